@@ -1,0 +1,218 @@
+//! What a device can do: QUERY_HCA_CAP (mlx5_ifc.h: `query_hca_cap_*`, `cmd_hca_cap`, `atomic_caps`, `roce_cap`).
+//!
+//! Only the fields that barewire reads or answers are named. The rest of a page is zero, which means 'not supported'.
+
+use super::requests;
+use crate::prm::{Field, Nested, field_enum, layouts};
+
+/// Bytes of a capability page.
+const PAGE: usize = 4096;
+
+field_enum! {
+    /// Which page (mlx5 device.h: `MLX5_CAP_*`); goes into the command's `op_mod` through [`op_mod`].
+    CapabilityPage: u16, "capability page" {
+        /// The device in general: [`HcaCap`].
+        General = 0x0, "general";
+        /// Atomic operations: [`AtomicCap`].
+        Atomic = 0x3, "atomic";
+        /// RoCE: [`RoceCap`].
+        Roce = 0x4, "RoCE";
+        /// The second general page.
+        General2 = 0x20, "general 2";
+    }
+}
+
+field_enum! {
+    /// Which values of a page (mlx5 device.h: `HCA_CAP_OPMOD_GET_*`).
+    CapabilityMode: u16, "capability mode" {
+        /// The most that the device can be set to.
+        Maximum = 0, "maximum";
+        /// What it is set to.
+        Current = 1, "current";
+    }
+}
+
+/// The command's `op_mod`: the page above the mode.
+pub const fn op_mod(page: CapabilityPage, mode: CapabilityMode) -> u16 {
+    (page as u16) << 1 | mode as u16
+}
+
+layouts! {
+    /// Asks for a page; which one is in the header's `op_mod`.
+    QueryHcaCapIn: 16, "query_hca_cap_in";
+    /// The page.
+    QueryHcaCapOut: 16 + PAGE, "query_hca_cap_out";
+    /// The general page.
+    HcaCap: PAGE, "cmd_hca_cap";
+    /// The page on atomic operations.
+    AtomicCap: PAGE, "atomic_caps";
+    /// The page on RoCE.
+    RoceCap: PAGE, "roce_cap";
+}
+
+requests! {
+    QueryHcaCapIn => QueryHcaCap, QueryHcaCapOut;
+}
+
+impl QueryHcaCapIn {
+    /// [`op_mod`] of the page and mode.
+    pub const OP_MOD: Field<Self, u16> = Field::new(0x30, 16);
+}
+
+impl QueryHcaCapOut {
+    /// The answer to [`CapabilityPage::General`].
+    pub const GENERAL: Nested<Self, HcaCap> = Nested::new(0x80);
+    /// The answer to [`CapabilityPage::Atomic`].
+    pub const ATOMIC: Nested<Self, AtomicCap> = Nested::new(0x80);
+    /// The answer to [`CapabilityPage::Roce`].
+    pub const ROCE: Nested<Self, RoceCap> = Nested::new(0x80);
+}
+
+field_enum! {
+    /// What a port speaks (mlx5_ifc.h: cmd_hca_cap.port_type).
+    PortType: u8, "port type" {
+        /// InfiniBand.
+        InfiniBand = 0, "InfiniBand";
+        /// Ethernet.
+        Ethernet = 1, "Ethernet";
+    }
+}
+
+impl HcaCap {
+    /// Number of this function among those of the card.
+    pub const VHCA_ID: Field<Self, u16> = Field::new(0x30, 16);
+    /// log2 of the most WQEs of a queue.
+    pub const LOG_MAX_QP_SZ: Field<Self, u8> = Field::new(0x88, 8);
+    /// log2 of the most queue pairs.
+    pub const LOG_MAX_QP: Field<Self, u8> = Field::new(0x9b, 5);
+    /// log2 of the most entries of a completion queue.
+    pub const LOG_MAX_CQ_SZ: Field<Self, u8> = Field::new(0xc8, 8);
+    /// log2 of the most completion queues.
+    pub const LOG_MAX_CQ: Field<Self, u8> = Field::new(0xdb, 5);
+    /// log2 of the most memory keys.
+    pub const LOG_MAX_MKEY: Field<Self, u8> = Field::new(0xea, 6);
+    /// log2 of the most bytes of a memory region.
+    pub const LOG_MAX_MRW_SZ: Field<Self, u8> = Field::new(0x109, 7);
+    /// log2 of the most outstanding reads and atomics that a queue pair may request.
+    pub const LOG_MAX_RA_REQ_QP: Field<Self, u8> = Field::new(0x14a, 6);
+    /// log2 of the most outstanding reads and atomics that a queue pair may answer.
+    pub const LOG_MAX_RA_RES_QP: Field<Self, u8> = Field::new(0x15a, 6);
+    /// Entries of the GID table, coded by the kernel as `8 << value`.
+    pub const GID_TABLE_SIZE: Field<Self, u16> = Field::new(0x170, 16);
+    /// Entries of the partition key table, coded by the kernel as `128 << value`.
+    pub const PKEY_TABLE_SIZE: Field<Self, u16> = Field::new(0x190, 16);
+    /// Time that the device needs to answer, 4.096 us * 2^n.
+    pub const LOCAL_CA_ACK_DELAY: Field<Self, u8> = Field::new(0x1ab, 5);
+    /// What the ports speak.
+    pub const PORT_TYPE: Field<Self, PortType> = Field::new(0x1b6, 2);
+    /// Number of ports.
+    pub const NUM_PORTS: Field<Self, u8> = Field::new(0x1b8, 8);
+    /// log2 of the most bytes of a message.
+    pub const LOG_MAX_MSG: Field<Self, u8> = Field::new(0x1c3, 5);
+    /// Version of the CQE format; 1 has the user index in it.
+    pub const CQE_VERSION: Field<Self, u8> = Field::new(0x1fc, 4);
+    /// Address vectors of 16 bytes in datagram WQEs.
+    pub const COMPACT_ADDRESS_VECTOR: Field<Self, bool> = Field::new(0x200, 1);
+    /// The RoCE page exists and RoCE is on.
+    pub const ROCE: Field<Self, bool> = Field::new(0x21d, 1);
+    /// The atomic page exists.
+    pub const ATOMIC: Field<Self, bool> = Field::new(0x21e, 1);
+    /// A completion queue may ignore overruns.
+    pub const CQ_OI: Field<Self, bool> = Field::new(0x220, 1);
+    /// Reliable connected queue pairs.
+    pub const RC: Field<Self, bool> = Field::new(0x23f, 1);
+    /// A UAR page is 4 KiB, whatever the host's page.
+    pub const UAR_4K: Field<Self, bool> = Field::new(0x240, 1);
+    /// A user of number 0 may name a umem.
+    pub const UMEM_UID_0: Field<Self, bool> = Field::new(0x252, 1);
+    /// log2 of the smallest page.
+    pub const LOG_PG_SZ: Field<Self, u8> = Field::new(0x258, 8);
+    /// UAR pages have BlueFlame registers.
+    pub const BF: Field<Self, bool> = Field::new(0x260, 1);
+    /// log2 of the bytes of a BlueFlame register, both halves.
+    pub const LOG_BF_REG_SIZE: Field<Self, u8> = Field::new(0x26b, 5);
+    /// The most bytes of a send WQE.
+    pub const MAX_WQE_SZ_SQ: Field<Self, u16> = Field::new(0x290, 16);
+    /// The most bytes of a receive WQE.
+    pub const MAX_WQE_SZ_RQ: Field<Self, u16> = Field::new(0x2b0, 16);
+    /// log2 of the most protection domains.
+    pub const LOG_MAX_PD: Field<Self, u8> = Field::new(0x32b, 5);
+    /// log2 of the most umems.
+    pub const LOG_MAX_UMEM: Field<Self, u8> = Field::new(0x46b, 5);
+    /// log2 of a UAR page's bytes, minus 12.
+    pub const LOG_UAR_PAGE_SZ: Field<Self, u16> = Field::new(0x490, 16);
+    /// UARs of one UAR page.
+    pub const NUM_OF_UARS_PER_PAGE: Field<Self> = Field::new(0x520, 32);
+}
+
+/// In [`AtomicCap::ATOMIC_OPERATIONS`]: compare and swap (mlx5 driver.h: `MLX5_ATOMIC_OPS_CMP_SWAP`).
+pub const ATOMIC_COMPARE_SWAP: u16 = 1 << 0;
+/// In [`AtomicCap::ATOMIC_OPERATIONS`]: fetch and add (mlx5 driver.h: `MLX5_ATOMIC_OPS_FETCH_ADD`).
+pub const ATOMIC_FETCH_ADD: u16 = 1 << 1;
+
+impl AtomicCap {
+    /// 1: an 8-byte atomic works on, and returns, a number in host byte order; 0: in big-endian order.
+    pub const REQ_8B_ENDIANNESS_MODE: Field<Self, u8> = Field::new(0x40, 2);
+    /// The mode above can be set to 1.
+    pub const SUPPORTED_REQ_8B_ENDIANNESS_MODE_1: Field<Self, bool> = Field::new(0x46, 1);
+    /// A mask of operations, see [`ATOMIC_COMPARE_SWAP`].
+    pub const ATOMIC_OPERATIONS: Field<Self, u16> = Field::new(0x90, 16);
+    /// A mask of operand sizes in bytes.
+    pub const ATOMIC_SIZE_QP: Field<Self, u16> = Field::new(0xb0, 16);
+}
+
+/// In [`RoceCap::ROCE_VERSION`]: RoCE v2 (mlx5 device.h: `MLX5_ROCE_VERSION_2_CAP`).
+pub const ROCE_VERSION_2: u8 = 1 << 2;
+/// In [`RoceCap::L3_TYPE`]: IPv4 (mlx5 device.h: `MLX5_ROCE_L3_TYPE_IPV4_CAP`).
+pub const ROCE_L3_IPV4: u8 = 1 << 1;
+
+impl RoceCap {
+    /// A mask of IP versions, see [`ROCE_L3_IPV4`].
+    pub const L3_TYPE: Field<Self, u8> = Field::new(0x8c, 4);
+    /// A mask of RoCE versions, see [`ROCE_VERSION_2`].
+    pub const ROCE_VERSION: Field<Self, u8> = Field::new(0x98, 8);
+    /// The UDP port that packets go to.
+    pub const R_ROCE_DEST_UDP_PORT: Field<Self, u16> = Field::new(0xb0, 16);
+    /// The largest UDP source port.
+    pub const R_ROCE_MAX_SRC_UDP_PORT: Field<Self, u16> = Field::new(0xc0, 16);
+    /// The smallest UDP source port.
+    pub const R_ROCE_MIN_SRC_UDP_PORT: Field<Self, u16> = Field::new(0xd0, 16);
+    /// Entries of the GID table.
+    pub const ROCE_ADDRESS_TABLE_SIZE: Field<Self, u16> = Field::new(0xf0, 16);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prm::{Layout, ViewMut};
+
+    #[test]
+    fn op_mods_are_the_headers_own() {
+        // mlx5dv users send 1 for general/current, 7 for atomic/current, 9 for RoCE/current, 0x41 for general 2/current.
+        let current = |page| op_mod(page, CapabilityMode::Current);
+        assert_eq!(
+            CapabilityPage::ALL.iter().map(|&page| current(page)).collect::<std::vec::Vec<_>>(),
+            [1, 7, 9, 0x41]
+        );
+        assert_eq!(op_mod(CapabilityPage::General, CapabilityMode::Maximum), 0);
+    }
+
+    #[test]
+    fn general_page_byte_for_byte() {
+        let mut bytes = [0; QueryHcaCapOut::BYTES];
+        let mut out = ViewMut::<QueryHcaCapOut>::new(&mut bytes).unwrap();
+        out.nested(QueryHcaCapOut::GENERAL)
+            .set(HcaCap::LOG_MAX_QP_SZ, 15)
+            .set(HcaCap::LOG_MAX_QP, 0x12)
+            .set(HcaCap::NUM_PORTS, 1)
+            .set(HcaCap::LOG_MAX_MSG, 30)
+            .set(HcaCap::PORT_TYPE, PortType::Ethernet)
+            .set(HcaCap::CQE_VERSION, 1)
+            .set(HcaCap::LOG_BF_REG_SIZE, 9);
+        let page = &bytes[16..];
+        assert_eq!((page[0x11], page[0x13]), (15, 0x12));
+        assert_eq!((page[0x36], page[0x37]), (1, 1));
+        assert_eq!((page[0x38], page[0x3f]), (30, 1));
+        assert_eq!(page[0x4d], 9);
+    }
+}

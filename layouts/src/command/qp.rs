@@ -1,0 +1,491 @@
+//! Queue pairs: CREATE_QP, the state moves, QUERY_QP, DESTROY_QP (mlx5_ifc.h: `create_qp_*`, `rst2init_qp_*`, `init2rtr_qp_*`,
+//! `rtr2rts_qp_*`, `qp_2err_*`, `qp_2rst_*`, `query_qp_*`, `destroy_qp_*`, `qpc`, `ads`).
+
+use super::{StatusOut, requests};
+use crate::prm::{ByteField, Field, Layout, Nested, field_enum, layouts};
+
+field_enum! {
+    /// A queue pair's state (mlx5_ifc.h: `MLX5_QPC_STATE_*`).
+    QpState: u8, "QP state" {
+        /// Reset: nothing is posted, nothing is set.
+        Rst = 0x0, "RST";
+        /// Init: receive WQEs may be posted.
+        Init = 0x1, "INIT";
+        /// Ready to receive: answers the peer.
+        Rtr = 0x2, "RTR";
+        /// Ready to send.
+        Rts = 0x3, "RTS";
+        /// The send queue failed.
+        Sqer = 0x4, "SQER";
+        /// Error: everything posted is flushed.
+        Err = 0x6, "ERR";
+        /// The send queue drains.
+        Sqd = 0x7, "SQD";
+        /// Suspended by the device.
+        Suspended = 0x9, "SUSPENDED";
+    }
+}
+
+field_enum! {
+    /// The transport service (mlx5_ifc.h: `MLX5_QPC_ST_*`).
+    ServiceType: u8, "QP service type" {
+        /// Reliable connected.
+        Rc = 0x0, "RC";
+        /// Unreliable connected.
+        Uc = 0x1, "UC";
+        /// Unreliable datagram.
+        Ud = 0x2, "UD";
+        /// Extended reliable connected.
+        Xrc = 0x3, "XRC";
+        /// Initiator of dynamic connections.
+        Dci = 0x5, "DCI";
+        /// Target of dynamic connections.
+        Dct = 0x6, "DCT";
+        /// Subnet management.
+        Qp0 = 0x7, "QP0";
+        /// General services.
+        Qp1 = 0x8, "QP1";
+        /// Raw packets.
+        Raw = 0x9, "raw";
+        /// Memory key updates.
+        RegUmr = 0xc, "REG_UMR";
+    }
+}
+
+field_enum! {
+    /// The largest payload of a packet (mlx5_ifc.h: `MLX5_QPC_MTU_*`, the numbers of IBTA's path MTU).
+    Mtu: u8, "path MTU" {
+        /// 256 bytes.
+        Bytes256 = 1, "256 B";
+        /// 512 bytes.
+        Bytes512 = 2, "512 B";
+        /// 1024 bytes.
+        Bytes1024 = 3, "1024 B";
+        /// 2048 bytes.
+        Bytes2048 = 4, "2048 B";
+        /// 4096 bytes.
+        Bytes4096 = 5, "4096 B";
+    }
+}
+
+impl Mtu {
+    /// The payload in bytes.
+    pub const fn bytes(self) -> usize {
+        128 << self as usize
+    }
+}
+
+field_enum! {
+    /// Migration state of a queue pair's path (mlx5_ifc.h: `MLX5_QPC_PM_STATE_*`).
+    PathMigration: u8, "path migration state" {
+        /// An alternate path is armed.
+        Armed = 0x0, "armed";
+        /// An alternate path shall be armed.
+        Rearm = 0x1, "rearm";
+        /// There is one path only.
+        Migrated = 0x3, "migrated";
+    }
+}
+
+field_enum! {
+    /// Where receive WQEs come from (mlx5_ifc.h: qpc.rq_type).
+    ReceiveQueueType: u8, "receive queue type" {
+        /// The queue pair has a ring of its own.
+        Regular = 0x0, "regular";
+        /// A shared receive queue.
+        Shared = 0x1, "SRQ/RMP/XRQ";
+        /// A shared one of an XRC domain.
+        Xrc = 0x2, "XRC SRQ";
+        /// There is none.
+        Zero = 0x3, "none";
+    }
+}
+
+field_enum! {
+    /// Which atomic operations a queue pair answers (mlx5_ifc.h: `MLX5_QPC_ATOMIC_MODE_*`).
+    AtomicMode: u8, "atomic mode" {
+        /// None.
+        None = 0x0, "none";
+        /// IBTA's two, of 8 bytes.
+        IbSpec = 0x1, "IBTA";
+        /// 8 bytes only.
+        Only8 = 0x2, "8 B";
+        /// Up to 8 bytes.
+        UpTo8 = 0x3, "up to 8 B";
+    }
+}
+
+/// No limit on RNR retries: the value of [`Qpc::RNR_RETRY`] that never gives up (IBTA 9.7.5.2.8).
+pub const RNR_RETRY_FOREVER: u8 = 7;
+
+layouts! {
+    /// Makes a queue pair, in state RST. A list of page addresses may follow where no umem is given.
+    CreateQpIn: 272, "create_qp_in";
+    /// Names the new queue pair.
+    CreateQpOut: 16, "create_qp_out";
+    /// Destroys a queue pair.
+    DestroyQpIn: 16, "destroy_qp_in";
+    /// RST to INIT: sets access rights, port, partition key.
+    Rst2InitQpIn: 272, "rst2init_qp_in";
+    /// INIT to RTR: sets the peer, the path, what is expected from it.
+    Init2RtrQpIn: 272, "init2rtr_qp_in";
+    /// RTR to RTS: sets what the requester does.
+    Rtr2RtsQpIn: 272, "rtr2rts_qp_in";
+    /// Any state to ERR.
+    ToErrQpIn: 16, "qp_2err_in";
+    /// Any state to RST.
+    ToRstQpIn: 16, "qp_2rst_in";
+    /// Asks for a queue pair's context.
+    QueryQpIn: 16, "query_qp_in";
+    /// The context.
+    QueryQpOut: 272, "query_qp_out";
+    /// Queue pair context.
+    Qpc: 232, "qpc";
+    /// Address path: how packets reach the peer.
+    AddressPath: 44, "ads";
+}
+
+requests! {
+    CreateQpIn => CreateQp, CreateQpOut;
+    DestroyQpIn => DestroyQp, StatusOut;
+    Rst2InitQpIn => Rst2InitQp, StatusOut;
+    Init2RtrQpIn => Init2RtrQp, StatusOut;
+    Rtr2RtsQpIn => Rtr2RtsQp, StatusOut;
+    ToErrQpIn => ToErrQp, StatusOut;
+    ToRstQpIn => ToRstQp, StatusOut;
+    QueryQpIn => QueryQp, QueryQpOut;
+}
+
+impl CreateQpIn {
+    /// What the queue pair shall be.
+    pub const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
+    /// Where the receive ring, and after it the send ring, starts in the umem, bytes.
+    pub const WQ_UMEM_OFFSET: Field<Self, u64> = Field::new(0x800, 64);
+    /// The umem that holds the rings.
+    pub const WQ_UMEM_ID: Field<Self> = Field::new(0x840, 32);
+    /// The rings are in a umem. The kernel sets it on behalf of a DEVX user.
+    pub const WQ_UMEM_VALID: Field<Self, bool> = Field::new(0x860, 1);
+}
+
+impl CreateQpOut {
+    /// The new queue pair's number.
+    pub const QPN: Field<Self> = Field::new(0x48, 24);
+}
+
+impl DestroyQpIn {
+    /// The queue pair.
+    pub const QPN: Field<Self> = Field::new(0x48, 24);
+}
+
+/// The commands that move a queue pair to a next state and carry a context: they share one layout.
+pub trait ModifyQp: Layout + Sized {
+    /// The queue pair.
+    const QPN: Field<Self> = Field::new(0x48, 24);
+    /// Which optional parameters of the context are meant: [`OptionalParameters`].
+    const OPT_PARAM_MASK: Field<Self> = Field::new(0x80, 32);
+    /// The parameters.
+    const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
+}
+
+impl ModifyQp for Rst2InitQpIn {}
+impl ModifyQp for Init2RtrQpIn {}
+impl ModifyQp for Rtr2RtsQpIn {}
+
+bitflags::bitflags! {
+    /// Parameters that a state move may leave out (mlx5 qp.h: `MLX5_QP_OPTPAR_*`).
+    ///
+    /// What a move needs in any case is taken from the context whether or not its bit is set.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct OptionalParameters: u32 {
+        /// `secondary_address_path`.
+        const ALTERNATE_PATH = 1 << 0;
+        /// `rre`.
+        const REMOTE_READ = 1 << 1;
+        /// `rae`.
+        const REMOTE_ATOMIC = 1 << 2;
+        /// `rwe`.
+        const REMOTE_WRITE = 1 << 3;
+        /// `primary_address_path.pkey_index`.
+        const PKEY_INDEX = 1 << 4;
+        /// `q_key`.
+        const Q_KEY = 1 << 5;
+        /// `min_rnr_nak`.
+        const RNR_TIMEOUT = 1 << 6;
+        /// `primary_address_path`.
+        const PRIMARY_PATH = 1 << 7;
+        /// `log_sra_max`.
+        const SRA_MAX = 1 << 8;
+        /// `log_rra_max`.
+        const RRA_MAX = 1 << 9;
+        /// `pm_state`.
+        const PATH_MIGRATION = 1 << 10;
+        /// `retry_count`.
+        const RETRY_COUNT = 1 << 12;
+        /// `rnr_retry`.
+        const RNR_RETRY = 1 << 13;
+        /// `primary_address_path.ack_timeout`.
+        const ACK_TIMEOUT = 1 << 14;
+        /// `primary_address_path.vhca_port_num`.
+        const PRIMARY_PORT = 1 << 16;
+    }
+}
+
+impl ToErrQpIn {
+    /// The queue pair.
+    pub const QPN: Field<Self> = Field::new(0x48, 24);
+}
+
+impl ToRstQpIn {
+    /// The queue pair.
+    pub const QPN: Field<Self> = Field::new(0x48, 24);
+}
+
+impl QueryQpIn {
+    /// The queue pair.
+    pub const QPN: Field<Self> = Field::new(0x48, 24);
+}
+
+impl QueryQpOut {
+    /// What the queue pair is.
+    pub const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
+}
+
+impl Qpc {
+    /// State; written by the device only.
+    pub const STATE: Field<Self, QpState> = Field::new(0x0, 4);
+    /// Transport service.
+    pub const ST: Field<Self, ServiceType> = Field::new(0x8, 8);
+    /// Path migration.
+    pub const PM_STATE: Field<Self, PathMigration> = Field::new(0x13, 2);
+    /// WQEs carry a signature.
+    pub const WQ_SIGNATURE: Field<Self, bool> = Field::new(0x20, 1);
+    /// The protection domain.
+    pub const PD: Field<Self> = Field::new(0x28, 24);
+    /// Path MTU.
+    pub const MTU: Field<Self, Mtu> = Field::new(0x40, 3);
+    /// log2 of the most bytes of a message.
+    pub const LOG_MSG_MAX: Field<Self, u8> = Field::new(0x43, 5);
+    /// log2 of the receive WQEs of the ring.
+    pub const LOG_RQ_SIZE: Field<Self, u8> = Field::new(0x49, 4);
+    /// A receive WQE has `16 << value` bytes.
+    pub const LOG_RQ_STRIDE: Field<Self, u8> = Field::new(0x4d, 3);
+    /// There is no send ring.
+    pub const NO_SQ: Field<Self, bool> = Field::new(0x50, 1);
+    /// log2 of the WQEBBs of the send ring.
+    pub const LOG_SQ_SIZE: Field<Self, u8> = Field::new(0x51, 4);
+    /// May use the reserved local key.
+    pub const RLKY: Field<Self, bool> = Field::new(0x5b, 1);
+    /// The UAR page whose BlueFlame registers ring the send queue.
+    pub const UAR_PAGE: Field<Self> = Field::new(0x68, 24);
+    /// A number of the user's own; CQEs carry it.
+    pub const USER_INDEX: Field<Self> = Field::new(0x88, 24);
+    /// log2 of the page size, minus 12.
+    pub const LOG_PAGE_SIZE: Field<Self, u8> = Field::new(0xa3, 5);
+    /// The peer's queue pair.
+    pub const REMOTE_QPN: Field<Self> = Field::new(0xa8, 24);
+    /// The way to the peer.
+    pub const PRIMARY_ADDRESS_PATH: Nested<Self, AddressPath> = Nested::new(0xc0);
+    /// Another way to the peer.
+    pub const SECONDARY_ADDRESS_PATH: Nested<Self, AddressPath> = Nested::new(0x220);
+    /// The requester asks for an acknowledgment at least every 2^n packets.
+    pub const LOG_ACK_REQ_FREQ: Field<Self, u8> = Field::new(0x380, 4);
+    /// log2 of the reads and atomics that the requester keeps outstanding.
+    pub const LOG_SRA_MAX: Field<Self, u8> = Field::new(0x388, 3);
+    /// Retransmissions after a timeout or sequence error before giving up.
+    pub const RETRY_COUNT: Field<Self, u8> = Field::new(0x38d, 3);
+    /// Retransmissions after an RNR NAK before giving up, or [`RNR_RETRY_FOREVER`].
+    pub const RNR_RETRY: Field<Self, u8> = Field::new(0x390, 3);
+    /// RNR retries left.
+    pub const CUR_RNR_RETRY: Field<Self, u8> = Field::new(0x395, 3);
+    /// Retries left.
+    pub const CUR_RETRY_COUNT: Field<Self, u8> = Field::new(0x398, 3);
+    /// The requester's next packet sequence number.
+    pub const NEXT_SEND_PSN: Field<Self> = Field::new(0x3c8, 24);
+    /// The send queue's completion queue.
+    pub const CQN_SND: Field<Self> = Field::new(0x3e8, 24);
+    /// The last packet sequence number that the peer acknowledged.
+    pub const LAST_ACKED_PSN: Field<Self> = Field::new(0x448, 24);
+    /// Messages sent.
+    pub const SSN: Field<Self> = Field::new(0x468, 24);
+    /// log2 of the reads and atomics that the responder answers at a time.
+    pub const LOG_RRA_MAX: Field<Self, u8> = Field::new(0x488, 3);
+    /// Atomics that the responder answers.
+    pub const ATOMIC_MODE: Field<Self, AtomicMode> = Field::new(0x48c, 4);
+    /// The responder answers RDMA reads.
+    pub const RRE: Field<Self, bool> = Field::new(0x490, 1);
+    /// The responder takes RDMA writes.
+    pub const RWE: Field<Self, bool> = Field::new(0x491, 1);
+    /// The responder answers atomics.
+    pub const RAE: Field<Self, bool> = Field::new(0x492, 1);
+    /// Where the ring starts in its first page, in 64-byte units.
+    pub const PAGE_OFFSET: Field<Self, u8> = Field::new(0x494, 6);
+    /// The pause that the responder asks for when it has no receive WQE: a code of IBTA's RNR timer table.
+    pub const MIN_RNR_NAK: Field<Self, u8> = Field::new(0x4a3, 5);
+    /// The packet sequence number that the responder expects.
+    pub const NEXT_RCV_PSN: Field<Self> = Field::new(0x4a8, 24);
+    /// The receive queue's completion queue.
+    pub const CQN_RCV: Field<Self> = Field::new(0x4e8, 24);
+    /// Offset of the doorbell record in its umem, bytes.
+    pub const DBR_ADDR: Field<Self, u64> = Field::new(0x500, 64);
+    /// Queue key of datagrams.
+    pub const Q_KEY: Field<Self> = Field::new(0x540, 32);
+    /// Where receive WQEs come from.
+    pub const RQ_TYPE: Field<Self, ReceiveQueueType> = Field::new(0x565, 3);
+    /// The shared receive queue.
+    pub const SRQN_RMPN_XRQN: Field<Self> = Field::new(0x568, 24);
+    /// Messages received.
+    pub const RMSN: Field<Self> = Field::new(0x588, 24);
+    /// WQEBBs that the device executed.
+    pub const HW_SQ_WQEBB_COUNTER: Field<Self, u16> = Field::new(0x5a0, 16);
+    /// WQEBBs that software posted.
+    pub const SW_SQ_WQEBB_COUNTER: Field<Self, u16> = Field::new(0x5b0, 16);
+    /// Receive WQEs that the device consumed.
+    pub const HW_RQ_COUNTER: Field<Self> = Field::new(0x5c0, 32);
+    /// Receive WQEs that software posted.
+    pub const SW_RQ_COUNTER: Field<Self> = Field::new(0x5e0, 32);
+    /// Scatter the requester's small results into the CQE.
+    pub const CS_REQ: Field<Self, u8> = Field::new(0x630, 8);
+    /// Scatter small received messages into the CQE.
+    pub const CS_RES: Field<Self, u8> = Field::new(0x638, 8);
+    /// The doorbell record is in a umem.
+    pub const DBR_UMEM_VALID: Field<Self, bool> = Field::new(0x683, 1);
+    /// The umem that holds the doorbell record.
+    pub const DBR_UMEM_ID: Field<Self> = Field::new(0x720, 32);
+}
+
+impl AddressPath {
+    /// Index into the partition key table.
+    pub const PKEY_INDEX: Field<Self, u16> = Field::new(0x10, 16);
+    /// Packets carry a global route header; always so on RoCE.
+    pub const GRH: Field<Self, bool> = Field::new(0x28, 1);
+    /// The peer's local identifier (InfiniBand).
+    pub const RLID: Field<Self, u16> = Field::new(0x30, 16);
+    /// Local acknowledgment timeout, 4.096 us * 2^n; 0 for never.
+    pub const ACK_TIMEOUT: Field<Self, u8> = Field::new(0x40, 5);
+    /// Index of the own GID.
+    pub const SRC_ADDR_INDEX: Field<Self, u8> = Field::new(0x48, 8);
+    /// Static rate.
+    pub const STAT_RATE: Field<Self, u8> = Field::new(0x54, 4);
+    /// Hop limit, or time to live.
+    pub const HOP_LIMIT: Field<Self, u8> = Field::new(0x58, 8);
+    /// Traffic class.
+    pub const TCLASS: Field<Self, u8> = Field::new(0x64, 8);
+    /// Flow label.
+    pub const FLOW_LABEL: Field<Self> = Field::new(0x6c, 20);
+    /// The peer's GID, or its IP address.
+    pub const RGID_RIP: ByteField<Self, 16> = ByteField::new(0x80);
+    /// The UDP source port of RoCE v2 packets.
+    pub const UDP_SPORT: Field<Self, u16> = Field::new(0x110, 16);
+    /// Ethernet priority.
+    pub const ETH_PRIO: Field<Self, u8> = Field::new(0x121, 3);
+    /// Service level (InfiniBand).
+    pub const SL: Field<Self, u8> = Field::new(0x124, 4);
+    /// The port, from 1.
+    pub const VHCA_PORT_NUM: Field<Self, u8> = Field::new(0x128, 8);
+    /// The peer's Ethernet address (`rmac_47_32` and `rmac_31_0`).
+    pub const RMAC: ByteField<Self, 6> = ByteField::new(0x130);
+}
+
+const _: () =
+    assert!(CreateQpIn::BYTES == 0x880 / 8 && Qpc::BYTES == 0x740 / 8 && AddressPath::BYTES == 0x160 / 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::request;
+    use crate::prm::{View, ViewMut};
+
+    #[test]
+    fn create_qp_byte_for_byte() {
+        let mut bytes = [0; CreateQpIn::BYTES];
+        let mut create = request::<CreateQpIn>(&mut bytes).unwrap();
+        create
+            .set(CreateQpIn::WQ_UMEM_OFFSET, 0x1000)
+            .set(CreateQpIn::WQ_UMEM_ID, 9)
+            .set(CreateQpIn::WQ_UMEM_VALID, true);
+        create
+            .nested(CreateQpIn::QPC)
+            .set(Qpc::ST, ServiceType::Rc)
+            .set(Qpc::PM_STATE, PathMigration::Migrated)
+            .set(Qpc::PD, 0x010203)
+            .set(Qpc::LOG_RQ_SIZE, 5)
+            .set(Qpc::LOG_RQ_STRIDE, 2)
+            .set(Qpc::LOG_SQ_SIZE, 6)
+            .set(Qpc::UAR_PAGE, 4)
+            .set(Qpc::USER_INDEX, 0x0a0b0c)
+            .set(Qpc::CQN_SND, 0x11)
+            .set(Qpc::CQN_RCV, 0x12)
+            .set(Qpc::DBR_ADDR, 0x80)
+            .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
+            .set(Qpc::DBR_UMEM_VALID, true)
+            .set(Qpc::DBR_UMEM_ID, 7);
+        let mut want = [0; CreateQpIn::BYTES];
+        want[0] = 0x05;
+        let qpc = &mut want[24..];
+        qpc[2] = 0x18;
+        qpc[4..8].copy_from_slice(&[0, 1, 2, 3]);
+        // log_rq_size 5 in bits 1-4 and log_rq_stride 2 in bits 5-7 of byte 9; log_sq_size 6 in bits 1-4 of byte 10
+        qpc[9..11].copy_from_slice(&[5 << 3 | 2, 6 << 3]);
+        qpc[15] = 4;
+        qpc[17..20].copy_from_slice(&[0x0a, 0x0b, 0x0c]);
+        qpc[0x3e8 / 8 + 2] = 0x11;
+        qpc[0x4e8 / 8 + 2] = 0x12;
+        qpc[0x500 / 8 + 7] = 0x80;
+        qpc[0x680 / 8] = 0x10;
+        qpc[0x720 / 8 + 3] = 7;
+        want[0x800 / 8 + 6] = 0x10;
+        want[0x840 / 8 + 3] = 9;
+        want[0x860 / 8] = 0x80;
+        assert_eq!(bytes, want);
+    }
+
+    #[test]
+    fn path_byte_for_byte() {
+        let mut bytes = [0; Init2RtrQpIn::BYTES];
+        let mut modify = request::<Init2RtrQpIn>(&mut bytes).unwrap();
+        modify.set(Init2RtrQpIn::QPN, 0x010203);
+        let mut qpc = modify.nested(Init2RtrQpIn::QPC);
+        qpc.set(Qpc::MTU, Mtu::Bytes4096).set(Qpc::LOG_MSG_MAX, 30).set(Qpc::REMOTE_QPN, 0x040506);
+        qpc.nested(Qpc::PRIMARY_ADDRESS_PATH)
+            .set_array(AddressPath::RGID_RIP, [0xaa; 16])
+            .set(AddressPath::UDP_SPORT, 0x1234)
+            .set(AddressPath::HOP_LIMIT, 64)
+            .set(AddressPath::ACK_TIMEOUT, 14)
+            .set(AddressPath::VHCA_PORT_NUM, 1)
+            .set_array(AddressPath::RMAC, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(bytes[..12], [5, 3, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3]);
+        assert_eq!(bytes[24 + 8], 0xbe, "mtu 5, log_msg_max 30");
+        assert_eq!(bytes[24 + 20..24 + 24], [0, 4, 5, 6]);
+        let path = &bytes[48..92];
+        assert_eq!(path[8..12], [14 << 3, 0, 0, 64]);
+        assert_eq!(path[16..32], [0xaa; 16]);
+        assert_eq!(path[34..36], [0x12, 0x34]);
+        assert_eq!(path[36..44], [0, 1, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn every_field_of_a_context_stands_alone() {
+        // Setting all of one field's bits must not show in its neighbours.
+        let mut bytes = [0; Qpc::BYTES];
+        let mut qpc = ViewMut::<Qpc>::new(&mut bytes).unwrap();
+        qpc.set(Qpc::RETRY_COUNT, 7).set(Qpc::LOG_SRA_MAX, 0).set(Qpc::RNR_RETRY, 0).set(Qpc::LOG_RRA_MAX, 7);
+        qpc.set(Qpc::MIN_RNR_NAK, 31).set(Qpc::NEXT_RCV_PSN, 0);
+        let qpc = View::<Qpc>::new(&bytes).unwrap();
+        assert_eq!(
+            (qpc.get(Qpc::LOG_SRA_MAX), qpc.get(Qpc::RETRY_COUNT), qpc.get(Qpc::RNR_RETRY)),
+            (0, 7, 0)
+        );
+        assert_eq!((qpc.get(Qpc::MIN_RNR_NAK), qpc.get(Qpc::NEXT_RCV_PSN)), (31, 0));
+        assert_eq!(bytes[0x388 / 8], 0x07);
+        assert_eq!(bytes[0x488 / 8], 0xe0);
+        assert_eq!(bytes[0x4a0 / 8], 0x1f);
+    }
+
+    #[test]
+    fn mtus() {
+        assert_eq!(
+            Mtu::ALL.iter().map(|mtu| mtu.bytes()).collect::<std::vec::Vec<_>>(),
+            [256, 512, 1024, 2048, 4096]
+        );
+    }
+}
