@@ -1,0 +1,69 @@
+//! QUERY_HCA_CAP.
+
+use barewire_layouts::command::capability::{
+    ATOMIC_COMPARE_SWAP, ATOMIC_FETCH_ADD, AtomicCap, CapabilityPage, HcaCap, PortType, QueryHcaCapIn,
+    QueryHcaCapOut, ROCE_L3_IPV4, ROCE_VERSION_2, RoceCap,
+};
+use barewire_layouts::prm::{View, ViewMut};
+use barewire_layouts::roce::UDP_PORT;
+
+use super::{CommandSyndrome, Outcome};
+use crate::limits;
+
+/// PRM: QUERY_HCA_CAP. Nothing can be set, so the maximum and the current values of a page are the same.
+pub(super) fn query(input: View<'_, QueryHcaCapIn>, mut output: ViewMut<'_, QueryHcaCapOut>) -> Outcome {
+    let page = CapabilityPage::try_from(input.get(QueryHcaCapIn::OP_MOD) >> 1);
+    match page.map_err(|_| CommandSyndrome::UnknownModifier)? {
+        CapabilityPage::General => general(&mut output.nested(QueryHcaCapOut::GENERAL)),
+        CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
+        CapabilityPage::Roce => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
+        // All zero: nothing of it is supported.
+        CapabilityPage::General2 => {}
+    }
+    Ok(())
+}
+
+fn general(page: &mut ViewMut<'_, HcaCap>) {
+    page.set(HcaCap::LOG_MAX_PD, limits::LOG_PDS)
+        .set(HcaCap::LOG_MAX_CQ, limits::LOG_CQS)
+        .set(HcaCap::LOG_MAX_QP, limits::LOG_QPS)
+        .set(HcaCap::LOG_MAX_MKEY, limits::LOG_MKEYS)
+        .set(HcaCap::LOG_MAX_UMEM, limits::LOG_UMEMS)
+        .set(HcaCap::LOG_MAX_QP_SZ, limits::LOG_WQ_ENTRIES)
+        .set(HcaCap::LOG_MAX_CQ_SZ, limits::LOG_CQ_ENTRIES)
+        .set(HcaCap::LOG_MAX_MRW_SZ, limits::LOG_UMEM_BYTES)
+        .set(HcaCap::LOG_MAX_MSG, limits::LOG_MESSAGE_BYTES)
+        .set(HcaCap::LOG_MAX_RA_REQ_QP, limits::LOG_RESPONDER_RESOURCES)
+        .set(HcaCap::LOG_MAX_RA_RES_QP, limits::LOG_RESPONDER_RESOURCES)
+        .set(HcaCap::MAX_WQE_SZ_SQ, limits::SEND_WQE_BYTES)
+        .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
+        .set(HcaCap::NUM_PORTS, limits::PORT)
+        .set(HcaCap::PORT_TYPE, PortType::Ethernet)
+        .set(HcaCap::CQE_VERSION, 1)
+        .set(HcaCap::CQ_OI, true)
+        .set(HcaCap::RC, true)
+        .set(HcaCap::ROCE, true)
+        .set(HcaCap::ATOMIC, true)
+        .set(HcaCap::UMEM_UID_0, true)
+        .set(HcaCap::LOG_PG_SZ, limits::LOG_PAGE_BYTES)
+        .set(HcaCap::BF, true)
+        .set(HcaCap::LOG_BF_REG_SIZE, limits::LOG_BLUEFLAME_BYTES)
+        .set(HcaCap::UAR_4K, true)
+        .set(HcaCap::NUM_OF_UARS_PER_PAGE, 1);
+}
+
+fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
+    page.set(AtomicCap::REQ_8B_ENDIANNESS_MODE, 1)
+        .set(AtomicCap::SUPPORTED_REQ_8B_ENDIANNESS_MODE_1, true)
+        .set(AtomicCap::ATOMIC_OPERATIONS, ATOMIC_COMPARE_SWAP | ATOMIC_FETCH_ADD)
+        .set(AtomicCap::ATOMIC_SIZE_QP, size_of::<u64>() as u16);
+}
+
+fn roce(page: &mut ViewMut<'_, RoceCap>) {
+    page.set(RoceCap::L3_TYPE, ROCE_L3_IPV4)
+        .set(RoceCap::ROCE_VERSION, ROCE_VERSION_2)
+        .set(RoceCap::R_ROCE_DEST_UDP_PORT, UDP_PORT)
+        .set(RoceCap::R_ROCE_MIN_SRC_UDP_PORT, UDP_PORT)
+        .set(RoceCap::R_ROCE_MAX_SRC_UDP_PORT, UDP_PORT)
+        .set(RoceCap::ROCE_ADDRESS_TABLE_SIZE, limits::GIDS);
+}

@@ -1,0 +1,181 @@
+//! The command interface: takes PRM commands apart, checks them and carries them out.
+//!
+//! A command either does everything it says or changes nothing and answers with a status and a [`CommandSyndrome`]. Any bytes
+//! are a command: what is too short, unknown or out of range is refused, and nothing is allocated but the objects themselves,
+//! whose numbers are limited.
+
+use std::net::Ipv4Addr;
+
+use barewire_layouts::command::pd::AllocPdIn;
+use barewire_layouts::command::uar::AllocUarIn;
+use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request};
+use barewire_layouts::prm::{View, ViewMut};
+
+use crate::engine::{Context, Engine};
+use crate::memory::{Memory, Refused, Window};
+use crate::object::DoorbellRecord;
+
+mod capability;
+mod cq;
+mod gid;
+mod mkey;
+mod modify_qp;
+mod pd;
+mod qp;
+mod syndrome;
+mod uar;
+mod umem;
+
+pub(crate) use gid::gid;
+pub use syndrome::CommandSyndrome;
+
+/// Done, or why not.
+type Outcome = Result<(), CommandSyndrome>;
+
+/// Carries out the command in `input` and fills `output` with its answer, zeros behind it.
+pub(crate) fn execute(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    address: Ipv4Addr,
+    input: &[u8],
+    output: &mut [u8],
+) {
+    output.fill(0);
+    if let Err(syndrome) = dispatch(engine, device, address, input, output) {
+        refuse(output, syndrome);
+    }
+}
+
+/// Answers with a refusal, as far as it fits.
+pub(crate) fn refuse(output: &mut [u8], syndrome: CommandSyndrome) {
+    output.fill(0);
+    if let Some(mut header) = ViewMut::<OutHeader>::new(output) {
+        header.set(OutHeader::STATUS, syndrome.status()).set(OutHeader::SYNDROME, syndrome as u32);
+    } else if let Some(status) = output.first_mut() {
+        // Not even the header fits; its first byte is the status.
+        *status = CommandStatus::BadOutputLength as u8;
+    }
+}
+
+fn dispatch(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    address: Ipv4Addr,
+    input: &[u8],
+    output: &mut [u8],
+) -> Outcome {
+    let header = View::<InHeader>::new(input).ok_or(CommandSyndrome::InputLength)?;
+    let opcode = header.get(InHeader::OPCODE).map_err(|_| CommandSyndrome::UnknownOpcode)?;
+    if opcode != CommandOpcode::QueryHcaCap && header.get(InHeader::OP_MOD) != 0 {
+        return Err(CommandSyndrome::UnknownModifier);
+    }
+    match opcode {
+        CommandOpcode::QueryHcaCap => run(input, output, capability::query),
+        CommandOpcode::QueryRoceAddress => {
+            run(input, output, |request, answer| gid::query(address, request, answer))
+        }
+        CommandOpcode::AllocPd => {
+            run::<AllocPdIn>(input, output, |_, answer| pd::alloc(device.objects, answer))
+        }
+        CommandOpcode::DeallocPd => run(input, output, |request, _| pd::dealloc(device.objects, request)),
+        CommandOpcode::AllocUar => {
+            run::<AllocUarIn>(input, output, |_, answer| uar::alloc(device.objects, engine, answer))
+        }
+        CommandOpcode::DeallocUar => {
+            run(input, output, |request, _| uar::dealloc(device.objects, engine, request))
+        }
+        CommandOpcode::DestroyUmem => run(input, output, |request, _| umem::destroy(device.objects, request)),
+        CommandOpcode::CreateMkey => {
+            run(input, output, |request, answer| mkey::create(device.objects, request, answer))
+        }
+        CommandOpcode::QueryMkey => {
+            run(input, output, |request, answer| mkey::query(device.objects, request, answer))
+        }
+        CommandOpcode::DestroyMkey => run(input, output, |request, _| mkey::destroy(device.objects, request)),
+        CommandOpcode::CreateCq => {
+            run(input, output, |request, answer| cq::create(device.objects, request, answer))
+        }
+        CommandOpcode::QueryCq => {
+            run(input, output, |request, answer| cq::query(device.objects, request, answer))
+        }
+        CommandOpcode::DestroyCq => run(input, output, |request, _| cq::destroy(device.objects, request)),
+        CommandOpcode::CreateQp => {
+            run(input, output, |request, answer| qp::create(device.objects, request, answer))
+        }
+        CommandOpcode::QueryQp => {
+            run(input, output, |request, answer| qp::query(device.objects, request, answer))
+        }
+        CommandOpcode::DestroyQp => run(input, output, |request, _| qp::destroy(engine, device, request)),
+        CommandOpcode::Rst2InitQp => {
+            run(input, output, |request, _| modify_qp::rst2init(engine, device, request))
+        }
+        CommandOpcode::Init2RtrQp => {
+            run(input, output, |request, _| modify_qp::init2rtr(engine, device, request))
+        }
+        CommandOpcode::Rtr2RtsQp => {
+            run(input, output, |request, _| modify_qp::rtr2rts(engine, device, request))
+        }
+        CommandOpcode::ToErrQp => run(input, output, |request, _| modify_qp::to_err(engine, device, request)),
+        CommandOpcode::ToRstQp => run(input, output, |request, _| modify_qp::to_rst(engine, device, request)),
+    }
+}
+
+/// Gives `command` its request and answer, if both are as long as they must be. A list after the request's fixed part is let be.
+fn run<R: Request>(
+    input: &[u8],
+    output: &mut [u8],
+    command: impl FnOnce(View<'_, R>, ViewMut<'_, R::Answer>) -> Outcome,
+) -> Outcome {
+    let request = View::new(input).ok_or(CommandSyndrome::InputLength)?;
+    let answer = ViewMut::new(output).ok_or(CommandSyndrome::OutputLength)?;
+    command(request, answer)
+}
+
+/// The memory of a ring, `length` bytes at `offset` of a umem.
+fn ring_window(
+    memory: &Memory,
+    umem: u32,
+    offset: u64,
+    length: u64,
+    write: bool,
+) -> Result<Window, CommandSyndrome> {
+    let window = memory.umem_window(umem, offset, length, write).map_err(|refused| match refused {
+        Refused::Unknown => CommandSyndrome::RingUnknownUmem,
+        Refused::Bounds => CommandSyndrome::RingBounds,
+        Refused::ReadOnly => CommandSyndrome::RingReadOnly,
+    })?;
+    if window.is_aligned(RING_ALIGNMENT) { Ok(window) } else { Err(CommandSyndrome::RingAlignment) }
+}
+
+/// Rings start at a multiple of this: the unit of `page_offset`.
+const RING_ALIGNMENT: usize = 64;
+
+/// The memory of a doorbell record, at an offset of a umem. The device only reads it.
+fn doorbell_window(memory: &Memory, (umem, offset): (u32, u64)) -> Result<Window, CommandSyndrome> {
+    let length = DoorbellRecord::BYTES;
+    let window = memory.umem_window(umem, offset, length as u64, false).map_err(|refused| match refused {
+        Refused::Unknown => CommandSyndrome::DoorbellUnknownUmem,
+        Refused::Bounds | Refused::ReadOnly => CommandSyndrome::DoorbellBounds,
+    })?;
+    if window.is_aligned(length) { Ok(window) } else { Err(CommandSyndrome::DoorbellAlignment) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_fits_any_buffer() {
+        for length in 0..20 {
+            let mut output = vec![0xff; length];
+            refuse(&mut output, CommandSyndrome::UnknownPd);
+            let mut want = vec![0; length];
+            if length >= 8 {
+                (want[0], want[6], want[7]) = (5, 2, 1);
+            } else if length > 0 {
+                want[0] = 0x51;
+            }
+            assert_eq!(output, want);
+        }
+    }
+}

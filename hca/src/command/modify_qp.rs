@@ -1,0 +1,192 @@
+//! The moves of a queue pair: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use barewire_layouts::command::qp::{
+    AddressPath, AtomicMode, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc, Rst2InitQpIn,
+    Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
+};
+use barewire_layouts::prm::View;
+
+use super::{CommandSyndrome, Outcome};
+use crate::engine::{Context, Engine};
+use crate::limits;
+use crate::object::Attributes;
+
+/// PRM: RST2INIT_QP. Takes access rights, port and partition key.
+pub(super) fn rst2init(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, Rst2InitQpIn>,
+) -> Outcome {
+    step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, attributes| {
+        let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
+        if path.get(AddressPath::VHCA_PORT_NUM) != limits::PORT {
+            return Err(CommandSyndrome::Port);
+        }
+        if path.get(AddressPath::PKEY_INDEX) != 0 {
+            return Err(CommandSyndrome::PkeyIndex);
+        }
+        take_rights(context, OptionalParameters::all(), attributes)
+    })
+}
+
+/// PRM: INIT2RTR_QP. Takes the peer and what the responder does.
+pub(super) fn init2rtr(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, Init2RtrQpIn>,
+) -> Outcome {
+    step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, attributes| {
+        let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
+        if u16::from(path.get(AddressPath::SRC_ADDR_INDEX)) >= limits::GIDS {
+            return Err(CommandSyndrome::SourceGid);
+        }
+        let log_message_max = context.get(Qpc::LOG_MSG_MAX);
+        if log_message_max > limits::LOG_MESSAGE_BYTES {
+            return Err(CommandSyndrome::MessageMax);
+        }
+        let log_depth = context.get(Qpc::LOG_RRA_MAX);
+        if log_depth > limits::LOG_RESPONDER_RESOURCES {
+            return Err(CommandSyndrome::ResponderDepth);
+        }
+        attributes.mtu = context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
+        attributes.remote_address =
+            peer(path.array(AddressPath::RGID_RIP)).ok_or(CommandSyndrome::RemoteGid)?;
+        attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
+        attributes.log_message_max = log_message_max;
+        attributes.max_responder_depth = 1 << log_depth;
+        attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+        attributes.next_receive_psn = context.get(Qpc::NEXT_RCV_PSN);
+        take_rights(context, optional, attributes)
+    })
+}
+
+/// PRM: RTR2RTS_QP. Takes what the requester does.
+pub(super) fn rtr2rts(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, Rtr2RtsQpIn>,
+) -> Outcome {
+    step(engine, device, input, (QpState::Rtr, QpState::Rts), |context, optional, attributes| {
+        let log_depth = context.get(Qpc::LOG_SRA_MAX);
+        if log_depth > limits::LOG_RESPONDER_RESOURCES {
+            return Err(CommandSyndrome::InitiatorDepth);
+        }
+        attributes.max_initiator_depth = 1 << log_depth;
+        attributes.ack_timeout = context.nested(Qpc::PRIMARY_ADDRESS_PATH).get(AddressPath::ACK_TIMEOUT);
+        attributes.retry_count = context.get(Qpc::RETRY_COUNT);
+        attributes.rnr_retry = context.get(Qpc::RNR_RETRY);
+        attributes.next_send_psn = context.get(Qpc::NEXT_SEND_PSN);
+        if optional.contains(OptionalParameters::RNR_TIMEOUT) {
+            attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+        }
+        take_rights(context, optional, attributes)
+    })
+}
+
+/// PRM: 2ERR_QP, from any state.
+pub(super) fn to_err(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, ToErrQpIn>) -> Outcome {
+    go(engine, device, input.get(ToErrQpIn::QPN), QpState::Err)
+}
+
+/// PRM: 2RST_QP, from any state. What was posted is forgotten without a completion.
+pub(super) fn to_rst(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, ToRstQpIn>) -> Outcome {
+    let qpn = input.get(ToRstQpIn::QPN);
+    go(engine, device, qpn, QpState::Rst)?;
+    if let Some(qp) = device.objects.qps.get_mut(qpn) {
+        qp.attributes = Attributes::default();
+    }
+    Ok(())
+}
+
+/// Moves a queue pair from one state to the next with what `take` finds in the context; changes nothing if it refuses.
+fn step<R: ModifyQp>(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, R>,
+    (from, to): (QpState, QpState),
+    take: impl FnOnce(View<'_, Qpc>, OptionalParameters, &mut Attributes) -> Outcome,
+) -> Outcome {
+    let number = input.get(R::QPN);
+    let qp = device.objects.qps.get_mut(number).ok_or(CommandSyndrome::UnknownQp)?;
+    if qp.state != from {
+        return Err(CommandSyndrome::QpTransition);
+    }
+    let mut attributes = qp.attributes;
+    take(
+        input.nested(R::QPC),
+        OptionalParameters::from_bits_retain(input.get(R::OPT_PARAM_MASK)),
+        &mut attributes,
+    )?;
+    qp.attributes = attributes;
+    go(engine, device, number, to)
+}
+
+/// Sets the state and lets the engine know.
+fn go(engine: &mut Engine, device: &mut Context<'_>, number: u32, to: QpState) -> Outcome {
+    let qp = device.objects.qps.get_mut(number).ok_or(CommandSyndrome::UnknownQp)?;
+    let from = std::mem::replace(&mut qp.state, to);
+    engine.qp_modified(device, number, from);
+    Ok(())
+}
+
+/// Takes the rights whose bits are set in `optional`.
+fn take_rights(context: View<'_, Qpc>, optional: OptionalParameters, attributes: &mut Attributes) -> Outcome {
+    if optional.contains(OptionalParameters::REMOTE_READ) {
+        attributes.remote_read = context.get(Qpc::RRE);
+    }
+    if optional.contains(OptionalParameters::REMOTE_WRITE) {
+        attributes.remote_write = context.get(Qpc::RWE);
+    }
+    if optional.contains(OptionalParameters::REMOTE_ATOMIC) {
+        attributes.remote_atomic = context.get(Qpc::RAE);
+        let mode = context.get(Qpc::ATOMIC_MODE);
+        if attributes.remote_atomic && matches!(mode, Err(_) | Ok(AtomicMode::None)) {
+            return Err(CommandSyndrome::AtomicMode);
+        }
+    }
+    Ok(())
+}
+
+/// The IPv4 address of a peer's GID.
+fn peer(gid: [u8; 16]) -> Option<Ipv4Addr> {
+    let address = Ipv6Addr::from(gid).to_ipv4_mapped()?;
+    (!address.is_unspecified() && !address.is_multicast() && !address.is_broadcast()).then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use barewire_layouts::prm::{Layout, ViewMut};
+
+    #[test]
+    fn peers_are_unicast_ipv4() {
+        let peer_of = |address: Ipv4Addr| peer(address.to_ipv6_mapped().octets());
+        assert_eq!(peer_of(Ipv4Addr::new(127, 7, 0, 1)), Some(Ipv4Addr::new(127, 7, 0, 1)));
+        for address in [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST, Ipv4Addr::new(224, 0, 0, 1)] {
+            assert_eq!(peer_of(address), None);
+        }
+        assert_eq!(peer([0; 16]), None);
+        assert_eq!(peer(Ipv6Addr::LOCALHOST.octets()), None);
+    }
+
+    #[test]
+    fn rights_that_are_not_meant_stay() {
+        let mut bytes = [0; Qpc::BYTES];
+        let mut context = ViewMut::<Qpc>::new(&mut bytes).unwrap();
+        context.set(Qpc::RRE, true).set(Qpc::RWE, false).set(Qpc::RAE, true);
+        let before = Attributes { remote_write: true, ..Attributes::default() };
+        let mut attributes = before;
+        assert_eq!(take_rights(context.view(), OptionalParameters::empty(), &mut attributes), Ok(()));
+        assert_eq!(attributes, before);
+        let meant = OptionalParameters::REMOTE_READ | OptionalParameters::REMOTE_WRITE;
+        assert_eq!(take_rights(context.view(), meant, &mut attributes), Ok(()));
+        assert_eq!(attributes, Attributes { remote_read: true, ..Attributes::default() });
+        let refused = take_rights(context.view(), OptionalParameters::all(), &mut attributes);
+        assert_eq!(refused, Err(CommandSyndrome::AtomicMode));
+        context.set(Qpc::ATOMIC_MODE, AtomicMode::UpTo8);
+        assert_eq!(take_rights(context.view(), OptionalParameters::all(), &mut attributes), Ok(()));
+        assert!(attributes.remote_atomic);
+    }
+}

@@ -1,0 +1,182 @@
+//! CREATE_QP, QUERY_QP, DESTROY_QP.
+
+use barewire_layouts::command::qp::{
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Mtu, PathMigration, QpState, Qpc,
+    QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType,
+};
+use barewire_layouts::prm::{View, ViewMut};
+use barewire_layouts::wqe::WQEBB;
+
+use super::{CommandSyndrome, Outcome, doorbell_window, gid, ring_window};
+use crate::engine::{Context, Engine, QpEngine};
+use crate::limits;
+use crate::memory::Window;
+use crate::object::{Attributes, DoorbellRecord, Objects, Qp, Ring};
+
+const LOG_WQEBB: u8 = WQEBB.trailing_zeros() as u8;
+/// A receive WQE has `16 << log_rq_stride` bytes.
+const LOG_STRIDE_UNIT: u8 = 4;
+
+/// The rings of a new queue pair: the receive ring first, the send ring right after it.
+struct Rings {
+    /// log2 of entries and of bytes per entry.
+    rq: Option<(u8, u8)>,
+    sq: Option<(u8, u8)>,
+}
+
+impl Rings {
+    fn of(context: View<'_, Qpc>) -> Result<Self, CommandSyndrome> {
+        let rq = match context.get(Qpc::RQ_TYPE) {
+            Ok(ReceiveQueueType::Regular) => {
+                let log_stride = context.get(Qpc::LOG_RQ_STRIDE) + LOG_STRIDE_UNIT;
+                if 1 << log_stride > limits::RECEIVE_WQE_BYTES {
+                    return Err(CommandSyndrome::ReceiveStride);
+                }
+                Some((context.get(Qpc::LOG_RQ_SIZE), log_stride))
+            }
+            Ok(ReceiveQueueType::Zero) => None,
+            _ => return Err(CommandSyndrome::ReceiveSource),
+        };
+        let sq = (!context.get(Qpc::NO_SQ)).then(|| (context.get(Qpc::LOG_SQ_SIZE), LOG_WQEBB));
+        Ok(Self { rq, sq })
+    }
+
+    fn bytes(ring: Option<(u8, u8)>) -> usize {
+        ring.map_or(0, |(log_entries, log_stride)| 1 << (log_entries + log_stride))
+    }
+
+    fn ring(memory: Window, offset: usize, ring: Option<(u8, u8)>) -> Ring {
+        ring.zip(memory.slice(offset, Self::bytes(ring)))
+            .map_or(Ring::NONE, |((log_entries, log_stride), memory)| {
+                Ring::new(memory, log_entries, log_stride)
+            })
+    }
+}
+
+/// PRM: CREATE_QP with rings and doorbell record in umems (the valid bits are the kernel's business and not looked at).
+pub(super) fn create(
+    objects: &mut Objects,
+    input: View<'_, CreateQpIn>,
+    mut output: ViewMut<'_, CreateQpOut>,
+) -> Outcome {
+    let context = input.nested(CreateQpIn::QPC);
+    if context.get(Qpc::ST) != Ok(ServiceType::Rc) {
+        return Err(CommandSyndrome::Service);
+    }
+    if context.get(Qpc::WQ_SIGNATURE) {
+        return Err(CommandSyndrome::QpFeature);
+    }
+    let rings = Rings::of(context)?;
+    let (rq_bytes, sq_bytes) = (Rings::bytes(rings.rq), Rings::bytes(rings.sq));
+    let ring_umem = (input.get(CreateQpIn::WQ_UMEM_ID), input.get(CreateQpIn::WQ_UMEM_OFFSET));
+    let memory = ring_window(&objects.memory, ring_umem.0, ring_umem.1, (rq_bytes + sq_bytes) as u64, false)?;
+    let doorbell_umem = (context.get(Qpc::DBR_UMEM_ID), context.get(Qpc::DBR_ADDR));
+    let doorbell = DoorbellRecord::new(doorbell_window(&objects.memory, doorbell_umem)?);
+    let (pd, uar) = (context.get(Qpc::PD), context.get(Qpc::UAR_PAGE));
+    let (send_cq, receive_cq) = (context.get(Qpc::CQN_SND), context.get(Qpc::CQN_RCV));
+    objects.pds.get(pd).ok_or(CommandSyndrome::UnknownPd)?;
+    objects.uars.get(uar).ok_or(CommandSyndrome::UnknownUar)?;
+    objects.cqs.get(send_cq).ok_or(CommandSyndrome::UnknownSendCq)?;
+    objects.cqs.get(receive_cq).ok_or(CommandSyndrome::UnknownReceiveCq)?;
+    let (number, _) = objects
+        .qps
+        .insert_with(|number| Qp {
+            number,
+            state: QpState::Rst,
+            service: ServiceType::Rc,
+            pd,
+            user_index: context.get(Qpc::USER_INDEX),
+            send_cq,
+            receive_cq,
+            uar,
+            rq: Rings::ring(memory, 0, rings.rq),
+            sq: Rings::ring(memory, rq_bytes, rings.sq),
+            doorbell,
+            attributes: Attributes::default(),
+            ring_umem,
+            doorbell_umem,
+            engine: QpEngine::default(),
+        })
+        .ok_or(CommandSyndrome::NoQps)?;
+    objects.hold_for_qp(pd, uar, [send_cq, receive_cq], [ring_umem.0, doorbell_umem.0]);
+    output.set(CreateQpOut::QPN, number);
+    Ok(())
+}
+
+/// PRM: QUERY_QP. Packet sequence numbers are those that the moves set, not where the engine stands.
+pub(super) fn query(
+    objects: &Objects,
+    input: View<'_, QueryQpIn>,
+    mut output: ViewMut<'_, QueryQpOut>,
+) -> Outcome {
+    let qp = objects.qps.get(input.get(QueryQpIn::QPN)).ok_or(CommandSyndrome::UnknownQp)?;
+    let attributes = &qp.attributes;
+    let mut context = output.nested(QueryQpOut::QPC);
+    context
+        .set(Qpc::STATE, qp.state)
+        .set(Qpc::ST, qp.service)
+        .set(Qpc::PM_STATE, PathMigration::Migrated)
+        .set(Qpc::PD, qp.pd)
+        .set(Qpc::LOG_MSG_MAX, attributes.log_message_max)
+        .set(Qpc::NO_SQ, qp.sq.log_entries().is_none())
+        .set(Qpc::LOG_SQ_SIZE, qp.sq.log_entries().unwrap_or(0))
+        .set(Qpc::RQ_TYPE, ReceiveQueueType::Zero)
+        .set(Qpc::UAR_PAGE, qp.uar)
+        .set(Qpc::USER_INDEX, qp.user_index)
+        .set(Qpc::REMOTE_QPN, attributes.remote_qpn)
+        .set(Qpc::LOG_SRA_MAX, log2(attributes.max_initiator_depth))
+        .set(Qpc::RETRY_COUNT, attributes.retry_count)
+        .set(Qpc::RNR_RETRY, attributes.rnr_retry)
+        .set(Qpc::NEXT_SEND_PSN, attributes.next_send_psn)
+        .set(Qpc::CQN_SND, qp.send_cq)
+        .set(Qpc::LOG_RRA_MAX, log2(attributes.max_responder_depth))
+        .set(Qpc::RRE, attributes.remote_read)
+        .set(Qpc::RWE, attributes.remote_write)
+        .set(Qpc::RAE, attributes.remote_atomic)
+        .set(Qpc::ATOMIC_MODE, if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None })
+        .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_nak)
+        .set(Qpc::NEXT_RCV_PSN, attributes.next_receive_psn)
+        .set(Qpc::CQN_RCV, qp.receive_cq)
+        .set(Qpc::SW_SQ_WQEBB_COUNTER, qp.doorbell.send())
+        .set(Qpc::SW_RQ_COUNTER, u32::from(qp.doorbell.receive()))
+        .set(Qpc::DBR_UMEM_VALID, true)
+        .set(Qpc::DBR_UMEM_ID, qp.doorbell_umem.0)
+        .set(Qpc::DBR_ADDR, qp.doorbell_umem.1);
+    if let Some(log_entries) = qp.rq.log_entries() {
+        context
+            .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
+            .set(Qpc::LOG_RQ_SIZE, log_entries)
+            .set(Qpc::LOG_RQ_STRIDE, log2(qp.rq.stride() as u32) - LOG_STRIDE_UNIT);
+    }
+    if let Some(&mtu) = Mtu::ALL.iter().find(|mtu| mtu.bytes() == attributes.mtu) {
+        context.set(Qpc::MTU, mtu);
+    }
+    let mut path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
+    path.set(AddressPath::ACK_TIMEOUT, attributes.ack_timeout).set(AddressPath::VHCA_PORT_NUM, limits::PORT);
+    if !attributes.remote_address.is_unspecified() {
+        path.set(AddressPath::GRH, true)
+            .set_array(AddressPath::RGID_RIP, gid::gid(attributes.remote_address));
+    }
+    Ok(())
+}
+
+/// log2 of a power of two; 0 of 0, which a context cannot tell from 1.
+fn log2(number: u32) -> u8 {
+    number.checked_ilog2().unwrap_or(0) as u8
+}
+
+/// PRM: DESTROY_QP, in any state. What was posted is forgotten without a completion.
+pub(super) fn destroy(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, DestroyQpIn>,
+) -> Outcome {
+    let number = input.get(DestroyQpIn::QPN);
+    device.objects.qps.get(number).ok_or(CommandSyndrome::UnknownQp)?;
+    engine.qp_destroyed(device, number);
+    if let Some(qp) = device.objects.qps.remove(number) {
+        let umems = [qp.ring_umem.0, qp.doorbell_umem.0];
+        device.objects.release_for_qp(qp.pd, qp.uar, [qp.send_cq, qp.receive_cq], umems);
+    }
+    Ok(())
+}

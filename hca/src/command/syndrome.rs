@@ -1,0 +1,131 @@
+//! Why a command was refused: this device's own syndrome numbers, all in one table.
+//!
+//! Real firmware has numbers of its own that vendors decode; these have the group in the second byte, so that a reader of a log
+//! sees at once what kind of object it is about.
+
+use std::fmt;
+
+use barewire_layouts::command::CommandStatus;
+
+macro_rules! syndromes {
+    ($($name:ident = $number:literal, $status:ident, $text:literal;)+) => {
+        /// Why a command was refused: the `syndrome` of its answer. `Display` tells it in words.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        #[non_exhaustive]
+        pub enum CommandSyndrome {
+            $(#[doc = $text] $name = $number,)+
+        }
+
+        impl CommandSyndrome {
+            /// Every syndrome, in ascending order.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// The syndrome of that number, if it is one of this device's.
+            pub const fn from_bits(number: u32) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$name),)+
+                    _ => None,
+                }
+            }
+
+            /// The status that goes with it.
+            pub const fn status(self) -> CommandStatus {
+                match self {
+                    $(Self::$name => CommandStatus::$status,)+
+                }
+            }
+        }
+
+        impl fmt::Display for CommandSyndrome {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self {
+                    $(Self::$name => $text,)+
+                })
+            }
+        }
+    };
+}
+
+syndromes! {
+    UnknownOpcode = 0x0101, BadOperation, "the opcode is none that this device knows";
+    UnknownModifier = 0x0102, BadOperation, "the operation modifier (op_mod) is none that this command knows";
+    InputLength = 0x0103, BadInputLength, "the request is shorter than the command's layout";
+    OutputLength = 0x0104, BadOutputLength, "the answer buffer is shorter than the command's layout";
+    Stopped = 0x0105, Internal, "the device's engine panicked and stopped; its message is on standard error";
+
+    UnknownPd = 0x0201, BadResource, "there is no such protection domain";
+    PdInUse = 0x0202, ResourceBusy, "queue pairs or memory keys of the protection domain still exist";
+    NoPds = 0x0203, NoResources, "the device has no protection domain left";
+
+    UnknownUar = 0x0301, BadResource, "there is no such UAR page";
+    UarInUse = 0x0302, ResourceBusy, "queues that use the UAR page still exist";
+    NoUars = 0x0303, NoResources, "the device has no UAR page left";
+
+    UnknownUmem = 0x0401, BadResource, "there is no such user memory";
+    UmemInUse = 0x0402, ResourceBusy, "memory keys or queues that use the user memory still exist";
+    RingUnknownUmem = 0x0403, BadResource, "there is no such user memory to hold the ring";
+    RingBounds = 0x0404, BadParameter, "the ring does not fit into its user memory at that offset";
+    RingAlignment = 0x0405, BadParameter, "the ring does not start at a multiple of 64 bytes";
+    RingReadOnly = 0x0406, BadParameter, "the device may not write to the user memory of the ring";
+    DoorbellUnknownUmem = 0x0407, BadResource, "there is no such user memory to hold the doorbell record";
+    DoorbellBounds = 0x0408, BadParameter, "the doorbell record does not fit into its user memory at that offset";
+    DoorbellAlignment = 0x0409, BadParameter, "the doorbell record does not start at a multiple of 8 bytes";
+
+    UnknownCq = 0x0501, BadResource, "there is no such completion queue";
+    CqInUse = 0x0502, ResourceBusy, "queue pairs that complete to the queue still exist";
+    NoCqs = 0x0503, NoResources, "the device has no completion queue left";
+    CqSize = 0x0504, LimitExceeded, "more completion queue entries than log_max_cq_sz allows";
+    CqEntrySize = 0x0505, BadParameter, "the CQE size (cqe_sz) is neither 64 nor 128 bytes";
+    CqFeature = 0x0506, BadParameter, "collapsed (cc) and compressing (cqe_comp_en) completion queues are not supported";
+
+    UnknownQp = 0x0601, BadResource, "there is no such queue pair";
+    NoQps = 0x0602, NoResources, "the device has no queue pair left";
+    Service = 0x0603, BadParameter, "the service type (st) is not RC, which is the only one supported";
+    ReceiveSource = 0x0604, BadParameter, "the receive queue type (rq_type) is neither regular nor none";
+    ReceiveStride = 0x0605, LimitExceeded, "a receive WQE (log_rq_stride) is longer than max_wqe_sz_rq";
+    QpFeature = 0x0606, BadParameter, "WQE signatures (wq_signature) are not supported";
+    UnknownSendCq = 0x0607, BadResource, "there is no such completion queue for the send queue (cqn_snd)";
+    UnknownReceiveCq = 0x0608, BadResource, "there is no such completion queue for the receive queue (cqn_rcv)";
+    QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
+    Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
+    PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";
+    PathMtu = 0x0613, BadParameter, "the path MTU (mtu) is none of 256 to 4096 bytes";
+    MessageMax = 0x0614, LimitExceeded, "messages (log_msg_max) are longer than the device's log_max_msg";
+    RemoteGid = 0x0615, BadParameter, "the remote GID (rgid_rip) is no unicast IPv4 address in IPv6 form (::ffff:a.b.c.d)";
+    SourceGid = 0x0616, BadIndex, "the source address index (src_addr_index) is beyond the GID table";
+    ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
+    InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
+    AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";
+
+    UnknownMkey = 0x0701, BadResource, "there is no such memory key";
+    NoMkeys = 0x0702, NoResources, "the device has no memory key left";
+    MkeyMode = 0x0703, BadParameter, "the memory key's access mode is not MTT, which is the only one supported";
+    MkeyUnknownUmem = 0x0704, BadResource, "there is no such user memory for the memory key to cover";
+    MkeyBounds = 0x0705, BadParameter, "the memory key is not inside its user memory";
+    MkeyRights = 0x0706, BadParameter, "the memory key grants writing, its user memory does not";
+    MkeyAddress = 0x0707, BadParameter, "the memory key's addresses wrap around";
+    MkeyQpn = 0x0708, BadParameter, "a memory key for one queue pair only (qpn) is not supported";
+    MkeyFeature = 0x0709, BadParameter, "umr_en and length64 are not supported";
+
+    GidIndex = 0x0801, BadIndex, "the index is beyond the GID table";
+    GidPort = 0x0802, BadParameter, "there is no such port";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn numbers_and_texts_are_distinct() {
+        let numbers: BTreeSet<u32> = CommandSyndrome::ALL.iter().map(|&syndrome| syndrome as u32).collect();
+        let texts: BTreeSet<String> = CommandSyndrome::ALL.iter().map(ToString::to_string).collect();
+        assert_eq!((numbers.len(), texts.len()), (CommandSyndrome::ALL.len(), CommandSyndrome::ALL.len()));
+        assert!(CommandSyndrome::ALL.iter().all(|&syndrome| {
+            CommandSyndrome::from_bits(syndrome as u32) == Some(syndrome)
+                && syndrome.status() != CommandStatus::Ok
+        }));
+        assert_eq!(CommandSyndrome::from_bits(0), None);
+    }
+}

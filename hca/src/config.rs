@@ -1,0 +1,172 @@
+//! How a device is opened.
+
+use std::env;
+use std::io;
+use std::net::Ipv4Addr;
+
+use thiserror::Error;
+
+use crate::engine::Strict;
+use crate::wire::{Fabric, Faults, FaultsError};
+
+/// Environment variable with the IPv4 address of devices, for [`Config::from_env`].
+pub const ADDRESS_VARIABLE: &str = "BAREWIRE_HCA_ADDRESS";
+/// Environment variable with the faults of devices' wires, for [`Config::from_env`].
+pub const FAULTS_VARIABLE: &str = "BAREWIRE_HCA_FAULTS";
+
+/// What a device shall be. The default is a thread of its own, UDP on a free address, no faults, findings on standard error.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// The device's IPv4 address; `None` for a free one in 127.0.0.0/8, or the fabric's next.
+    pub address: Option<Ipv4Addr>,
+    /// Who runs the engine.
+    pub mode: Mode,
+    /// What carries the packets.
+    pub wire: WireKind,
+    /// What happens to packets on the way out.
+    pub faults: Faults,
+    /// What the device does about mistakes in WQEs and doorbells.
+    pub strict: Strict,
+}
+
+/// Who runs a device's engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// A thread of the device's own, which ends with the last handle.
+    #[default]
+    Thread,
+    /// Whoever calls [`crate::Device::step`]: the same steps give the same run.
+    Stepped,
+}
+
+/// What carries packets between devices.
+#[derive(Clone, Debug, Default)]
+pub enum WireKind {
+    /// UDP port 4791 of the device's address: RoCEv2 as other hosts and tools know it.
+    #[default]
+    Udp,
+    /// A switch inside the process.
+    Fabric(Fabric),
+}
+
+impl Config {
+    /// The default, with address and faults from [`ADDRESS_VARIABLE`] (`127.7.0.1`) and [`FAULTS_VARIABLE`]
+    /// (`drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7`). A variable that is empty counts as not set.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the variable and what is wrong with it.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let set = |name| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let address = set(ADDRESS_VARIABLE)
+            .map(|text| text.parse().map_err(|_| ConfigError::Address { text }))
+            .transpose()?;
+        let faults = set(FAULTS_VARIABLE)
+            .map(|text| text.parse().map_err(|source| ConfigError::Faults { text, source }))
+            .transpose()?;
+        Ok(Self { address, faults: faults.unwrap_or_default(), ..Self::default() })
+    }
+}
+
+/// An environment variable does not say what it should.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// [`ADDRESS_VARIABLE`] is no IPv4 address.
+    #[error("{ADDRESS_VARIABLE}='{text}' is no IPv4 address such as 127.7.0.1")]
+    Address {
+        /// Its value.
+        text: String,
+    },
+    /// [`FAULTS_VARIABLE`] does not describe faults.
+    #[error("{FAULTS_VARIABLE}='{text}' is wrong: {source}; write for example drop=0.01,seed=7")]
+    Faults {
+        /// Its value.
+        text: String,
+        /// What is wrong.
+        source: FaultsError,
+    },
+}
+
+/// A device could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The address is not one that a device can have.
+    #[error(
+        "a device cannot have the address {address}: it must be a unicast address of this host, such as 127.7.0.1"
+    )]
+    Address {
+        /// The address asked for.
+        address: Ipv4Addr,
+    },
+    /// The RoCEv2 port of the address could not be taken.
+    #[error(
+        "cannot take UDP port 4791 of {address}: {source}; another device may have it, choose another address"
+    )]
+    Bind {
+        /// The address asked for.
+        address: Ipv4Addr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// No address could be taken.
+    #[error("cannot take UDP port 4791 of any address in 127.0.0.0/8: {source}")]
+    NoAddress {
+        /// The kernel's last answer.
+        source: io::Error,
+    },
+    /// The fabric has such a port already.
+    #[error("the fabric has a device with the address {address} already")]
+    AddressTaken {
+        /// The address asked for.
+        address: Ipv4Addr,
+    },
+    /// The fabric has no address left.
+    #[error("the fabric has no address left")]
+    FabricFull,
+    /// The device's thread could not be started.
+    #[error("cannot start the device's thread: {source}")]
+    Thread {
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(address: &str, faults: &str) -> Result<Config, ConfigError> {
+        Config::from_variables(|name| match name {
+            ADDRESS_VARIABLE => Some(address.to_owned()),
+            FAULTS_VARIABLE => Some(faults.to_owned()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn variables_are_read() {
+        let config = config(" 127.7.0.1 ", "drop=0.01,seed=7").unwrap();
+        assert_eq!(config.address, Some(Ipv4Addr::new(127, 7, 0, 1)));
+        assert_eq!(config.faults, Faults { drop: 0.01, seed: 7, ..Faults::default() });
+        assert_eq!(config.mode, Mode::Thread);
+    }
+
+    #[test]
+    fn unset_and_empty_are_the_default() {
+        for config in [config("", "  "), Config::from_variables(|_| None)] {
+            let config = config.unwrap();
+            assert_eq!((config.address, config.faults), (None, Faults::default()));
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let text = config("localhost", "").unwrap_err().to_string();
+        assert_eq!(text, "BAREWIRE_HCA_ADDRESS='localhost' is no IPv4 address such as 127.7.0.1");
+        let text = config("", "drop=2").unwrap_err().to_string();
+        assert!(text.starts_with("BAREWIRE_HCA_FAULTS='drop=2' is wrong: "), "{text}");
+    }
+}

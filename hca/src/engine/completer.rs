@@ -1,0 +1,167 @@
+//! Writes completions, and flushes queue pairs in error.
+
+use barewire_layouts::be::{Be16, Be32};
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, SOLICITED, Syndrome};
+use zerocopy::transmute;
+
+use super::Port;
+use super::fetch::{self, Receive};
+use super::report::Finding;
+use super::requester::Request;
+use crate::object::Qp;
+
+/// What a responder's completion tells of the message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) opcode: CqeOpcode,
+    pub(super) length: u32,
+    pub(super) immediate: u32,
+    pub(super) solicited: bool,
+}
+
+/// The vendor syndrome that goes with a syndrome. Drivers print it and nothing more; these are what logs of ConnectX devices show.
+fn vendor_syndrome(syndrome: Syndrome) -> u8 {
+    match syndrome {
+        Syndrome::LocalLength => 0x53,
+        Syndrome::LocalQpOperation => 0x68,
+        Syndrome::LocalProtection => 0x51,
+        Syndrome::WorkRequestFlushed => 0xf9,
+        Syndrome::TransportRetryExceeded => 0x81,
+        Syndrome::RnrRetryExceeded => 0x87,
+        Syndrome::RemoteAccess => 0x88,
+        Syndrome::RemoteOperation => 0x89,
+        Syndrome::RemoteInvalidRequest => 0x8a,
+        _ => 0x50,
+    }
+}
+
+/// Writes `cqe` to queue `cqn`. A full queue takes the queue pair down with it: its completions can no longer be told.
+fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, cqe: Cqe64) {
+    // A CQ cannot be destroyed while a queue pair uses it.
+    let Some(cq) = port.cqs.get_mut(cqn) else { return };
+    port.counters.cqes += 1;
+    if cq.push(cqe).is_err() {
+        port.counters.cq_overruns += 1;
+        port.report(qp.number, cqe.wqe_counter.get(), Finding::CompletionOverrun { cqn });
+        fail(qp, port);
+    }
+}
+
+fn done(qp: &Qp, opcode: CqeOpcode, wqe_opcode: u8, index: u16) -> Cqe64 {
+    Cqe64 {
+        srqn_user_index: Be32::new(qp.user_index),
+        opcode_qpn: Be32::new(u32::from(wqe_opcode) << 24 | qp.number),
+        wqe_counter: Be16::new(index),
+        op_own: (opcode as u8) << 4,
+        ..Cqe64::INITIAL
+    }
+}
+
+fn failed(qp: &Qp, opcode: CqeOpcode, wqe_opcode: u8, index: u16, syndrome: Syndrome) -> Cqe64 {
+    let error = ErrorCqe {
+        reserved_0: [0; 32],
+        srqn_user_index: Be32::new(qp.user_index),
+        reserved_36: [0; 18],
+        vendor_syndrome: vendor_syndrome(syndrome),
+        syndrome: syndrome as u8,
+        opcode_qpn: Be32::new(u32::from(wqe_opcode) << 24 | qp.number),
+        wqe_counter: Be16::new(index),
+        signature: 0,
+        op_own: (opcode as u8) << 4,
+    };
+    transmute!(error)
+}
+
+/// A send WQE was done.
+pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
+    if request.wqe.signalled {
+        let mut cqe = done(qp, CqeOpcode::Requester, request.wqe.opcode_bits, request.wqe.index);
+        cqe.byte_count = Be32::new(request.wqe.local.length() as u32);
+        push(port, qp, qp.send_cq, cqe);
+    }
+}
+
+/// A send WQE failed; signalled or not, it completes.
+pub(super) fn send_failed(qp: &mut Qp, port: &mut Port<'_>, opcode: u8, index: u16, syndrome: Syndrome) {
+    let cqe = failed(qp, CqeOpcode::RequesterError, opcode, index, syndrome);
+    push(port, qp, qp.send_cq, cqe);
+}
+
+/// A message arrived that takes receive WQE `index`.
+pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, index: u16, arrival: Arrival) {
+    let mut cqe = done(qp, arrival.opcode, 0, index);
+    cqe.byte_count = Be32::new(arrival.length);
+    cqe.immediate = Be32::new(arrival.immediate);
+    cqe.op_own |= if arrival.solicited { SOLICITED } else { 0 };
+    push(port, qp, qp.receive_cq, cqe);
+}
+
+/// Receive WQE `index` failed.
+pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, index: u16, syndrome: Syndrome) {
+    let cqe = failed(qp, CqeOpcode::ResponderError, 0, index, syndrome);
+    push(port, qp, qp.receive_cq, cqe);
+}
+
+/// Moves a queue pair to the error state and flushes it.
+pub(super) fn fail(qp: &mut Qp, port: &mut Port<'_>) {
+    if qp.state != QpState::Err {
+        qp.state = QpState::Err;
+        flush(qp, port);
+    }
+}
+
+/// Completes everything that is posted to a queue pair in error, each WQE once (IBTA 10.3.1). Returns whether there was anything.
+///
+/// Called on entering the error state and on every pass from then on: what the driver posts later is flushed as well.
+pub(super) fn flush(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    let sent = flush_send(qp, port);
+    flush_receive(qp, port) || sent
+}
+
+fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    let mut any = false;
+    while let Some(request) = qp.engine.requester.abandon() {
+        any = true;
+        send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, Syndrome::WorkRequestFlushed);
+        qp.engine.requester.recycle(request);
+    }
+    if qp.sq.entries() == 0 {
+        return any;
+    }
+    let posted = qp.doorbell.send();
+    let mut index = qp.engine.requester.fetched();
+    while index != posted {
+        any = true;
+        let left = posted.wrapping_sub(index);
+        let control = fetch::control(&qp.sq, index);
+        let blocks = fetch::blocks(control.ds()).max(1);
+        // Of a WQE that is none only this much is known: it is posted. What lies behind it cannot be told apart.
+        let sound = control.index() == index && control.qpn() == qp.number && blocks <= left;
+        send_failed(qp, port, control.opcode(), index, Syndrome::WorkRequestFlushed);
+        index = if sound { index.wrapping_add(blocks) } else { posted };
+        qp.engine.requester.skip_to(index);
+    }
+    any
+}
+
+fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    let mut any = false;
+    if let Some(Receive { index, .. }) = qp.engine.responder.abandon() {
+        any = true;
+        receive_failed(qp, port, index, Syndrome::WorkRequestFlushed);
+    }
+    if qp.rq.entries() == 0 {
+        return any;
+    }
+    let posted = qp.doorbell.receive();
+    let mut left = u32::from(posted.wrapping_sub(qp.engine.responder.consumer())).min(qp.rq.entries());
+    while left > 0 {
+        any = true;
+        left -= 1;
+        let index = qp.engine.responder.consume();
+        receive_failed(qp, port, index, Syndrome::WorkRequestFlushed);
+    }
+    qp.engine.responder.skip_to(posted);
+    any
+}

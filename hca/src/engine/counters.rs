@@ -1,0 +1,66 @@
+//! What a device counted since it was opened.
+
+/// Event counts of one device. They only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets handed to the wire.
+    pub packets_sent: u64,
+    /// Packets taken from the wire, good or bad.
+    pub packets_received: u64,
+    /// Packets that the wire could not send (a full socket buffer, no route).
+    pub send_failures: u64,
+    /// Packets dropped for a wrong invariant CRC.
+    pub bad_icrc: u64,
+    /// Packets dropped because headers, lengths or opcode made no sense.
+    pub malformed: u64,
+    /// Packets dropped because no queue pair has that number.
+    pub unknown_qp: u64,
+    /// Packets dropped because they did not come from the queue pair's peer.
+    pub wrong_source: u64,
+    /// Packets dropped because the queue pair was in no state to take them.
+    pub wrong_state: u64,
+    /// Requests that had been executed before.
+    pub duplicates: u64,
+    /// Requests ahead of the expected packet sequence number.
+    pub out_of_sequence: u64,
+    /// Responses that matched nothing outstanding.
+    pub stale_responses: u64,
+    /// Request packets sent again.
+    pub retransmitted: u64,
+    /// Times that no acknowledgement came in time.
+    pub timeouts: u64,
+    /// Responses found missing because a later one arrived.
+    pub implied_naks: u64,
+    /// Positive acknowledgements sent.
+    pub acks_sent: u64,
+    /// Negative acknowledgements sent, receiver-not-ready not counted.
+    pub naks_sent: u64,
+    /// Receiver-not-ready acknowledgements sent.
+    pub rnr_naks_sent: u64,
+    /// Negative acknowledgements received, receiver-not-ready not counted.
+    pub naks_received: u64,
+    /// Receiver-not-ready acknowledgements received.
+    pub rnr_naks_received: u64,
+    /// Atomic operations executed.
+    pub atomics: u64,
+    /// Atomic responses sent again from the responder's store, without executing.
+    pub atomics_replayed: u64,
+    /// Doorbells noticed.
+    pub doorbells: u64,
+    /// Send WQEs fetched.
+    pub wqes: u64,
+    /// CQEs written.
+    pub cqes: u64,
+    /// CQEs that found their queue full.
+    pub cq_overruns: u64,
+    /// Findings of the strict checks.
+    pub findings: u64,
+    /// Packets that the fault injector dropped.
+    pub fault_dropped: u64,
+    /// Packets that the fault injector sent twice.
+    pub fault_duplicated: u64,
+    /// Packets that the fault injector held back.
+    pub fault_reordered: u64,
+    /// Packets that the fault injector flipped a bit in.
+    pub fault_corrupted: u64,
+}

@@ -1,0 +1,259 @@
+//! Fetches WQEs from the rings and checks them strictly.
+
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::wqe::{
+    AtomicSegment, ControlFlags, ControlSegment, DS, DataSegment, INLINE, INVALID_LKEY, InlineHeader, MAX_DS,
+    Opcode, RemoteAddressSegment, WQEBB,
+};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::gather::Gather;
+use super::report::Finding;
+use crate::object::Ring;
+
+/// Longest message of a WQE, 2^30 bytes (IBTA allows 2^31; a sequence number space of 2^24 packets of 256 bytes must hold several).
+pub(super) const MAX_MESSAGE: u64 = 1 << 30;
+
+/// Bits of [`ControlSegment::qpn_ds`] between the QP number and the `ds` count.
+const QPN_DS_RESERVED: u32 = 0xc0;
+/// Bits of the `fm_ce_se` byte that mean nothing.
+const FLAGS_RESERVED: u8 = 0x11;
+/// Completion modes: 2 'always', 3 'always, with an event'; both set this bit.
+const COMPLETION: u8 = ControlFlags::COMPLETION.bits();
+/// Size of an atomic's operand.
+pub(super) const ATOMIC: u64 = 8;
+
+/// How a WQE waits for earlier ones (mlx5 `qp.h`: `MLX5_FENCE_MODE_*`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Fence {
+    /// Not at all.
+    #[default]
+    None,
+    /// For all earlier reads and atomics.
+    Reads,
+    /// For everything earlier.
+    All,
+}
+
+/// A send WQE, taken apart.
+#[derive(Debug, Default)]
+pub(super) struct Wqe {
+    /// Opcode byte as it goes into the CQE.
+    pub(super) opcode_bits: u8,
+    /// `None` if the WQE is bad.
+    pub(super) opcode: Option<Opcode>,
+    /// Index of the first WQEBB.
+    pub(super) index: u16,
+    /// WQEBBs that it takes in the ring.
+    pub(super) blocks: u16,
+    pub(super) signalled: bool,
+    pub(super) solicited: bool,
+    pub(super) fence: Fence,
+    pub(super) immediate: u32,
+    pub(super) remote: u64,
+    pub(super) rkey: u32,
+    pub(super) swap_or_add: u64,
+    pub(super) compare: u64,
+    pub(super) local: Gather,
+}
+
+impl Wqe {
+    /// What is known of a WQE that cannot be executed; a good one is filled in from there.
+    pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
+        self.local.clear();
+        self.opcode = None;
+        (self.opcode_bits, self.index, self.blocks) = (control.opcode(), index, blocks(control.ds()).max(1));
+        (self.signalled, self.solicited, self.fence) = (false, false, Fence::None);
+    }
+}
+
+/// WQEBBs of a WQE of `ds` 16-byte units.
+pub(super) fn blocks(ds: u32) -> u16 {
+    (ds as usize * DS).div_ceil(WQEBB) as u16
+}
+
+/// The control segment at `index`, as it lies there.
+pub(super) fn control(ring: &Ring, index: u16) -> ControlSegment {
+    let mut bytes = [0; DS];
+    ring.read(index, 0, &mut bytes);
+    zerocopy::transmute!(bytes)
+}
+
+/// Reads segments one after the other.
+struct Segments<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Segments<'a> {
+    fn next<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+        &mut self,
+        ds: u32,
+        wanted: &'static str,
+    ) -> Result<T, Finding> {
+        let (segment, rest) = T::read_from_prefix(self.rest).map_err(|_| Finding::Ds { got: ds, wanted })?;
+        self.rest = rest;
+        Ok(segment)
+    }
+
+    fn take(&mut self, length: usize) -> &'a [u8] {
+        let (bytes, rest) = self.rest.split_at(length.min(self.rest.len()));
+        self.rest = rest;
+        bytes
+    }
+}
+
+/// Takes the send WQE at `index` of queue pair `qpn` apart into `wqe`; `posted` WQEBBs are the driver's from there on. After an error
+/// `wqe` still tells opcode and index.
+pub(super) fn send(ring: &Ring, qpn: u32, index: u16, posted: u16, wqe: &mut Wqe) -> Result<(), Finding> {
+    let control = control(ring, index);
+    wqe.refuse(index, &control);
+    let ds = control.ds();
+    if control.index() != index {
+        return Err(Finding::Index { got: control.index(), wanted: index });
+    }
+    if control.qpn() != qpn {
+        return Err(Finding::QueuePair { got: control.qpn(), wanted: qpn });
+    }
+    if ds == 0 {
+        return Err(Finding::Ds { got: 0, wanted: "at least 1" });
+    }
+    if blocks(ds) > posted {
+        return Err(Finding::Posted { got: u32::from(blocks(ds)), wanted: u32::from(posted) });
+    }
+    let mut bytes = [0; MAX_DS as usize * DS];
+    let bytes = &mut bytes[..ds as usize * DS];
+    ring.read(index, 0, bytes);
+    let opcode = header(&control, wqe)?;
+    segments(opcode, ds, &bytes[DS..], wqe)?;
+    if wqe.local.length() > MAX_MESSAGE {
+        return Err(Finding::MessageLength { got: wqe.local.length(), wanted: MAX_MESSAGE });
+    }
+    wqe.opcode = Some(opcode);
+    Ok(())
+}
+
+/// The fields of the control segment.
+fn header(control: &ControlSegment, wqe: &mut Wqe) -> Result<Opcode, Finding> {
+    let opcode = Opcode::from_bits(control.opcode())
+        // Remote invalidation needs memory windows, which this device does not have.
+        .filter(|&opcode| opcode != Opcode::SendInvalidate)
+        .ok_or(Finding::Opcode { got: control.opcode() })?;
+    let flags = control.flags();
+    for (what, got) in [
+        ("control segment: opcode modifier", u32::from(control.opcode_modifier())),
+        ("control segment: QP number and ds", control.qpn_ds.get() & QPN_DS_RESERVED),
+        ("control segment: signature and stream channel", control.signature_stream_flags.get() >> 8),
+        ("control segment: flags", u32::from(flags & FLAGS_RESERVED)),
+    ] {
+        if got != 0 {
+            return Err(Finding::Reserved { what, got: u64::from(got) });
+        }
+    }
+    wqe.fence = match (flags & ControlFlags::FENCE_MASK) >> 5 {
+        0 | 1 => Fence::None,
+        2 | 4 => Fence::Reads,
+        3 => Fence::All,
+        mode => {
+            let wanted = "a fence mode from 0 to 4";
+            return Err(Finding::Value { what: "control segment: fence mode", got: u64::from(mode), wanted });
+        }
+    };
+    wqe.signalled = flags & COMPLETION != 0;
+    wqe.solicited = flags & ControlFlags::SOLICITED.bits() != 0;
+    wqe.immediate = control.immediate.get();
+    Ok(opcode)
+}
+
+/// What follows the control segment.
+fn segments(opcode: Opcode, ds: u32, bytes: &[u8], wqe: &mut Wqe) -> Result<(), Finding> {
+    let mut segments = Segments { rest: bytes };
+    let atomic = matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
+    match opcode {
+        Opcode::Nop => return Ok(()),
+        Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate => {}
+        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::RdmaRead => remote(&mut segments, ds, wqe)?,
+        Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
+            remote(&mut segments, ds, wqe)?;
+            let operands: AtomicSegment = segments.next(ds, "room for the atomic segment")?;
+            (wqe.swap_or_add, wqe.compare) = (operands.swap_or_add.get(), operands.compare.get());
+        }
+    }
+    data(&mut segments, ds, atomic || opcode == Opcode::RdmaRead, &mut wqe.local)?;
+    if atomic && wqe.local.length() != ATOMIC {
+        let (what, got) = ("data segment: length of an atomic's result", wqe.local.length());
+        return Err(Finding::Value { what, got, wanted: "8" });
+    }
+    Ok(())
+}
+
+fn remote(segments: &mut Segments<'_>, ds: u32, wqe: &mut Wqe) -> Result<(), Finding> {
+    let remote: RemoteAddressSegment = segments.next(ds, "room for the remote address segment")?;
+    let reserved = remote.reserved.get();
+    if reserved != 0 {
+        return Err(Finding::Reserved { what: "remote address segment", got: u64::from(reserved) });
+    }
+    (wqe.remote, wqe.rkey) = (remote.address.get(), remote.rkey.get());
+    Ok(())
+}
+
+/// Data segments, by reference or inline, up to the WQE's end. `arrives`: bytes will be written there, so none may be inline.
+fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather) -> Result<(), Finding> {
+    while let Some(start) =
+        InlineHeader::read_from_prefix(segments.rest).ok().map(|(header, _)| header.byte_count.get())
+    {
+        if start & INLINE == 0 {
+            let segment: DataSegment = segments.next(ds, "a whole number of data segments")?;
+            if start == 0 {
+                let (what, wanted) = ("data segment: byte count", "from 1 to 2^31-1: 0 would mean 2^31");
+                return Err(Finding::Value { what, got: 0, wanted });
+            }
+            local.push(segment.address.get(), start, segment.lkey.get());
+            continue;
+        }
+        let length = start & !INLINE;
+        let room = segments.rest.len() - size_of::<InlineHeader>();
+        if arrives {
+            let (what, got) = ("data segment: byte count", u64::from(start));
+            return Err(Finding::Value { what, got, wanted: "not inline: its bytes are to be written" });
+        }
+        if length as usize > room {
+            return Err(Finding::InlineLength { got: length, wanted: room as u32 });
+        }
+        let whole = (size_of::<InlineHeader>() + length as usize).next_multiple_of(DS);
+        let bytes = segments.take(whole);
+        local.push_inline(&bytes[size_of::<InlineHeader>()..][..length as usize]);
+    }
+    Ok(())
+}
+
+/// A receive WQE that a message is being written to.
+#[derive(Debug, Default)]
+pub(super) struct Receive {
+    /// The WQE's number, modulo 2^16.
+    pub(super) index: u16,
+    pub(super) local: Gather,
+}
+
+/// Takes the receive WQE at `index` apart. Its list ends with the ring's stride or a segment under [`INVALID_LKEY`].
+pub(super) fn receive(ring: &Ring, index: u16, receive: &mut Receive) -> Result<(), Finding> {
+    receive.index = index;
+    receive.local.clear();
+    let mut bytes = [0; DS];
+    for offset in (0..ring.stride()).step_by(DS) {
+        ring.read(index, offset, &mut bytes);
+        let segment: DataSegment = zerocopy::transmute!(bytes);
+        let (length, lkey) = (segment.byte_count.get(), segment.lkey.get());
+        if lkey == INVALID_LKEY {
+            break;
+        }
+        if length & INLINE != 0 {
+            let (what, got) = ("receive data segment: byte count", u64::from(length));
+            return Err(Finding::Value { what, got, wanted: "below 2^31" });
+        }
+        receive.local.push(segment.address.get(), length, lkey);
+    }
+    Ok(())
+}
+
+/// The syndrome of a WQE that the checks refuse.
+pub(super) const BAD_WQE: Syndrome = Syndrome::LocalQpOperation;

@@ -1,0 +1,277 @@
+//! The requester: turns send WQEs into request packets, and responses into completions (IBTA 9.7.3, 9.7.5, 9.7.6).
+//!
+//! Requests lie in a queue from the oldest unacknowledged one (`requests[0]`) to the newest fetched. A cursor walks over them as packets
+//! are sent; a retransmission puts it back to the oldest unacknowledged packet (go back N). Three sequence numbers tell the rest:
+//! `unacknowledged <= cursor <= sent`, where `sent` is one past the newest ever sent.
+
+mod receive;
+mod transmit;
+
+use std::collections::VecDeque;
+
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::roce::ack_timeout_ns;
+use barewire_layouts::wqe::Opcode;
+
+pub(super) use receive::receive;
+pub(super) use transmit::transmit;
+
+use super::fetch::{Fence, Wqe};
+use super::psn::Psn;
+use super::{Port, completer};
+use crate::object::{Attributes, Qp};
+
+/// Packets that may be unacknowledged. At 4096 bytes they and their overhead fit a UDP socket buffer of default size.
+const WINDOW: u32 = 32;
+/// Packets that one READ request asks for at most. A longer read goes out as several requests, which keeps its responses, that
+/// nobody acknowledges, within the window. Pieces end at multiples of this, so that a response's opcode can be checked.
+const READ_PIECE: u32 = WINDOW / 2;
+/// An acknowledgment is asked for after so many packets at the latest.
+const ACK_INTERVAL: u32 = WINDOW / 4;
+/// Requests that are fetched ahead.
+const FETCH_AHEAD: usize = 64;
+/// The RNR retry count that means 'for ever' (IBTA 9.7.5.2.8).
+const RNR_RETRY_INFINITE: u8 = 7;
+/// The time to wait doubles with each retry up to four times the timeout, which is what IBTA 9.7.6.1.3 allows.
+const MAX_BACKOFF: u8 = 2;
+
+/// A WQE on its way.
+#[derive(Debug, Default)]
+pub(super) struct Request {
+    pub(super) wqe: Wqe,
+    first: Psn,
+    /// Sequence numbers that it takes: packets sent, or the responses of a read; 0 for one that sends nothing.
+    packets: u32,
+    /// Responses taken.
+    responses: u32,
+    /// Set if it fails as soon as everything before it is done.
+    fault: Option<Syndrome>,
+}
+
+impl Request {
+    fn is_atomic(&self) -> bool {
+        matches!(self.wqe.opcode, Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd))
+    }
+
+    fn is_read(&self) -> bool {
+        self.wqe.opcode == Some(Opcode::RdmaRead)
+    }
+
+    /// Whether data comes back, so that an acknowledgment alone does not complete it.
+    fn is_answered(&self) -> bool {
+        self.is_read() || self.is_atomic()
+    }
+
+    fn contains(&self, psn: Psn) -> bool {
+        u32::try_from(psn.since(self.first)).is_ok_and(|distance| distance < self.packets)
+    }
+
+    /// Payload bytes of packet `number` of a message in packets of `mtu` bytes.
+    fn payload(&self, number: u32, mtu: usize) -> usize {
+        let start = u64::from(number) * mtu as u64;
+        self.wqe.local.length().saturating_sub(start).min(mtu as u64) as usize
+    }
+}
+
+/// A queue pair's requester.
+#[derive(Debug, Default)]
+pub(super) struct Requester {
+    requests: VecDeque<Request>,
+    spare: Vec<Request>,
+    /// Send counter of the doorbell record, as last read.
+    posted: u16,
+    /// WQEBB index of the next WQE to fetch.
+    fetched: u16,
+    /// A bad WQE was met: nothing behind it is executed.
+    stopped: bool,
+    /// Sequence number of the next request to be fetched.
+    next: Psn,
+    unacknowledged: Psn,
+    sent: Psn,
+    /// Request, and packet in it, that is sent next.
+    cursor: usize,
+    packet: u32,
+    /// Packets sent since an acknowledgment was asked for.
+    unasked: u32,
+    /// READ requests and atomics sent and not answered.
+    reads: u32,
+    /// Retries since the last progress.
+    retries: u8,
+    rnr_retries: u8,
+    /// A gap was answered by going back already; until there is progress another would only multiply packets.
+    went_back: bool,
+    /// Since when an acknowledgment is awaited.
+    awaited: Option<u64>,
+    /// The receiver is not ready: nothing is sent before.
+    pause: Option<u64>,
+}
+
+impl Requester {
+    /// Ready to send.
+    pub(super) fn start(&mut self, attributes: &Attributes) {
+        let first = Psn::new(attributes.next_send_psn);
+        (self.next, self.unacknowledged, self.sent) = (first, first, first);
+    }
+
+    /// The send counter as last read from the doorbell record.
+    pub(super) fn posted(&self) -> u16 {
+        self.posted
+    }
+
+    /// Takes note of a new send counter.
+    pub(super) fn post(&mut self, posted: u16) {
+        self.posted = posted;
+    }
+
+    /// Index of the oldest WQEBB that is not completed.
+    pub(super) fn oldest(&self) -> u16 {
+        self.requests.front().map_or(self.fetched, |request| request.wqe.index)
+    }
+
+    /// Index of the next WQEBB to fetch.
+    pub(super) fn fetched(&self) -> u16 {
+        self.fetched
+    }
+
+    /// Leaves WQEBBs out, up to `index`.
+    pub(super) fn skip_to(&mut self, index: u16) {
+        (self.fetched, self.posted) = (index, index);
+    }
+
+    /// Takes the oldest request off the queue, to be flushed.
+    pub(super) fn abandon(&mut self) -> Option<Request> {
+        (self.cursor, self.packet, self.awaited, self.pause) = (0, 0, None, None);
+        self.requests.pop_front()
+    }
+
+    /// Keeps a request's buffers for another.
+    pub(super) fn recycle(&mut self, request: Request) {
+        if self.spare.len() < FETCH_AHEAD {
+            self.spare.push(request);
+        }
+    }
+
+    /// Sequence number of the packet that is sent next.
+    fn cursor_psn(&self) -> Psn {
+        self.requests.get(self.cursor).map_or(self.next, |request| request.first.plus(self.packet))
+    }
+
+    /// Sequence numbers that the packet at the cursor takes, or `None` if it must wait or there is none.
+    fn sendable(&self, attributes: &Attributes) -> Option<u32> {
+        let request = self.requests.get(self.cursor)?;
+        if self.pause.is_some() || request.fault.is_some() {
+            return None;
+        }
+        let numbers = if request.is_read() {
+            (READ_PIECE - self.packet % READ_PIECE).min(request.packets - self.packet)
+        } else {
+            1
+        };
+        let in_flight = self.cursor_psn().since(self.unacknowledged) as u32;
+        let fenced = self.packet == 0
+            && match request.wqe.fence {
+                Fence::None => false,
+                Fence::Reads => self.requests.range(..self.cursor).any(Request::is_answered),
+                Fence::All => self.cursor > 0,
+            };
+        let too_deep = request.is_answered() && self.reads >= attributes.max_initiator_depth;
+        (in_flight + numbers <= WINDOW && !fenced && !too_deep).then_some(numbers)
+    }
+
+    /// Moves the cursor on by `numbers`, and over requests that send nothing.
+    fn advance_cursor(&mut self, numbers: u32) {
+        self.packet += numbers;
+        while let Some(request) = self.requests.get(self.cursor)
+            && self.packet >= request.packets
+            && request.fault.is_none()
+        {
+            self.cursor += 1;
+            self.packet = 0;
+        }
+    }
+
+    /// Puts the cursor back to the oldest unacknowledged packet.
+    fn go_back(&mut self) {
+        let distance = self.requests.front().map_or(0, |front| self.unacknowledged.since(front.first));
+        (self.cursor, self.packet) = (0, distance as u32);
+        self.reads = 0;
+        self.unasked = 0;
+        self.advance_cursor(0);
+    }
+
+    /// A response arrived that an earlier one should have preceded: that one was lost (IBTA 9.7.5.2.6, implied NAK).
+    fn gap(&mut self, port: &mut Port<'_>) {
+        if !self.went_back {
+            self.went_back = true;
+            port.counters.implied_naks += 1;
+            self.go_back();
+        }
+    }
+}
+
+/// Completes the requests at the front that are done, or that failed.
+fn complete(qp: &mut Qp, port: &mut Port<'_>) {
+    while qp.state == QpState::Rts
+        && let Some(front) = qp.engine.requester.requests.front()
+    {
+        if let Some(syndrome) = front.fault {
+            return fail(qp, port, syndrome);
+        }
+        if qp.engine.requester.unacknowledged.since(front.first) < front.packets as i32 {
+            return;
+        }
+        let Some(request) = pop(&mut qp.engine.requester) else { return };
+        completer::sent(qp, port, &request);
+        qp.engine.requester.recycle(request);
+    }
+}
+
+/// Takes the oldest request off, with the cursor kept on its packet.
+fn pop(requester: &mut Requester) -> Option<Request> {
+    let request = requester.requests.pop_front()?;
+    if requester.cursor == 0 {
+        requester.packet = 0;
+    } else {
+        requester.cursor -= 1;
+    }
+    Some(request)
+}
+
+/// Fails the oldest request with `syndrome` and the queue pair with it.
+fn fail(qp: &mut Qp, port: &mut Port<'_>, syndrome: Syndrome) {
+    if let Some(request) = pop(&mut qp.engine.requester) {
+        completer::send_failed(qp, port, request.wqe.opcode_bits, request.wqe.index, syndrome);
+    }
+    completer::fail(qp, port);
+}
+
+/// The next deadline: the end of a pause, or the time by which an acknowledgment must come.
+pub(super) fn deadline(qp: &Qp) -> Option<u64> {
+    let requester = &qp.engine.requester;
+    let timeout = ack_timeout_ns(qp.attributes.ack_timeout)
+        .zip(requester.awaited)
+        .map(|(timeout, since)| since + (timeout << requester.retries.min(MAX_BACKOFF)));
+    requester.pause.or(timeout).filter(|_| qp.state == QpState::Rts)
+}
+
+/// Does what a passed deadline asks for; false if none has passed.
+pub(super) fn expire(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    if deadline(qp).is_none_or(|deadline| deadline > port.now) {
+        return false;
+    }
+    let requester = &mut qp.engine.requester;
+    if requester.pause.take().is_some() {
+        return true;
+    }
+    port.counters.timeouts += 1;
+    if requester.retries >= qp.attributes.retry_count {
+        fail(qp, port, Syndrome::TransportRetryExceeded);
+    } else {
+        requester.retries += 1;
+        requester.awaited = Some(port.now);
+        requester.went_back = false;
+        requester.go_back();
+    }
+    true
+}

@@ -1,0 +1,165 @@
+//! Takes responses: acknowledgments, negative ones, data of reads and atomics.
+
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::roce::{AethSyndrome, BthOpcode, NakCode, rnr_delay_ns};
+
+use super::{READ_PIECE, RNR_RETRY_INFINITE, complete, fail};
+use crate::engine::Port;
+use crate::engine::fetch::ATOMIC;
+use crate::engine::psn::Psn;
+use crate::object::Qp;
+use crate::wire::packet::Packet;
+
+/// Takes everything before `to` as acknowledged, as far as responses with data have come. False if one of those is missing.
+fn acknowledge(qp: &mut Qp, port: &mut Port<'_>, to: Psn) -> bool {
+    let requester = &mut qp.engine.requester;
+    let before = requester.unacknowledged;
+    let mut reached = to;
+    for request in &requester.requests {
+        if to.since(request.first) <= 0 {
+            break;
+        }
+        let answered = request.first.plus(request.responses);
+        if request.is_answered() && request.responses < request.packets && to.since(answered) > 0 {
+            reached = answered;
+            break;
+        }
+    }
+    if reached.since(before) > 0 {
+        requester.unacknowledged = reached;
+        (requester.retries, requester.rnr_retries, requester.went_back) = (0, 0, false);
+        requester.awaited = (requester.sent != reached).then_some(port.now);
+        complete(qp, port);
+        // A late acknowledgment may overtake a cursor that was put back.
+        let requester = &mut qp.engine.requester;
+        if requester.cursor_psn().since(requester.unacknowledged) < 0 {
+            requester.go_back();
+        }
+    }
+    reached == to
+}
+
+/// Takes a response from the wire.
+pub(in crate::engine) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
+    let psn = Psn::new(packet.bth.psn());
+    let requester = &qp.engine.requester;
+    let (age, limit) = (psn.since(requester.unacknowledged), requester.sent.since(requester.unacknowledged));
+    if qp.state != QpState::Rts || age < 0 || age >= limit {
+        port.counters.stale_responses += 1;
+        return;
+    }
+    match (packet.opcode, packet.syndrome) {
+        (BthOpcode::Acknowledge, Some(AethSyndrome::Ack(_))) => {
+            if !acknowledge(qp, port, psn.plus(1)) {
+                qp.engine.requester.gap(port);
+            }
+        }
+        (BthOpcode::Acknowledge, Some(AethSyndrome::RnrNak(timer))) => {
+            port.counters.rnr_naks_received += 1;
+            if acknowledge(qp, port, psn) {
+                receiver_not_ready(qp, port, timer);
+            } else {
+                qp.engine.requester.gap(port);
+            }
+        }
+        (BthOpcode::Acknowledge, Some(AethSyndrome::Nak(code))) => {
+            port.counters.naks_received += 1;
+            if !acknowledge(qp, port, psn) {
+                return qp.engine.requester.gap(port);
+            }
+            match code {
+                NakCode::PsnSequence => sequence_error(qp, port),
+                NakCode::InvalidRequest => fail(qp, port, Syndrome::RemoteInvalidRequest),
+                NakCode::RemoteAccess => fail(qp, port, Syndrome::RemoteAccess),
+                NakCode::RemoteOperational => fail(qp, port, Syndrome::RemoteOperation),
+            }
+        }
+        (_, None | Some(AethSyndrome::Ack(_))) => answer(qp, port, packet, psn),
+        // A response with data cannot be negative.
+        (_, Some(_)) => port.counters.malformed += 1,
+    }
+}
+
+/// The responder misses the oldest unacknowledged packet.
+fn sequence_error(qp: &mut Qp, port: &mut Port<'_>) {
+    let requester = &mut qp.engine.requester;
+    if requester.went_back {
+        return;
+    }
+    requester.went_back = true;
+    requester.awaited = Some(port.now);
+    requester.go_back();
+}
+
+/// The responder has no receive WQE for the oldest unacknowledged packet.
+fn receiver_not_ready(qp: &mut Qp, port: &mut Port<'_>, timer: u8) {
+    let requester = &mut qp.engine.requester;
+    if requester.pause.is_some() {
+        return;
+    }
+    if qp.attributes.rnr_retry != RNR_RETRY_INFINITE {
+        if requester.rnr_retries >= qp.attributes.rnr_retry {
+            return fail(qp, port, Syndrome::RnrRetryExceeded);
+        }
+        requester.rnr_retries += 1;
+    }
+    requester.pause = Some(port.now + rnr_delay_ns(timer));
+    requester.awaited = None;
+    requester.go_back();
+}
+
+/// A read response or an atomic acknowledge.
+fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
+    let requester = &mut qp.engine.requester;
+    let Some(at) = requester.requests.iter().position(|request| request.contains(psn)) else {
+        port.counters.stale_responses += 1;
+        return;
+    };
+    let request = &requester.requests[at];
+    let number = psn.since(request.first) as u32;
+    if number < request.responses {
+        port.counters.stale_responses += 1;
+        return;
+    }
+    // It acknowledges what was sent before it, except what needs an answer of its own.
+    if number > request.responses || !acknowledge(qp, port, psn) {
+        return qp.engine.requester.gap(port);
+    }
+    // Now the request is the oldest, unless a full completion queue took the queue pair down.
+    let mtu = qp.attributes.mtu;
+    let Some(request) = qp.engine.requester.requests.front_mut().filter(|_| qp.state == QpState::Rts) else {
+        return;
+    };
+    let number_after = number + 1;
+    let ends =
+        number_after == request.packets || request.is_read() && number_after.is_multiple_of(READ_PIECE);
+    let fits = if request.is_atomic() {
+        packet.opcode == BthOpcode::AtomicAcknowledge && packet.payload.is_empty()
+    } else {
+        request.is_read()
+            && packet.payload.len() == request.payload(number, mtu)
+            && match packet.opcode {
+                BthOpcode::ReadResponseFirst | BthOpcode::ReadResponseMiddle => !ends,
+                BthOpcode::ReadResponseLast | BthOpcode::ReadResponseOnly => ends,
+                _ => false,
+            }
+    };
+    if !fits {
+        return fail(qp, port, Syndrome::BadResponse);
+    }
+    let original = packet.original.to_ne_bytes();
+    let (offset, bytes) = if request.is_atomic() {
+        debug_assert_eq!(request.wqe.local.length(), ATOMIC);
+        (0, &original[..])
+    } else {
+        (u64::from(number) * mtu as u64, packet.payload)
+    };
+    if request.wqe.local.copy_from(port.memory, qp.pd, offset, bytes).is_err() {
+        return fail(qp, port, Syndrome::LocalProtection);
+    }
+    request.responses = number_after;
+    let requester = &mut qp.engine.requester;
+    requester.reads = requester.reads.saturating_sub(u32::from(ends));
+    acknowledge(qp, port, psn.plus(1));
+}

@@ -1,0 +1,193 @@
+//! Fetches WQEs and sends request packets.
+
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::roce::{AtomicEth, Bth, BthOpcode, Headers, ImmDt, Reth};
+use barewire_layouts::wqe::Opcode;
+
+use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete};
+use crate::engine::report::Finding;
+use crate::engine::{Port, fetch};
+use crate::memory::{Access, TranslationError};
+use crate::object::{Attributes, Qp};
+use crate::wire::packet;
+
+/// Fetches posted WQEs, as far ahead as is useful.
+fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
+    while qp.engine.requester.requests.len() < FETCH_AHEAD && !qp.engine.requester.stopped {
+        let requester = &mut qp.engine.requester;
+        let posted = requester.posted.wrapping_sub(requester.fetched);
+        if posted == 0 {
+            break;
+        }
+        let index = requester.fetched;
+        let mut request = requester.spare.pop().unwrap_or_default();
+        let outstanding = u32::from(requester.posted.wrapping_sub(requester.oldest()));
+        (request.responses, request.fault) = (0, None);
+        let checked = if outstanding > qp.sq.entries() {
+            request.wqe.refuse(index, &fetch::control(&qp.sq, index));
+            Err(Finding::Overflow { queue: "send", got: outstanding, wanted: qp.sq.entries() })
+        } else {
+            fetch::send(&qp.sq, qp.number, index, posted, &mut request.wqe)
+        };
+        port.counters.wqes += 1;
+        if let Err(finding) = checked {
+            port.report(qp.number, index, finding);
+            request.fault = Some(fetch::BAD_WQE);
+        } else {
+            request.fault = refuse(qp, &request, port);
+        }
+        let requester = &mut qp.engine.requester;
+        request.first = requester.next;
+        request.packets = match request.wqe.opcode {
+            _ if request.fault.is_some() => 0,
+            None | Some(Opcode::Nop) => 0,
+            Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => 1,
+            Some(_) => (request.wqe.local.length().div_ceil(qp.attributes.mtu as u64) as u32).max(1),
+        };
+        requester.stopped = request.fault.is_some();
+        requester.next = requester.next.plus(request.packets);
+        requester.fetched = index.wrapping_add(request.wqe.blocks);
+        requester.requests.push_back(request);
+    }
+    qp.engine.requester.advance_cursor(0);
+}
+
+/// Checks what only execution can tell: whether message length and local keys allow it.
+fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
+    if request.wqe.local.length() > 1 << qp.attributes.log_message_max.min(30) {
+        return Some(Syndrome::LocalLength);
+    }
+    let need = if request.is_answered() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+    request.wqe.local.check(port.memory, qp.pd, need).err().map(|_| Syndrome::LocalProtection)
+}
+
+/// Sends up to `budget` packets. Returns whether more could be sent at once.
+pub(in crate::engine) fn transmit(qp: &mut Qp, port: &mut Port<'_>, budget: u32) -> bool {
+    if qp.state != QpState::Rts {
+        return false;
+    }
+    for _ in 0..budget {
+        fetch(qp, port);
+        complete(qp, port);
+        if qp.state != QpState::Rts {
+            return false;
+        }
+        let Some(numbers) = qp.engine.requester.sendable(&qp.attributes) else { return false };
+        send(qp, port, numbers);
+    }
+    true
+}
+
+/// Sends the packet at the cursor, which takes `numbers` sequence numbers.
+fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
+    let requester = &mut qp.engine.requester;
+    let (at, number, psn) = (requester.cursor, requester.packet, requester.cursor_psn());
+    let again = psn.since(requester.sent) < 0;
+
+    // The state is moved on first: whether the sender stalls after this packet decides whether it asks for an acknowledgment.
+    let request = &requester.requests[at];
+    let (answered, last) = (request.is_answered(), number + numbers == request.packets);
+    let signalled = request.wqe.signalled;
+    requester.reads += u32::from(answered);
+    requester.advance_cursor(numbers);
+    requester.unasked += 1;
+    let stalls = requester.sendable(&qp.attributes).is_none();
+    let ask = answered || stalls || last && signalled || requester.unasked >= ACK_INTERVAL;
+
+    let request = &requester.requests[at];
+    if build(&qp.attributes, qp.pd, request, number, numbers, ask, port).is_err() {
+        // A key that was good when the WQE was fetched is gone. What was sent before must be acknowledged first: ask for it.
+        let requester = &mut qp.engine.requester;
+        requester.requests[at].fault = Some(Syndrome::LocalProtection);
+        requester.stopped = true;
+        requester.go_back();
+        return;
+    }
+    if ask {
+        requester.unasked = 0;
+    }
+    let next = psn.plus(numbers);
+    if next.since(requester.sent) > 0 {
+        requester.sent = next;
+    }
+    requester.awaited.get_or_insert(port.now);
+    port.counters.packets_sent += 1;
+    port.counters.retransmitted += u64::from(again);
+    port.wire.send(qp.attributes.remote_address, port.frame);
+}
+
+/// Puts packet `number` of `request` into the port's frame.
+fn build(
+    attributes: &Attributes,
+    pd: u32,
+    request: &Request,
+    number: u32,
+    numbers: u32,
+    ask: bool,
+    port: &mut Port<'_>,
+) -> Result<(), TranslationError> {
+    let wqe = &request.wqe;
+    let (first, last) = (number == 0, number + numbers == request.packets);
+    let Some(opcode) = wqe.opcode.and_then(|opcode| packet_opcode(opcode, first, last)) else {
+        return Ok(());
+    };
+    let carries = opcode.headers();
+    let offset = u64::from(number) * attributes.mtu as u64;
+    let payload = if request.is_answered() { 0 } else { request.payload(number, attributes.mtu) };
+    let bth = Bth::new(opcode, attributes.remote_qpn, request.first.plus(number).get())
+        .with_ack_request(ask)
+        .with_solicited(wqe.solicited && last);
+    let frame = &mut *port.frame;
+    packet::start(frame, bth, payload);
+    if carries.contains(Headers::RETH) {
+        let length = if request.is_read() {
+            (wqe.local.length() - offset).min(u64::from(numbers) * attributes.mtu as u64)
+        } else {
+            wqe.local.length()
+        };
+        let address = if request.is_read() { wqe.remote.wrapping_add(offset) } else { wqe.remote };
+        packet::header(
+            frame,
+            &Reth { address: address.into(), rkey: wqe.rkey.into(), length: (length as u32).into() },
+        );
+    }
+    if request.is_atomic() {
+        let header = AtomicEth {
+            address: wqe.remote.into(),
+            rkey: wqe.rkey.into(),
+            swap_or_add: wqe.swap_or_add.into(),
+            compare: wqe.compare.into(),
+        };
+        packet::header(frame, &header);
+    }
+    if carries.contains(Headers::IMM_DT) {
+        packet::header(frame, &ImmDt { data: wqe.immediate.into() });
+    }
+    wqe.local.copy_to(port.memory, pd, offset, packet::payload(frame, payload))?;
+    packet::finish(frame, port.address, attributes.remote_address);
+    Ok(())
+}
+
+/// The packet opcode of a part of a message.
+fn packet_opcode(opcode: Opcode, first: bool, last: bool) -> Option<BthOpcode> {
+    use BthOpcode as Bth;
+    Some(match (opcode, first, last) {
+        (Opcode::Nop | Opcode::SendInvalidate, ..) => return None,
+        (Opcode::RdmaRead, ..) => Bth::ReadRequest,
+        (Opcode::AtomicCompareSwap, ..) => Bth::CompareSwap,
+        (Opcode::AtomicFetchAdd, ..) => Bth::FetchAdd,
+        (Opcode::Send | Opcode::SendImmediate, true, false) => Bth::SendFirst,
+        (Opcode::Send | Opcode::SendImmediate, false, false) => Bth::SendMiddle,
+        (Opcode::Send, false, true) => Bth::SendLast,
+        (Opcode::Send, true, true) => Bth::SendOnly,
+        (Opcode::SendImmediate, false, true) => Bth::SendLastImmediate,
+        (Opcode::SendImmediate, true, true) => Bth::SendOnlyImmediate,
+        (Opcode::RdmaWrite | Opcode::RdmaWriteImmediate, true, false) => Bth::WriteFirst,
+        (Opcode::RdmaWrite | Opcode::RdmaWriteImmediate, false, false) => Bth::WriteMiddle,
+        (Opcode::RdmaWrite, false, true) => Bth::WriteLast,
+        (Opcode::RdmaWrite, true, true) => Bth::WriteOnly,
+        (Opcode::RdmaWriteImmediate, false, true) => Bth::WriteLastImmediate,
+        (Opcode::RdmaWriteImmediate, true, true) => Bth::WriteOnlyImmediate,
+    })
+}

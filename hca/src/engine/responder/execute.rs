@@ -1,0 +1,236 @@
+//! Executes request packets.
+
+use barewire_layouts::cqe::{CqeOpcode, Syndrome};
+use barewire_layouts::roce::{BthOpcode, Headers, NakCode};
+
+use super::{ACCESS, Executed, INVALID, Message, Refusal, Response};
+use crate::engine::Port;
+use crate::engine::completer::{self, Arrival};
+use crate::engine::fetch::{self, ATOMIC, Receive};
+use crate::engine::report::Finding;
+use crate::memory::Access;
+use crate::object::Qp;
+use crate::wire::packet::Packet;
+
+/// Executes the expected request packet.
+pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
+    use BthOpcode as Bth;
+    // A packet goes on with the message that has begun, or begins one when there is none (IBTA 9.7.4.1.2).
+    let fits = match (&qp.engine.responder.message, packet.opcode) {
+        (Message::None, opcode) => opcode.is_first(),
+        (Message::Send { .. }, opcode) => {
+            matches!(opcode, Bth::SendMiddle | Bth::SendLast | Bth::SendLastImmediate)
+        }
+        (Message::Write { .. }, opcode) => {
+            matches!(opcode, Bth::WriteMiddle | Bth::WriteLast | Bth::WriteLastImmediate)
+        }
+    };
+    let mtu = qp.attributes.mtu;
+    let length = packet.payload.len();
+    let sized = match (packet.opcode.is_first(), packet.opcode.is_last()) {
+        (_, false) => length == mtu,
+        (false, true) => (1..=mtu).contains(&length),
+        (true, true) => length <= mtu,
+    };
+    if !fits || !sized {
+        return Err(INVALID);
+    }
+    match packet.opcode {
+        Bth::SendFirst
+        | Bth::SendMiddle
+        | Bth::SendLast
+        | Bth::SendLastImmediate
+        | Bth::SendOnly
+        | Bth::SendOnlyImmediate => send(qp, port, packet),
+        Bth::WriteFirst
+        | Bth::WriteMiddle
+        | Bth::WriteLast
+        | Bth::WriteLastImmediate
+        | Bth::WriteOnly
+        | Bth::WriteOnlyImmediate => write(qp, port, packet),
+        Bth::ReadRequest => read(qp, port, packet),
+        Bth::CompareSwap | Bth::FetchAdd => atomic(qp, port, packet),
+        _ => Err(INVALID),
+    }
+}
+
+/// Takes the next receive WQE.
+fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Result<Receive, Refusal> {
+    let responder = &mut qp.engine.responder;
+    let available = u32::from(qp.doorbell.receive().wrapping_sub(responder.consumer));
+    if available == 0 || qp.rq.entries() == 0 {
+        return Err(Refusal::NotReady);
+    }
+    let index = responder.consumer;
+    let mut receive = std::mem::take(&mut responder.spare);
+    let checked = if available > qp.rq.entries() {
+        receive.index = index;
+        Err(Finding::Overflow { queue: "receive", got: available, wanted: qp.rq.entries() })
+    } else {
+        fetch::receive(&qp.rq, index, &mut receive)
+    };
+    responder.consume();
+    if let Err(finding) = checked {
+        port.report(qp.number, index, finding);
+        qp.engine.responder.message = Message::Send { receive, done: 0 };
+        return Err(Refusal::Fatal(NakCode::RemoteOperational, Some(fetch::BAD_WQE)));
+    }
+    Ok(receive)
+}
+
+fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
+    let (receive, done) = match std::mem::take(&mut qp.engine.responder.message) {
+        Message::Send { receive, done } => (receive, done),
+        _ => (take_receive(qp, port)?, 0),
+    };
+    let after = done + packet.payload.len() as u64;
+    let refusal = if after > receive.local.length() {
+        Some((NakCode::InvalidRequest, Syndrome::LocalLength))
+    } else if receive.local.copy_from(port.memory, qp.pd, done, packet.payload).is_err() {
+        Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
+    } else {
+        None
+    };
+    if let Some((code, syndrome)) = refusal {
+        qp.engine.responder.message = Message::Send { receive, done };
+        return Err(Refusal::Fatal(code, Some(syndrome)));
+    }
+    if !packet.opcode.is_last() {
+        qp.engine.responder.message = Message::Send { receive, done: after };
+        return Ok(());
+    }
+    let with_immediate = packet.opcode.headers().contains(Headers::IMM_DT);
+    let opcode = if with_immediate { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend };
+    finish(qp, port, receive, opcode, after, packet);
+    Ok(())
+}
+
+/// Completes a message that took a receive WQE.
+fn finish(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    receive: Receive,
+    opcode: CqeOpcode,
+    length: u64,
+    packet: &Packet<'_>,
+) {
+    qp.engine.responder.message_done();
+    let arrival = Arrival {
+        opcode,
+        length: length as u32,
+        immediate: packet.immediate,
+        solicited: packet.bth.solicited(),
+    };
+    completer::received(qp, port, receive.index, arrival);
+    qp.engine.responder.spare = receive;
+}
+
+fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
+    let (address, rkey, length, done) =
+        if let Message::Write { address, rkey, length, done } = qp.engine.responder.message {
+            (address, rkey, length, done)
+        } else {
+            if !qp.attributes.remote_write {
+                return Err(INVALID);
+            }
+            let reth = &packet.reth;
+            let (address, rkey, length) = (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
+            // The whole range is checked before the first byte is written.
+            port.memory.translate(rkey, qp.pd, address, length, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
+            (address, rkey, length, 0)
+        };
+    let last = packet.opcode.is_last();
+    let after = done + packet.payload.len() as u64;
+    if after > length || last != (after == length) {
+        return Err(INVALID);
+    }
+    let immediate = packet.opcode.headers().contains(Headers::IMM_DT);
+    // Taken before the bytes are written, so that a repetition after RNR writes them once.
+    let receive = if immediate { Some(take_receive(qp, port)?) } else { None };
+    let written = port
+        .memory
+        .translate(rkey, qp.pd, address.wrapping_add(done), packet.payload.len() as u64, Access::REMOTE_WRITE)
+        .map(|span| span.copy_from(packet.payload));
+    if written.is_err() {
+        // Taken but not filled: it is flushed with the rest.
+        qp.engine.responder.message =
+            receive.map_or(Message::None, |receive| Message::Send { receive, done: 0 });
+        return Err(ACCESS);
+    }
+    qp.engine.responder.message =
+        if last { Message::None } else { Message::Write { address, rkey, length, done: after } };
+    match receive {
+        Some(receive) => finish(qp, port, receive, CqeOpcode::ResponderWriteImmediate, length, packet),
+        None if last => qp.engine.responder.message_done(),
+        None => {}
+    }
+    Ok(())
+}
+
+/// Refuses a read or atomic that exceeds what the queue pair answers at a time (IBTA 9.7.4.1.6).
+fn check_depth(qp: &Qp) -> Result<(), Refusal> {
+    let depth = qp.attributes.max_responder_depth.max(1) as usize;
+    if qp.engine.responder.depth() < depth { Ok(()) } else { Err(INVALID) }
+}
+
+fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
+    let (address, rkey, length) =
+        (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
+    if !qp.attributes.remote_read || u64::from(length) > fetch::MAX_MESSAGE || !packet.payload.is_empty() {
+        return Err(INVALID);
+    }
+    check_depth(qp)?;
+    port.memory
+        .translate(rkey, qp.pd, address, u64::from(length), Access::REMOTE_READ)
+        .map_err(|_| ACCESS)?;
+    let responder = &mut qp.engine.responder;
+    let psn = responder.expected;
+    responder.message_done();
+    responder.expected = psn.plus(packets(length, qp.attributes.mtu));
+    responder.responses.push_back(Response::Read {
+        psn,
+        msn: responder.msn,
+        address,
+        rkey,
+        length,
+        sent: 0,
+        repeat: false,
+    });
+    Ok(())
+}
+
+/// Response packets of a read of `length` bytes.
+pub(super) fn packets(length: u32, mtu: usize) -> u32 {
+    length.div_ceil(mtu as u32).max(1)
+}
+
+fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
+    let atomic = &packet.atomic;
+    let (address, rkey) = (atomic.address.get(), atomic.rkey.get());
+    let aligned = address.is_multiple_of(ATOMIC);
+    if !qp.attributes.remote_atomic || !aligned || !packet.payload.is_empty() {
+        return Err(INVALID);
+    }
+    check_depth(qp)?;
+    let span =
+        port.memory.translate(rkey, qp.pd, address, ATOMIC, Access::REMOTE_ATOMIC).map_err(|_| ACCESS)?;
+    let original = if packet.opcode == BthOpcode::FetchAdd {
+        span.fetch_add_u64(atomic.swap_or_add.get())
+    } else {
+        span.compare_swap_u64(atomic.compare.get(), atomic.swap_or_add.get())
+    };
+    // `None`: the key's addresses are aligned, but the memory behind them is not.
+    let original = original.ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
+    port.counters.atomics += 1;
+    let depth = qp.attributes.max_responder_depth.max(1) as usize;
+    let responder = &mut qp.engine.responder;
+    let psn = responder.expected;
+    responder.message_done();
+    responder.expected = psn.plus(1);
+    while responder.executed.len() >= depth {
+        responder.executed.pop_front();
+    }
+    responder.executed.push_back(Executed { psn, original });
+    responder.responses.push_back(Response::Atomic { psn, msn: responder.msn, original, repeat: false });
+    Ok(())
+}

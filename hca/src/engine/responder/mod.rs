@@ -1,0 +1,246 @@
+//! The responder: executes requests in order, once, and answers them (IBTA 9.7.4, 9.7.5.1, 9.7.7).
+//!
+//! Everything that goes back lies in one queue, in the order of the requests, so that no acknowledgment overtakes the response of an
+//! earlier read, which the requester would take for lost.
+
+mod execute;
+mod respond;
+
+use std::collections::VecDeque;
+
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::roce::{AethSyndrome, BthOpcode, Headers, MASK_24, NakCode};
+
+pub(super) use respond::respond;
+
+use super::fetch::Receive;
+use super::psn::Psn;
+use super::{Port, completer};
+use crate::memory::Access;
+use crate::object::{Attributes, Qp};
+use crate::wire::packet::Packet;
+use execute::execute;
+
+/// Repeated reads that wait at most, in multiples of the queue pair's depth; a further one is dropped and will be repeated.
+const REPEATED_DEPTH: usize = 2;
+
+/// A message that has begun to arrive.
+#[derive(Debug, Default)]
+enum Message {
+    /// None.
+    #[default]
+    None,
+    /// A send, `done` bytes of which lie in the receive WQE.
+    Send { receive: Receive, done: u64 },
+    /// An RDMA write of `length` bytes to `address`, `done` of which are written.
+    Write { address: u64, rkey: u32, length: u64, done: u64 },
+}
+
+/// What goes back to the requester.
+#[derive(Debug)]
+enum Response {
+    /// Everything up to a sequence number is done.
+    Ack { psn: Psn, msn: u32 },
+    /// A request is refused or must be repeated.
+    Nak { psn: Psn, msn: u32, syndrome: AethSyndrome },
+    /// An atomic was executed, now or, if this is a `repeat`, before.
+    Atomic { psn: Psn, msn: u32, original: u64, repeat: bool },
+    /// A read of `length` bytes, of which `sent` packets have gone.
+    Read { psn: Psn, msn: u32, address: u64, rkey: u32, length: u32, sent: u32, repeat: bool },
+}
+
+/// The result of an atomic, kept in case its response is lost.
+#[derive(Clone, Copy, Debug)]
+struct Executed {
+    psn: Psn,
+    original: u64,
+}
+
+/// Why a request is not done.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    /// No receive WQE: the requester shall wait.
+    NotReady,
+    /// The connection ends with this NAK. The receive WQE in use, if it is at fault, completes with the syndrome.
+    Fatal(NakCode, Option<Syndrome>),
+}
+
+const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, None);
+const ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccess, None);
+
+/// A queue pair's responder.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    expected: Psn,
+    /// Messages completed, 24 bits.
+    msn: u32,
+    /// The gap before the expected packet, or the missing receive WQE, was told already.
+    nak_sent: bool,
+    message: Message,
+    responses: VecDeque<Response>,
+    executed: VecDeque<Executed>,
+    /// Receive WQEs taken, modulo 2^16.
+    consumer: u16,
+    /// Buffers of the last receive WQE.
+    spare: Receive,
+    /// The NAK that ended the connection, to be repeated if it gets lost.
+    fatal: Option<(Psn, NakCode)>,
+}
+
+impl Responder {
+    /// Ready to receive.
+    pub(super) fn start(&mut self, attributes: &Attributes) {
+        self.expected = Psn::new(attributes.next_receive_psn);
+    }
+
+    /// Number of the next receive WQE.
+    pub(super) fn consumer(&self) -> u16 {
+        self.consumer
+    }
+
+    /// Takes a receive WQE and gives its number.
+    pub(super) fn consume(&mut self) -> u16 {
+        let index = self.consumer;
+        self.consumer = index.wrapping_add(1);
+        index
+    }
+
+    /// Leaves receive WQEs out, up to `index`.
+    pub(super) fn skip_to(&mut self, index: u16) {
+        self.consumer = index;
+    }
+
+    /// Ends the message that is arriving and gives its receive WQE, if it took one.
+    pub(super) fn abandon(&mut self) -> Option<Receive> {
+        match std::mem::take(&mut self.message) {
+            Message::Send { receive, .. } => Some(receive),
+            Message::None | Message::Write { .. } => None,
+        }
+    }
+
+    /// Reads and atomics that are not answered yet. Repeated ones do not count: the network may have doubled them.
+    fn depth(&self) -> usize {
+        let answers = |response: &&Response| {
+            matches!(response, Response::Read { repeat: false, .. } | Response::Atomic { repeat: false, .. })
+        };
+        self.responses.iter().filter(answers).count()
+    }
+
+    /// Acknowledges everything executed so far, together with an acknowledgment that still waits.
+    fn acknowledge(&mut self) {
+        let ack = Response::Ack { psn: self.expected.previous(), msn: self.msn };
+        match self.responses.back_mut() {
+            Some(last @ Response::Ack { .. }) => *last = ack,
+            _ => self.responses.push_back(ack),
+        }
+    }
+
+    fn refuse(&mut self, psn: Psn, syndrome: AethSyndrome) {
+        self.responses.push_back(Response::Nak { psn, msn: self.msn, syndrome });
+    }
+
+    fn message_done(&mut self) {
+        self.msn = (self.msn + 1) & MASK_24;
+    }
+}
+
+/// Takes a request from the wire.
+pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
+    let psn = Psn::new(packet.bth.psn());
+    let responder = &mut qp.engine.responder;
+    if qp.state == QpState::Err {
+        // The peer may have missed the NAK that ended the connection: without it, it would only see a timeout.
+        match responder.fatal {
+            Some((last, code)) if psn.since(last) <= 0 && responder.responses.is_empty() => {
+                responder.refuse(last, AethSyndrome::Nak(code));
+            }
+            _ => port.counters.wrong_state += 1,
+        }
+        return;
+    }
+    let ahead = psn.since(responder.expected);
+    if ahead < 0 {
+        port.counters.duplicates += 1;
+        return repeat(qp, port, packet, psn);
+    }
+    if ahead > 0 {
+        port.counters.out_of_sequence += 1;
+        if !responder.nak_sent {
+            responder.nak_sent = true;
+            responder.refuse(responder.expected, AethSyndrome::Nak(NakCode::PsnSequence));
+        }
+        return;
+    }
+    match execute(qp, port, packet) {
+        Ok(()) => {
+            let responder = &mut qp.engine.responder;
+            responder.nak_sent = false;
+            if packet.opcode.headers().intersects(Headers::ATOMIC_ETH)
+                || packet.opcode == BthOpcode::ReadRequest
+            {
+                return;
+            }
+            responder.expected = psn.plus(1);
+            if packet.bth.ack_request() {
+                responder.acknowledge();
+            }
+        }
+        Err(Refusal::NotReady) => {
+            let timer = qp.attributes.min_rnr_nak;
+            qp.engine.responder.nak_sent = true;
+            qp.engine.responder.refuse(psn, AethSyndrome::RnrNak(timer));
+        }
+        Err(Refusal::Fatal(code, syndrome)) => {
+            qp.engine.responder.refuse(psn, AethSyndrome::Nak(code));
+            qp.engine.responder.fatal = Some((psn, code));
+            if let Some(syndrome) = syndrome
+                && let Some(receive) = qp.engine.responder.abandon()
+            {
+                completer::receive_failed(qp, port, receive.index, syndrome);
+            }
+            completer::fail(qp, port);
+        }
+    }
+}
+
+/// A request that was executed before: its response was lost, or the network doubled it (IBTA 9.7.5.1.3, 9.7.5.1.5).
+fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
+    let depth = qp.attributes.max_responder_depth.max(1) as usize;
+    let responder = &mut qp.engine.responder;
+    match packet.opcode {
+        BthOpcode::ReadRequest => {
+            let (address, rkey, length) =
+                (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
+            let allowed = qp.attributes.remote_read
+                && port
+                    .memory
+                    .translate(rkey, qp.pd, address, u64::from(length), Access::REMOTE_READ)
+                    .is_ok();
+            if allowed && responder.responses.len() < REPEATED_DEPTH * depth {
+                let msn = responder.msn;
+                responder.responses.push_back(Response::Read {
+                    psn,
+                    msn,
+                    address,
+                    rkey,
+                    length,
+                    sent: 0,
+                    repeat: true,
+                });
+            }
+        }
+        BthOpcode::CompareSwap | BthOpcode::FetchAdd => {
+            // Never executed again: without a stored result the requester waits for a response that is still on its way.
+            let stored = responder.executed.iter().rev().find(|executed| executed.psn == psn).copied();
+            if let Some(Executed { original, .. }) = stored
+                && responder.responses.len() < REPEATED_DEPTH * depth
+            {
+                port.counters.atomics_replayed += 1;
+                let msn = responder.msn;
+                responder.responses.push_back(Response::Atomic { psn, msn, original, repeat: true });
+            }
+        }
+        _ => responder.acknowledge(),
+    }
+}

@@ -1,0 +1,124 @@
+//! Sends what goes back to the requester.
+
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::roce::{
+    Aeth, AethSyndrome, AtomicAckEth, Bth, BthOpcode, Headers, INVALID_CREDITS, NakCode,
+};
+
+use super::Response;
+use super::execute::packets;
+use crate::engine::Port;
+use crate::engine::completer::fail;
+use crate::engine::psn::Psn;
+use crate::memory::Access;
+use crate::object::{Attributes, Qp};
+use crate::wire::packet;
+
+/// Sends up to `budget` response packets. Returns whether more wait.
+pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) -> bool {
+    let alive = matches!(qp.state, QpState::Rtr | QpState::Rts);
+    if !alive && (qp.state != QpState::Err || qp.engine.responder.fatal.is_none()) {
+        qp.engine.responder.responses.clear();
+        return false;
+    }
+    for _ in 0..budget {
+        let Some(response) = qp.engine.responder.responses.front_mut() else { return false };
+        let attributes = &qp.attributes;
+        let done = match *response {
+            Response::Ack { psn, msn } => {
+                port.counters.acks_sent += 1;
+                acknowledgment(attributes, port, psn, Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), msn));
+                true
+            }
+            Response::Nak { psn, msn, syndrome } => {
+                match syndrome {
+                    AethSyndrome::RnrNak(_) => port.counters.rnr_naks_sent += 1,
+                    _ => port.counters.naks_sent += 1,
+                }
+                acknowledgment(attributes, port, psn, Aeth::new(syndrome, msn));
+                true
+            }
+            Response::Atomic { psn, msn, original, .. } => {
+                let aeth = Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), msn);
+                packet::start(
+                    port.frame,
+                    Bth::new(BthOpcode::AtomicAcknowledge, attributes.remote_qpn, psn.get()),
+                    0,
+                );
+                packet::header(port.frame, &aeth);
+                packet::header(port.frame, &AtomicAckEth { original: original.into() });
+                dispatch(attributes, port);
+                true
+            }
+            Response::Read { psn, msn, address, rkey, length, ref mut sent, .. } => {
+                let number = *sent;
+                *sent += 1;
+                let last = *sent == packets(length, attributes.mtu);
+                let part = Part { psn, msn, address, rkey, length, number, last };
+                if !read_response(attributes, qp.pd, port, part) {
+                    // The key went away in the middle: what is still wanted of it is refused.
+                    let psn = psn.plus(number);
+                    qp.engine.responder.responses.clear();
+                    qp.engine.responder.refuse(psn, AethSyndrome::Nak(NakCode::RemoteAccess));
+                    qp.engine.responder.fatal = Some((psn, NakCode::RemoteAccess));
+                    fail(qp, port);
+                    continue;
+                }
+                last
+            }
+        };
+        if done {
+            qp.engine.responder.responses.pop_front();
+        }
+    }
+    !qp.engine.responder.responses.is_empty()
+}
+
+fn acknowledgment(attributes: &Attributes, port: &mut Port<'_>, psn: Psn, aeth: Aeth) {
+    packet::start(port.frame, Bth::new(BthOpcode::Acknowledge, attributes.remote_qpn, psn.get()), 0);
+    packet::header(port.frame, &aeth);
+    dispatch(attributes, port);
+}
+
+/// One packet of a read's response.
+#[derive(Clone, Copy)]
+struct Part {
+    psn: Psn,
+    msn: u32,
+    address: u64,
+    rkey: u32,
+    length: u32,
+    number: u32,
+    last: bool,
+}
+
+/// Sends one packet of a read's response; false if the key does not allow it any more.
+fn read_response(attributes: &Attributes, pd: u32, port: &mut Port<'_>, part: Part) -> bool {
+    let offset = u64::from(part.number) * attributes.mtu as u64;
+    let payload = (u64::from(part.length) - offset).min(attributes.mtu as u64);
+    let opcode = match (part.number == 0, part.last) {
+        (true, true) => BthOpcode::ReadResponseOnly,
+        (true, false) => BthOpcode::ReadResponseFirst,
+        (false, false) => BthOpcode::ReadResponseMiddle,
+        (false, true) => BthOpcode::ReadResponseLast,
+    };
+    let address = part.address.wrapping_add(offset);
+    let Ok(span) = port.memory.translate(part.rkey, pd, address, payload, Access::REMOTE_READ) else {
+        return false;
+    };
+    let bth = Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get());
+    packet::start(port.frame, bth, payload as usize);
+    if opcode.headers().contains(Headers::AETH) {
+        packet::header(port.frame, &Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), part.msn));
+    }
+    span.copy_to(packet::payload(port.frame, payload as usize));
+    dispatch(attributes, port);
+    true
+}
+
+/// Seals and sends the port's frame.
+fn dispatch(attributes: &Attributes, port: &mut Port<'_>) {
+    packet::finish(port.frame, port.address, attributes.remote_address);
+    port.counters.packets_sent += 1;
+    port.wire.send(attributes.remote_address, port.frame);
+}

@@ -1,0 +1,27 @@
+//! A software model of a ConnectX HCA: PRM commands in, RoCEv2 packets out.
+//!
+//! A [`Device`] is the other side of the bytes that an mlx5 driver writes. It takes PRM commands ([`Device::execute`]) and user
+//! memory ([`Device::register_umem`]), watches the doorbells of its UAR pages, fetches and checks WQEs, moves the data and writes
+//! CQEs. Devices, of one process or of many, talk RoCEv2 over UDP port 4791, each on an address of its own.
+//!
+//! It is a model for correctness, not for wire speed: what it does is written down by the public headers and the InfiniBand
+//! specification, and it knows nothing of the driver in `barewire-mlx5`.
+
+mod command;
+mod config;
+mod device;
+mod engine;
+mod limits;
+mod memory;
+mod object;
+mod state;
+mod thread;
+mod wire;
+
+pub use command::CommandSyndrome;
+pub use config::{ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, WireKind};
+pub use device::Device;
+pub use engine::{Counters, Finding, Report, Strict};
+pub use memory::{UmemAccess, UmemError};
+pub use object::{ObjectCounts, UarPage};
+pub use wire::{Fabric, Faults, FaultsError};

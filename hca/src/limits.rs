@@ -1,0 +1,55 @@
+//! What the device can do, in one place: the commands check against these numbers and QUERY_HCA_CAP tells them.
+
+use barewire_layouts::doorbell::BLUEFLAME_STRIDE;
+
+/// Protection domains.
+pub(crate) const LOG_PDS: u8 = 14;
+/// Completion queues.
+pub(crate) const LOG_CQS: u8 = 16;
+/// Queue pairs.
+pub(crate) const LOG_QPS: u8 = 16;
+/// Memory keys.
+pub(crate) const LOG_MKEYS: u8 = 20;
+/// User memory registrations.
+pub(crate) const LOG_UMEMS: u8 = 20;
+/// UAR pages.
+pub(crate) const LOG_UARS: u8 = 10;
+
+/// Protection domains.
+pub(crate) const PDS: usize = 1 << LOG_PDS;
+/// Completion queues.
+pub(crate) const CQS: usize = 1 << LOG_CQS;
+/// Queue pairs.
+pub(crate) const QPS: usize = 1 << LOG_QPS;
+/// Memory keys.
+pub(crate) const MKEYS: usize = 1 << LOG_MKEYS;
+/// User memory registrations.
+pub(crate) const UMEMS: usize = 1 << LOG_UMEMS;
+/// UAR pages.
+pub(crate) const UARS: usize = 1 << LOG_UARS;
+
+/// log2 of the most bytes of a user memory registration or a memory key.
+pub(crate) const LOG_UMEM_BYTES: u8 = 46;
+/// The most bytes of a user memory registration.
+pub(crate) const UMEM_BYTES: usize = 1 << LOG_UMEM_BYTES;
+
+/// log2 of the most entries of a completion queue.
+pub(crate) const LOG_CQ_ENTRIES: u8 = 22;
+/// log2 of the most WQEBBs of a send ring, and of the most WQEs of a receive ring.
+pub(crate) const LOG_WQ_ENTRIES: u8 = 15;
+/// The most bytes of a send WQE: 63 units of 16, rounded up.
+pub(crate) const SEND_WQE_BYTES: u16 = 1024;
+/// The most bytes of a receive WQE.
+pub(crate) const RECEIVE_WQE_BYTES: u16 = 512;
+/// log2 of the most bytes of a message.
+pub(crate) const LOG_MESSAGE_BYTES: u8 = 30;
+/// log2 of the most reads and atomics that a queue pair keeps outstanding, in either role.
+pub(crate) const LOG_RESPONDER_RESOURCES: u8 = 4;
+/// Entries of the GID table.
+pub(crate) const GIDS: u16 = 1;
+/// The number of the only port.
+pub(crate) const PORT: u8 = 1;
+/// log2 of the smallest page.
+pub(crate) const LOG_PAGE_BYTES: u8 = 12;
+/// log2 of a BlueFlame register's bytes, both halves.
+pub(crate) const LOG_BLUEFLAME_BYTES: u8 = BLUEFLAME_STRIDE.trailing_zeros() as u8;

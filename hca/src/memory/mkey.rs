@@ -1,0 +1,176 @@
+//! Memory keys: what a work request may touch.
+
+use std::fmt;
+
+use barewire_layouts::command::mkey;
+use bitflags::bitflags;
+
+bitflags! {
+    /// Rights of a memory key (mkc.lr, lw, rr, rw, a).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Access: u8 {
+        /// Gather from it.
+        const LOCAL_READ = 1 << 0;
+        /// Scatter to it.
+        const LOCAL_WRITE = 1 << 1;
+        /// A peer may read it.
+        const REMOTE_READ = 1 << 2;
+        /// A peer may write it.
+        const REMOTE_WRITE = 1 << 3;
+        /// A peer may run atomics on it.
+        const REMOTE_ATOMIC = 1 << 4;
+    }
+}
+
+impl Access {
+    /// The rights that change memory.
+    pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
+}
+
+/// A memory key over part of a umem.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mkey {
+    /// The device's part of the key.
+    pub(crate) index: u32,
+    /// The driver's byte of the key.
+    pub(crate) variant: u8,
+    /// The key is made but opens nothing.
+    pub(crate) free: bool,
+    /// Protection domain.
+    pub(crate) pd: u32,
+    /// Address of the first byte, as work requests give it.
+    pub(crate) start: u64,
+    /// Bytes covered.
+    pub(crate) length: u64,
+    /// Rights.
+    pub(crate) access: Access,
+    /// The umem.
+    pub(crate) umem: u32,
+    /// Where the first byte is in the umem.
+    pub(crate) umem_offset: u64,
+}
+
+impl Mkey {
+    /// The local and remote key.
+    pub(crate) fn key(&self) -> u32 {
+        mkey::key(self.index, self.variant)
+    }
+
+    /// Checks an access and gives its offset in the umem.
+    pub(crate) fn check(
+        &self,
+        key: u32,
+        pd: u32,
+        address: u64,
+        length: u64,
+        need: Access,
+    ) -> Result<u64, TranslationError> {
+        if self.key() != key {
+            return Err(TranslationError::UnknownKey { key });
+        }
+        if self.free {
+            return Err(TranslationError::Free { key });
+        }
+        if self.pd != pd {
+            return Err(TranslationError::ProtectionDomain { key, pd, of_key: self.pd });
+        }
+        let missing = need - self.access;
+        if !missing.is_empty() {
+            return Err(TranslationError::Rights { key, missing });
+        }
+        let outside =
+            TranslationError::Range { key, address, length, start: self.start, covered: self.length };
+        let offset = address.checked_sub(self.start).ok_or(outside)?;
+        let end = offset.checked_add(length).ok_or(outside)?;
+        if end > self.length {
+            return Err(outside);
+        }
+        self.umem_offset.checked_add(offset).ok_or(outside)
+    }
+}
+
+/// Why an access was refused. Which CQE or NAK that makes is the engine's matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TranslationError {
+    /// There is no such key, or its low byte is not the driver's.
+    UnknownKey { key: u32 },
+    /// The key is free.
+    Free { key: u32 },
+    /// The key is of another protection domain.
+    ProtectionDomain { key: u32, pd: u32, of_key: u32 },
+    /// The key does not grant this.
+    Rights { key: u32, missing: Access },
+    /// The range is not inside the key's.
+    Range { key: u32, address: u64, length: u64, start: u64, covered: u64 },
+}
+
+impl fmt::Display for TranslationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::UnknownKey { key } => write!(f, "there is no memory key {key:#010x}"),
+            Self::Free { key } => write!(f, "memory key {key:#010x} is free"),
+            Self::ProtectionDomain { key, pd, of_key } => {
+                write!(f, "memory key {key:#010x} is of protection domain {of_key}, the queue pair of {pd}")
+            }
+            Self::Rights { key, missing } => write!(f, "memory key {key:#010x} lacks {missing:?}"),
+            Self::Range { key, address, length, start, covered } => write!(
+                f,
+                "{length} bytes at {address:#x} are not inside memory key {key:#010x}, {covered} bytes at {start:#x}"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: u32 = 0x0012_3456;
+
+    fn mkey() -> Mkey {
+        Mkey {
+            index: KEY >> 8,
+            variant: KEY as u8,
+            free: false,
+            pd: 2,
+            start: 0x1000,
+            length: 0x100,
+            access: Access::LOCAL_READ | Access::REMOTE_READ,
+            umem: 1,
+            umem_offset: 0x40,
+        }
+    }
+
+    #[test]
+    fn the_range_is_exact() {
+        let check = |address, length| mkey().check(KEY, 2, address, length, Access::LOCAL_READ);
+        assert_eq!(check(0x1000, 0x100), Ok(0x40));
+        assert_eq!(check(0x10ff, 1), Ok(0x13f));
+        assert_eq!(check(0x1100, 0), Ok(0x140));
+        for (address, length) in
+            [(0xfff, 1), (0x10ff, 2), (0x1100, 1), (0, u64::MAX), (0x1001, u64::MAX), (u64::MAX, 1)]
+        {
+            assert!(
+                matches!(check(address, length), Err(TranslationError::Range { .. })),
+                "{address:#x}+{length:#x}"
+            );
+        }
+    }
+
+    #[test]
+    fn key_byte_domain_and_rights_are_checked() {
+        let check = |key, pd, need| mkey().check(key, pd, 0x1000, 1, need);
+        assert_eq!(check(KEY ^ 1, 2, Access::LOCAL_READ), Err(TranslationError::UnknownKey { key: KEY ^ 1 }));
+        assert!(matches!(check(KEY, 3, Access::LOCAL_READ), Err(TranslationError::ProtectionDomain { .. })));
+        let wanted = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        assert_eq!(
+            check(KEY, 2, wanted),
+            Err(TranslationError::Rights { key: KEY, missing: Access::REMOTE_WRITE })
+        );
+        let free = Mkey { free: true, ..mkey() };
+        assert_eq!(
+            free.check(KEY, 2, 0x1000, 1, Access::LOCAL_READ),
+            Err(TranslationError::Free { key: KEY })
+        );
+    }
+}

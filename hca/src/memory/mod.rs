@@ -1,0 +1,226 @@
+//! Memory as the device sees it: registered user memory, and the keys that open parts of it.
+
+use std::ptr::NonNull;
+
+use crate::limits;
+use crate::object::Table;
+
+mod mkey;
+mod umem;
+mod window;
+
+pub(crate) use mkey::{Access, Mkey, TranslationError};
+pub(crate) use umem::Umem;
+pub use umem::{UmemAccess, UmemError};
+#[cfg(test)]
+pub(crate) use window::leaked;
+pub(crate) use window::{Span, Window};
+
+/// Index of the first memory key. Keys below are not given out: [`barewire_layouts::wqe::INVALID_LKEY`] is one of them.
+const FIRST_MKEY: u32 = 0x10;
+
+/// All registered memory and memory keys of a device.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    umems: Table<Umem>,
+    pub(crate) mkeys: Table<Mkey>,
+}
+
+/// A umem does not have what a queue needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// There is no such umem.
+    Unknown,
+    /// The range is not inside.
+    Bounds,
+    /// The device shall write, but may not.
+    ReadOnly,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self {
+            umems: Table::new(1, 0x00ff_ffff, limits::UMEMS),
+            mkeys: Table::new(FIRST_MKEY, 0x00ff_ffff, limits::MKEYS),
+        }
+    }
+
+    /// Takes user memory in and gives its number.
+    ///
+    /// # Safety
+    /// `Device::register_umem`'s contract, until [`Memory::deregister`] gave the number back or `self` was dropped.
+    pub(crate) unsafe fn register(
+        &mut self,
+        start: NonNull<u8>,
+        length: usize,
+        access: UmemAccess,
+    ) -> Result<u32, UmemError> {
+        let wraps = start.addr().get().checked_add(length).is_none();
+        if length == 0 || length > limits::UMEM_BYTES || wraps {
+            return Err(UmemError::BadRange { start: start.addr().get(), length, limit: limits::UMEM_BYTES });
+        }
+        // SAFETY: the caller's promise; the value is dropped when the number is given back, or with the table.
+        let umem = unsafe { Umem::new(start, length, access) };
+        self.umems
+            .insert_with(|_| umem)
+            .map(|(id, _)| id)
+            .ok_or(UmemError::NoResources { limit: limits::UMEMS })
+    }
+
+    /// Forgets user memory that nothing refers to.
+    pub(crate) fn deregister(&mut self, id: u32) -> Result<(), UmemError> {
+        match self.umems.get(id) {
+            None => Err(UmemError::Unknown { id }),
+            Some(&Umem { users, .. }) if users > 0 => Err(UmemError::Busy { id, users }),
+            Some(_) => {
+                self.umems.remove(id);
+                Ok(())
+            }
+        }
+    }
+
+    /// Number of registrations.
+    pub(crate) fn umem_count(&self) -> usize {
+        self.umems.len()
+    }
+
+    /// What a queue is about to keep: part of a umem, writable if asked.
+    pub(crate) fn umem_window(
+        &self,
+        id: u32,
+        offset: u64,
+        length: u64,
+        write: bool,
+    ) -> Result<Window, Refused> {
+        let umem = self.umems.get(id).ok_or(Refused::Unknown)?;
+        let window = umem.window(offset, length).ok_or(Refused::Bounds)?;
+        if write && !umem.access.writable() {
+            return Err(Refused::ReadOnly);
+        }
+        Ok(window)
+    }
+
+    /// Counts a memory key or a queue that refers to umem `id`, so that it stays.
+    pub(crate) fn hold(&mut self, id: u32) {
+        if let Some(umem) = self.umems.get_mut(id) {
+            umem.users += 1;
+        }
+    }
+
+    /// Undoes one [`Memory::hold`].
+    pub(crate) fn release(&mut self, id: u32) {
+        if let Some(umem) = self.umems.get_mut(id) {
+            debug_assert!(umem.users > 0, "umem {id} released more often than held");
+            umem.users = umem.users.saturating_sub(1);
+        }
+    }
+
+    /// The memory behind `length` bytes at `address` under `key`, for a queue pair of protection domain `pd`.
+    ///
+    /// The order of checks is that of the hardware: key, protection domain, rights, range. A length of 0 is always granted
+    /// (IBTA 9.4.3, 9.7.4.1.5: the remote key of an empty request is not looked at).
+    pub(crate) fn translate(
+        &self,
+        key: u32,
+        pd: u32,
+        address: u64,
+        length: u64,
+        need: Access,
+    ) -> Result<Span<'_>, TranslationError> {
+        if length == 0 {
+            return Ok(Span::new(Window::EMPTY));
+        }
+        let mkey = self.mkeys.get(key >> 8).ok_or(TranslationError::UnknownKey { key })?;
+        let offset = mkey.check(key, pd, address, length, need)?;
+        // A key lies inside its umem and keeps it registered, so the second look-up does not fail.
+        self.umems
+            .get(mkey.umem)
+            .and_then(|umem| umem.window(offset, length))
+            .map(Span::new)
+            .ok_or(TranslationError::UnknownKey { key })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(bytes: &'static mut [u8]) -> (Memory, u32) {
+        let mut memory = Memory::new();
+        let length = bytes.len();
+        // SAFETY: a leaked buffer that only the device model touches.
+        let umem = unsafe { memory.register(NonNull::from(bytes).cast(), length, UmemAccess::LOCAL_WRITE) };
+        (memory, umem.unwrap())
+    }
+
+    fn key(memory: &mut Memory, umem: u32) -> u32 {
+        let mkey = memory.mkeys.insert_with(|index| Mkey {
+            index,
+            variant: 7,
+            free: false,
+            pd: 1,
+            start: 0x8000,
+            length: 16,
+            access: Access::all(),
+            umem,
+            umem_offset: 8,
+        });
+        let key = mkey.unwrap().1.key();
+        memory.hold(umem);
+        key
+    }
+
+    #[test]
+    fn a_key_leads_to_its_bytes() {
+        let (mut memory, umem) = memory(Box::leak(Box::new([0; 32])));
+        let key = key(&mut memory, umem);
+        memory.translate(key, 1, 0x8004, 2, Access::REMOTE_WRITE).unwrap().copy_from(&[1, 2]);
+        let mut all = [0; 32];
+        memory.umem_window(umem, 0, 32, false).unwrap().read(&mut all);
+        assert_eq!(all[11..15], [0, 1, 2, 0]);
+        assert!(matches!(
+            memory.translate(key, 1, 0x8010, 1, Access::LOCAL_READ),
+            Err(TranslationError::Range { .. })
+        ));
+    }
+
+    #[test]
+    fn an_empty_request_needs_no_key() {
+        let memory = Memory::new();
+        assert!(memory.translate(0x1234, 9, u64::MAX, 0, Access::REMOTE_WRITE).is_ok());
+        assert!(memory.translate(0x1234, 9, 0, 1, Access::REMOTE_WRITE).is_err());
+    }
+
+    #[test]
+    fn memory_in_use_stays() {
+        let (mut memory, umem) = memory(Box::leak(Box::new([0; 32])));
+        let key = key(&mut memory, umem);
+        assert_eq!(memory.deregister(umem), Err(UmemError::Busy { id: umem, users: 1 }));
+        memory.mkeys.remove(key >> 8);
+        memory.release(umem);
+        assert_eq!(memory.deregister(umem), Ok(()));
+        assert_eq!(memory.deregister(umem), Err(UmemError::Unknown { id: umem }));
+        assert!(memory.translate(key, 1, 0x8000, 1, Access::LOCAL_READ).is_err());
+    }
+
+    #[test]
+    fn impossible_ranges_are_refused() {
+        let mut memory = Memory::new();
+        for length in [0, usize::MAX, limits::UMEM_BYTES + 1] {
+            // SAFETY: refused before anything could be touched.
+            let refused = unsafe { memory.register(NonNull::dangling(), length, UmemAccess::empty()) };
+            assert!(matches!(refused, Err(UmemError::BadRange { .. })), "{length}");
+        }
+        assert_eq!(memory.umem_count(), 0);
+    }
+
+    #[test]
+    fn queues_get_windows_inside_only() {
+        let (memory, umem) = memory(Box::leak(Box::new([0; 32])));
+        assert_eq!(memory.umem_window(umem, 0, 32, true).unwrap().len(), 32);
+        for (offset, length) in [(0, 33), (32, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            assert_eq!(memory.umem_window(umem, offset, length, true).err(), Some(Refused::Bounds));
+        }
+        assert_eq!(memory.umem_window(umem + 1, 0, 1, true).err(), Some(Refused::Unknown));
+    }
+}

@@ -1,0 +1,97 @@
+//! User memory: what the device may touch at all.
+
+use std::ptr::NonNull;
+
+use bitflags::bitflags;
+use thiserror::Error;
+
+use super::window::Window;
+
+bitflags! {
+    /// What a registration of user memory allows (verbs.h: `IBV_ACCESS_*`, same bits).
+    ///
+    /// As with a kernel that pins pages, any right to write makes all of the memory writable for the device; memory keys then
+    /// grant rights one by one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct UmemAccess: u32 {
+        /// The device writes received data and completions.
+        const LOCAL_WRITE = 1 << 0;
+        /// Peers write.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers read.
+        const REMOTE_READ = 1 << 2;
+        /// Peers run atomic operations.
+        const REMOTE_ATOMIC = 1 << 3;
+    }
+}
+
+impl UmemAccess {
+    /// Whether the device may change the memory.
+    pub const fn writable(self) -> bool {
+        self.intersects(Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC))
+    }
+}
+
+/// Memory could not be registered or given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum UmemError {
+    /// The range is empty, wraps around the end of the address space, or is longer than the device's limit.
+    #[error(
+        "user memory of {length} bytes at {start:#x} is empty or exceeds what the device can address ({limit} bytes)"
+    )]
+    BadRange {
+        /// Address of the first byte.
+        start: usize,
+        /// Bytes.
+        length: usize,
+        /// The most bytes of one registration.
+        limit: usize,
+    },
+    /// The device has no number left.
+    #[error("the device holds {limit} user memory registrations already; deregister some")]
+    NoResources {
+        /// The most registrations.
+        limit: usize,
+    },
+    /// There is no such registration.
+    #[error("there is no user memory {id}")]
+    Unknown {
+        /// The number given.
+        id: u32,
+    },
+    /// The device's engine panicked: its message is on standard error.
+    #[error("the device stopped after a panic in its engine; its message is on standard error")]
+    Stopped,
+    /// Something still refers to it.
+    #[error("user memory {id} is in use by {users} memory keys or queues; destroy them first")]
+    Busy {
+        /// The number given.
+        id: u32,
+        /// How many refer to it.
+        users: u32,
+    },
+}
+
+/// Registered user memory.
+#[derive(Debug)]
+pub(crate) struct Umem {
+    memory: Window,
+    pub(super) access: UmemAccess,
+    /// Memory keys and queues that refer to it.
+    pub(super) users: u32,
+}
+
+impl Umem {
+    /// # Safety
+    /// `Device::register_umem`'s contract holds until the value is dropped.
+    pub(super) unsafe fn new(start: NonNull<u8>, length: usize, access: UmemAccess) -> Self {
+        // SAFETY: the caller promises what `Window::new` asks for; windows do not outlive the registration: spans borrow the
+        // tables, and what a queue keeps counts as a user, without which the umem is not removed.
+        Self { memory: unsafe { Window::new(start, length) }, access, users: 0 }
+    }
+
+    /// Part of the memory; `None` if it is not inside.
+    pub(super) fn window(&self, offset: u64, length: u64) -> Option<Window> {
+        self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(length).ok()?)
+    }
+}

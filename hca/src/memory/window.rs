@@ -1,0 +1,237 @@
+//! Access to registered memory: the one file that follows a pointer into it.
+//!
+//! The device reads and writes host memory while software does the same; both are careful only about the order of a few words
+//! (doorbell records, the owner byte of a CQE). Copies are what DMA is on hardware: whoever races with one gets a mixture of bytes.
+
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+/// A range of registered memory. Every access is held within it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a window is an address and a length; following it is right from any thread (`Window::new`).
+unsafe impl Send for Window {}
+// SAFETY: as above; no method needs exclusive access.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// Nothing.
+    pub(crate) const EMPTY: Self = Self { start: NonNull::dangling(), length: 0 };
+
+    /// The memory at `start`.
+    ///
+    /// # Safety
+    /// `[start, start + length)` is inside memory that `Device::register_umem` was told of, and stays registered for as long as
+    /// the window is used: valid for reads and writes of any thread, and shared only with code that expects a device.
+    pub(super) unsafe fn new(start: NonNull<u8>, length: usize) -> Self {
+        Self { start, length }
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(self) -> usize {
+        self.length
+    }
+
+    /// Part of the window; `None` if it is not inside.
+    pub(crate) fn slice(self, offset: usize, length: usize) -> Option<Self> {
+        let end = offset.checked_add(length)?;
+        // SAFETY: offset <= end <= self.length, so the result stays in the same memory.
+        (end <= self.length).then(|| Self { start: unsafe { self.start.add(offset) }, length })
+    }
+
+    /// Whether the window starts at a multiple of `alignment`, a power of two.
+    pub(crate) fn is_aligned(self, alignment: usize) -> bool {
+        self.start.addr().get() & (alignment - 1) == 0
+    }
+
+    /// Copies from the window's start; bytes beyond its end are left.
+    pub(crate) fn read(self, bytes: &mut [u8]) {
+        let length = bytes.len().min(self.length);
+        // SAFETY: the source is readable for self.length bytes (`new`), the target for bytes.len(); they cannot overlap, for
+        // `bytes` is exclusively borrowed Rust memory and registered memory is not (`new`).
+        unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), bytes.as_mut_ptr(), length) }
+    }
+
+    /// Copies to the window's start; bytes that do not fit are left out.
+    ///
+    /// The last word is stored after all others: many a program waits for an RDMA write by watching its last bytes.
+    pub(crate) fn write(self, bytes: &[u8]) {
+        let length = bytes.len().min(self.length);
+        let tail = match length {
+            0 => return,
+            8.. => 8,
+            4 | 2 => length,
+            _ => 1,
+        };
+        let body = length - tail;
+        // SAFETY: the target is writable for self.length >= length bytes (`new`), the source is readable for as many; they
+        // cannot overlap, see `read`. `tail` bytes at `body` end at `length`.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr(), body);
+            fence(Ordering::Release);
+            let (from, to) = (bytes.as_ptr().add(body), self.start.as_ptr().add(body));
+            // One store each, where the address allows it.
+            match tail {
+                8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+                4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+                2 => to.cast::<u16>().write_unaligned(from.cast::<u16>().read_unaligned()),
+                _ => to.write(from.read()),
+            }
+        }
+    }
+
+    /// The big-endian word at byte `offset`, and what was stored before it; 0 if it is outside the window or not aligned.
+    pub(crate) fn load_be32(self, offset: usize) -> u32 {
+        self.slice(offset, 4)
+            .and_then(Self::atomic_u32)
+            .map_or(0, |word| u32::from_be(word.load(Ordering::Acquire)))
+    }
+
+    /// Stores the window's first byte after everything that was stored before.
+    pub(crate) fn publish_byte(self, byte: u8) {
+        if self.length >= 1 {
+            // SAFETY: the byte is inside the window and valid for reads and writes (`new`); a byte is always aligned.
+            unsafe { AtomicU8::from_ptr(self.start.as_ptr()) }.store(byte, Ordering::Release);
+        }
+    }
+
+    fn atomic_u32<'a>(self) -> Option<&'a AtomicU32> {
+        let fits = self.length >= 4 && self.is_aligned(align_of::<AtomicU32>());
+        // SAFETY: four valid and aligned bytes (`new`). The reference lives inside one method of this file.
+        fits.then(|| unsafe { AtomicU32::from_ptr(self.start.as_ptr().cast()) })
+    }
+
+    fn atomic_u64<'a>(self) -> Option<&'a AtomicU64> {
+        let fits = self.length >= 8 && self.is_aligned(align_of::<AtomicU64>());
+        // SAFETY: eight valid and aligned bytes (`new`). The reference lives inside one method of this file.
+        fits.then(|| unsafe { AtomicU64::from_ptr(self.start.as_ptr().cast()) })
+    }
+}
+
+/// A translated range: what a work request's address and key stand for. It borrows the memory tables, so nothing can be
+/// deregistered while it is in hand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span<'m> {
+    window: Window,
+    tables: PhantomData<&'m ()>,
+}
+
+impl Span<'_> {
+    pub(super) fn new(window: Window) -> Self {
+        Self { window, tables: PhantomData }
+    }
+
+    /// Gathers: copies from registered memory.
+    pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
+        self.window.read(bytes);
+    }
+
+    /// Scatters: copies to registered memory, the last word last.
+    pub(crate) fn copy_from(&self, bytes: &[u8]) {
+        self.window.write(bytes);
+    }
+
+    /// Adds to the 8 bytes at the start, a number in host order, and gives what was there; `None` if they are not aligned.
+    pub(crate) fn fetch_add_u64(&self, operand: u64) -> Option<u64> {
+        self.window.atomic_u64().map(|word| word.fetch_add(operand, Ordering::SeqCst))
+    }
+
+    /// Replaces the 8 bytes at the start by `swap` if they are `compare`, and gives what was there; `None` if they are not aligned.
+    pub(crate) fn compare_swap_u64(&self, compare: u64, swap: u64) -> Option<u64> {
+        self.window.atomic_u64().map(|word| {
+            match word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(before) | Err(before) => before,
+            }
+        })
+    }
+}
+
+/// For tests: a window over `length` zero bytes, aligned to 64, that are leaked so that they stay valid.
+#[cfg(test)]
+pub(crate) fn leaked(length: usize) -> Window {
+    #[derive(Clone)]
+    #[repr(align(64))]
+    struct Line {
+        _bytes: [u8; 64],
+    }
+    let lines = Box::leak(vec![Line { _bytes: [0; 64] }; length.div_ceil(64)].into_boxed_slice());
+    // SAFETY: leaked memory is never freed, and only the window follows it from here on.
+    unsafe { Window::new(NonNull::from(lines).cast(), length) }
+}
+
+#[cfg(test)]
+impl Window {
+    /// For tests: a copy of all bytes.
+    pub(crate) fn bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.length];
+        self.read(&mut bytes);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_arrives_whole() {
+        let source: Vec<u8> = (1..=40).collect();
+        for length in 0..=40 {
+            for offset in 0..8 {
+                let memory = leaked(48);
+                memory.slice(offset, length).unwrap().write(&source[..length]);
+                let mut want = vec![0; 48];
+                want[offset..offset + length].copy_from_slice(&source[..length]);
+                assert_eq!(memory.bytes(), want, "{length} bytes at {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_leaves_the_window() {
+        let memory = leaked(16);
+        let inner = memory.slice(4, 8).unwrap();
+        inner.write(&[0xff; 100]);
+        assert_eq!(memory.bytes(), [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0]);
+        let mut target = [7; 10];
+        inner.read(&mut target);
+        assert_eq!(target, [255, 255, 255, 255, 255, 255, 255, 255, 7, 7]);
+        assert!(memory.slice(9, 8).is_none());
+        assert!(memory.slice(usize::MAX, 2).is_none());
+        assert!(memory.slice(16, 0).is_some());
+        Window::EMPTY.write(&[1]);
+        Window::EMPTY.publish_byte(1);
+        assert_eq!(Window::EMPTY.load_be32(0), 0);
+    }
+
+    #[test]
+    fn words_are_big_endian() {
+        let memory = leaked(8);
+        memory.write(&[0, 0, 0, 1, 0, 0, 0, 2]);
+        assert_eq!((memory.load_be32(0), memory.load_be32(4)), (1, 2));
+        assert_eq!((memory.load_be32(5), memory.load_be32(2)), (0, 0));
+        memory.publish_byte(0x80);
+        assert_eq!(memory.load_be32(0), 0x8000_0001);
+    }
+
+    #[test]
+    fn atomics_work_in_host_order() {
+        let memory = leaked(16);
+        memory.write(&[5_u64.to_ne_bytes(), u64::MAX.to_ne_bytes()].concat());
+        let span = Span::new(memory);
+        assert_eq!(span.fetch_add_u64(3), Some(5));
+        assert_eq!(span.compare_swap_u64(8, 9), Some(8));
+        assert_eq!(span.compare_swap_u64(8, 10), Some(9));
+        let part = |offset, length| Span::new(memory.slice(offset, length).unwrap());
+        assert_eq!(part(8, 8).fetch_add_u64(2), Some(u64::MAX));
+        assert_eq!(memory.bytes()[..8], 9_u64.to_ne_bytes());
+        assert_eq!(memory.bytes()[8..], 1_u64.to_ne_bytes());
+        assert_eq!(part(4, 8).fetch_add_u64(1), None);
+        assert_eq!(part(8, 4).compare_swap_u64(0, 0), None);
+    }
+}

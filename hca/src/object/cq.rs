@@ -1,0 +1,164 @@
+//! Completion queues.
+
+use barewire_layouts::command::cq::{CqStatus, CqeSize};
+use barewire_layouts::cqe::{Cqe64, OP_OWN_OFFSET, OWNER};
+use zerocopy::IntoBytes;
+
+use crate::memory::Window;
+
+/// A completion queue: a ring of entries in user memory that the device writes and software reads.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    /// Entries: a power of two times `entry` bytes, in a umem that this queue holds.
+    pub(crate) ring: Window,
+    /// Consumer counter and arm word, in a umem that this queue holds.
+    pub(crate) doorbell: Window,
+    /// log2 of the number of entries.
+    pub(crate) log_size: u8,
+    /// Size of an entry.
+    pub(crate) entry: CqeSize,
+    /// Software promises that there is room.
+    pub(crate) ignore_overrun: bool,
+    /// Entries written, modulo 2^32.
+    pub(crate) producer: u32,
+    /// Whether it works.
+    pub(crate) status: CqStatus,
+    /// The UAR page that arms it.
+    pub(crate) uar: u32,
+    /// The umem of the ring.
+    pub(crate) ring_umem: u32,
+    /// The umem of the doorbell record, and where it is there.
+    pub(crate) doorbell_umem: (u32, u64),
+    /// Queue pairs that complete to it, counted once for each direction.
+    pub(crate) users: u32,
+}
+
+/// A completion was lost: the ring was full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overrun;
+
+impl Cq {
+    /// The counters in the doorbell record and the context have 24 bits.
+    pub(crate) const COUNTER: u32 = 0x00ff_ffff;
+
+    /// Number of entries.
+    pub(crate) fn entries(&self) -> u32 {
+        1 << self.log_size
+    }
+
+    /// Entries that software consumed, as its doorbell record says.
+    pub(crate) fn consumer(&self) -> u32 {
+        self.doorbell.load_be32(0) & Self::COUNTER
+    }
+
+    /// Writes the next entry; its owner bit is set here.
+    ///
+    /// An overrun stops the queue and is told once: from then on entries are dropped in silence.
+    pub(crate) fn push(&mut self, cqe: Cqe64) -> Result<(), Overrun> {
+        if self.status != CqStatus::Ok {
+            return Ok(());
+        }
+        let waiting = self.producer.wrapping_sub(self.consumer()) & Self::COUNTER;
+        if !self.ignore_overrun && waiting >= self.entries() {
+            self.status = CqStatus::Overflow;
+            return Err(Overrun);
+        }
+        let index = (self.producer & (self.entries() - 1)) as usize;
+        let lap = self.producer >> self.log_size & 1;
+        let bytes = self.entry.bytes();
+        // A 128-byte entry is the 64-byte one in its second half.
+        let offset = (index + 1) * bytes - size_of::<Cqe64>();
+        if let (Some(body), Some(owner)) =
+            (self.ring.slice(offset, OP_OWN_OFFSET), self.ring.slice(offset + OP_OWN_OFFSET, 1))
+        {
+            body.write(&cqe.as_bytes()[..OP_OWN_OFFSET]);
+            owner.publish_byte(cqe.op_own & !OWNER | lap as u8);
+        }
+        self.producer = self.producer.wrapping_add(1);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::leaked;
+    use barewire_layouts::be::Be32;
+
+    fn cq(log_size: u8, entry: CqeSize) -> Cq {
+        Cq {
+            ring: leaked(entry.bytes() << log_size),
+            doorbell: leaked(8),
+            log_size,
+            entry,
+            ignore_overrun: false,
+            producer: 0,
+            status: CqStatus::Ok,
+            uar: 0,
+            ring_umem: 0,
+            doorbell_umem: (0, 0),
+            users: 0,
+        }
+    }
+
+    fn cqe(number: u32) -> Cqe64 {
+        Cqe64 { byte_count: Be32::new(number), op_own: 0x03, ..Cqe64::INITIAL }
+    }
+
+    /// Software took `count` entries.
+    fn consume(cq: &Cq, count: u32) {
+        cq.doorbell.write(&(count & Cq::COUNTER).to_be_bytes());
+    }
+
+    #[test]
+    fn the_owner_bit_is_the_lap() {
+        let mut cq = cq(1, CqeSize::Bytes64);
+        for number in 0..9 {
+            assert_eq!(cq.push(cqe(number)), Ok(()));
+            let index = number as usize % 2;
+            let bytes = cq.ring.bytes();
+            assert_eq!(bytes[index * 64 + 47], number as u8);
+            assert_eq!(bytes[index * 64 + 63], 0x02 | (number / 2 % 2) as u8);
+            consume(&cq, number + 1);
+        }
+    }
+
+    #[test]
+    fn large_entries_fill_the_second_half() {
+        let mut cq = cq(1, CqeSize::Bytes128);
+        cq.push(cqe(1)).unwrap();
+        cq.push(cqe(2)).unwrap();
+        let bytes = cq.ring.bytes();
+        assert!(bytes[..64].iter().chain(&bytes[128..192]).all(|&byte| byte == 0));
+        assert_eq!((bytes[64 + 47], bytes[192 + 47], bytes[255]), (1, 2, 0x02));
+    }
+
+    #[test]
+    fn an_overrun_is_told_once_and_loses_nothing_that_was_there() {
+        let mut cq = cq(1, CqeSize::Bytes64);
+        assert_eq!([1, 2, 3, 4].map(|number| cq.push(cqe(number))), [Ok(()), Ok(()), Err(Overrun), Ok(())]);
+        assert_eq!(cq.status, CqStatus::Overflow);
+        consume(&cq, 2);
+        assert_eq!(cq.push(cqe(5)), Ok(()));
+        let bytes = cq.ring.bytes();
+        assert_eq!((bytes[47], bytes[64 + 47], cq.producer), (1, 2, 2));
+    }
+
+    #[test]
+    fn overruns_can_be_ignored() {
+        let mut cq = Cq { ignore_overrun: true, ..cq(1, CqeSize::Bytes64) };
+        assert!((0..10).all(|number| cq.push(cqe(number)).is_ok()));
+        assert_eq!(cq.ring.bytes()[64 + 47], 9);
+    }
+
+    #[test]
+    fn counters_wrap() {
+        for start in [Cq::COUNTER - 2, u32::MAX - 2] {
+            let mut cq = Cq { producer: start, ..cq(2, CqeSize::Bytes64) };
+            for step in 0..6_u32 {
+                consume(&cq, start.wrapping_add(step));
+                assert_eq!(cq.push(cqe(step)), Ok(()));
+            }
+        }
+    }
+}

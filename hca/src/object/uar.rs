@@ -1,0 +1,105 @@
+//! User access regions: pages through which software rings the device.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use barewire_layouts::doorbell::UAR_PAGE;
+
+/// A UAR page: [`UAR_PAGE`] bytes, aligned to as many, zero at first.
+///
+/// On hardware it is a device register; here it is memory that the engine watches. It lives as long as any handle to it, so a
+/// doorbell written after the device is gone does no harm.
+pub struct UarPage {
+    start: NonNull<u8>,
+}
+
+// SAFETY: the page is written through raw pointers and read through atomics; no method needs to be on a certain thread.
+unsafe impl Send for UarPage {}
+// SAFETY: as above.
+unsafe impl Sync for UarPage {}
+
+impl UarPage {
+    const LAYOUT: Layout = match Layout::from_size_align(UAR_PAGE, UAR_PAGE) {
+        Ok(layout) => layout,
+        Err(_) => unreachable!(),
+    };
+
+    fn new() -> Self {
+        // SAFETY: the layout's size is not zero.
+        match NonNull::new(unsafe { alloc_zeroed(Self::LAYOUT) }) {
+            Some(start) => Self { start },
+            None => handle_alloc_error(Self::LAYOUT),
+        }
+    }
+
+    /// The page's first byte. Valid for writes of [`UAR_PAGE`] bytes while the page is held; the device only looks.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The 8 bytes at `offset` as memory holds them, in host order; 0 if they are not in the page or not aligned.
+    pub(crate) fn load(&self, offset: usize) -> u64 {
+        self.word(offset).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Replaces the 8 bytes at `offset` by `value` and gives what was there; 0 if they are not in the page or not aligned.
+    pub(crate) fn swap(&self, offset: usize, value: u64) -> u64 {
+        self.word(offset).map_or(0, |word| word.swap(value, Ordering::AcqRel))
+    }
+
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        let inside = offset.is_multiple_of(8) && offset < UAR_PAGE;
+        // SAFETY: eight aligned bytes of the page, which lives as long as self and is written by raw stores only.
+        inside.then(|| unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) })
+    }
+}
+
+impl Drop for UarPage {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout, and freed here only.
+        unsafe { dealloc(self.start.as_ptr(), Self::LAYOUT) }
+    }
+}
+
+impl fmt::Debug for UarPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("UarPage").field(&self.start).finish()
+    }
+}
+
+/// A UAR page that is given out.
+#[derive(Debug)]
+pub(crate) struct Uar {
+    /// The page.
+    pub(crate) page: Arc<UarPage>,
+    /// Queues that are rung through it.
+    pub(crate) users: u32,
+}
+
+impl Uar {
+    pub(crate) fn new() -> Self {
+        Self { page: Arc::new(UarPage::new()), users: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_aligned_zero_and_watched() {
+        let page = Uar::new().page;
+        assert_eq!(page.as_ptr().addr().get() % UAR_PAGE, 0);
+        assert!((0..UAR_PAGE).step_by(8).all(|offset| page.load(offset) == 0));
+        // SAFETY: inside the page, aligned.
+        unsafe { page.as_ptr().add(0x800).cast::<u64>().write_volatile(0x1122) };
+        assert_eq!(page.load(0x800), 0x1122);
+        assert_eq!(page.swap(0x800, 0), 0x1122);
+        assert_eq!(page.load(0x800), 0);
+        assert_eq!((page.swap(UAR_PAGE, 1), page.swap(4, 1)), (0, 0));
+        assert_eq!((page.load(UAR_PAGE), page.load(4), page.load(0)), (0, 0, 0));
+    }
+}

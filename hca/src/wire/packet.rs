@@ -1,0 +1,206 @@
+//! RoCEv2 packets of reliable connections: taken apart with every check that needs no queue pair, and put together.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4};
+use barewire_layouts::roce::{
+    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, Headers, Ieth, ImmDt, Reth,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::ROCE_PORT;
+
+/// The partition key's membership bit; the rest must be equal (IBTA 10.9.3).
+const PKEY_MEMBERSHIP: u16 = 0x8000;
+
+/// A packet that arrived whole. Which of the optional fields are there follows from the opcode.
+#[derive(Clone, Debug)]
+pub(crate) struct Packet<'a> {
+    pub(crate) source: Ipv4Addr,
+    pub(crate) bth: Bth,
+    pub(crate) opcode: BthOpcode,
+    pub(crate) reth: Reth,
+    pub(crate) atomic: AtomicEth,
+    /// Of responses: what the responder says. `None` in responses without the header.
+    pub(crate) syndrome: Option<AethSyndrome>,
+    /// Of an atomic acknowledge: the value before.
+    pub(crate) original: u64,
+    pub(crate) immediate: u32,
+    pub(crate) payload: &'a [u8],
+}
+
+/// Why a packet is dropped without further ado.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Malformed {
+    /// The invariant CRC is wrong.
+    Icrc,
+    /// Too short for its headers, a foreign opcode, version, partition or reserved code.
+    Header,
+}
+
+/// Cuts a header off the front of `rest`.
+fn cut<T: FromBytes + KnownLayout + Immutable + Unaligned>(rest: &mut &[u8]) -> Result<T, Malformed> {
+    let (header, tail) = T::read_from_prefix(rest).map_err(|_| Malformed::Header)?;
+    *rest = tail;
+    Ok(header)
+}
+
+/// Takes `frame`, which came from `source` to the device at `destination`, apart. Total: any bytes give a packet or a reason.
+pub(crate) fn parse(
+    frame: &[u8],
+    source: SocketAddrV4,
+    destination: Ipv4Addr,
+) -> Result<Packet<'_>, Malformed> {
+    let length = frame.len().checked_sub(ICRC_BYTES).ok_or(Malformed::Header)?;
+    let (transport, icrc) = frame.split_at(length);
+    if transport.len() < size_of::<Bth>() {
+        return Err(Malformed::Header);
+    }
+    if icrc_ipv4(source.ip().octets(), destination.octets(), source.port(), ROCE_PORT, transport) != icrc {
+        return Err(Malformed::Icrc);
+    }
+    let mut rest = transport;
+    let bth: Bth = cut(&mut rest)?;
+    let opcode = bth.opcode().map_err(|_| Malformed::Header)?;
+    let same_partition = (bth.pkey.get() ^ DEFAULT_PKEY) & !PKEY_MEMBERSHIP == 0;
+    if bth.version() != 0 || !same_partition {
+        return Err(Malformed::Header);
+    }
+    let headers = opcode.headers();
+    let mut packet = Packet {
+        source: *source.ip(),
+        bth,
+        opcode,
+        reth: Reth::default(),
+        atomic: AtomicEth::default(),
+        syndrome: None,
+        original: 0,
+        immediate: 0,
+        payload: &[],
+    };
+    if headers.contains(Headers::RETH) {
+        packet.reth = cut(&mut rest)?;
+    }
+    if headers.contains(Headers::ATOMIC_ETH) {
+        packet.atomic = cut(&mut rest)?;
+    }
+    if headers.contains(Headers::AETH) {
+        packet.syndrome = Some(cut::<Aeth>(&mut rest)?.syndrome().ok_or(Malformed::Header)?);
+    }
+    if headers.contains(Headers::ATOMIC_ACK_ETH) {
+        packet.original = cut::<AtomicAckEth>(&mut rest)?.original.get();
+    }
+    if headers.contains(Headers::IMM_DT) {
+        packet.immediate = cut::<ImmDt>(&mut rest)?.data.get();
+    }
+    if headers.contains(Headers::IETH) {
+        // The responder refuses such requests, so nobody asks for the key.
+        cut::<Ieth>(&mut rest)?;
+    }
+    let payload = rest.len().checked_sub(bth.pad()).ok_or(Malformed::Header)?;
+    packet.payload = &rest[..payload];
+    Ok(packet)
+}
+
+/// Starts a packet in `frame`.
+pub(crate) fn start(frame: &mut Vec<u8>, bth: Bth, payload: usize) {
+    frame.clear();
+    header(frame, &bth.padded_for(payload));
+}
+
+/// Appends an extended header.
+pub(crate) fn header<T: IntoBytes + Immutable>(frame: &mut Vec<u8>, header: &T) {
+    frame.extend_from_slice(header.as_bytes());
+}
+
+/// Appends room for `length` bytes of payload, to be filled by the caller.
+pub(crate) fn payload(frame: &mut Vec<u8>, length: usize) -> &mut [u8] {
+    let start = frame.len();
+    frame.resize(start + length, 0);
+    &mut frame[start..]
+}
+
+/// Ends a packet: padding and invariant CRC.
+pub(crate) fn finish(frame: &mut Vec<u8>, source: Ipv4Addr, destination: Ipv4Addr) {
+    // All headers are multiples of four bytes.
+    frame.resize(frame.len().next_multiple_of(4), 0);
+    let icrc = icrc_ipv4(source.octets(), destination.octets(), ROCE_PORT, ROCE_PORT, frame);
+    frame.extend_from_slice(&icrc);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const A: Ipv4Addr = Ipv4Addr::new(127, 2, 0, 1);
+    const B: Ipv4Addr = Ipv4Addr::new(127, 2, 0, 2);
+
+    fn from(address: Ipv4Addr) -> SocketAddrV4 {
+        SocketAddrV4::new(address, ROCE_PORT)
+    }
+
+    fn write(payload_bytes: &[u8]) -> Vec<u8> {
+        let mut frame = Vec::new();
+        start(&mut frame, Bth::new(BthOpcode::WriteOnlyImmediate, 0x48, 7), payload_bytes.len());
+        header(&mut frame, &Reth { address: 9.into(), rkey: 8.into(), length: 5.into() });
+        header(&mut frame, &ImmDt { data: 0x0102_0304.into() });
+        payload(&mut frame, payload_bytes.len()).copy_from_slice(payload_bytes);
+        finish(&mut frame, A, B);
+        frame
+    }
+
+    #[test]
+    fn a_packet_comes_back_as_it_was_built() {
+        for length in 0..9 {
+            let sent = &[1, 2, 3, 4, 5, 6, 7, 8][..length];
+            let frame = write(sent);
+            assert!(frame.len().is_multiple_of(4));
+            let packet = parse(&frame, from(A), B).unwrap();
+            assert_eq!(packet.opcode, BthOpcode::WriteOnlyImmediate);
+            assert_eq!((packet.bth.destination(), packet.bth.psn()), (0x48, 7));
+            assert_eq!((packet.reth.address.get(), packet.immediate), (9, 0x0102_0304));
+            assert_eq!(packet.payload, sent);
+        }
+    }
+
+    #[test]
+    fn another_source_port_or_address_is_another_crc() {
+        let frame = write(b"hello");
+        assert_eq!(parse(&frame, from(B), B).unwrap_err(), Malformed::Icrc);
+        assert_eq!(parse(&frame, SocketAddrV4::new(A, 1), B).unwrap_err(), Malformed::Icrc);
+        assert_eq!(parse(&frame, from(A), A).unwrap_err(), Malformed::Icrc);
+    }
+
+    /// Recomputes the CRC, so that the checks behind it are reached.
+    fn sealed(mut transport: Vec<u8>) -> Vec<u8> {
+        let icrc = icrc_ipv4(A.octets(), B.octets(), ROCE_PORT, ROCE_PORT, &transport);
+        transport.extend(icrc);
+        transport
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = parse(&bytes, from(A), B);
+            let _ = parse(&sealed(bytes), from(A), B);
+        }
+
+        #[test]
+        fn any_headers_are_parsed_without_panic(opcode in 0u8..0x20, flags in any::<u8>(), rest in prop::collection::vec(any::<u8>(), 8..60)) {
+            let mut bytes = vec![opcode, flags & 0xf0, 0xff, 0xff];
+            bytes.extend(rest);
+            if let Ok(packet) = parse(&sealed(bytes.clone()), from(A), B) {
+                prop_assert!(packet.payload.len() + packet.opcode.headers().bytes() + 12 <= bytes.len());
+            }
+        }
+
+        #[test]
+        fn every_flipped_bit_is_noticed(byte in 0usize..44, bit in 0u8..8) {
+            let mut frame = write(b"01234567");
+            prop_assume!(byte < frame.len() && byte != 4);
+            frame[byte] ^= 1 << bit;
+            prop_assert_eq!(parse(&frame, from(A), B).unwrap_err(), Malformed::Icrc);
+        }
+    }
+}

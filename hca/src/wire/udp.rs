@@ -1,0 +1,169 @@
+//! RoCEv2 over a UDP socket.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::{AsRawFd, RawFd};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::fault::SplitMix;
+use super::{MAX_FRAME, ROCE_PORT, Wire};
+use crate::engine::Counters;
+
+/// Room that is asked for in the kernel; what it grants may be less.
+const SOCKET_BUFFER: usize = 8 << 20;
+
+/// Random addresses that are tried before giving up.
+const ADDRESS_TRIES: u32 = 64;
+
+/// Port 4791 of one local address.
+#[derive(Debug)]
+pub(crate) struct Udp {
+    socket: Socket,
+    address: Ipv4Addr,
+    failures: u64,
+}
+
+impl Udp {
+    /// Takes port 4791 of `address`, or of a free address of its own in 127.0.0.0/8.
+    ///
+    /// # Errors
+    /// What the kernel says: mostly that the address is in use or not a local one.
+    pub(crate) fn bind(address: Option<Ipv4Addr>) -> io::Result<Self> {
+        let Some(address) = address else { return Self::bind_free() };
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_nonblocking(true)?;
+        send_unfragmented(&socket)?;
+        enlarge(&socket);
+        socket.bind(&SocketAddrV4::new(address, ROCE_PORT).into())?;
+        Ok(Self { socket, address, failures: 0 })
+    }
+
+    fn bind_free() -> io::Result<Self> {
+        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let mut random = SplitMix::new(clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 32);
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for _ in 0..ADDRESS_TRIES {
+            // 127.0.x.x and 127.1.x.x hold what people and distributions use by hand.
+            let [a, b, c, ..] = random.next().to_ne_bytes();
+            let address = Ipv4Addr::new(127, 2 + a % 250, b, 1 + c % 250);
+            match Self::bind(Some(address)) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
+                result => return result,
+            }
+        }
+        Err(last)
+    }
+
+    /// The address whose port was taken.
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+}
+
+/// The invariant CRC covers identification and 'do not fragment': with path MTU discovery on, an unconnected socket sends
+/// identification 0 and that flag in every datagram.
+fn send_unfragmented(socket: &Socket) -> io::Result<()> {
+    let value = libc::IP_PMTUDISC_DO;
+    // SAFETY: the descriptor is open as long as `socket` lives; the option is an int of the given size.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Asks for large buffers, beyond the system's limit where this process may. Whatever it gets will do: loss is repaired.
+fn enlarge(socket: &Socket) {
+    let size = SOCKET_BUFFER as libc::c_int;
+    for (force, plain) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
+        for option in [force, plain] {
+            // SAFETY: the descriptor is open as long as `socket` lives; the option is an int of the given size.
+            let result = unsafe {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    option,
+                    (&raw const size).cast(),
+                    size_of_val(&size) as libc::socklen_t,
+                )
+            };
+            if result == 0 {
+                break;
+            }
+        }
+    }
+}
+
+impl Wire for Udp {
+    fn send(&mut self, to: Ipv4Addr, frame: &[u8]) {
+        let to = SockAddr::from(SocketAddrV4::new(to, ROCE_PORT));
+        if self.socket.send_to(frame, &to).is_err() {
+            self.failures += 1;
+        }
+    }
+
+    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddrV4> {
+        loop {
+            frame.clear();
+            frame.reserve(MAX_FRAME);
+            let room: &mut [MaybeUninit<u8>] = frame.spare_capacity_mut();
+            let (length, from) = match self.socket.recv_from(room) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // Nothing there, or a queued error of an earlier send: retries will tell.
+                Err(_) => return None,
+            };
+            // SAFETY: the kernel initialised `length` bytes of the spare room.
+            unsafe { frame.set_len(length) };
+            if let Some(from) = from.as_socket_ipv4() {
+                return Some(from);
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.socket.as_raw_fd())
+    }
+
+    fn count(&self, counters: &mut Counters) {
+        counters.send_failures += self.failures;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_free_addresses_reach_each_other() {
+        let mut a = Udp::bind(None).unwrap();
+        let mut b = Udp::bind(None).unwrap();
+        assert_ne!(a.address(), b.address());
+        a.send(b.address(), &[7; 4200]);
+        let mut frame = Vec::new();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let from = loop {
+            if let Some(from) = b.receive(&mut frame) {
+                break from;
+            }
+            assert!(std::time::Instant::now() < deadline, "no datagram came");
+            std::thread::yield_now();
+        };
+        assert_eq!(from, SocketAddrV4::new(a.address(), ROCE_PORT));
+        assert_eq!(frame, [7; 4200]);
+    }
+
+    #[test]
+    fn an_address_is_taken_once() {
+        let first = Udp::bind(None).unwrap();
+        let second = Udp::bind(Some(first.address())).unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
+    }
+}

@@ -1,0 +1,181 @@
+//! A driver just large enough for tests: objects by PRM commands, WQEs by hand. It knows the device's public interface only.
+
+#![allow(dead_code, unused_imports, unreachable_pub, reason = "every test file uses a part of it")]
+#![allow(missing_docs, missing_debug_implementations, reason = "test code")]
+
+mod memory;
+mod queue;
+mod wqe;
+
+use std::sync::Arc;
+
+use barewire_hca::{Config, Device, Fabric, Faults, Mode, Strict, UarPage, UmemAccess, WireKind};
+use barewire_layouts::command::mkey::{AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, key};
+use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
+use barewire_layouts::command::qp::Mtu;
+use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut};
+use barewire_layouts::command::{CommandError, Request, answer, request};
+use barewire_layouts::prm::{Layout, ViewMut};
+
+pub use memory::{Memory, Region, Rights};
+pub use queue::{Completion, Connection, Cq, Qp};
+pub use wqe::Wqe;
+
+/// A device with one protection domain and one UAR page.
+#[derive(Clone)]
+pub struct Node {
+    pub device: Device,
+    pub pd: u32,
+    pub uar: u32,
+    pub page: Arc<UarPage>,
+}
+
+/// Executes command `R`, filled in by `fill`, and gives the answer's bytes.
+pub fn command<R: Request>(
+    device: &Device,
+    fill: impl FnOnce(&mut ViewMut<'_, R>),
+) -> Result<Vec<u8>, CommandError> {
+    let mut input = vec![0; R::BYTES];
+    fill(&mut request::<R>(&mut input).expect("as long as the request"));
+    let mut output = vec![0; <R::Answer as Layout>::BYTES];
+    device.execute(&input, &mut output);
+    answer::<R>(&output)?;
+    Ok(output)
+}
+
+impl Node {
+    pub fn open(config: Config) -> Self {
+        let device = Device::open(config).expect("a device");
+        let pd = command::<AllocPdIn>(&device, |_| ()).unwrap();
+        let pd = answer::<AllocPdIn>(&pd).unwrap().get(AllocPdOut::PD);
+        let uar = command::<AllocUarIn>(&device, |_| ()).unwrap();
+        let uar = answer::<AllocUarIn>(&uar).unwrap().get(AllocUarOut::UAR);
+        let page = device.uar_page(uar).expect("the page just given");
+        Self { device, pd, uar, page }
+    }
+
+    /// A device that is stepped by hand, and panics at a driver mistake.
+    pub fn stepped(fabric: &Fabric, faults: Faults) -> Self {
+        Self::open(Config {
+            mode: Mode::Stepped,
+            wire: WireKind::Fabric(fabric.clone()),
+            faults,
+            strict: Strict::Panic,
+            ..Config::default()
+        })
+    }
+
+    /// A device with a thread and a UDP socket.
+    pub fn threaded(faults: Faults) -> Self {
+        Self::open(Config {
+            mode: Mode::Thread,
+            wire: WireKind::Udp,
+            faults,
+            strict: Strict::Panic,
+            ..Config::default()
+        })
+    }
+
+    /// Registered memory under one key with all rights.
+    pub fn region(&self, length: usize) -> Region {
+        let memory = Memory::register(&self.device, length, UmemAccess::all());
+        let key = self.key(&memory, 0, length, Rights::ALL);
+        Region { memory, key }
+    }
+
+    /// A key over a part of `memory`.
+    pub fn key(&self, memory: &Memory, offset: usize, length: usize, rights: Rights) -> u32 {
+        const VARIANT: u8 = 0x5a;
+        let output = command::<CreateMkeyIn>(&self.device, |create| {
+            create
+                .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
+                .set(CreateMkeyIn::MKEY_UMEM_ID, memory.umem())
+                .set(CreateMkeyIn::MKEY_UMEM_OFFSET, offset as u64);
+            create
+                .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+                .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
+                .set(Mkc::LR, true)
+                .set(Mkc::LW, rights.local_write)
+                .set(Mkc::RR, rights.remote_read)
+                .set(Mkc::RW, rights.remote_write)
+                .set(Mkc::A, rights.remote_atomic)
+                .set(Mkc::QPN, barewire_layouts::command::mkey::ANY_QPN)
+                .set(Mkc::MKEY_7_0, VARIANT)
+                .set(Mkc::PD, self.pd)
+                .set(Mkc::START_ADDR, memory.address() + offset as u64)
+                .set(Mkc::LEN, length as u64);
+        })
+        .unwrap();
+        key(answer::<CreateMkeyIn>(&output).unwrap().get(CreateMkeyOut::MKEY_INDEX), VARIANT)
+    }
+
+    pub fn destroy_key(&self, key: u32) {
+        command::<DestroyMkeyIn>(&self.device, |destroy| {
+            destroy.set(DestroyMkeyIn::MKEY_INDEX, key >> 8);
+        })
+        .unwrap();
+    }
+}
+
+/// Two devices on one fabric, a queue pair on each, connected.
+pub struct Pair {
+    pub a: Node,
+    pub b: Node,
+    pub qa: Qp,
+    pub qb: Qp,
+}
+
+impl Pair {
+    pub fn new(connection: &Connection) -> Self {
+        Self::with_faults(connection, Faults::default(), Faults::default())
+    }
+
+    pub fn with_faults(connection: &Connection, a: Faults, b: Faults) -> Self {
+        let fabric = Fabric::new();
+        Self::over(Node::stepped(&fabric, a), Node::stepped(&fabric, b), connection)
+    }
+
+    pub fn over(a: Node, b: Node, connection: &Connection) -> Self {
+        let (mut qa, mut qb) = (Qp::new(&a), Qp::new(&b));
+        qa.connect(&b, qb.number, connection, (connection.psn, connection.psn ^ 0x55));
+        qb.connect(&a, qa.number, connection, (connection.psn ^ 0x55, connection.psn));
+        Self { a, b, qa, qb }
+    }
+
+    /// Steps both devices until neither has anything to do or to wait for.
+    pub fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            if !(self.a.device.step() | self.b.device.step()) {
+                return;
+            }
+        }
+        panic!(
+            "the devices do not come to rest: {:?} {:?}",
+            self.a.device.counters(),
+            self.b.device.counters()
+        );
+    }
+
+    /// Steps both devices `passes` times.
+    pub fn step(&mut self, passes: usize) {
+        for _ in 0..passes {
+            self.a.device.step();
+            self.b.device.step();
+        }
+    }
+}
+
+/// Bytes that differ from place to place and from salt to salt.
+pub fn pattern(length: usize, salt: u64) -> Vec<u8> {
+    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect()
+}
+
+pub const MTUS: [(Mtu, usize); 2] = [(Mtu::Bytes256, 256), (Mtu::Bytes4096, 4096)];

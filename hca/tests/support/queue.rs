@@ -1,0 +1,375 @@
+//! Completion queues and queue pairs of tests.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use barewire_hca::UmemAccess;
+use barewire_layouts::be::Be32;
+use barewire_layouts::command::answer;
+use barewire_layouts::command::cq::{Cqc, CreateCqIn, CreateCqOut, DestroyCqIn};
+use barewire_layouts::command::qp::{
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Init2RtrQpIn, ModifyQp, Mtu,
+    OptionalParameters, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+};
+use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, INITIAL_OP_OWN, OP_OWN_OFFSET, OWNER, Syndrome};
+use barewire_layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
+use barewire_layouts::wqe::{DS, DataSegment, INVALID_LKEY, WQEBB};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Memory, Node, Wqe, command};
+
+const CQE: usize = 64;
+pub const LOG_CQ: u8 = 10;
+pub const LOG_SQ: u8 = 6;
+pub const LOG_RQ: u8 = 5;
+/// Receive WQEs hold four segments.
+pub const LOG_RQ_STRIDE: u8 = 2;
+const RQ_STRIDE: usize = 16 << LOG_RQ_STRIDE;
+const RQ_BYTES: usize = RQ_STRIDE << LOG_RQ;
+const SQ_BYTES: usize = WQEBB << LOG_SQ;
+
+/// One completion, good or bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    pub opcode: CqeOpcode,
+    pub qpn: u32,
+    pub index: u16,
+    pub length: u32,
+    pub immediate: u32,
+    pub syndrome: Option<Syndrome>,
+}
+
+impl Completion {
+    pub fn is_ok(&self) -> bool {
+        self.syndrome.is_none()
+    }
+}
+
+pub struct Cq {
+    node: Node,
+    pub number: u32,
+    memory: Memory,
+    entries: usize,
+    consumer: u32,
+}
+
+impl Cq {
+    pub fn new(node: &Node, log_size: u8) -> Self {
+        let entries = 1 << log_size;
+        let memory = Memory::register(&node.device, entries * CQE + 64, UmemAccess::LOCAL_WRITE);
+        for entry in 0..entries {
+            memory.write(entry * CQE + OP_OWN_OFFSET, &[INITIAL_OP_OWN]);
+        }
+        let output = command::<CreateCqIn>(&node.device, |create| {
+            create.set(CreateCqIn::CQ_UMEM_VALID, true).set(CreateCqIn::CQ_UMEM_ID, memory.umem());
+            create
+                .nested(CreateCqIn::CQ_CONTEXT)
+                .set(Cqc::DBR_UMEM_VALID, true)
+                .set(Cqc::DBR_UMEM_ID, memory.umem())
+                .set(Cqc::DBR_ADDR, (entries * CQE) as u64)
+                .set(Cqc::LOG_CQ_SIZE, log_size)
+                .set(Cqc::UAR_PAGE, node.uar);
+        })
+        .unwrap();
+        let number = answer::<CreateCqIn>(&output).unwrap().get(CreateCqOut::CQN);
+        Self { node: node.clone(), number, memory, entries, consumer: 0 }
+    }
+
+    pub fn poll(&mut self) -> Option<Completion> {
+        let at = (self.consumer as usize % self.entries) * CQE;
+        let lap = (self.consumer as usize / self.entries) as u8 & OWNER;
+        let op_own = self.memory.load_byte(at + OP_OWN_OFFSET);
+        if op_own & OWNER != lap || op_own >> 4 == CqeOpcode::Invalid as u8 {
+            return None;
+        }
+        let bytes = self.memory.read(at, CQE);
+        let cqe = Cqe64::read_from_bytes(&bytes).unwrap();
+        let error = ErrorCqe::read_from_bytes(&bytes).unwrap();
+        let opcode = CqeOpcode::from_bits(cqe.opcode()).expect("a known CQE opcode");
+        let failed = matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError);
+        self.consumer += 1;
+        self.memory.store_be32(self.entries * CQE, self.consumer & 0x00ff_ffff);
+        Some(Completion {
+            opcode,
+            qpn: cqe.qpn(),
+            index: cqe.wqe_counter.get(),
+            length: if failed { 0 } else { cqe.byte_count.get() },
+            immediate: if failed { 0 } else { cqe.immediate.get() },
+            syndrome: failed.then(|| Syndrome::from_bits(error.syndrome).expect("a known syndrome")),
+        })
+    }
+
+    pub fn drain(&mut self) -> Vec<Completion> {
+        std::iter::from_fn(|| self.poll()).collect()
+    }
+
+    /// Waits for a completion of a threaded device.
+    pub fn wait(&mut self) -> Completion {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(completion) = self.poll() {
+                return completion;
+            }
+            assert!(Instant::now() < deadline, "no completion came: {:?}", self.node.device.counters());
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        let destroyed = command::<DestroyCqIn>(&self.node.device, |destroy| {
+            destroy.set(DestroyCqIn::CQN, self.number);
+        });
+        assert!(destroyed.is_ok() || std::thread::panicking(), "{destroyed:?}");
+    }
+}
+
+/// How two queue pairs are connected.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    pub mtu: Mtu,
+    pub psn: u32,
+    pub ack_timeout: u8,
+    pub retry_count: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_nak: u8,
+    pub log_depth: u8,
+    pub remote_read: bool,
+    pub remote_write: bool,
+    pub remote_atomic: bool,
+}
+
+impl Default for Connection {
+    fn default() -> Self {
+        Self {
+            mtu: Mtu::Bytes256,
+            psn: 0x1000,
+            ack_timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_nak: 1,
+            log_depth: 2,
+            remote_read: true,
+            remote_write: true,
+            remote_atomic: true,
+        }
+    }
+}
+
+/// A queue pair with its own completion queues.
+pub struct Qp {
+    pub node: Node,
+    pub number: u32,
+    pub send_cq: Cq,
+    pub receive_cq: Cq,
+    memory: Memory,
+    pub producer: u16,
+    pub receive_producer: u16,
+    half: usize,
+    destroyed: bool,
+}
+
+const DOORBELL: usize = RQ_BYTES + SQ_BYTES;
+
+impl Qp {
+    pub fn new(node: &Node) -> Self {
+        Self::with_cqs(node, LOG_CQ, LOG_CQ)
+    }
+
+    pub fn with_cqs(node: &Node, log_send: u8, log_receive: u8) -> Self {
+        let (send_cq, receive_cq) = (Cq::new(node, log_send), Cq::new(node, log_receive));
+        let memory = Memory::register(&node.device, DOORBELL + 64, UmemAccess::LOCAL_WRITE);
+        let output = command::<CreateQpIn>(&node.device, |create| {
+            create.set(CreateQpIn::WQ_UMEM_VALID, true).set(CreateQpIn::WQ_UMEM_ID, memory.umem());
+            create
+                .nested(CreateQpIn::QPC)
+                .set(Qpc::ST, ServiceType::Rc)
+                .set(Qpc::PM_STATE, barewire_layouts::command::qp::PathMigration::Migrated)
+                .set(Qpc::PD, node.pd)
+                .set(Qpc::UAR_PAGE, node.uar)
+                .set(Qpc::USER_INDEX, 0x77)
+                .set(Qpc::LOG_RQ_SIZE, LOG_RQ)
+                .set(Qpc::LOG_RQ_STRIDE, LOG_RQ_STRIDE)
+                .set(Qpc::LOG_SQ_SIZE, LOG_SQ)
+                .set(Qpc::CQN_SND, send_cq.number)
+                .set(Qpc::CQN_RCV, receive_cq.number)
+                .set(Qpc::DBR_UMEM_VALID, true)
+                .set(Qpc::DBR_UMEM_ID, memory.umem())
+                .set(Qpc::DBR_ADDR, DOORBELL as u64);
+        })
+        .unwrap();
+        let number = answer::<CreateQpIn>(&output).unwrap().get(CreateQpOut::QPN);
+        Self {
+            node: node.clone(),
+            number,
+            send_cq,
+            receive_cq,
+            memory,
+            producer: 0,
+            receive_producer: 0,
+            half: 0,
+            destroyed: false,
+        }
+    }
+
+    /// Moves the queue pair to RTS; `psns` are those of the first packet it sends and of the first it expects.
+    pub fn connect(&mut self, peer: &Node, peer_qpn: u32, connection: &Connection, psns: (u32, u32)) {
+        let device = &self.node.device;
+        let rights = OptionalParameters::REMOTE_READ
+            | OptionalParameters::REMOTE_WRITE
+            | OptionalParameters::REMOTE_ATOMIC;
+        command::<Rst2InitQpIn>(device, |modify| {
+            modify.set(Rst2InitQpIn::QPN, self.number).set(Rst2InitQpIn::OPT_PARAM_MASK, rights.bits());
+            let mut context = modify.nested(Rst2InitQpIn::QPC);
+            context
+                .set(Qpc::RRE, connection.remote_read)
+                .set(Qpc::RWE, connection.remote_write)
+                .set(Qpc::RAE, connection.remote_atomic)
+                .set(Qpc::ATOMIC_MODE, AtomicMode::IbSpec);
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, 1);
+        })
+        .unwrap();
+        command::<Init2RtrQpIn>(device, |modify| {
+            modify.set(Init2RtrQpIn::QPN, self.number);
+            let mut context = modify.nested(Init2RtrQpIn::QPC);
+            context
+                .set(Qpc::MTU, connection.mtu)
+                .set(Qpc::LOG_MSG_MAX, 30)
+                .set(Qpc::REMOTE_QPN, peer_qpn)
+                .set(Qpc::LOG_RRA_MAX, connection.log_depth)
+                .set(Qpc::MIN_RNR_NAK, connection.min_rnr_nak)
+                .set(Qpc::NEXT_RCV_PSN, psns.1 & 0x00ff_ffff);
+            context
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::VHCA_PORT_NUM, 1)
+                .set_array(AddressPath::RGID_RIP, peer.device.gid());
+        })
+        .unwrap();
+        command::<Rtr2RtsQpIn>(device, |modify| {
+            modify.set(Rtr2RtsQpIn::QPN, self.number);
+            let mut context = modify.nested(Rtr2RtsQpIn::QPC);
+            context
+                .set(Qpc::LOG_SRA_MAX, connection.log_depth)
+                .set(Qpc::RETRY_COUNT, connection.retry_count)
+                .set(Qpc::RNR_RETRY, connection.rnr_retry)
+                .set(Qpc::NEXT_SEND_PSN, psns.0 & 0x00ff_ffff);
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::ACK_TIMEOUT, connection.ack_timeout);
+        })
+        .unwrap();
+    }
+
+    /// Resets the queue pair, and its driver's counters with it.
+    pub fn reset(&mut self) {
+        command::<ToRstQpIn>(&self.node.device, |reset| {
+            reset.set(ToRstQpIn::QPN, self.number);
+        })
+        .unwrap();
+        (self.producer, self.receive_producer) = (0, 0);
+        self.memory.store_be32(DOORBELL, 0);
+        self.memory.store_be32(DOORBELL + 4, 0);
+    }
+
+    pub fn to_error(&self) {
+        command::<ToErrQpIn>(&self.node.device, |modify| {
+            modify.set(ToErrQpIn::QPN, self.number);
+        })
+        .unwrap();
+    }
+
+    pub fn destroy(&mut self) {
+        command::<DestroyQpIn>(&self.node.device, |destroy| {
+            destroy.set(DestroyQpIn::QPN, self.number);
+        })
+        .unwrap();
+        self.destroyed = true;
+    }
+
+    fn ring_write(&self, index: u16, bytes: &[u8]) {
+        for (number, unit) in bytes.chunks(DS).enumerate() {
+            let at = (usize::from(index) * WQEBB + number * DS) % SQ_BYTES;
+            self.memory.write(RQ_BYTES + at, unit);
+        }
+    }
+
+    /// Writes WQE bytes at the producer index and posts them in the doorbell record; gives index and bytes.
+    pub fn place_bytes(&mut self, bytes: Vec<u8>) -> (u16, Vec<u8>) {
+        let index = self.producer;
+        self.ring_write(index, &bytes);
+        self.producer = index.wrapping_add(bytes.len().div_ceil(WQEBB) as u16);
+        self.memory.store_be32(DOORBELL + 4, u32::from(self.producer));
+        (index, bytes)
+    }
+
+    pub fn place(&mut self, wqe: &Wqe) -> (u16, Vec<u8>) {
+        self.place_bytes(wqe.bytes(self.producer, self.number))
+    }
+
+    /// Stores `bytes` at the BlueFlame register, in whole words, the first first.
+    pub fn ring(&mut self, bytes: &[u8]) {
+        fence(Ordering::SeqCst);
+        self.store(self.half, 0, bytes);
+        self.half ^= 1;
+    }
+
+    /// Stores all but the first 8 of `bytes` at the register that was rung last.
+    pub fn finish_burst(&mut self, bytes: &[u8]) {
+        self.store(self.half ^ 1, 8, &bytes[8..]);
+    }
+
+    fn store(&self, half: usize, offset: usize, bytes: &[u8]) {
+        let start = BLUEFLAME_OFFSET + half * BLUEFLAME_HALF + offset;
+        for (number, word) in bytes[..bytes.len().min(BLUEFLAME_HALF - offset)].chunks_exact(8).enumerate() {
+            let word = u64::from_ne_bytes(word.try_into().unwrap());
+            // SAFETY: an aligned word inside the UAR page, which `node` holds.
+            let register = unsafe {
+                AtomicU64::from_ptr(self.node.page.as_ptr().add(start + number * 8).as_ptr().cast())
+            };
+            register.store(word, Ordering::Release);
+        }
+    }
+
+    /// Posts a WQE by BlueFlame if it fits, else by a plain doorbell; gives its index.
+    pub fn post(&mut self, wqe: &Wqe) -> u16 {
+        let (index, bytes) = self.place(wqe);
+        let length = if bytes.len() <= BLUEFLAME_HALF { bytes.len() } else { 8 };
+        self.ring(&bytes[..length]);
+        index
+    }
+
+    /// Posts by a plain doorbell.
+    pub fn post_plain(&mut self, wqe: &Wqe) -> u16 {
+        let (index, bytes) = self.place(wqe);
+        self.ring(&bytes[..8]);
+        index
+    }
+
+    /// Posts a receive WQE with up to three segments `(address, length, lkey)`; gives its index.
+    pub fn post_receive(&mut self, segments: &[(u64, usize, u32)]) -> u16 {
+        let index = self.receive_producer;
+        let start = (usize::from(index) % (1 << LOG_RQ)) * RQ_STRIDE;
+        let mut bytes = Vec::new();
+        for &(address, length, lkey) in segments {
+            bytes.extend(DataSegment::new(address, length as u32, lkey).as_bytes());
+        }
+        if bytes.len() < RQ_STRIDE {
+            let end = DataSegment { lkey: Be32::new(INVALID_LKEY), ..DataSegment::default() };
+            bytes.extend(end.as_bytes());
+        }
+        self.memory.write(start, &bytes);
+        self.receive_producer = index.wrapping_add(1);
+        self.memory.store_be32(DOORBELL, u32::from(self.receive_producer));
+        index
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        if !self.destroyed {
+            let destroyed = command::<DestroyQpIn>(&self.node.device, |destroy| {
+                destroy.set(DestroyQpIn::QPN, self.number);
+            });
+            assert!(destroyed.is_ok() || std::thread::panicking(), "{destroyed:?}");
+        }
+    }
+}
