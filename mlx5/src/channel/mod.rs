@@ -1,0 +1,143 @@
+//! The command channel: how set-up reaches a device. The hot path never comes here.
+//!
+//! A channel carries PRM commands and gives the two things that are not commands: a mapped UAR page and registered memory. Object
+//! creation is apart from other commands because a kernel (DEVX) ties an object's life to a handle.
+
+#[cfg(feature = "soft")]
+pub mod soft;
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+
+use barewire_layouts::command::{self, Request};
+use barewire_layouts::prm::{Layout, View, ViewMut};
+
+use crate::error::Error;
+
+/// A way to a device.
+///
+/// # Safety
+/// The crate's memory safety rests on it. The device behind an implementation touches memory only through umems that were registered with
+/// [`Self::register_umem`] and not deregistered since, and no method calls back into objects or queues of this crate.
+pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
+    /// Runs a command that makes no object. `output` holds the device's answer, its status included.
+    ///
+    /// # Errors
+    /// If the command did not reach the device. A refusal is an answer, not an error.
+    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
+
+    /// Runs a command that makes an object. `output` holds the device's answer, its status included.
+    ///
+    /// # Errors
+    /// If the device refused, or the command did not reach it.
+    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error>;
+
+    /// Takes a UAR page.
+    ///
+    /// # Errors
+    /// If the device has none left, or it could not be mapped.
+    fn allocate_uar(&self) -> Result<Box<dyn Uar>, Error>;
+
+    /// Gives the device access to memory.
+    ///
+    /// # Safety
+    /// Until [`Umem::deregister`] has returned `Ok`, `start .. start + length` stays mapped and is accessed by this process only in ways that
+    /// tolerate a device which reads and writes it at the same time. Every command and WQE that names the memory relies on this.
+    ///
+    /// # Errors
+    /// If the system or the device refused.
+    unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error>;
+}
+
+/// An object of the device. Dropping it destroys it; one that is still in use stays until its user is gone.
+pub trait Object: fmt::Debug + Send + Sync {
+    /// Runs a command that changes or queries the object.
+    ///
+    /// # Errors
+    /// As [`CommandChannel::execute`].
+    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
+}
+
+/// A mapped UAR page. Dropping it gives it back.
+///
+/// # Safety
+/// [`Self::base`] gives the same page every time, `UAR_PAGE` bytes, aligned to as much, valid for writes until `self` is dropped, and
+/// nobody else writes to it.
+pub unsafe trait Uar: fmt::Debug + Send + Sync {
+    /// The page's number in contexts.
+    fn index(&self) -> u32;
+
+    /// The page's first byte.
+    fn base(&self) -> NonNull<u8>;
+}
+
+/// Memory that the device can reach.
+///
+/// # Safety
+/// After [`Self::deregister`] has returned `Ok` the device does not touch the memory any more.
+pub unsafe trait Umem: fmt::Debug + Send + Sync {
+    /// The number that contexts name it by.
+    fn id(&self) -> u32;
+
+    /// Takes the memory from the device.
+    ///
+    /// # Errors
+    /// If an object still uses it: the memory must then stay as it is.
+    fn deregister(&mut self) -> Result<(), Error>;
+}
+
+/// A request of layout `R` in the making.
+pub(crate) struct Command<R>(Vec<u8>, PhantomData<fn() -> R>);
+
+/// The answer to a request of layout `R`, its status checked.
+pub(crate) struct Answer<R>(Vec<u8>, PhantomData<fn() -> R>);
+
+impl<R: Request> Command<R> {
+    /// A request with nothing but its opcode.
+    pub(crate) fn new() -> Self {
+        let mut bytes = vec![0; R::BYTES];
+        let _ = command::request::<R>(&mut bytes);
+        Self(bytes, PhantomData)
+    }
+
+    /// The request's fields.
+    pub(crate) fn fields(&mut self) -> ViewMut<'_, R> {
+        ViewMut::new(&mut self.0).expect("sized by its layout")
+    }
+
+    /// Sends it.
+    pub(crate) fn send(&self, channel: &dyn CommandChannel) -> Result<Answer<R>, Error> {
+        self.exchange(|input, output| channel.execute(input, output))
+    }
+
+    /// Sends it to change or query `object`.
+    pub(crate) fn send_to(&self, object: &dyn Object) -> Result<Answer<R>, Error> {
+        self.exchange(|input, output| object.execute(input, output))
+    }
+
+    /// Sends it to make an object.
+    pub(crate) fn create(&self, channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, Answer<R>), Error> {
+        let mut object = None;
+        let answer = self.exchange(|input, output| {
+            object = Some(channel.create(input, output)?);
+            Ok(())
+        })?;
+        // `exchange` fails if the closure did, so that the object is there.
+        object.map(|object| (object, answer)).ok_or_else(|| unreachable!("no object without an error"))
+    }
+
+    fn exchange(&self, run: impl FnOnce(&[u8], &mut [u8]) -> Result<(), Error>) -> Result<Answer<R>, Error> {
+        let mut output = vec![0; R::Answer::BYTES];
+        run(&self.0, &mut output)?;
+        command::answer::<R>(&output)?;
+        Ok(Answer(output, PhantomData))
+    }
+}
+
+impl<R: Request> Answer<R> {
+    /// The answer's fields.
+    pub(crate) fn fields(&self) -> View<'_, R::Answer> {
+        View::new(&self.0).expect("checked when it was received")
+    }
+}

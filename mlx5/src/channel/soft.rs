@@ -1,0 +1,164 @@
+//! The channel to the software HCA: a call into its command processor.
+
+use core::ptr::NonNull;
+use std::io;
+use std::sync::Arc;
+
+use barewire_hca::{Device, UarPage, UmemAccess};
+use barewire_layouts::command::{
+    self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, mkey::DestroyMkeyIn, pd::DeallocPdIn,
+    qp::DestroyQpIn, uar,
+};
+use barewire_layouts::prm::{Layout, View};
+
+use super::{CommandChannel, Object, Uar, Umem};
+use crate::error::Error;
+
+/// A channel to a [`Device`] of this process.
+#[derive(Clone, Debug)]
+pub struct Soft(Device);
+
+impl Soft {
+    /// The channel to `device`.
+    pub fn new(device: Device) -> Self {
+        Self(device)
+    }
+
+    /// The device behind it.
+    pub fn device(&self) -> &Device {
+        &self.0
+    }
+}
+
+// SAFETY: the software HCA follows mkeys and umems only, and runs in a thread of its own or in `Device::step`.
+unsafe impl CommandChannel for Soft {
+    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        self.0.execute(input, output);
+        Ok(())
+    }
+
+    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
+        self.0.execute(input, output);
+        let destroy = destroy_command(input, output)?;
+        Ok(Box::new(SoftObject { device: self.0.clone(), destroy }))
+    }
+
+    fn allocate_uar(&self) -> Result<Box<dyn Uar>, Error> {
+        let allocate = super::Command::<uar::AllocUarIn>::new();
+        let index = allocate.send(self)?.fields().get(uar::AllocUarOut::UAR);
+        let page = self.0.uar_page(index).ok_or_else(|| Error::System {
+            operation: "mapping a UAR page",
+            source: io::Error::new(io::ErrorKind::NotFound, "the device does not know the page it just gave"),
+        })?;
+        Ok(Box::new(SoftUar { channel: self.clone(), index, page }))
+    }
+
+    unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
+        // SAFETY: the caller's contract is the device's.
+        let id = unsafe { self.0.register_umem(start, length, UmemAccess::all()) }
+            .map_err(|error| system("registering memory", error))?;
+        Ok(Box::new(SoftUmem { device: self.0.clone(), id }))
+    }
+}
+
+fn system(operation: &'static str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::System { operation, source: io::Error::other(error) }
+}
+
+#[derive(Debug)]
+struct SoftObject {
+    device: Device,
+    destroy: Vec<u8>,
+}
+
+impl Object for SoftObject {
+    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        self.device.execute(input, output);
+        Ok(())
+    }
+}
+
+impl Drop for SoftObject {
+    fn drop(&mut self) {
+        // An object that is still in use stays, and its memory with it: the device then refuses to let the memory go.
+        self.device.execute(&self.destroy, &mut [0; StatusOut::BYTES]);
+    }
+}
+
+#[derive(Debug)]
+struct SoftUar {
+    channel: Soft,
+    index: u32,
+    page: Arc<UarPage>,
+}
+
+// SAFETY: the page is the device's, which only reads it, and lives as long as the `Arc`.
+unsafe impl Uar for SoftUar {
+    fn index(&self) -> u32 {
+        self.index
+    }
+
+    fn base(&self) -> NonNull<u8> {
+        self.page.as_ptr()
+    }
+}
+
+impl Drop for SoftUar {
+    fn drop(&mut self) {
+        let mut release = super::Command::<uar::DeallocUarIn>::new();
+        release.fields().set(uar::DeallocUarIn::UAR, self.index);
+        // A page that is still in use stays with the device; our mapping of it goes.
+        let _ = release.send(&self.channel);
+    }
+}
+
+#[derive(Debug)]
+struct SoftUmem {
+    device: Device,
+    id: u32,
+}
+
+// SAFETY: the software HCA finishes what it does with the memory before it lets it go.
+unsafe impl Umem for SoftUmem {
+    fn id(&self) -> u32 {
+        self.id
+    }
+
+    fn deregister(&mut self) -> Result<(), Error> {
+        self.device.deregister_umem(self.id).map_err(|error| system("deregistering memory", error))
+    }
+}
+
+/// The command that destroys what `input` made, as `output` says.
+fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
+    macro_rules! destroy {
+        ($answered:ty, $field:path, $request:ty, $target:path) => {{
+            let id = command::answer::<$answered>(output)?.get($field);
+            let mut destroy = super::Command::<$request>::new();
+            destroy.fields().set($target, id);
+            Ok(destroy.0)
+        }};
+    }
+    let opcode = View::<InHeader>::new(input).map(|header| header.get(InHeader::OPCODE));
+    match opcode {
+        Some(Ok(CommandOpcode::CreateCq)) => {
+            destroy!(command::cq::CreateCqIn, command::cq::CreateCqOut::CQN, DestroyCqIn, DestroyCqIn::CQN)
+        }
+        Some(Ok(CommandOpcode::CreateQp)) => {
+            destroy!(command::qp::CreateQpIn, command::qp::CreateQpOut::QPN, DestroyQpIn, DestroyQpIn::QPN)
+        }
+        Some(Ok(CommandOpcode::CreateMkey)) => destroy!(
+            command::mkey::CreateMkeyIn,
+            command::mkey::CreateMkeyOut::MKEY_INDEX,
+            DestroyMkeyIn,
+            DestroyMkeyIn::MKEY_INDEX
+        ),
+        Some(Ok(CommandOpcode::AllocPd)) => {
+            destroy!(command::pd::AllocPdIn, command::pd::AllocPdOut::PD, DeallocPdIn, DeallocPdIn::PD)
+        }
+        _ => Err(Error::System {
+            operation: "creating an object",
+            source: io::Error::new(io::ErrorKind::Unsupported, "not a command that makes an object"),
+        }),
+    }
+}

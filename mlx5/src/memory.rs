@@ -1,0 +1,473 @@
+//! Memory that the device can reach, and the keys to it.
+//!
+//! This is where memory safety is promised for the whole driver: a device touches what a key covers and nothing else, so that posting
+//! needs no `unsafe`. [`MemoryRegion::register`] is the unsafe door; [`Buffer`] owns its memory and is safe.
+
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+use barewire_layouts::command::mkey::{self, ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, Mkc};
+use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
+use bitflags::bitflags;
+
+use crate::channel::{Command, Object, Umem};
+use crate::context::{Context, ProtectionDomain};
+use crate::error::Error;
+
+/// Bytes of a page, the unit in which the device maps memory.
+pub const PAGE: usize = 4096;
+
+bitflags! {
+    /// What a key allows. Local reading is always allowed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Access: u8 {
+        /// This side's receives, reads and atomics may write here.
+        const LOCAL_WRITE = 1 << 0;
+        /// Peers may write here; needs [`Self::LOCAL_WRITE`].
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may read here.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may operate atomically here; needs [`Self::LOCAL_WRITE`].
+        const REMOTE_ATOMIC = 1 << 3;
+    }
+}
+
+/// Registered memory: an address range under a key (CREATE_MKEY).
+///
+/// Dropping it takes the key and the memory from the device; [`Self::deregister`] does the same and tells whether it worked. A WQE that
+/// still names the region then fails with a protection error.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    start: NonNull<u8>,
+    length: usize,
+    key: u32,
+    access: Access,
+    registration: Option<(Box<dyn Object>, Box<dyn Umem>)>,
+    _domain: ProtectionDomain,
+}
+
+// SAFETY: the region only names memory; what may be done with the memory is in the contract of `register`.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above; no method changes anything.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers `length` bytes at `start`.
+    ///
+    /// # Safety
+    /// Until [`Self::deregister`] has returned `Ok` the bytes stay mapped, and this process accesses them only in ways that tolerate a device
+    /// which reads and (with a write right) writes them at the same time: atomically or volatile, or while no operation that involves
+    /// them is under way.
+    ///
+    /// # Errors
+    /// If the length is zero, write rights contradict each other, or the device refused.
+    pub unsafe fn register(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        length: usize,
+        access: Access,
+    ) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::parameter("region length", 0u32, "at least 1 byte"));
+        }
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
+            return Err(Error::parameter(
+                "access",
+                access.bits(),
+                "LOCAL_WRITE together with REMOTE_WRITE or REMOTE_ATOMIC",
+            ));
+        }
+        let context = domain.context();
+        // SAFETY: the caller's contract is the channel's.
+        let mut umem = unsafe { context.channel().register_umem(start, length) }?;
+        let address = start.addr().get() as u64;
+        match create_key(context, domain.number(), &*umem, address, length, access) {
+            Ok((object, key)) => Ok(Self {
+                start,
+                length,
+                key,
+                access,
+                registration: Some((object, umem)),
+                _domain: domain.clone(),
+            }),
+            Err(error) => {
+                // Nothing names it yet, so this cannot be refused; should it be, the first error is still the one to tell.
+                let _ = umem.deregister();
+                Err(error)
+            }
+        }
+    }
+
+    /// First address.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.start.addr().get() as u64
+    }
+
+    /// First byte.
+    #[inline]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Length in bytes, at least 1.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never: a region has at least one byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The key for this side's segments.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    /// The key for a peer. It works as far as [`Self::access`] lets it.
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    /// What the key allows.
+    #[inline]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// A segment of `length` bytes at `offset`, for this side's WQEs. `None` if it does not lie in the region or is longer than a segment
+    /// can be (2^31 - 1 bytes).
+    #[inline]
+    pub fn segment(&self, offset: usize, length: usize) -> Option<DataSegment> {
+        let end = offset.checked_add(length)?;
+        (end <= self.length && length < 1 << 31)
+            .then(|| DataSegment::new(self.address() + offset as u64, length as u32, self.key))
+    }
+
+    /// Where a peer finds the byte at `offset`.
+    #[inline]
+    pub fn remote(&self, offset: usize) -> RemoteAddressSegment {
+        RemoteAddressSegment::new(self.address().wrapping_add(offset as u64), self.key)
+    }
+
+    /// Takes key and memory from the device. After `Ok` the memory is the caller's alone.
+    ///
+    /// # Errors
+    /// If the device still uses it: the memory must then stay as it is for the life of the process.
+    pub fn deregister(mut self) -> Result<(), Error> {
+        self.release()
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        let Some((key, mut umem)) = self.registration.take() else { return Ok(()) };
+        drop(key);
+        umem.deregister()
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // Who must know whether it worked calls `deregister`.
+        let _ = self.release();
+    }
+}
+
+fn create_key(
+    context: &Context,
+    domain: u32,
+    umem: &dyn Umem,
+    address: u64,
+    length: usize,
+    access: Access,
+) -> Result<(Box<dyn Object>, u32), Error> {
+    let variant = context.next_key_variant();
+    // Translation entries of 8 bytes, counted in octwords of 16.
+    let first_page = address / PAGE as u64;
+    let last_page = (address + length as u64 - 1) / PAGE as u64;
+    let octwords = (last_page - first_page + 1).div_ceil(2) as u32;
+    let mut create = Command::<CreateMkeyIn>::new();
+    create
+        .fields()
+        .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
+        .set(CreateMkeyIn::MKEY_UMEM_ID, umem.id())
+        .set(CreateMkeyIn::MKEY_UMEM_OFFSET, 0)
+        .set(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, octwords)
+        .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+        .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
+        .set(Mkc::LR, true)
+        .set(Mkc::LW, access.contains(Access::LOCAL_WRITE))
+        .set(Mkc::RR, access.contains(Access::REMOTE_READ))
+        .set(Mkc::RW, access.contains(Access::REMOTE_WRITE))
+        .set(Mkc::A, access.contains(Access::REMOTE_ATOMIC))
+        .set(Mkc::QPN, ANY_QPN)
+        .set(Mkc::MKEY_7_0, variant)
+        .set(Mkc::PD, domain)
+        .set(Mkc::START_ADDR, address)
+        .set(Mkc::LEN, length as u64)
+        .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, octwords)
+        .set(Mkc::LOG_PAGE_SIZE, PAGE.ilog2() as u8);
+    let (object, answer) = create.create(context.channel())?;
+    Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
+}
+
+/// Zeroed, page-aligned memory of this process.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain owned memory.
+unsafe impl Send for Pages {}
+// SAFETY: shared access gives nothing but the address.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    pub(crate) fn allocate(bytes: usize, what: &'static str) -> Result<Self, Error> {
+        let refused = || Error::OutOfMemory { what, bytes };
+        let rounded = bytes.max(1).checked_next_multiple_of(PAGE).ok_or_else(refused)?;
+        let layout = Layout::from_size_align(rounded, PAGE).map_err(|_| refused())?;
+        // SAFETY: the layout's size is at least a page.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+        Ok(Self { start, layout })
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout and freed once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Pages of a queue: the device reaches them by umem, not by key.
+#[derive(Debug)]
+pub(crate) struct QueueMemory {
+    pages: ManuallyDrop<Pages>,
+    umem: Box<dyn Umem>,
+}
+
+impl QueueMemory {
+    pub(crate) fn allocate(context: &Context, bytes: usize, what: &'static str) -> Result<Self, Error> {
+        let pages = Pages::allocate(bytes, what)?;
+        // SAFETY: the pages live until `drop` below took them from the device, and only queues, which write them as a device expects,
+        // have their address.
+        let umem = unsafe { context.channel().register_umem(pages.start(), pages.bytes()) }?;
+        Ok(Self { pages: ManuallyDrop::new(pages), umem })
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.pages.start()
+    }
+
+    pub(crate) fn umem_id(&self) -> u32 {
+        self.umem.id()
+    }
+}
+
+impl Drop for QueueMemory {
+    fn drop(&mut self) {
+        // Memory that the device does not let go is leaked: freeing it would let the device write to whoever gets it next.
+        if self.umem.deregister().is_ok() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
+
+/// An offset or length that does not lie in a [`Buffer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{length} bytes at offset {offset} do not lie in a buffer of {size} bytes, or are not aligned")]
+pub struct OutOfBounds {
+    /// First byte asked for.
+    pub offset: usize,
+    /// Bytes asked for.
+    pub length: usize,
+    /// Bytes of the buffer.
+    pub size: usize,
+}
+
+/// Registered memory that is owned: zeroed, page-aligned, freed when the device cannot reach it any more.
+///
+/// A peer or the device may write it at any time, so that it is only copied to and from, never borrowed.
+pub struct Buffer {
+    region: MemoryRegion,
+    pages: ManuallyDrop<Pages>,
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("region", &self.region).finish_non_exhaustive()
+    }
+}
+
+impl Buffer {
+    /// Allocates and registers `length` bytes.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::register`], and [`Error::OutOfMemory`].
+    pub fn allocate(domain: &ProtectionDomain, length: usize, access: Access) -> Result<Self, Error> {
+        let pages = Pages::allocate(length, "a buffer")?;
+        // SAFETY: the pages are freed by `drop` below after the region was released, and every access goes through the copying methods,
+        // which are atomic.
+        let region = unsafe { MemoryRegion::register(domain, pages.start(), length, access) }?;
+        Ok(Self { region, pages: ManuallyDrop::new(pages) })
+    }
+
+    /// Address, length and keys.
+    #[inline]
+    pub fn region(&self) -> &MemoryRegion {
+        &self.region
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was copied then.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let place = self.place(offset, bytes.len(), 1)?;
+        // SAFETY: the range lies in the buffer.
+        unsafe { copy_in(place, bytes) };
+        Ok(())
+    }
+
+    /// Copies from `offset` to `bytes`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was copied then.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        let place = self.place(offset, bytes.len(), 1)?;
+        // SAFETY: the range lies in the buffer.
+        unsafe { copy_out(place, bytes) };
+        Ok(())
+    }
+
+    /// Reads the byte at `offset`; what a peer wrote before it is visible after.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfBounds> {
+        let place = self.place(offset, 1, 1)?;
+        // SAFETY: one byte of the buffer, accessed atomically by everyone in this process.
+        Ok(unsafe { AtomicU8::from_ptr(place.as_ptr()) }.load(Ordering::Acquire))
+    }
+
+    /// Reads 8 bytes at `offset`, a multiple of 8; what a peer wrote before them is visible after.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn load_u64(&self, offset: usize) -> Result<u64, OutOfBounds> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Writes 8 bytes at `offset`, a multiple of 8.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), OutOfBounds> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
+        let place = self.place(offset, 8, 8)?;
+        // SAFETY: eight aligned bytes of the buffer, accessed atomically by everyone in this process; it lives as long as `self`.
+        Ok(unsafe { AtomicU64::from_ptr(place.as_ptr().cast()) })
+    }
+
+    #[inline]
+    fn place(&self, offset: usize, length: usize, align: usize) -> Result<NonNull<u8>, OutOfBounds> {
+        let size = self.region.len();
+        if length > size || offset > size - length || offset & (align - 1) != 0 {
+            return Err(OutOfBounds { offset, length, size });
+        }
+        // SAFETY: inside the buffer, or one past its end for a length of zero.
+        Ok(unsafe { self.region.as_ptr().add(offset) })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Memory that the device does not let go is leaked, as in `QueueMemory`.
+        if self.region.release().is_ok() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
+
+/// # Safety
+/// `to` is valid for writes of `from.len()` bytes, and others in this process access them atomically.
+unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
+    let head = to.align_offset(8).min(from.len());
+    let (first, rest) = from.split_at(head);
+    let (words, last) = rest.as_chunks::<8>();
+    // SAFETY: the three parts lie side by side in the range that the caller vouches for, the words aligned.
+    unsafe {
+        store_bytes(to, first);
+        let mut place = to.add(head).cast::<u64>();
+        for word in words {
+            AtomicU64::from_ptr(place.as_ptr()).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            place = place.add(1);
+        }
+        store_bytes(place.cast(), last);
+    }
+}
+
+/// # Safety
+/// As [`copy_in`].
+unsafe fn store_bytes(to: NonNull<u8>, from: &[u8]) {
+    for (offset, byte) in from.iter().enumerate() {
+        // SAFETY: inside the caller's range.
+        unsafe { AtomicU8::from_ptr(to.add(offset).as_ptr()) }.store(*byte, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+/// `from` is valid for reads of `to.len()` bytes, and others in this process access them atomically.
+unsafe fn copy_out(from: NonNull<u8>, to: &mut [u8]) {
+    let head = from.align_offset(8).min(to.len());
+    let (first, rest) = to.split_at_mut(head);
+    let (words, last) = rest.as_chunks_mut::<8>();
+    // SAFETY: the three parts lie side by side in the range that the caller vouches for, the words aligned.
+    unsafe {
+        load_bytes(from, first);
+        let mut place = from.add(head).cast::<u64>();
+        for word in words {
+            *word = AtomicU64::from_ptr(place.as_ptr()).load(Ordering::Relaxed).to_ne_bytes();
+            place = place.add(1);
+        }
+        load_bytes(place.cast(), last);
+    }
+}
+
+/// # Safety
+/// As [`copy_out`].
+unsafe fn load_bytes(from: NonNull<u8>, to: &mut [u8]) {
+    for (offset, byte) in to.iter_mut().enumerate() {
+        // SAFETY: inside the caller's range.
+        *byte = unsafe { AtomicU8::from_ptr(from.add(offset).as_ptr()) }.load(Ordering::Relaxed);
+    }
+}

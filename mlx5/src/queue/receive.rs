@@ -1,0 +1,117 @@
+//! The receive queue: posting buffers for messages to come.
+
+use core::any::Any;
+use core::fmt;
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use barewire_layouts::wqe::DataSegment;
+
+use crate::barrier;
+use crate::doorbell::RecordWord;
+
+/// What a receive queue is built from. See [`ReceiveQueue::from_parts`].
+#[derive(Debug)]
+pub struct ReceiveParts {
+    /// The ring: `entries` receive WQEs of one [`DataSegment`] each.
+    pub ring: NonNull<DataSegment>,
+    /// Receive WQEs in the ring, a power of two up to 2^15.
+    pub entries: u32,
+    /// The receive word of the doorbell record.
+    pub doorbell_record: NonNull<u32>,
+    /// Keeps ring and record alive, and the device's object with them.
+    pub keep: Arc<dyn Any + Send + Sync>,
+}
+
+/// A receive queue whose WQEs have one segment each. It has no register: the device reads the doorbell record when a message needs a WQE.
+pub struct ReceiveQueue {
+    ring: NonNull<DataSegment>,
+    mask: u32,
+    /// WQEs written, free running; those up to `published` are the device's.
+    producer: u32,
+    room: i32,
+    doorbell_record: RecordWord,
+    _keep: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the queue is the only one that writes ring and record; the pointers are not tied to a thread.
+unsafe impl Send for ReceiveQueue {}
+
+impl fmt::Debug for ReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveQueue")
+            .field("entries", &(self.mask + 1))
+            .field("producer", &self.producer)
+            .field("room", &self.room)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ReceiveQueue {
+    /// Builds a queue over memory that a device, or a test, looks at.
+    ///
+    /// # Safety
+    /// Until `parts.keep` is dropped: `ring` is valid for writes of `entries * 16` bytes and the doorbell record word is valid and 4-byte
+    /// aligned, and nothing but this queue writes them. `entries` is a power of two, at most 2^15.
+    pub unsafe fn from_parts(parts: ReceiveParts) -> Self {
+        debug_assert!(parts.entries.is_power_of_two() && parts.entries <= 1 << 15);
+        Self {
+            ring: parts.ring,
+            mask: parts.entries - 1,
+            producer: 0,
+            room: parts.entries as i32,
+            // SAFETY: the caller's contract covers the record.
+            doorbell_record: unsafe { RecordWord::new(parts.doorbell_record) },
+            _keep: parts.keep,
+        }
+    }
+
+    /// Writes a receive WQE for `buffer`; the device sees it after [`Self::publish`]. Returns `false` if the ring is full.
+    ///
+    /// An empty buffer must not be given: a byte count of zero means 2 GiB to the device. It is refused like a full ring.
+    #[inline]
+    #[must_use]
+    pub fn push(&mut self, buffer: DataSegment) -> bool {
+        if self.room <= 0 || buffer.byte_count.get() == 0 {
+            return false;
+        }
+        self.room -= 1;
+        // SAFETY: the mask keeps the entry inside the ring, which is valid for writes by the contract of `from_parts`.
+        unsafe { self.ring.add((self.producer & self.mask) as usize).write(buffer) };
+        self.producer = self.producer.wrapping_add(1);
+        true
+    }
+
+    /// Gives everything that was pushed to the device.
+    #[inline]
+    pub fn publish(&mut self) {
+        barrier::wqe_before_doorbell_record();
+        self.doorbell_record.store(self.producer & 0xffff);
+    }
+
+    /// One receive WQE was completed: its entry may be pushed again. The completion's `wqe_counter`, modulo [`Self::entries`], says
+    /// which one it was.
+    #[inline]
+    pub fn reap(&mut self) {
+        self.room += 1;
+    }
+
+    /// Receive WQEs that may be pushed now.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.room.max(0) as u32
+    }
+
+    /// Receive WQEs of the ring.
+    #[inline]
+    pub fn entries(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Forgets everything posted; for a queue pair that was moved to the reset state.
+    pub(crate) fn reset(&mut self) {
+        self.producer = 0;
+        self.room = self.mask as i32 + 1;
+        self.doorbell_record.store(0);
+    }
+}

@@ -1,0 +1,135 @@
+//! The send ring as memory: where a WQE's units go.
+
+use core::ptr::NonNull;
+
+use crate::wqe::{BLOCK_UNITS, Block, Sink, Unit};
+
+/// A ring of 64-byte blocks, a power of two of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ring {
+    start: NonNull<Unit>,
+    mask: u32,
+}
+
+impl Ring {
+    /// # Safety
+    /// `start` is valid for reads and writes of `blocks` blocks, 64-byte aligned, for as long as the ring is used, and nothing but the
+    /// ring's owner writes it. `blocks` is a power of two, at most 2^15.
+    pub(crate) unsafe fn new(start: NonNull<u8>, blocks: u32) -> Self {
+        debug_assert!(blocks.is_power_of_two() && blocks <= 1 << 15);
+        debug_assert_eq!(start.addr().get() % 64, 0);
+        Self { start: start.cast(), mask: blocks - 1 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn blocks(self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Stores the first `UNITS` units of `block` at counter value `index`.
+    #[inline(always)]
+    pub(crate) fn store_block<const UNITS: usize>(self, index: u32, block: &Block) {
+        let place = self.block(index);
+        let mut at = 0;
+        while at < UNITS && at < BLOCK_UNITS {
+            // SAFETY: a unit of the block at `place`.
+            unsafe { block[at].store(place.add(at)) };
+            at += 1;
+        }
+    }
+
+    /// The control segment's flags byte of the WQE at `index`, as it was posted.
+    pub(crate) fn flags(self, index: u32) -> u8 {
+        // SAFETY: byte 11 of a block of the ring, which the owner wrote when it posted there.
+        unsafe { self.block(index).cast::<u8>().add(11).read() }
+    }
+
+    /// The first 8 bytes of the WQE at `index`, as it was posted.
+    #[inline(always)]
+    pub(crate) fn word(self, index: u32) -> u64 {
+        // SAFETY: a block of the ring, which the owner wrote when it posted there.
+        unsafe { self.block(index).cast::<u64>().read() }
+    }
+
+    /// A sink for a WQE of `blocks` blocks at `index` that does not reach the ring's end; `None` if it does.
+    #[inline(always)]
+    pub(crate) fn linear(self, index: u32, blocks: u32) -> Option<Linear> {
+        ((index & self.mask) + blocks <= self.mask + 1).then(|| Linear { at: self.block(index) })
+    }
+
+    /// A sink for a WQE at `index` that may go on at the ring's start.
+    pub(crate) fn wrapping(self, index: u32) -> Wrapping {
+        // SAFETY: one past the ring's last block.
+        let end = unsafe { self.start.add((self.mask as usize + 1) * BLOCK_UNITS) };
+        Wrapping { at: self.block(index), start: self.start, end }
+    }
+
+    #[inline(always)]
+    fn block(self, index: u32) -> NonNull<Unit> {
+        // SAFETY: the mask keeps the block inside the ring.
+        unsafe { self.start.add((index & self.mask) as usize * BLOCK_UNITS) }
+    }
+}
+
+/// Stores units one after the other.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    at: NonNull<Unit>,
+}
+
+impl Sink for Linear {
+    #[inline(always)]
+    fn unit(&mut self, unit: Unit) {
+        // SAFETY: whoever took this sink stores no more units than the blocks it asked for, and those lie before the ring's end.
+        unsafe {
+            unit.store(self.at);
+            self.at = self.at.add(1);
+        }
+    }
+}
+
+/// Stores units one after the other and goes back to the start at the ring's end.
+#[derive(Debug)]
+pub(crate) struct Wrapping {
+    at: NonNull<Unit>,
+    start: NonNull<Unit>,
+    end: NonNull<Unit>,
+}
+
+impl Sink for Wrapping {
+    fn unit(&mut self, unit: Unit) {
+        // SAFETY: `at` is a unit of the ring: it starts at a block, steps by units and goes back at the end.
+        unsafe {
+            unit.store(self.at);
+            self.at = self.at.add(1);
+        }
+        if self.at == self.end {
+            self.at = self.start;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(align(64))]
+    struct Memory([u64; 32]);
+
+    #[test]
+    fn a_wqe_wraps_between_units() {
+        let mut memory = Memory([0xee; 32]);
+        // SAFETY: four blocks of a local array that outlives the ring.
+        let ring = unsafe { Ring::new(NonNull::from(&mut memory.0).cast(), 4) };
+        assert!(ring.linear(7, 2).is_none());
+        let mut sink = ring.wrapping(7);
+        for word in 0..5 {
+            sink.unit(Unit::from_words(word, word));
+        }
+        let mut sink = ring.linear(5, 2).unwrap();
+        sink.unit(Unit::from_words(8, 9));
+        assert_eq!(memory.0[24..32], [0, 0, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(memory.0[..3], [4, 4, 0xee]);
+        assert_eq!(memory.0[8..11], [8, 9, 0xee]);
+    }
+}

@@ -1,0 +1,338 @@
+//! Reliable connected queue pairs: creation, connection, error and reset (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP).
+
+use core::any::Any;
+use std::sync::Arc;
+
+use barewire_layouts::command::qp::{
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, Mtu, PathMigration, QpState,
+    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn,
+    ToRstQpIn,
+};
+use barewire_layouts::wqe::{DataSegment, WQEBB};
+
+use crate::channel::{self, Command, Object};
+use crate::context::{Context, PortAddress, ProtectionDomain, Uar};
+use crate::doorbell::{BlueFlame, Doorbell};
+use crate::error::Error;
+use crate::memory::{Access, QueueMemory};
+use crate::queue::completion::CompletionQueue;
+use crate::queue::receive::{ReceiveParts, ReceiveQueue};
+use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
+
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RcConfig {
+    /// WQEBBs (64 bytes) of the send ring; rounded up to a power of two, at least 16.
+    pub send_blocks: u32,
+    /// Receive WQEs of the receive ring; rounded up to a power of two.
+    pub receive_entries: u32,
+    /// A completion is asked for at least once in this many WQEBBs; rounded down to a power of two that is at most an eighth of
+    /// the ring. 1 asks for one with every WQE.
+    pub signal_period: u32,
+    /// What the peer may do to memory of this protection domain over this queue pair.
+    pub access: Access,
+}
+
+impl Default for RcConfig {
+    fn default() -> Self {
+        Self { send_blocks: 256, receive_entries: 64, signal_period: 32, access: Access::all() }
+    }
+}
+
+/// The other end of a connection, and how to behave towards it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RcPath {
+    /// The peer's queue pair number (24 bits).
+    pub remote_qpn: u32,
+    /// The peer's port.
+    pub remote: PortAddress,
+    /// Packet sequence number that the peer starts with (24 bits).
+    pub receive_psn: u32,
+    /// Packet sequence number that this side starts with (24 bits).
+    pub send_psn: u32,
+    /// Payload bytes of a packet.
+    pub mtu: Mtu,
+    /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n, 0 waits for ever.
+    pub ack_timeout: u8,
+    /// Retries before the peer is given up (3 bits).
+    pub retry_count: u8,
+    /// Retries while the peer has no receive WQE (3 bits); 7 retries for ever.
+    pub rnr_retry: u8,
+    /// How long the peer shall wait when this side has no receive WQE: an index into IBTA's table (5 bits).
+    pub min_rnr_nak: u8,
+    /// RDMA reads and atomics outstanding, as log2, as far as the device can.
+    pub log_max_reads: u8,
+}
+
+impl RcPath {
+    /// A path with the field's usual values: MTU 4096, timeout 2^16 * 4.096 us (268 ms) seven times, RNR retried for ever after
+    /// 0.64 ms, 16 reads, packet sequence numbers from 0.
+    pub fn new(remote: PortAddress, remote_qpn: u32) -> Self {
+        Self {
+            remote_qpn,
+            remote,
+            receive_psn: 0,
+            send_psn: 0,
+            mtu: Mtu::Bytes4096,
+            ack_timeout: 16,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_nak: 12,
+            log_max_reads: 4,
+        }
+    }
+}
+
+/// What a queue pair holds on to; dropped in this order.
+#[derive(Debug)]
+struct Resources {
+    object: Box<dyn Object>,
+    _memory: QueueMemory,
+    _completion_queues: [Arc<dyn Any + Send + Sync>; 2],
+    _uar: Arc<dyn channel::Uar>,
+    domain: ProtectionDomain,
+}
+
+/// A reliable connected queue pair.
+///
+/// The queues are public so that both can be borrowed at once. They keep the device's object and its memory alive by themselves.
+#[derive(Debug)]
+pub struct RcQueuePair<D: Doorbell = BlueFlame> {
+    /// The send queue.
+    pub send: SendQueue<D>,
+    /// The receive queue.
+    pub receive: ReceiveQueue,
+    number: u32,
+    access: Access,
+    resources: Arc<Resources>,
+}
+
+impl<D: Doorbell> RcQueuePair<D> {
+    /// Creates a queue pair in the init state: receive WQEs may be posted, nothing is sent before [`Self::connect`].
+    ///
+    /// `send_completions` must have room for a CQE of every send WQEBB, and `receive_completions` for one of every receive WQE, beside
+    /// those of their other queue pairs: see [`CompletionQueue`].
+    ///
+    /// # Errors
+    /// If a size is more than the device takes, a completion queue is not the device's, or it refused.
+    pub fn create(
+        domain: &ProtectionDomain,
+        uar: &Uar,
+        send_completions: &CompletionQueue,
+        receive_completions: &CompletionQueue,
+        config: &RcConfig,
+    ) -> Result<Self, Error> {
+        let context = domain.context();
+        let most = context.capabilities().max_queue_entries;
+        let size = |what, value: u32, least: u32| {
+            if value == 0 || value > most {
+                return Err(Error::parameter(what, value, format!("1 to {most}")));
+            }
+            Ok(value.next_power_of_two().max(least))
+        };
+        let send_blocks = size("send WQEBBs", config.send_blocks, 4 * MAX_WQE_BLOCKS)?;
+        let receive_entries = size("receive WQEs", config.receive_entries, 1)?;
+        let signal_period = 1 << config.signal_period.clamp(1, send_blocks / 8).ilog2();
+        let cqn = |queue: &CompletionQueue| {
+            queue.number().ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
+        };
+
+        // The receive ring, then the send ring, then the doorbell record in a cache line of its own.
+        let receive_bytes = (receive_entries as usize * size_of::<DataSegment>()).next_multiple_of(WQEBB);
+        let send_bytes = send_blocks as usize * WQEBB;
+        let memory = QueueMemory::allocate(context, receive_bytes + send_bytes + 64, "a queue pair")?;
+        let record_offset = receive_bytes + send_bytes;
+
+        let mut create = Command::<CreateQpIn>::new();
+        create
+            .fields()
+            .set(CreateQpIn::WQ_UMEM_VALID, true)
+            .set(CreateQpIn::WQ_UMEM_ID, memory.umem_id())
+            .set(CreateQpIn::WQ_UMEM_OFFSET, 0)
+            .nested(CreateQpIn::QPC)
+            .set(Qpc::ST, ServiceType::Rc)
+            .set(Qpc::PM_STATE, PathMigration::Migrated)
+            .set(Qpc::PD, domain.number())
+            .set(Qpc::CQN_SND, cqn(send_completions)?)
+            .set(Qpc::CQN_RCV, cqn(receive_completions)?)
+            .set(Qpc::UAR_PAGE, uar.page().index())
+            .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
+            .set(Qpc::LOG_RQ_SIZE, receive_entries.ilog2() as u8)
+            .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)
+            .set(Qpc::LOG_SQ_SIZE, send_blocks.ilog2() as u8)
+            .set(Qpc::DBR_UMEM_VALID, true)
+            .set(Qpc::DBR_UMEM_ID, memory.umem_id())
+            .set(Qpc::DBR_ADDR, record_offset as u64);
+        let (object, answer) = create.create(context.channel())?;
+        let number = answer.fields().get(CreateQpOut::QPN);
+
+        // SAFETY: the offsets lie inside the allocation.
+        let (ring, record) =
+            unsafe { (memory.start().add(receive_bytes), memory.start().add(record_offset).cast::<u32>()) };
+        let receive_ring = memory.start().cast();
+        let resources = Arc::new(Resources {
+            object,
+            _memory: memory,
+            _completion_queues: [send_completions.keep().clone(), receive_completions.keep().clone()],
+            _uar: uar.page().clone(),
+            domain: domain.clone(),
+        });
+        // SAFETY: ring, record word and register lie in memory that `keep` holds and that nothing else has the address of, save the
+        // register, which queues of the same thread share (`Uar`).
+        let send = unsafe {
+            SendQueue::from_parts(SendParts {
+                ring,
+                blocks: send_blocks,
+                doorbell_record: record.add(1),
+                register: uar.assign_register(),
+                qpn: number,
+                signal_period,
+                keep: resources.clone(),
+            })
+        };
+        // SAFETY: as above.
+        let receive = unsafe {
+            ReceiveQueue::from_parts(ReceiveParts {
+                ring: receive_ring,
+                entries: receive_entries,
+                doorbell_record: record,
+                keep: resources.clone(),
+            })
+        };
+        let pair = Self { send, receive, number, access: config.access, resources };
+        pair.initialise()?;
+        Ok(pair)
+    }
+
+    /// Queue pair number (24 bits).
+    #[inline]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Connects to the peer of `path`. Both directions work after both sides did it; messages that come earlier are retried by the sender.
+    ///
+    /// # Errors
+    /// If a value of `path` does not fit its field, or the device refused.
+    pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
+        check(path)?;
+        let capabilities = self.context().capabilities();
+        let responder_reads = path.log_max_reads.min(capabilities.log_max_reads_responder);
+        let requester_reads = path.log_max_reads.min(capabilities.log_max_reads_requester);
+        let log_max_message = capabilities.max_message.ilog2() as u8;
+        self.modify::<Init2RtrQpIn>(|mut qpc| {
+            qpc.set(Qpc::MTU, path.mtu)
+                .set(Qpc::LOG_MSG_MAX, log_max_message)
+                .set(Qpc::REMOTE_QPN, path.remote_qpn)
+                .set(Qpc::LOG_RRA_MAX, responder_reads)
+                .set(Qpc::MIN_RNR_NAK, path.min_rnr_nak)
+                .set(Qpc::NEXT_RCV_PSN, path.receive_psn)
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set_array(AddressPath::RGID_RIP, path.remote.gid)
+                .set_array(AddressPath::RMAC, path.remote.mac)
+                .set(AddressPath::UDP_SPORT, ROCE_PORT)
+                .set(AddressPath::HOP_LIMIT, 64)
+                .set(AddressPath::VHCA_PORT_NUM, 1);
+        })?;
+        self.modify::<Rtr2RtsQpIn>(|mut qpc| {
+            qpc.set(Qpc::RETRY_COUNT, path.retry_count)
+                .set(Qpc::RNR_RETRY, path.rnr_retry)
+                .set(Qpc::LOG_SRA_MAX, requester_reads)
+                .set(Qpc::NEXT_SEND_PSN, path.send_psn)
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::ACK_TIMEOUT, path.ack_timeout)
+                .set(AddressPath::VHCA_PORT_NUM, 1);
+        })
+    }
+
+    /// Moves the queue pair to error: everything outstanding completes as flushed, the peer's operations fail.
+    ///
+    /// # Errors
+    /// If the device refused.
+    pub fn to_error(&mut self) -> Result<(), Error> {
+        let mut command = Command::<ToErrQpIn>::new();
+        command.fields().set(ToErrQpIn::QPN, self.number);
+        command.send_to(&*self.resources.object).map(drop)
+    }
+
+    /// Takes the queue pair back to the init state, from any state. Poll the completion queues empty first: what is still in them is of
+    /// the life before.
+    ///
+    /// # Errors
+    /// If the device refused.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        let mut command = Command::<ToRstQpIn>::new();
+        command.fields().set(ToRstQpIn::QPN, self.number);
+        command.send_to(&*self.resources.object)?;
+        self.send.reset();
+        self.receive.reset();
+        self.initialise()
+    }
+
+    /// The state that the device holds the queue pair in.
+    ///
+    /// # Errors
+    /// If the device refused, or named a state that this driver does not know.
+    pub fn state(&self) -> Result<QpState, Error> {
+        let mut query = Command::<QueryQpIn>::new();
+        query.fields().set(QueryQpIn::QPN, self.number);
+        let answer = query.send_to(&*self.resources.object)?;
+        Ok(answer.fields().nested(QueryQpOut::QPC).get(Qpc::STATE)?)
+    }
+
+    fn context(&self) -> &Context {
+        self.resources.domain.context()
+    }
+
+    fn initialise(&self) -> Result<(), Error> {
+        let access = self.access;
+        self.modify::<Rst2InitQpIn>(|mut qpc| {
+            qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
+                .set(Qpc::RRE, access.contains(Access::REMOTE_READ))
+                .set(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
+                .set(Qpc::RAE, access.contains(Access::REMOTE_ATOMIC))
+                .set(
+                    Qpc::ATOMIC_MODE,
+                    if access.contains(Access::REMOTE_ATOMIC) {
+                        AtomicMode::IbSpec
+                    } else {
+                        AtomicMode::None
+                    },
+                )
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::VHCA_PORT_NUM, 1);
+        })
+    }
+
+    fn modify<R>(&self, fill: impl FnOnce(barewire_layouts::prm::ViewMut<'_, Qpc>)) -> Result<(), Error>
+    where
+        R: ModifyQp + barewire_layouts::command::Request,
+    {
+        let mut command = Command::<R>::new();
+        let mut fields = command.fields();
+        fields.set(R::QPN, self.number);
+        fill(fields.nested(R::QPC));
+        command.send_to(&*self.resources.object).map(drop)
+    }
+}
+
+/// UDP port of RoCEv2 (IBTA annex A17), here also as the source port.
+const ROCE_PORT: u16 = 4791;
+
+fn check(path: &RcPath) -> Result<(), Error> {
+    let fits = |what, value: u32, bits: u32| {
+        if value >> bits == 0 {
+            Ok(())
+        } else {
+            Err(Error::parameter(what, value, format!("at most {bits} bits")))
+        }
+    };
+    fits("remote queue pair number", path.remote_qpn, 24)?;
+    fits("receive PSN", path.receive_psn, 24)?;
+    fits("send PSN", path.send_psn, 24)?;
+    fits("acknowledge timeout", path.ack_timeout.into(), 5)?;
+    fits("retry count", path.retry_count.into(), 3)?;
+    fits("RNR retry count", path.rnr_retry.into(), 3)?;
+    fits("minimum RNR timer", path.min_rnr_nak.into(), 5)?;
+    fits("log2 of outstanding reads", path.log_max_reads.into(), 3)
+}

@@ -1,0 +1,166 @@
+//! WQEs that carry their payload.
+
+use barewire_layouts::wqe::{DS, InlineHeader, RemoteAddressSegment};
+use zerocopy::transmute;
+
+use super::{Body, Sink, Unit};
+
+/// Payload bytes that share a unit with the inline header.
+const FIRST: usize = DS - size_of::<InlineHeader>();
+
+/// Remote address if there is one, then inline header, prefix and payload: what does not lie in the payload as whole units is made ready
+/// in registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inline<'a> {
+    remote: Option<Unit>,
+    first: Option<Unit>,
+    middle: &'a [[u8; DS]],
+    last: Option<Unit>,
+}
+
+impl<'a> Inline<'a> {
+    /// `payload` behind an inline header. An empty one leaves no inline segment at all, as libmlx5 has it.
+    #[inline(always)]
+    pub(crate) fn new(remote: Option<RemoteAddressSegment>, payload: &'a [u8]) -> Self {
+        let header: u32 = transmute!(InlineHeader::new(payload.len() as u32));
+        let first = |bytes: u128| Some(Unit::from_number(u128::from(header) | bytes << 32));
+        let remote = remote.as_ref().map(Unit::remote);
+        match payload.split_first_chunk::<FIRST>() {
+            Some((head, rest)) => {
+                let [a, b, c]: [[u8; 4]; 3] = transmute!(*head);
+                let high: u64 = transmute!([b, c]);
+                let first =
+                    Some(Unit::from_words(u64::from(header) | u64::from(u32::from_le_bytes(a)) << 32, high));
+                let (middle, last) = rest_of(payload, rest);
+                Self { remote, first, middle, last }
+            }
+            None if payload.is_empty() => Self { remote, first: None, middle: &[], last: None },
+            None => Self { remote, first: first(up_to_16(payload)), middle: &[], last: None },
+        }
+    }
+
+    /// `prefix` and `payload` behind an inline header: the prefix fills the header's unit.
+    #[inline(always)]
+    pub(crate) fn prefixed(prefix: [u8; FIRST], payload: &'a [u8]) -> Self {
+        let header: [u8; 4] = transmute!(InlineHeader::new((FIRST + payload.len()) as u32));
+        let [a, b, c]: [[u8; 4]; 3] = transmute!(prefix);
+        let (middle, last) = rest_of(payload, payload);
+        Self { remote: None, first: Some(Unit::segment(&[header, a, b, c])), middle, last }
+    }
+}
+
+impl Body for Inline<'_> {
+    #[inline(always)]
+    fn units(&self) -> u32 {
+        let fixed = u32::from(self.remote.is_some())
+            + u32::from(self.first.is_some())
+            + u32::from(self.last.is_some());
+        fixed + self.middle.len() as u32
+    }
+
+    #[inline(always)]
+    fn emit(&self, sink: &mut impl Sink) {
+        for unit in [self.remote, self.first].into_iter().flatten() {
+            sink.unit(unit);
+        }
+        for unit in self.middle {
+            sink.unit(Unit::load(unit));
+        }
+        if let Some(last) = self.last {
+            sink.unit(last);
+        }
+    }
+}
+
+/// The end `rest` of `payload` in whole units, and what is left over.
+#[inline(always)]
+fn rest_of<'a>(payload: &[u8], rest: &'a [u8]) -> (&'a [[u8; DS]], Option<Unit>) {
+    let (middle, tail) = rest.as_chunks::<DS>();
+    if tail.is_empty() {
+        return (middle, None);
+    }
+    // With 16 bytes or more behind us the tail is the end of the last 16, shifted: no byte loop.
+    let last = match payload.last_chunk::<DS>() {
+        Some(last) => u128::from_le_bytes(*last) >> (8 * (DS - tail.len())),
+        None => up_to_16(tail),
+    };
+    (middle, Some(Unit::from_number(last)))
+}
+
+/// At most 16 bytes as a number in memory order, zeros above. Two loads that overlap take the place of a loop.
+#[inline(always)]
+fn up_to_16(bytes: &[u8]) -> u128 {
+    let shift = |by: usize| 8 * by as u32;
+    let length = bytes.len();
+    if let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) {
+        u128::from(u64::from_le_bytes(*first)) | u128::from(u64::from_le_bytes(*last)) << shift(length - 8)
+    } else if let (Some(first), Some(last)) = (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
+        let number =
+            u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << shift(length - 4);
+        u128::from(number)
+    } else if let [first, .., last] = bytes {
+        let number = u32::from(*first)
+            | u32::from(bytes[length / 2]) << shift(length / 2)
+            | u32::from(*last) << shift(length - 1);
+        u128::from(number)
+    } else {
+        bytes.first().map_or(0, |byte| u128::from(*byte))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_runs_of_every_length() {
+        let bytes: [u8; 16] = core::array::from_fn(|at| at as u8 + 1);
+        for length in 0..=16 {
+            let mut wanted = [0; 16];
+            wanted[..length].copy_from_slice(&bytes[..length]);
+            assert_eq!(up_to_16(&bytes[..length]).to_le_bytes(), wanted, "{length}");
+        }
+    }
+
+    struct Collect(Vec<u8>);
+
+    impl Sink for Collect {
+        fn unit(&mut self, unit: Unit) {
+            let mut place = core::mem::MaybeUninit::<Unit>::uninit();
+            // SAFETY: a local of the unit's size and alignment, read back after it was written.
+            self.0.extend(unsafe {
+                unit.store(core::ptr::NonNull::from(&mut place).cast());
+                core::mem::transmute::<Unit, [u8; 16]>(place.assume_init())
+            });
+        }
+    }
+
+    /// Every length with and without remote address and prefix, against the bytes laid out one after the other.
+    #[test]
+    fn payloads_of_every_length() {
+        let bytes: [u8; 240] = core::array::from_fn(|at| at as u8 + 1);
+        let remote = RemoteAddressSegment::new(0x1122, 0x33);
+        for (remote, prefix) in [(None, None), (Some(remote), None), (None, Some([0xaa; 12]))] {
+            for length in 0..=220 {
+                let payload = &bytes[..length];
+                let body = prefix
+                    .map_or_else(|| Inline::new(remote, payload), |prefix| Inline::prefixed(prefix, payload));
+                let mut wanted = vec![];
+                if remote.is_some() {
+                    wanted.extend([0, 0, 0, 0, 0, 0, 0x11, 0x22, 0, 0, 0, 0x33, 0, 0, 0, 0]);
+                }
+                let carried = length + if prefix.is_some() { 12 } else { 0 };
+                if carried > 0 {
+                    wanted.extend((carried as u32 | 1 << 31).to_be_bytes());
+                    wanted.extend(prefix.iter().flatten());
+                    wanted.extend(&bytes[..length]);
+                    wanted.resize(wanted.len().next_multiple_of(16), 0);
+                }
+                let mut collect = Collect(Vec::new());
+                body.emit(&mut collect);
+                assert_eq!(collect.0, wanted, "{length} bytes, {remote:?}, {prefix:?}");
+                assert_eq!(body.units() as usize * 16, wanted.len());
+            }
+        }
+    }
+}

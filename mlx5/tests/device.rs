@@ -1,0 +1,396 @@
+//! The driver on the software HCA: what is posted happens, what must fail fails with the device's own syndrome, rings wrap.
+
+use std::time::{Duration, Instant};
+
+use barewire_layouts::cqe::Syndrome;
+use barewire_mlx5::channel::soft::Soft;
+use barewire_mlx5::queue::send::MAX_WRITE_INLINE;
+use barewire_mlx5::{
+    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error, PostError,
+    ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
+};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Two connected queue pairs of one device.
+struct Pair {
+    ours: RcQueuePair,
+    theirs: RcQueuePair,
+    completions: CompletionQueue,
+    peer_completions: CompletionQueue,
+    domain: ProtectionDomain,
+    context: Context,
+    device: hca::Device,
+}
+
+impl Pair {
+    fn new(config: RcConfig) -> Self {
+        Self::over(hca::Config { strict: hca::Strict::Panic, ..hca::Config::default() }, config)
+    }
+
+    fn over(device: hca::Config, config: RcConfig) -> Self {
+        let device = hca::Device::open(device).unwrap();
+        let context = Context::open(Soft::new(device.clone())).unwrap();
+        let domain = ProtectionDomain::allocate(&context).unwrap();
+        let uar = Uar::allocate(&context).unwrap();
+        let completions = CompletionQueue::create(&context, &uar, 2048).unwrap();
+        let peer_completions = CompletionQueue::create(&context, &uar, 2048).unwrap();
+        let ours = RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
+        let theirs =
+            RcQueuePair::create(&domain, &uar, &peer_completions, &peer_completions, &config).unwrap();
+        let mut pair = Self { ours, theirs, completions, peer_completions, domain, context, device };
+        pair.connect();
+        pair
+    }
+
+    fn connect(&mut self) {
+        let port = self.context.port_address();
+        self.ours.connect(&RcPath::new(port, self.theirs.number())).unwrap();
+        self.theirs.connect(&RcPath::new(port, self.ours.number())).unwrap();
+    }
+
+    fn buffer(&self, length: usize, access: Access) -> Buffer {
+        Buffer::allocate(&self.domain, length, access).unwrap()
+    }
+
+    /// The next completion of our side, reaped.
+    fn wait(&mut self) -> Completion {
+        let completion = poll(&mut self.completions);
+        if matches!(completion.kind, CompletionKind::Send | CompletionKind::SendError(_)) {
+            self.ours.send.reap(completion.wqe_counter);
+        }
+        completion
+    }
+
+    fn wait_peer(&mut self) -> Completion {
+        poll(&mut self.peer_completions)
+    }
+}
+
+fn poll(completions: &mut CompletionQueue) -> Completion {
+    let start = Instant::now();
+    loop {
+        if let Some(completion) = completions.poll() {
+            return completion;
+        }
+        assert!(start.elapsed() < DEADLINE, "no completion");
+        std::thread::yield_now();
+    }
+}
+
+fn syndrome(completion: Completion) -> Syndrome {
+    match completion.kind {
+        CompletionKind::SendError(failure) | CompletionKind::ReceiveError(failure) => {
+            failure.syndrome().unwrap()
+        }
+        kind => panic!("an error was expected, not {kind:?}"),
+    }
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 7 + 1) as u8).collect()
+}
+
+#[test]
+fn inline_writes_of_every_length_arrive() {
+    let mut pair = Pair::new(RcConfig::default());
+    let target = pair.buffer(512, Access::all());
+    for length in 0..=MAX_WRITE_INLINE {
+        target.write(0, &[0; 512]).unwrap();
+        let payload = bytes(length);
+        let remote = target.region().remote(length % 5);
+        pair.ours.send.write_inline(&payload, remote, ControlFlags::COMPLETION).unwrap();
+        assert_eq!(pair.wait().kind, CompletionKind::Send);
+        let mut got = vec![0; 512];
+        target.read(0, &mut got).unwrap();
+        let mut wanted = vec![0; 512];
+        wanted[length % 5..length % 5 + length].copy_from_slice(&payload);
+        assert_eq!(got, wanted, "{length} bytes");
+    }
+}
+
+#[test]
+fn reads_and_writes_by_reference_arrive() {
+    let mut pair = Pair::new(RcConfig::default());
+    let target = pair.buffer(1 << 20, Access::all());
+    let source = pair.buffer(1 << 20, Access::LOCAL_WRITE);
+    for length in [1, 4095, 4096, 4097, 100_000, 1 << 20] {
+        let payload = bytes(length);
+        source.write(0, &payload).unwrap();
+        let local = source.region().segment(0, length).unwrap();
+        pair.ours.send.write(local, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        assert_eq!(pair.wait().kind, CompletionKind::Send);
+        source.write(0, &vec![0; length]).unwrap();
+        pair.ours.send.read(local, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        assert_eq!(pair.wait().byte_count, length as u32);
+        let mut got = vec![0; length];
+        source.read(0, &mut got).unwrap();
+        assert!(got == payload, "{length} bytes");
+    }
+    // Gathered from three places, one of them empty, and scattered back over two.
+    let region = source.region();
+    let parts =
+        [region.segment(10, 5).unwrap(), region.segment(0, 0).unwrap(), region.segment(0, 3).unwrap()];
+    pair.ours.send.write_gather(&parts, target.region().remote(64), ControlFlags::COMPLETION).unwrap();
+    pair.wait();
+    let parts = [region.segment(2000, 7).unwrap(), region.segment(3000, 1).unwrap()];
+    pair.ours.send.read_scatter(&parts, target.region().remote(64), ControlFlags::COMPLETION).unwrap();
+    pair.wait();
+    let payload = bytes(1 << 20);
+    let mut got = [0; 8];
+    source.read(2000, &mut got[..7]).unwrap();
+    source.read(3000, &mut got[7..]).unwrap();
+    assert_eq!(got[..5], payload[10..15]);
+    assert_eq!(got[5..], payload[..3]);
+}
+
+#[test]
+fn atomics_return_what_was_there() {
+    let mut pair = Pair::new(RcConfig::default());
+    let target = pair.buffer(64, Access::all());
+    let result = pair.buffer(64, Access::LOCAL_WRITE);
+    target.store_u64(8, 40).unwrap();
+    let local = result.region().segment(0, 8).unwrap();
+    let remote = target.region().remote(8);
+    pair.ours.send.fetch_add(local, remote, 2, ControlFlags::COMPLETION).unwrap();
+    pair.wait();
+    assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (40, 42));
+    pair.ours.send.compare_swap(local, remote, 42, 7, ControlFlags::COMPLETION).unwrap();
+    pair.wait();
+    assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (42, 7));
+    pair.ours.send.compare_swap(local, remote, 42, 9, ControlFlags::COMPLETION).unwrap();
+    pair.wait();
+    assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (7, 7));
+}
+
+#[test]
+fn sends_and_immediates_find_their_receive_wqe() {
+    let mut pair = Pair::new(RcConfig::default());
+    let inbox = pair.buffer(4 * 4096, Access::LOCAL_WRITE);
+    let target = pair.buffer(4096, Access::all());
+    for slot in 0..4 {
+        assert!(pair.theirs.receive.push(inbox.region().segment(slot * 4096, 4096).unwrap()));
+    }
+    pair.theirs.receive.publish();
+    let send = &mut pair.ours.send;
+    send.send_inline(b"plain", ControlFlags::empty()).unwrap();
+    send.send_inline_immediate(b"with immediate", 0x0102_0304, ControlFlags::empty()).unwrap();
+    send.write_inline_immediate(b"written", target.region().remote(0), 77, ControlFlags::empty()).unwrap();
+    send.send_inline_prefixed([9; 12], b"prefixed", ControlFlags::COMPLETION).unwrap();
+
+    let wanted: [(CompletionKind, &[u8]); 4] = [
+        (CompletionKind::Receive, b"plain"),
+        (CompletionKind::ReceiveImmediate(0x0102_0304), b"with immediate"),
+        (CompletionKind::WriteImmediate(77), b"written"),
+        (CompletionKind::Receive, b"\x09\x09\x09\x09\x09\x09\x09\x09\x09\x09\x09\x09prefixed"),
+    ];
+    for (slot, (kind, data)) in wanted.into_iter().enumerate() {
+        let completion = pair.wait_peer();
+        assert_eq!((completion.kind, completion.wqe_counter), (kind, slot as u16));
+        assert_eq!(completion.byte_count as usize, data.len());
+        let (place, offset) = if slot == 2 { (&target, 0) } else { (&inbox, slot * 4096) };
+        let mut got = vec![0; data.len()];
+        place.read(offset, &mut got).unwrap();
+        assert_eq!(got, data);
+    }
+    assert_eq!(pair.wait().kind, CompletionKind::Send);
+    assert!(pair.ours.send.is_idle());
+}
+
+#[test]
+fn a_sender_waits_for_a_receive_wqe() {
+    let mut pair = Pair::new(RcConfig::default());
+    pair.ours.send.send_inline(b"early", ControlFlags::COMPLETION).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(pair.completions.poll().is_none(), "nobody can have received it");
+    let inbox = pair.buffer(64, Access::LOCAL_WRITE);
+    assert!(pair.theirs.receive.push(inbox.region().segment(0, 64).unwrap()));
+    pair.theirs.receive.publish();
+    assert_eq!(pair.wait().kind, CompletionKind::Send);
+    assert_eq!(pair.wait_peer().byte_count, 5);
+    assert!(pair.device.counters().rnr_naks_sent > 0, "{:?}", pair.device.counters());
+}
+
+/// Each mistake: the device's own syndrome, then everything behind it flushed once, and the queue pair in error.
+#[test]
+fn mistakes_give_the_devices_own_syndrome() {
+    type Post = fn(&mut Pair, &Buffer, &Buffer) -> Result<(), PostError>;
+    let signaled = ControlFlags::COMPLETION;
+    let mistakes: [(&str, Syndrome, Post); 5] = [
+        ("a wrong remote key", Syndrome::RemoteAccess, |pair, target, _| {
+            let mut remote = target.region().remote(0);
+            remote.rkey = (remote.rkey.get() ^ 1).into();
+            pair.ours.send.write_inline_8([0; 8], remote, ControlFlags::empty()).map(drop)
+        }),
+        ("one byte past the end", Syndrome::RemoteAccess, |pair, target, _| {
+            let remote = target.region().remote(target.region().len() - 7);
+            pair.ours.send.write_inline_8([0; 8], remote, ControlFlags::empty()).map(drop)
+        }),
+        ("no right to write", Syndrome::RemoteAccess, |pair, _, source| {
+            pair.ours.send.write_inline_8([0; 8], source.region().remote(0), ControlFlags::empty()).map(drop)
+        }),
+        ("a freed region", Syndrome::RemoteAccess, |pair, _, _| {
+            let gone = pair.buffer(64, Access::all()).region().remote(0);
+            pair.ours.send.write_inline_8([0; 8], gone, ControlFlags::empty()).map(drop)
+        }),
+        ("a wrong local key", Syndrome::LocalProtection, |pair, target, source| {
+            let mut local = source.region().segment(0, 8).unwrap();
+            local.lkey = (local.lkey.get() ^ 1).into();
+            pair.ours.send.write(local, target.region().remote(0), ControlFlags::empty()).map(drop)
+        }),
+    ];
+    let mut pair = Pair::new(RcConfig::default());
+    let target = pair.buffer(100, Access::all());
+    let source = pair.buffer(100, Access::LOCAL_WRITE);
+    for (what, wanted, post) in mistakes {
+        post(&mut pair, &target, &source).unwrap();
+        for _ in 0..3 {
+            pair.ours.send.nop(signaled).unwrap();
+        }
+        assert_eq!(syndrome(pair.wait()), wanted, "{what}");
+        for _ in 0..3 {
+            assert_eq!(syndrome(pair.wait()), Syndrome::WorkRequestFlushed, "{what}");
+        }
+        assert!(pair.ours.send.is_idle());
+        assert_eq!(pair.ours.state().unwrap(), QpState::Err, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(pair.completions.poll().is_none(), "{what}: one completion each");
+
+        // And on with the same queue pairs.
+        pair.ours.reset().unwrap();
+        pair.theirs.reset().unwrap();
+        while pair.peer_completions.poll().is_some() {}
+        pair.connect();
+        pair.ours.send.write_inline_8(*b"works on", target.region().remote(0), signaled).unwrap();
+        assert_eq!(pair.wait().kind, CompletionKind::Send, "{what}");
+        let mut got = [0; 8];
+        target.read(0, &mut got).unwrap();
+        assert_eq!(&got, b"works on", "{what}");
+    }
+}
+
+#[test]
+fn an_error_state_flushes_both_queues() {
+    let mut pair = Pair::new(RcConfig::default());
+    let inbox = pair.buffer(64, Access::LOCAL_WRITE);
+    for _ in 0..5 {
+        assert!(pair.ours.receive.push(inbox.region().segment(0, 64).unwrap()));
+    }
+    pair.ours.receive.publish();
+    pair.ours.to_error().unwrap();
+    for _ in 0..7 {
+        pair.ours.send.nop(ControlFlags::empty()).unwrap();
+    }
+    let (mut sent, mut received) = (0, 0);
+    for _ in 0..12 {
+        let completion = pair.wait();
+        assert_eq!(syndrome(completion), Syndrome::WorkRequestFlushed);
+        match completion.kind {
+            CompletionKind::SendError(_) => sent += 1,
+            _ => received += 1,
+        }
+    }
+    assert_eq!((sent, received), (7, 5));
+}
+
+/// A ring of 64 WQEBBs, with WQEs of one to four blocks: it is full often, never loses a WQE and wraps thousands of times.
+#[test]
+fn a_million_messages_through_a_small_ring() {
+    let messages: u64 = 1_000_000;
+    let config = RcConfig { send_blocks: 64, signal_period: 8, ..RcConfig::default() };
+    let mut pair = Pair::new(config);
+    let target = pair.buffer(4096, Access::all());
+    let long = bytes(MAX_WRITE_INLINE);
+    let start = Instant::now();
+    let mut full = 0;
+    let mut posted = 0;
+    while posted < messages {
+        // Every 17th message is a long one, so that long WQEs meet every position of the ring.
+        let result = if posted % 17 == 0 {
+            pair.ours.send.write_inline(&long, target.region().remote(64), ControlFlags::empty())
+        } else {
+            pair.ours.send.write_inline_8(
+                posted.to_ne_bytes(),
+                target.region().remote(8),
+                ControlFlags::empty(),
+            )
+        };
+        match result {
+            Ok(_) => posted += 1,
+            Err(PostError::QueueFull) => {
+                full += 1;
+                pair.wait();
+            }
+            Err(error) => panic!("{error}"),
+        }
+        assert!(start.elapsed() < DEADLINE, "{posted} messages posted");
+    }
+    while pair.ours.send.nop(ControlFlags::COMPLETION).is_err() {
+        pair.wait();
+    }
+    while !pair.ours.send.is_idle() {
+        assert_eq!(pair.wait().kind, CompletionKind::Send);
+    }
+    assert_eq!(target.load_u64(8).unwrap(), messages - 1);
+    let mut got = vec![0; long.len()];
+    target.read(64, &mut got).unwrap();
+    assert_eq!(got, long);
+    assert!(full > 1000, "the ring was full {full} times");
+    assert_eq!(pair.device.take_reports().len(), 0);
+}
+
+#[test]
+fn bad_sizes_and_rights_say_what_is_wanted() {
+    let mut pair = Pair::new(RcConfig::default());
+    let uar = Uar::allocate(&pair.context).unwrap();
+    let message = |error: Error| error.to_string();
+    let error = CompletionQueue::create(&pair.context, &uar, 1 << 30).unwrap_err();
+    assert!(message(error).starts_with("completion queue entries is 1073741824, but must be 1 to "));
+    let config = RcConfig { send_blocks: 1 << 16, ..RcConfig::default() };
+    let created: Result<RcQueuePair, _> =
+        RcQueuePair::create(&pair.domain, &uar, &pair.completions, &pair.completions, &config);
+    assert!(message(created.unwrap_err()).starts_with("send WQEBBs is 65536, but must be 1 to "));
+    let error = Buffer::allocate(&pair.domain, 64, Access::REMOTE_WRITE).unwrap_err();
+    assert_eq!(
+        message(error),
+        "access is 2, but must be LOCAL_WRITE together with REMOTE_WRITE or REMOTE_ATOMIC"
+    );
+    let path = RcPath { remote_qpn: 1 << 24, ..RcPath::new(pair.context.port_address(), 0) };
+    let error = pair.ours.connect(&path).unwrap_err();
+    assert_eq!(message(error), "remote queue pair number is 16777216, but must be at most 24 bits");
+    assert!(matches!(
+        Buffer::allocate(&pair.domain, usize::MAX, Access::all()),
+        Err(Error::OutOfMemory { .. })
+    ));
+    let buffer = pair.buffer(100, Access::all());
+    assert!(
+        buffer.write(99, &[0; 2]).is_err()
+            && buffer.read(101, &mut []).is_err()
+            && buffer.load_u64(4).is_err()
+    );
+    assert!(buffer.region().segment(100, 1).is_none() && buffer.region().segment(usize::MAX, 2).is_none());
+}
+
+/// Whatever is dropped first, the device ends up empty.
+#[test]
+fn objects_may_be_dropped_in_any_order() {
+    for order in 0..4 {
+        let pair = Pair::new(RcConfig::default());
+        let buffer = pair.buffer(64, Access::all());
+        let Pair { ours, theirs, completions, peer_completions, domain, context, device } = pair;
+        match order {
+            0 => drop((context, domain, completions, peer_completions, ours, theirs, buffer)),
+            1 => drop((buffer, theirs, ours, peer_completions, completions, domain, context)),
+            2 => {
+                // The send queue of one in the pair of the other: each keeps what it needs.
+                let (mut ours, mut theirs) = (ours, theirs);
+                std::mem::swap(&mut ours.send, &mut theirs.send);
+                drop((theirs, completions, peer_completions, domain, buffer, context));
+                ours.send.nop(ControlFlags::empty()).unwrap();
+            }
+            _ => drop((peer_completions, ours, domain, context, theirs, completions, buffer)),
+        }
+        let left = device.objects();
+        assert_eq!(left, hca::ObjectCounts::default(), "order {order}");
+    }
+}
