@@ -1,0 +1,176 @@
+//! The only door to libibverbs: owned handles over its pointers, all `unsafe` of this crate.
+#![allow(unsafe_code, reason = "calls into a C library; every block says why it is right")]
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::slice;
+
+use rdma_sys::{
+    ___ibv_query_port, ibv_close_device, ibv_context, ibv_device, ibv_device_attr, ibv_free_device_list,
+    ibv_get_device_guid, ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_port_attr,
+    ibv_query_device,
+};
+
+/// The devices that libibverbs lists, kept alive until dropped.
+pub(crate) struct DeviceList {
+    first: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+impl DeviceList {
+    /// `ErrorKind::Unsupported` (ENOSYS) where the kernel has no ib_uverbs.
+    pub(crate) fn get() -> io::Result<Self> {
+        let mut count = 0;
+        // SAFETY: `count` is a valid place for the number of devices.
+        let list = unsafe { ibv_get_device_list(&raw mut count) };
+        let first = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { first, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = ListedDevice<'_>> {
+        // SAFETY: libibverbs returned an array of `count` device pointers (and a null after them), which
+        // lives until ibv_free_device_list in `drop`; nobody writes to it.
+        let devices = unsafe { slice::from_raw_parts(self.first.as_ptr(), self.count) };
+        devices.iter().filter_map(|&device| Some(ListedDevice { device: NonNull::new(device)?, list: self }))
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list came from ibv_get_device_list and is freed once. Devices that were opened hold a
+        // reference of their own, and no `ListedDevice` outlives the list.
+        unsafe { ibv_free_device_list(self.first.as_ptr()) };
+    }
+}
+
+/// One device of a list.
+pub(crate) struct ListedDevice<'a> {
+    device: NonNull<ibv_device>,
+    #[expect(dead_code, reason = "keeps the list borrowed, and so the device alive")]
+    list: &'a DeviceList,
+}
+
+impl ListedDevice<'_> {
+    pub(crate) fn name(&self) -> String {
+        // SAFETY: the device is alive as long as its list; the name is a NUL-terminated array inside of it.
+        let name = unsafe { ibv_get_device_name(self.device.as_ptr()) };
+        if name.is_null() {
+            return String::new();
+        }
+        // SAFETY: not null, NUL-terminated, and alive as above.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+
+    /// The node GUID in host order.
+    pub(crate) fn guid(&self) -> u64 {
+        // SAFETY: the device is alive as long as its list.
+        u64::from_be(unsafe { ibv_get_device_guid(self.device.as_ptr()) })
+    }
+
+    pub(crate) fn open(&self) -> io::Result<OpenContext> {
+        // SAFETY: the device is alive as long as its list; an opened context keeps it alive on its own.
+        let context = unsafe { ibv_open_device(self.device.as_ptr()) };
+        NonNull::new(context).map(OpenContext).ok_or_else(io::Error::last_os_error)
+    }
+}
+
+/// An open device, closed when dropped.
+pub(crate) struct OpenContext(NonNull<ibv_context>);
+
+// SAFETY: libibverbs is thread-safe: any thread may use a context and any may close it, once.
+unsafe impl Send for OpenContext {}
+// SAFETY: as above; the queries below take the context by shared reference and lock inside the library.
+unsafe impl Sync for OpenContext {}
+
+impl OpenContext {
+    /// The number of physical ports.
+    pub(crate) fn port_count(&self) -> io::Result<u8> {
+        let mut attributes = MaybeUninit::<ibv_device_attr>::zeroed();
+        // SAFETY: the context is open and the attributes are a valid place to write to.
+        status(unsafe { ibv_query_device(self.0.as_ptr(), attributes.as_mut_ptr()) })?;
+        // SAFETY: the query filled it in; what it left out is zero, which is valid for its plain integers.
+        Ok(unsafe { attributes.assume_init() }.phys_port_cnt)
+    }
+
+    /// The attributes of a port, the first being number 1.
+    ///
+    /// The symbol `ibv_query_port` fills an older, shorter structure; verbs.h redirects it to the function
+    /// that is called here, and bindings do not see that.
+    pub(crate) fn query_port(&self, number: u8) -> io::Result<ibv_port_attr> {
+        let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
+        // SAFETY: the context is open, and the attributes are initialised (zero is valid for plain integers)
+        // and valid to write to.
+        status(unsafe { ___ibv_query_port(self.0.as_ptr(), number, attributes.as_mut_ptr()) })?;
+        // SAFETY: initialised above.
+        Ok(unsafe { attributes.assume_init() })
+    }
+}
+
+impl Drop for OpenContext {
+    fn drop(&mut self) {
+        // SAFETY: opened by ibv_open_device and closed once. Its failure leaves nothing that we could do.
+        unsafe { ibv_close_device(self.0.as_ptr()) };
+    }
+}
+
+/// libibverbs answers 0, an errno value, or -1 with errno set.
+fn status(answer: i32) -> io::Result<()> {
+    match answer {
+        0 => Ok(()),
+        1.. => Err(io::Error::from_raw_os_error(answer)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdma_sys::verbs_context;
+    use std::mem::{ManuallyDrop, size_of};
+
+    #[test]
+    fn answers_become_errors() {
+        assert!(status(0).is_ok());
+        assert_eq!(status(22).unwrap_err().raw_os_error(), Some(22));
+        assert!(status(-1).is_err());
+    }
+
+    unsafe extern "C" fn fake_query_port(
+        _: *mut ibv_context,
+        number: u8,
+        attributes: *mut ibv_port_attr,
+        size: usize,
+    ) -> i32 {
+        if number != 1 {
+            return 22;
+        }
+        assert_eq!(size, size_of::<ibv_port_attr>(), "the whole structure, not the old short one");
+        // SAFETY: the caller gives a valid place of the size that it names.
+        unsafe {
+            (*attributes).link_layer = 2;
+            (*attributes).port_cap_flags2 = 0xbeef;
+        }
+        0
+    }
+
+    /// There is no device here to ask; a context made by hand shows that the extended operation is called.
+    #[test]
+    fn query_port_fills_the_long_structure() {
+        // SAFETY: a structure of integers, pointers and optional functions: zero is valid for each.
+        let mut fake: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
+        fake.sz = size_of::<verbs_context>();
+        fake.query_port = Some(fake_query_port);
+        fake.context.abi_compat = u32::MAX as usize as *mut _;
+        // The pointer must reach the whole structure: the library goes from the member to what surrounds it.
+        let whole = &raw mut fake;
+        // SAFETY: `whole` is valid; only the member's address is taken.
+        let context = NonNull::new(unsafe { &raw mut (*whole).context }).unwrap();
+        // Never closed: libibverbs did not open it.
+        let context = ManuallyDrop::new(OpenContext(context));
+        let port = context.query_port(1).unwrap();
+        assert_eq!((port.link_layer, port.port_cap_flags2), (2, 0xbeef));
+        assert_eq!(context.query_port(2).map(|_| ()).unwrap_err().raw_os_error(), Some(22));
+    }
+}
