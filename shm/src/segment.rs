@@ -1,0 +1,283 @@
+//! A memfd of sealed size and its mapping.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+
+use crate::copy;
+use crate::error::{OutOfRange, SegmentError};
+
+/// With these the size stays, whatever a peer does, and the set of seals too.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Memory that this process shares with whom it hands the descriptor to; unmapped and closed when dropped,
+/// while the other processes keep theirs.
+///
+/// The bytes are plain memory with no order between processes: two processes that tell each other by other
+/// means that data is ready (a socket, an atomic in the segment) must make that order themselves.
+pub struct Segment {
+    file: File,
+    map: MmapRaw,
+}
+
+impl Segment {
+    /// Makes a segment of `size` zeroed bytes. All its memory is taken now, so that a machine without it
+    /// answers with an error here and not with a SIGBUS at the first access. A memory limit of the process's
+    /// control group is the exception: the kernel may end the process instead.
+    ///
+    /// `name` is for people who read `/proc/PID/maps`; it need not be unique.
+    ///
+    /// # Errors
+    /// [`SegmentError::Empty`] for no bytes, [`SegmentError::NoMemory`], or what a system call said.
+    pub fn create(name: &str, size: usize) -> Result<Self, SegmentError> {
+        if size == 0 {
+            return Err(SegmentError::Empty);
+        }
+        // The kernel takes page after page and only then finds that there is no more: ask before.
+        if let Some(available) = available_memory()
+            && size as u64 > available
+        {
+            return Err(SegmentError::NoMemory { wanted: size, available });
+        }
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| system("memfd_create", errno))?;
+        let file = File::from(file);
+        let allocate = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size as u64);
+        rustix::io::retry_on_intr(allocate).map_err(|errno| match errno {
+            rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => {
+                SegmentError::NoMemory { wanted: size, available: available_memory().unwrap_or(0) }
+            }
+            errno => system("fallocate", errno),
+        })?;
+        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|errno| system("fcntl(F_ADD_SEALS)", errno))?;
+        Self::map(file, size)
+    }
+
+    /// Maps the segment behind a descriptor that came from another process, which may be hostile: the size
+    /// must be sealed and be the announced one.
+    ///
+    /// # Errors
+    /// [`SegmentError::Unsealed`], [`SegmentError::WrongSize`], [`SegmentError::Empty`], or what a system
+    /// call said. The descriptor is closed then.
+    pub fn attach(descriptor: OwnedFd, size: usize) -> Result<Self, SegmentError> {
+        if size == 0 {
+            return Err(SegmentError::Empty);
+        }
+        let seals = match rustix::fs::fcntl_get_seals(&descriptor) {
+            Ok(seals) => seals,
+            // A file that knows no seals.
+            Err(rustix::io::Errno::INVAL) => SealFlags::empty(),
+            Err(errno) => return Err(system("fcntl(F_GET_SEALS)", errno)),
+        };
+        // First the seals, then the size: what is sealed cannot change after the look.
+        if !seals.contains(SEALS) {
+            return Err(SegmentError::Unsealed { missing: names(SEALS.difference(seals)) });
+        }
+        let file = File::from(descriptor);
+        let actual = file.metadata().map_err(|source| SegmentError::System { call: "fstat", source })?.len();
+        if actual != size as u64 {
+            return Err(SegmentError::WrongSize { announced: size, actual });
+        }
+        Self::map(file, size)
+    }
+
+    fn map(file: File, size: usize) -> Result<Self, SegmentError> {
+        let map = MmapOptions::new()
+            .len(size)
+            .map_raw(&file)
+            .map_err(|source| SegmentError::System { call: "mmap", source })?;
+        Ok(Self { file, map })
+    }
+
+    /// The size in bytes; never 0, and the same for all who share it.
+    pub fn size(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Copies from the segment at `offset` to `into`. Bytes that another process writes meanwhile come old
+    /// or new, each on its own.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] if any byte is beyond the end; nothing is copied then.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfRange> {
+        let from = self.at(offset, into.len())?;
+        #[expect(unsafe_code, reason = "the one copy out of shared memory")]
+        // SAFETY: `at` checked that the range is within the mapping, which lives as long as `self` and is
+        // never referred to. `into` is ours alone, so the two do not overlap.
+        unsafe {
+            copy::copy(from, into.as_mut_ptr(), into.len());
+        }
+        Ok(())
+    }
+
+    /// Copies `from` into the segment at `offset`. A process that reads meanwhile sees each byte old or new.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] if any byte is beyond the end; nothing is copied then.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), OutOfRange> {
+        let to = self.at(offset, from.len())?;
+        #[expect(unsafe_code, reason = "the one copy into shared memory")]
+        // SAFETY: as in `read`; the mapping is writable.
+        unsafe {
+            copy::copy(from.as_ptr(), to, from.len());
+        }
+        Ok(())
+    }
+
+    /// The address of the first byte in this process, for those who build rings over it. It is valid for
+    /// [`size`](Self::size) bytes as long as the segment lives. Other processes access the same bytes: make
+    /// no reference to them, use atomic accesses or a copy that tolerates races.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        NonNull::new(self.map.as_mut_ptr()).unwrap_or(NonNull::dangling())
+    }
+
+    fn at(&self, offset: usize, length: usize) -> Result<*mut u8, OutOfRange> {
+        let size = self.size();
+        match offset.checked_add(length) {
+            Some(end) if end <= size => Ok(self.map.as_mut_ptr().wrapping_add(offset)),
+            _ => Err(OutOfRange { offset, length, size }),
+        }
+    }
+}
+
+/// The descriptor, to be handed to another process.
+impl AsFd for Segment {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment")
+            .field("file", &self.file)
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
+
+fn system(call: &'static str, errno: rustix::io::Errno) -> SegmentError {
+    SegmentError::System { call, source: io::Error::from(errno) }
+}
+
+fn names(seals: SealFlags) -> String {
+    let table = [
+        (SealFlags::SHRINK, "F_SEAL_SHRINK"),
+        (SealFlags::GROW, "F_SEAL_GROW"),
+        (SealFlags::SEAL, "F_SEAL_SEAL"),
+    ];
+    let names: Vec<&str> =
+        table.iter().filter(|(seal, _)| seals.contains(*seal)).map(|(_, name)| *name).collect();
+    names.join(", ")
+}
+
+/// What the kernel thinks can be had without swapping, in bytes; `None` if it does not say.
+fn available_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_zeroed_and_keeps_what_is_written() {
+        let segment = Segment::create("test", 5000).unwrap();
+        assert_eq!(segment.size(), 5000);
+        let mut all = vec![1; 5000];
+        segment.read(0, &mut all).unwrap();
+        assert!(all.iter().all(|&byte| byte == 0));
+        segment.write(4997, b"end").unwrap();
+        let mut end = [0; 4];
+        segment.read(4996, &mut end).unwrap();
+        assert_eq!(&end, b"\0end");
+    }
+
+    #[test]
+    fn the_end_is_the_end() {
+        let segment = Segment::create("test", 100).unwrap();
+        let outside = |offset, length| Err(OutOfRange { offset, length, size: 100 });
+        assert_eq!(segment.write(100, &[]), Ok(()));
+        assert_eq!(segment.write(101, &[]), outside(101, 0));
+        assert_eq!(segment.write(99, &[1, 2]), outside(99, 2));
+        assert_eq!(segment.read(usize::MAX, &mut [0; 2]), outside(usize::MAX, 2));
+        let mut last = [0; 1];
+        segment.read(99, &mut last).unwrap();
+        assert_eq!(last, [0], "nothing was copied");
+    }
+
+    #[test]
+    fn all_memory_is_taken_at_once() {
+        use std::os::unix::fs::MetadataExt;
+        let segment = Segment::create("test", 1 << 20).unwrap();
+        assert_eq!(segment.file.metadata().unwrap().blocks() * 512, 1 << 20);
+    }
+
+    #[test]
+    fn the_size_is_sealed() {
+        let segment = Segment::create("test", 8192).unwrap();
+        for size in [0, 4096, 16384] {
+            assert!(segment.file.set_len(size).is_err(), "{size}");
+        }
+        assert!(rustix::fs::fcntl_add_seals(&segment, SealFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn no_memory_is_an_error() {
+        let error = Segment::create("test", 1 << 50).unwrap_err();
+        assert!(matches!(error, SegmentError::NoMemory { wanted, .. } if wanted == 1 << 50), "{error}");
+        assert!(matches!(Segment::create("test", 0), Err(SegmentError::Empty)));
+        assert!(matches!(Segment::create("a\0b", 1), Err(SegmentError::System { .. })));
+    }
+
+    fn memfd(size: u64, seals: SealFlags) -> OwnedFd {
+        let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, size).unwrap();
+        rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+        file
+    }
+
+    #[test]
+    fn unsealed_descriptors_are_refused() {
+        let refused = |descriptor| match Segment::attach(descriptor, 4096) {
+            Err(SegmentError::Unsealed { missing }) => missing,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(memfd(4096, SealFlags::empty())), "F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL");
+        assert_eq!(refused(memfd(4096, SealFlags::GROW | SealFlags::SEAL)), "F_SEAL_SHRINK");
+        assert_eq!(refused(memfd(4096, SealFlags::GROW | SealFlags::SHRINK)), "F_SEAL_SEAL");
+        // A pipe and a device know no seals.
+        assert!(refused(std::io::pipe().unwrap().0.into()).contains("F_SEAL_SHRINK"));
+        assert!(refused(File::open("/dev/zero").unwrap().into()).contains("F_SEAL_SHRINK"));
+    }
+
+    #[test]
+    fn a_size_other_than_announced_is_refused() {
+        for (actual, announced) in [(0, 4096), (4096, 4097), (4096, 4095), (4096, usize::MAX)] {
+            let error = Segment::attach(memfd(actual, SEALS), announced).unwrap_err();
+            assert!(matches!(error, SegmentError::WrongSize { .. }), "{error}");
+        }
+        assert!(matches!(Segment::attach(memfd(0, SEALS), 0), Err(SegmentError::Empty)));
+        assert_eq!(Segment::attach(memfd(4096, SEALS), 4096).unwrap().size(), 4096);
+    }
+
+    #[test]
+    fn a_descriptor_sealed_against_writing_is_refused() {
+        let error = Segment::attach(memfd(4096, SEALS | SealFlags::WRITE), 4096).unwrap_err();
+        assert!(matches!(error, SegmentError::System { call: "mmap", .. }), "{error}");
+    }
+
+    #[test]
+    fn can_be_used_from_several_threads() {
+        fn needs<T: Send + Sync>() {}
+        needs::<Segment>();
+    }
+}
