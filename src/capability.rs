@@ -1,0 +1,458 @@
+//! What a transport can do: limits as data, operations as traits.
+//!
+//! Over the static door each operation is a trait that a transport's endpoint implements or does not: posting
+//! what it lacks does not compile. Over the dynamic door the same facts are data, [`Attributes`], and the
+//! operation answers [`PostError::Unsupported`](crate::PostError::Unsupported).
+
+use bitflags::bitflags;
+
+use crate::completion::{Completion, FetchResult, Unpack};
+use crate::error::{Busy, PostError};
+use crate::memory::Slice;
+use crate::status::{FlushMode, PendingResult, Post};
+
+bitflags! {
+    /// What an interface can do besides its sizes.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct Flags: u64 {
+        /// Endpoints connect endpoint to endpoint.
+        const CONNECT_TO_EP = 1 << 0;
+        /// Endpoints connect to an interface address.
+        const CONNECT_TO_INTERFACE = 1 << 1;
+        /// Requests can wait for resources on the endpoint.
+        const PENDING = 1 << 2;
+        /// The death of a peer is noticed and reported.
+        const ERRHANDLE_PEER_FAILURE = 1 << 3;
+        /// Remote memory errors (wrong key, range, right) are reported, not fatal.
+        const ERRHANDLE_REMOTE_MEM = 1 << 4;
+        /// Put from the argument.
+        const PUT_SHORT = 1 << 8;
+        /// Put through a buffer of the interface.
+        const PUT_BCOPY = 1 << 9;
+        /// Put straight from registered memory.
+        const PUT_ZCOPY = 1 << 10;
+        /// Get through a buffer of the interface.
+        const GET_BCOPY = 1 << 11;
+        /// Get straight into registered memory.
+        const GET_ZCOPY = 1 << 12;
+        /// Active message from the argument.
+        const AM_SHORT = 1 << 13;
+        /// Active message through a buffer of the interface.
+        const AM_BCOPY = 1 << 14;
+        /// Active message straight from registered memory.
+        const AM_ZCOPY = 1 << 15;
+        /// Atomics are carried out by the CPU and may be mixed with the CPU's own.
+        const ATOMIC_CPU = 1 << 16;
+        /// Atomics are carried out by the device and are atomic among the device's operations only.
+        const ATOMIC_DEVICE = 1 << 17;
+        /// Joins two processes.
+        const INTER_PROCESS = 1 << 18;
+        /// Joins two nodes.
+        const INTER_NODE = 1 << 19;
+    }
+}
+
+bitflags! {
+    /// 64-bit atomics of an interface.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct AtomicOperations: u32 {
+        /// Add without result.
+        const ADD = 1 << 0;
+        /// Add, fetching the old value.
+        const FETCH_ADD = 1 << 1;
+        /// Compare and swap, fetching the old value.
+        const COMPARE_SWAP = 1 << 2;
+    }
+}
+
+/// Sizes of put or get, in bytes. Zero where the operation does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RmaLimits {
+    /// Longest short payload.
+    pub max_short: usize,
+    /// Longest buffered payload.
+    pub max_bcopy: usize,
+    /// Shortest zero-copy payload.
+    pub min_zcopy: usize,
+    /// Longest zero-copy payload, all slices together.
+    pub max_zcopy: usize,
+    /// Slices per zero-copy operation.
+    pub max_iov: usize,
+}
+
+/// Sizes of active messages, in bytes. Zero where the operation does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AmLimits {
+    /// Longest short payload, besides the 8-byte header.
+    pub max_short: usize,
+    /// Longest buffered payload.
+    pub max_bcopy: usize,
+    /// Shortest zero-copy payload.
+    pub min_zcopy: usize,
+    /// Longest zero-copy message: header and slices together.
+    pub max_zcopy: usize,
+    /// Slices per zero-copy message.
+    pub max_iov: usize,
+    /// Longest header of a zero-copy message.
+    pub max_header: usize,
+}
+
+/// What an interface can do, how much, and what it costs by its own model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attributes {
+    /// Sizes of puts.
+    pub put: RmaLimits,
+    /// Sizes of gets.
+    pub get: RmaLimits,
+    /// Sizes of active messages.
+    pub am: AmLimits,
+    /// 64-bit atomics.
+    pub atomic64: AtomicOperations,
+    /// Everything else.
+    pub flags: Flags,
+    /// CPU time of one post, in nanoseconds.
+    pub overhead_ns: f64,
+    /// Time of one message over the wire, in nanoseconds.
+    pub latency_ns: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Endpoints that one interface can have.
+    pub max_endpoints: u32,
+}
+
+/// Operations on remote memory name it by a key of this type.
+pub trait RemoteMemory {
+    /// The transport's remote key.
+    type Key;
+}
+
+/// Put from the argument.
+pub trait PutShort: RemoteMemory {
+    /// Writes `payload` to `remote`. Done at once.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn put_short(&self, payload: &[u8], remote: u64, key: &Self::Key) -> Post;
+}
+
+/// Put through a buffer of the interface.
+pub trait PutBcopy: RemoteMemory {
+    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &Self::Key,
+    ) -> Result<usize, PostError>;
+}
+
+/// Put straight from registered memory.
+pub trait PutZcopy: RemoteMemory {
+    /// Writes the slices, one after the other, to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &Self::Key,
+        completion: Option<&Completion>,
+    ) -> Post;
+}
+
+/// Get through a buffer of the interface.
+pub trait GetBcopy: RemoteMemory {
+    /// Reads `length` bytes at `remote` and gives them to `unpack`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn get_bcopy(
+        &self,
+        unpack: &Unpack,
+        length: usize,
+        remote: u64,
+        key: &Self::Key,
+        completion: Option<&Completion>,
+    ) -> Post;
+}
+
+/// Get straight into registered memory.
+pub trait GetZcopy: RemoteMemory {
+    /// Reads from `remote` into the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &Self::Key,
+        completion: Option<&Completion>,
+    ) -> Post;
+}
+
+/// Active message from the argument.
+pub trait AmShort {
+    /// Sends `header` and `payload` to the peer's handler `id`. Done at once.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post;
+}
+
+/// Active message through a buffer of the interface.
+pub trait AmBcopy {
+    /// Lets `pack` fill a buffer and sends as many bytes as it says.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError>;
+}
+
+/// Active message straight from registered memory.
+pub trait AmZcopy {
+    /// Sends `header` followed by the slices.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post;
+}
+
+/// 64-bit add without result.
+pub trait Atomic64: RemoteMemory {
+    /// Adds `operand` to the word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn atomic_add64(&self, operand: u64, remote: u64, key: &Self::Key) -> Post;
+}
+
+/// 64-bit atomics that fetch the old value.
+pub trait AtomicFetch64: RemoteMemory {
+    /// Adds `operand` to the word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn atomic_fetch_add64(
+        &self,
+        operand: u64,
+        remote: u64,
+        key: &Self::Key,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post;
+
+    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn atomic_compare_swap64(
+        &self,
+        compare: u64,
+        swap: u64,
+        remote: u64,
+        key: &Self::Key,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post;
+}
+
+/// Waiting for, ordering and giving up operations.
+pub trait Flush {
+    /// Waits for what `mode` says.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post;
+
+    /// Operations posted later take effect after those posted before.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn fence(&self) -> Result<(), PostError>;
+}
+
+/// Requests that wait for resources.
+pub trait Pending: Sized {
+    /// Queues a request that is run when resources come back.
+    ///
+    /// # Errors
+    /// [`Busy`] if resources are there now.
+    fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy>;
+
+    /// Takes every waiting request off the queue; `purged` is called once for each, in order.
+    fn pending_purge(&self, purged: impl FnMut());
+}
+
+/// Implements the traits named by the endpoint's methods of the same names.
+macro_rules! delegate {
+    ($endpoint:ty: $($operation:ident),+ $(,)?) => {
+        $($crate::capability::delegate!(@ $operation $endpoint);)+
+    };
+    (@ PutShort $endpoint:ty) => {
+        impl $crate::capability::PutShort for $endpoint {
+            #[inline]
+            fn put_short(&self, payload: &[u8], remote: u64, key: &Self::Key) -> $crate::Post {
+                self.put_short(payload, remote, key)
+            }
+        }
+    };
+    (@ PutBcopy $endpoint:ty) => {
+        impl $crate::capability::PutBcopy for $endpoint {
+            #[inline]
+            fn put_bcopy(
+                &self,
+                pack: impl FnOnce(&mut [u8]) -> usize,
+                remote: u64,
+                key: &Self::Key,
+            ) -> Result<usize, $crate::PostError> {
+                self.put_bcopy(pack, remote, key)
+            }
+        }
+    };
+    (@ PutZcopy $endpoint:ty) => {
+        impl $crate::capability::PutZcopy for $endpoint {
+            #[inline]
+            fn put_zcopy(
+                &self,
+                slices: &[$crate::Slice<'_>],
+                remote: u64,
+                key: &Self::Key,
+                completion: Option<&$crate::Completion>,
+            ) -> $crate::Post {
+                self.put_zcopy(slices, remote, key, completion)
+            }
+        }
+    };
+    (@ GetBcopy $endpoint:ty) => {
+        impl $crate::capability::GetBcopy for $endpoint {
+            #[inline]
+            fn get_bcopy(
+                &self,
+                unpack: &$crate::Unpack,
+                length: usize,
+                remote: u64,
+                key: &Self::Key,
+                completion: Option<&$crate::Completion>,
+            ) -> $crate::Post {
+                self.get_bcopy(unpack, length, remote, key, completion)
+            }
+        }
+    };
+    (@ GetZcopy $endpoint:ty) => {
+        impl $crate::capability::GetZcopy for $endpoint {
+            #[inline]
+            fn get_zcopy(
+                &self,
+                slices: &[$crate::Slice<'_>],
+                remote: u64,
+                key: &Self::Key,
+                completion: Option<&$crate::Completion>,
+            ) -> $crate::Post {
+                self.get_zcopy(slices, remote, key, completion)
+            }
+        }
+    };
+    (@ AmShort $endpoint:ty) => {
+        impl $crate::capability::AmShort for $endpoint {
+            #[inline]
+            fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> $crate::Post {
+                self.am_short(id, header, payload)
+            }
+        }
+    };
+    (@ AmBcopy $endpoint:ty) => {
+        impl $crate::capability::AmBcopy for $endpoint {
+            #[inline]
+            fn am_bcopy(
+                &self,
+                id: u8,
+                pack: impl FnOnce(&mut [u8]) -> usize,
+            ) -> Result<usize, $crate::PostError> {
+                self.am_bcopy(id, pack)
+            }
+        }
+    };
+    (@ AmZcopy $endpoint:ty) => {
+        impl $crate::capability::AmZcopy for $endpoint {
+            #[inline]
+            fn am_zcopy(
+                &self,
+                id: u8,
+                header: &[u8],
+                slices: &[$crate::Slice<'_>],
+                completion: Option<&$crate::Completion>,
+            ) -> $crate::Post {
+                self.am_zcopy(id, header, slices, completion)
+            }
+        }
+    };
+    (@ Atomic64 $endpoint:ty) => {
+        impl $crate::capability::Atomic64 for $endpoint {
+            #[inline]
+            fn atomic_add64(&self, operand: u64, remote: u64, key: &Self::Key) -> $crate::Post {
+                self.atomic_add64(operand, remote, key)
+            }
+        }
+    };
+    (@ AtomicFetch64 $endpoint:ty) => {
+        impl $crate::capability::AtomicFetch64 for $endpoint {
+            #[inline]
+            fn atomic_fetch_add64(
+                &self,
+                operand: u64,
+                remote: u64,
+                key: &Self::Key,
+                result: &$crate::FetchResult,
+                completion: Option<&$crate::Completion>,
+            ) -> $crate::Post {
+                self.atomic_fetch_add64(operand, remote, key, result, completion)
+            }
+
+            #[inline]
+            fn atomic_compare_swap64(
+                &self,
+                compare: u64,
+                swap: u64,
+                remote: u64,
+                key: &Self::Key,
+                result: &$crate::FetchResult,
+                completion: Option<&$crate::Completion>,
+            ) -> $crate::Post {
+                self.atomic_compare_swap64(compare, swap, remote, key, result, completion)
+            }
+        }
+    };
+    (@ Flush $endpoint:ty) => {
+        impl $crate::capability::Flush for $endpoint {
+            #[inline]
+            fn flush(&self, mode: $crate::FlushMode, completion: Option<&$crate::Completion>) -> $crate::Post {
+                self.flush(mode, completion)
+            }
+
+            #[inline]
+            fn fence(&self) -> Result<(), $crate::PostError> {
+                self.fence()
+            }
+        }
+    };
+    (@ Pending $endpoint:ty) => {
+        impl $crate::capability::Pending for $endpoint {
+            fn pending_add(
+                &self,
+                request: impl FnMut(&Self) -> $crate::PendingResult + 'static,
+            ) -> Result<(), $crate::Busy> {
+                self.pending_add(request)
+            }
+
+            fn pending_purge(&self, purged: impl FnMut()) {
+                self.pending_purge(purged);
+            }
+        }
+    };
+}
+pub(crate) use delegate;

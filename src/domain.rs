@@ -1,0 +1,102 @@
+//! Memory domains: the dynamic door.
+
+use std::ptr::NonNull;
+
+use crate::error::{KeyError, MemoryError, OpenError};
+use crate::memory::{Access, Memory, RemoteKey};
+use crate::transport::{rc_mlx5, self_};
+
+/// One device opened by one transport: where memory is registered and interfaces are opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Domain {
+    /// Of `self`.
+    Self_(self_::Domain),
+    /// Of `rc_mlx5`.
+    RcMlx5(rc_mlx5::Domain),
+}
+
+impl Domain {
+    /// Opens a device by the names that [`components`](crate::components) lists.
+    ///
+    /// ```
+    /// let domain = barewire::Domain::open("self", "memory")?;
+    /// let memory = domain.allocate(4096, barewire::Access::all())?;
+    /// memory.write(0, b"hello")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`OpenError::UnknownTransport`] and [`OpenError::UnknownDevice`] list what there is;
+    /// [`OpenError::Device`] if the device refuses.
+    pub fn open(transport: &str, device: &str) -> Result<Self, OpenError> {
+        match transport {
+            self_::NAME => self_::Domain::open(device).map(Self::Self_),
+            rc_mlx5::NAME => rc_mlx5::Domain::open(device).map(Self::RcMlx5),
+            _ => Err(OpenError::UnknownTransport {
+                name: transport.to_owned(),
+                known: format!("{}, {}", self_::NAME, rc_mlx5::NAME),
+            }),
+        }
+    }
+
+    /// A domain of `rc_mlx5` on a software HCA that the caller opened, for tests and fault injection.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if the device refuses.
+    pub fn open_soft(device: barewire_hca::Device) -> Result<Self, OpenError> {
+        rc_mlx5::Domain::open_soft(device).map(Self::RcMlx5)
+    }
+
+    /// The transport's name.
+    pub fn transport(&self) -> &'static str {
+        match self {
+            Self::Self_(_) => self_::NAME,
+            Self::RcMlx5(_) => rc_mlx5::NAME,
+        }
+    }
+
+    /// Allocates zeroed, page-aligned memory and registers it.
+    ///
+    /// # Errors
+    /// [`MemoryError`]
+    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        match self {
+            Self::Self_(domain) => domain.allocate(len, access).map(Memory::Self_),
+            Self::RcMlx5(domain) => domain.allocate(len, access).map(Memory::RcMlx5),
+        }
+    }
+
+    /// Registers memory that someone else owns.
+    ///
+    /// # Errors
+    /// [`MemoryError`]
+    ///
+    /// # Safety
+    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API,
+    /// until the returned memory and every key unpacked from it in this process are dropped.
+    pub unsafe fn register(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Memory, MemoryError> {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Self_(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Self_),
+            // SAFETY: the caller's promise.
+            Self::RcMlx5(domain) => unsafe { domain.register(start, len, access) }.map(Memory::RcMlx5),
+        }
+    }
+
+    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    ///
+    /// # Errors
+    /// [`KeyError`]
+    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+        match self {
+            Self::Self_(domain) => domain.unpack_key(bytes).map(RemoteKey::Self_),
+            Self::RcMlx5(domain) => domain.unpack_key(bytes).map(RemoteKey::RcMlx5),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Endpoints: the dynamic door. One predictable branch per operation picks the transport.
+
+use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use crate::completion::{Completion, FetchResult, Unpack};
+use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
+use crate::interface::Interface;
+use crate::memory::{RemoteKey, Slice};
+use crate::status::{FlushMode, PendingResult, Post};
+use crate::transport::{rc_mlx5, self_};
+
+/// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
+/// and what was outstanding completes as cancelled.
+///
+/// Every operation answers at once: see [`Posted`](crate::Posted) and [`PostError`]. While requests are pending
+/// on an endpoint, a post answers [`PostError::NoResource`], so nothing overtakes them.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Endpoint {
+    /// Of `self`.
+    Self_(self_::Endpoint),
+    /// Of `rc_mlx5`.
+    RcMlx5(rc_mlx5::Endpoint),
+}
+
+macro_rules! each {
+    ($value:expr, $inner:ident => $body:expr) => {
+        match $value {
+            Self::Self_($inner) => $body,
+            Self::RcMlx5($inner) => $body,
+        }
+    };
+}
+
+/// As `each`, for operations that take a key of the same transport.
+macro_rules! each_with_key {
+    ($value:expr, $key:expr, ($inner:ident, $inner_key:ident) => $body:expr) => {
+        match ($value, $key) {
+            (Self::Self_($inner), RemoteKey::Self_($inner_key)) => $body,
+            (Self::RcMlx5($inner), RemoteKey::RcMlx5($inner_key)) => $body,
+            _ => Err(PostError::ForeignKey),
+        }
+    };
+}
+
+impl Endpoint {
+    /// Makes an endpoint to be connected to a peer's endpoint; transports with
+    /// [`Flags::CONNECT_TO_EP`](crate::Flags::CONNECT_TO_EP).
+    ///
+    /// # Errors
+    /// [`OpenError::Unsupported`], [`OpenError::TooManyEndpoints`], [`OpenError::Device`],
+    /// [`OpenError::Closed`]
+    pub fn new(interface: &Interface) -> Result<Self, OpenError> {
+        match interface {
+            Interface::Self_(_) => Err(OpenError::Unsupported {
+                transport: self_::NAME,
+                instead: "to interfaces: use Endpoint::connect_to_interface",
+            }),
+            Interface::RcMlx5(interface) => rc_mlx5::Endpoint::new(interface).map(Self::RcMlx5),
+        }
+    }
+
+    /// Makes an endpoint to an interface; transports with
+    /// [`Flags::CONNECT_TO_INTERFACE`](crate::Flags::CONNECT_TO_INTERFACE).
+    ///
+    /// # Errors
+    /// [`ConnectError::Unsupported`], [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`]
+    pub fn connect_to_interface(
+        interface: &Interface,
+        device: &DeviceAddress,
+        address: &InterfaceAddress,
+    ) -> Result<Self, ConnectError> {
+        match interface {
+            Interface::Self_(interface) => {
+                self_::Endpoint::connect_to_interface(interface, device, address).map(Self::Self_)
+            }
+            Interface::RcMlx5(_) => Err(ConnectError::Unsupported {
+                transport: rc_mlx5::NAME,
+                instead: "endpoint to endpoint: use Endpoint::new and connect",
+            }),
+        }
+    }
+
+    /// What the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> EndpointAddress {
+        each!(self, endpoint => endpoint.address())
+    }
+
+    /// Connects to the peer's endpoint. Both ends connect to each other; once both did, both can post.
+    ///
+    /// # Errors
+    /// [`ConnectError`]
+    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
+        match self {
+            Self::Self_(_) => Err(ConnectError::Unsupported {
+                transport: self_::NAME,
+                instead: "to interfaces: use Endpoint::connect_to_interface",
+            }),
+            Self::RcMlx5(endpoint) => endpoint.connect(device, address),
+        }
+    }
+
+    /// Why the endpoint failed, if it did.
+    pub fn error(&self) -> Option<EndpointError> {
+        match self {
+            Self::Self_(_) => None,
+            Self::RcMlx5(endpoint) => endpoint.error(),
+        }
+    }
+
+    /// Writes `payload` to `remote`. Done at once: the payload is copied.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        each_with_key!(self, key, (endpoint, key) => endpoint.put_short(payload, remote, key))
+    }
+
+    /// Lets `pack` fill a buffer of the interface and writes as many bytes as it says to `remote`. Answers the
+    /// number of bytes; the caller has nothing to wait for.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<usize, PostError> {
+        each_with_key!(self, key, (endpoint, key) => endpoint.put_bcopy(pack, remote, key))
+    }
+
+    /// Writes the slices, one after the other, to `remote`, straight from their memory.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        each_with_key!(self, key, (endpoint, key) => endpoint.put_zcopy(slices, remote, key, completion))
+    }
+
+    /// Reads `length` bytes at `remote` and gives them to `unpack`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn get_bcopy(
+        &self,
+        unpack: &Unpack,
+        length: usize,
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        each_with_key!(
+            self, key, (endpoint, key) => endpoint.get_bcopy(unpack, length, remote, key, completion)
+        )
+    }
+
+    /// Reads from `remote` into the slices, one after the other, straight into their memory.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        each_with_key!(self, key, (endpoint, key) => endpoint.get_zcopy(slices, remote, key, completion))
+    }
+
+    /// Sends `header` and `payload` to the peer's handler `id`. Done at once: the payload is copied.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        each!(self, endpoint => endpoint.am_short(id, header, payload))
+    }
+
+    /// Lets `pack` fill a buffer of the interface and sends as many bytes as it says to the peer's handler `id`.
+    /// Answers the number of bytes; the caller has nothing to wait for.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        each!(self, endpoint => endpoint.am_bcopy(id, pack))
+    }
+
+    /// Sends `header` followed by the slices, straight from their memory, to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        each!(self, endpoint => endpoint.am_zcopy(id, header, slices, completion))
+    }
+
+    /// Adds `operand` to the 64-bit word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+        each_with_key!(self, key, (endpoint, key) => endpoint.atomic_add64(operand, remote, key))
+    }
+
+    /// Adds `operand` to the 64-bit word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_fetch_add64(
+        &self,
+        operand: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        each_with_key!(
+            self, key, (endpoint, key) => endpoint.atomic_fetch_add64(operand, remote, key, result, completion)
+        )
+    }
+
+    /// Stores `swap` in the 64-bit word at `remote` if `compare` is there, and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_compare_swap64(
+        &self,
+        compare: u64,
+        swap: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        each_with_key!(
+            self, key,
+            (endpoint, key) => endpoint.atomic_compare_swap64(compare, swap, remote, key, result, completion)
+        )
+    }
+
+    /// Waits for what was posted so far; see [`FlushMode`].
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        each!(self, endpoint => endpoint.flush(mode, completion))
+    }
+
+    /// Operations posted later take effect after those posted before.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        each!(self, endpoint => endpoint.fence())
+    }
+
+    /// Queues a request that progress runs, in order, when resources come back. It posts and answers
+    /// [`PendingResult::Done`], or [`PendingResult::Again`] to stay at the head.
+    ///
+    /// # Errors
+    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
+    pub fn pending_add(&self, mut request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+        match self {
+            Self::Self_(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::Self_(endpoint.clone())))
+            }
+            Self::RcMlx5(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::RcMlx5(endpoint.clone())))
+            }
+        }
+    }
+
+    /// Drops every waiting request, calling `purged` once for each, in order.
+    pub fn pending_purge(&self, purged: impl FnMut()) {
+        each!(self, endpoint => endpoint.pending_purge(purged));
+    }
+}

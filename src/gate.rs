@@ -1,0 +1,91 @@
+//! Why an endpoint takes no posts: one byte, tested once per post.
+
+use std::cell::Cell;
+
+use crate::error::PostError;
+
+/// A reason. Several can hold at once; the one that lasts longest is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Block {
+    /// Requests wait; a post would overtake them.
+    Pending = 1 << 0,
+    /// Not connected yet.
+    Unconnected = 1 << 1,
+    /// Failed or cancelled.
+    Failed = 1 << 2,
+    /// The interface is closed.
+    Closed = 1 << 3,
+}
+
+/// Open when no reason holds.
+#[derive(Debug, Default)]
+pub(crate) struct Gate(Cell<u8>);
+
+impl Gate {
+    /// # Errors
+    /// The reason that lasts longest.
+    #[inline(always)]
+    pub(crate) fn check(&self) -> Result<(), PostError> {
+        if self.0.get() == 0 { Ok(()) } else { Err(self.reason()) }
+    }
+
+    #[cold]
+    fn reason(&self) -> PostError {
+        if self.has(Block::Closed) {
+            PostError::Closed
+        } else if self.has(Block::Failed) {
+            PostError::EndpointFailed
+        } else if self.has(Block::Unconnected) {
+            PostError::NotConnected
+        } else {
+            PostError::NoResource
+        }
+    }
+
+    pub(crate) fn has(&self, block: Block) -> bool {
+        self.0.get() & block as u8 != 0
+    }
+
+    pub(crate) fn set(&self, block: Block, on: bool) {
+        let others = self.0.get() & !(block as u8);
+        self.0.set(others | if on { block as u8 } else { 0 });
+    }
+
+    /// Neither failed nor closed.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.get() & (Block::Failed as u8 | Block::Closed as u8) == 0
+    }
+
+    /// Only waiting requests stand in the way, or nothing.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.0.get() & !(Block::Pending as u8) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lasting_reason_is_told() {
+        let gate = Gate::default();
+        assert_eq!(gate.check(), Ok(()));
+        let order = [
+            (Block::Pending, PostError::NoResource),
+            (Block::Unconnected, PostError::NotConnected),
+            (Block::Failed, PostError::EndpointFailed),
+            (Block::Closed, PostError::Closed),
+        ];
+        for (block, reason) in order {
+            gate.set(block, true);
+            assert_eq!(gate.check(), Err(reason));
+            assert_eq!(gate.is_usable(), block == Block::Pending);
+            assert_eq!(gate.is_alive(), matches!(block, Block::Pending | Block::Unconnected));
+        }
+        for (block, _) in order {
+            gate.set(block, false);
+        }
+        assert_eq!(gate.check(), Ok(()));
+    }
+}

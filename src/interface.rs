@@ -1,0 +1,115 @@
+//! Interfaces: the dynamic door.
+
+use crate::active_message::Message;
+use crate::address::{DeviceAddress, InterfaceAddress};
+use crate::capability::Attributes;
+use crate::completion::Completion;
+use crate::config::InterfaceConfig;
+use crate::domain::Domain;
+use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::status::Post;
+use crate::transport::{rc_mlx5, self_};
+use crate::worker::{Progress, Worker};
+
+/// A transport at work on a device: queues, buffers and handlers. Cloning gives another handle to the same
+/// interface.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Interface {
+    /// Of `self`.
+    Self_(self_::Interface),
+    /// Of `rc_mlx5`.
+    RcMlx5(rc_mlx5::Interface),
+}
+
+macro_rules! each {
+    ($value:expr, $inner:ident => $body:expr) => {
+        match $value {
+            Self::Self_($inner) => $body,
+            Self::RcMlx5($inner) => $body,
+        }
+    };
+}
+
+impl Interface {
+    /// Opens an interface and gives its progress to `worker`.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Result<Self, OpenError> {
+        match domain {
+            Domain::Self_(domain) => {
+                let (interface, progress) = self_::Interface::open(domain, config)?;
+                worker.adopt(Progress::Self_(progress));
+                Ok(Self::Self_(interface))
+            }
+            Domain::RcMlx5(domain) => {
+                let (interface, progress) = rc_mlx5::Interface::open(domain, config)?;
+                worker.adopt(Progress::RcMlx5(progress));
+                Ok(Self::RcMlx5(interface))
+            }
+        }
+    }
+
+    /// The transport's name.
+    pub fn transport(&self) -> &'static str {
+        match self {
+            Self::Self_(_) => self_::NAME,
+            Self::RcMlx5(_) => rc_mlx5::NAME,
+        }
+    }
+
+    /// What the interface can do.
+    pub fn attributes(&self) -> &Attributes {
+        each!(self, interface => interface.attributes())
+    }
+
+    /// Where peers find the device.
+    pub fn device_address(&self) -> DeviceAddress {
+        each!(self, interface => interface.device_address())
+    }
+
+    /// Where peers find the interface on its device.
+    pub fn address(&self) -> InterfaceAddress {
+        each!(self, interface => interface.address())
+    }
+
+    /// Sets the handler of active messages `id` (0 to 31), replacing an older one. Handlers may post.
+    ///
+    /// # Errors
+    /// [`HandlerError::UnknownHandlerId`]
+    pub fn set_handler(
+        &self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError> {
+        each!(self, interface => interface.set_handler(id, handler))
+    }
+
+    /// Sets the handler that is called once for each endpoint that fails.
+    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
+        each!(self, interface => interface.set_error_handler(handler));
+    }
+
+    /// Messages that came for an id without handler, and were dropped.
+    pub fn unhandled(&self) -> u64 {
+        each!(self, interface => interface.unhandled())
+    }
+
+    /// Waits, in the sense of [`FlushMode::Local`](crate::FlushMode::Local), for the operations of every endpoint.
+    /// The completion is counted down once, when all are finished.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`], [`PostError::Closed`]
+    pub fn flush(&self, completion: Option<&Completion>) -> Post {
+        each!(self, interface => interface.flush(completion))
+    }
+
+    /// On every endpoint, operations posted later take effect after those posted before.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        each!(self, interface => interface.fence())
+    }
+}

@@ -1,0 +1,67 @@
+//! A kernel-bypass userspace transport: UCT's model with its own mlx5 driver.
+//!
+//! A [`Domain`] is a device opened by a transport; memory is registered there. An [`Interface`] is the transport at
+//! work, driven by a [`Worker`]; an [`Endpoint`] is one end of a connection. Operations are UCT's: put and get,
+//! active messages, 64-bit atomics, flush and fence.
+//!
+//! This is the dynamic door: enums over the transports, for when the transport is picked at run time. The static
+//! door, [`transport`], has the same names per transport, with everything inlined.
+//!
+//! ```
+//! use barewire::{Access, Domain, Endpoint, Interface, InterfaceConfig, Posted, Worker};
+//!
+//! let mut worker = Worker::new();
+//! let domain = Domain::open("self", "memory")?;
+//! let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+//! let endpoint = Endpoint::connect_to_interface(
+//!     &interface, &interface.device_address(), &interface.address())?;
+//!
+//! let memory = domain.allocate(4096, Access::all())?;
+//! let key = domain.unpack_key(&memory.pack_key())?;
+//! assert_eq!(endpoint.put_short(b"hello", memory.address(), &key)?, Posted::Done);
+//!
+//! interface.set_handler(7, |message| {
+//!     assert_eq!(message.split_short(), Some((42, &b"world"[..])));
+//! })?;
+//! let _ = endpoint.am_short(7, 42, b"world")?;
+//! worker.progress();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod active_message;
+mod address;
+mod allocation;
+pub mod capability;
+mod completion;
+mod component;
+mod config;
+mod copy;
+mod domain;
+mod endpoint;
+mod error;
+mod gate;
+mod interface;
+mod memory;
+mod pending;
+mod pool;
+mod random;
+mod status;
+pub mod transport;
+mod worker;
+
+pub use active_message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
+pub use address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind};
+pub use capability::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+pub use completion::{Completion, FetchResult, Unpack};
+pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
+pub use config::InterfaceConfig;
+pub use domain::Domain;
+pub use endpoint::Endpoint;
+pub use error::{
+    Busy, Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError, Operation,
+    OperationError, PostError, Syndrome,
+};
+pub use interface::Interface;
+pub use memory::{Access, Memory, RemoteKey, Slice};
+pub use status::{FlushMode, PendingResult, Post, Posted};
+pub use worker::Worker;

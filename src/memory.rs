@@ -1,0 +1,233 @@
+//! Memory regions, slices of them and keys to the peer's: the dynamic door.
+
+use bitflags::bitflags;
+
+use crate::copy::Bytes;
+use crate::error::MemoryError;
+use crate::transport::{rc_mlx5, self_};
+
+bitflags! {
+    /// What may be done to a region. Reading it locally is always possible.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct Access: u32 {
+        /// The local device may write it (gets into it, atomic results).
+        const LOCAL_WRITE = 1 << 0;
+        /// Peers may put.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may get.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may use atomics.
+        const REMOTE_ATOMIC = 1 << 3;
+    }
+}
+
+/// A range of registered memory as zero-copy operations take it.
+///
+/// It borrows the memory for the post only: freeing the memory while an operation is in flight is safe
+/// (the device loses its right first, the operation fails) but rarely what one wants.
+#[derive(Debug, Clone, Copy)]
+pub struct Slice<'a> {
+    pub(crate) address: u64,
+    pub(crate) length: usize,
+    /// The device's local key (lkey); for `self` the access bits.
+    pub(crate) key: u32,
+    /// Whose memory it is; see [`domain_tag`].
+    pub(crate) domain: u32,
+    pub(crate) memory: &'a Bytes,
+}
+
+impl Slice<'_> {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// True for a slice of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// A number of its own for each domain of this process, so that a slice cannot stray to another device.
+pub(crate) fn domain_tag() -> u32 {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The operations on a region's bytes that are the same for every transport.
+macro_rules! memory_access {
+    () => {
+        /// Address of the first byte, as peers name it in puts, gets and atomics.
+        #[inline]
+        pub fn address(&self) -> u64 {
+            self.bytes().address()
+        }
+
+        /// Bytes.
+        #[inline]
+        #[allow(clippy::len_without_is_empty, reason = "regions have at least one byte")]
+        pub fn len(&self) -> usize {
+            self.bytes().len()
+        }
+
+        /// Copies `source` to `offset`.
+        ///
+        /// # Errors
+        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
+        pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), $crate::error::MemoryError> {
+            let bytes = $crate::memory::checked(self.bytes(), offset, source.len())?;
+            // SAFETY: `self` keeps the memory alive, and the range was checked.
+            unsafe { bytes.write(offset, source) };
+            Ok(())
+        }
+
+        /// Copies from `offset` into `target`.
+        ///
+        /// # Errors
+        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
+        pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), $crate::error::MemoryError> {
+            let bytes = $crate::memory::checked(self.bytes(), offset, target.len())?;
+            // SAFETY: `self` keeps the memory alive, and the range was checked.
+            unsafe { bytes.read(offset, target) };
+            Ok(())
+        }
+
+        /// Loads the word at `offset` with acquire ordering: what a peer wrote before it is visible after.
+        ///
+        /// # Errors
+        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange),
+        /// [`MemoryError::Unaligned`](crate::MemoryError::Unaligned)
+        #[inline]
+        pub fn load_u64(&self, offset: usize) -> Result<u64, $crate::error::MemoryError> {
+            // SAFETY: `self` keeps the memory alive.
+            match unsafe { self.bytes().atomic(offset) } {
+                Some(word) => Ok(word.load(::std::sync::atomic::Ordering::Acquire)),
+                None => Err($crate::memory::no_word(self.bytes(), offset)),
+            }
+        }
+
+        /// Stores the word at `offset` with release ordering.
+        ///
+        /// # Errors
+        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange),
+        /// [`MemoryError::Unaligned`](crate::MemoryError::Unaligned)
+        #[inline]
+        pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), $crate::error::MemoryError> {
+            // SAFETY: `self` keeps the memory alive.
+            match unsafe { self.bytes().atomic(offset) } {
+                Some(word) => {
+                    word.store(value, ::std::sync::atomic::Ordering::Release);
+                    Ok(())
+                }
+                None => Err($crate::memory::no_word(self.bytes(), offset)),
+            }
+        }
+
+        /// Loads the byte at `offset` with acquire ordering.
+        ///
+        /// # Errors
+        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
+        #[inline]
+        pub fn load_u8(&self, offset: usize) -> Result<u8, $crate::error::MemoryError> {
+            let bytes = $crate::memory::checked(self.bytes(), offset, 1)?;
+            // SAFETY: `self` keeps the memory alive, and the range was checked.
+            Ok(unsafe { bytes.load_u8(offset) })
+        }
+
+        /// A range of this memory for zero-copy operations.
+        ///
+        /// # Errors
+        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
+        #[inline]
+        pub fn slice(
+            &self,
+            offset: usize,
+            length: usize,
+        ) -> Result<$crate::memory::Slice<'_>, $crate::error::MemoryError> {
+            let bytes = $crate::memory::checked(self.bytes(), offset, length)?;
+            Ok($crate::memory::Slice {
+                address: bytes.address() + offset as u64,
+                length,
+                key: self.local_key(),
+                domain: self.domain(),
+                memory: bytes,
+            })
+        }
+    };
+}
+pub(crate) use memory_access;
+
+#[inline]
+pub(crate) fn checked(bytes: &Bytes, offset: usize, length: usize) -> Result<&Bytes, MemoryError> {
+    if bytes.contains(offset, length) { Ok(bytes) } else { Err(out_of_range(bytes, offset, length)) }
+}
+
+#[cold]
+fn out_of_range(bytes: &Bytes, offset: usize, length: usize) -> MemoryError {
+    MemoryError::OutOfRange { offset, length, region: bytes.len() }
+}
+
+/// Why there is no word at `offset`.
+#[cold]
+pub(crate) fn no_word(bytes: &Bytes, offset: usize) -> MemoryError {
+    if bytes.contains(offset, size_of::<u64>()) {
+        MemoryError::Unaligned { offset }
+    } else {
+        out_of_range(bytes, offset, size_of::<u64>())
+    }
+}
+
+/// A registered region of any transport. It owns its memory (unless registered by
+/// [`Domain::register`](crate::Domain::register)) and frees it when dropped, after the device lost its right.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Memory {
+    /// Of `self`.
+    Self_(self_::Memory),
+    /// Of `rc_mlx5`.
+    RcMlx5(rc_mlx5::Memory),
+}
+
+impl Memory {
+    fn bytes(&self) -> &Bytes {
+        match self {
+            Self::Self_(memory) => memory.bytes(),
+            Self::RcMlx5(memory) => memory.bytes(),
+        }
+    }
+
+    fn local_key(&self) -> u32 {
+        match self {
+            Self::Self_(memory) => memory.local_key(),
+            Self::RcMlx5(memory) => memory.local_key(),
+        }
+    }
+
+    fn domain(&self) -> u32 {
+        match self {
+            Self::Self_(memory) => memory.domain(),
+            Self::RcMlx5(memory) => memory.domain(),
+        }
+    }
+
+    memory_access!();
+
+    /// The bytes from which a peer makes its [`RemoteKey`].
+    pub fn pack_key(&self) -> Vec<u8> {
+        match self {
+            Self::Self_(memory) => memory.pack_key(),
+            Self::RcMlx5(memory) => memory.pack_key(),
+        }
+    }
+}
+
+/// A right to a peer's region, of any transport.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum RemoteKey {
+    /// Of `self`.
+    Self_(self_::RemoteKey),
+    /// Of `rc_mlx5`.
+    RcMlx5(rc_mlx5::RemoteKey),
+}

@@ -1,0 +1,241 @@
+//! The domain: an open device, a protection domain, and memory in it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use barewire_hca as hca;
+use barewire_mlx5::channel::soft::Soft;
+use barewire_mlx5::{self as mlx5, Buffer, Context, MemoryRegion, ProtectionDomain};
+
+use super::NAME;
+use crate::address::{Kind, Packed, TransportId};
+use crate::copy::Bytes;
+use crate::error::{KeyError, MemoryError, OpenError, Source};
+use crate::memory::{Access, domain_tag, memory_access};
+use crate::pool::Block;
+
+/// The software HCA's name. Each domain that opens it gets a device of its own.
+pub const SOFT_DEVICE: &str = "soft0:1";
+
+/// One device and one protection domain. Cloning gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct Domain(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    protection: ProtectionDomain,
+    device: String,
+    tag: u32,
+}
+
+impl Domain {
+    /// Opens a device by name. `soft0:1` is a software HCA made for this domain, with the address and faults that
+    /// the environment variables of `barewire-hca` say.
+    ///
+    /// # Errors
+    /// [`OpenError::UnknownDevice`] for any other name, [`OpenError::Device`] if it could not be made.
+    pub fn open(device: &str) -> Result<Self, OpenError> {
+        if device != SOFT_DEVICE {
+            return Err(OpenError::UnknownDevice {
+                transport: NAME,
+                device: device.to_owned(),
+                known: SOFT_DEVICE.to_owned(),
+            });
+        }
+        let config = hca::Config::from_env().map_err(|e| refused(SOFT_DEVICE, "read its settings", e))?;
+        let device =
+            hca::Device::open(config).map_err(|e| refused(SOFT_DEVICE, "start the software HCA", e))?;
+        Self::open_soft(device)
+    }
+
+    /// A domain on a software HCA that the caller opened, for tests and fault injection.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if the device refuses.
+    pub fn open_soft(device: hca::Device) -> Result<Self, OpenError> {
+        let context =
+            Context::open(Soft::new(device)).map_err(|e| refused(SOFT_DEVICE, "query the device", e))?;
+        Self::new(&context, SOFT_DEVICE)
+    }
+
+    /// A domain on a device that the caller opened through the driver. `device` names it in errors.
+    ///
+    /// # Errors
+    /// [`OpenError::Device`] if the device refuses.
+    pub fn new(context: &Context, device: &str) -> Result<Self, OpenError> {
+        let protection = ProtectionDomain::allocate(context)
+            .map_err(|e| refused(device, "allocate a protection domain", e))?;
+        Ok(Self(Arc::new(Shared { protection, device: device.to_owned(), tag: domain_tag() })))
+    }
+
+    /// Allocates zeroed, page-aligned memory and registers it. The device wants `LOCAL_WRITE` wherever peers may
+    /// write; it is added.
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
+    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        let buffer = self.buffer(len, access)?;
+        let region = buffer.region();
+        let bytes = Bytes::new(region.as_ptr(), region.len());
+        let key = region.lkey();
+        Ok(Memory { bytes, key, tag: self.0.tag, _region: Region::Owned(buffer) })
+    }
+
+    /// Registers memory that someone else owns.
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::Device`]
+    ///
+    /// # Safety
+    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
+    /// the returned memory is dropped.
+    pub unsafe fn register(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Memory, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        // SAFETY: the caller's promise.
+        let region = unsafe { MemoryRegion::register(&self.0.protection, start, len, device_access(access)) }
+            .map_err(|e| memory_error(len, e))?;
+        let key = region.lkey();
+        Ok(Memory { bytes: Bytes::new(start, len), key, tag: self.0.tag, _region: Region::Foreign(region) })
+    }
+
+    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    ///
+    /// # Errors
+    /// [`KeyError`]: not a key, or of another transport. Whether the key is valid the peer's device says when it is
+    /// used.
+    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+        let packed = Packed::parse(Kind::Key, bytes)?;
+        match (packed.transport(), packed.body()) {
+            (TransportId::RcMlx5, Some(key)) => Ok(RemoteKey(u32::from_be_bytes(*key))),
+            (other, _) => Err(KeyError::ForeignTransport { expected: NAME, found: other.name() }),
+        }
+    }
+
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        &self.0.device
+    }
+
+    pub(super) fn buffer(&self, len: usize, access: Access) -> Result<Buffer, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        Buffer::allocate(&self.0.protection, len, device_access(access)).map_err(|e| memory_error(len, e))
+    }
+
+    pub(super) fn protection(&self) -> &ProtectionDomain {
+        &self.0.protection
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        self.0.protection.context()
+    }
+
+    pub(super) fn tag(&self) -> u32 {
+        self.0.tag
+    }
+
+    pub(super) fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
+        refused(&self.0.device, step, error)
+    }
+}
+
+fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenError {
+    OpenError::Device { device: device.to_owned(), step, source: error.into() }
+}
+
+fn memory_error(length: usize, error: mlx5::Error) -> MemoryError {
+    match error {
+        mlx5::Error::OutOfMemory { .. } => MemoryError::NoMemory { length },
+        error => MemoryError::Device { length, source: error.into() },
+    }
+}
+
+fn device_access(access: Access) -> mlx5::Access {
+    let mut rights = mlx5::Access::empty();
+    let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    rights.set(mlx5::Access::LOCAL_WRITE, access.intersects(written));
+    rights.set(mlx5::Access::REMOTE_WRITE, access.contains(Access::REMOTE_WRITE));
+    rights.set(mlx5::Access::REMOTE_READ, access.contains(Access::REMOTE_READ));
+    rights.set(mlx5::Access::REMOTE_ATOMIC, access.contains(Access::REMOTE_ATOMIC));
+    rights
+}
+
+/// Held for its drop: takes the key from the device, then frees the memory if it is owned.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+enum Region {
+    Owned(Buffer),
+    Foreign(MemoryRegion),
+}
+
+/// A region registered with the device.
+///
+/// Dropping it takes the key from the device first: an operation still in flight then fails with a protection error, it
+/// does not touch memory that is someone else's.
+#[derive(Debug)]
+pub struct Memory {
+    bytes: Bytes,
+    key: u32,
+    tag: u32,
+    _region: Region,
+}
+
+impl Memory {
+    memory_access!();
+
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub(crate) fn local_key(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn domain(&self) -> u32 {
+        self.tag
+    }
+
+    /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
+    pub fn pack_key(&self) -> Vec<u8> {
+        Packed::new(Kind::Key, TransportId::RcMlx5, &self.key.to_be_bytes()).bytes().to_vec()
+    }
+}
+
+/// A right to a peer's region, as the peer's device knows it (rkey).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteKey(pub(super) u32);
+
+/// Registered memory cut into buffers. It has no remote rights, so that only this side's device writes it, and only for
+/// an operation that holds the buffer.
+#[derive(Debug)]
+pub(super) struct Registered(Buffer);
+
+impl Registered {
+    pub(super) fn allocate(domain: &Domain, len: usize) -> Result<Self, MemoryError> {
+        domain.buffer(len, Access::LOCAL_WRITE).map(Self)
+    }
+
+    pub(super) fn key(&self) -> u32 {
+        self.0.region().lkey()
+    }
+}
+
+// SAFETY: zeroed, page-aligned memory that is owned and unmoved; its key is not told to anyone, so that the device
+// writes only the buffer that an operation names, which holds it meanwhile.
+unsafe impl Block for Registered {
+    fn start(&self) -> NonNull<u8> {
+        self.0.region().as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.0.region().len()
+    }
+}

@@ -1,0 +1,58 @@
+//! From the device's syndromes to the API's causes.
+
+use barewire_mlx5::Failure;
+use barewire_mlx5::layouts::cqe::Syndrome as Code;
+use barewire_mlx5::layouts::wqe::Opcode;
+
+use crate::error::{Cause, Operation, OperationError, Syndrome};
+
+fn cause(failure: Failure) -> Cause {
+    match failure.syndrome() {
+        Some(Code::LocalLength) => Cause::LocalLength,
+        Some(Code::LocalQpOperation | Code::MemoryWindowBind | Code::BadResponse) => Cause::LocalOperation,
+        Some(Code::LocalProtection | Code::LocalAccess) => Cause::LocalAccess,
+        Some(Code::WorkRequestFlushed) => Cause::Flushed,
+        Some(Code::RemoteInvalidRequest) => Cause::RemoteRequest,
+        Some(Code::RemoteAccess) => Cause::RemoteAccess,
+        Some(Code::RemoteOperation | Code::RemoteAborted) => Cause::RemoteOperation,
+        Some(Code::TransportRetryExceeded) => Cause::PeerUnreachable,
+        Some(Code::RnrRetryExceeded) => Cause::ReceiverNotReady,
+        None => Cause::Unknown,
+    }
+}
+
+/// The error of one operation.
+pub(super) fn error(failure: Failure) -> OperationError {
+    OperationError {
+        cause: cause(failure),
+        syndrome: Some(Syndrome { code: failure.code, vendor: failure.vendor_code }),
+    }
+}
+
+/// The operation that a failed send WQE was posted for.
+pub(super) fn operation(failure: Failure) -> Operation {
+    match Opcode::from_bits(failure.opcode) {
+        Some(Opcode::RdmaWrite | Opcode::RdmaWriteImmediate) => Operation::Put,
+        Some(Opcode::RdmaRead) => Operation::Get,
+        Some(Opcode::Send | Opcode::SendImmediate) => Operation::ActiveMessage,
+        Some(Opcode::AtomicFetchAdd | Opcode::AtomicCompareSwap) => Operation::Atomic,
+        Some(Opcode::Nop) => Operation::Flush,
+        _ => Operation::Unnamed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_a_cause() {
+        for code in 0..=u8::MAX {
+            let failure = Failure { code, vendor_code: 7, opcode: code };
+            let _ = operation(failure);
+            let error = error(failure);
+            assert_eq!(error.cause == Cause::Unknown, failure.syndrome().is_none());
+            assert_eq!(error.syndrome, Some(Syndrome { code, vendor: 7 }));
+        }
+    }
+}

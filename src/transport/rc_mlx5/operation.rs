@@ -1,0 +1,213 @@
+//! Operations in flight: what to do when the device is done with a WQE.
+
+use std::cell::{Cell, UnsafeCell};
+use std::mem::MaybeUninit;
+
+use crate::completion::{Completion, FetchResult, Unpack};
+use crate::error::Operation;
+
+/// What is to be done when an operation is finished.
+pub(super) enum Done {
+    /// Tell the caller.
+    Notify(Completion),
+    /// Give the buffer back.
+    Release { buffer: u32 },
+    /// Give the buffer back and tell the caller.
+    ReleaseNotify { buffer: u32, completion: Completion },
+    /// Hand what was read to the caller, give the buffer back and tell the caller.
+    Unpack { buffer: u32, length: u32, unpack: Unpack, completion: Option<Completion> },
+    /// Store the value that was fetched and tell the caller.
+    Fetch { result: FetchResult, completion: Option<Completion> },
+    /// Tell the caller that everything before is given up, which is no error.
+    Canceled(Completion),
+}
+
+/// An operation, done when a completion covers its WQE.
+pub(super) struct InFlight {
+    /// Index of its WQE; for a flush of the last one before it.
+    pub(super) index: u16,
+    pub(super) operation: Operation,
+    pub(super) done: Done,
+}
+
+impl InFlight {
+    /// `counter`, the WQE index of a completion, covers this operation. Indices wrap at 2^16 and a ring has at most
+    /// 2^15 blocks, so the nearer side tells before from after.
+    #[inline]
+    fn is_covered_by(&self, counter: u16) -> bool {
+        counter.wrapping_sub(self.index) < 1 << 15
+    }
+}
+
+/// The queue of operations in flight on one endpoint, in the order of their WQEs. A fixed ring, made at creation.
+pub(super) struct InFlightQueue {
+    slots: Box<[UnsafeCell<MaybeUninit<InFlight>>]>,
+    mask: u32,
+    /// Slots `head..tail` (free running) are filled.
+    head: Cell<u32>,
+    tail: Cell<u32>,
+    /// Entries of flushes, which need no WQE of their own.
+    flushes: Cell<u32>,
+    max_flushes: u32,
+}
+
+impl InFlightQueue {
+    /// A queue for a send ring of `blocks` blocks, a power of two: an entry for each block, since each WQE has at least one
+    /// and gives at most one entry, and as many again for flushes.
+    pub(super) fn new(blocks: u32) -> Self {
+        let size = 2 * blocks;
+        let slots = (0..size).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+        Self {
+            slots,
+            mask: size - 1,
+            head: Cell::new(0),
+            tail: Cell::new(0),
+            flushes: Cell::new(0),
+            max_flushes: blocks,
+        }
+    }
+
+    /// Slots of the ring.
+    pub(super) fn slots(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// The slot that the next entry takes.
+    #[inline]
+    pub(super) fn next_slot(&self) -> u32 {
+        self.tail.get() & self.mask
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.head.get() == self.tail.get()
+    }
+
+    /// Room for another flush.
+    pub(super) fn has_flush_room(&self) -> bool {
+        self.flushes.get() < self.max_flushes
+    }
+
+    /// Appends the entry of a WQE that was just posted.
+    #[inline]
+    pub(super) fn push(&self, entry: InFlight) {
+        let tail = self.tail.get();
+        if tail.wrapping_sub(self.head.get()) > self.mask {
+            return unbounded(entry);
+        }
+        if let Some(slot) = self.slots.get((tail & self.mask) as usize) {
+            // SAFETY: the slot is not filled (checked above), and no reference into the ring outlives a call: `pop`
+            // moves entries out.
+            unsafe { slot.get().write(MaybeUninit::new(entry)) };
+            self.tail.set(tail.wrapping_add(1));
+        }
+    }
+
+    /// Appends a flush; the caller saw [`Self::has_flush_room`].
+    pub(super) fn push_flush(&self, index: u16, done: Done) {
+        self.flushes.set(self.flushes.get() + 1);
+        self.push(InFlight { index, operation: Operation::Flush, done });
+    }
+
+    /// Takes the first entry and its slot, if `counter` covers it.
+    #[inline]
+    pub(super) fn pop_covered(&self, counter: u16) -> Option<(InFlight, u32)> {
+        self.pop_if(|entry| entry.is_covered_by(counter))
+    }
+
+    /// The kind of the first entry, if `counter` covers it.
+    pub(super) fn first_covered(&self, counter: u16) -> Option<Operation> {
+        let mut operation = None;
+        let none = self.pop_if(|entry| {
+            operation = entry.is_covered_by(counter).then_some(entry.operation);
+            false
+        });
+        debug_assert!(none.is_none());
+        operation
+    }
+
+    /// Takes the first entry and its slot.
+    pub(super) fn pop(&self) -> Option<(InFlight, u32)> {
+        self.pop_if(|_| true)
+    }
+
+    #[inline]
+    fn pop_if(&self, take: impl FnOnce(&InFlight) -> bool) -> Option<(InFlight, u32)> {
+        let head = self.head.get();
+        if head == self.tail.get() {
+            return None;
+        }
+        let index = head & self.mask;
+        let slot = self.slots.get(index as usize)?;
+        // SAFETY: slots from head to tail are filled; `take` is one of the closures above, which run no code of the
+        // user's, so that nothing else reaches the slot meanwhile.
+        let entry = unsafe { (*slot.get()).assume_init_ref() };
+        if !take(entry) {
+            return None;
+        }
+        // SAFETY: filled, and given up by moving the head past it.
+        let entry = unsafe { (*slot.get()).assume_init_read() };
+        self.head.set(head.wrapping_add(1));
+        if entry.operation == Operation::Flush {
+            self.flushes.set(self.flushes.get().saturating_sub(1));
+        }
+        Some((entry, index))
+    }
+}
+
+/// More entries than the send ring can have WQEs; the room counter of the send queue excludes it. Losing the entry is
+/// the safe way out.
+#[cold]
+fn unbounded(entry: InFlight) {
+    debug_assert!(false, "more operations in flight than WQEs");
+    drop(entry);
+}
+
+impl Drop for InFlightQueue {
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// A `VecDeque` is the oracle, over the wrap of slots and of the 16-bit index.
+        #[test]
+        fn pops_what_is_covered_in_order(start: u16, steps in proptest::collection::vec((0u8..3, 1u16..5), 1..200)) {
+            let queue = InFlightQueue::new(16);
+            let mut oracle = VecDeque::new();
+            let mut index = start;
+            for (step, n) in steps {
+                if step < 2 && oracle.len() < 16 {
+                    queue.push(InFlight { index, operation: Operation::Put, done: Done::Release { buffer: 0 } });
+                    oracle.push_back(index);
+                    index = index.wrapping_add(n);
+                } else if let Some(&counter) = oracle.get(usize::from(n).min(oracle.len()).saturating_sub(1)) {
+                    while let Some((entry, _)) = queue.pop_covered(counter) {
+                        prop_assert_eq!(Some(entry.index), oracle.pop_front());
+                    }
+                    prop_assert!(oracle.front().is_none_or(|&next| next != counter));
+                }
+                prop_assert_eq!(queue.is_empty(), oracle.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn drops_what_is_left() {
+        let completion = Completion::counter(3);
+        let queue = InFlightQueue::new(16);
+        for index in 0..3 {
+            queue.push_flush(index, Done::Notify(completion.clone()));
+        }
+        drop(queue);
+        assert_eq!(completion.pending(), 3);
+    }
+}

@@ -1,0 +1,423 @@
+//! What an endpoint is behind its handles: the queue pair, the operations in flight, and what completions do to them.
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::rc::{Rc, Weak};
+
+use barewire_mlx5 as mlx5;
+use barewire_mlx5::{
+    Buffer, ControlFlags, DataSegment, Failure, RcQueuePair, RemoteAddressSegment, SendQueue, WqeIndex,
+};
+
+use super::address::{Peer, QueueAddress};
+use super::endpoint::Endpoint;
+use super::failure;
+use super::interface::Shared;
+use super::operation::{Done, InFlight, InFlightQueue};
+use super::receive::Receiver;
+use super::{AM_HEADER, DATA, MESSAGE, NAME, SEGMENT};
+use crate::active_message::{Keeper, KeptMessage, Message, Reclaim};
+use crate::completion::Completion;
+use crate::error::{EndpointError, Operation, OperationError, PostError};
+use crate::gate::{Block, Gate};
+use crate::pending::PendingQueue;
+use crate::status::{FlushMode, Post, Posted};
+
+/// In `State::marks`: something was posted since the last remote flush.
+const DIRTY: u8 = 1;
+/// In `State::marks`: the next WQE waits for what is outstanding.
+const FENCE: u8 = ControlFlags::FENCE.bits();
+const _: () = assert!(DIRTY & FENCE == 0);
+
+pub(super) struct State {
+    pub(super) gate: Gate,
+    marks: Cell<u8>,
+    pair: UnsafeCell<RcQueuePair>,
+    pub(super) in_flight: InFlightQueue,
+    /// A word for the result of the operation in each slot of `in_flight`, and one for results that nobody wants.
+    results: Buffer,
+    receiver: Receiver,
+    pub(super) pending: PendingQueue<Endpoint>,
+    /// `Endpoint`s that name this state. The last one to go closes it.
+    pub(super) handles: Cell<u32>,
+    /// Errors from now on are our own doing.
+    canceled: Cell<bool>,
+    pub(super) own: QueueAddress,
+    peer: Cell<Option<Peer>>,
+    /// Where a remote flush reads.
+    flush_target: Cell<RemoteAddressSegment>,
+    error: RefCell<Option<EndpointError>>,
+    pub(super) shared: Rc<Shared>,
+    me: Weak<State>,
+}
+
+/// What a state is made of.
+pub(super) struct Parts {
+    pub(super) pair: RcQueuePair,
+    pub(super) in_flight: InFlightQueue,
+    pub(super) results: Buffer,
+    pub(super) receiver: Receiver,
+    pub(super) own: QueueAddress,
+    pub(super) shared: Rc<Shared>,
+}
+
+impl State {
+    /// An endpoint that is not connected, with its receive ring filled.
+    pub(super) fn new(parts: Parts) -> Rc<Self> {
+        let state = Rc::new_cyclic(|me| Self {
+            gate: Gate::default(),
+            marks: Cell::new(0),
+            pair: UnsafeCell::new(parts.pair),
+            in_flight: parts.in_flight,
+            results: parts.results,
+            receiver: parts.receiver,
+            pending: PendingQueue::new(),
+            handles: Cell::new(0),
+            canceled: Cell::new(false),
+            own: parts.own,
+            peer: Cell::new(None),
+            flush_target: Cell::new(RemoteAddressSegment::new(0, 0)),
+            error: RefCell::new(None),
+            shared: parts.shared,
+            me: me.clone(),
+        });
+        state.gate.set(Block::Unconnected, true);
+        state.with_pair(|pair| state.receiver.refill(&mut pair.receive));
+        state
+    }
+
+    /// The one way to the queue pair.
+    #[inline(always)]
+    fn with_pair<R>(&self, run: impl FnOnce(&mut RcQueuePair) -> R) -> R {
+        // SAFETY: the state stays on its thread, and every `run` (they are closures of this file and of `Endpoint`'s posting
+        // functions) calls the driver and `Receiver` only, which call nothing of ours or of the user's. So no second
+        // reference to the queue pair exists while this one does.
+        run(unsafe { &mut *self.pair.get() })
+    }
+
+    /// Posts one WQE. `run` calls a posting function of the queue and nothing else.
+    #[inline(always)]
+    pub(super) fn post(
+        &self,
+        run: impl FnOnce(&mut SendQueue, ControlFlags) -> Result<WqeIndex, mlx5::PostError>,
+    ) -> Result<u16, mlx5::PostError> {
+        let flags = ControlFlags::from_bits_retain(self.marks.get() & FENCE);
+        let WqeIndex(index) = self.with_pair(|pair| run(&mut pair.send, flags))?;
+        self.marks.set(DIRTY);
+        Ok(index)
+    }
+
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.with_pair(|pair| pair.send.room() > 0)
+    }
+
+    /// Index of the WQE posted last; any number before the first.
+    fn last(&self) -> u16 {
+        self.with_pair(|pair| pair.send.last_index()).map_or(0, |WqeIndex(index)| index)
+    }
+
+    /// Nothing is outstanding.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.with_pair(|pair| pair.send.is_idle())
+    }
+
+    /// The result word of the next operation in flight.
+    #[inline]
+    pub(super) fn next_result(&self) -> DataSegment {
+        self.result(self.in_flight.next_slot())
+    }
+
+    /// The result word that nobody reads.
+    #[inline]
+    pub(super) fn unwanted_result(&self) -> DataSegment {
+        self.result(self.in_flight.slots())
+    }
+
+    #[inline]
+    fn result(&self, slot: u32) -> DataSegment {
+        let region = self.results.region();
+        DataSegment::new(region.address() + u64::from(slot) * 8, 8, region.lkey())
+    }
+
+    /// A request may wait: posts are refused for want of resources and nothing else.
+    pub(super) fn may_wait(&self) -> bool {
+        self.gate.is_usable()
+            && (!self.pending.is_idle() || !self.has_room() || self.shared.buffers.is_empty())
+    }
+
+    pub(super) fn connect(&self, path: &mlx5::RcPath, peer: &QueueAddress) -> Result<(), mlx5::Error> {
+        self.with_pair(|pair| pair.connect(path))?;
+        self.peer.set(Some(Peer { gid: path.remote.gid, qpn: path.remote_qpn }));
+        self.flush_target.set(RemoteAddressSegment::new(peer.flush_address, peer.flush_key));
+        self.gate.set(Block::Unconnected, false);
+        Ok(())
+    }
+
+    pub(super) fn error(&self) -> Option<EndpointError> {
+        self.error.borrow().clone()
+    }
+
+    // Completions.
+
+    /// The device is done with WQE `counter` and everything before it. Credits go back after the callbacks ran, so that
+    /// a post of a callback does not overtake requests that wait for them.
+    #[inline]
+    pub(super) fn complete(&self, counter: u16) {
+        while let Some((entry, slot)) = self.in_flight.pop_covered(counter) {
+            self.finish(entry, slot, Ok(()));
+        }
+        self.with_pair(|pair| pair.send.reap(counter));
+    }
+
+    /// WQE `counter` failed; what was before it succeeded, since a connection carries out its WQEs in order.
+    #[cold]
+    pub(super) fn fail_send(&self, counter: u16, failure: Failure) {
+        while let Some((entry, slot)) = self.in_flight.pop_covered(counter.wrapping_sub(1)) {
+            self.finish(entry, slot, Ok(()));
+        }
+        let mut error = failure::error(failure);
+        if self.canceled.get() {
+            error = OperationError::CANCELED;
+        }
+        let operation = self.in_flight.first_covered(counter).unwrap_or_else(|| failure::operation(failure));
+        let report = self.enter_failed(operation, error);
+        while let Some((entry, slot)) = self.in_flight.pop_covered(counter) {
+            self.finish(entry, slot, Err(error));
+        }
+        if let Some(report) = report {
+            self.shared.handlers.dispatch_error(&report);
+        }
+        self.with_pair(|pair| pair.send.reap(counter));
+    }
+
+    /// A receive WQE failed, or was flushed after an error.
+    #[cold]
+    pub(super) fn fail_receive(&self, failure: Failure) {
+        if let Some(report) = self.enter_failed(Operation::Receive, failure::error(failure)) {
+            self.shared.handlers.dispatch_error(&report);
+        }
+    }
+
+    /// The first failure shuts the gate and is reported; those that follow from it are not.
+    fn enter_failed(&self, operation: Operation, error: OperationError) -> Option<EndpointError> {
+        if !self.gate.is_alive() {
+            return None;
+        }
+        self.gate.set(Block::Failed, true);
+        let report = EndpointError {
+            transport: NAME,
+            peer: self.peer.get().map_or_else(|| "nobody".to_owned(), |peer| peer.to_string()),
+            operation,
+            cause: error.cause,
+            syndrome: error.syndrome,
+        };
+        self.error.replace(Some(report.clone()));
+        Some(report)
+    }
+
+    fn finish(&self, entry: InFlight, slot: u32, result: Result<(), OperationError>) {
+        let buffers = &self.shared.buffers;
+        let completion = match entry.done {
+            Done::Notify(completion) => Some(completion),
+            Done::Canceled(completion) => return completion.count_down(Ok(())),
+            Done::Release { buffer } => return buffers.give(buffer),
+            Done::ReleaseNotify { buffer, completion } => {
+                buffers.give(buffer);
+                Some(completion)
+            }
+            Done::Unpack { buffer, length, unpack, completion } => {
+                let mut buffer = buffers.adopt(buffer);
+                if result.is_ok()
+                    && let Some(data) = buffer.bytes()[DATA..].get(..length as usize)
+                {
+                    unpack.call(data);
+                }
+                completion
+            }
+            Done::Fetch { result: value, completion } => {
+                if result.is_ok()
+                    && let Ok(word) = self.results.load_u64(slot as usize * 8)
+                {
+                    value.set(word);
+                }
+                completion
+            }
+        };
+        if let Some(completion) = completion {
+            completion.count_down(result);
+        }
+    }
+
+    // Receiving.
+
+    /// A message of `length` bytes lies in the buffer of receive WQE `counter`.
+    #[inline]
+    pub(super) fn receive(&self, counter: u16, length: u32) {
+        let Some(index) = self.with_pair(|pair| self.receiver.take(&mut pair.receive, counter)) else {
+            return;
+        };
+        let buffer = Received { state: self, index, kept: Cell::new(false) };
+        let length = (length as usize).min(SEGMENT);
+        // SAFETY: `MESSAGE + SEGMENT` bytes lie in the buffer. It was posted and is completed, so the device does not write
+        // it before it is posted again, which is after the message, or what a handler kept of it, is dropped.
+        let message = unsafe {
+            std::slice::from_raw_parts(self.receiver.pool.pointer(index).add(MESSAGE).as_ptr(), length)
+        };
+        match message.split_first_chunk::<AM_HEADER>() {
+            Some((header, data)) => self.shared.handlers.dispatch(header[0], Message::new(data, &buffer)),
+            None => self.shared.handlers.count_unhandled(),
+        }
+    }
+
+    // Flushing.
+
+    /// See `Endpoint::flush`.
+    pub(super) fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        if mode == FlushMode::Cancel {
+            return self.cancel(completion);
+        }
+        self.gate.check()?;
+        if completion.is_some() && !self.in_flight.has_flush_room() {
+            return Err(PostError::NoResource);
+        }
+        if mode == FlushMode::Remote && self.marks.get() & DIRTY != 0 {
+            // An acknowledgement says that the peer's device has the data, not that they are in its memory. A read is
+            // carried out after the writes before it and its answer pushes them ahead (PCIe ordering), so that
+            // what it answers is proof. It reads a word of the peer's interface.
+            let (local, remote) = (self.unwanted_result(), self.flush_target.get());
+            self.post(|queue, flags| queue.read(local, remote, flags | ControlFlags::COMPLETION))
+                .map_err(|_| PostError::NoResource)?;
+            self.marks.set(0);
+        } else if self.is_idle() {
+            return Ok(Posted::Done);
+        } else {
+            self.signal_last()?;
+        }
+        if let Some(completion) = completion {
+            self.in_flight.push_flush(self.last(), Done::Notify(completion.clone()));
+        }
+        Ok(Posted::InProgress)
+    }
+
+    /// Sees to it that the last WQE gives a completion: if it does not, a NOP behind it does.
+    fn signal_last(&self) -> Result<(), PostError> {
+        if self.with_pair(|pair| pair.send.last_is_signaled()) {
+            return Ok(());
+        }
+        let marks = self.marks.get();
+        self.post(|queue, _| queue.nop(ControlFlags::COMPLETION)).map_err(|_| PostError::NoResource)?;
+        self.marks.set(marks);
+        Ok(())
+    }
+
+    fn cancel(&self, completion: Option<&Completion>) -> Post {
+        if self.gate.has(Block::Closed) {
+            return Err(PostError::Closed);
+        }
+        if !self.gate.has(Block::Failed) {
+            self.gate.set(Block::Failed, true);
+            self.canceled.set(true);
+            if !self.gate.has(Block::Unconnected) {
+                // Everything outstanding completes as flushed.
+                self.with_pair(RcQueuePair::to_error).map_err(|_| PostError::EndpointFailed)?;
+            }
+        }
+        if self.is_idle() {
+            return Ok(Posted::Done);
+        }
+        if let Some(completion) = completion {
+            if !self.in_flight.has_flush_room() {
+                return Err(PostError::NoResource);
+            }
+            self.in_flight.push_flush(self.last(), Done::Canceled(completion.clone()));
+        }
+        Ok(Posted::InProgress)
+    }
+
+    /// `flush_all` would succeed.
+    pub(super) fn can_flush(&self) -> bool {
+        let failed = self.gate.has(Block::Failed);
+        let open = failed || self.gate.check().is_ok();
+        let signaled = failed || self.has_room() || self.with_pair(|pair| pair.send.last_is_signaled());
+        open && signaled && self.in_flight.has_flush_room()
+    }
+
+    /// Counts `completion` down when everything outstanding is finished, also on a failed endpoint; after `can_flush`.
+    pub(super) fn flush_all(&self, completion: &Completion) -> Result<(), PostError> {
+        if !self.gate.has(Block::Failed) {
+            self.signal_last()?;
+        }
+        self.in_flight.push_flush(self.last(), Done::Notify(completion.clone()));
+        Ok(())
+    }
+
+    /// What is posted next takes effect after what is outstanding. Writes and sends of a connection are carried out in
+    /// order anyway; the fence bit makes them wait for reads and atomics, too (IBTA 10.8.3.3).
+    pub(super) fn fence(&self) {
+        if !self.with_pair(|pair| pair.send.is_idle()) {
+            self.marks.set(self.marks.get() | FENCE);
+        }
+    }
+
+    // Closing.
+
+    /// Takes the queue pair from the device's hands: after this it touches none of our memory. What is outstanding is
+    /// finished by `abandon`, in progress.
+    pub(super) fn stop(&self, reason: Block) {
+        self.gate.set(reason, true);
+        self.canceled.set(true);
+        self.receiver.close();
+        // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
+        let _ = self.with_pair(RcQueuePair::reset);
+    }
+
+    /// Completes whatever is left as cancelled.
+    pub(super) fn abandon(&self) {
+        while let Some((entry, slot)) = self.in_flight.pop() {
+            self.finish(entry, slot, Err(OperationError::CANCELED));
+        }
+    }
+}
+
+/// The buffer of the message being handled: it goes back to the device unless the handler kept it.
+struct Received<'a> {
+    state: &'a State,
+    index: u32,
+    kept: Cell<bool>,
+}
+
+impl Keeper for Received<'_> {
+    #[cold]
+    fn keep(&self, data: &[u8]) -> KeptMessage {
+        let owner: Rc<dyn Reclaim> = self.state.me.upgrade().expect("a state that is borrowed is alive");
+        self.kept.set(true);
+        // SAFETY: the buffer is now the kept message's alone, and its owner outlives it.
+        unsafe { KeptMessage::new(data, self.index, owner) }
+    }
+}
+
+impl Drop for Received<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let State { receiver, gate, .. } = self.state;
+        if !gate.is_alive() {
+            return;
+        }
+        self.state.with_pair(|pair| {
+            if self.kept.get() {
+                receiver.refill(&mut pair.receive);
+            } else {
+                receiver.post(&mut pair.receive, self.index);
+            }
+        });
+    }
+}
+
+impl Reclaim for State {
+    fn reclaim(&self, buffer: u32) {
+        self.receiver.pool.give(buffer);
+        if self.gate.is_alive() {
+            self.with_pair(|pair| self.receiver.refill(&mut pair.receive));
+        }
+    }
+}

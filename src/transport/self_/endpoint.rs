@@ -1,0 +1,394 @@
+//! The endpoint: every operation is carried out, by this CPU, before the call returns.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::domain::RemoteKey;
+use super::interface::{Interface, Shared};
+use super::{MAX_IOV, NAME, SEGMENT};
+use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId};
+use crate::capability::RemoteMemory;
+use crate::completion::{Completion, FetchResult, Unpack};
+use crate::error::{Busy, ConnectError, PostError};
+use crate::gate::{Block, Gate};
+use crate::memory::{Access, Slice};
+use crate::pending::{HasPending, PendingQueue};
+use crate::status::{FlushMode, PendingResult, Post, Posted};
+
+struct State {
+    shared: Rc<Shared>,
+    pending: PendingQueue<Endpoint>,
+    gate: Gate,
+}
+
+/// An endpoint to the interface it was made on. Cloning gives another handle to the same one.
+#[derive(Clone)]
+pub struct Endpoint(Rc<State>);
+
+impl Endpoint {
+    /// Connects to an interface address, which must be the interface's own.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] for any other interface.
+    pub fn connect_to_interface(
+        interface: &Interface,
+        device: &DeviceAddress,
+        address: &InterfaceAddress,
+    ) -> Result<Self, ConnectError> {
+        let own = interface.id();
+        for (packed, what) in [(&device.0, "device"), (&address.0, "interface")] {
+            let transport = packed.transport();
+            let (TransportId::Self_, Some(body)) = (transport, packed.body::<8>()) else {
+                return Err(ConnectError::ForeignTransport { transport: NAME, found: transport.name() });
+            };
+            let id = u64::from_be_bytes(*body);
+            if id != own {
+                return Err(ConnectError::Unreachable {
+                    transport: NAME,
+                    peer: format!("{what} {id:016x}"),
+                    reason: format!("an interface of self reaches only itself, {own:016x}"),
+                });
+            }
+        }
+        Ok(Self(Rc::new(State {
+            shared: Rc::clone(&interface.0),
+            pending: PendingQueue::new(),
+            gate: Gate::default(),
+        })))
+    }
+
+    /// This endpoint, in the form that transports which connect endpoints exchange.
+    pub fn address(&self) -> EndpointAddress {
+        EndpointAddress(Packed::new(Kind::Endpoint, TransportId::Self_, &self.0.shared.id().to_be_bytes()))
+    }
+
+    /// Nothing may be posted on a closed or cancelled endpoint, nor ahead of a waiting request.
+    #[inline]
+    fn check(&self) -> Result<(), PostError> {
+        self.0.shared.check_open()?;
+        self.0.gate.check()
+    }
+
+    #[inline]
+    fn tag(&self) -> u32 {
+        self.0.shared.domain.tag()
+    }
+
+    /// The bytes of all slices, if each is of this domain and allows `need`.
+    fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
+        if slices.len() > MAX_IOV {
+            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
+        }
+        let mut total = 0usize;
+        for slice in slices {
+            if slice.domain != self.tag() {
+                return Err(PostError::ForeignMemory);
+            }
+            if !Access::from_bits_retain(slice.key).contains(need) {
+                return Err(PostError::AccessDenied);
+            }
+            total = total.saturating_add(slice.length);
+        }
+        Ok(total)
+    }
+
+    /// Writes `payload` to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        self.check()?;
+        let (bytes, at) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
+        // SAFETY: the key keeps the region's bytes alive, and the range was checked.
+        unsafe { bytes.write(at, payload) };
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<usize, PostError> {
+        self.check()?;
+        let mut segment = self.0.shared.segments.0.take().ok_or(PostError::NoResource)?;
+        let buffer = segment.bytes();
+        let length = pack(buffer);
+        let packed = buffer.get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
+        let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)?;
+        // SAFETY: the key keeps the region's bytes alive, and the range was checked.
+        unsafe { bytes.write(at, packed) };
+        Ok(length)
+    }
+
+    /// Writes the slices, one after the other, to `remote`. Done at once: the completion is not used.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.check()?;
+        let total = self.total(slices, Access::empty())?;
+        let (bytes, mut at) = key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
+        for slice in slices {
+            let from = (slice.address - slice.memory.address()) as usize;
+            // SAFETY: the key keeps the target alive and the slice borrows its memory; both ranges were checked.
+            unsafe { bytes.copy(at, slice.memory, from, slice.length) };
+            at += slice.length;
+        }
+        Ok(Posted::Done)
+    }
+
+    /// Reads `length` bytes at `remote` and gives them to `unpack` before it returns.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn get_bcopy(
+        &self,
+        unpack: &Unpack,
+        length: usize,
+        remote: u64,
+        key: &RemoteKey,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.check()?;
+        let mut segment = self.0.shared.segments.0.take().ok_or(PostError::NoResource)?;
+        let target = segment.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
+        let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_READ)?;
+        // SAFETY: the key keeps the region's bytes alive, and the range was checked.
+        unsafe { bytes.read(at, target) };
+        unpack.call(target);
+        Ok(Posted::Done)
+    }
+
+    /// Reads from `remote` into the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.check()?;
+        let total = self.total(slices, Access::LOCAL_WRITE)?;
+        let (bytes, mut at) = key.resolve(self.tag(), remote, total, Access::REMOTE_READ)?;
+        for slice in slices {
+            let to = (slice.address - slice.memory.address()) as usize;
+            // SAFETY: the key keeps the source alive and the slice borrows its memory; both ranges were checked.
+            unsafe { slice.memory.copy(to, bytes, at, slice.length) };
+            at += slice.length;
+        }
+        Ok(Posted::Done)
+    }
+
+    #[inline]
+    fn check_id(id: u8) -> Result<(), PostError> {
+        if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
+    }
+
+    /// Sends `header` and `payload` to handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        Self::check_id(id)?;
+        if payload.len() > SEGMENT - SHORT_HEADER {
+            return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
+        }
+        self.check()?;
+        self.0.shared.send(id, |segment| {
+            let length = SHORT_HEADER + payload.len();
+            segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
+            segment[SHORT_HEADER..length].copy_from_slice(payload);
+            Ok(length)
+        })?;
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and sends as many bytes as it says to handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        Self::check_id(id)?;
+        self.check()?;
+        self.0.shared.send(id, |segment| {
+            let length = pack(segment);
+            if length > segment.len() { Err(PostError::too_long(length, SEGMENT)) } else { Ok(length) }
+        })
+    }
+
+    /// Sends `header` followed by the slices to handler `id`. Done at once: the completion is not used.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        _completion: Option<&Completion>,
+    ) -> Post {
+        Self::check_id(id)?;
+        let max_header = self.0.shared.attributes.am.max_header;
+        if header.len() > max_header {
+            return Err(PostError::too_long(header.len(), max_header));
+        }
+        let length = self.total(slices, Access::empty())?.saturating_add(header.len());
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        self.check()?;
+        self.0.shared.send(id, |segment| {
+            let (head, mut rest) = segment.split_at_mut(header.len());
+            head.copy_from_slice(header);
+            for slice in slices {
+                let (part, after) = rest.split_at_mut(slice.length);
+                let from = (slice.address - slice.memory.address()) as usize;
+                // SAFETY: the slice borrows its memory, and its range was checked when it was made.
+                unsafe { slice.memory.read(from, part) };
+                rest = after;
+            }
+            Ok(length)
+        })?;
+        Ok(Posted::Done)
+    }
+
+    /// The word at `remote`, valid while `key` is.
+    #[inline]
+    fn word<'k>(&self, remote: u64, key: &'k RemoteKey) -> Result<&'k AtomicU64, PostError> {
+        self.check()?;
+        let (bytes, at) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
+        // SAFETY: the key keeps the region's bytes alive for `'k`.
+        unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)
+    }
+
+    /// Adds `operand` to the word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+        self.word(remote, key)?.fetch_add(operand, Ordering::SeqCst);
+        Ok(Posted::Done)
+    }
+
+    /// Adds `operand` to the word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn atomic_fetch_add64(
+        &self,
+        operand: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        result.set(self.word(remote, key)?.fetch_add(operand, Ordering::SeqCst));
+        Ok(Posted::Done)
+    }
+
+    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn atomic_compare_swap64(
+        &self,
+        compare: u64,
+        swap: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        let word = self.word(remote, key)?;
+        let found = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+        result.set(found.unwrap_or_else(|found| found));
+        Ok(Posted::Done)
+    }
+
+    /// Everything posted is finished already. `Cancel` ends the endpoint.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`] while requests are pending, [`PostError::Closed`],
+    /// [`PostError::EndpointFailed`].
+    pub fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
+        if mode == FlushMode::Cancel {
+            self.0.shared.check_open()?;
+            self.0.gate.set(Block::Failed, true);
+        } else {
+            self.check()?;
+        }
+        Ok(Posted::Done)
+    }
+
+    /// Operations take effect in the order of their posts; other threads see them so, too.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`], [`PostError::EndpointFailed`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        self.check()?;
+        std::sync::atomic::fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Queues a request that runs when resources come back.
+    ///
+    /// # Errors
+    /// [`Busy`] if a post would not answer `NoResource` now.
+    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+        let state = &*self.0;
+        let dead = !state.gate.is_usable() || state.shared.check_open().is_err();
+        if dead || (state.pending.is_idle() && !state.shared.segments.0.is_empty()) {
+            return Err(Busy);
+        }
+        state.shared.pending.add(self.clone(), Box::new(request));
+        Ok(())
+    }
+
+    /// Drops every waiting request, calling `purged` once for each, in order.
+    pub fn pending_purge(&self, purged: impl FnMut()) {
+        self.purge(purged);
+    }
+}
+
+impl HasPending for Endpoint {
+    fn pending(&self) -> &PendingQueue<Self> {
+        &self.0.pending
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+}
+
+impl RemoteMemory for Endpoint {
+    type Key = RemoteKey;
+}
+
+crate::capability::delegate!(
+    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
+    Flush, Pending
+);
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("transport", &NAME).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,263 @@
+//! The interface: segments, handlers and the delivery of messages in order.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+
+use super::domain::Domain;
+use super::endpoint::Endpoint;
+use super::{NAME, SEGMENT};
+use crate::active_message::{Handlers, Keeper, KeptMessage, Message, Reclaim};
+use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
+use crate::allocation::Allocation;
+use crate::capability::Attributes;
+use crate::completion::Completion;
+use crate::config::InterfaceConfig;
+use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::pending::Arbiter;
+use crate::pool::Pool;
+use crate::random;
+use crate::status::{Post, Posted};
+
+/// The buffers that messages travel in.
+pub(super) struct Segments(pub(super) Pool<Allocation, SEGMENT>);
+
+impl Reclaim for Segments {
+    fn reclaim(&self, buffer: u32) {
+        self.0.give(buffer);
+    }
+}
+
+struct Queued {
+    id: u8,
+    segment: u32,
+    length: usize,
+}
+
+pub(super) struct Shared {
+    id: u64,
+    pub(super) domain: Domain,
+    pub(super) attributes: Attributes,
+    handlers: Handlers,
+    pub(super) segments: Rc<Segments>,
+    queue: RefCell<VecDeque<Queued>>,
+    delivering: Cell<bool>,
+    pub(super) pending: Arbiter<Endpoint>,
+    closed: Cell<bool>,
+}
+
+/// A handle to an open interface; cloning gives another handle to the same one.
+#[derive(Clone)]
+pub struct Interface(pub(super) Rc<Shared>);
+
+/// The one owner of an interface's progress. Dropping it closes the interface: handlers are dropped and posts
+/// answer [`PostError::Closed`].
+pub struct Progress(Rc<Shared>);
+
+impl Interface {
+    /// Opens an interface. Messages can only be sent to itself.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] without memory for the
+    /// segments.
+    pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+        let count = config.checked_bcopy_buffers(NAME)?;
+        let allocation = Allocation::new(count * SEGMENT).map_err(|error| OpenError::Device {
+            device: super::DEVICE.to_owned(),
+            step: "allocate message segments",
+            source: error.into(),
+        })?;
+        let shared = Rc::new(Shared {
+            id: random::number(),
+            domain: domain.clone(),
+            attributes: super::attributes(),
+            handlers: Handlers::new(),
+            segments: Rc::new(Segments(Pool::new(allocation))),
+            queue: RefCell::new(VecDeque::with_capacity(count)),
+            delivering: Cell::new(false),
+            pending: Arbiter::new(),
+            closed: Cell::new(false),
+        });
+        Ok((Self(Rc::clone(&shared)), Progress(shared)))
+    }
+
+    /// What the interface can do.
+    pub fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    /// The device: this process and domain.
+    pub fn device_address(&self) -> DeviceAddress {
+        DeviceAddress(Packed::new(Kind::Device, TransportId::Self_, &self.0.id.to_be_bytes()))
+    }
+
+    /// The interface.
+    pub fn address(&self) -> InterfaceAddress {
+        InterfaceAddress(Packed::new(Kind::Interface, TransportId::Self_, &self.0.id.to_be_bytes()))
+    }
+
+    /// Sets the handler of active messages `id`, replacing an older one. It runs inside the send and may post.
+    ///
+    /// # Errors
+    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more.
+    pub fn set_handler(
+        &self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError> {
+        self.0.handlers.set(id, Box::new(handler))
+    }
+
+    /// Sets the handler of endpoint errors. This transport has none to report.
+    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
+        self.0.handlers.set_error(Box::new(handler));
+    }
+
+    /// Messages that came for an id without handler, and were dropped.
+    pub fn unhandled(&self) -> u64 {
+        self.0.handlers.unhandled()
+    }
+
+    /// Waits for every operation of every endpoint; here they are finished when posted.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    pub fn flush(&self, _completion: Option<&Completion>) -> Post {
+        self.0.check_open()?;
+        Ok(Posted::Done)
+    }
+
+    /// Orders the operations of every endpoint; here they take effect in order.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        self.0.check_open()?;
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        Ok(())
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.0.id()
+    }
+}
+
+impl Shared {
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    #[inline]
+    pub(super) fn check_open(&self) -> Result<(), PostError> {
+        if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    }
+
+    /// Takes a segment, lets `fill` write it, and delivers the message, now or after the ones before it.
+    #[inline]
+    pub(super) fn send(
+        &self,
+        id: u8,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
+    ) -> Result<usize, PostError> {
+        let mut segment = self.segments.0.take().ok_or(PostError::NoResource)?;
+        let length = fill(segment.bytes())?;
+        let segment = segment.into_index();
+        // As many places as segments: this never grows.
+        self.queue.borrow_mut().push_back(Queued { id, segment, length });
+        self.deliver();
+        Ok(length)
+    }
+
+    fn deliver(&self) {
+        if self.delivering.get() {
+            return;
+        }
+        let _delivering = Delivering::start(&self.delivering);
+        loop {
+            let next = self.queue.borrow_mut().pop_front();
+            let Some(next) = next else { break };
+            let current = Current { segments: &self.segments, index: next.segment, kept: Cell::new(false) };
+            let start = self.segments.0.pointer(next.segment).as_ptr();
+            // SAFETY: the segment was filled up to `length` and belongs to this message until it is given
+            // back, by `current` or by the kept message; nobody writes it until then.
+            let data = unsafe { std::slice::from_raw_parts(start, next.length) };
+            self.handlers.dispatch(next.id, Message::new(data, &current));
+        }
+    }
+
+    fn close(&self) {
+        self.closed.set(true);
+        self.pending.clear();
+        self.handlers.clear();
+        let queued = self.queue.take();
+        for message in queued {
+            self.segments.0.give(message.segment);
+        }
+    }
+}
+
+/// Resets the flag also when a handler panics.
+struct Delivering<'a>(&'a Cell<bool>);
+
+impl<'a> Delivering<'a> {
+    fn start(flag: &'a Cell<bool>) -> Self {
+        flag.set(true);
+        Self(flag)
+    }
+}
+
+impl Drop for Delivering<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// The message being handled: gives its segment back unless the handler kept it.
+struct Current<'a> {
+    segments: &'a Rc<Segments>,
+    index: u32,
+    kept: Cell<bool>,
+}
+
+impl Keeper for Current<'_> {
+    fn keep(&self, data: &[u8]) -> KeptMessage {
+        self.kept.set(true);
+        // SAFETY: the segment is now the kept message's alone, and the pool outlives it.
+        unsafe { KeptMessage::new(data, self.index, Rc::clone(self.segments) as Rc<dyn Reclaim>) }
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if !self.kept.get() {
+            self.segments.0.give(self.index);
+        }
+    }
+}
+
+impl Progress {
+    /// Gives pending requests their turn. Messages are delivered inside sends.
+    pub fn progress(&mut self) -> usize {
+        self.0.deliver();
+        self.0.pending.dispatch()
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl fmt::Debug for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interface").field("transport", &NAME).field("id", &self.0.id).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress").field("transport", &NAME).field("id", &self.0.id).finish_non_exhaustive()
+    }
+}

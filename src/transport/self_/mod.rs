@@ -1,0 +1,69 @@
+//! `self`: a process talks to itself, through plain memory.
+//!
+//! A send runs the receiver's handler inside the call. Sends from inside a handler are queued and delivered, in
+//! order, by the outermost call, so a handler never runs inside another.
+
+mod domain;
+mod endpoint;
+mod interface;
+
+pub use domain::{Domain, Memory, RemoteKey};
+pub use endpoint::Endpoint;
+pub use interface::{Interface, Progress};
+
+use crate::capability::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+
+/// The name of the transport.
+pub const NAME: &str = "self";
+/// The name of its one device.
+pub const DEVICE: &str = "memory";
+
+/// Bytes of a message.
+const SEGMENT: usize = 8256;
+/// Slices per zero-copy operation; there is no reason for a limit but that one is promised.
+const MAX_IOV: usize = 16;
+
+/// What an interface of this transport can do.
+pub fn attributes() -> Attributes {
+    Attributes {
+        put: RmaLimits {
+            max_short: usize::MAX,
+            max_bcopy: SEGMENT,
+            min_zcopy: 0,
+            max_zcopy: usize::MAX,
+            max_iov: MAX_IOV,
+        },
+        get: RmaLimits {
+            max_short: 0,
+            max_bcopy: SEGMENT,
+            min_zcopy: 0,
+            max_zcopy: usize::MAX,
+            max_iov: MAX_IOV,
+        },
+        am: AmLimits {
+            max_short: SEGMENT - crate::active_message::SHORT_HEADER,
+            max_bcopy: SEGMENT,
+            min_zcopy: 0,
+            max_zcopy: SEGMENT,
+            max_iov: MAX_IOV,
+            max_header: 256,
+        },
+        atomic64: AtomicOperations::all(),
+        flags: Flags::CONNECT_TO_INTERFACE
+            | Flags::PENDING
+            | Flags::ERRHANDLE_REMOTE_MEM
+            | Flags::PUT_SHORT
+            | Flags::PUT_BCOPY
+            | Flags::PUT_ZCOPY
+            | Flags::GET_BCOPY
+            | Flags::GET_ZCOPY
+            | Flags::AM_SHORT
+            | Flags::AM_BCOPY
+            | Flags::AM_ZCOPY
+            | Flags::ATOMIC_CPU,
+        overhead_ns: 10.0,
+        latency_ns: 0.0,
+        bandwidth: 6.9e9,
+        max_endpoints: u32::MAX,
+    }
+}

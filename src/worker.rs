@@ -1,0 +1,59 @@
+//! The worker: the one owner of the progress of every interface opened through it.
+
+use std::fmt;
+
+use crate::transport::{rc_mlx5, self_};
+
+pub(crate) enum Progress {
+    Self_(self_::Progress),
+    RcMlx5(rc_mlx5::Progress),
+}
+
+/// Drives the interfaces opened through it, on one thread.
+///
+/// Handlers and completion callbacks run inside [`progress`](Self::progress). They may post, but they cannot
+/// reach the worker, which is borrowed meanwhile. Dropping the worker closes its interfaces: outstanding
+/// operations complete as cancelled, handlers are dropped, and later posts answer
+/// [`PostError::Closed`](crate::PostError::Closed).
+///
+/// A worker stays on its thread:
+///
+/// ```compile_fail
+/// fn send<T: Send>(_: T) {}
+/// send(barewire::Worker::new());
+/// ```
+#[derive(Default)]
+pub struct Worker {
+    progress: Vec<Progress>,
+}
+
+impl Worker {
+    /// A worker without interfaces.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn adopt(&mut self, progress: Progress) {
+        self.progress.push(progress);
+    }
+
+    /// Delivers what arrived, finishes what is done and gives pending requests their turn. Never blocks.
+    /// Answers how many events there were; zero says that nothing happened.
+    #[inline]
+    pub fn progress(&mut self) -> usize {
+        let mut events = 0;
+        for progress in &mut self.progress {
+            events += match progress {
+                Progress::Self_(progress) => progress.progress(),
+                Progress::RcMlx5(progress) => progress.progress(),
+            };
+        }
+        events
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("interfaces", &self.progress.len()).finish()
+    }
+}

@@ -1,0 +1,299 @@
+//! What the integration tests share: connected pairs over every transport, byte patterns and deadlines.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use barewire::{
+    Access, Completion, Domain, Endpoint, EndpointError, FlushMode, Interface, InterfaceConfig, Memory,
+    OperationError, Post, PostError, Posted, RemoteKey, Worker,
+};
+use barewire_hca as hca;
+
+/// Long enough for a machine that is busy with other things; nothing waits for it to pass.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// One end.
+pub struct Side {
+    pub domain: Domain,
+    pub interface: Interface,
+    pub endpoint: Endpoint,
+}
+
+impl Side {
+    /// An interface with an endpoint that is not connected; for transports that connect endpoints.
+    pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Self {
+        let interface = Interface::open(worker, domain, config).unwrap();
+        let endpoint = Endpoint::new(&interface).unwrap();
+        Self { domain: domain.clone(), interface, endpoint }
+    }
+
+    /// Another endpoint on the same interface.
+    pub fn another(&self) -> Self {
+        let (domain, interface) = (self.domain.clone(), self.interface.clone());
+        let endpoint = Endpoint::new(&interface).unwrap();
+        Self { domain, interface, endpoint }
+    }
+}
+
+/// Two connected ends, each with a worker. Over `self` both are the same, and the server's worker has nothing to do.
+pub struct Pair {
+    pub name: &'static str,
+    pub worker: Worker,
+    pub server_worker: Worker,
+    pub client: Side,
+    pub server: Side,
+    /// Software HCAs, looked at for complaints when the pair is dropped.
+    pub devices: Vec<hca::Device>,
+}
+
+/// Opens a software HCA.
+pub fn device(faults: hca::Faults) -> hca::Device {
+    hca::Device::open(hca::Config { faults, ..Default::default() }).expect("software HCA")
+}
+
+impl Pair {
+    /// Over every transport and way to connect it.
+    pub fn all() -> Vec<Self> {
+        Self::all_with(&InterfaceConfig::default())
+    }
+
+    /// As `all`, with these settings.
+    pub fn all_with(config: &InterfaceConfig) -> Vec<Self> {
+        let mut pairs = vec![Self::over_self(config)];
+        pairs.extend(Self::rc(config));
+        pairs
+    }
+
+    /// Over `rc_mlx5`: in the loopback of one device, and between two devices over UDP.
+    pub fn rc(config: &InterfaceConfig) -> Vec<Self> {
+        let one = device(hca::Faults::default());
+        vec![
+            Self::over_soft("rc_mlx5, one device", config, one.clone(), one),
+            Self::over_udp(config, hca::Faults::default()),
+        ]
+    }
+
+    /// Over `rc_mlx5` between two devices whose wires have faults.
+    pub fn over_udp(config: &InterfaceConfig, faults: hca::Faults) -> Self {
+        Self::over_soft("rc_mlx5, two devices", config, device(faults.clone()), device(faults))
+    }
+
+    pub fn over_self(config: &InterfaceConfig) -> Self {
+        let mut worker = Worker::new();
+        let domain = Domain::open("self", "memory").unwrap();
+        let interface = Interface::open(&mut worker, &domain, config).unwrap();
+        let endpoint =
+            Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())
+                .unwrap();
+        let client = Side { domain, interface, endpoint };
+        let server = Side {
+            domain: client.domain.clone(),
+            interface: client.interface.clone(),
+            endpoint: client.endpoint.clone(),
+        };
+        Self { name: "self", worker, server_worker: Worker::new(), client, server, devices: vec![] }
+    }
+
+    pub fn over_soft(
+        name: &'static str,
+        config: &InterfaceConfig,
+        client: hca::Device,
+        server: hca::Device,
+    ) -> Self {
+        let devices = vec![client.clone(), server.clone()];
+        let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
+        let client = Side::open(&mut worker, &Domain::open_soft(client).unwrap(), config);
+        let server = Side::open(&mut server_worker, &Domain::open_soft(server).unwrap(), config);
+        connect(&client, &server);
+        Self { name, worker, server_worker, client, server, devices }
+    }
+
+    /// Over `rc_mlx5` in the loopback of a device that does nothing until it is stepped.
+    pub fn stepped(config: &InterfaceConfig) -> Self {
+        let wire = hca::WireKind::Fabric(hca::Fabric::default());
+        let device = hca::Config { mode: hca::Mode::Stepped, wire, ..Default::default() };
+        let device = hca::Device::open(device).expect("software HCA");
+        Self::over_soft("rc_mlx5, stepped", config, device.clone(), device)
+    }
+
+    /// Steps a stepped device and progresses both ends until nothing happens any more.
+    pub fn settle(&mut self) {
+        loop {
+            let stepped = self.devices[0].step();
+            let events = self.worker.progress() + self.server_worker.progress();
+            if !stepped && events == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Progresses until `done`.
+    ///
+    /// # Panics
+    /// After [`DEADLINE`].
+    pub fn until(&mut self, what: &str, done: impl FnMut() -> bool) {
+        until(&mut [&mut self.worker, &mut self.server_worker], &format!("{}: {what}", self.name), done);
+    }
+
+    /// Posts, with progress as long as there are no resources.
+    pub fn post<T>(
+        &mut self,
+        what: &str,
+        mut post: impl FnMut(&Endpoint) -> Result<T, PostError>,
+    ) -> Result<T, PostError> {
+        let endpoint = self.client.endpoint.clone();
+        let mut answer = None;
+        self.until(what, || {
+            answer = Some(post(&endpoint));
+            !matches!(answer, Some(Err(PostError::NoResource)))
+        });
+        answer.unwrap()
+    }
+
+    /// Flushes the client's endpoint.
+    pub fn flush(&mut self, mode: FlushMode) {
+        let done = self.post("flush", |endpoint| match endpoint.flush(mode, None)? {
+            Posted::Done => Ok(()),
+            Posted::InProgress => Err(PostError::NoResource),
+        });
+        done.unwrap_or_else(|error| panic!("{}: flush: {error}", self.name));
+    }
+
+    /// Memory at the server with a key for the client.
+    pub fn target(&self, len: usize, access: Access) -> (Memory, RemoteKey) {
+        let memory = self.server.domain.allocate(len, access).unwrap();
+        let key = self.client.domain.unpack_key(&memory.pack_key()).unwrap();
+        (memory, key)
+    }
+
+    pub fn is_self(&self) -> bool {
+        self.name == "self"
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for device in &self.devices {
+            let reports = device.take_reports();
+            assert!(reports.is_empty(), "{}: the device complains: {reports:?}", self.name);
+        }
+    }
+}
+
+/// Connects two endpoints, through the bytes that processes would exchange.
+pub fn connect(a: &Side, b: &Side) {
+    let address =
+        |side: &Side| (side.interface.device_address().to_bytes(), side.endpoint.address().to_bytes());
+    for (from, to) in [(a, b), (b, a)] {
+        let (device, endpoint) = address(to);
+        let device = barewire::DeviceAddress::from_bytes(&device).unwrap();
+        let endpoint = barewire::EndpointAddress::from_bytes(&endpoint).unwrap();
+        from.endpoint.connect(&device, &endpoint).unwrap();
+    }
+}
+
+/// Progresses until `done`.
+///
+/// # Panics
+/// After [`DEADLINE`].
+pub fn until(workers: &mut [&mut Worker], what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    let mut idle = 0u32;
+    while !done() {
+        if workers.iter_mut().map(|worker| worker.progress()).sum::<usize>() > 0 {
+            idle = 0;
+            continue;
+        }
+        // The device's thread wants the core, too.
+        std::thread::yield_now();
+        idle += 1;
+        if idle.is_multiple_of(64) {
+            assert!(start.elapsed() < DEADLINE, "{what}: not done after {DEADLINE:?}");
+        }
+    }
+}
+
+/// Bytes that differ by `seed` and place.
+pub fn pattern(seed: u32, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        })
+        .collect()
+}
+
+/// Everything in a region.
+pub fn contents(memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// A completion and what became of it.
+#[derive(Clone)]
+pub struct Watch {
+    pub completion: Completion,
+    calls: Rc<Cell<u32>>,
+    result: Rc<Cell<Option<Result<(), OperationError>>>>,
+}
+
+impl Watch {
+    /// For `count` operations.
+    pub fn new(count: u32) -> Self {
+        let calls: Rc<Cell<u32>> = Rc::default();
+        let result: Rc<Cell<Option<Result<(), OperationError>>>> = Rc::default();
+        let seen = (Rc::clone(&calls), Rc::clone(&result));
+        let completion = Completion::new(count, move |result| {
+            seen.0.set(seen.0.get() + 1);
+            seen.1.set(Some(result));
+        });
+        Self { completion, calls, result }
+    }
+
+    /// Times that the callback ran.
+    pub fn calls(&self) -> u32 {
+        self.calls.get()
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.calls() > 0
+    }
+
+    pub fn result(&self) -> Option<Result<(), OperationError>> {
+        self.result.get()
+    }
+
+    /// Counts down if the post was done at once, so that the callback runs in every case.
+    pub fn posted(&self, post: Post) {
+        if post.unwrap() == Posted::Done {
+            self.completion.count_down(Ok(()));
+        }
+    }
+}
+
+/// The errors that an interface's handler is told.
+pub fn watch_errors(interface: &Interface) -> Rc<RefCell<Vec<EndpointError>>> {
+    let errors: Rc<RefCell<Vec<EndpointError>>> = Rc::default();
+    let seen = Rc::clone(&errors);
+    interface.set_error_handler(move |error| seen.borrow_mut().push(error.clone()));
+    errors
+}
+
+/// What a handler got.
+pub type Inbox = Rc<RefCell<Vec<Vec<u8>>>>;
+
+/// Collects the messages of one id.
+pub fn collect(interface: &Interface, id: u8) -> Inbox {
+    let inbox = Inbox::default();
+    let seen = Rc::clone(&inbox);
+    interface.set_handler(id, move |message| seen.borrow_mut().push(message.data().to_vec())).unwrap();
+    inbox
+}
