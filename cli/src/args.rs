@@ -1,0 +1,270 @@
+//! The command line's words.
+
+use crate::control::Work;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// The port that servers listen on unless told otherwise, as in UCX's tools.
+pub(crate) const PORT: u16 = 13337;
+
+/// Move messages between processes through mlx5 queues of our own making.
+#[derive(Debug, Parser)]
+#[command(name = "barewire", version, disable_help_subcommand = true, arg_required_else_help = false)]
+#[command(after_help = "Without a NIC everything runs on the software HCA that is built in.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Send a file to a second process over every transport and check what arrives
+    Demo(DemoArgs),
+    /// List components, devices and transports with their capabilities and limits
+    Info(InfoArgs),
+    /// Send one message from a client to a server, as uct_hello_world does
+    Hello(HelloArgs),
+    /// Measure latency, bandwidth and message rate, as ucx_perftest does
+    Perf(PerfArgs),
+    /// The second process of a pair, started by `demo` and `perf`
+    #[command(hide = true)]
+    Second(SecondArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// The file to send [default: this program itself]
+    pub(crate) file: Option<PathBuf>,
+    /// Faults of the software wire, as probabilities: drop, duplicate, reorder, corrupt, and a seed
+    #[arg(long, value_name = "SPEC", help = "Faults of the software wire, e.g. drop=0.01,seed=7")]
+    pub(crate) faults: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HelloArgs {
+    /// Transport
+    #[arg(short = 't', long, default_value = "rc_mlx5")]
+    pub(crate) transport: String,
+    /// Device [default: the transport's first]
+    #[arg(short = 'd', long)]
+    pub(crate) device: Option<String>,
+    /// Host of the server; without it this is the server
+    #[arg(short = 'n', long = "server", value_name = "HOST")]
+    pub(crate) server: Option<String>,
+    /// Control port of the server
+    #[arg(short = 'p', long, default_value_t = PORT)]
+    pub(crate) port: u16,
+    /// Address to listen on as the server [default: 127.0.0.1]
+    #[arg(short = 'a', long = "bind", value_name = "ADDRESS", conflicts_with = "server")]
+    pub(crate) bind: Option<IpAddr>,
+    /// Size of the message in bytes (K, M and G are powers of 1024)
+    #[arg(short = 's', long, default_value = "16", value_parser = size)]
+    pub(crate) size: usize,
+    /// Send by bcopy instead of short
+    #[arg(short = 'b', long)]
+    pub(crate) bcopy: bool,
+    /// Send by zcopy instead of short
+    #[arg(short = 'z', long, conflicts_with = "bcopy")]
+    pub(crate) zcopy: bool,
+}
+
+/// What perf measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Test {
+    /// Active message ping-pong; half round trip
+    AmLat,
+    /// Put ping-pong, memory polled; half round trip
+    PutLat,
+    /// Stream of active messages
+    AmBw,
+    /// Stream of puts
+    PutBw,
+    /// Gets, one after the other
+    Get,
+    /// 8-byte fetch-and-add, one after the other
+    Fadd,
+    /// 8-byte compare-and-swap, one after the other
+    Cswap,
+}
+
+impl Test {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AmLat => "am_lat",
+            Self::PutLat => "put_lat",
+            Self::AmBw => "am_bw",
+            Self::PutBw => "put_bw",
+            Self::Get => "get",
+            Self::Fadd => "fadd",
+            Self::Cswap => "cswap",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without HOST and --listen both ends run here, the server as a second process of its own.
+A server takes the test, its size and counts from the client. What it is told itself, the client must agree with.")]
+pub(crate) struct PerfArgs {
+    /// Host of the server to measure against
+    #[arg(conflicts_with = "listen")]
+    pub(crate) host: Option<String>,
+    /// Be the server, for one client
+    #[arg(long, conflicts_with_all = ["iterations", "warm_up", "json"])]
+    pub(crate) listen: bool,
+    /// What to measure [default: am_lat]
+    #[arg(short = 't', long)]
+    pub(crate) test: Option<Test>,
+    /// Transport [default: rc_mlx5]
+    #[arg(short = 'x', long)]
+    pub(crate) transport: Option<String>,
+    /// Device [default: the transport's first]
+    #[arg(short = 'd', long)]
+    pub(crate) device: Option<String>,
+    /// Message size in bytes (K, M and G are powers of 1024) [default: 8]
+    #[arg(short = 's', long, value_parser = size)]
+    pub(crate) size: Option<usize>,
+    /// Messages to measure
+    #[arg(short = 'n', long, default_value = "100K", value_parser = count)]
+    pub(crate) iterations: u64,
+    /// Messages to send before measuring
+    #[arg(short = 'w', long, default_value = "1K", value_parser = count)]
+    pub(crate) warm_up: u64,
+    /// CPUs to run on, e.g. 0,2-3; a second process runs on the same
+    #[arg(short = 'c', long, value_parser = cpus)]
+    pub(crate) cpus: Option<CpuList>,
+    /// Control port of the server
+    #[arg(short = 'p', long, default_value_t = PORT)]
+    pub(crate) port: u16,
+    /// Address to listen on as the server [default: 127.0.0.1]
+    #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
+    pub(crate) bind: Option<IpAddr>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SecondArgs {
+    /// Process that started this one
+    pub(crate) parent: u32,
+    /// What it is started for
+    pub(crate) work: Work,
+}
+
+/// CPU numbers, in the order given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CpuList(pub(crate) Vec<usize>);
+
+/// The highest CPU number that a list may name: `cpu_set_t` has this many bits.
+const MAX_CPUS: usize = 1024;
+
+fn cpus(text: &str) -> Result<CpuList, String> {
+    let number = |word: &str| match word.trim().parse::<usize>() {
+        Ok(cpu) if cpu < MAX_CPUS => Ok(cpu),
+        _ => Err(format!("'{word}' is no CPU number")),
+    };
+    let mut list = Vec::new();
+    for part in text.split(',') {
+        if let Some((first, last)) = part.split_once('-') {
+            let range = number(first)?..=number(last)?;
+            if range.is_empty() {
+                return Err(format!("'{part}' is an empty range"));
+            }
+            list.extend(range);
+        } else {
+            list.push(number(part)?);
+        }
+    }
+    Ok(CpuList(list))
+}
+
+/// A number with an optional factor: `8`, `64K`, `1M` with the given step.
+fn scaled(text: &str, step: u64) -> Result<u64, String> {
+    let text = text.trim();
+    let (digits, power) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1),
+        Some((at, 'm' | 'M')) => (&text[..at], 2),
+        Some((at, 'g' | 'G')) => (&text[..at], 3),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "expected a number, e.g. 8, 64K or 1M".to_owned())?;
+    number.checked_mul(step.pow(power)).ok_or_else(|| "the number is too large".to_owned())
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let bytes = scaled(text, 1024)?;
+    usize::try_from(bytes).map_err(|_| "the number is too large".to_owned())
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    scaled(text, 1000)
+}
+
+/// What clap has to say about a bad command line, in one line.
+pub(crate) fn usage_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let mut parts: Vec<&str> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            break;
+        }
+        if !line.is_empty() {
+            parts.push(line.strip_prefix("error: ").unwrap_or(line));
+        }
+    }
+    format!("{} (see 'barewire --help')", parts.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_holds() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers() {
+        assert_eq!(size("8"), Ok(8));
+        assert_eq!(size("64k"), Ok(65536));
+        assert_eq!(count("100K"), Ok(100_000));
+        for bad in ["", "K", "-1", "1.5", "8KB", "99999999999G", "é"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(cpus("0,2-4"), Ok(CpuList(vec![0, 2, 3, 4])));
+        for bad in ["", ",", "1-", "-1", "3-2", "a", "0,1024", "0-99999999999"] {
+            assert!(cpus(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bad_command_line_is_one_line() {
+        let error = Cli::try_parse_from(["barewire", "perf", "-t", "am_lta"]).unwrap_err();
+        let line = usage_line(&error);
+        assert!(line.starts_with("invalid value 'am_lta'"), "{line}");
+        assert!(!line.contains('\n'), "{line}");
+        let error = Cli::try_parse_from(["barewire"]).unwrap_err();
+        assert!(usage_line(&error).contains("requires a subcommand"), "{}", usage_line(&error));
+        let error = Cli::try_parse_from(["barewire", "hello", "-b", "-z"]).unwrap_err();
+        assert!(usage_line(&error).contains("cannot be used with"), "{}", usage_line(&error));
+    }
+}

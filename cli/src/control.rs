@@ -1,0 +1,266 @@
+//! What the two processes of a pair tell each other beside the transport that they exercise: JSON messages in
+//! the frames of `barewire-tcp`.
+
+use crate::args::Test;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The version of these messages.
+pub(crate) const PROTOCOL: u32 = 1;
+/// The longest message in bytes.
+pub(crate) const LIMIT: u32 = 64 << 10;
+/// The frame kind of these messages.
+pub(crate) const KIND: u16 = 1;
+
+/// What a process is in its pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    /// Started by the user; leads.
+    First,
+    /// Started by the first; follows.
+    Second,
+    /// Waits for a client; follows.
+    Server,
+    /// Connects to a server; leads.
+    Client,
+}
+
+impl Role {
+    /// What the peer must be.
+    pub(crate) fn counterpart(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+            Self::Server => Self::Client,
+            Self::Client => Self::Server,
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::First => "the first process",
+            Self::Second => "the second process",
+            Self::Server => "the server",
+            Self::Client => "the client",
+        })
+    }
+}
+
+/// The commands that run as a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Work {
+    Demo,
+    Hello,
+    Perf,
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Demo => "demo",
+            Self::Hello => "hello",
+            Self::Perf => "perf",
+        })
+    }
+}
+
+/// How an active message is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Layout {
+    Short,
+    Bcopy,
+    Zcopy,
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Short => "short",
+            Self::Bcopy => "bcopy",
+            Self::Zcopy => "zcopy",
+        })
+    }
+}
+
+/// One part of the demo, told by the leader to the follower.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Step {
+    /// Tell what lies in the region after the put.
+    PutDone,
+    /// Receive the file as this many active messages of at most `segment` bytes of it each.
+    Am { messages: u64, segment: u64 },
+    /// Answer this many puts of 8 bytes.
+    PutPingPong { rounds: u64 },
+    /// Answer this many active messages of 8 bytes.
+    AmPingPong { rounds: u64 },
+    /// This transport is finished.
+    Close,
+}
+
+/// What a perf client wants of its server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PerfPlan {
+    pub(crate) test: Test,
+    pub(crate) layout: Layout,
+    pub(crate) size: u64,
+    /// Messages or round trips, the warm-up included.
+    pub(crate) total: u64,
+}
+
+/// Bytes, as hexadecimal digits in the JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hex(pub(crate) Vec<u8>);
+
+impl fmt::Display for Hex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl Serialize for Hex {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+        let bytes = text.as_bytes().chunks(2).map(|pair| match *pair {
+            [high, low] => Some(digit(high)? << 4 | digit(low)?),
+            _ => None,
+        });
+        let bytes: Option<Vec<u8>> = bytes.collect();
+        bytes.map(Hex).ok_or_else(|| serde::de::Error::custom("not a string of hexadecimal byte values"))
+    }
+}
+
+/// A message between the two.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Message {
+    /// The first message, both ways.
+    Hello {
+        protocol: u32,
+        /// The program's version, for the error message.
+        version: String,
+        work: Work,
+        role: Role,
+        pid: u32,
+    },
+    /// Leader to follower: open this transport.
+    Open {
+        transport: String,
+        /// For a second process; a server has its own.
+        device: Option<String>,
+    },
+    /// A device's and an endpoint's address.
+    Address {
+        device: Hex,
+        endpoint: Hex,
+    },
+    /// The demo's regions hold files of this many bytes.
+    File {
+        length: u64,
+    },
+    /// A region that the peer may use.
+    Region {
+        address: u64,
+        length: u64,
+        key: Hex,
+    },
+    Demo(Step),
+    Perf(PerfPlan),
+    /// The hello message's size and the way that it is sent.
+    Greeting {
+        layout: Layout,
+        size: u64,
+    },
+    /// This side has reached a point that both reach.
+    Ready,
+    /// What arrived: bytes and their SHA-256.
+    Arrived {
+        bytes: u64,
+        sha256: Hex,
+    },
+    /// Leader to follower: no more transports.
+    Done,
+    /// This process lives.
+    Alive,
+    /// The last message: all is done, or why not.
+    Goodbye {
+        reason: Option<String>,
+    },
+}
+
+impl Message {
+    /// What it is, for errors.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "hello",
+            Self::Open { .. } => "open",
+            Self::Address { .. } => "address",
+            Self::File { .. } => "file",
+            Self::Region { .. } => "region",
+            Self::Demo(_) => "demo",
+            Self::Perf(_) => "perf",
+            Self::Greeting { .. } => "greeting",
+            Self::Ready => "ready",
+            Self::Arrived { .. } => "arrived",
+            Self::Done => "done",
+            Self::Alive => "alive",
+            Self::Goodbye { .. } => "goodbye",
+        }
+    }
+
+    /// The frame's payload.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings, numbers and maps with string keys always become JSON")
+    }
+
+    /// Reads a frame's payload.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(bytes)
+            .map_err(|error| format!("a control message that cannot be read: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back() {
+        let key = Hex(vec![0, 0x0f, 0xff]);
+        let message = Message::Region { address: u64::MAX, length: 1, key };
+        let bytes = message.to_bytes();
+        assert!(String::from_utf8_lossy(&bytes).contains("\"000fff\""));
+        assert_eq!(Message::from_bytes(&bytes), Ok(message));
+        let message = Message::Demo(Step::Am { messages: 3, segment: 4096 });
+        assert_eq!(Message::from_bytes(&message.to_bytes()), Ok(message));
+    }
+
+    #[test]
+    fn bad_messages_are_errors() {
+        let bad: [&[u8]; 6] = [
+            b"",
+            b"{}",
+            b"\"ready?\"",
+            b"{\"arrived\":{\"bytes\":1,\"sha256\":\"0\"}}",
+            b"{\"arrived\":{\"bytes\":-1,\"sha256\":\"00\"}}",
+            b"\xff\xfe",
+        ];
+        for bytes in bad {
+            assert!(Message::from_bytes(bytes).is_err(), "{}", bytes.escape_ascii());
+        }
+    }
+}

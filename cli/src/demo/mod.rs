@@ -1,0 +1,116 @@
+//! `barewire demo`: a file goes to a second process over every transport that joins two processes, by put and as
+//! active messages, and what arrives is checked.
+
+mod ball;
+mod file;
+mod table;
+
+use crate::args::DemoArgs;
+use crate::control::{Message, Step, Work};
+use crate::error::{Error, local};
+use crate::link::Link;
+use crate::output::{EMULATOR, Output};
+use crate::remote::with_second;
+use crate::session::Session;
+use crate::transports::{self, Choice};
+use crate::units;
+use file::{Arrival, Source};
+use std::path::Path;
+use table::{Row, Table};
+
+/// Round trips of a ping-pong.
+const ROUNDS: u64 = 1000;
+/// What is being set up or torn down, for errors.
+const STEP: &str = "the next step";
+
+pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
+    if let Some(faults) = &args.faults {
+        // SAFETY: no other thread runs yet; the second process inherits the variable.
+        unsafe { std::env::set_var("BAREWIRE_HCA_FAULTS", faults) };
+    }
+    let path = args.file.as_deref().unwrap_or(Path::new("/proc/self/exe"));
+    let source = Source::open(path)?;
+    let transports = transports::joining();
+    with_second(Work::Demo, |link| {
+        out.line(format!(
+            "sending {} ({}) from process {} to process {}",
+            source.name(),
+            units::bytes(source.length()),
+            std::process::id(),
+            link.peer().pid.unwrap_or_default(),
+        ))?;
+        let mut table = Table::default();
+        let mut result = Ok(());
+        for choice in &transports {
+            result = lead(link, choice, &source, &mut table);
+            if result.is_err() {
+                break;
+            }
+        }
+        table.print(out)?;
+        result?;
+        link.send(&Message::Done, STEP)?;
+        if let Some(row) = table.first_mismatch() {
+            return Err(Error::Mismatch(format!(
+                "{} over {}: what arrived is not what was sent",
+                row.operation, row.transport
+            )));
+        }
+        out.line(EMULATOR)
+    })
+}
+
+/// Everything that is done over one transport, on the side that leads.
+fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) -> Result<(), Error> {
+    let Choice { transport, device, .. } = choice;
+    link.send(&Message::Open { transport: transport.clone(), device: Some(device.clone()) }, STEP)?;
+    link.send(&Message::File { length: source.length() }, STEP)?;
+    let mut session = Session::connect(link, transport, device)?;
+    let sent = source.load(&mut session)?;
+    let row = |operation, outcome| Row { transport: transport.clone(), operation, outcome };
+    let put = file::put(&mut session, &sent)?;
+    table.push(row("RDMA write", put));
+    let messages = file::send_messages(&mut session, &sent)?;
+    table.push(row("active messages", messages));
+    let put = ball::lead(&mut session, &Step::PutPingPong { rounds: ROUNDS })?;
+    table.push(row("put ping-pong", put));
+    let messages = ball::lead(&mut session, &Step::AmPingPong { rounds: ROUNDS })?;
+    table.push(row("am ping-pong", messages));
+    session.wait.send(&Message::Demo(Step::Close), STEP)?;
+    session.wait.barrier("closing the transport")
+}
+
+/// The second process: does what the first says until it says that all is done.
+pub(crate) fn follow(link: &mut Link) -> Result<(), Error> {
+    loop {
+        let (transport, device) = match link.message(STEP)? {
+            Message::Done => return Ok(()),
+            Message::Open { transport, device: Some(device) } => (transport, device),
+            other => return Err(link.unexpected(&other, "open")),
+        };
+        let length = match link.message(STEP)? {
+            Message::File { length } => length,
+            other => return Err(link.unexpected(&other, "file")),
+        };
+        follow_transport(Session::connect(link, &transport, &device)?, length)?;
+    }
+}
+
+fn follow_transport(mut session: Session<'_>, length: u64) -> Result<(), Error> {
+    let length =
+        usize::try_from(length).map_err(|error| local("the file does not fit into memory", &error))?;
+    let arrival = Arrival::new(&mut session, length)?;
+    loop {
+        match session.wait.message(STEP)? {
+            Message::Demo(Step::PutDone) => arrival.report(&mut session)?,
+            Message::Demo(Step::Am { messages, segment }) => {
+                arrival.receive_messages(&mut session, messages, segment)?;
+            }
+            Message::Demo(step @ (Step::PutPingPong { .. } | Step::AmPingPong { .. })) => {
+                ball::follow(&mut session, &step)?;
+            }
+            Message::Demo(Step::Close) => return session.wait.barrier("closing the transport"),
+            other => return Err(session.wait.unexpected(&other, "demo")),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The demo's table.
+
+use crate::error::Error;
+use crate::output::Output;
+use crate::units;
+use comfy_table::{CellAlignment, presets};
+use std::time::Duration;
+
+/// What came of one operation.
+#[derive(Debug, Clone)]
+pub(super) struct Outcome {
+    /// Bytes of one message, or of the file.
+    pub(super) bytes: u64,
+    /// For the file the whole transfer, for a ping-pong one way of it.
+    pub(super) time: Duration,
+    /// In words.
+    pub(super) rate: String,
+    /// What arrived is what was sent.
+    pub(super) correct: bool,
+}
+
+/// A line of the table.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    pub(super) transport: String,
+    pub(super) operation: &'static str,
+    pub(super) outcome: Outcome,
+}
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    rows: Vec<Row>,
+}
+
+impl Table {
+    pub(super) fn push(&mut self, row: Row) {
+        self.rows.push(row);
+    }
+
+    pub(super) fn first_mismatch(&self) -> Option<&Row> {
+        self.rows.iter().find(|row| !row.outcome.correct)
+    }
+
+    pub(super) fn print(&self, out: &mut Output) -> Result<(), Error> {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        let mut table = comfy_table::Table::new();
+        table.load_preset(presets::NOTHING);
+        table.set_header(["transport", "operation", "bytes", "time", "rate", "checksum ok"]);
+        for Row { transport, operation, outcome } in &self.rows {
+            table.add_row([
+                transport.as_str(),
+                operation,
+                &outcome.bytes.to_string(),
+                &units::time(outcome.time),
+                &outcome.rate,
+                if outcome.correct { "yes" } else { "NO" },
+            ]);
+        }
+        for column in table.column_iter_mut().skip(2).take(3) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        for line in table.lines() {
+            out.line(line.trim())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! `barewire hello`: one message each way between a server and a client.
+
+use crate::args::HelloArgs;
+use crate::control::{Layout, Message, Work};
+use crate::error::Error;
+use crate::link::Link;
+use crate::output::Output;
+use crate::remote::{with_client, with_server};
+use crate::session::Session;
+use crate::transports::{self, Choice};
+use barewire::{Completion, Posted};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The active-message id of the greeting.
+const GREETING: u8 = 0;
+/// How much of what arrived is printed.
+const SHOWN: usize = 64;
+const FAREWELL: &str = "the end of the connection";
+
+pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
+    let choice = transports::find(&args.transport, args.device.as_deref())?;
+    if !choice.joins_processes() {
+        let name = &choice.transport;
+        return Err(Error::Usage(format!("transport '{name}' does not lead to another process")));
+    }
+    let layout = match (args.bcopy, args.zcopy) {
+        (true, _) => Layout::Bcopy,
+        (_, true) => Layout::Zcopy,
+        _ => Layout::Short,
+    };
+    let ours = Greeting { layout, size: args.size };
+    ours.check(&choice)?;
+    let Some(host) = &args.server else {
+        let mut note = Output::default();
+        let listening = |address| note.line(format!("waiting for a client on {address}"));
+        return with_client(args.bind, args.port, Work::Hello, listening, |link| {
+            same_transport(link, &choice)?;
+            let mut session = Session::connect(link, &choice.transport, &choice.device)?;
+            let (arrived, announced) = prepare(&mut session, &ours)?;
+            receive(&mut session, &arrived, &announced, out)?;
+            send(&mut session, &ours)?;
+            session.wait.barrier(FAREWELL)
+        });
+    };
+    with_server(host, args.port, Work::Hello, |link| {
+        link.send(&Message::Open { transport: choice.transport.clone(), device: None }, "the set-up")?;
+        let mut session = Session::connect(link, &choice.transport, &choice.device)?;
+        let (arrived, announced) = prepare(&mut session, &ours)?;
+        send(&mut session, &ours)?;
+        receive(&mut session, &arrived, &announced, out)?;
+        // Until the server's message is acknowledged, this end of the connection must stay.
+        session.wait.barrier(FAREWELL)
+    })
+}
+
+/// The server uses the transport that it was told, and the client must have been told the same.
+fn same_transport(link: &mut Link, choice: &Choice) -> Result<(), Error> {
+    match link.message("the set-up")? {
+        Message::Open { transport, .. } if transport == choice.transport => Ok(()),
+        Message::Open { transport, .. } => Err(link.protocol(format!(
+            "the client was started with transport '{transport}', the server with '{}'",
+            choice.transport
+        ))),
+        other => Err(link.unexpected(&other, "open")),
+    }
+}
+
+/// What one side sends, and how.
+#[derive(Debug)]
+struct Greeting {
+    layout: Layout,
+    size: usize,
+}
+
+impl Greeting {
+    fn check(&self, choice: &Choice) -> Result<(), Error> {
+        let am = &choice.attributes.am;
+        let (least, most) = match self.layout {
+            Layout::Short => (0, am.max_short),
+            Layout::Bcopy => (0, am.max_bcopy),
+            Layout::Zcopy => (am.min_zcopy, am.max_zcopy),
+        };
+        if (least..=most).contains(&self.size) {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "a message of {} bytes does not fit am_{} on {}, which takes {least} to {most} bytes",
+            self.size, self.layout, choice.transport
+        )))
+    }
+
+    /// Letters, as uct_hello_world sends them.
+    fn text(&self) -> Vec<u8> {
+        (b'A'..=b'Z').cycle().take(self.size).collect()
+    }
+}
+
+type Arrived = Rc<RefCell<Option<Vec<u8>>>>;
+
+/// Sets up the handler, then tells the peer what it will get and is told the same.
+fn prepare(session: &mut Session<'_>, ours: &Greeting) -> Result<(Arrived, Greeting), Error> {
+    const DURING: &str = "the announcement";
+    let arrived = Arrived::default();
+    let slot = Rc::clone(&arrived);
+    session
+        .interface
+        .set_handler(GREETING, move |message| *slot.borrow_mut() = Some(message.data().to_vec()))
+        .map_err(|error| Error::Local(error.to_string()))?;
+    session.wait.send(&Message::Greeting { layout: ours.layout, size: ours.size as u64 }, DURING)?;
+    match session.wait.message(DURING)? {
+        Message::Greeting { layout, size } => {
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            let most = session.attributes().am.max_bcopy.max(session.attributes().am.max_zcopy);
+            if size > most {
+                return Err(session.wait.protocol(format!("it announced a message of {size} bytes")));
+            }
+            Ok((arrived, Greeting { layout, size }))
+        }
+        other => Err(session.wait.unexpected(&other, "greeting")),
+    }
+}
+
+fn send(session: &mut Session<'_>, ours: &Greeting) -> Result<(), Error> {
+    const DURING: &str = "sending the message";
+    let text = ours.text();
+    let Session { endpoint, wait, domain, .. } = session;
+    match ours.layout {
+        Layout::Short => {
+            let _ = wait.post(DURING, || endpoint.am_short(GREETING, text.len() as u64, &text))?;
+        }
+        Layout::Bcopy => {
+            wait.post(DURING, || {
+                endpoint.am_bcopy(GREETING, |buffer| {
+                    buffer[..text.len()].copy_from_slice(&text);
+                    text.len()
+                })
+            })?;
+        }
+        Layout::Zcopy => {
+            let failed = |error: barewire::MemoryError| Error::Local(error.to_string());
+            let memory = domain.allocate(text.len().max(1), barewire::Access::empty()).map_err(failed)?;
+            memory.write(0, &text).map_err(failed)?;
+            let slice = memory.slice(0, text.len()).map_err(failed)?;
+            let completion = Completion::counter(1);
+            let post = || endpoint.am_zcopy(GREETING, &[], &[slice], Some(&completion));
+            if wait.post(DURING, post)? == Posted::InProgress {
+                wait.complete(DURING, &completion, text.len() as u64)?;
+            }
+        }
+    }
+    session.flush(DURING, ours.size as u64)
+}
+
+fn receive(
+    session: &mut Session<'_>,
+    arrived: &Arrived,
+    announced: &Greeting,
+    out: &mut Output,
+) -> Result<(), Error> {
+    let data = session.wait.until("waiting for the message", || Ok(arrived.borrow_mut().take()))?;
+    let text = match announced.layout {
+        // am_short puts an 8-byte header, here the length, before the payload.
+        Layout::Short => data.get(barewire::SHORT_HEADER..).unwrap_or_default(),
+        Layout::Bcopy | Layout::Zcopy => &data,
+    };
+    if text != announced.text() {
+        return Err(Error::Mismatch(format!(
+            "the {} bytes that arrived are not the {} that were sent",
+            text.len(),
+            announced.size
+        )));
+    }
+    let peer = session.wait.peer_name();
+    let shown = text[..text.len().min(SHOWN)].escape_ascii();
+    let rest = if text.len() > SHOWN { " ..." } else { "" };
+    out.line(format!("{} bytes by am_{} from {peer}: {shown}{rest}", text.len(), announced.layout))
+}

@@ -1,0 +1,174 @@
+//! `barewire info`: what there is on this machine, and what is missing and why.
+
+use crate::args::InfoArgs;
+use crate::error::Error;
+use crate::output::Output;
+use barewire::{AmLimits, AtomicOperations, Attributes, Component, Flags, RmaLimits, components};
+use serde_json::{Value, json};
+
+pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
+    let components = components();
+    if args.json {
+        let list: Vec<Value> = components.iter().map(component_json).collect();
+        let version = env!("CARGO_PKG_VERSION");
+        return out.line(format!("{:#}", json!({ "version": version, "components": list })));
+    }
+    for (index, component) in components.iter().enumerate() {
+        if index > 0 {
+            out.line("")?;
+        }
+        print(component, out)?;
+    }
+    Ok(())
+}
+
+fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
+    out.line(format!("component {}: {}", component.name, component.description))?;
+    for device in &component.devices {
+        out.line(format!("  device {}: {}", device.name, device.description))?;
+        for transport in &device.transports {
+            out.line(format!("    transport {}", transport.name))?;
+            for (name, value) in rows(&transport.attributes) {
+                out.line(format!("      {name:<18} {value}"))?;
+            }
+        }
+    }
+    for absent in &component.absent {
+        out.line(format!("  absent {}: {}", absent.what, absent.reason))?;
+    }
+    Ok(())
+}
+
+/// The attributes as pairs of a name and words.
+fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
+    let Attributes { put, get, am, atomic64, flags, overhead_ns, latency_ns, bandwidth, max_endpoints } =
+        attributes;
+    vec![
+        ("put", rma(put)),
+        ("get", rma(get)),
+        ("active message", active_message(am)),
+        ("atomic 64 bit", or_none(atomics(*atomic64).join(", "))),
+        ("capabilities", or_none(capabilities(*flags).join(", "))),
+        ("overhead", format!("{overhead_ns:.0} ns per message")),
+        ("latency", format!("{latency_ns:.0} ns")),
+        ("bandwidth", format!("{:.1} GB/s", bandwidth / 1e9)),
+        ("endpoints", if *max_endpoints == u32::MAX { "no limit".into() } else { max_endpoints.to_string() }),
+    ]
+}
+
+fn rma(limits: &RmaLimits) -> String {
+    let RmaLimits { max_short, max_bcopy, min_zcopy, max_zcopy, max_iov } = *limits;
+    or_none(sizes(max_short, max_bcopy, min_zcopy, max_zcopy, max_iov))
+}
+
+fn active_message(limits: &AmLimits) -> String {
+    let AmLimits { max_short, max_bcopy, min_zcopy, max_zcopy, max_iov, max_header } = *limits;
+    let sizes = or_none(sizes(max_short, max_bcopy, min_zcopy, max_zcopy, max_iov));
+    if max_header == 0 { sizes } else { format!("{sizes}, header {}", range(0, max_header)) }
+}
+
+fn sizes(short: usize, bcopy: usize, min_zcopy: usize, max_zcopy: usize, iov: usize) -> String {
+    let mut parts = Vec::new();
+    if short > 0 {
+        parts.push(format!("short {}", range(0, short)));
+    }
+    if bcopy > 0 {
+        parts.push(format!("bcopy {}", range(0, bcopy)));
+    }
+    if max_zcopy > 0 {
+        parts.push(format!("zcopy {} in up to {iov} slices", range(min_zcopy, max_zcopy)));
+    }
+    parts.join(", ")
+}
+
+/// Limits in bytes, both inclusive.
+fn range(least: usize, most: usize) -> String {
+    match (least, most) {
+        (0, usize::MAX) => "of any size".into(),
+        (least, usize::MAX) => format!("from {least} B"),
+        (0, most) => format!("up to {most} B"),
+        (least, most) => format!("from {least} to {most} B"),
+    }
+}
+
+fn or_none(text: String) -> String {
+    if text.is_empty() { "none".into() } else { text }
+}
+
+fn atomics(operations: AtomicOperations) -> Vec<String> {
+    operations.iter_names().map(|(name, _)| name.to_lowercase()).collect()
+}
+
+fn capabilities(flags: Flags) -> Vec<String> {
+    flags.iter_names().map(|(name, _)| name.to_lowercase()).collect()
+}
+
+/// An unlimited size is `null`.
+fn limit_json(limit: usize) -> Value {
+    if limit == usize::MAX { Value::Null } else { limit.into() }
+}
+
+fn component_json(component: &Component) -> Value {
+    let devices: Vec<Value> = component
+        .devices
+        .iter()
+        .map(|device| {
+            let transports: Vec<Value> = device
+                .transports
+                .iter()
+                .map(|transport| {
+                    let mut attributes = attributes_json(&transport.attributes);
+                    attributes["name"] = transport.name.into();
+                    attributes
+                })
+                .collect();
+            json!({ "name": device.name, "description": device.description, "transports": transports })
+        })
+        .collect();
+    let absent: Vec<Value> = component
+        .absent
+        .iter()
+        .map(|absent| json!({ "name": absent.what, "reason": absent.reason }))
+        .collect();
+    json!({
+        "name": component.name,
+        "description": component.description,
+        "devices": devices,
+        "absent": absent,
+    })
+}
+
+fn attributes_json(attributes: &Attributes) -> Value {
+    let rma = |limits: &RmaLimits| {
+        json!({
+            "max_short_bytes": limit_json(limits.max_short),
+            "max_bcopy_bytes": limit_json(limits.max_bcopy),
+            "min_zcopy_bytes": limits.min_zcopy,
+            "max_zcopy_bytes": limit_json(limits.max_zcopy),
+            "max_iov": limits.max_iov,
+        })
+    };
+    let am = &attributes.am;
+    json!({
+        "put": rma(&attributes.put),
+        "get": rma(&attributes.get),
+        "active_message": {
+            "max_short_bytes": limit_json(am.max_short),
+            "max_bcopy_bytes": limit_json(am.max_bcopy),
+            "min_zcopy_bytes": am.min_zcopy,
+            "max_zcopy_bytes": limit_json(am.max_zcopy),
+            "max_iov": am.max_iov,
+            "max_header_bytes": limit_json(am.max_header),
+        },
+        "atomic64": atomics(attributes.atomic64),
+        "capabilities": capabilities(attributes.flags),
+        "overhead_ns": attributes.overhead_ns,
+        "latency_ns": attributes.latency_ns,
+        "bandwidth_bytes_per_s": attributes.bandwidth,
+        "max_endpoints": if attributes.max_endpoints == u32::MAX {
+            Value::Null
+        } else {
+            attributes.max_endpoints.into()
+        },
+    })
+}

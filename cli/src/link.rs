@@ -1,0 +1,375 @@
+//! The control connection to the peer, and whether the peer still lives.
+
+use crate::control::{self, Message, PROTOCOL, Role, Work};
+use crate::error::{Error, chain};
+use crate::pair::Second;
+use barewire_tcp::{Stream, StreamCause, StreamError};
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// A peer that says nothing for this long is given up.
+pub(crate) const SILENCE: Duration = Duration::from_secs(5);
+/// How often this side says that it lives.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// How often the control connection is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long one control message may take to be sent.
+const SEND: Duration = Duration::from_secs(3);
+/// How long a failing operation waits for the peer's end to explain it.
+const EXPLANATION: Duration = Duration::from_secs(1);
+/// How long the orderly end may take.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// Messages that the peer may send ahead.
+const INBOX: usize = 64;
+
+/// The other process.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    pub(crate) role: Role,
+    pub(crate) pid: Option<u32>,
+    pub(crate) address: SocketAddr,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "{} (pid {pid}, {})", self.role, self.address),
+            None => write!(f, "{} ({})", self.role, self.address),
+        }
+    }
+}
+
+/// Counts the time in which something should have happened. Time in which this process itself did not run
+/// (stopped, or the machine slept) counts as one short step, so that a pair that was stopped and continued
+/// together goes on.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    spent: Duration,
+    last: Instant,
+}
+
+impl Patience {
+    const STEP: Duration = Duration::from_millis(250);
+
+    pub(crate) fn new() -> Self {
+        Self { spent: Duration::ZERO, last: Instant::now() }
+    }
+
+    /// It happened.
+    pub(crate) fn renew(&mut self, now: Instant) {
+        self.spent = Duration::ZERO;
+        self.last = now;
+    }
+
+    /// Nothing happened until now; the time spent on waiting so far.
+    pub(crate) fn spend(&mut self, now: Instant) -> Duration {
+        self.spent += now.saturating_duration_since(self.last).min(Self::STEP);
+        self.last = now;
+        self.spent
+    }
+}
+
+/// The control connection of one side.
+#[derive(Debug)]
+pub(crate) struct Link {
+    stream: Option<Stream>,
+    peer: Peer,
+    second: Option<Second>,
+    inbox: VecDeque<Message>,
+    heard: Patience,
+    looked: Instant,
+    sent: Instant,
+    peer_finished: bool,
+}
+
+impl Link {
+    /// Greets the peer at the other end of `stream` and checks that it fits. `second` is the process at the
+    /// other end, if this one started it.
+    pub(crate) fn open(
+        stream: Stream,
+        role: Role,
+        work: Work,
+        second: Option<Second>,
+    ) -> Result<Self, Error> {
+        let pid = second.as_ref().map(Second::pid);
+        let peer = Peer { role: role.counterpart(), pid, address: stream.peer() };
+        let now = Instant::now();
+        let mut link = Self {
+            stream: Some(stream),
+            peer,
+            second,
+            inbox: VecDeque::new(),
+            heard: Patience::new(),
+            looked: now,
+            sent: now,
+            peer_finished: false,
+        };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let hello = Message::Hello { protocol: PROTOCOL, version, work, role, pid: std::process::id() };
+        let greeted = link.send(&hello, "the greeting").and_then(|()| link.greeted(work));
+        match greeted {
+            Ok(()) => Ok(link),
+            Err(error) => {
+                link.finish(Some(&error));
+                Err(error)
+            }
+        }
+    }
+
+    fn greeted(&mut self, ours: Work) -> Result<(), Error> {
+        match self.message("the greeting")? {
+            Message::Hello { protocol, version, .. } if protocol != PROTOCOL => Err(self.protocol(format!(
+                "it speaks control protocol {protocol} (barewire {version}), this end speaks {PROTOCOL}"
+            ))),
+            Message::Hello { work, .. } if work != ours => {
+                Err(self.protocol(format!("it runs 'barewire {work}', this end 'barewire {ours}'")))
+            }
+            Message::Hello { role, .. } if role != self.peer.role => {
+                Err(self.protocol(format!("it says that it is {role}")))
+            }
+            Message::Hello { pid, .. } => {
+                self.peer.pid = Some(pid);
+                Ok(())
+            }
+            other => Err(self.unexpected(&other, "hello")),
+        }
+    }
+
+    /// The peer, for errors.
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// An error: the peer does not keep to the protocol.
+    pub(crate) fn protocol(&self, what: String) -> Error {
+        Error::Protocol { peer: self.peer.clone(), what }
+    }
+
+    /// An error: the peer sent another message than the one that is due.
+    pub(crate) fn unexpected(&self, got: &Message, wanted: &str) -> Error {
+        self.protocol(format!("it sent '{}' where '{wanted}' was due", got.name()))
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&mut self, message: &Message, during: &str) -> Result<(), Error> {
+        let Some(stream) = &mut self.stream else {
+            return Err(Error::Local("the control connection is closed".into()));
+        };
+        self.sent = Instant::now();
+        match stream.send(control::KIND, &message.to_bytes(), SEND) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.lost(&error, during)),
+        }
+    }
+
+    /// Looks after the connection, at most once a millisecond: says that this side lives, takes in what came,
+    /// and fails if the peer is gone or silent. Call it often.
+    pub(crate) fn tend(&mut self, now: Instant, during: &str) -> Result<(), Error> {
+        if now.saturating_duration_since(self.looked) < LOOK {
+            return Ok(());
+        }
+        self.looked = now;
+        if now.saturating_duration_since(self.sent) >= HEARTBEAT {
+            match self.send(&Message::Alive, during) {
+                // A peer that has nothing more to say need not listen either.
+                Err(_) if self.peer_finished => {}
+                sent => sent?,
+            }
+        }
+        if self.peer_finished {
+            return Ok(());
+        }
+        while let Some(stream) = &mut self.stream {
+            match stream.try_receive() {
+                Ok(Some(message)) => {
+                    self.heard.renew(now);
+                    self.take_in(&message, during)?;
+                }
+                Ok(None) => break,
+                Err(error) => return Err(self.lost(&error, during)),
+            }
+            if self.peer_finished {
+                return Ok(());
+            }
+        }
+        if self.heard.spend(now) >= SILENCE {
+            return Err(Error::PeerSilent {
+                peer: self.peer.clone(),
+                during: during.to_owned(),
+                silence: SILENCE,
+            });
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self, message: &barewire_tcp::Message, during: &str) -> Result<(), Error> {
+        if message.kind != control::KIND {
+            return Err(self.protocol(format!("it sent a frame of kind {}", message.kind)));
+        }
+        match Message::from_bytes(&message.payload).map_err(|what| self.protocol(what))? {
+            Message::Alive => {}
+            Message::Goodbye { reason: Some(reason) } => {
+                return Err(Error::PeerGaveUp {
+                    peer: self.peer.clone(),
+                    during: during.to_owned(),
+                    reason: crate::error::one_line(&reason),
+                });
+            }
+            message => {
+                self.peer_finished = matches!(message, Message::Goodbye { .. });
+                if self.inbox.len() == INBOX {
+                    return Err(self.protocol("it sends messages that nobody asked for".into()));
+                }
+                self.inbox.push_back(message);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks after the connection and takes the next message, if there is one. What the peer said before it left
+    /// counts first.
+    pub(crate) fn next(&mut self, now: Instant, during: &str) -> Result<Option<Message>, Error> {
+        match self.tend(now, during) {
+            Err(Error::PeerGone { .. }) if !self.inbox.is_empty() => {}
+            tended => tended?,
+        }
+        self.take(during)
+    }
+
+    /// The oldest message that came and was not taken yet.
+    fn take(&mut self, during: &str) -> Result<Option<Message>, Error> {
+        match self.inbox.pop_front() {
+            Some(Message::Goodbye { .. }) => {
+                self.inbox.clear();
+                Err(self.protocol(format!("it ended its work during {during}")))
+            }
+            None if self.peer_finished => Err(self.protocol(format!("it ended its work before {during}"))),
+            message => Ok(message),
+        }
+    }
+
+    /// Waits for the next message.
+    pub(crate) fn message(&mut self, during: &str) -> Result<Message, Error> {
+        loop {
+            if let Some(message) = self.next(Instant::now(), during)? {
+                return Ok(message);
+            }
+            std::thread::sleep(LOOK / 2);
+        }
+    }
+
+    /// Finds the better explanation of `error`: a peer that dies takes operations with it, and their errors may
+    /// be here before its end is.
+    pub(crate) fn explain(&mut self, error: Error, during: &str) -> Error {
+        let deadline = Instant::now() + EXPLANATION;
+        while Instant::now() < deadline {
+            match self.tend(Instant::now(), during) {
+                Ok(()) => std::thread::sleep(LOOK),
+                Err(better) => return better,
+            }
+        }
+        error
+    }
+
+    /// Names the cause of an error of the control connection.
+    fn lost(&mut self, error: &StreamError, during: &str) -> Error {
+        let peer = self.peer.clone();
+        if let StreamCause::Frame(frame) = error.cause() {
+            return Error::Protocol { peer, what: frame.to_string() };
+        }
+        // A send may fail although the peer's last words are here already.
+        while let Some(Ok(Some(message))) = self.stream.as_mut().map(Stream::try_receive) {
+            if let Err(last @ Error::PeerGaveUp { .. }) = self.take_in(&message, during) {
+                return last;
+            }
+        }
+        let ended = if error.cause().is_peer_gone() {
+            self.second.as_mut().and_then(|second| second.wait(EXPLANATION))
+        } else {
+            None
+        };
+        let cause = match ended {
+            Some(status) => format!("it ended with {status}"),
+            None => chain(error.cause()),
+        };
+        Error::PeerGone { peer, during: during.to_owned(), cause }
+    }
+
+    /// Ends the pair: in order if there is no error, else telling the peer the reason. On return the connection
+    /// is closed and the second process, if it is ours, is no more. True if the peer knows the error.
+    pub(crate) fn finish(mut self, error: Option<&Error>) -> Finished {
+        let told = match error {
+            Some(error) if error.peer_is_done() => matches!(error, Error::PeerGaveUp { .. }),
+            _ => {
+                let reason = error.map(|error| crate::error::one_line(&error.to_string()));
+                let silent = matches!(error, Some(Error::PeerSilent { .. }));
+                self.send(&Message::Goodbye { reason }, "the farewell").is_ok() && !silent
+            }
+        };
+        let mut outcome = Ok(());
+        if error.is_none() {
+            outcome = self.farewell();
+        }
+        let patience = match error {
+            None => FAREWELL,
+            Some(_) if told => EXPLANATION,
+            Some(_) => Duration::ZERO,
+        };
+        if let Some(stream) = self.stream.take() {
+            stream.close(patience);
+        }
+        if let Some(mut second) = self.second.take() {
+            match second.wait(patience) {
+                Some(status) if status.success() || error.is_some() => {}
+                Some(status) => outcome = outcome.and(Err(self.gone(format!("it ended with {status}")))),
+                None if error.is_some() => {}
+                None => outcome = outcome.and(Err(self.gone("it does not end".into()))),
+            }
+        }
+        Finished { told, outcome }
+    }
+
+    fn gone(&self, cause: String) -> Error {
+        Error::PeerGone { peer: self.peer.clone(), during: "the farewell".into(), cause }
+    }
+
+    /// Waits for the peer's own goodbye.
+    fn farewell(&mut self) -> Result<(), Error> {
+        const DURING: &str = "the farewell";
+        while !self.peer_finished {
+            self.tend(Instant::now(), DURING)?;
+            std::thread::sleep(LOOK);
+        }
+        match self.inbox.pop_front() {
+            Some(Message::Goodbye { .. }) | None => Ok(()),
+            Some(other) => Err(self.unexpected(&other, "goodbye")),
+        }
+    }
+}
+
+/// How the end of a pair went.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// The peer knows of the error and can tell the user.
+    pub(crate) told: bool,
+    /// The end itself.
+    pub(crate) outcome: Result<(), Error>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_counts_long_pauses_as_one_step() {
+        let mut patience = Patience::new();
+        let start = patience.last;
+        assert_eq!(patience.spend(start + Duration::from_millis(100)), Duration::from_millis(100));
+        let later = start + Duration::from_hours(1);
+        assert_eq!(patience.spend(later), Duration::from_millis(100) + Patience::STEP);
+        patience.renew(later);
+        assert_eq!(patience.spend(later), Duration::ZERO);
+    }
+}

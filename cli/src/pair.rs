@@ -1,0 +1,135 @@
+//! A second process of this program, joined to the first by a TCP connection that nobody else can enter.
+
+use crate::control::{self, Work};
+use crate::error::{Error, local};
+use barewire_tcp::Stream;
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long an orphan may take to notice that it is one and to say so.
+const ORPHAN_SECONDS: u32 = 5;
+
+/// The second process, as the first holds it. Dropping it ends the process.
+#[derive(Debug)]
+pub(crate) struct Second {
+    child: Child,
+    ended: Option<ExitStatus>,
+}
+
+impl Second {
+    /// Starts a second process; its standard input is the other end of the connection.
+    pub(crate) fn start(work: Work) -> Result<(Self, Stream), Error> {
+        let fail = |error: io::Error| local("cannot start a second process", &error);
+        let (near, far) = connection().map_err(fail)?;
+        let stream = Stream::new(near, control::LIMIT).map_err(fail)?;
+        let child = Command::new("/proc/self/exe")
+            .arg0("barewire")
+            .arg("second")
+            .arg(std::process::id().to_string())
+            .arg(work.to_string())
+            .stdin(OwnedFd::from(far))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(fail)?;
+        Ok((Self { child, ended: None }, stream))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the process to end by itself.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        while self.ended.is_none() {
+            // An error of wait(2) means that there is no such child: it ended.
+            self.ended = self.child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(0)));
+            if self.ended.is_none() {
+                if Instant::now() >= deadline {
+                    return None;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.ended
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        if self.wait(Duration::ZERO).is_none() {
+            // SIGKILL also ends a stopped process. Both calls fail only for a process that is gone.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A connected pair of TCP sockets on the loopback address. The listener lives only for this call, and a stranger
+/// that slips in is turned away.
+fn connection() -> io::Result<(TcpStream, TcpStream)> {
+    const STRANGERS: usize = 64;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    for _ in 0..STRANGERS {
+        let (far, from) = listener.accept()?;
+        if from == near.local_addr()? {
+            return Ok((near, far));
+        }
+    }
+    Err(io::Error::new(ErrorKind::ConnectionRefused, "strangers crowd the control port"))
+}
+
+/// In the second process: the connection to the first, which is `parent`. From here on this process does not outlive
+/// its parent.
+pub(crate) fn attend(parent: u32) -> Result<Stream, Error> {
+    let parent = i32::try_from(parent).map_err(|_| Error::Usage("the parent is no process id".into()))?;
+    follow_parent(parent).map_err(|error| local("cannot watch the first process", &error))?;
+    let input = io::stdin().as_fd().try_clone_to_owned();
+    input
+        .and_then(|input| Stream::new(TcpStream::from(input), control::LIMIT))
+        .map_err(|_| Error::Usage("'second' is started by barewire itself, as part of a pair".into()))
+}
+
+static PARENT: AtomicI32 = AtomicI32::new(0);
+
+/// Makes the parent's end reach this process whatever it does at that time.
+///
+/// The end of the control connection is what it normally notices, and says so. If it cannot: the kernel sends
+/// SIGCONT when the parent dies, which wakes a stopped process, and the handler arms an alarm that ends it.
+/// (SIGKILL instead would leave nobody to name the cause.)
+fn follow_parent(parent: i32) -> io::Result<()> {
+    extern "C" fn on_continue(_: libc::c_int) {
+        // Anyone may send SIGCONT, `fg` for one.
+        // SAFETY: getppid and alarm are async-signal-safe: signal-safety(7).
+        unsafe {
+            if libc::getppid() != PARENT.load(Ordering::Relaxed) {
+                libc::alarm(ORPHAN_SECONDS);
+            }
+        }
+    }
+    PARENT.store(parent, Ordering::Relaxed);
+    let handler: extern "C" fn(libc::c_int) = on_continue;
+    // SAFETY: sigaction(2) gets a fully initialised action whose handler calls async-signal-safe functions
+    // only; prctl(2) takes no pointers here.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        if libc::sigaction(libc::SIGCONT, &raw const action, std::ptr::null_mut()) != 0
+            || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT as libc::c_ulong) != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+        // It may have died before the kernel knew.
+        if libc::getppid() != parent {
+            libc::alarm(ORPHAN_SECONDS);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! One connected endpoint: to the peer, or back to this process.
+
+use crate::control::{Hex, Message};
+use crate::error::{Error, local};
+use crate::link::Link;
+use crate::wait::Wait;
+use barewire::{
+    Access, Attributes, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface,
+    InterfaceConfig, Memory, OpenError, Posted, RemoteKey, Worker,
+};
+use std::fmt::Display;
+
+const SET_UP: &str = "the connection's set-up";
+
+/// A region of the peer.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) address: u64,
+    pub(crate) key: RemoteKey,
+}
+
+/// A connected endpoint with everything under it. Fields are dropped in this order.
+#[derive(Debug)]
+pub(crate) struct Session<'a> {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) interface: Interface,
+    pub(crate) wait: Wait<'a>,
+    pub(crate) domain: Domain,
+}
+
+impl<'a> Session<'a> {
+    /// Opens the device and connects an endpoint to the peer's, which does the same.
+    pub(crate) fn connect(link: &'a mut Link, transport: &str, device: &str) -> Result<Self, Error> {
+        let (domain, worker, interface) = open(transport, device)?;
+        let failed = |error: OpenError| local(format!("cannot open {transport} on {device}"), &error);
+        let endpoint = Endpoint::new(&interface).map_err(failed)?;
+        let ours = Message::Address {
+            device: Hex(interface.device_address().to_bytes()),
+            endpoint: Hex(endpoint.address().to_bytes()),
+        };
+        let mut wait = Wait::new(Some(link), worker, endpoint.clone());
+        wait.send(&ours, SET_UP)?;
+        let (device, address) = match wait.message(SET_UP)? {
+            Message::Address { device, endpoint } => (device, endpoint),
+            other => return Err(wait.unexpected(&other, "address")),
+        };
+        let useless = |wait: &Wait, what: &str, error: &dyn Display| {
+            wait.protocol(format!("its {what} is of no use here: {error}"))
+        };
+        let device =
+            DeviceAddress::from_bytes(&device.0).map_err(|error| useless(&wait, "device address", &error))?;
+        let address = EndpointAddress::from_bytes(&address.0)
+            .map_err(|error| useless(&wait, "endpoint address", &error))?;
+        endpoint.connect(&device, &address).map_err(|error| useless(&wait, "address", &error))?;
+        // Nothing may be sent before the peer's end is connected too.
+        wait.barrier(SET_UP)?;
+        Ok(Self { endpoint, interface, wait, domain })
+    }
+
+    /// Opens the device and connects an endpoint to its own interface.
+    pub(crate) fn loopback(transport: &str, device: &str) -> Result<Self, Error> {
+        let (domain, worker, interface) = open(transport, device)?;
+        let endpoint =
+            Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())
+                .map_err(|error| {
+                    local(format!("cannot connect {transport} on {device} to itself"), &error)
+                })?;
+        let wait = Wait::new(None, worker, endpoint.clone());
+        Ok(Self { endpoint, interface, wait, domain })
+    }
+
+    /// What the interface can do.
+    pub(crate) fn attributes(&self) -> &Attributes {
+        self.interface.attributes()
+    }
+
+    /// Allocates a region of at least one byte that the peer may read and write.
+    pub(crate) fn allocate(&self, length: usize) -> Result<Memory, Error> {
+        self.domain
+            .allocate(length.max(1), Access::all())
+            .map_err(|error| local(format!("cannot allocate {length} bytes"), &error))
+    }
+
+    /// Tells the peer of a region and gets one in exchange, which must have at least `length` bytes; in a
+    /// loopback the region itself comes back.
+    pub(crate) fn exchange(&mut self, region: &Memory, length: usize) -> Result<Remote, Error> {
+        const DURING: &str = "the exchange of keys";
+        let ours = Message::Region {
+            address: region.address(),
+            length: region.len() as u64,
+            key: Hex(region.pack_key()),
+        };
+        let theirs = if self.wait.is_loopback() {
+            ours
+        } else {
+            self.wait.send(&ours, DURING)?;
+            self.wait.message(DURING)?
+        };
+        match theirs {
+            Message::Region { length: theirs, .. } if theirs < length as u64 => {
+                Err(self.wait.protocol(format!("its region has {theirs} bytes where {length} are needed")))
+            }
+            Message::Region { address, key, .. } => {
+                let key = self.domain.unpack_key(&key.0);
+                let key =
+                    key.map_err(|error| self.wait.protocol(format!("its key is of no use here: {error}")))?;
+                Ok(Remote { address, key })
+            }
+            other => Err(self.wait.unexpected(&other, "region")),
+        }
+    }
+
+    /// Waits until everything posted so far is in the peer's memory; it carries about `bytes`.
+    pub(crate) fn flush(&mut self, during: &str, bytes: u64) -> Result<(), Error> {
+        let completion = Completion::counter(1);
+        let endpoint = &self.endpoint;
+        let flush = || endpoint.flush(FlushMode::Remote, Some(&completion));
+        match self.wait.post(during, flush)? {
+            Posted::Done => Ok(()),
+            Posted::InProgress => self.wait.complete(during, &completion, bytes),
+        }
+    }
+}
+
+fn open(transport: &str, device: &str) -> Result<(Domain, Worker, Interface), Error> {
+    let mut worker = Worker::new();
+    let opened = Domain::open(transport, device).and_then(|domain| {
+        let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+        Ok((domain, interface))
+    });
+    match opened {
+        Ok((domain, interface)) => Ok((domain, worker, interface)),
+        Err(error) => Err(local(format!("cannot open {transport} on {device}"), &error)),
+    }
+}

@@ -1,0 +1,102 @@
+//! Which transport on which device.
+
+use crate::error::Error;
+use barewire::{Attributes, Flags, components};
+
+/// A transport on a device.
+#[derive(Debug, Clone)]
+pub(crate) struct Choice {
+    pub(crate) transport: String,
+    pub(crate) device: String,
+    pub(crate) attributes: Attributes,
+}
+
+impl Choice {
+    /// True if it joins two processes; what does not leads back to the process itself.
+    pub(crate) fn joins_processes(&self) -> bool {
+        self.attributes.flags.contains(Flags::INTER_PROCESS)
+    }
+}
+
+/// Every transport on every device.
+fn all() -> Vec<Choice> {
+    let mut choices = Vec::new();
+    for device in components().into_iter().flat_map(|component| component.devices) {
+        for transport in device.transports {
+            choices.push(Choice {
+                transport: transport.name.to_owned(),
+                device: device.name.clone(),
+                attributes: transport.attributes,
+            });
+        }
+    }
+    choices
+}
+
+/// The transports that join two processes, each on its first device.
+pub(crate) fn joining() -> Vec<Choice> {
+    let mut choices = all();
+    choices.retain(Choice::joins_processes);
+    let mut seen = Vec::new();
+    choices.retain(|choice| {
+        let new = !seen.contains(&choice.transport);
+        seen.push(choice.transport.clone());
+        new
+    });
+    choices
+}
+
+/// The transport of this name on the named device, or on its first.
+pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Error> {
+    let choices = all();
+    let of_transport: Vec<&Choice> = choices.iter().filter(|choice| choice.transport == transport).collect();
+    if of_transport.is_empty() {
+        let absent = components().into_iter().flat_map(|component| component.absent);
+        let reason = absent.into_iter().find(|absent| absent.what == transport).map(|absent| absent.reason);
+        let known = list(choices.iter().map(|choice| choice.transport.as_str()));
+        return Err(Error::Local(match reason {
+            Some(reason) => format!("transport '{transport}' is absent: {reason}; there are {known}"),
+            None => format!("unknown transport '{transport}': there are {known}"),
+        }));
+    }
+    let fits = |choice: &&&Choice| device.is_none_or(|device| device == choice.device);
+    match of_transport.iter().find(fits) {
+        Some(choice) => Ok((*choice).clone()),
+        None => Err(Error::Local(format!(
+            "unknown device '{}' for transport {transport}: there are {}",
+            device.unwrap_or_default(),
+            list(of_transport.iter().map(|choice| choice.device.as_str()))
+        ))),
+    }
+}
+
+fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut unique: Vec<&str> = Vec::new();
+    for name in names {
+        if !unique.contains(&name) {
+            unique.push(name);
+        }
+    }
+    unique.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_named_beside_what_is() {
+        let error = find("carrier_pigeon", None).unwrap_err().to_string();
+        assert!(error.contains("'carrier_pigeon'") && error.contains("rc_mlx5"), "{error}");
+        let error = find("rc_mlx5", Some("soft9:9")).unwrap_err().to_string();
+        assert!(error.contains("'soft9:9'") && error.contains("soft0:1"), "{error}");
+        assert_eq!(find("rc_mlx5", None).unwrap().device, "soft0:1");
+    }
+
+    #[test]
+    fn the_demo_has_something_to_run_on() {
+        let names: Vec<String> = joining().into_iter().map(|choice| choice.transport).collect();
+        assert!(names.contains(&"rc_mlx5".to_owned()), "{names:?}");
+        assert!(!names.contains(&"self".to_owned()), "{names:?}");
+    }
+}

@@ -1,0 +1,263 @@
+//! Waiting for the transport and the peer at the same time.
+
+use crate::control::Message;
+use crate::error::Error;
+use crate::link::{Link, Patience};
+use barewire::{Completion, Endpoint, PostError, Worker};
+use indicatif::ProgressBar;
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// How long an operation may make no progress although the peer lives.
+const STALL: Duration = Duration::from_secs(7);
+/// What a long operation may take beyond that: a slower wire counts as stalled.
+const SLOWEST_BYTES_PER_SECOND: u64 = 2 << 20;
+/// Looks without an event before the CPU is offered to others.
+const EAGER: u32 = 8;
+/// After this long without an event a wait sleeps between its looks.
+const DROWSY: Duration = Duration::from_millis(2);
+/// How long it sleeps.
+const NAP: Duration = Duration::from_micros(50);
+/// Looks between two looks at the clock.
+const CLOCK: u32 = 32;
+
+/// Why a wait ended early; the wait adds the peer and what it was doing.
+#[derive(Debug)]
+pub(crate) struct Fault(String);
+
+impl<E: Display> From<E> for Fault {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// The progress of one endpoint's interface, and the control connection to the peer unless the endpoint leads
+/// back here.
+#[derive(Debug)]
+pub(crate) struct Wait<'a> {
+    link: Option<&'a mut Link>,
+    endpoint: Endpoint,
+    worker: Worker,
+    bar: Option<ProgressBar>,
+    looks: u32,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(link: Option<&'a mut Link>, worker: Worker, endpoint: Endpoint) -> Self {
+        Self { link, worker, endpoint, bar: None, looks: 0 }
+    }
+
+    /// True if the endpoint leads back to this process.
+    pub(crate) fn is_loopback(&self) -> bool {
+        self.link.is_none()
+    }
+
+    /// The peer, for the user.
+    pub(crate) fn peer_name(&self) -> String {
+        self.link.as_ref().map_or_else(|| "this process".into(), |link| link.peer().to_string())
+    }
+
+    /// Shows a progress bar from now on, or none.
+    pub(crate) fn show(&mut self, bar: Option<ProgressBar>) {
+        if let Some(old) = std::mem::replace(&mut self.bar, bar) {
+            old.finish_and_clear();
+        }
+    }
+
+    /// How far the work on the progress bar is.
+    pub(crate) fn at(&self, position: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(position);
+        }
+    }
+
+    /// Progresses until `ready` has an answer.
+    ///
+    /// Fails if the peer is gone or silent, if the endpoint failed, if `ready` fails, or if nothing at all
+    /// happened for a long time.
+    pub(crate) fn until<T>(
+        &mut self,
+        during: &str,
+        ready: impl FnMut() -> Result<Option<T>, Fault>,
+    ) -> Result<T, Error> {
+        self.until_within(STALL, during, ready)
+    }
+
+    fn until_within<T>(
+        &mut self,
+        stall: Duration,
+        during: &str,
+        mut ready: impl FnMut() -> Result<Option<T>, Fault>,
+    ) -> Result<T, Error> {
+        let mut idle = 0u32;
+        let mut patience: Option<Patience> = None;
+        let mut drowsy = false;
+        loop {
+            if self.worker.progress() > 0 {
+                (idle, patience, drowsy) = (0, None, false);
+            }
+            match ready() {
+                Ok(Some(value)) => return Ok(value),
+                Ok(None) => {}
+                Err(Fault(cause)) => return Err(self.failed(during, cause)),
+            }
+            self.looks = self.looks.wrapping_add(1);
+            if drowsy || self.looks.is_multiple_of(CLOCK) {
+                let now = Instant::now();
+                self.look(now, during)?;
+                if idle >= CLOCK {
+                    let spent = patience.get_or_insert_with(Patience::new).spend(now);
+                    drowsy = spent >= DROWSY;
+                    if spent >= stall {
+                        return Err(self.stalled(during, spent));
+                    }
+                }
+            }
+            idle = idle.saturating_add(1);
+            if drowsy {
+                std::thread::sleep(NAP);
+            } else if idle > EAGER {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Looks at the peer and the endpoint.
+    fn look(&mut self, now: Instant, during: &str) -> Result<(), Error> {
+        if let Some(link) = &mut self.link {
+            link.tend(now, during)?;
+        }
+        if let Some(bar) = &self.bar {
+            bar.tick();
+        }
+        if self.endpoint.error().is_some() {
+            return Err(self.failed(during, String::new()));
+        }
+        Ok(())
+    }
+
+    /// Gives the peer and the transport a moment between two pieces of other work.
+    pub(crate) fn breathe(&mut self, during: &str) -> Result<(), Error> {
+        self.worker.progress();
+        self.look(Instant::now(), during)
+    }
+
+    /// An operation failed: says so in the endpoint's words if it has any, unless the peer's end explains it.
+    #[cold]
+    fn failed(&mut self, during: &str, cause: String) -> Error {
+        let cause = self.endpoint.error().map_or(cause, |error| error.to_string());
+        match &mut self.link {
+            Some(link) => {
+                let peer = link.peer().clone();
+                link.explain(Error::Operation { peer, during: during.to_owned(), cause }, during)
+            }
+            None => Error::Local(format!("{during} failed: {cause}")),
+        }
+    }
+
+    #[cold]
+    fn stalled(&mut self, during: &str, silence: Duration) -> Error {
+        match &mut self.link {
+            Some(link) => {
+                let peer = link.peer().clone();
+                link.explain(Error::Stalled { peer, during: during.to_owned(), silence }, during)
+            }
+            None => Error::Local(format!("no progress for {:.0} s during {during}", silence.as_secs_f64())),
+        }
+    }
+
+    /// Posts, as often as there are no resources.
+    pub(crate) fn post<T>(
+        &mut self,
+        during: &str,
+        mut post: impl FnMut() -> Result<T, PostError>,
+    ) -> Result<T, Error> {
+        // The first try costs no progress call.
+        match post() {
+            Ok(posted) => return Ok(posted),
+            Err(PostError::NoResource) => {}
+            Err(error) => return Err(self.failed(during, error.to_string())),
+        }
+        self.until(during, || match post() {
+            Ok(posted) => Ok(Some(posted)),
+            Err(PostError::NoResource) => Ok(None),
+            Err(error) => Err(error.into()),
+        })
+    }
+
+    /// Waits until `completion` has no operation left; they carry about `bytes`.
+    pub(crate) fn complete(
+        &mut self,
+        during: &str,
+        completion: &Completion,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let stall = STALL + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
+        self.until_within(stall, during, || match (completion.pending(), completion.status()) {
+            (_, Err(error)) => Err(error.into()),
+            (0, Ok(())) => Ok(Some(())),
+            _ => Ok(None),
+        })
+    }
+
+    /// Sends the peer a control message.
+    pub(crate) fn send(&mut self, message: &Message, during: &str) -> Result<(), Error> {
+        match &mut self.link {
+            Some(link) => link.send(message, during),
+            None => Err(alone(during)),
+        }
+    }
+
+    /// Waits for the peer's next control message, for as long as the peer lives.
+    pub(crate) fn message(&mut self, during: &str) -> Result<Message, Error> {
+        loop {
+            let events = self.worker.progress();
+            let now = Instant::now();
+            let link = self.link.as_mut().ok_or_else(|| alone(during))?;
+            if let Some(message) = link.next(now, during)? {
+                return Ok(message);
+            }
+            self.look(now, during)?;
+            if events == 0 {
+                std::thread::sleep(NAP);
+            }
+        }
+    }
+
+    /// Waits until both sides are here.
+    pub(crate) fn barrier(&mut self, during: &str) -> Result<(), Error> {
+        self.send(&Message::Ready, during)?;
+        match self.message(during)? {
+            Message::Ready => Ok(()),
+            other => Err(self.unexpected(&other, "ready")),
+        }
+    }
+
+    /// An error: the peer does not keep to the protocol.
+    pub(crate) fn protocol(&self, what: String) -> Error {
+        match &self.link {
+            Some(link) => link.protocol(what),
+            None => Error::Local(what),
+        }
+    }
+
+    /// An error: the peer sent another message than the one that is due.
+    pub(crate) fn unexpected(&self, got: &Message, wanted: &str) -> Error {
+        match &self.link {
+            Some(link) => link.unexpected(got, wanted),
+            None => alone(wanted),
+        }
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.show(None);
+    }
+}
+
+fn alone(during: &str) -> Error {
+    Error::Local(format!("{during} needs a peer, and a loopback has none"))
+}
