@@ -1,0 +1,93 @@
+//! That the default build needs no system library, seen from both ends: the crates it is made of and
+//! the libraries that the binary loads.
+
+use std::time::Duration;
+
+use crate::process::{self, Failure, Invocation, Output};
+
+/// Crates that bind a system library.
+const BINDINGS: &[&str] = &["rdma-sys", "rdma-mummy-sys", "ibverbs-sys"];
+
+/// What every Rust program on Linux loads: the C library in its parts, the unwinder, the loader.
+const BASE: &[&str] = &["linux-vdso", "ld-linux", "libc", "libm", "libgcc_s", "libpthread", "libdl", "librt"];
+
+/// The command that lists the crates of the default build.
+pub(crate) fn tree() -> Invocation {
+    Invocation::cargo(&["tree", "-e", "normal", "--prefix", "none", "-p", "barewire", "-p", "barewire-cli"])
+}
+
+/// Fails naming the crate or the library that does not belong into a default build.
+pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
+    let mut crates = String::new();
+    process::run(&tree(), deadline, Output::Collect(&mut crates))?;
+    if let Some(binding) = binding_in(&crates) {
+        return Err(Failure::Found(format!(
+            "the default build contains {binding}, which needs a system library"
+        )));
+    }
+    let build =
+        Invocation::cargo(&["build", "-p", "barewire-cli", "--message-format=json-render-diagnostics"]);
+    let mut messages = String::new();
+    process::run(&build, deadline, Output::Collect(&mut messages))?;
+    let binary = executable_in(&messages)
+        .ok_or_else(|| Failure::Found("cargo build -p barewire-cli made no binary".to_owned()))?;
+    let mut libraries = String::new();
+    process::run(&Invocation::new("ldd", &[binary]), deadline, Output::Collect(&mut libraries))?;
+    if let Some(library) = foreign_library_in(&libraries) {
+        return Err(Failure::Found(format!("{binary} loads {library}, a system library")));
+    }
+    let crates = crates.lines().count();
+    println!("{crates} crates, none binds a system library; {binary} loads the C library only");
+    Ok(())
+}
+
+fn binding_in(tree: &str) -> Option<&str> {
+    tree.lines().filter_map(|line| line.split_whitespace().next()).find(|name| BINDINGS.contains(name))
+}
+
+/// The path of the binary in cargo's JSON messages.
+fn executable_in(messages: &str) -> Option<&str> {
+    const KEY: &str = "\"executable\":\"";
+    let start = messages.rfind(KEY)? + KEY.len();
+    messages[start..].split('"').next()
+}
+
+/// The first library in ldd's listing that is not part of the base.
+fn foreign_library_in(listing: &str) -> Option<&str> {
+    let base = |library: &str| {
+        let name = library.rsplit('/').next().unwrap_or(library);
+        BASE.iter().any(|base| name.strip_prefix(base).is_some_and(|rest| rest.starts_with(['.', '-'])))
+    };
+    let libraries = listing.lines().filter_map(|line| line.split_whitespace().next());
+    libraries.filter(|word| *word != "statically").find(|library| !base(library))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_a_binding() {
+        assert_eq!(binding_in("barewire v0.1.0\nlibc v0.2.180\n"), None);
+        assert_eq!(binding_in("barewire v0.1.0\nrdma-sys v0.3.0 (*)\n"), Some("rdma-sys"));
+    }
+
+    #[test]
+    fn finds_the_executable() {
+        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
+                        {\"reason\":\"compiler-artifact\",\"executable\":\"/t/debug/barewire\",\"fresh\":true}\n";
+        assert_eq!(executable_in(messages), Some("/t/debug/barewire"));
+        assert_eq!(executable_in("{}"), None);
+    }
+
+    #[test]
+    fn finds_a_foreign_library() {
+        let base = "\tlinux-vdso.so.1 (0x0)\n\tlibgcc_s.so.1 => /lib/x86_64-linux-gnu/libgcc_s.so.1 (0x0)\n\
+                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x0)\n\t/lib64/ld-linux-x86-64.so.2 (0x0)\n";
+        assert_eq!(foreign_library_in(base), None);
+        assert_eq!(foreign_library_in("\tstatically linked\n"), None);
+        let more = format!("{base}\tlibibverbs.so.1 => /lib/x86_64-linux-gnu/libibverbs.so.1 (0x0)\n");
+        assert_eq!(foreign_library_in(&more), Some("libibverbs.so.1"));
+        assert_eq!(foreign_library_in("\tlibcrypto.so.3 => not found\n"), Some("libcrypto.so.3"));
+    }
+}

@@ -1,0 +1,181 @@
+//! What the optional features need from the system, and its installation on Debian.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::process::{self, Failure, Invocation, Output};
+
+/// Whether missing packages may be installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Install {
+    Missing,
+    Nothing,
+}
+
+/// An optional feature of the workspace that needs more than a Rust toolchain.
+struct Feature {
+    name: &'static str,
+    needs: &'static [Need],
+}
+
+/// Something of the system, how to see that it is there, and the Debian package that brings it.
+struct Need {
+    what: &'static str,
+    package: &'static str,
+    present: fn() -> bool,
+}
+
+const FEATURES: &[Feature] = &[Feature {
+    name: "barewire-verbs/rdma-sys",
+    needs: &[
+        Need { what: "pkg-config, to find the libraries", package: "pkg-config", present: has_pkg_config },
+        Need {
+            what: "libibverbs and its headers",
+            package: "libibverbs-dev",
+            present: || pkg_config("libibverbs", "1.8.28"),
+        },
+        Need {
+            what: "librdmacm and its headers (rdma-sys links it always)",
+            package: "librdmacm-dev",
+            present: || pkg_config("librdmacm", "1.2.28"),
+        },
+        Need {
+            what: "libclang, with which rdma-sys reads the headers",
+            package: "libclang-dev",
+            present: has_libclang,
+        },
+    ],
+}];
+
+/// The features that the tests go without, each with the reason; empty when the machine allows them all.
+pub(crate) fn left_out() -> Vec<String> {
+    let reason = |feature: &Feature| {
+        let missing: Vec<String> =
+            missing(feature).map(|n| format!("{} (Debian: {})", n.what, n.package)).collect();
+        (!missing.is_empty()).then(|| format!("feature {}: missing {}", feature.name, missing.join(", ")))
+    };
+    FEATURES.iter().filter_map(reason).collect()
+}
+
+/// Installs the missing packages where this program may and can; says what it does and why. The deadline
+/// is for each of the two commands.
+pub(crate) fn install(install: Install, deadline: Duration) -> Result<(), Failure> {
+    let mut wanted: Vec<&str> = Vec::new();
+    for feature in FEATURES {
+        for need in missing(feature) {
+            println!(
+                "missing: {} (Debian package {}), for feature {}",
+                need.what, need.package, feature.name
+            );
+            if !wanted.contains(&need.package) {
+                wanted.push(need.package);
+            }
+        }
+    }
+    if wanted.is_empty() {
+        println!("nothing is missing");
+        return Ok(());
+    }
+    if install == Install::Nothing {
+        println!("not installed, as asked");
+        return Ok(());
+    }
+    if !on_path("apt-get") {
+        println!("not installed: this machine has no apt-get; install the like of {}", wanted.join(" "));
+        return Ok(());
+    }
+    if !is_root() {
+        println!("not installed: only root can; as root: apt-get install {}", wanted.join(" "));
+        return Ok(());
+    }
+    let apt = |arguments: &[&str]| {
+        let command = Invocation::new("apt-get", &["-q", "-y", "-o", "DPkg::Lock::Timeout=120"])
+            .with(arguments)
+            .environment("DEBIAN_FRONTEND", "noninteractive");
+        println!("{command}");
+        process::run(&command, deadline, Output::Inherit)
+    };
+    apt(&["update"])?;
+    apt(&[&["install", "--no-install-recommends"], wanted.as_slice()].concat())?;
+    match left_out() {
+        left_out if left_out.is_empty() => Ok(()),
+        left_out => Err(Failure::Found(format!("installed, and yet: {}", left_out.join("; ")))),
+    }
+}
+
+fn missing(feature: &Feature) -> impl Iterator<Item = &'static Need> {
+    feature.needs.iter().filter(|need| !(need.present)())
+}
+
+fn is_root() -> bool {
+    // SAFETY: geteuid takes nothing, touches no memory of ours and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+fn has_pkg_config() -> bool {
+    on_path("pkg-config")
+}
+
+/// The versions are those that rdma-sys 0.3 asks for.
+fn pkg_config(library: &str, version: &str) -> bool {
+    let ask = Invocation::new("pkg-config", &["--atleast-version", version, library]);
+    process::run(&ask, Duration::from_secs(30), Output::Discard).is_ok()
+}
+
+/// Where clang-sys, which rdma-sys builds with, looks for libclang on Linux.
+fn has_libclang() -> bool {
+    if let Some(path) = std::env::var_os("LIBCLANG_PATH") {
+        let path = PathBuf::from(path);
+        return path.is_file() || holds_libclang(&path);
+    }
+    let mut folders =
+        vec![PathBuf::from("/usr/lib"), PathBuf::from("/usr/lib64"), PathBuf::from("/usr/local/lib")];
+    for entry in std::fs::read_dir("/usr/lib").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("llvm") {
+            folders.push(entry.path().join("lib"));
+        } else if name.ends_with("-linux-gnu") {
+            folders.push(entry.path());
+        }
+    }
+    folders.iter().any(|folder| holds_libclang(folder))
+}
+
+fn holds_libclang(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    // A dangling link is no library: Debian's runtime packages leave some.
+    entries
+        .into_iter()
+        .any(|entry| is_libclang(&entry.file_name().to_string_lossy()) && entry.path().exists())
+}
+
+/// `libclang.so`, `libclang.so.1`, `libclang-14.so.14.0.6`; not `libclang-cpp.so.14`.
+fn is_libclang(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("libclang") else { return false };
+    let rest = rest
+        .strip_prefix('-')
+        .map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.'));
+    rest.trim_start_matches('.').split('.').next() == Some("so")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_libclang_by_name() {
+        for name in
+            ["libclang.so", "libclang.so.1", "libclang-14.so", "libclang-14.so.14.0.6", "libclang-3.9.so.1"]
+        {
+            assert!(is_libclang(name), "{name}");
+        }
+        for name in ["libclang-cpp.so.14", "libclang_rt.so", "libclang.a", "libclangBasic.a", "clang.so"] {
+            assert!(!is_libclang(name), "{name}");
+        }
+    }
+}

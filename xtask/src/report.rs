@@ -1,0 +1,56 @@
+//! What a run says at its end.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::count::Tally;
+
+/// One finished step.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) name: &'static str,
+    pub(crate) took: Duration,
+    pub(crate) passed: bool,
+}
+
+/// The table of steps, what was left out, and as the last line `N passed, M failed` (tests and steps
+/// together), which continuous integration reads.
+pub(crate) fn closing(steps: &[Done], tests: Tally, left_out: &[String]) -> String {
+    let mut text = String::new();
+    let width = steps.iter().map(|step| step.name.len()).max().unwrap_or(0).max("step".len());
+    let total: Duration = steps.iter().map(|step| step.took).sum();
+    let _ = writeln!(text, "{:width$}  seconds  result", "step");
+    for step in steps {
+        let result = if step.passed { "passed" } else { "FAILED" };
+        let _ = writeln!(text, "{:width$}  {:7.1}  {result}", step.name, step.took.as_secs_f64());
+    }
+    let _ = writeln!(text, "{:width$}  {:7.1}", "total", total.as_secs_f64());
+    for reason in left_out {
+        let _ = writeln!(text, "left out: {reason}");
+    }
+    let passed_steps = steps.iter().filter(|step| step.passed).count() as u64;
+    let failed_steps = steps.len() as u64 - passed_steps;
+    let _ = writeln!(text, "{} tests and {} steps:", tests.passed + tests.failed, steps.len());
+    let _ = writeln!(text, "{} passed, {} failed", tests.passed + passed_steps, tests.failed + failed_steps);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_with_the_line_that_is_read() {
+        let step = |name, passed| Done { name, took: Duration::from_millis(1500), passed };
+        let text = closing(
+            &[step("format", true), step("tests", false)],
+            Tally { passed: 40, failed: 2 },
+            &["feature x: missing y".to_owned()],
+        );
+        assert_eq!(
+            text,
+            "step    seconds  result\nformat      1.5  passed\ntests       1.5  FAILED\ntotal       3.0\n\
+             left out: feature x: missing y\n42 tests and 2 steps:\n41 passed, 3 failed\n"
+        );
+    }
+}

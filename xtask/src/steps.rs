@@ -1,0 +1,151 @@
+//! The steps of `cargo xtask test`, in the order in which a mistake is cheapest to find.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::closure;
+use crate::count::{Runner, Tally};
+use crate::packages::{self, Install};
+use crate::process::{self, Failure, Invocation, Output};
+use crate::report::{self, Done};
+
+struct Step {
+    name: &'static str,
+    deadline: Duration,
+    work: Work,
+}
+
+enum Work {
+    Install(Install),
+    Run(Invocation),
+    /// Tests, counted from the runner's summary.
+    Test(Runner, Invocation),
+    Closure,
+}
+
+impl Step {
+    fn run(name: &'static str, minutes: u64, command: Invocation) -> Self {
+        Self { name, deadline: Duration::from_mins(minutes), work: Work::Run(command) }
+    }
+
+    /// The command that repeats this step alone.
+    fn command(&self) -> String {
+        match &self.work {
+            Work::Install(_) => "cargo xtask test".to_owned(),
+            Work::Run(command) | Work::Test(_, command) => command.to_string(),
+            Work::Closure => format!("{}; ldd target/debug/barewire", closure::tree()),
+        }
+    }
+}
+
+/// Runs every step until one fails.
+pub(crate) fn test(install: Install) -> ExitCode {
+    process::watch_signals();
+    let mut run = Run::default();
+    let first = Step { name: "packages", deadline: Duration::from_mins(10), work: Work::Install(install) };
+    let outcome = run.step(&first).and_then(|()| {
+        run.left_out = packages::left_out();
+        let features: &[&str] = if run.left_out.is_empty() { &["--all-features"] } else { &[] };
+        steps(features).iter().try_for_each(|step| run.step(step))
+    });
+    println!();
+    if let Err(complaint) = &outcome {
+        println!("{complaint}");
+    }
+    print!("{}", report::closing(&run.done, run.tests, &run.left_out));
+    outcome.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
+}
+
+/// Everything after the packages. `features` selects all that the machine allows.
+fn steps(features: &[&str]) -> Vec<Step> {
+    let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
+    let clippy = |features: &[&str]| {
+        cargo(&["clippy", "--workspace", "--all-targets"]).with(features).with(&["--", "-D", "warnings"])
+    };
+    let mut steps = vec![Step::run("format", 5, cargo(&["fmt", "--all", "--check"]))];
+    steps.push(Step::run("clippy", 20, clippy(&[])));
+    if !features.is_empty() {
+        steps.push(Step::run("clippy, all features", 20, clippy(features)));
+    }
+    let (runner, tests) = if has_nextest() {
+        (Runner::Nextest, cargo(&["nextest", "run", "--workspace"]))
+    } else {
+        println!("cargo-nextest is not installed: cargo test runs the tests, without a deadline for each");
+        (
+            Runner::Libtest,
+            cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--no-fail-fast"]),
+        )
+    };
+    let test = |name, minutes: u64, runner, command| Step {
+        name,
+        deadline: Duration::from_mins(minutes),
+        work: Work::Test(runner, command),
+    };
+    steps.push(test("tests", 40, runner, tests.with(features)));
+    steps.push(test(
+        "doc tests",
+        15,
+        Runner::Libtest,
+        cargo(&["test", "--workspace", "--doc"]).with(features),
+    ));
+    steps.push(Step::run(
+        "documentation",
+        15,
+        cargo(&["doc", "--workspace", "--no-deps"]).with(features).environment("RUSTDOCFLAGS", "-Dwarnings"),
+    ));
+    steps.push(Step { name: "default build", deadline: Duration::from_mins(10), work: Work::Closure });
+    steps
+}
+
+fn has_nextest() -> bool {
+    let ask = Invocation::cargo(&["nextest", "--version"]);
+    process::run(&ask, Duration::from_secs(30), Output::Discard).is_ok()
+}
+
+/// What has happened so far.
+#[derive(Default)]
+struct Run {
+    done: Vec<Done>,
+    tests: Tally,
+    left_out: Vec<String>,
+}
+
+impl Run {
+    /// Announces, runs and times one step; the error says what failed and how to repeat it.
+    fn step(&mut self, step: &Step) -> Result<(), String> {
+        println!("\n==> {}: {}", step.name, step.command());
+        let started = Instant::now();
+        let outcome = self.work(step);
+        let took = started.elapsed();
+        self.done.push(Done { name: step.name, took, passed: outcome.is_ok() });
+        match outcome {
+            Ok(()) => {
+                println!("==> {}: passed in {:.1} s", step.name, took.as_secs_f64());
+                Ok(())
+            }
+            Err(failure) => {
+                Err(format!("step '{}' failed: {failure}\nto repeat it: {}", step.name, step.command()))
+            }
+        }
+    }
+
+    fn work(&mut self, step: &Step) -> Result<(), Failure> {
+        match &step.work {
+            Work::Install(install) => packages::install(*install, step.deadline),
+            Work::Run(command) => process::run(command, step.deadline, Output::Inherit),
+            Work::Closure => closure::check(step.deadline),
+            Work::Test(runner, command) => {
+                let before = self.tests;
+                let colour = if std::io::stdout().is_terminal() { "always" } else { "auto" };
+                let command = command.clone().environment("CARGO_TERM_COLOR", colour);
+                let mut read = |line: &str| self.tests.read(*runner, line);
+                process::run(&command, step.deadline, Output::Watch(&mut read))?;
+                if step.name == "tests" && self.tests.passed == before.passed {
+                    return Err(Failure::Found("the runner ended well, but no test ran".to_owned()));
+                }
+                Ok(())
+            }
+        }
+    }
+}
