@@ -1,0 +1,253 @@
+//! RoCEv2 transport headers: what follows the UDP header of a packet (IBTA chapter 9, annex A17).
+//!
+//! Every packet starts with a [`Bth`]; its opcode says which extended headers follow ([`BthOpcode::headers`]), then come the
+//! payload, up to three bytes of padding, and the [`crate::icrc`].
+
+use static_assertions::const_assert_eq;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::be::{Be16, Be32, Be64};
+use crate::prm::UnknownValue;
+
+mod aeth;
+mod opcode;
+
+pub use aeth::{Aeth, AethSyndrome, INVALID_CREDITS, NakCode, ack_timeout_ns, rnr_delay_ns};
+pub use opcode::{BthOpcode, Headers};
+
+/// The UDP port of RoCEv2 (IANA, IBTA A17.4.5.1).
+pub const UDP_PORT: u16 = 4791;
+/// The partition key that every port has (IBTA 10.9.1.2: full member of the default partition).
+pub const DEFAULT_PKEY: u16 = 0xffff;
+/// A packet sequence number (PSN) or a queue pair number has 24 bits.
+pub const MASK_24: u32 = 0x00ff_ffff;
+
+/// Base transport header (IBTA 9.2): starts every packet.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Bth {
+    opcode: u8,
+    /// Solicited event, migration state, pad count, header version.
+    flags: u8,
+    /// Partition key.
+    pub pkey: Be16,
+    /// Congestion bits and the destination queue pair.
+    destination: Be32,
+    /// Acknowledge request and packet sequence number.
+    sequence: Be32,
+}
+
+const_assert_eq!(size_of::<Bth>(), 12);
+
+impl Bth {
+    const SOLICITED: u8 = 0x80;
+    const MIGRATED: u8 = 0x40;
+    const PAD_SHIFT: u32 = 4;
+    const PAD: u8 = 0x30;
+    const VERSION: u8 = 0x0f;
+    const ACK_REQUEST: u32 = 1 << 31;
+
+    /// A header in the default partition, in migration state 'migrated' (there is one path), without padding.
+    #[inline]
+    pub const fn new(opcode: BthOpcode, destination: u32, psn: u32) -> Self {
+        Self {
+            opcode: opcode as u8,
+            flags: Self::MIGRATED,
+            pkey: Be16::new(DEFAULT_PKEY),
+            destination: Be32::new(destination & MASK_24),
+            sequence: Be32::new(psn & MASK_24),
+        }
+    }
+
+    /// The operation.
+    ///
+    /// # Errors
+    /// [`UnknownValue`] if it is none of reliable connections.
+    #[inline]
+    pub fn opcode(&self) -> Result<BthOpcode, UnknownValue> {
+        BthOpcode::try_from(self.opcode)
+    }
+
+    /// Transport header version; 0 is the only one.
+    #[inline]
+    pub const fn version(&self) -> u8 {
+        self.flags & Self::VERSION
+    }
+
+    /// Whether the receiver shall raise a solicited event.
+    #[inline]
+    pub const fn solicited(&self) -> bool {
+        self.flags & Self::SOLICITED != 0
+    }
+
+    /// Sets or clears the solicited event bit.
+    #[inline]
+    #[must_use]
+    pub const fn with_solicited(mut self, solicited: bool) -> Self {
+        self.flags = self.flags & !Self::SOLICITED | if solicited { Self::SOLICITED } else { 0 };
+        self
+    }
+
+    /// Bytes of padding after the payload, 0 to 3.
+    #[inline]
+    pub const fn pad(&self) -> usize {
+        ((self.flags & Self::PAD) >> Self::PAD_SHIFT) as usize
+    }
+
+    /// Sets the pad count to what makes `payload` bytes a multiple of four.
+    #[inline]
+    #[must_use]
+    pub const fn padded_for(mut self, payload: usize) -> Self {
+        self.flags = self.flags & !Self::PAD | ((payload.wrapping_neg() & 3) as u8) << Self::PAD_SHIFT;
+        self
+    }
+
+    /// The queue pair that the packet is for.
+    #[inline]
+    pub const fn destination(&self) -> u32 {
+        self.destination.get() & MASK_24
+    }
+
+    /// Whether the sender asks for an acknowledgment.
+    #[inline]
+    pub const fn ack_request(&self) -> bool {
+        self.sequence.get() & Self::ACK_REQUEST != 0
+    }
+
+    /// Sets or clears the acknowledge request bit.
+    #[inline]
+    #[must_use]
+    pub const fn with_ack_request(mut self, request: bool) -> Self {
+        let bit = if request { Self::ACK_REQUEST } else { 0 };
+        self.sequence = Be32::new(self.sequence.get() & !Self::ACK_REQUEST | bit);
+        self
+    }
+
+    /// Packet sequence number.
+    #[inline]
+    pub const fn psn(&self) -> u32 {
+        self.sequence.get() & MASK_24
+    }
+}
+
+/// RDMA extended transport header (IBTA 9.3.3): where an RDMA write goes, or a read comes from.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Reth {
+    /// Address at the responder.
+    pub address: Be64,
+    /// Remote key.
+    pub rkey: Be32,
+    /// Bytes of the whole message.
+    pub length: Be32,
+}
+
+const_assert_eq!(size_of::<Reth>(), 16);
+
+/// Atomic extended transport header (IBTA 9.3.2).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct AtomicEth {
+    /// Address at the responder, a multiple of 8.
+    pub address: Be64,
+    /// Remote key.
+    pub rkey: Be32,
+    /// What to store, or to add.
+    pub swap_or_add: Be64,
+    /// What to compare with.
+    pub compare: Be64,
+}
+
+const_assert_eq!(size_of::<AtomicEth>(), 28);
+
+/// Atomic acknowledge extended transport header (IBTA 9.3.5.3).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct AtomicAckEth {
+    /// What was there before.
+    pub original: Be64,
+}
+
+const_assert_eq!(size_of::<AtomicAckEth>(), 8);
+
+/// Immediate data (IBTA 9.3.6), handed through as the sender stored it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct ImmDt {
+    /// The immediate.
+    pub data: Be32,
+}
+
+const_assert_eq!(size_of::<ImmDt>(), 4);
+
+/// Invalidate extended transport header (IBTA 9.3.7).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Ieth {
+    /// The key that the receiver shall invalidate.
+    pub rkey: Be32,
+}
+
+const_assert_eq!(size_of::<Ieth>(), 4);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bth_byte_for_byte() {
+        let bth = Bth::new(BthOpcode::WriteOnlyImmediate, 0x0102_0304, 0xff05_0607)
+            .with_solicited(true)
+            .with_ack_request(true)
+            .padded_for(5);
+        let bytes = [0x0b, 0xf0, 0xff, 0xff, 0, 2, 3, 4, 0x80, 5, 6, 7];
+        assert_eq!(bth.as_bytes(), bytes);
+        let back = Bth::read_from_bytes(&bytes).unwrap();
+        assert_eq!(back, bth);
+        assert_eq!(back.opcode(), Ok(BthOpcode::WriteOnlyImmediate));
+        assert_eq!((back.destination(), back.psn(), back.pad(), back.version()), (0x020304, 0x050607, 3, 0));
+        assert!(back.solicited() && back.ack_request());
+        let cleared = back.with_solicited(false).with_ack_request(false).padded_for(8);
+        assert_eq!(cleared.as_bytes(), [0x0b, 0x40, 0xff, 0xff, 0, 2, 3, 4, 0, 5, 6, 7]);
+    }
+
+    #[test]
+    fn foreign_opcodes_are_named() {
+        let bth = Bth::read_from_bytes(&[0x64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert_eq!(bth.opcode().unwrap_err().bits, 0x64);
+    }
+
+    #[test]
+    fn extended_headers_byte_for_byte() {
+        let reth = Reth {
+            address: 0x0102_0304_0506_0708.into(),
+            rkey: 0x1112_1314.into(),
+            length: 0x2122_2324.into(),
+        };
+        assert_eq!(reth.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24]);
+        assert_eq!(Reth::read_from_bytes(reth.as_bytes()).unwrap(), reth);
+
+        let atomic =
+            AtomicEth { address: 8.into(), rkey: 9.into(), swap_or_add: 10.into(), compare: 11.into() };
+        let mut bytes = [0; 28];
+        (bytes[7], bytes[11], bytes[19], bytes[27]) = (8, 9, 10, 11);
+        assert_eq!(atomic.as_bytes(), bytes);
+        assert_eq!(AtomicEth::read_from_bytes(&bytes).unwrap(), atomic);
+
+        assert_eq!(AtomicAckEth { original: 1.into() }.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(ImmDt { data: 0x0102_0304.into() }.as_bytes(), [1, 2, 3, 4]);
+        assert_eq!(Ieth { rkey: 0x0102_0304.into() }.as_bytes(), [1, 2, 3, 4]);
+    }
+}

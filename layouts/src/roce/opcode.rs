@@ -1,0 +1,187 @@
+//! Opcodes of reliable connected packets, and which headers each carries.
+
+use super::{Aeth, AtomicAckEth, AtomicEth, Ieth, ImmDt, Reth};
+use crate::prm::field_enum;
+
+field_enum! {
+    /// The operation of a reliable connected packet (IBTA table 38).
+    BthOpcode: u8, "RC packet opcode" {
+        /// First packet of a send.
+        SendFirst = 0x00, "SEND first";
+        /// A packet inside a send.
+        SendMiddle = 0x01, "SEND middle";
+        /// Last packet of a send.
+        SendLast = 0x02, "SEND last";
+        /// Last packet of a send, with immediate.
+        SendLastImmediate = 0x03, "SEND last with immediate";
+        /// A send of one packet.
+        SendOnly = 0x04, "SEND only";
+        /// A send of one packet, with immediate.
+        SendOnlyImmediate = 0x05, "SEND only with immediate";
+        /// First packet of an RDMA write.
+        WriteFirst = 0x06, "RDMA WRITE first";
+        /// A packet inside an RDMA write.
+        WriteMiddle = 0x07, "RDMA WRITE middle";
+        /// Last packet of an RDMA write.
+        WriteLast = 0x08, "RDMA WRITE last";
+        /// Last packet of an RDMA write, with immediate.
+        WriteLastImmediate = 0x09, "RDMA WRITE last with immediate";
+        /// An RDMA write of one packet.
+        WriteOnly = 0x0a, "RDMA WRITE only";
+        /// An RDMA write of one packet, with immediate.
+        WriteOnlyImmediate = 0x0b, "RDMA WRITE only with immediate";
+        /// Asks for an RDMA read.
+        ReadRequest = 0x0c, "RDMA READ request";
+        /// First packet of a read's answer.
+        ReadResponseFirst = 0x0d, "RDMA READ response first";
+        /// A packet inside a read's answer.
+        ReadResponseMiddle = 0x0e, "RDMA READ response middle";
+        /// Last packet of a read's answer.
+        ReadResponseLast = 0x0f, "RDMA READ response last";
+        /// A read's answer of one packet.
+        ReadResponseOnly = 0x10, "RDMA READ response only";
+        /// Acknowledgment, positive or negative.
+        Acknowledge = 0x11, "acknowledge";
+        /// An atomic's answer.
+        AtomicAcknowledge = 0x12, "atomic acknowledge";
+        /// Compare and swap.
+        CompareSwap = 0x13, "compare and swap";
+        /// Fetch and add.
+        FetchAdd = 0x14, "fetch and add";
+        /// Last packet of a send that invalidates a key.
+        SendLastInvalidate = 0x16, "SEND last with invalidate";
+        /// A send of one packet that invalidates a key.
+        SendOnlyInvalidate = 0x17, "SEND only with invalidate";
+    }
+}
+
+bitflags::bitflags! {
+    /// The extended headers of a packet, in the order in which they follow the [`Bth`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Headers: u8 {
+        /// [`Reth`].
+        const RETH = 1 << 0;
+        /// [`AtomicEth`].
+        const ATOMIC_ETH = 1 << 1;
+        /// [`Aeth`].
+        const AETH = 1 << 2;
+        /// [`AtomicAckEth`].
+        const ATOMIC_ACK_ETH = 1 << 3;
+        /// [`ImmDt`].
+        const IMM_DT = 1 << 4;
+        /// [`Ieth`].
+        const IETH = 1 << 5;
+    }
+}
+
+impl Headers {
+    /// Bytes of all the headers in the set.
+    pub const fn bytes(self) -> usize {
+        let mut bytes = 0;
+        let mut index = 0;
+        while index < HEADER_BYTES.len() {
+            if self.bits() & 1 << index != 0 {
+                bytes += HEADER_BYTES[index];
+            }
+            index += 1;
+        }
+        bytes
+    }
+}
+
+/// Bytes of the extended headers, by bit of [`Headers`].
+const HEADER_BYTES: [usize; 6] = [
+    size_of::<Reth>(),
+    size_of::<AtomicEth>(),
+    size_of::<Aeth>(),
+    size_of::<AtomicAckEth>(),
+    size_of::<ImmDt>(),
+    size_of::<Ieth>(),
+];
+
+impl BthOpcode {
+    /// The extended headers of such a packet (IBTA table 38).
+    pub const fn headers(self) -> Headers {
+        match self {
+            Self::SendFirst
+            | Self::SendMiddle
+            | Self::SendLast
+            | Self::SendOnly
+            | Self::WriteMiddle
+            | Self::WriteLast
+            | Self::ReadResponseMiddle => Headers::empty(),
+            Self::SendLastImmediate | Self::SendOnlyImmediate | Self::WriteLastImmediate => Headers::IMM_DT,
+            Self::WriteFirst | Self::WriteOnly | Self::ReadRequest => Headers::RETH,
+            Self::WriteOnlyImmediate => Headers::RETH.union(Headers::IMM_DT),
+            Self::ReadResponseFirst | Self::ReadResponseLast | Self::ReadResponseOnly | Self::Acknowledge => {
+                Headers::AETH
+            }
+            Self::AtomicAcknowledge => Headers::AETH.union(Headers::ATOMIC_ACK_ETH),
+            Self::CompareSwap | Self::FetchAdd => Headers::ATOMIC_ETH,
+            Self::SendLastInvalidate | Self::SendOnlyInvalidate => Headers::IETH,
+        }
+    }
+
+    /// Whether the packet goes from responder to requester.
+    pub const fn is_response(self) -> bool {
+        self as u8 >= Self::ReadResponseFirst as u8 && self as u8 <= Self::AtomicAcknowledge as u8
+    }
+
+    /// Whether a message starts with this packet.
+    pub const fn is_first(self) -> bool {
+        !matches!(
+            self,
+            Self::SendMiddle
+                | Self::SendLast
+                | Self::SendLastImmediate
+                | Self::SendLastInvalidate
+                | Self::WriteMiddle
+                | Self::WriteLast
+                | Self::WriteLastImmediate
+                | Self::ReadResponseMiddle
+                | Self::ReadResponseLast
+        )
+    }
+
+    /// Whether a message ends with this packet.
+    pub const fn is_last(self) -> bool {
+        !matches!(
+            self,
+            Self::SendFirst
+                | Self::SendMiddle
+                | Self::WriteFirst
+                | Self::WriteMiddle
+                | Self::ReadResponseFirst
+                | Self::ReadResponseMiddle
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opcodes_know_their_place() {
+        for &opcode in BthOpcode::ALL {
+            let name = std::format!("{opcode}");
+            let only = name.contains("only");
+            if name.contains("first") || name.contains("middle") || name.contains("last") || only {
+                assert_eq!(opcode.is_first(), only || name.contains("first"), "{name}");
+                assert_eq!(opcode.is_last(), only || name.contains("last"), "{name}");
+            } else {
+                assert!(opcode.is_first() && opcode.is_last(), "{name}");
+            }
+            assert_eq!(
+                opcode.is_response(),
+                name.contains("response") || name.contains("acknowledge"),
+                "{name}"
+            );
+            assert_eq!(opcode.headers().contains(Headers::IMM_DT), name.contains("immediate"), "{name}");
+        }
+        assert_eq!(BthOpcode::WriteOnlyImmediate.headers().bytes(), 20);
+        assert_eq!(BthOpcode::AtomicAcknowledge.headers().bytes(), 12);
+        assert_eq!(BthOpcode::CompareSwap.headers().bytes(), 28);
+        assert_eq!(BthOpcode::SendOnly.headers().bytes(), 0);
+    }
+}
