@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use barewire_hca::{Config, Fabric, Finding, Mode, Strict, WireKind};
+use barewire_hca::{Config, Fabric, Faults, Finding, Mode, Strict, WireKind};
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::wqe::{ControlFlags, Opcode};
 use support::{Connection, Node, Pair, Wqe, pattern};
@@ -238,6 +238,22 @@ fn right_doorbells_of_every_kind_pass() {
         assert!(pair.qa.send_cq.drain().iter().all(support::Completion::is_ok));
     }
     assert_eq!(pair.a.device.take_reports(), []);
+}
+
+#[test]
+fn what_another_queue_pair_pushed_is_not_held_against_one() {
+    let fabric = Fabric::new();
+    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    // Both ring through one page; the first is in error, so the device does not execute what it posts.
+    let mut failed = Pair::over(a.clone(), b.clone(), &Connection::default());
+    let mut good = Pair::over(a.clone(), b, &Connection::default());
+    failed.qa.to_error();
+    for _ in 0..4 {
+        failed.qa.post(&write(120));
+        good.qa.post_plain(&write(100));
+        a.device.step();
+    }
+    assert_eq!(a.device.counters().findings, 0);
 }
 
 #[test]

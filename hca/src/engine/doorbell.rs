@@ -64,12 +64,19 @@ struct Half {
     pending: Option<Box<Pending>>,
 }
 
+/// A queue pair that rings through a page.
+#[derive(Debug)]
+struct Attached {
+    qpn: u32,
+    /// Its send counter at the last look, whatever its state was.
+    posted: u16,
+}
+
 #[derive(Debug)]
 struct Watch {
     index: u32,
     page: Arc<UarPage>,
-    /// Queue pairs that ring here.
-    qps: Vec<u32>,
+    qps: Vec<Attached>,
     halves: [Half; HALVES],
     /// Read all doorbell records at the next look, doorbell or not.
     scan: bool,
@@ -114,9 +121,9 @@ impl Watches {
     /// Queue pair `qpn` rings through page `index` from now on.
     pub(super) fn attach(&mut self, index: u32, qpn: u32) {
         if let Some(watch) = self.page(index)
-            && !watch.qps.contains(&qpn)
+            && !watch.rings_here(qpn)
         {
-            watch.qps.push(qpn);
+            watch.qps.push(Attached { qpn, posted: 0 });
         }
     }
 
@@ -133,7 +140,7 @@ impl Watches {
                 watch.halves[half] = Half { content: None, pending: None };
             }
         }
-        watch.qps.retain(|&attached| attached != qpn);
+        watch.qps.retain(|attached| attached.qpn != qpn);
     }
 
     /// Reads the doorbell records of page `index` at the next look.
@@ -198,19 +205,26 @@ impl Watch {
         true
     }
 
-    /// Reads the doorbell records of the page's queue pairs. Gives what was posted if it was for one queue pair only.
+    fn rings_here(&self, qpn: u32) -> bool {
+        self.qps.iter().any(|attached| attached.qpn == qpn)
+    }
+
+    /// Reads the doorbell records of the page's queue pairs. Gives what was posted if it was for one queue pair only; those
+    /// that cannot send count as well, for their drivers may have pushed something too.
     fn post(&mut self, context: &mut Context<'_>, ready: &mut dyn FnMut(&mut Qp)) -> Option<Single> {
         let mut posted = None;
         let mut several = false;
-        for &qpn in &self.qps {
-            let Some(qp) = context.objects.qps.get_mut(qpn).filter(|qp| qp.state == QpState::Rts) else {
-                continue;
-            };
-            let (start, end) = (qp.engine.requester.posted(), qp.doorbell.send());
+        for attached in &mut self.qps {
+            let qpn = attached.qpn;
+            let Some(qp) = context.objects.qps.get_mut(qpn) else { continue };
+            let end = qp.doorbell.send();
+            let start = std::mem::replace(&mut attached.posted, end);
             if start != end {
+                several |= posted.replace(Single { qpn, start, end }).is_some();
+            }
+            if qp.state == QpState::Rts && qp.engine.requester.posted() != end {
                 qp.engine.requester.post(end);
                 ready(qp);
-                several |= posted.replace(Single { qpn, start, end }).is_some();
             }
         }
         posted.filter(|_| !several)
@@ -239,7 +253,7 @@ impl Watch {
             context.counters.findings += 1;
             context.reports.add(Report { qpn, index, finding });
         };
-        let Some(qp) = context.objects.qps.get(qpn).filter(|_| self.qps.contains(&qpn)) else {
+        let Some(qp) = context.objects.qps.get(qpn).filter(|_| self.rings_here(qpn)) else {
             return report(Finding::DoorbellQueuePair { got: qpn, uar: self.index });
         };
         if qp.state != QpState::Rts {

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "every test file uses a part of it")]
 #![allow(missing_docs, missing_debug_implementations, reason = "test code")]
 
+pub mod foreign;
 mod memory;
 mod queue;
 mod wqe;

@@ -215,6 +215,10 @@ impl Qp {
 
     /// Moves the queue pair to RTS; `psns` are those of the first packet it sends and of the first it expects.
     pub fn connect(&mut self, peer: &Node, peer_qpn: u32, connection: &Connection, psns: (u32, u32)) {
+        self.connect_to(peer.device.gid(), peer_qpn, connection, psns);
+    }
+
+    pub fn connect_to(&mut self, gid: [u8; 16], peer_qpn: u32, connection: &Connection, psns: (u32, u32)) {
         let device = &self.node.device;
         let rights = OptionalParameters::REMOTE_READ
             | OptionalParameters::REMOTE_WRITE
@@ -243,7 +247,7 @@ impl Qp {
             context
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::VHCA_PORT_NUM, 1)
-                .set_array(AddressPath::RGID_RIP, peer.device.gid());
+                .set_array(AddressPath::RGID_RIP, gid);
         })
         .unwrap();
         command::<Rtr2RtsQpIn>(device, |modify| {
