@@ -24,7 +24,7 @@ use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
 pub struct RcConfig {
     /// WQEBBs (64 bytes) of the send ring; rounded up to a power of two, at least 16.
     pub send_blocks: u32,
-    /// Receive WQEs of the receive ring; rounded up to a power of two.
+    /// Receive WQEs of the receive ring; rounded up to a power of two, at least 4.
     pub receive_entries: u32,
     /// A completion is asked for at least once in this many WQEBBs; rounded down to a power of two that is at most an eighth of
     /// the ring. 1 asks for one with every WQE.
@@ -131,14 +131,16 @@ impl<D: Doorbell> RcQueuePair<D> {
             Ok(value.next_power_of_two().max(least))
         };
         let send_blocks = size("send WQEBBs", config.send_blocks, 4 * MAX_WQE_BLOCKS)?;
-        let receive_entries = size("receive WQEs", config.receive_entries, 1)?;
+        // The send ring follows the receive ring at once and starts on a WQEBB.
+        let receive_entries =
+            size("receive WQEs", config.receive_entries, (WQEBB / size_of::<DataSegment>()) as u32)?;
         let signal_period = 1 << config.signal_period.clamp(1, send_blocks / 8).ilog2();
         let cqn = |queue: &CompletionQueue| {
             queue.number().ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
         };
 
         // The receive ring, then the send ring, then the doorbell record in a cache line of its own.
-        let receive_bytes = (receive_entries as usize * size_of::<DataSegment>()).next_multiple_of(WQEBB);
+        let receive_bytes = receive_entries as usize * size_of::<DataSegment>();
         let send_bytes = send_blocks as usize * WQEBB;
         let memory = QueueMemory::allocate(context, receive_bytes + send_bytes + 64, "a queue pair")?;
         let record_offset = receive_bytes + send_bytes;

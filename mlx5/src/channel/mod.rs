@@ -63,7 +63,7 @@ pub trait Object: fmt::Debug + Send + Sync {
 ///
 /// # Safety
 /// [`Self::base`] gives the same page every time, `UAR_PAGE` bytes, aligned to as much, valid for writes until `self` is dropped, and
-/// nobody else writes to it.
+/// nobody but the device writes to it.
 pub unsafe trait Uar: fmt::Debug + Send + Sync {
     /// The page's number in contexts.
     fn index(&self) -> u32;

@@ -92,7 +92,7 @@ struct SoftUar {
     page: Arc<UarPage>,
 }
 
-// SAFETY: the page is the device's, which only reads it, and lives as long as the `Arc`.
+// SAFETY: the page lives as long as the `Arc`. The device takes doorbells out of it by atomic exchange and writes nothing else.
 unsafe impl Uar for SoftUar {
     fn index(&self) -> u32 {
         self.index
