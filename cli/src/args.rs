@@ -37,8 +37,8 @@ pub(crate) enum Command {
 pub(crate) struct DemoArgs {
     /// The file to send [default: this program itself]
     pub(crate) file: Option<PathBuf>,
-    /// Faults of the software wire, as probabilities: drop, duplicate, reorder, corrupt, and a seed
-    #[arg(long, value_name = "SPEC", help = "Faults of the software wire, e.g. drop=0.01,seed=7")]
+    /// Faults of the software wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
+    #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
 }
 

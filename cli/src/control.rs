@@ -96,10 +96,10 @@ pub(crate) enum Step {
     PutDone,
     /// Receive the file as this many active messages of at most `segment` bytes of it each.
     Am { messages: u64, segment: u64 },
-    /// Answer this many puts of 8 bytes.
-    PutPingPong { rounds: u64 },
-    /// Answer this many active messages of 8 bytes.
-    AmPingPong { rounds: u64 },
+    /// Answer every put of 8 bytes until the last.
+    PutPingPong,
+    /// Answer every active message of 8 bytes until the last.
+    AmPingPong,
     /// This transport is finished.
     Close,
 }

@@ -3,6 +3,7 @@
 use crate::control::{self, Message, PROTOCOL, Role, Work};
 use crate::error::{Error, chain};
 use crate::pair::Second;
+use crate::patience::Patience;
 use barewire_tcp::{Stream, StreamCause, StreamError};
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,7 +21,8 @@ const SEND: Duration = Duration::from_secs(3);
 /// How long a failing operation waits for the peer's end to explain it.
 const EXPLANATION: Duration = Duration::from_secs(1);
 /// How long the orderly end may take.
-const FAREWELL: Duration = Duration::from_secs(3);
+const FAREWELL: Duration = Duration::from_secs(5);
+const FAREWELL_WORDS: &str = "the farewell";
 /// Messages that the peer may send ahead.
 const INBOX: usize = 64;
 
@@ -38,36 +40,6 @@ impl fmt::Display for Peer {
             Some(pid) => write!(f, "{} (pid {pid}, {})", self.role, self.address),
             None => write!(f, "{} ({})", self.role, self.address),
         }
-    }
-}
-
-/// Counts the time in which something should have happened. Time in which this process itself did not run
-/// (stopped, or the machine slept) counts as one short step, so that a pair that was stopped and continued
-/// together goes on.
-#[derive(Debug)]
-pub(crate) struct Patience {
-    spent: Duration,
-    last: Instant,
-}
-
-impl Patience {
-    const STEP: Duration = Duration::from_millis(250);
-
-    pub(crate) fn new() -> Self {
-        Self { spent: Duration::ZERO, last: Instant::now() }
-    }
-
-    /// It happened.
-    pub(crate) fn renew(&mut self, now: Instant) {
-        self.spent = Duration::ZERO;
-        self.last = now;
-    }
-
-    /// Nothing happened until now; the time spent on waiting so far.
-    pub(crate) fn spend(&mut self, now: Instant) -> Duration {
-        self.spent += now.saturating_duration_since(self.last).min(Self::STEP);
-        self.last = now;
-        self.spent
     }
 }
 
@@ -298,48 +270,47 @@ impl Link {
     }
 
     /// Ends the pair: in order if there is no error, else telling the peer the reason. On return the connection
-    /// is closed and the second process, if it is ours, is no more. True if the peer knows the error.
+    /// is closed and the second process, if it is ours, is no more.
     pub(crate) fn finish(mut self, error: Option<&Error>) -> Finished {
         let told = match error {
             Some(error) if error.peer_is_done() => matches!(error, Error::PeerGaveUp { .. }),
             _ => {
                 let reason = error.map(|error| crate::error::one_line(&error.to_string()));
                 let silent = matches!(error, Some(Error::PeerSilent { .. }));
-                self.send(&Message::Goodbye { reason }, "the farewell").is_ok() && !silent
+                self.send(&Message::Goodbye { reason }, FAREWELL_WORDS).is_ok() && !silent
             }
         };
-        let mut outcome = Ok(());
-        if error.is_none() {
-            outcome = self.farewell();
-        }
+        let mut outcome = if error.is_none() { self.farewell() } else { Ok(()) };
         let patience = match error {
-            None => FAREWELL,
+            None if outcome.is_ok() => FAREWELL,
             Some(_) if told => EXPLANATION,
-            Some(_) => Duration::ZERO,
+            _ => Duration::ZERO,
         };
+        let deadline = Instant::now() + patience;
         if let Some(stream) = self.stream.take() {
             stream.close(patience);
         }
         if let Some(mut second) = self.second.take() {
-            match second.wait(patience) {
-                Some(status) if status.success() || error.is_some() => {}
-                Some(status) => outcome = outcome.and(Err(self.gone(format!("it ended with {status}")))),
-                None if error.is_some() => {}
-                None => outcome = outcome.and(Err(self.gone("it does not end".into()))),
+            let ended = second.wait(deadline.saturating_duration_since(Instant::now()));
+            if error.is_none() && outcome.is_ok() {
+                outcome = match ended {
+                    Some(status) if status.success() => Ok(()),
+                    Some(status) => Err(self.gone(format!("it ended with {status}"))),
+                    None => Err(self.gone("it does not end".into())),
+                };
             }
         }
         Finished { told, outcome }
     }
 
     fn gone(&self, cause: String) -> Error {
-        Error::PeerGone { peer: self.peer.clone(), during: "the farewell".into(), cause }
+        Error::PeerGone { peer: self.peer.clone(), during: FAREWELL_WORDS.into(), cause }
     }
 
     /// Waits for the peer's own goodbye.
     fn farewell(&mut self) -> Result<(), Error> {
-        const DURING: &str = "the farewell";
         while !self.peer_finished {
-            self.tend(Instant::now(), DURING)?;
+            self.tend(Instant::now(), FAREWELL_WORDS)?;
             std::thread::sleep(LOOK);
         }
         match self.inbox.pop_front() {
@@ -356,20 +327,4 @@ pub(crate) struct Finished {
     pub(crate) told: bool,
     /// The end itself.
     pub(crate) outcome: Result<(), Error>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patience_counts_long_pauses_as_one_step() {
-        let mut patience = Patience::new();
-        let start = patience.last;
-        assert_eq!(patience.spend(start + Duration::from_millis(100)), Duration::from_millis(100));
-        let later = start + Duration::from_hours(1);
-        assert_eq!(patience.spend(later), Duration::from_millis(100) + Patience::STEP);
-        patience.renew(later);
-        assert_eq!(patience.spend(later), Duration::ZERO);
-    }
 }

@@ -9,6 +9,7 @@ mod info;
 mod link;
 mod output;
 mod pair;
+mod patience;
 mod perf;
 mod remote;
 mod session;

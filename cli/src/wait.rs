@@ -2,14 +2,15 @@
 
 use crate::control::Message;
 use crate::error::Error;
-use crate::link::{Link, Patience};
+use crate::link::Link;
+use crate::patience::Patience;
 use barewire::{Completion, Endpoint, PostError, Worker};
 use indicatif::ProgressBar;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 /// How long an operation may make no progress although the peer lives.
-const STALL: Duration = Duration::from_secs(7);
+const STALL: Duration = Duration::from_secs(8);
 /// What a long operation may take beyond that: a slower wire counts as stalled.
 const SLOWEST_BYTES_PER_SECOND: u64 = 2 << 20;
 /// Looks without an event before the CPU is offered to others.

@@ -28,7 +28,8 @@ fn left_alone(survivor: Barewire, peer: &str, peer_pid: u32) {
     let line = ended.failed();
     // Killed during the greeting, it had not told its process number yet.
     let named = line.contains(&format!("{peer} (pid {peer_pid}, 127.0.0.1:"))
-        || (line.contains("the greeting") && line.contains(&format!("{peer} (127.0.0.1:")));
+        || (line.contains("the greeting") && line.contains(&format!("{peer} (127.0.0.1:")))
+        || line.starts_with(&format!("cannot connect to {peer}: 127.0.0.1:"));
     let cause =
         ["SIGKILL", "closed the connection", "connection refused"].iter().any(|cause| line.contains(cause));
     assert!(named && cause, "after {:?}: {line}", since.elapsed());

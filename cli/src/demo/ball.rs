@@ -15,6 +15,10 @@ const BALL: u8 = 3;
 const DURING: &str = "the ping-pong";
 /// The size of the ball.
 const BYTES: u64 = 8;
+/// The ball's number is the count of throws; this bit marks the last.
+const LAST: u64 = 1 << 63;
+/// A ping-pong takes no longer than about this: on a crowded machine a throw can take milliseconds.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// How the ball goes.
 enum Way {
@@ -27,7 +31,7 @@ enum Way {
 impl Way {
     /// Sets one side up. Nothing goes before both are.
     fn open(session: &mut Session<'_>, step: &Step) -> Result<Self, Error> {
-        let way = if let Step::PutPingPong { .. } = step {
+        let way = if *step == Step::PutPingPong {
             let own = session.allocate(BYTES as usize)?;
             let remote = session.exchange(&own, BYTES as usize)?;
             Self::Put { own, remote }
@@ -48,67 +52,69 @@ impl Way {
         Ok(way)
     }
 
-    fn throw(&self, session: &mut Session<'_>, number: u64) -> Result<(), Error> {
+    fn throw(&self, session: &mut Session<'_>, ball: u64) -> Result<(), Error> {
         let endpoint = &session.endpoint;
         let posted = match self {
             Self::Put { remote, .. } => session
                 .wait
-                .post(DURING, || endpoint.put_short(&number.to_le_bytes(), remote.address, &remote.key)),
-            Self::Am { .. } => session.wait.post(DURING, || endpoint.am_short(BALL, number, &[])),
+                .post(DURING, || endpoint.put_short(&ball.to_le_bytes(), remote.address, &remote.key)),
+            Self::Am { .. } => session.wait.post(DURING, || endpoint.am_short(BALL, ball, &[])),
         };
         posted.map(|_| ())
     }
 
-    /// Waits for a ball other than the one before; true if it is the right one.
-    fn catch(&self, session: &mut Session<'_>, number: u64) -> Result<bool, Error> {
-        let before = number - 1;
+    /// Waits for a ball other than number `before`.
+    fn catch(&self, session: &mut Session<'_>, before: u64) -> Result<u64, Error> {
         session.wait.until(DURING, || {
             let here = match self {
                 Self::Put { own, .. } => u64::from_le(own.load_u64(0)?),
                 Self::Am { last } => last.get(),
             };
-            Ok((here != before).then_some(here == number))
+            Ok((here != before).then_some(here))
         })
     }
 }
 
 /// Throws first; one way is half of a round trip, and the middle one of all is told.
-pub(super) fn lead(session: &mut Session<'_>, step: &Step) -> Result<Outcome, Error> {
-    let (Step::PutPingPong { rounds } | Step::AmPingPong { rounds }) = *step else {
-        return Err(Error::Local("that step is no ping-pong".into()));
-    };
+pub(super) fn lead(session: &mut Session<'_>, step: &Step, most: u64) -> Result<Outcome, Error> {
     session.wait.send(&Message::Demo(step.clone()), DURING)?;
     let way = Way::open(session, step)?;
     let mut correct = true;
-    let mut times: Vec<Duration> = Vec::with_capacity(rounds as usize);
+    let mut times: Vec<Duration> = Vec::new();
     let started = Instant::now();
-    for number in 1..=rounds {
+    let mut last = false;
+    for number in 1..=most {
         let thrown = Instant::now();
-        way.throw(session, number)?;
-        correct &= way.catch(session, number)?;
+        last = number == most || thrown.duration_since(started) > LONGEST;
+        let ball = if last { number | LAST } else { number };
+        way.throw(session, ball)?;
+        correct &= way.catch(session, number - 1)? == ball;
         times.push(thrown.elapsed() / 2);
+        if last {
+            break;
+        }
     }
     let total = started.elapsed();
     session.flush(DURING, BYTES)?;
     session.wait.barrier(DURING)?;
     times.sort_unstable();
     let time = times.get(times.len() / 2).copied().unwrap_or_default();
-    Ok(Outcome { bytes: BYTES, time, rate: units::message_rate(2 * rounds, total), correct })
+    let rate = units::message_rate(2 * times.len() as u64, total);
+    Ok(Outcome { bytes: BYTES, time, rate, correct: correct && last })
 }
 
-/// Throws back what comes.
+/// Throws back what comes, until the last.
 pub(super) fn follow(session: &mut Session<'_>, step: &Step) -> Result<(), Error> {
-    let (Step::PutPingPong { rounds } | Step::AmPingPong { rounds }) = *step else {
-        return Err(Error::Local("that step is no ping-pong".into()));
-    };
     let way = Way::open(session, step)?;
-    for number in 1..=rounds {
-        if !way.catch(session, number)? {
-            return Err(Error::Mismatch(format!(
-                "ball {number} of the ping-pong is not the one that was sent"
-            )));
+    for number in 1..LAST {
+        let ball = way.catch(session, number - 1)?;
+        if ball & !LAST != number {
+            return Err(Error::Mismatch(format!("ball {number} of the ping-pong came as {ball:#x}")));
         }
-        way.throw(session, number)?;
+        way.throw(session, ball)?;
+        if ball & LAST != 0 {
+            break;
+        }
     }
     session.flush(DURING, BYTES)?;
     session.wait.barrier(DURING)

@@ -18,7 +18,7 @@ use file::{Arrival, Source};
 use std::path::Path;
 use table::{Row, Table};
 
-/// Round trips of a ping-pong.
+/// Round trips of a ping-pong, at most.
 const ROUNDS: u64 = 1000;
 /// What is being set up or torn down, for errors.
 const STEP: &str = "the next step";
@@ -72,9 +72,9 @@ fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) ->
     table.push(row("RDMA write", put));
     let messages = file::send_messages(&mut session, &sent)?;
     table.push(row("active messages", messages));
-    let put = ball::lead(&mut session, &Step::PutPingPong { rounds: ROUNDS })?;
+    let put = ball::lead(&mut session, &Step::PutPingPong, ROUNDS)?;
     table.push(row("put ping-pong", put));
-    let messages = ball::lead(&mut session, &Step::AmPingPong { rounds: ROUNDS })?;
+    let messages = ball::lead(&mut session, &Step::AmPingPong, ROUNDS)?;
     table.push(row("am ping-pong", messages));
     session.wait.send(&Message::Demo(Step::Close), STEP)?;
     session.wait.barrier("closing the transport")
@@ -106,7 +106,7 @@ fn follow_transport(mut session: Session<'_>, length: u64) -> Result<(), Error> 
             Message::Demo(Step::Am { messages, segment }) => {
                 arrival.receive_messages(&mut session, messages, segment)?;
             }
-            Message::Demo(step @ (Step::PutPingPong { .. } | Step::AmPingPong { .. })) => {
+            Message::Demo(step @ (Step::PutPingPong | Step::AmPingPong)) => {
                 ball::follow(&mut session, &step)?;
             }
             Message::Demo(Step::Close) => return session.wait.barrier("closing the transport"),
