@@ -29,6 +29,8 @@ const MAX_WQE_BYTES: usize = MAX_WQE_BLOCKS as usize * WQEBB;
 pub const MAX_WRITE_INLINE: usize = MAX_WQE_BYTES - 2 * DS - size_of::<InlineHeader>();
 /// Longest payload of an inline send, in bytes.
 pub const MAX_SEND_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<InlineHeader>();
+/// Bytes that fill the unit of an inline header: see [`SendQueue::send_inline_prefixed`].
+pub const PREFIX: usize = DS - size_of::<InlineHeader>();
 /// Most scatter/gather elements of an RDMA read or write.
 pub const MAX_RDMA_SEGMENTS: usize = MAX_WQE_BYTES / DS - 2;
 /// Most scatter/gather elements of a send.
@@ -294,14 +296,36 @@ impl<D: Doorbell> SendQueue<D> {
     #[inline]
     pub fn send_inline_prefixed(
         &mut self,
-        prefix: [u8; 12],
+        prefix: [u8; PREFIX],
         payload: &[u8],
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        if payload.len() > MAX_SEND_INLINE - prefix.len() {
+        // As in `write_inline`: a word stays in a register, the other sizes have code of their own.
+        match payload.first_chunk() {
+            Some(word) if payload.len() == 8 => {
+                let header = Unit::inline_prefix(InlineHeader::new(20), prefix);
+                let word = Unit::from_words(u64::from_le_bytes(*word), 0);
+                self.post_block::<3>(Opcode::Send, 0, flags, [header, word, Unit::zero()])
+            }
+            _ => {
+                let (low, high) = Unit::split_prefix(prefix);
+                self.send_inline_prefixed_any(low, high, payload, flags)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn send_inline_prefixed_any(
+        &mut self,
+        low: u32,
+        high: u64,
+        payload: &[u8],
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        if payload.len() > MAX_SEND_INLINE - PREFIX {
             return Err(PostError::TooLong);
         }
-        self.post_wqe(Opcode::Send, 0, flags, Inline::prefixed(prefix, payload))
+        self.post_wqe(Opcode::Send, 0, flags, Inline::prefixed(low, high, payload))
     }
 
     /// Like [`Self::send_inline`]; the peer's completion carries `immediate`.

@@ -39,13 +39,13 @@ impl<'a> Inline<'a> {
         }
     }
 
-    /// `prefix` and `payload` behind an inline header: the prefix fills the header's unit.
+    /// A prefix and `payload` behind an inline header: the prefix, its first 4 bytes and its other 8, fills the header's unit.
     #[inline(always)]
-    pub(crate) fn prefixed(prefix: [u8; FIRST], payload: &'a [u8]) -> Self {
-        let header: [u8; 4] = transmute!(InlineHeader::new((FIRST + payload.len()) as u32));
-        let [a, b, c]: [[u8; 4]; 3] = transmute!(prefix);
+    pub(crate) fn prefixed(low: u32, high: u64, payload: &'a [u8]) -> Self {
+        let header: u32 = transmute!(InlineHeader::new((FIRST + payload.len()) as u32));
+        let first = Unit::from_words(u64::from(header) | u64::from(low) << 32, high);
         let (middle, last) = rest_of(payload, payload);
-        Self { remote: None, first: Some(Unit::segment(&[header, a, b, c])), middle, last }
+        Self { remote: None, first: Some(first), middle, last }
     }
 }
 
@@ -143,8 +143,13 @@ mod tests {
         for (remote, prefix) in [(None, None), (Some(remote), None), (None, Some([0xaa; 12]))] {
             for length in 0..=220 {
                 let payload = &bytes[..length];
-                let body = prefix
-                    .map_or_else(|| Inline::new(remote, payload), |prefix| Inline::prefixed(prefix, payload));
+                let body = prefix.map_or_else(
+                    || Inline::new(remote, payload),
+                    |prefix| {
+                        let (low, high) = Unit::split_prefix(prefix);
+                        Inline::prefixed(low, high, payload)
+                    },
+                );
                 let mut wanted = vec![];
                 if remote.is_some() {
                     wanted.extend([0, 0, 0, 0, 0, 0, 0x11, 0x22, 0, 0, 0, 0x33, 0, 0, 0, 0]);

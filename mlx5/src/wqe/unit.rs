@@ -69,6 +69,21 @@ impl Unit {
         }
     }
 
+    /// A prefix that fills an inline header's unit, as its first 4 bytes and its other 8.
+    #[inline(always)]
+    pub(crate) fn split_prefix(prefix: [u8; 12]) -> (u32, u64) {
+        let [a, b, c]: [[u8; 4]; 3] = transmute!(prefix);
+        (u32::from_le_bytes(a), u64::from(u32::from_le_bytes(b)) | u64::from(u32::from_le_bytes(c)) << 32)
+    }
+
+    /// An inline header and the prefix behind it.
+    #[inline(always)]
+    pub(crate) fn inline_prefix(header: InlineHeader, prefix: [u8; 12]) -> Self {
+        let header: u32 = transmute!(header);
+        let (low, high) = Self::split_prefix(prefix);
+        Self::from_words(u64::from(header) | u64::from(low) << 32, high)
+    }
+
     /// Where an RDMA operation goes.
     #[inline(always)]
     pub(crate) fn remote(remote: &RemoteAddressSegment) -> Self {
