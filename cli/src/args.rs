@@ -1,6 +1,7 @@
 //! The command line's words.
 
 use crate::control::Work;
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -215,6 +216,13 @@ fn count(text: &str) -> Result<u64, String> {
 
 /// What clap has to say about a bad command line, in one line.
 pub(crate) fn usage_line(error: &clap::Error) -> String {
+    if matches!(
+        error.kind(),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        // clap would list the hidden one, too.
+        return "a command is missing: demo, info, hello or perf (see 'barewire --help')".to_owned();
+    }
     let text = error.render().to_string();
     let mut parts: Vec<&str> = Vec::new();
     for line in text.lines().map(str::trim) {
