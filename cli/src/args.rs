@@ -271,7 +271,10 @@ mod tests {
         assert!(line.starts_with("invalid value 'am_lta'"), "{line}");
         assert!(!line.contains('\n'), "{line}");
         let error = Cli::try_parse_from(["barewire"]).unwrap_err();
-        assert!(usage_line(&error).contains("requires a subcommand"), "{}", usage_line(&error));
+        assert_eq!(
+            usage_line(&error),
+            "a command is missing: demo, info, hello or perf (see 'barewire --help')"
+        );
         let error = Cli::try_parse_from(["barewire", "hello", "-b", "-z"]).unwrap_err();
         assert!(usage_line(&error).contains("cannot be used with"), "{}", usage_line(&error));
     }
