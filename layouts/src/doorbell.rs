@@ -11,6 +11,10 @@ use crate::be::{Be32, Be64};
 pub const UAR_PAGE: usize = 4096;
 /// Offset of the 8-byte CQ doorbell in a UAR page.
 pub const CQ_DOORBELL_OFFSET: usize = 0x20;
+/// Offset of the EQ doorbell that arms, in a UAR page (mlx5 eq.c: `MLX5_EQ_DOORBEL_OFFSET`).
+pub const EQ_ARM_OFFSET: usize = 0x40;
+/// Offset of the EQ doorbell that only tells the consumer counter.
+pub const EQ_CONSUMER_OFFSET: usize = 0x48;
 /// Offset of the first BlueFlame register in a UAR page.
 pub const BLUEFLAME_OFFSET: usize = 0x800;
 /// Distance between the BlueFlame registers of a page.
@@ -85,6 +89,30 @@ impl CqDoorbell {
     }
 }
 
+/// The 4 bytes written at [`EQ_ARM_OFFSET`] or [`EQ_CONSUMER_OFFSET`]: event queue number (8 bits), EQEs consumed modulo 2^24.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(transparent)]
+pub struct EqDoorbell(pub Be32);
+
+impl EqDoorbell {
+    /// The doorbell of event queue `eqn` (8 bits), of which `consumer` entries are consumed.
+    pub const fn new(eqn: u32, consumer: u32) -> Self {
+        Self(Be32::new(eqn << 24 | (consumer & 0x00ff_ffff)))
+    }
+
+    /// The event queue.
+    pub const fn eqn(self) -> u32 {
+        self.0.get() >> 24
+    }
+
+    /// EQEs consumed, modulo 2^24.
+    pub const fn consumer(self) -> u32 {
+        self.0.get() & 0x00ff_ffff
+    }
+}
+
 const_assert_eq!(size_of::<DoorbellRecord>(), 8);
 const_assert_eq!(core::mem::offset_of!(DoorbellRecord, receive), 0);
 const_assert_eq!(core::mem::offset_of!(DoorbellRecord, send), 4);
@@ -102,6 +130,13 @@ mod tests {
         // reference/golden, write_inl_8_unsig: the doorbell record after one send WQEBB.
         let record = DoorbellRecord { receive: Be32::ZERO, send: Be32::new(1) };
         assert_eq!(record.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn event_queue_doorbells_hold_number_and_counter() {
+        let doorbell = EqDoorbell::new(5, 0xff12_3456);
+        assert_eq!(doorbell.as_bytes(), [5, 0x12, 0x34, 0x56]);
+        assert_eq!((doorbell.eqn(), doorbell.consumer()), (5, 0x12_3456));
     }
 
     #[test]

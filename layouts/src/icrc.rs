@@ -8,6 +8,7 @@ pub const ICRC_BYTES: usize = 4;
 
 const LRH: [u8; 8] = [0xff; 8];
 const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
 const UDP_HEADER: usize = 8;
 const BTH_HEADER: usize = 12;
 /// The byte of the BTH that holds FECN, BECN and reserved bits: routers may change it.
@@ -46,7 +47,7 @@ fn icrc_identified(
     udp_destination: u16,
     transport: &[u8],
 ) -> [u8; ICRC_BYTES] {
-    let udp_length = UDP_HEADER + transport.len() + ICRC_BYTES;
+    let udp_length = udp_length(transport);
     let mut ip = [0xff; IPV4_HEADER];
     ip[0] = 0x45;
     ip[2..4].copy_from_slice(&((IPV4_HEADER + udp_length) as u16).to_be_bytes());
@@ -55,11 +56,37 @@ fn icrc_identified(
     ip[9] = UDP;
     ip[12..16].copy_from_slice(&source);
     ip[16..20].copy_from_slice(&destination);
+    icrc(&ip, udp_source, udp_destination, transport)
+}
 
+/// [`icrc_ipv4`] of a datagram over IPv6: traffic class, flow label and hop limit are what routers may change.
+pub fn icrc_ipv6(
+    source: [u8; 16],
+    destination: [u8; 16],
+    udp_source: u16,
+    udp_destination: u16,
+    transport: &[u8],
+) -> [u8; ICRC_BYTES] {
+    let mut ip = [0xff; IPV6_HEADER];
+    ip[0] = 0x6f;
+    ip[4..6].copy_from_slice(&(udp_length(transport) as u16).to_be_bytes());
+    ip[6] = UDP;
+    ip[8..24].copy_from_slice(&source);
+    ip[24..40].copy_from_slice(&destination);
+    icrc(&ip, udp_source, udp_destination, transport)
+}
+
+/// Bytes of the UDP datagram that carries `transport`.
+fn udp_length(transport: &[u8]) -> usize {
+    UDP_HEADER + transport.len() + ICRC_BYTES
+}
+
+/// The CRC behind a masked IP header.
+fn icrc(ip: &[u8], udp_source: u16, udp_destination: u16, transport: &[u8]) -> [u8; ICRC_BYTES] {
     let mut udp = [0xff; UDP_HEADER];
     udp[0..2].copy_from_slice(&udp_source.to_be_bytes());
     udp[2..4].copy_from_slice(&udp_destination.to_be_bytes());
-    udp[4..6].copy_from_slice(&(udp_length as u16).to_be_bytes());
+    udp[4..6].copy_from_slice(&(udp_length(transport) as u16).to_be_bytes());
 
     let (bth, rest) = transport.split_at(transport.len().min(BTH_HEADER));
     let mut masked = [0; BTH_HEADER];
@@ -68,7 +95,7 @@ fn icrc_identified(
 
     let mut crc = crc32fast::Hasher::new();
     crc.update(&LRH);
-    crc.update(&ip);
+    crc.update(ip);
     crc.update(&udp);
     crc.update(&masked[..bth.len()]);
     crc.update(rest);
@@ -107,6 +134,21 @@ mod tests {
         covered.extend(&transport);
         covered[8 + 20 + 8 + 4] = 0xff;
         let got = icrc_ipv4([10, 0, 0, 1], [10, 0, 0, 2], 0xc000, 4791, &transport);
+        assert_eq!(got, crc_by_bits(&covered).to_le_bytes());
+    }
+
+    #[test]
+    fn covers_an_ipv6_header_without_what_routers_change() {
+        let transport: Vec<u8> = (0..40_u8).map(|byte| byte.wrapping_mul(7)).collect();
+        let (source, destination) = (core::array::from_fn(|at| at as u8), [0xfd; 16]);
+        let mut covered = std::vec![0xff; 8];
+        covered.extend([0x6f, 0xff, 0xff, 0xff, 0, 52, 17, 0xff]);
+        covered.extend(source);
+        covered.extend(destination);
+        covered.extend([0xc0, 0, 0x12, 0xb7, 0, 52, 0xff, 0xff]);
+        covered.extend(&transport);
+        covered[8 + 40 + 8 + 4] = 0xff;
+        let got = icrc_ipv6(source, destination, 0xc000, 4791, &transport);
         assert_eq!(got, crc_by_bits(&covered).to_le_bytes());
     }
 

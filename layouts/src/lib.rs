@@ -13,6 +13,7 @@ pub mod be;
 pub mod command;
 pub mod cqe;
 pub mod doorbell;
+pub mod eqe;
 pub mod icrc;
 pub mod prm;
 pub mod roce;

@@ -13,6 +13,8 @@ field_enum! {
     CapabilityPage: u16, "capability page" {
         /// The device in general: [`HcaCap`].
         General = 0x0, "general";
+        /// On-demand paging.
+        Odp = 0x2, "ODP";
         /// Atomic operations: [`AtomicCap`].
         Atomic = 0x3, "atomic";
         /// RoCE: [`RoceCap`].
@@ -79,8 +81,46 @@ field_enum! {
 }
 
 impl HcaCap {
+    /// The second general page exists.
+    pub const HCA_CAP_2: Field<Self, bool> = Field::new(0x20, 1);
     /// Number of this function among those of the card.
     pub const VHCA_ID: Field<Self, u16> = Field::new(0x30, 16);
+    /// log2 of the most WQEs of a shared receive queue.
+    pub const LOG_MAX_SRQ_SZ: Field<Self, u8> = Field::new(0x80, 8);
+    /// log2 of the most shared receive queues.
+    pub const LOG_MAX_SRQ: Field<Self, u8> = Field::new(0xab, 5);
+    /// log2 of the most entries of an event queue.
+    pub const LOG_MAX_EQ_SZ: Field<Self, u8> = Field::new(0xe0, 8);
+    /// Memory keys may let writes be reordered on the bus.
+    pub const RELAXED_ORDERING_WRITE: Field<Self, bool> = Field::new(0xe8, 1);
+    /// log2 of the most event queues.
+    pub const LOG_MAX_EQ: Field<Self, u8> = Field::new(0xfc, 4);
+    /// Indirect keys may lead to indirect keys so many times.
+    pub const MAX_INDIRECTION: Field<Self, u8> = Field::new(0x100, 8);
+    /// Indirect keys over ranges of one size (KSM).
+    pub const FIXED_BUFFER_SIZE: Field<Self, bool> = Field::new(0x108, 1);
+    /// log2 of the most ranges of an indirect key.
+    pub const LOG_MAX_KLM_LIST_SIZE: Field<Self, u8> = Field::new(0x11a, 6);
+    /// Counters of retransmissions exist.
+    pub const RETRANSMISSION_Q_COUNTERS: Field<Self, bool> = Field::new(0x182, 1);
+    /// Counter sets.
+    pub const MAX_QP_CNT: Field<Self, u16> = Field::new(0x186, 10);
+    /// Small results may lie in the completion.
+    pub const SCTR_DATA_CQE: Field<Self, bool> = Field::new(0x215, 1);
+    /// A completion queue may be resized.
+    pub const CQ_RESIZE: Field<Self, bool> = Field::new(0x221, 1);
+    /// Events of completion queues may be moderated.
+    pub const CQ_MODERATION: Field<Self, bool> = Field::new(0x222, 1);
+    /// Memory keys may let reads be reordered on the bus.
+    pub const RELAXED_ORDERING_READ: Field<Self, bool> = Field::new(0x32a, 1);
+    /// WQEs of cyclic receive memory pools may come without a header.
+    pub const BASIC_CYCLIC_RCV_WQE: Field<Self, bool> = Field::new(0x380, 1);
+    /// log2 of the most receive memory pools.
+    pub const LOG_MAX_RMP: Field<Self, u8> = Field::new(0x383, 5);
+    /// log2 of the most WQEs of a work queue.
+    pub const LOG_MAX_WQ_SZ: Field<Self, u8> = Field::new(0x3db, 5);
+    /// Number of event queues.
+    pub const MAX_NUM_EQS: Field<Self, u16> = Field::new(0x470, 16);
     /// log2 of the most WQEs of a queue.
     pub const LOG_MAX_QP_SZ: Field<Self, u8> = Field::new(0x88, 8);
     /// log2 of the most queue pairs.
@@ -188,11 +228,11 @@ mod tests {
 
     #[test]
     fn op_mods_are_the_headers_own() {
-        // mlx5dv users send 1 for general/current, 7 for atomic/current, 9 for RoCE/current, 0x41 for general 2/current.
+        // mlx5dv users send 1 for general/current, 5 for ODP/current, 7 for atomic/current, 9 for RoCE/current, 0x41 for general 2/current.
         let current = |page| op_mod(page, CapabilityMode::Current);
         assert_eq!(
             CapabilityPage::ALL.iter().map(|&page| current(page)).collect::<std::vec::Vec<_>>(),
-            [1, 7, 9, 0x41]
+            [1, 5, 7, 9, 0x41]
         );
         assert_eq!(op_mod(CapabilityPage::General, CapabilityMode::Maximum), 0);
     }

@@ -32,6 +32,20 @@ field_enum! {
     }
 }
 
+field_enum! {
+    /// Whether the next completion is told to the event queue (mlx5_ifc.h: `MLX5_CQC_ST_*`).
+    CqState: u8, "CQ event state" {
+        /// Never armed.
+        Idle = 0x0, "idle";
+        /// The next solicited completion is.
+        SolicitedArmed = 0x6, "solicited armed";
+        /// The next completion is.
+        Armed = 0x9, "armed";
+        /// It was.
+        Fired = 0xa, "fired";
+    }
+}
+
 layouts! {
     /// Makes a completion queue. A list of page addresses may follow where no umem is given.
     CreateCqIn: 272, "create_cq_in";
@@ -43,6 +57,8 @@ layouts! {
     QueryCqIn: 16, "query_cq_in";
     /// The context.
     QueryCqOut: 272, "query_cq_out";
+    /// Changes a completion queue, or moves it to another ring. A list of page addresses may follow where no umem is given.
+    ModifyCqIn: 272, "modify_cq_in";
     /// Completion queue context.
     Cqc: 64, "cqc";
 }
@@ -51,6 +67,60 @@ requests! {
     CreateCqIn => CreateCq, CreateCqOut;
     DestroyCqIn => DestroyCq, StatusOut;
     QueryCqIn => QueryCq, QueryCqOut;
+    ModifyCqIn => ModifyCq, StatusOut;
+}
+
+field_enum! {
+    /// What MODIFY_CQ does: its `op_mod` (mlx5_ifc.h: `MLX5_MODIFY_CQ_IN_OP_MOD_*`).
+    ModifyCqKind: u16, "MODIFY_CQ op_mod" {
+        /// Changes the parameters that [`CqParameters`] selects.
+        Modify = 0, "modify";
+        /// Moves the queue to another ring, as [`CqResize`] selects.
+        Resize = 1, "resize";
+    }
+}
+
+bitflags::bitflags! {
+    /// Parameters that MODIFY_CQ changes (mlx5 cq.h: `MLX5_CQ_MODIFY_*`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct CqParameters: u32 {
+        /// `cq_period`.
+        const PERIOD = 1 << 0;
+        /// `cq_max_count`.
+        const MAX_COUNT = 1 << 1;
+        /// `oi`.
+        const OVERRUN = 1 << 2;
+    }
+}
+
+bitflags::bitflags! {
+    /// What of the ring is given when it is resized (mlx5 device.h: `MLX5_MODIFY_CQ_MASK_*`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct CqResize: u32 {
+        /// `log_cq_size`.
+        const LOG_SIZE = 1 << 0;
+        /// `page_offset`.
+        const PAGE_OFFSET = 1 << 1;
+        /// `log_page_size`.
+        const PAGE_SIZE = 1 << 2;
+    }
+}
+
+impl ModifyCqIn {
+    /// [`ModifyCqKind`].
+    pub const OP_MOD: Field<Self, ModifyCqKind> = Field::new(0x30, 16);
+    /// The queue.
+    pub const CQN: Field<Self> = Field::new(0x48, 24);
+    /// [`CqParameters`] or [`CqResize`].
+    pub const FIELD_SELECT: Field<Self> = Field::new(0x60, 32);
+    /// The new values.
+    pub const CQ_CONTEXT: Nested<Self, Cqc> = Nested::new(0x80);
+    /// Where the new ring starts in its umem, bytes.
+    pub const CQ_UMEM_OFFSET: Field<Self, u64> = Field::new(0x280, 64);
+    /// The umem that holds the new ring.
+    pub const CQ_UMEM_ID: Field<Self> = Field::new(0x2c0, 32);
+    /// The new ring is in a umem. The kernel sets it on behalf of a DEVX user.
+    pub const CQ_UMEM_VALID: Field<Self, bool> = Field::new(0x2e0, 1);
 }
 
 impl CreateCqIn {
@@ -97,8 +167,8 @@ impl Cqc {
     pub const OI: Field<Self, bool> = Field::new(0xe, 1);
     /// Entries may be compressed.
     pub const CQE_COMP_EN: Field<Self, bool> = Field::new(0x11, 1);
-    /// Event state: armed, solicited armed, fired.
-    pub const ST: Field<Self, u8> = Field::new(0x14, 4);
+    /// Event state.
+    pub const ST: Field<Self, CqState> = Field::new(0x14, 4);
     /// The umem that holds the doorbell record.
     pub const DBR_UMEM_ID: Field<Self> = Field::new(0x20, 32);
     /// Where the ring starts in its first page, in 64-byte units.
@@ -115,6 +185,10 @@ impl Cqc {
     pub const C_EQN: Field<Self> = Field::new(0xa0, 32);
     /// log2 of the page size, minus 12.
     pub const LOG_PAGE_SIZE: Field<Self, u8> = Field::new(0xc3, 5);
+    /// Entries written when the last event was sent.
+    pub const LAST_NOTIFIED_INDEX: Field<Self> = Field::new(0x108, 24);
+    /// One past the last solicited entry.
+    pub const LAST_SOLICIT_INDEX: Field<Self> = Field::new(0x128, 24);
     /// Entries consumed when the device last looked.
     pub const CONSUMER_COUNTER: Field<Self> = Field::new(0x148, 24);
     /// Entries written.

@@ -25,10 +25,16 @@ use crate::prm::{Field, Layout, View, ViewMut, field_enum, layouts};
 
 pub mod capability;
 pub mod cq;
+pub mod eq;
 pub mod gid;
+pub mod klm;
 pub mod mkey;
 pub mod pd;
+pub mod port;
+pub mod q_counter;
 pub mod qp;
+pub mod rmp;
+pub mod srq;
 pub mod uar;
 pub mod umem;
 
@@ -37,18 +43,28 @@ field_enum! {
     CommandOpcode: u16, "command opcode" {
         /// Reads a page of capabilities.
         QueryHcaCap = 0x100, "QUERY_HCA_CAP";
+        /// Reads the card's names.
+        QueryAdapter = 0x101, "QUERY_ADAPTER";
         /// Makes a memory key.
         CreateMkey = 0x200, "CREATE_MKEY";
         /// Reads a memory key's context.
         QueryMkey = 0x201, "QUERY_MKEY";
         /// Destroys a memory key.
         DestroyMkey = 0x202, "DESTROY_MKEY";
+        /// Makes an event queue.
+        CreateEq = 0x301, "CREATE_EQ";
+        /// Destroys an event queue.
+        DestroyEq = 0x302, "DESTROY_EQ";
+        /// Reads an event queue's context.
+        QueryEq = 0x303, "QUERY_EQ";
         /// Makes a completion queue.
         CreateCq = 0x400, "CREATE_CQ";
         /// Destroys a completion queue.
         DestroyCq = 0x401, "DESTROY_CQ";
         /// Reads a completion queue's context.
         QueryCq = 0x402, "QUERY_CQ";
+        /// Changes a completion queue.
+        ModifyCq = 0x403, "MODIFY_CQ";
         /// Makes a queue pair.
         CreateQp = 0x500, "CREATE_QP";
         /// Destroys a queue pair.
@@ -65,8 +81,32 @@ field_enum! {
         ToRstQp = 0x50a, "2RST_QP";
         /// Reads a queue pair's context.
         QueryQp = 0x50b, "QUERY_QP";
+        /// Makes a shared receive queue.
+        CreateSrq = 0x700, "CREATE_SRQ";
+        /// Destroys a shared receive queue.
+        DestroySrq = 0x701, "DESTROY_SRQ";
+        /// Reads a shared receive queue's context.
+        QuerySrq = 0x702, "QUERY_SRQ";
+        /// Sets a shared receive queue's limit.
+        ArmRq = 0x703, "ARM_RQ";
+        /// Reads whether the port is up.
+        QueryVportState = 0x750, "QUERY_VPORT_STATE";
+        /// Reads the Ethernet side of the port.
+        QueryNicVportContext = 0x754, "QUERY_NIC_VPORT_CONTEXT";
         /// Reads an entry of the GID table.
         QueryRoceAddress = 0x760, "QUERY_ROCE_ADDRESS";
+        /// Reads the InfiniBand side of the port.
+        QueryHcaVportContext = 0x762, "QUERY_HCA_VPORT_CONTEXT";
+        /// Reads GIDs.
+        QueryHcaVportGid = 0x764, "QUERY_HCA_VPORT_GID";
+        /// Reads partition keys.
+        QueryHcaVportPkey = 0x765, "QUERY_HCA_VPORT_PKEY";
+        /// Takes a counter set.
+        AllocQCounter = 0x771, "ALLOC_Q_COUNTER";
+        /// Gives a counter set back.
+        DeallocQCounter = 0x772, "DEALLOC_Q_COUNTER";
+        /// Reads a counter set.
+        QueryQCounter = 0x773, "QUERY_Q_COUNTER";
         /// Makes a protection domain.
         AllocPd = 0x800, "ALLOC_PD";
         /// Gives a protection domain back.
@@ -75,6 +115,16 @@ field_enum! {
         AllocUar = 0x802, "ALLOC_UAR";
         /// Gives a UAR page back.
         DeallocUar = 0x803, "DEALLOC_UAR";
+        /// Reads how ports are bonded.
+        QueryLag = 0x842, "QUERY_LAG";
+        /// Makes a receive memory pool.
+        CreateRmp = 0x90c, "CREATE_RMP";
+        /// Changes a receive memory pool.
+        ModifyRmp = 0x90d, "MODIFY_RMP";
+        /// Destroys a receive memory pool.
+        DestroyRmp = 0x90e, "DESTROY_RMP";
+        /// Reads a receive memory pool's context.
+        QueryRmp = 0x90f, "QUERY_RMP";
         /// Withdraws user memory from the device.
         DestroyUmem = 0xa0a, "DESTROY_UMEM";
     }
@@ -226,7 +276,7 @@ mod tests {
         assert_eq!(CommandOpcode::QueryHcaCap as u16, 0x100);
         assert_eq!(CommandOpcode::ToRstQp as u16, 0x50a);
         assert_eq!(CommandOpcode::try_from(0xa0a), Ok(CommandOpcode::DestroyUmem));
-        assert!(CommandOpcode::try_from(0x101).is_err());
+        assert!(CommandOpcode::try_from(0x1ff).is_err());
         assert_eq!(CommandStatus::try_from(0x51), Ok(CommandStatus::BadOutputLength));
         assert_eq!(CommandStatus::NoResources as u8, 0xf);
     }

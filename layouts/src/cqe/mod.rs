@@ -1,12 +1,15 @@
 //! Completion queue entries (CQEs).
 //!
 //! Sources: mlx5dv.h `struct mlx5_cqe64`, `struct mlx5_err_cqe`, PRM 'Completion Queue Entry'. A 128-byte CQE carries the same
-//! 64 bytes in its second half.
+//! 64 bytes in its second half ([`Cqe128`]). Compressed CQEs are in [`compressed`].
 
-use core::fmt;
+pub mod compressed;
+mod syndrome;
+
+pub use syndrome::Syndrome;
 
 use static_assertions::const_assert_eq;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 use crate::be::{Be16, Be32, Be64};
 
@@ -21,6 +24,44 @@ pub const OWNER: u8 = 0x01;
 pub const SOLICITED: u8 = 0x02;
 /// Offset of `op_own`, the byte that is written last.
 pub const OP_OWN_OFFSET: usize = 63;
+/// Offset of the signature, which in the enhanced layout of compressed queues counts laps instead.
+pub const SIGNATURE_OFFSET: usize = 62;
+/// The format bits of `op_own`: see [`CqeFormat`].
+pub const FORMAT: u8 = 0x0c;
+
+/// Where the data of a completion lies, or that the entry is compressed: the format bits of `op_own` (mlx5dv.h:
+/// `MLX5_INLINE_SCATTER_32`, `MLX5_INLINE_SCATTER_64`; linux device.h: `MLX5_COMPRESSED`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CqeFormat {
+    /// In the buffers that the WQE named.
+    Plain = 0,
+    /// In the first 32 bytes of the CQE.
+    Inline32 = 1,
+    /// In the 64 bytes before the CQE: the first half of a 128-byte entry.
+    Inline64 = 2,
+    /// The entry starts, or belongs to, a block of compressed CQEs.
+    Compressed = 3,
+}
+
+impl CqeFormat {
+    /// Decodes the format bits of an `op_own` byte.
+    #[inline]
+    pub const fn from_op_own(op_own: u8) -> Self {
+        match op_own >> 2 & 3 {
+            0 => Self::Plain,
+            1 => Self::Inline32,
+            2 => Self::Inline64,
+            _ => Self::Compressed,
+        }
+    }
+
+    /// The bits, at their place in `op_own`.
+    #[inline]
+    pub const fn bits(self) -> u8 {
+        (self as u8) << 2
+    }
+}
 
 /// Who completed, and how (mlx5dv.h: `MLX5_CQE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +79,8 @@ pub enum CqeOpcode {
     ResponderSendInvalidate = 0x4,
     /// The completion queue was resized here.
     Resize = 0x5,
+    /// A receive WQE was given back without a packet.
+    NoPacket = 0x6,
     /// A signature error.
     SignatureError = 0xc,
     /// A send queue's WQE failed: read the entry as [`ErrorCqe`].
@@ -59,6 +102,7 @@ impl CqeOpcode {
             0x3 => Self::ResponderSendImmediate,
             0x4 => Self::ResponderSendInvalidate,
             0x5 => Self::Resize,
+            0x6 => Self::NoPacket,
             0xc => Self::SignatureError,
             0xd => Self::RequesterError,
             0xe => Self::ResponderError,
@@ -68,87 +112,13 @@ impl CqeOpcode {
     }
 }
 
-/// Why a WQE failed, in the device's own words (mlx5dv.h: `MLX5_CQE_SYNDROME_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Syndrome {
-    /// A received message was longer than the receive WQE's buffers, or a send longer than the port's maximum.
-    LocalLength = 0x01,
-    /// The WQE itself was malformed or not allowed on this queue.
-    LocalQpOperation = 0x02,
-    /// A local key did not cover the address, or lacked the right.
-    LocalProtection = 0x04,
-    /// The queue was in error before this WQE was executed.
-    WorkRequestFlushed = 0x05,
-    /// A memory window could not be bound.
-    MemoryWindowBind = 0x06,
-    /// The peer's response was not what was asked for.
-    BadResponse = 0x10,
-    /// The responder hit a protection error in its own receive buffers.
-    LocalAccess = 0x11,
-    /// The peer rejected the request as invalid.
-    RemoteInvalidRequest = 0x12,
-    /// The remote key did not cover the address, or lacked the right.
-    RemoteAccess = 0x13,
-    /// The peer could not complete the operation.
-    RemoteOperation = 0x14,
-    /// No acknowledgement came within timeout and retry count.
-    TransportRetryExceeded = 0x15,
-    /// The peer had no receive WQE for longer than the RNR retry count allows.
-    RnrRetryExceeded = 0x16,
-    /// The peer aborted the operation.
-    RemoteAborted = 0x22,
-}
-
-impl Syndrome {
-    /// Decodes the syndrome byte; `None` for one that this crate does not know.
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0x01 => Self::LocalLength,
-            0x02 => Self::LocalQpOperation,
-            0x04 => Self::LocalProtection,
-            0x05 => Self::WorkRequestFlushed,
-            0x06 => Self::MemoryWindowBind,
-            0x10 => Self::BadResponse,
-            0x11 => Self::LocalAccess,
-            0x12 => Self::RemoteInvalidRequest,
-            0x13 => Self::RemoteAccess,
-            0x14 => Self::RemoteOperation,
-            0x15 => Self::TransportRetryExceeded,
-            0x16 => Self::RnrRetryExceeded,
-            0x22 => Self::RemoteAborted,
-            _ => return None,
-        })
-    }
-}
-
-impl fmt::Display for Syndrome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::LocalLength => "local length error",
-            Self::LocalQpOperation => "local queue pair operation error",
-            Self::LocalProtection => "local protection error",
-            Self::WorkRequestFlushed => "work request flushed",
-            Self::MemoryWindowBind => "memory window bind error",
-            Self::BadResponse => "bad response",
-            Self::LocalAccess => "local access error",
-            Self::RemoteInvalidRequest => "remote invalid request",
-            Self::RemoteAccess => "remote access error",
-            Self::RemoteOperation => "remote operation error",
-            Self::TransportRetryExceeded => "transport retry count exceeded",
-            Self::RnrRetryExceeded => "receiver-not-ready retry count exceeded",
-            Self::RemoteAborted => "remote aborted",
-        })
-    }
-}
-
-/// A completion (mlx5dv.h: `struct mlx5_cqe64`). Fields that only Ethernet or tag matching use are kept as reserved bytes.
+/// A completion (mlx5dv.h: `struct mlx5_cqe64`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Cqe64 {
-    /// Packet metadata; holds up to 32 bytes of scattered data when the inline-scatter bit is set.
+    /// Packet metadata: see [`PacketFields`]. Holds the data itself in format [`CqeFormat::Inline32`].
     pub metadata: [u8; 32],
-    /// Shared receive queue number or user index of the queue pair (24 bits).
+    /// Shared receive queue number in CQE version 0, user index of the queue in version 1 (24 bits).
     pub srqn_user_index: Be32,
     /// Immediate, or the key that was invalidated.
     pub immediate: Be32,
@@ -194,6 +164,94 @@ impl Cqe64 {
     pub const fn qpn(&self) -> u32 {
         self.opcode_qpn.get() & 0x00ff_ffff
     }
+
+    /// Opcode byte of the send WQE.
+    #[inline]
+    pub const fn send_opcode(&self) -> u8 {
+        (self.opcode_qpn.get() >> 24) as u8
+    }
+
+    /// User index of the queue (CQE version 1), or shared receive queue number (version 0).
+    #[inline]
+    pub const fn user_index(&self) -> u32 {
+        self.srqn_user_index.get() & 0x00ff_ffff
+    }
+
+    /// Format bits of `op_own`.
+    #[inline]
+    pub const fn format(&self) -> CqeFormat {
+        CqeFormat::from_op_own(self.op_own)
+    }
+
+    /// What the entry says of the packet. Means something in a responder's completion, and not in format [`CqeFormat::Inline32`].
+    #[inline]
+    pub const fn packet(&self) -> PacketFields {
+        transmute!(self.metadata)
+    }
+}
+
+/// The first 32 bytes of a responder's completion (mlx5dv.h and linux device.h: `struct mlx5_cqe64`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PacketFields {
+    /// Tunnel and TLS bits.
+    pub tunnel: u8,
+    /// Reserved.
+    pub reserved_1: u8,
+    /// Index of the WQE, where [`Cqe64::wqe_counter`] is that of a stride.
+    pub wqe_id: Be16,
+    /// Coalescing fields.
+    pub reserved_4: [u8; 8],
+    /// Receive hash.
+    pub hash: Be32,
+    /// What was hashed.
+    pub hash_type: u8,
+    /// Destination path bits (7 bits), and whether the packet was for a multicast group.
+    pub path_bits: u8,
+    /// Reserved.
+    pub reserved_18: [u8; 2],
+    /// Ones' complement sum; index of the stride in a striding shared receive queue.
+    pub checksum: Be16,
+    /// The sender's LID.
+    pub source_lid: Be16,
+    /// Flags: how the global routing header came (bits 28-29), service level (24-27). Below it, the sender's queue pair.
+    pub flags_source_qpn: Be32,
+    /// Header checks.
+    pub header_checks: u8,
+    /// Header kinds.
+    pub header_kinds: u8,
+    /// VLAN tag.
+    pub vlan: Be16,
+}
+
+impl PacketFields {
+    /// Number of the sender's queue pair, of a datagram.
+    #[inline]
+    pub const fn source_qpn(&self) -> u32 {
+        self.flags_source_qpn.get() & 0x00ff_ffff
+    }
+
+    /// Service level on InfiniBand; kind of network header on Ethernet.
+    #[inline]
+    pub const fn service_level(&self) -> u8 {
+        (self.flags_source_qpn.get() >> 24) as u8 & 0x0f
+    }
+
+    /// The packet had a global routing header. Of a datagram it lies in the first 40 bytes of the buffer.
+    #[inline]
+    pub const fn has_global_route(&self) -> bool {
+        self.flags_source_qpn.get() >> 28 & 3 != 0
+    }
+}
+
+/// A 128-byte completion: the CQE is its second half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Cqe128 {
+    /// The data itself in format [`CqeFormat::Inline64`].
+    pub data: [u8; 64],
+    /// The completion.
+    pub cqe: Cqe64,
 }
 
 /// A failed WQE (mlx5dv.h: `struct mlx5_err_cqe`).
@@ -202,7 +260,7 @@ impl Cqe64 {
 pub struct ErrorCqe {
     /// Reserved.
     pub reserved_0: [u8; 32],
-    /// Shared receive queue number or user index of the queue pair (24 bits).
+    /// Shared receive queue number in CQE version 0, user index of the queue in version 1 (24 bits).
     pub srqn_user_index: Be32,
     /// Reserved.
     pub reserved_36: [u8; 18],
@@ -226,6 +284,18 @@ impl ErrorCqe {
     pub const fn qpn(&self) -> u32 {
         self.opcode_qpn.get() & 0x00ff_ffff
     }
+
+    /// Opcode byte of the send WQE.
+    #[inline]
+    pub const fn send_opcode(&self) -> u8 {
+        (self.opcode_qpn.get() >> 24) as u8
+    }
+
+    /// User index of the queue (CQE version 1), or shared receive queue number (version 0).
+    #[inline]
+    pub const fn user_index(&self) -> u32 {
+        self.srqn_user_index.get() & 0x00ff_ffff
+    }
 }
 
 const_assert_eq!(size_of::<Cqe64>(), 64);
@@ -236,8 +306,19 @@ const_assert_eq!(core::mem::offset_of!(Cqe64, byte_count), 44);
 const_assert_eq!(core::mem::offset_of!(Cqe64, timestamp), 48);
 const_assert_eq!(core::mem::offset_of!(Cqe64, opcode_qpn), 56);
 const_assert_eq!(core::mem::offset_of!(Cqe64, wqe_counter), 60);
-const_assert_eq!(core::mem::offset_of!(Cqe64, signature), 62);
+const_assert_eq!(core::mem::offset_of!(Cqe64, signature), SIGNATURE_OFFSET);
 const_assert_eq!(core::mem::offset_of!(Cqe64, op_own), OP_OWN_OFFSET);
+const_assert_eq!(size_of::<Cqe128>(), 128);
+const_assert_eq!(core::mem::offset_of!(Cqe128, cqe), 64);
+const_assert_eq!(size_of::<PacketFields>(), 32);
+const_assert_eq!(core::mem::offset_of!(PacketFields, wqe_id), 2);
+const_assert_eq!(core::mem::offset_of!(PacketFields, hash), 12);
+const_assert_eq!(core::mem::offset_of!(PacketFields, path_bits), 17);
+const_assert_eq!(core::mem::offset_of!(PacketFields, checksum), 20);
+const_assert_eq!(core::mem::offset_of!(PacketFields, source_lid), 22);
+const_assert_eq!(core::mem::offset_of!(PacketFields, flags_source_qpn), 24);
+const_assert_eq!(core::mem::offset_of!(PacketFields, header_checks), 28);
+const_assert_eq!(core::mem::offset_of!(PacketFields, vlan), 30);
 const_assert_eq!(size_of::<ErrorCqe>(), 64);
 const_assert_eq!(core::mem::offset_of!(ErrorCqe, srqn_user_index), 32);
 const_assert_eq!(core::mem::offset_of!(ErrorCqe, vendor_syndrome), 54);
@@ -280,14 +361,39 @@ mod tests {
     }
 
     #[test]
-    fn every_known_code_decodes_to_itself() {
-        for bits in 0..=u8::MAX {
-            if let Some(syndrome) = Syndrome::from_bits(bits) {
-                assert_eq!(syndrome as u8, bits);
-            }
-            if let Some(opcode) = CqeOpcode::from_bits(bits) {
-                assert_eq!(opcode as u8, bits);
-            }
+    fn every_known_opcode_decodes_to_itself() {
+        let known = (0..=u8::MAX).filter_map(CqeOpcode::from_bits).map(|opcode| opcode as u8);
+        assert!(known.eq([0, 1, 2, 3, 4, 5, 6, 0xc, 0xd, 0xe, 0xf]));
+    }
+
+    #[test]
+    fn formats_are_two_bits() {
+        for op_own in 0..=u8::MAX {
+            assert_eq!(CqeFormat::from_op_own(op_own).bits(), op_own & FORMAT);
         }
+        assert_eq!(CqeFormat::Inline32.bits(), 0x4, "MLX5_INLINE_SCATTER_32");
+        assert_eq!(CqeFormat::Inline64.bits(), 0x8, "MLX5_INLINE_SCATTER_64");
+    }
+
+    #[test]
+    fn a_datagrams_sender_is_in_the_metadata() {
+        let mut cqe = Cqe64::INITIAL;
+        cqe.metadata[17] = 0x05;
+        cqe.metadata[20..28].copy_from_slice(&[0xab, 0xcd, 0x12, 0x34, 0x27, 0, 0, 0x4d]);
+        cqe.srqn_user_index = Be32::new(0x7f00_0102);
+        cqe.opcode_qpn = Be32::new(0x0a00_0048);
+        let packet = cqe.packet();
+        assert_eq!((packet.source_qpn(), packet.service_level(), packet.has_global_route()), (0x4d, 7, true));
+        assert_eq!((packet.source_lid.get(), packet.path_bits), (0x1234, 5));
+        assert_eq!((cqe.user_index(), cqe.send_opcode(), cqe.qpn()), (0x0102, 0x0a, 0x48));
+        assert_eq!(packet.as_bytes(), cqe.metadata);
+    }
+
+    #[test]
+    fn the_long_form_ends_with_the_short_one() {
+        let long = Cqe128 { data: [7; 64], cqe: Cqe64::INITIAL };
+        let bytes = long.as_bytes();
+        assert_eq!((bytes[63], bytes[64], bytes[127]), (7, 0, INITIAL_OP_OWN));
+        assert_eq!(Cqe128::read_from_bytes(bytes).unwrap(), long);
     }
 }

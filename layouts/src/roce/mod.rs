@@ -13,7 +13,7 @@ mod aeth;
 mod opcode;
 
 pub use aeth::{Aeth, AethSyndrome, INVALID_CREDITS, NakCode, ack_timeout_ns, rnr_delay_ns};
-pub use opcode::{BthOpcode, Headers};
+pub use opcode::{BthOpcode, CONGESTION_NOTIFICATION, CONGESTION_RESERVED, Headers, Transport};
 
 /// The UDP port of RoCEv2 (IANA, IBTA A17.4.5.1).
 pub const UDP_PORT: u16 = 4791;
@@ -48,6 +48,10 @@ impl Bth {
     const PAD: u8 = 0x30;
     const VERSION: u8 = 0x0f;
     const ACK_REQUEST: u32 = 1 << 31;
+    const FECN: u32 = 1 << 31;
+    const BECN: u32 = 1 << 30;
+    const TRANSPORT_SHIFT: u32 = 5;
+    const OPERATION: u8 = 0x1f;
 
     /// A header in the default partition, in migration state 'migrated' (there is one path), without padding.
     #[inline]
@@ -68,6 +72,46 @@ impl Bth {
     #[inline]
     pub fn opcode(&self) -> Result<BthOpcode, UnknownValue> {
         BthOpcode::try_from(self.opcode)
+    }
+
+    /// The transport service.
+    ///
+    /// # Errors
+    /// [`UnknownValue`] if it is none of [`Transport`].
+    #[inline]
+    pub fn transport(&self) -> Result<Transport, UnknownValue> {
+        Transport::try_from(self.opcode >> Self::TRANSPORT_SHIFT)
+    }
+
+    /// The operation, whatever the transport service.
+    ///
+    /// # Errors
+    /// [`UnknownValue`] if it is none of [`BthOpcode`].
+    #[inline]
+    pub fn operation(&self) -> Result<BthOpcode, UnknownValue> {
+        BthOpcode::try_from(self.opcode & Self::OPERATION)
+    }
+
+    /// Makes it a packet of another transport service.
+    #[inline]
+    #[must_use]
+    pub const fn with_transport(mut self, transport: Transport) -> Self {
+        self.opcode = self.opcode & Self::OPERATION | (transport as u8) << Self::TRANSPORT_SHIFT;
+        self
+    }
+
+    /// Whether the packet met congestion on its way here (FECN).
+    #[inline]
+    pub const fn met_congestion(&self) -> bool {
+        self.destination.get() & Self::FECN != 0
+    }
+
+    /// Sets the bit that tells the receiver of congestion on the way back (BECN).
+    #[inline]
+    #[must_use]
+    pub const fn with_congestion_notice(mut self) -> Self {
+        self.destination = Be32::new(self.destination.get() | Self::BECN);
+        self
     }
 
     /// Transport header version; 0 is the only one.
@@ -166,6 +210,45 @@ pub struct AtomicEth {
 
 const_assert_eq!(size_of::<AtomicEth>(), 28);
 
+/// Datagram extended transport header (IBTA 9.3.1): who sent it, and the key that the receiver must have.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Deth {
+    /// Queue key.
+    pub qkey: Be32,
+    /// The sender's queue pair: 8 reserved bits and 24 of its number.
+    pub source_qpn: Be32,
+}
+
+const_assert_eq!(size_of::<Deth>(), 8);
+
+/// Operands of a masked atomic on the wire. What devices send there is not public: this is the software HCA's own header, in a
+/// packet of [`Transport::Vendor`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct MaskedAtomicEth {
+    /// Address at the responder, a multiple of the size.
+    pub address: Be64,
+    /// Remote key.
+    pub rkey: Be32,
+    /// Bytes of the operand: 4 or 8. Smaller operands lie in the lower bits of the fields that follow.
+    pub size: Be32,
+    /// What to store, or to add.
+    pub swap_or_add: Be64,
+    /// What to compare with, or the highest bits of the fields that are added to.
+    pub compare: Be64,
+    /// The bits that are stored.
+    pub swap_mask: Be64,
+    /// The bits that are compared.
+    pub compare_mask: Be64,
+}
+
+const_assert_eq!(size_of::<MaskedAtomicEth>(), 48);
+
 /// Atomic acknowledge extended transport header (IBTA 9.3.5.3).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -230,6 +313,19 @@ mod tests {
     }
 
     #[test]
+    fn the_transport_is_part_of_the_opcode() {
+        let bth = Bth::new(BthOpcode::SendOnlyImmediate, 0x48, 1).with_transport(Transport::Ud);
+        assert_eq!(bth.as_bytes()[0], 0x65);
+        assert_eq!((bth.transport(), bth.operation()), (Ok(Transport::Ud), Ok(BthOpcode::SendOnlyImmediate)));
+        let uc = bth.with_transport(Transport::Uc);
+        assert_eq!((uc.as_bytes()[0], uc.transport()), (0x25, Ok(Transport::Uc)));
+        let bth = Bth::read_from_bytes(&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0, 0, 0, 0]).unwrap();
+        assert_eq!((bth.transport(), bth.destination()), (Ok(Transport::Congestion), 0x118));
+        assert!(!bth.met_congestion() && Bth::read_from_bytes(&[0x80; 12]).unwrap().met_congestion());
+        assert_eq!(Bth::default().with_congestion_notice().as_bytes()[4], 0x40);
+    }
+
+    #[test]
     fn extended_headers_byte_for_byte() {
         let reth = Reth {
             address: 0x0102_0304_0506_0708.into(),
@@ -246,6 +342,8 @@ mod tests {
         assert_eq!(atomic.as_bytes(), bytes);
         assert_eq!(AtomicEth::read_from_bytes(&bytes).unwrap(), atomic);
 
+        let deth = Deth { qkey: 0x0102_0304.into(), source_qpn: 0x48.into() };
+        assert_eq!(deth.as_bytes(), [1, 2, 3, 4, 0, 0, 0, 0x48]);
         assert_eq!(AtomicAckEth { original: 1.into() }.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!(ImmDt { data: 0x0102_0304.into() }.as_bytes(), [1, 2, 3, 4]);
         assert_eq!(Ieth { rkey: 0x0102_0304.into() }.as_bytes(), [1, 2, 3, 4]);

@@ -1,10 +1,31 @@
-//! Opcodes of reliable connected packets, and which headers each carries.
+//! Opcodes of packets: the transport service, the operation, and which headers each carries.
 
-use super::{Aeth, AtomicAckEth, AtomicEth, Ieth, ImmDt, Reth};
+use super::{Aeth, AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, MaskedAtomicEth, Reth};
 use crate::prm::field_enum;
 
 field_enum! {
-    /// The operation of a reliable connected packet (IBTA table 38).
+    /// The transport service of a packet: the upper three bits of its opcode (IBTA table 38).
+    Transport: u8, "transport service" {
+        /// Reliable connected.
+        Rc = 0b000, "RC";
+        /// Unreliable connected.
+        Uc = 0b001, "UC";
+        /// Unreliable datagram.
+        Ud = 0b011, "UD";
+        /// Congestion notification (IBTA annex A17.9.3): [`CONGESTION_NOTIFICATION`] is its only operation.
+        Congestion = 0b100, "CNP";
+        /// Left to manufacturers. Here: the masked atomics of reliable connections.
+        Vendor = 0b110, "vendor";
+    }
+}
+
+/// The operation of a packet of [`Transport::Congestion`]: 0x81 is the whole opcode.
+pub const CONGESTION_NOTIFICATION: u8 = 0x01;
+/// Bytes that follow the base transport header of a congestion notification; all zero.
+pub const CONGESTION_RESERVED: usize = 16;
+
+field_enum! {
+    /// The operation of a packet: the lower five bits of its opcode, or the opcode of a reliable connected one (IBTA table 38).
     BthOpcode: u8, "RC packet opcode" {
         /// First packet of a send.
         SendFirst = 0x00, "SEND first";
@@ -59,18 +80,22 @@ bitflags::bitflags! {
     /// The extended headers of a packet, in the order in which they follow the [`Bth`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Headers: u8 {
+        /// [`Deth`].
+        const DETH = 1 << 0;
         /// [`Reth`].
-        const RETH = 1 << 0;
+        const RETH = 1 << 1;
         /// [`AtomicEth`].
-        const ATOMIC_ETH = 1 << 1;
+        const ATOMIC_ETH = 1 << 2;
+        /// [`MaskedAtomicEth`].
+        const MASKED_ATOMIC_ETH = 1 << 3;
         /// [`Aeth`].
-        const AETH = 1 << 2;
+        const AETH = 1 << 4;
         /// [`AtomicAckEth`].
-        const ATOMIC_ACK_ETH = 1 << 3;
+        const ATOMIC_ACK_ETH = 1 << 5;
         /// [`ImmDt`].
-        const IMM_DT = 1 << 4;
+        const IMM_DT = 1 << 6;
         /// [`Ieth`].
-        const IETH = 1 << 5;
+        const IETH = 1 << 7;
     }
 }
 
@@ -90,9 +115,11 @@ impl Headers {
 }
 
 /// Bytes of the extended headers, by bit of [`Headers`].
-const HEADER_BYTES: [usize; 6] = [
+const HEADER_BYTES: [usize; 8] = [
+    size_of::<Deth>(),
     size_of::<Reth>(),
     size_of::<AtomicEth>(),
+    size_of::<MaskedAtomicEth>(),
     size_of::<Aeth>(),
     size_of::<AtomicAckEth>(),
     size_of::<ImmDt>(),
@@ -100,7 +127,21 @@ const HEADER_BYTES: [usize; 6] = [
 ];
 
 impl BthOpcode {
-    /// The extended headers of such a packet (IBTA table 38).
+    /// The extended headers of such a packet of `transport`; `None` if that has no such operation (IBTA table 38).
+    pub const fn headers_in(self, transport: Transport) -> Option<Headers> {
+        match (transport, self) {
+            (Transport::Rc, _) => Some(self.headers()),
+            (Transport::Uc, _) if self as u8 <= Self::WriteOnlyImmediate as u8 => Some(self.headers()),
+            (Transport::Ud, Self::SendOnly | Self::SendOnlyImmediate) => {
+                Some(Headers::DETH.union(self.headers()))
+            }
+            (Transport::Vendor, Self::CompareSwap | Self::FetchAdd) => Some(Headers::MASKED_ATOMIC_ETH),
+            (Transport::Congestion, _) if self as u8 == CONGESTION_NOTIFICATION => Some(Headers::empty()),
+            _ => None,
+        }
+    }
+
+    /// The extended headers of such a reliable connected packet (IBTA table 38).
     pub const fn headers(self) -> Headers {
         match self {
             Self::SendFirst
@@ -183,5 +224,22 @@ mod tests {
         assert_eq!(BthOpcode::AtomicAcknowledge.headers().bytes(), 12);
         assert_eq!(BthOpcode::CompareSwap.headers().bytes(), 28);
         assert_eq!(BthOpcode::SendOnly.headers().bytes(), 0);
+    }
+
+    #[test]
+    fn each_transport_has_its_operations() {
+        let known = |transport| {
+            let known =
+                BthOpcode::ALL.iter().copied().filter(move |opcode| opcode.headers_in(transport).is_some());
+            known.map(|opcode| opcode as u8).collect::<std::vec::Vec<_>>()
+        };
+        assert_eq!(known(Transport::Rc).len(), BthOpcode::ALL.len());
+        assert_eq!(known(Transport::Uc), (0..=0x0b).collect::<std::vec::Vec<_>>());
+        assert_eq!(known(Transport::Ud), [0x04, 0x05]);
+        assert_eq!(known(Transport::Congestion), [CONGESTION_NOTIFICATION]);
+        assert_eq!(known(Transport::Vendor), [0x13, 0x14]);
+        let bytes = |opcode: BthOpcode, transport| opcode.headers_in(transport).unwrap().bytes();
+        assert_eq!(bytes(BthOpcode::SendOnlyImmediate, Transport::Ud), 12);
+        assert_eq!(bytes(BthOpcode::CompareSwap, Transport::Vendor), 48);
     }
 }

@@ -3,6 +3,19 @@
 //! A WQE is a run of 16-byte units (`ds`), laid into a ring of 64-byte basic blocks (WQEBBs). It starts with a
 //! [`ControlSegment`]; what follows depends on the opcode. Sources: mlx5dv.h `struct mlx5_wqe_*`, PRM 'Work Queue Element'.
 
+mod address_vector;
+mod atomic;
+mod receive;
+mod umr;
+
+pub use address_vector::{AddressVector, CompactAddressVector, EXTENDED_ADDRESS_VECTOR};
+pub use atomic::{
+    AtomicSegment, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32, MaskedFetchAdd64,
+    extended_atomic_modifier,
+};
+pub use receive::SharedReceiveHeader;
+pub use umr::{MkeyContextSegment, UmrControlSegment, UmrFlags, UmrMask};
+
 use bitflags::bitflags;
 use static_assertions::{const_assert, const_assert_eq};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -42,6 +55,14 @@ pub enum Opcode {
     AtomicCompareSwap = 0x11,
     /// 8-byte fetch and add.
     AtomicFetchAdd = 0x12,
+    /// Compare and swap of the bits that two masks select; the modifier says how wide: see [`extended_atomic_modifier`].
+    MaskedCompareSwap = 0x14,
+    /// Fetch and add in fields that a mask divides; width as above.
+    MaskedFetchAdd = 0x15,
+    /// Invalidate a local key by its own opcode. libmlx5 and the kernel use [`Self::Umr`] for it.
+    LocalInvalidate = 0x1b,
+    /// User-mode memory registration: change a memory key, or free it.
+    Umr = 0x25,
 }
 
 impl Opcode {
@@ -58,6 +79,10 @@ impl Opcode {
             0x10 => Self::RdmaRead,
             0x11 => Self::AtomicCompareSwap,
             0x12 => Self::AtomicFetchAdd,
+            0x14 => Self::MaskedCompareSwap,
+            0x15 => Self::MaskedFetchAdd,
+            0x1b => Self::LocalInvalidate,
+            0x25 => Self::Umr,
             _ => return None,
         })
     }
@@ -71,6 +96,8 @@ bitflags! {
         const SOLICITED = 0x02;
         /// Write a completion queue entry.
         const COMPLETION = 0x08;
+        /// Wait for what this queue does locally, such as an invalidation posted just before (`INITIATOR_SMALL_FENCE`).
+        const SMALL_FENCE = 0x20;
         /// Wait for all earlier RDMA reads and atomics of this queue.
         const FENCE = 0x80;
     }
@@ -79,7 +106,7 @@ bitflags! {
 impl ControlFlags {
     /// The two completion-mode bits: 2 means 'a CQE for every such WQE', 0 'only in error'.
     pub const COMPLETION_MASK: u8 = 0x0c;
-    /// Fence-mode bits; only 0 and [`ControlFlags::FENCE`] (4 << 5) are in use here.
+    /// Fence-mode bits; 0, [`ControlFlags::SMALL_FENCE`] (1 << 5) and [`ControlFlags::FENCE`] (4 << 5) are in use here.
     pub const FENCE_MASK: u8 = 0xe0;
 }
 
@@ -116,6 +143,14 @@ impl ControlSegment {
             signature_stream_flags: Be32::new(flags.bits() as u32),
             immediate: Be32::new(immediate),
         }
+    }
+
+    /// This segment with opcode modifier `modifier`.
+    #[inline]
+    #[must_use]
+    pub const fn with_modifier(self, modifier: u8) -> Self {
+        let word = self.opmod_index_opcode.get() & 0x00ff_ffff | (modifier as u32) << 24;
+        Self { opmod_index_opcode: Be32::new(word), ..self }
     }
 
     /// Opcode byte, raw: see [`Opcode::from_bits`].
@@ -192,6 +227,9 @@ pub struct DataSegment {
 }
 
 impl DataSegment {
+    /// Ends the scatter list of a receive WQE that has room for more segments.
+    pub const END: Self = Self::new(0, 0, INVALID_LKEY);
+
     /// A segment of `length` bytes at `address` under `lkey`.
     #[inline]
     pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
@@ -218,18 +256,6 @@ impl InlineHeader {
     }
 }
 
-/// Operands of an 8-byte atomic (mlx5dv.h: `struct mlx5_wqe_atomic_seg`).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
-)]
-#[repr(C)]
-pub struct AtomicSegment {
-    /// The value to swap in, or to add.
-    pub swap_or_add: Be64,
-    /// The value to compare with; not looked at by fetch-and-add.
-    pub compare: Be64,
-}
-
 const_assert_eq!(size_of::<ControlSegment>(), 16);
 const_assert_eq!(core::mem::offset_of!(ControlSegment, opmod_index_opcode), 0);
 const_assert_eq!(core::mem::offset_of!(ControlSegment, qpn_ds), 4);
@@ -242,37 +268,43 @@ const_assert_eq!(size_of::<DataSegment>(), 16);
 const_assert_eq!(core::mem::offset_of!(DataSegment, lkey), 4);
 const_assert_eq!(core::mem::offset_of!(DataSegment, address), 8);
 const_assert_eq!(size_of::<InlineHeader>(), 4);
-const_assert_eq!(size_of::<AtomicSegment>(), 16);
-const_assert_eq!(core::mem::offset_of!(AtomicSegment, compare), 8);
 const_assert!(WQEBB.is_multiple_of(DS));
 
 #[cfg(test)]
-mod tests {
+mod golden {
     use super::*;
 
-    fn hex(text: &str) -> [u8; 16] {
-        core::array::from_fn(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
+    /// The bytes that hexadecimal `text` spells.
+    pub(super) fn hex<const N: usize>(text: &str) -> [u8; N] {
+        assert_eq!(text.len(), 2 * N);
+        core::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
     }
 
     /// Both directions: the typed form gives the bytes, the bytes give the typed form.
-    fn golden<T>(typed: T, text: &str)
+    pub(super) fn golden<T, const N: usize>(typed: T, text: &str)
     where
-        T: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + PartialEq + core::fmt::Debug,
+        T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + PartialEq + core::fmt::Debug,
     {
-        let bytes = hex(text);
+        let bytes: [u8; N] = hex(text);
         assert_eq!(typed.as_bytes(), bytes);
         assert_eq!(T::read_from_bytes(&bytes).unwrap(), typed);
     }
+}
 
-    /// The bytes are libmlx5's own: reference/golden, operations write_inl_8_sig, write_imm_inl_8_sig_solicited, read_1sge_256_sig
-    /// and fetch_add_sig.
+#[cfg(test)]
+mod tests {
+    use super::golden::golden;
+    use super::*;
+
+    /// The bytes are libmlx5's own: reference/golden, operations write_inl_8_sig, write_imm_inl_8_sig_solicited and
+    /// read_1sge_256_sig.
     #[test]
     fn segments_as_libmlx5_writes_them() {
-        golden(
+        golden::<_, 16>(
             ControlSegment::new(Opcode::RdmaWrite, 1, 72, 3, ControlFlags::COMPLETION, 0),
             "00000108000048030000000800000000",
         );
-        golden(
+        golden::<_, 16>(
             ControlSegment::new(
                 Opcode::RdmaWriteImmediate,
                 0x15,
@@ -283,16 +315,9 @@ mod tests {
             ),
             "00001509000048030000000a01020304",
         );
-        golden(RemoteAddressSegment::new(536_871_176, 4779), "0000000020000108000012ab00000000");
-        golden(DataSegment::new(268_468_224, 256, 4523), "00000100000011ab0000000010008000");
-        golden(
-            AtomicSegment {
-                swap_or_add: Be64::new(0x1122_3344_5566_7788),
-                compare: Be64::new(u64::from_be_bytes([0xee; 8])),
-            },
-            "1122334455667788eeeeeeeeeeeeeeee",
-        );
-        assert_eq!(InlineHeader::new(8).as_bytes(), [0x80, 0, 0, 8]);
+        golden::<_, 16>(RemoteAddressSegment::new(536_871_176, 4779), "0000000020000108000012ab00000000");
+        golden::<_, 16>(DataSegment::new(268_468_224, 256, 4523), "00000100000011ab0000000010008000");
+        golden::<_, 4>(InlineHeader::new(8), "80000008");
     }
 
     #[test]
@@ -301,11 +326,14 @@ mod tests {
         assert_eq!(Opcode::from_bits(control.opcode()), Some(Opcode::RdmaRead));
         assert_eq!((control.index(), control.qpn(), control.ds()), (0xfffe, 0xff_ffff, 63));
         assert_eq!((control.opcode_modifier(), control.flags()), (0, 0x80));
+        let modified = control.with_modifier(9);
+        assert_eq!((modified.opcode_modifier(), modified.index(), modified.opcode()), (9, 0xfffe, 0x10));
+        assert_eq!(modified.with_modifier(0), control);
     }
 
     #[test]
     fn every_known_opcode_decodes_to_itself() {
         let known = (0..=u8::MAX).filter_map(Opcode::from_bits).map(|opcode| opcode as u8);
-        assert!(known.eq([0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12]));
+        assert!(known.eq([0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x14, 0x15, 0x1b, 0x25]));
     }
 }

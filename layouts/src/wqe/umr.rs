@@ -1,0 +1,175 @@
+//! User-mode memory registration (UMR): the segments with which a queue pair changes a memory key.
+//!
+//! Only what frees a key is here. It is how libmlx5 invalidates a local key (`set_bind_wr` with no length), as devices do not take
+//! `MLX5_OPCODE_LOCAL_INVAL` from user space. Sources: mlx5dv.h `struct mlx5_wqe_umr_ctrl_seg`, `struct mlx5_wqe_mkey_context_seg`.
+
+use bitflags::bitflags;
+use static_assertions::const_assert_eq;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::be::{Be16, Be32, Be64};
+
+bitflags! {
+    /// How the segments are to be read (mlx5dv.h: `MLX5_WQE_UMR_CTRL_FLAG_*`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct UmrFlags: u8 {
+        /// The key must be of this queue pair.
+        const CHECK_QPN = 1 << 3;
+        /// The key's translations start at an offset.
+        const TRANSLATION_OFFSET = 1 << 4;
+        /// The key must be free.
+        const CHECK_FREE = 1 << 5;
+        /// Translations lie in the WQE.
+        const INLINE = 1 << 7;
+    }
+}
+
+bitflags! {
+    /// Which fields of the key change (mlx5dv.h: `MLX5_WQE_UMR_CTRL_MKEY_MASK_*`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct UmrMask: u64 {
+        /// Length.
+        const LENGTH = 1 << 0;
+        /// Start address.
+        const START_ADDRESS = 1 << 6;
+        /// The key's low byte.
+        const KEY = 1 << 13;
+        /// The queue pair that may use it.
+        const QPN = 1 << 14;
+        /// Local writes.
+        const LOCAL_WRITE = 1 << 18;
+        /// Remote reads.
+        const REMOTE_READ = 1 << 19;
+        /// Remote writes.
+        const REMOTE_WRITE = 1 << 20;
+        /// Remote atomics.
+        const ATOMIC = 1 << 21;
+        /// Whether it is free.
+        const FREE = 1 << 29;
+    }
+}
+
+/// What is to change (mlx5dv.h: `struct mlx5_wqe_umr_ctrl_seg`).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct UmrControlSegment {
+    /// [`UmrFlags`].
+    pub flags: u8,
+    /// Zero.
+    pub reserved_1: [u8; 3],
+    /// 16-byte units of translations.
+    pub translation_octowords: Be16,
+    /// Where they start.
+    pub translation_offset: Be16,
+    /// [`UmrMask`].
+    pub mask: Be64,
+    /// Zero.
+    pub reserved_16: [u8; 32],
+}
+
+impl UmrControlSegment {
+    /// Frees the key that the control segment's immediate names, if it is of this queue pair.
+    pub const INVALIDATE: Self = Self {
+        flags: UmrFlags::INLINE.union(UmrFlags::TRANSLATION_OFFSET).union(UmrFlags::CHECK_QPN).bits(),
+        reserved_1: [0; 3],
+        translation_octowords: Be16::ZERO,
+        translation_offset: Be16::ZERO,
+        mask: Be64::new(UmrMask::FREE.union(UmrMask::KEY).union(UmrMask::QPN).bits()),
+        reserved_16: [0; 32],
+    };
+}
+
+/// The key's new fields (mlx5dv.h: `struct mlx5_wqe_mkey_context_seg`).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct MkeyContextSegment {
+    /// Bit 6: the key is free.
+    pub free: u8,
+    /// Zero.
+    pub reserved_1: u8,
+    /// What the key allows.
+    pub access: u8,
+    /// Sub-function.
+    pub sub_function: u8,
+    /// The queue pair that may use it (24 bits, all ones: any) and the key's low byte.
+    pub qpn_mkey: Be32,
+    /// Zero.
+    pub reserved_8: Be32,
+    /// Flags and protection domain.
+    pub flags_pd: Be32,
+    /// Start address.
+    pub start_address: Be64,
+    /// Length in bytes.
+    pub length: Be64,
+    /// Size of the signature description.
+    pub signature_octowords: Be32,
+    /// Zero.
+    pub reserved_36: [u8; 16],
+    /// 16-byte units of translations.
+    pub translation_octowords: Be32,
+    /// Zero.
+    pub reserved_56: [u8; 3],
+    /// Page size as log2.
+    pub log_page_size: u8,
+    /// Zero.
+    pub reserved_60: Be32,
+}
+
+impl MkeyContextSegment {
+    /// A free key that belongs to no queue pair.
+    pub const FREE: Self = Self {
+        free: 1 << 6,
+        reserved_1: 0,
+        access: 0,
+        sub_function: 0,
+        qpn_mkey: Be32::new(0xffff_ff00),
+        reserved_8: Be32::ZERO,
+        flags_pd: Be32::ZERO,
+        start_address: Be64::ZERO,
+        length: Be64::ZERO,
+        signature_octowords: Be32::ZERO,
+        reserved_36: [0; 16],
+        translation_octowords: Be32::ZERO,
+        reserved_56: [0; 3],
+        log_page_size: 0,
+        reserved_60: Be32::ZERO,
+    };
+}
+
+const_assert_eq!(size_of::<UmrControlSegment>(), 48);
+const_assert_eq!(core::mem::offset_of!(UmrControlSegment, translation_octowords), 4);
+const_assert_eq!(core::mem::offset_of!(UmrControlSegment, translation_offset), 6);
+const_assert_eq!(core::mem::offset_of!(UmrControlSegment, mask), 8);
+const_assert_eq!(core::mem::offset_of!(UmrControlSegment, reserved_16), 16);
+const_assert_eq!(size_of::<MkeyContextSegment>(), 64);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, access), 2);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, qpn_mkey), 4);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, flags_pd), 12);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, start_address), 16);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, length), 24);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, signature_octowords), 32);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, translation_octowords), 52);
+const_assert_eq!(core::mem::offset_of!(MkeyContextSegment, log_page_size), 59);
+
+#[cfg(test)]
+mod tests {
+    use super::super::golden::golden;
+    use super::*;
+
+    #[test]
+    fn a_local_invalidation() {
+        golden::<_, 48>(
+            UmrControlSegment::INVALIDATE,
+            "980000000000000000000000200060000000000000000000000000000000000000000000000000000000000000000000",
+        );
+        golden::<_, 64>(
+            MkeyContextSegment::FREE,
+            "40000000ffffff000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
+             000000000000000000000000000000",
+        );
+    }
+}
