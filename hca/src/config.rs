@@ -2,29 +2,35 @@
 
 use std::env;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
+use std::path::PathBuf;
 
 use thiserror::Error;
 
 use crate::engine::Strict;
 use crate::wire::{Fabric, Faults, FaultsError};
 
-/// Environment variable with the IPv4 address of devices, for [`Config::from_env`].
+/// Environment variable with the IP address of devices, for [`Config::from_env`].
 pub const ADDRESS_VARIABLE: &str = "BAREWIRE_HCA_ADDRESS";
 /// Environment variable with the faults of devices' wires, for [`Config::from_env`].
 pub const FAULTS_VARIABLE: &str = "BAREWIRE_HCA_FAULTS";
 
+/// Environment variable with the file that devices' packets are written to, for [`Config::from_env`].
+pub const PCAP_VARIABLE: &str = "BAREWIRE_HCA_PCAP";
+
 /// What a device shall be. The default is a thread of its own, UDP on a free address, no faults, findings on standard error.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// The device's IPv4 address; `None` for a free one in 127.0.0.0/8, or the fabric's next.
-    pub address: Option<Ipv4Addr>,
+    /// The device's IP address, IPv4 or IPv6; `None` for a free one in 127.0.0.0/8, or the fabric's next.
+    pub address: Option<IpAddr>,
     /// Who runs the engine.
     pub mode: Mode,
     /// What carries the packets.
     pub wire: WireKind,
     /// What happens to packets on the way out.
     pub faults: Faults,
+    /// The pcap file that gets what the wire carries; `%a` in its name stands for the device's address. It grows without a limit.
+    pub pcap: Option<PathBuf>,
     /// What the device does about mistakes in WQEs and doorbells.
     pub strict: Strict,
 }
@@ -50,8 +56,8 @@ pub enum WireKind {
 }
 
 impl Config {
-    /// The default, with address and faults from [`ADDRESS_VARIABLE`] (`127.7.0.1`) and [`FAULTS_VARIABLE`]
-    /// (`drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7`). A variable that is empty counts as not set.
+    /// The default, with address, faults and capture file from [`ADDRESS_VARIABLE`] (`127.7.0.1`), [`FAULTS_VARIABLE`]
+    /// (`drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7`) and [`PCAP_VARIABLE`] (`/tmp/%a.pcap`). A variable that is empty counts as not set.
     ///
     /// # Errors
     /// [`ConfigError`] names the variable and what is wrong with it.
@@ -67,15 +73,16 @@ impl Config {
         let faults = set(FAULTS_VARIABLE)
             .map(|text| text.parse().map_err(|source| ConfigError::Faults { text, source }))
             .transpose()?;
-        Ok(Self { address, faults: faults.unwrap_or_default(), ..Self::default() })
+        let pcap = set(PCAP_VARIABLE).map(PathBuf::from);
+        Ok(Self { address, faults: faults.unwrap_or_default(), pcap, ..Self::default() })
     }
 }
 
 /// An environment variable does not say what it should.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
-    /// [`ADDRESS_VARIABLE`] is no IPv4 address.
-    #[error("{ADDRESS_VARIABLE}='{text}' is no IPv4 address such as 127.7.0.1")]
+    /// [`ADDRESS_VARIABLE`] is no IP address.
+    #[error("{ADDRESS_VARIABLE}='{text}' is no IP address such as 127.7.0.1 or ::1")]
     Address {
         /// Its value.
         text: String,
@@ -99,7 +106,7 @@ pub enum OpenError {
     )]
     Address {
         /// The address asked for.
-        address: Ipv4Addr,
+        address: IpAddr,
     },
     /// The RoCEv2 port of the address could not be taken.
     #[error(
@@ -107,7 +114,7 @@ pub enum OpenError {
     )]
     Bind {
         /// The address asked for.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// The kernel's answer.
         source: io::Error,
     },
@@ -121,7 +128,15 @@ pub enum OpenError {
     #[error("the fabric has a device with the address {address} already")]
     AddressTaken {
         /// The address asked for.
-        address: Ipv4Addr,
+        address: IpAddr,
+    },
+    /// The capture file cannot be made.
+    #[error("cannot write the capture file '{}': {source}", path.display())]
+    Capture {
+        /// The file, as configured.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
     },
     /// The fabric has no address left.
     #[error("the fabric has no address left")]
@@ -142,6 +157,7 @@ mod tests {
         Config::from_variables(|name| match name {
             ADDRESS_VARIABLE => Some(address.to_owned()),
             FAULTS_VARIABLE => Some(faults.to_owned()),
+            PCAP_VARIABLE => Some("/tmp/%a.pcap".to_owned()),
             _ => None,
         })
     }
@@ -149,9 +165,10 @@ mod tests {
     #[test]
     fn variables_are_read() {
         let config = config(" 127.7.0.1 ", "drop=0.01,seed=7").unwrap();
-        assert_eq!(config.address, Some(Ipv4Addr::new(127, 7, 0, 1)));
+        assert_eq!(config.address, Some(IpAddr::from([127, 7, 0, 1])));
         assert_eq!(config.faults, Faults { drop: 0.01, seed: 7, ..Faults::default() });
         assert_eq!(config.mode, Mode::Thread);
+        assert_eq!(config.pcap, Some("/tmp/%a.pcap".into()));
     }
 
     #[test]
@@ -165,7 +182,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let text = config("localhost", "").unwrap_err().to_string();
-        assert_eq!(text, "BAREWIRE_HCA_ADDRESS='localhost' is no IPv4 address such as 127.7.0.1");
+        assert_eq!(text, "BAREWIRE_HCA_ADDRESS='localhost' is no IP address such as 127.7.0.1 or ::1");
         let text = config("", "drop=2").unwrap_err().to_string();
         assert!(text.starts_with("BAREWIRE_HCA_FAULTS='drop=2' is wrong: "), "{text}");
     }

@@ -1,7 +1,8 @@
 //! A device as its users hold it.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::io;
+use std::net::IpAddr;
 use std::panic::resume_unwind;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
@@ -11,11 +12,11 @@ use crate::command::{self, CommandSyndrome};
 use crate::config::{Config, Mode, OpenError, WireKind};
 use crate::engine::{Counters, Report, Strict};
 use crate::memory::{UmemAccess, UmemError};
-use crate::object::{ObjectCounts, UarPage};
-use crate::state::State;
-use crate::thread::{self, Shared, Wake};
+use crate::object::{EventChannel, ObjectCounts, UarPage};
+use crate::state::{Fault, State};
+use crate::thread::{self, DoorbellWake, Shared, Wake};
 use crate::wire::udp::Udp;
-use crate::wire::{Wire, assemble};
+use crate::wire::{Decoration, Wire, assemble};
 
 /// A software HCA. Clones are handles to the same device; it closes with the last of them, and its thread ends before that
 /// handle's drop returns.
@@ -43,7 +44,7 @@ pub struct Device {
 struct Handle {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    address: Ipv4Addr,
+    address: IpAddr,
     strict: Strict,
 }
 
@@ -53,20 +54,20 @@ impl Device {
     /// # Errors
     /// [`OpenError`] if the address or its port cannot be had, or the thread cannot be started.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { address, mode, wire, faults, strict } = config;
-        if let Some(address) = address
-            .filter(|address| address.is_unspecified() || address.is_multicast() || address.is_broadcast())
-        {
+        let Config { address, mode, wire, faults, pcap, strict } = config;
+        if let Some(address) = address.filter(|&address| !crate::wire::is_host(address)) {
             return Err(OpenError::Address { address });
         }
-        let (address, wire): (_, Box<dyn Wire>) = match wire {
+        let stepped = mode == Mode::Stepped;
+        let decoration = Decoration { faults: &faults, pcap: pcap.as_deref(), stepped };
+        let (address, wire): (_, io::Result<Box<dyn Wire>>) = match wire {
             WireKind::Udp => {
                 let udp = Udp::bind(address).map_err(|source| match address {
                     Some(address) => OpenError::Bind { address, source },
                     None => OpenError::NoAddress { source },
                 })?;
                 let address = udp.address();
-                (address, assemble(udp, address, &faults))
+                (address, assemble(udp, address, decoration))
             }
             WireKind::Fabric(fabric) => {
                 let port = fabric.attach(address).ok_or(match address {
@@ -74,10 +75,18 @@ impl Device {
                     None => OpenError::FabricFull,
                 })?;
                 let address = port.address();
-                (address, assemble(port, address, &faults))
+                let port = if stepped {
+                    port
+                } else {
+                    port.with_wake(Wake::new().map_err(|source| OpenError::Thread { source })?)
+                };
+                (address, assemble(port, address, decoration))
             }
         };
-        let state = State::new(address, wire, strict, mode == Mode::Stepped);
+        let wire =
+            wire.map_err(|source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source })?;
+        let mut state = State::new(address, wire, strict, stepped);
+        state.set_slow_dma(faults.slow_dma_us);
         let (shared, thread) = match mode {
             Mode::Stepped => (Shared::new(state, None), None),
             Mode::Thread => {
@@ -143,14 +152,42 @@ impl Device {
         state.objects.uars.get(index).map(|uar| Arc::clone(&uar.page))
     }
 
-    /// The device's IPv4 address: where its packets come from and go to.
-    pub fn address(&self) -> Ipv4Addr {
+    /// The interrupt of event queue `eqn`, if there is one: what a program sleeps on until the device writes entries.
+    pub fn event_channel(&self, eqn: u32) -> Option<Arc<EventChannel>> {
+        let state = self.handle.shared.lock().ok()?;
+        state.objects.events.queues.get(eqn).map(|eq| Arc::clone(&eq.channel))
+    }
+
+    /// Tells that software consumed all entries of event queue `eqn` up to `consumer` (modulo 2^24). The same as the EQ doorbell of its
+    /// UAR page; but there, of two event queues' doorbells, the later may overwrite the earlier.
+    pub fn consume_events(&self, eqn: u32, consumer: u32) {
+        if let Ok(mut state) = self.handle.shared.lock()
+            && let Some(eq) = state.objects.events.queues.get_mut(eqn)
+        {
+            eq.consumed(consumer, true);
+        }
+    }
+
+    /// The device's IP address: where its packets come from and go to.
+    pub fn address(&self) -> IpAddr {
         self.handle.address
     }
 
-    /// The device's GID, its only one: `::ffff:a.b.c.d`.
+    /// The device's GID, its only one: its IPv6 address, or `::ffff:a.b.c.d`.
     pub fn gid(&self) -> [u8; 16] {
         command::gid(self.handle.address)
+    }
+
+    /// Makes something go wrong, now. False if there is no such completion queue, or it is overrun already.
+    pub fn inject(&self, fault: Fault) -> bool {
+        let injected = self.handle.shared.lock().is_ok_and(|mut state| state.inject(fault));
+        self.handle.shared.wake();
+        injected
+    }
+
+    /// How the device notices a doorbell while its thread sleeps.
+    pub fn doorbell_wake(&self) -> DoorbellWake {
+        self.handle.shared.doorbell_wake()
     }
 
     /// One pass of the engine: notices doorbells, takes packets, sends what is due. False if neither this pass nor, as far as

@@ -14,14 +14,19 @@ mod engine;
 mod limits;
 mod memory;
 mod object;
+mod sentry;
 mod state;
 mod thread;
 mod wire;
 
 pub use command::CommandSyndrome;
-pub use config::{ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, WireKind};
+pub use config::{
+    ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE, WireKind,
+};
 pub use device::Device;
 pub use engine::{Counters, Finding, Report, Strict};
 pub use memory::{UmemAccess, UmemError};
-pub use object::{ObjectCounts, UarPage};
+pub use object::{EventChannel, ObjectCounts, UarPage};
+pub use state::Fault;
+pub use thread::DoorbellWake;
 pub use wire::{Fabric, Faults, FaultsError};

@@ -4,10 +4,14 @@ use barewire_layouts::doorbell::BLUEFLAME_STRIDE;
 
 /// Protection domains.
 pub(crate) const LOG_PDS: u8 = 14;
+/// Event queues.
+pub(crate) const LOG_EQS: u8 = 5;
 /// Completion queues.
 pub(crate) const LOG_CQS: u8 = 16;
 /// Queue pairs.
 pub(crate) const LOG_QPS: u8 = 16;
+/// Shared receive queues and receive memory pools.
+pub(crate) const LOG_SRQS: u8 = 14;
 /// Memory keys.
 pub(crate) const LOG_MKEYS: u8 = 20;
 /// User memory registrations.
@@ -17,10 +21,14 @@ pub(crate) const LOG_UARS: u8 = 10;
 
 /// Protection domains.
 pub(crate) const PDS: usize = 1 << LOG_PDS;
+/// Event queues.
+pub(crate) const EQS: usize = 1 << LOG_EQS;
 /// Completion queues.
 pub(crate) const CQS: usize = 1 << LOG_CQS;
 /// Queue pairs.
 pub(crate) const QPS: usize = 1 << LOG_QPS;
+/// Shared receive queues and receive memory pools.
+pub(crate) const SRQS: usize = 1 << LOG_SRQS;
 /// Memory keys.
 pub(crate) const MKEYS: usize = 1 << LOG_MKEYS;
 /// User memory registrations.
@@ -28,11 +36,22 @@ pub(crate) const UMEMS: usize = 1 << LOG_UMEMS;
 /// UAR pages.
 pub(crate) const UARS: usize = 1 << LOG_UARS;
 
+/// log2 of the most ranges of an indirect memory key.
+pub(crate) const LOG_RANGES: u8 = 16;
+/// The most ranges of an indirect memory key, and of one access through such keys.
+pub(crate) const RANGES: usize = 1 << LOG_RANGES;
+/// Indirect keys that an access may go through.
+pub(crate) const INDIRECTION: u8 = 4;
+/// Counter sets of queues.
+pub(crate) const COUNTER_SETS: usize = 32;
+
 /// log2 of the most bytes of a user memory registration or a memory key.
 pub(crate) const LOG_UMEM_BYTES: u8 = 46;
 /// The most bytes of a user memory registration.
 pub(crate) const UMEM_BYTES: usize = 1 << LOG_UMEM_BYTES;
 
+/// log2 of the most entries of an event queue.
+pub(crate) const LOG_EQ_ENTRIES: u8 = 22;
 /// log2 of the most entries of a completion queue.
 pub(crate) const LOG_CQ_ENTRIES: u8 = 22;
 /// log2 of the most WQEBBs of a send ring, and of the most WQEs of a receive ring.

@@ -1,11 +1,13 @@
 //! What a device is made of, behind its lock.
 
-use std::net::Ipv4Addr;
+use std::io;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::command;
-use crate::engine::{Context, Counters, Engine, Reports, StepClock, Strict};
+use crate::engine::{Context, Counters, Engine, Reports, StepClock, Strict, fatal, link_changed};
 use crate::object::Objects;
+use crate::sentry::Sentry;
 use crate::wire::Wire;
 
 /// The whole device.
@@ -16,8 +18,29 @@ pub(crate) struct State {
     engine: Engine,
     wire: Box<dyn Wire>,
     counters: Counters,
-    address: Ipv4Addr,
+    address: IpAddr,
     clock: Clock,
+    /// Whether the link was up after the last pass.
+    link_up: bool,
+    /// The device broke down: commands go on, nothing else does.
+    broken: bool,
+}
+
+/// Something that goes wrong when asked to, for [`crate::Device::inject`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The link goes down: what is sent or arrives is lost. Told by an asynchronous event.
+    LinkDown,
+    /// The link comes up again. Told by an asynchronous event.
+    LinkUp,
+    /// Completion queue `cqn` is overrun: it takes no more entries, and the queue pairs that complete to it fail.
+    CqOverrun {
+        /// The completion queue.
+        cqn: u32,
+    },
+    /// The device breaks down, which an asynchronous event tells: it executes and answers nothing more. Commands still run, so
+    /// that a driver can tear down.
+    Fatal,
 }
 
 /// The device's clock, in nanoseconds from any start.
@@ -37,8 +60,10 @@ impl Clock {
 }
 
 impl State {
-    pub(crate) fn new(address: Ipv4Addr, wire: Box<dyn Wire>, strict: Strict, stepped: bool) -> Self {
+    pub(crate) fn new(address: IpAddr, wire: Box<dyn Wire>, strict: Strict, stepped: bool) -> Self {
         Self {
+            link_up: true,
+            broken: false,
             objects: Objects::new(),
             reports: Reports::new(strict),
             engine: Engine::new(address, stepped),
@@ -73,19 +98,62 @@ impl State {
 
     /// One pass of the engine: whether it did anything, and the nanoseconds until one is due although nothing happens.
     pub(crate) fn pass(&mut self) -> (bool, Option<u64>) {
-        let busy = self.with_engine(Engine::pass);
-        let deadline = self.engine.next_deadline();
+        let busy = self.run();
+        let deadline = self.deadline();
         (busy, deadline.map(|deadline| deadline.saturating_sub(self.clock.now())))
     }
 
     /// One pass and a step of the virtual clock: whether another pass may bring anything.
     pub(crate) fn step(&mut self) -> bool {
-        let busy = self.with_engine(Engine::pass);
-        let deadline = self.engine.next_deadline();
+        let busy = self.run();
+        let deadline = self.deadline();
         match &mut self.clock {
             Clock::Stepped(clock) => clock.after_pass(busy, deadline),
             Clock::Running(_) => busy,
         }
+    }
+
+    fn run(&mut self) -> bool {
+        if self.broken {
+            return false;
+        }
+        let busy = self.with_engine(Engine::pass);
+        let link_up = self.wire.is_link_up();
+        if std::mem::replace(&mut self.link_up, link_up) != link_up {
+            link_changed(&mut self.objects.events, link_up);
+        }
+        busy
+    }
+
+    /// Makes something go wrong. False if there is nothing that could.
+    pub(crate) fn inject(&mut self, fault: Fault) -> bool {
+        match fault {
+            Fault::LinkDown | Fault::LinkUp => self.wire.set_link(fault == Fault::LinkUp),
+            Fault::CqOverrun { cqn } => {
+                return self.with_engine(|engine, context| engine.overrun(context, cqn));
+            }
+            Fault::Fatal => {
+                if !std::mem::replace(&mut self.broken, true) {
+                    fatal(&mut self.objects.events);
+                }
+            }
+        }
+        true
+    }
+
+    /// Makes every packet take the device so many microseconds.
+    pub(crate) fn set_slow_dma(&mut self, microseconds: u64) {
+        self.engine.set_slow_dma(microseconds.saturating_mul(1000));
+    }
+
+    /// When the engine or the moderation of events is due next.
+    fn deadline(&self) -> Option<u64> {
+        if self.broken {
+            return None;
+        }
+        let deadlines =
+            [self.engine.next_deadline(), self.objects.events.next_deadline(), self.wire.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Whether there is anything for a pass to look at.
@@ -93,10 +161,30 @@ impl State {
         self.objects.qps.len() == 0
     }
 
+    /// Stops the next store to a UAR page, if nothing waits to be done. False if something does.
+    pub(crate) fn arm(&mut self, sentry: &mut Sentry) -> io::Result<bool> {
+        let (version, pages) = self.engine.uar_pages();
+        sentry.watch(version, pages)?;
+        sentry.close()?;
+        // What was stored before the pages closed shows now. Loads only: this thread must not wait for itself.
+        Ok(self.engine.is_quiet(&self.objects))
+    }
+
+    /// Whether there are queue pairs in error, whose receive queues are flushed without a doorbell.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.engine.has_failed()
+    }
+
+    /// A doorbell ended the thread's sleep.
+    pub(crate) fn count_doorbell_wake(&mut self) {
+        self.counters.doorbell_wakes += 1;
+    }
+
     /// A copy of all counters.
     pub(crate) fn counters(&self) -> Counters {
         let mut counters = self.counters;
         self.wire.count(&mut counters);
+        counters.events_lost = self.objects.events.lost();
         counters
     }
 

@@ -1,25 +1,46 @@
 //! The thread that runs a device's engine: busy while there is work, asleep soon after there is none.
+//!
+//! It looks at doorbells for [`SPIN`], then between short naps for [`WATCHFUL`], and then sleeps until a doorbell, a packet, a command
+//! or a timer wakes it: see [`Sentry`]. Where the kernel gives no userfaultfd it goes on with naps that grow longer.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, LockResult, Mutex, MutexGuard};
+use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::sentry::Sentry;
 use crate::state::State;
 
 /// How long the thread looks at doorbells after the last work before it starts to sleep. Every look gives the processor away
 /// once, so that two processes share two processors well.
 const SPIN: Duration = Duration::from_micros(50);
-/// First and longest sleep between two looks. A doorbell is a store to memory and wakes nobody, so this bounds how late it is seen.
-const NAP: Duration = Duration::from_micros(100);
+/// How long it naps between looks before it sleeps: a device that is used now and then does without faults.
+const WATCHFUL: Duration = Duration::from_millis(1);
+/// First and longest nap between two looks. A doorbell is a store to memory and wakes nobody, so this bounds how late it is seen.
+const NAP: Duration = Duration::from_micros(50);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// After so long without work the thread sleeps deeper: an idle device costs next to nothing.
+/// After so long without work a thread that only naps naps deeper: an idle device costs next to nothing.
 const DROWSY: Duration = Duration::from_secs(1);
 const DEEP_NAP: Duration = Duration::from_millis(4);
-/// Sleep while the device has no queue pair: a command wakes the thread.
-const IDLE_NAP: Duration = Duration::from_secs(1);
+/// Longest sleep when whatever happens wakes the thread: a command does, a packet does, and a doorbell if there is a queue pair.
+const SLEEP: Duration = Duration::from_secs(1);
+/// Longest sleep while there are queue pairs in error: what is posted to their receive queues rings no doorbell.
+const FLUSH_NAP: Duration = Duration::from_millis(10);
+/// The precision that is asked for naps, instead of 50 us.
+const TIMER_SLACK_NS: libc::c_ulong = 1000;
+
+/// How a sleeping device notices a doorbell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DoorbellWake {
+    /// The store itself wakes the device's thread, by a userfaultfd on the UAR page.
+    Store,
+    /// The thread looks now and then, for this reason.
+    Polling(String),
+    /// There is no thread: see [`crate::Mode::Stepped`].
+    Stepped,
+}
 
 /// What callers and thread share.
 #[derive(Debug)]
@@ -29,6 +50,7 @@ pub(crate) struct Shared {
     waiting: AtomicUsize,
     stop: AtomicBool,
     wake: Option<Wake>,
+    doorbell_wake: Mutex<DoorbellWake>,
 }
 
 impl Shared {
@@ -38,6 +60,7 @@ impl Shared {
             waiting: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             wake,
+            doorbell_wake: Mutex::new(DoorbellWake::Stepped),
         })
     }
 
@@ -47,6 +70,15 @@ impl Shared {
         let guard = self.state.lock();
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         guard
+    }
+
+    /// How a doorbell ends the thread's sleep.
+    pub(crate) fn doorbell_wake(&self) -> DoorbellWake {
+        self.doorbell_wake.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_doorbell_wake(&self, to: DoorbellWake) {
+        *self.doorbell_wake.lock().unwrap_or_else(PoisonError::into_inner) = to;
     }
 
     /// Ends the thread's sleep.
@@ -65,10 +97,23 @@ impl Shared {
 
 /// Starts the thread.
 pub(crate) fn spawn(shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
-    thread::Builder::new().name("barewire-hca".to_owned()).spawn(move || run(&shared))
+    let sentry = match Sentry::new() {
+        Ok(sentry) => {
+            shared.set_doorbell_wake(DoorbellWake::Store);
+            Some(sentry)
+        }
+        Err(error) => {
+            shared.set_doorbell_wake(DoorbellWake::Polling(format!("userfaultfd: {error}")));
+            None
+        }
+    };
+    thread::Builder::new().name("barewire-hca".to_owned()).spawn(move || run(&shared, sentry))
 }
 
-fn run(shared: &Shared) {
+fn run(shared: &Shared, mut sentry: Option<Sentry>) {
+    // SAFETY: no pointers. If it fails, naps are longer.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK_NS) };
+    let wake = shared.wake.as_ref();
     let mut last_work = Instant::now();
     let mut nap = NAP;
     while !shared.stop.load(Ordering::SeqCst) {
@@ -78,45 +123,75 @@ fn run(shared: &Shared) {
         // A poisoned lock is a panic of a caller inside the state: the device is over.
         let Ok(mut state) = shared.state.lock() else { return };
         let (busy, due) = state.pass();
-        let (descriptor, idle) = (state.descriptor(), state.is_idle());
-        drop(state);
+        // A device without queue pairs is rung by commands only, as far as polling needs to know.
+        let (wire, idle) = (state.descriptor(), sentry.is_none() && state.is_idle());
         if busy {
             last_work = Instant::now();
             nap = NAP;
-        } else if !idle && last_work.elapsed() < SPIN {
+            continue;
+        }
+        let rest = last_work.elapsed();
+        if !idle && rest < SPIN {
+            drop(state);
             thread::yield_now();
-        } else {
-            let longest = if idle { IDLE_NAP } else { nap };
-            let time = due.map_or(longest, |due| longest.min(Duration::from_nanos(due)));
-            if sleep(shared.wake.as_ref().map(Wake::descriptor), descriptor, time) {
-                last_work = Instant::now();
-                nap = NAP;
+            continue;
+        }
+        let mut broken = false;
+        let until = |longest: Duration| due.map_or(longest, |due| longest.min(Duration::from_nanos(due)));
+        let woken = if let Some(sentry) = sentry.as_mut().filter(|_| rest >= WATCHFUL) {
+            let armed = state.arm(sentry);
+            let longest = if state.has_failed() { FLUSH_NAP } else { SLEEP };
+            drop(state);
+            let slept = if matches!(armed, Ok(true)) {
+                sleep(wake, [wire, Some(sentry.descriptor())], until(longest))
             } else {
-                nap = if last_work.elapsed() > DROWSY { DEEP_NAP } else { (nap * 2).min(LONGEST_NAP) };
+                false
+            };
+            // Before anything else: whoever stores to a page waits for this.
+            match armed.and(sentry.open()) {
+                Ok(true) => {
+                    shared.state.lock().unwrap_or_else(PoisonError::into_inner).count_doorbell_wake();
+                    true
+                }
+                Ok(false) => slept,
+                Err(error) => {
+                    shared.set_doorbell_wake(DoorbellWake::Polling(format!("userfaultfd: {error}")));
+                    broken = true;
+                    false
+                }
             }
+        } else {
+            drop(state);
+            sleep(wake, [wire, None], until(if idle { SLEEP } else { nap }))
+        };
+        if woken {
+            last_work = Instant::now();
+            nap = NAP;
+        } else {
+            nap = if rest > DROWSY { DEEP_NAP } else { (nap * 2).min(LONGEST_NAP) };
+        }
+        if broken {
+            // Closing it opens all pages.
+            sentry = None;
         }
     }
 }
 
-/// Sleeps until one of the descriptors can be read or the time is over; true if one can.
-fn sleep(wake: Option<RawFd>, wire: Option<RawFd>, time: Duration) -> bool {
+/// Sleeps until `wake` is rung, one of the other descriptors can be read or the time is over; true if it was not the time.
+fn sleep(wake: Option<&Wake>, others: [Option<RawFd>; 2], time: Duration) -> bool {
     // ppoll ignores negative descriptors.
-    let mut descriptors =
-        [wake, wire].map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 });
+    let descriptors = [wake.map(Wake::descriptor), others[0], others[1]];
+    let mut polled =
+        descriptors.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 });
     let time = libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() };
     // SAFETY: the array and the time live until the call returns; no signal mask is given.
     let ready = unsafe {
-        libc::ppoll(
-            descriptors.as_mut_ptr(),
-            descriptors.len() as libc::nfds_t,
-            &raw const time,
-            std::ptr::null(),
-        )
+        libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, &raw const time, std::ptr::null())
     };
-    if descriptors[0].revents != 0
-        && let Some(fd) = wake
+    if polled[0].revents != 0
+        && let Some(wake) = wake
     {
-        Wake::drain(fd);
+        wake.drain();
     }
     ready > 0
 }
@@ -136,20 +211,20 @@ impl Wake {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    fn descriptor(&self) -> RawFd {
+    pub(crate) fn descriptor(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         let one = 1_u64;
         // SAFETY: eight bytes from a live number. It fails only if the counter is full, and then the thread is awake.
         unsafe { libc::write(self.descriptor(), (&raw const one).cast(), size_of_val(&one)) };
     }
 
-    fn drain(fd: RawFd) {
+    pub(crate) fn drain(&self) {
         let mut count = 0_u64;
         // SAFETY: eight bytes to a live number. It fails only if the counter is zero, which is what is wanted.
-        unsafe { libc::read(fd, (&raw mut count).cast(), size_of_val(&count)) };
+        unsafe { libc::read(self.descriptor(), (&raw mut count).cast(), size_of_val(&count)) };
     }
 }
 
@@ -163,8 +238,8 @@ mod tests {
         wake.ring();
         wake.ring();
         let start = Instant::now();
-        assert!(sleep(Some(wake.descriptor()), None, Duration::from_mins(1)));
+        assert!(sleep(Some(&wake), [None; 2], Duration::from_mins(1)));
         assert!(start.elapsed() < Duration::from_secs(30));
-        assert!(!sleep(Some(wake.descriptor()), None, Duration::from_millis(1)));
+        assert!(!sleep(Some(&wake), [None; 2], Duration::from_millis(1)));
     }
 }

@@ -3,8 +3,10 @@
 mod rig;
 
 use barewire_hca::{CommandSyndrome, ObjectCounts};
+use barewire_layouts::command::cq::{Cqc, CreateCqIn};
+use barewire_layouts::command::qp::{CreateQpIn, Qpc, ReceiveQueueType};
 use barewire_layouts::command::{CommandOpcode, CommandStatus, OutHeader};
-use barewire_layouts::doorbell::BLUEFLAME_OFFSET;
+use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET};
 use barewire_layouts::prm::View;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -23,8 +25,15 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
         // SAFETY: inside the rig's memory, aligned.
         unsafe { rig.memory.add(offset).cast::<u64>().write_volatile(state ^ state >> 33) };
     }
-    let cqn = rig.create_cq(|_| ()).expect("valid");
-    let qpns = [rig.create_qp(cqn, |_| ()).expect("valid"), rig.create_qp(cqn, |_| ()).expect("valid")];
+    let (eqn, rmpn) = (rig.create_eq().expect("valid"), rig.create_rmp().expect("valid"));
+    let cqn = rig.create_cq(|create| _ = create.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, eqn));
+    let cqn = cqn.expect("valid");
+    let sharing = rig.create_qp(cqn, |create| {
+        let mut context = create.nested(CreateQpIn::QPC);
+        context.set(Qpc::RQ_TYPE, ReceiveQueueType::Shared).set(Qpc::SRQN_RMPN_XRQN, rmpn);
+        context.set(Qpc::CS_REQ, 0x11).set(Qpc::CS_RES, 1);
+    });
+    let qpns = [rig.create_qp(cqn, |_| ()).expect("valid"), sharing.expect("valid")];
     let address = rig.device.address();
     rig.connect(qpns[0], (address, qpns[1])).expect("valid");
     rig.connect(qpns[1], (address, qpns[0])).expect("valid");
@@ -53,9 +62,19 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
 }
 
 fn total(counts: ObjectCounts) -> usize {
-    let ObjectCounts { protection_domains, uar_pages, completion_queues, queue_pairs, memory_keys, umems } =
-        counts;
-    protection_domains + uar_pages + completion_queues + queue_pairs + memory_keys + umems
+    let ObjectCounts {
+        protection_domains,
+        uar_pages,
+        event_queues,
+        completion_queues,
+        shared_receive_queues,
+        counter_sets,
+        queue_pairs,
+        memory_keys,
+        umems,
+    } = counts;
+    let queues = event_queues + completion_queues + shared_receive_queues + queue_pairs;
+    queues + protection_domains + uar_pages + counter_sets + memory_keys + umems
 }
 
 /// Runs one request and checks what must hold whatever it is.
@@ -85,7 +104,10 @@ fn check(rig: &Rig, request: &[u8], answer: usize) -> Result<(), TestCaseError> 
 fn turn(rig: &Rig, doorbell: u64) -> Result<(), TestCaseError> {
     if let Some(page) = rig.device.uar_page(rig.uar) {
         // SAFETY: inside the page, aligned.
-        unsafe { page.as_ptr().add(BLUEFLAME_OFFSET).cast::<u64>().write_volatile(doorbell) };
+        let store = |offset| unsafe { page.as_ptr().add(offset).cast::<u64>().write_volatile(doorbell) };
+        for offset in [CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET, BLUEFLAME_OFFSET] {
+            store(offset);
+        }
     }
     for _ in 0..4 {
         rig.device.step();

@@ -93,8 +93,9 @@ fn addresses_belong_to_one_device() {
     let _alone = alone();
     let first = Device::open(Config::default()).unwrap();
     let address = first.address();
-    assert_eq!(address.octets()[0], 127);
-    assert_eq!(first.gid()[12..], address.octets());
+    let std::net::IpAddr::V4(ipv4) = address else { panic!("{address} is no IPv4 address") };
+    assert_eq!(ipv4.octets()[0], 127);
+    assert_eq!(first.gid()[12..], ipv4.octets());
     let error = Device::open(Config { address: Some(address), ..Config::default() }).unwrap_err();
     assert!(matches!(error, OpenError::Bind { address: taken, .. } if taken == address), "{error}");
     assert!(error.to_string().contains(&address.to_string()), "{error}");
@@ -102,11 +103,11 @@ fn addresses_belong_to_one_device() {
     drop(Device::open(Config { address: Some(address), ..Config::default() }).unwrap());
 
     for address in [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST, Ipv4Addr::new(224, 0, 0, 1)] {
-        let error = Device::open(Config { address: Some(address), ..Config::default() }).unwrap_err();
+        let error = Device::open(Config { address: Some(address.into()), ..Config::default() }).unwrap_err();
         assert!(matches!(error, OpenError::Address { .. }), "{error}");
     }
     // An address that no interface has (TEST-NET-1), unless the host lets anyone have any.
-    let foreign = Some(Ipv4Addr::new(192, 0, 2, 1));
+    let foreign = Some(Ipv4Addr::new(192, 0, 2, 1).into());
     let any =
         fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind").is_ok_and(|value| value.trim() == "1");
     let error = Device::open(Config { address: foreign, ..Config::default() }).err();

@@ -98,6 +98,7 @@ fn seeds(faults: &Faults) -> Counters {
             reorder: scale(faults.reorder),
             corrupt: scale(faults.corrupt),
             seed,
+            ..Faults::default()
         });
         assert_eq!(b.atomics, ROUNDS as u64, "each atomic is executed once");
         for counters in [a, b] {
@@ -141,12 +142,20 @@ fn corrupted_packets_are_dropped() {
 #[test]
 fn everything_at_once() {
     // A quarter of the single faults' probabilities each, lest seven retries in a row go wrong.
-    let sum = seeds(&Faults { drop: 0.25, duplicate: 0.25, reorder: 0.25, corrupt: 0.25, seed: 0 });
+    let sum = seeds(&Faults {
+        drop: 0.25,
+        duplicate: 0.25,
+        reorder: 0.25,
+        corrupt: 0.25,
+        seed: 0,
+        ..Faults::default()
+    });
     assert!(sum.fault_dropped > 100 && sum.fault_corrupted > 100, "{sum:?}");
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    let faults = Faults { drop: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.1, seed: 11 };
+    let faults =
+        Faults { drop: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.1, seed: 11, ..Faults::default() };
     assert_eq!(run(&faults), run(&faults));
 }

@@ -57,7 +57,8 @@ fn sixteen_mebibytes_cross_two_sockets() {
 
 #[test]
 fn a_wire_that_loses_a_percent_is_repaired() {
-    let faults = Faults { drop: 0.01, duplicate: 0.01, reorder: 0.01, corrupt: 0.01, seed: 5 };
+    let faults =
+        Faults { drop: 0.01, duplicate: 0.01, reorder: 0.01, corrupt: 0.01, seed: 5, ..Faults::default() };
     let pair = transfer(&faults, 4 << 20, 256 << 10);
     assert!(pair.a.device.counters().retransmitted > 0);
 }

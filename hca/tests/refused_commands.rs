@@ -4,10 +4,15 @@ mod rig;
 
 use barewire_hca::{CommandSyndrome as Why, UmemAccess};
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
+use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, DestroyEqIn, Eqc, QueryEqIn};
 use barewire_layouts::command::mkey::{CreateMkeyIn, Mkc, QueryMkeyIn, QueryMkeyOut};
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, QpState, Qpc, ReceiveQueueType, ServiceType,
 };
+use barewire_layouts::command::rmp::{
+    CreateRmpIn, CreateRmpOut, DestroyRmpIn, ModifyRmpIn, RmpState, Rmpc, Wq, WqType,
+};
+use barewire_layouts::command::srq::{ArmRqIn, ArmRqKind, QuerySrqIn};
 use barewire_layouts::prm::{Field, Value, ViewMut};
 use rig::{CQ_DOORBELL, CQ_RING, MEMORY, QP_DOORBELL, QP_RINGS, Refusal, Rig};
 
@@ -80,9 +85,11 @@ fn bad_queue_pairs_are_named() {
         |offset| move |r: &mut ViewMut<'_, CreateQpIn>| _ = r.set(CreateQpIn::WQ_UMEM_OFFSET, offset);
     let umem_id = |id| move |r: &mut ViewMut<'_, CreateQpIn>| _ = r.set(CreateQpIn::WQ_UMEM_ID, id);
     let bad = [
-        (rig.create_qp(cqn, qpc(Qpc::ST, ServiceType::Ud)), Why::Service),
+        (rig.create_qp(cqn, qpc(Qpc::ST, ServiceType::Raw)), Why::Service),
         (rig.create_qp(cqn, qpc(Qpc::WQ_SIGNATURE, true)), Why::QpFeature),
-        (rig.create_qp(cqn, qpc(Qpc::RQ_TYPE, ReceiveQueueType::Shared)), Why::ReceiveSource),
+        (rig.create_qp(cqn, qpc(Qpc::RQ_TYPE, ReceiveQueueType::Xrc)), Why::ReceiveSource),
+        (rig.create_qp(cqn, qpc(Qpc::RQ_TYPE, ReceiveQueueType::Shared)), Why::UnknownSharedQueue),
+        (rig.create_qp(cqn, qpc(Qpc::CS_RES, 3)), Why::ScatterToCqe),
         (rig.create_qp(cqn, qpc(Qpc::LOG_RQ_STRIDE, 6)), Why::ReceiveStride),
         (rig.create_qp(cqn, qpc(Qpc::PD, rig.pd + 1)), Why::UnknownPd),
         (rig.create_qp(cqn, qpc(Qpc::UAR_PAGE, rig.uar + 1)), Why::UnknownUar),
@@ -166,10 +173,10 @@ fn bad_memory_keys_are_named() {
     let end = MEMORY as u64;
     let id = |id| move |r: &mut ViewMut<'_, CreateMkeyIn>| _ = r.set(CreateMkeyIn::MKEY_UMEM_ID, id);
     let bad = [
-        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyMode),
+        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 0)), Why::MkeyMode),
+        (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyListBytes),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 1)), Why::MkeyMode),
         (rig.create_mkey(0, 1, mkc(Mkc::QPN, 5)), Why::MkeyQpn),
-        (rig.create_mkey(0, 1, mkc(Mkc::UMR_EN, true)), Why::MkeyFeature),
         (rig.create_mkey(0, 1, mkc(Mkc::LENGTH64, true)), Why::MkeyFeature),
         (rig.create_mkey(0, 1, mkc(Mkc::PD, rig.pd + 1)), Why::UnknownPd),
         (rig.create_mkey(0, 2, mkc(Mkc::START_ADDR, u64::MAX)), Why::MkeyAddress),
@@ -205,4 +212,114 @@ fn bad_memory_keys_are_named() {
     assert_eq!(rig.destroy_mkey(index), Ok(()));
     let gone = rig.run::<QueryMkeyIn, _>(|request| _ = request.set(QueryMkeyIn::MKEY_INDEX, index), |_| ());
     assert_eq!(gone, Err(refused(Why::UnknownMkey)));
+}
+
+#[test]
+fn bad_event_queues_are_named() {
+    let rig = Rig::new();
+    let create = |change: &dyn Fn(&mut ViewMut<'_, CreateEqIn>)| {
+        rig.run::<CreateEqIn, _>(
+            |request| {
+                request.set(CreateEqIn::EQ_UMEM_ID, rig.umem).set(CreateEqIn::EQ_UMEM_OFFSET, CQ_RING);
+                let mut context = request.nested(CreateEqIn::EQ_CONTEXT_ENTRY);
+                context.set(Eqc::LOG_EQ_SIZE, 4).set(Eqc::UAR_PAGE, rig.uar);
+                change(request);
+            },
+            |answer| answer.get(CreateEqOut::EQ_NUMBER),
+        )
+    };
+    let context = CreateEqIn::EQ_CONTEXT_ENTRY;
+    let bad = [
+        (create(&|r| _ = r.nested(context).set(Eqc::EC, true)), Why::EqFeature),
+        (create(&|r| _ = r.nested(context).set(Eqc::LOG_EQ_SIZE, 31)), Why::EqSize),
+        (create(&|r| _ = r.nested(context).set(Eqc::UAR_PAGE, rig.uar + 1)), Why::UnknownUar),
+        (create(&|r| _ = r.set(CreateEqIn::EQ_UMEM_ID, 0)), Why::RingUnknownUmem),
+        (create(&|r| _ = r.set(CreateEqIn::EQ_UMEM_OFFSET, MEMORY as u64)), Why::RingBounds),
+        (create(&|r| _ = r.set(CreateEqIn::EQ_UMEM_OFFSET, 8)), Why::RingAlignment),
+    ];
+    for (got, why) in bad {
+        assert_eq!(got, Err(refused(why)));
+    }
+    let eqn = create(&|_| ()).unwrap();
+    let destroy = |eqn| rig.run::<DestroyEqIn, _>(|r| _ = r.set(DestroyEqIn::EQ_NUMBER, eqn), |_| ());
+    let cqn = rig.create_cq(cqc(Cqc::C_EQN, eqn)).unwrap();
+    assert_eq!(rig.create_cq(cqc(Cqc::C_EQN, eqn + 1)), Err(refused(Why::CqUnknownEq)));
+    assert_eq!(destroy(eqn), Err(refused(Why::EqInUse)));
+    rig.destroy_cq(cqn).unwrap();
+    assert_eq!((destroy(eqn), destroy(eqn)), (Ok(()), Err(refused(Why::UnknownEq))));
+    let query = rig.run::<QueryEqIn, _>(|r| _ = r.set(QueryEqIn::EQ_NUMBER, eqn), |_| ());
+    assert_eq!((query, rig.device.event_channel(eqn).is_none()), (Err(refused(Why::UnknownEq)), true));
+    rig.dealloc_uar(rig.uar).unwrap();
+    rig.device.deregister_umem(rig.umem).unwrap();
+}
+
+#[test]
+fn bad_shared_receive_queues_are_named() {
+    let rig = Rig::new();
+    let create = |change: &dyn Fn(&mut ViewMut<'_, Wq>), state| {
+        rig.run::<CreateRmpIn, _>(
+            |request| {
+                let mut context = request.nested(CreateRmpIn::CTX);
+                context.set(Rmpc::STATE, state);
+                let mut wq = context.nested(Rmpc::WQ);
+                wq.set(Wq::WQ_TYPE, WqType::Cyclic)
+                    .set(Wq::PD, rig.pd)
+                    .set(Wq::LOG_WQ_STRIDE, 5)
+                    .set(Wq::LOG_WQ_SZ, 4)
+                    .set(Wq::DBR_UMEM_ID, rig.umem)
+                    .set(Wq::DBR_ADDR, QP_DOORBELL)
+                    .set(Wq::WQ_UMEM_ID, rig.umem)
+                    .set(Wq::WQ_UMEM_OFFSET, QP_RINGS);
+                change(&mut wq);
+            },
+            |answer| answer.get(CreateRmpOut::RMPN),
+        )
+    };
+    let ready = RmpState::Ready;
+    let bad = [
+        (create(&|_| (), RmpState::Failed), Why::RmpState),
+        (create(&|wq| _ = wq.set(Wq::WQ_TYPE, WqType::CyclicStriding), ready), Why::RmpType),
+        (create(&|wq| _ = wq.set(Wq::WQ_SIGNATURE, true), ready), Why::SrqFeature),
+        (create(&|wq| _ = wq.set(Wq::LOG_WQ_SZ, 16), ready), Why::SrqSize),
+        (create(&|wq| _ = wq.set(Wq::LOG_WQ_STRIDE, 4), ready), Why::SrqStride),
+        (create(&|wq| _ = wq.set(Wq::LOG_WQ_STRIDE, 15), ready), Why::SrqStride),
+        (create(&|wq| _ = wq.set(Wq::PD, rig.pd + 1), ready), Why::UnknownPd),
+        (create(&|wq| _ = wq.set(Wq::WQ_UMEM_ID, 0), ready), Why::RingUnknownUmem),
+        (create(&|wq| _ = wq.set(Wq::DBR_ADDR, QP_DOORBELL + 4), ready), Why::DoorbellAlignment),
+    ];
+    for (got, why) in bad {
+        assert_eq!(got, Err(refused(why)));
+    }
+    let rmpn = create(&|_| (), ready).unwrap();
+    let modify = |from, to, limit| {
+        rig.run::<ModifyRmpIn, _>(
+            |request| {
+                request
+                    .set(ModifyRmpIn::RMP_STATE, from)
+                    .set(ModifyRmpIn::RMPN, rmpn)
+                    .set(ModifyRmpIn::BITMASK_LWM, true);
+                let mut context = request.nested(ModifyRmpIn::CTX);
+                context.set(Rmpc::STATE, to).nested(Rmpc::WQ).set(Wq::LWM, limit);
+            },
+            |_| (),
+        )
+    };
+    assert_eq!(modify(RmpState::Failed, ready, 0), Err(refused(Why::RmpTransition)));
+    assert_eq!(modify(ready, ready, 17), Err(refused(Why::SrqLimit)));
+    assert_eq!(modify(ready, RmpState::Failed, 0), Ok(()));
+    assert_eq!(modify(RmpState::Failed, ready, 16), Ok(()));
+    let arm = |kind| {
+        let fill = |r: &mut ViewMut<'_, ArmRqIn>| {
+            r.set(ArmRqIn::OP_MOD, kind).set(ArmRqIn::SRQ_NUMBER, rmpn);
+        };
+        rig.run::<ArmRqIn, _>(fill, |_| ())
+    };
+    assert_eq!(arm(ArmRqKind::Srq), Err(refused(Why::UnknownSrq)));
+    assert_eq!(arm(ArmRqKind::Xrq), Err(refused(Why::UnknownModifier)));
+    let query = rig.run::<QuerySrqIn, _>(|r| _ = r.set(QuerySrqIn::SRQN, rmpn), |_| ());
+    assert_eq!(query, Err(refused(Why::UnknownSrq)));
+    let destroy = || rig.run::<DestroyRmpIn, _>(|r| _ = r.set(DestroyRmpIn::RMPN, rmpn), |_| ());
+    assert_eq!((destroy(), destroy()), (Ok(()), Err(refused(Why::UnknownSrq))));
+    rig.dealloc_pd(rig.pd).unwrap();
+    rig.device.deregister_umem(rig.umem).unwrap();
 }

@@ -18,7 +18,7 @@ pub(super) fn query(input: View<'_, QueryHcaCapIn>, mut output: ViewMut<'_, Quer
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
         CapabilityPage::Roce => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
         // All zero: nothing of it is supported.
-        CapabilityPage::General2 => {}
+        CapabilityPage::Odp | CapabilityPage::General2 => {}
     }
     Ok(())
 }
@@ -28,6 +28,24 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::LOG_MAX_CQ, limits::LOG_CQS)
         .set(HcaCap::LOG_MAX_QP, limits::LOG_QPS)
         .set(HcaCap::LOG_MAX_MKEY, limits::LOG_MKEYS)
+        .set(HcaCap::LOG_MAX_EQ, limits::LOG_EQS)
+        .set(HcaCap::LOG_MAX_EQ_SZ, limits::LOG_EQ_ENTRIES)
+        .set(HcaCap::MAX_NUM_EQS, limits::EQS as u16)
+        .set(HcaCap::LOG_MAX_SRQ, limits::LOG_SRQS)
+        .set(HcaCap::LOG_MAX_SRQ_SZ, limits::LOG_WQ_ENTRIES)
+        .set(HcaCap::LOG_MAX_RMP, limits::LOG_SRQS)
+        .set(HcaCap::LOG_MAX_WQ_SZ, limits::LOG_WQ_ENTRIES)
+        .set(HcaCap::BASIC_CYCLIC_RCV_WQE, true)
+        .set(HcaCap::MAX_QP_CNT, limits::COUNTER_SETS as u16)
+        .set(HcaCap::RETRANSMISSION_Q_COUNTERS, true)
+        .set(HcaCap::MAX_INDIRECTION, limits::INDIRECTION)
+        .set(HcaCap::FIXED_BUFFER_SIZE, true)
+        .set(HcaCap::LOG_MAX_KLM_LIST_SIZE, limits::LOG_RANGES)
+        .set(HcaCap::SCTR_DATA_CQE, true)
+        .set(HcaCap::CQ_RESIZE, true)
+        .set(HcaCap::CQ_MODERATION, true)
+        .set(HcaCap::RELAXED_ORDERING_WRITE, true)
+        .set(HcaCap::RELAXED_ORDERING_READ, true)
         .set(HcaCap::LOG_MAX_UMEM, limits::LOG_UMEMS)
         .set(HcaCap::LOG_MAX_QP_SZ, limits::LOG_WQ_ENTRIES)
         .set(HcaCap::LOG_MAX_CQ_SZ, limits::LOG_CQ_ENTRIES)

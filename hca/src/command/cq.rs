@@ -1,13 +1,14 @@
 //! CREATE_CQ, QUERY_CQ, DESTROY_CQ.
 
 use barewire_layouts::command::cq::{
-    CqStatus, Cqc, CreateCqIn, CreateCqOut, DestroyCqIn, QueryCqIn, QueryCqOut,
+    CqState, CqStatus, Cqc, CreateCqIn, CreateCqOut, DestroyCqIn, QueryCqIn, QueryCqOut,
 };
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
 use crate::limits;
-use crate::object::{Cq, Objects};
+use crate::memory::Window;
+use crate::object::{Cq, Notify, Objects, UNARMED};
 
 /// PRM: CREATE_CQ with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
 pub(super) fn create(
@@ -30,6 +31,8 @@ pub(super) fn create(
         ring_window(&objects.memory, ring_umem, ring_offset, (entry.bytes() as u64) << log_size, true)?;
     let doorbell_umem = (context.get(Cqc::DBR_UMEM_ID), context.get(Cqc::DBR_ADDR));
     let doorbell = doorbell_window(&objects.memory, doorbell_umem)?;
+    let notify = notify(objects, context, doorbell, doorbell_umem)?;
+    let eq = notify.as_ref().map(|notify| notify.eq);
     let uar_index = context.get(Cqc::UAR_PAGE);
     let uar = objects.uars.get_mut(uar_index).ok_or(CommandSyndrome::UnknownUar)?;
     let (number, _) = objects
@@ -42,6 +45,7 @@ pub(super) fn create(
             ignore_overrun: context.get(Cqc::OI),
             producer: 0,
             status: CqStatus::Ok,
+            notify,
             uar: uar_index,
             ring_umem,
             doorbell_umem,
@@ -49,10 +53,38 @@ pub(super) fn create(
         })
         .ok_or(CommandSyndrome::NoCqs)?;
     uar.users += 1;
+    if let Some(eq) = eq.and_then(|eq| objects.events.queues.get_mut(eq)) {
+        eq.users += 1;
+        uar.armable.push(number);
+    }
     objects.memory.hold(ring_umem);
     objects.memory.hold(doorbell_umem.0);
     output.set(CreateCqOut::CQN, number);
     Ok(())
+}
+
+/// What the context says of events. With an event queue the device owns the record's arm word until software first arms.
+fn notify(
+    objects: &Objects,
+    context: View<'_, Cqc>,
+    doorbell: Window,
+    (umem, offset): (u32, u64),
+) -> Result<Option<Notify>, CommandSyndrome> {
+    let (period, max_count) = (context.get(Cqc::CQ_PERIOD), context.get(Cqc::CQ_MAX_COUNT));
+    let eq = match context.get(Cqc::C_EQN) {
+        0 => return Ok(None),
+        eq => eq,
+    };
+    objects.events.queues.get(eq).ok_or(CommandSyndrome::CqUnknownEq)?;
+    let writable = objects.memory.umem_window(umem, offset, doorbell.len() as u64, true).is_ok();
+    let seen = match doorbell.slice(4, 4) {
+        Some(word) if writable => {
+            word.write(&UNARMED.to_be_bytes());
+            UNARMED
+        }
+        _ => doorbell.load_be32(4),
+    };
+    Ok(Some(Notify::new(eq, period, max_count, seen)))
 }
 
 /// PRM: QUERY_CQ.
@@ -62,8 +94,8 @@ pub(super) fn query(
     mut output: ViewMut<'_, QueryCqOut>,
 ) -> Outcome {
     let cq = objects.cqs.get(input.get(QueryCqIn::CQN)).ok_or(CommandSyndrome::UnknownCq)?;
-    output
-        .nested(QueryCqOut::CQ_CONTEXT)
+    let mut context = output.nested(QueryCqOut::CQ_CONTEXT);
+    context
         .set(Cqc::STATUS, cq.status)
         .set(Cqc::DBR_UMEM_VALID, true)
         .set(Cqc::CQE_SZ, cq.entry)
@@ -74,6 +106,20 @@ pub(super) fn query(
         .set(Cqc::CONSUMER_COUNTER, cq.consumer())
         .set(Cqc::PRODUCER_COUNTER, cq.producer & Cq::COUNTER)
         .set(Cqc::DBR_ADDR, cq.doorbell_umem.1);
+    if let Some(notify) = &cq.notify {
+        match notify.request() {
+            Some(true) => context.set(Cqc::ST, CqState::SolicitedArmed),
+            Some(false) => context.set(Cqc::ST, CqState::Armed),
+            None if notify.fired() => context.set(Cqc::ST, CqState::Fired),
+            None => context.set(Cqc::ST, CqState::Idle),
+        };
+        context
+            .set(Cqc::C_EQN, notify.eq)
+            .set(Cqc::CQ_PERIOD, notify.period)
+            .set(Cqc::CQ_MAX_COUNT, notify.max_count)
+            .set(Cqc::LAST_NOTIFIED_INDEX, notify.last_notified())
+            .set(Cqc::LAST_SOLICIT_INDEX, notify.last_solicited());
+    }
     Ok(())
 }
 
@@ -87,6 +133,12 @@ pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyCqIn>) -> Ou
         objects.memory.release(cq.ring_umem);
         objects.memory.release(cq.doorbell_umem.0);
         objects.release_uar(cq.uar);
+        if let Some(notify) = &cq.notify {
+            objects.release_eq(notify.eq);
+            if let Some(uar) = objects.uars.get_mut(cq.uar) {
+                uar.armable.retain(|&armable| armable != number);
+            }
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! CREATE_MKEY, QUERY_MKEY, DESTROY_MKEY.
 
+use barewire_layouts::command::klm::Klm;
 use barewire_layouts::command::mkey::{
     ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, QueryMkeyIn, QueryMkeyOut,
 };
@@ -7,7 +8,7 @@ use barewire_layouts::prm::{Field, View, ViewMut};
 
 use super::{CommandSyndrome, Outcome};
 use crate::limits;
-use crate::memory::{Access, Mkey, Refused};
+use crate::memory::{Access, Backing, Memory, Mkey, Ranges, Refused};
 use crate::object::Objects;
 
 /// The context's right bits.
@@ -19,20 +20,25 @@ const RIGHTS: [(Field<Mkc, bool>, Access); 5] = [
     (Mkc::A, Access::REMOTE_ATOMIC),
 ];
 
-/// PRM: CREATE_MKEY over a umem (`mkey_umem_id`; the valid bit is the kernel's business and not looked at).
+/// Bytes of the unit in which translations are counted.
+const OCTWORD: usize = size_of::<Klm>();
+
+/// PRM: CREATE_MKEY. Direct keys (MTT) cover a umem (`mkey_umem_id`; the valid bit is the kernel's business and not looked at). Indirect
+/// ones (KLM, KSM) have their list in a umem or, without one, in `list`, which follows the request; it is read now and not again.
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateMkeyIn>,
+    list: &[u8],
     mut output: ViewMut<'_, CreateMkeyOut>,
 ) -> Outcome {
     let context = input.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
-    if context.get(Mkc::ACCESS_MODE_4_2) << 2 | context.get(Mkc::ACCESS_MODE_1_0) != AccessMode::Mtt as u8 {
-        return Err(CommandSyndrome::MkeyMode);
-    }
+    let mode =
+        AccessMode::try_from(context.get(Mkc::ACCESS_MODE_4_2) << 2 | context.get(Mkc::ACCESS_MODE_1_0))
+            .map_err(|_| CommandSyndrome::MkeyMode)?;
     if context.get(Mkc::QPN) != ANY_QPN {
         return Err(CommandSyndrome::MkeyQpn);
     }
-    if context.get(Mkc::UMR_EN) || context.get(Mkc::LENGTH64) {
+    if context.get(Mkc::LENGTH64) {
         return Err(CommandSyndrome::MkeyFeature);
     }
     let (start, length) = (context.get(Mkc::START_ADDR), context.get(Mkc::LEN));
@@ -42,15 +48,12 @@ pub(super) fn create(
     }
     let granted = RIGHTS.iter().filter(|(bit, _)| context.get(*bit)).map(|(_, right)| *right);
     let access = granted.fold(Access::empty(), Access::union);
-    let (umem, umem_offset) =
-        (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
-    objects.memory.umem_window(umem, umem_offset, length, access.intersects(Access::WRITES)).map_err(
-        |refused| match refused {
-            Refused::Unknown => CommandSyndrome::MkeyUnknownUmem,
-            Refused::Bounds => CommandSyndrome::MkeyBounds,
-            Refused::ReadOnly => CommandSyndrome::MkeyRights,
-        },
-    )?;
+    let backing = match mode {
+        AccessMode::Mtt => direct(&objects.memory, input, length, access)?,
+        AccessMode::Klm | AccessMode::Ksm => indirect(&objects.memory, input, list, mode, length)?,
+        _ => return Err(CommandSyndrome::MkeyMode),
+    };
+    let umem = if let Backing::Umem { id, .. } = backing { Some(id) } else { None };
     let pd_number = context.get(Mkc::PD);
     let pd = objects.pds.get_mut(pd_number).ok_or(CommandSyndrome::UnknownPd)?;
     let (index, _) = objects
@@ -64,14 +67,76 @@ pub(super) fn create(
             start,
             length,
             access,
-            umem,
-            umem_offset,
+            updatable: context.get(Mkc::UMR_EN),
+            relaxed: (context.get(Mkc::RELAXED_ORDERING_READ), context.get(Mkc::RELAXED_ORDERING_WRITE)),
+            backing,
         })
         .ok_or(CommandSyndrome::NoMkeys)?;
     pd.users += 1;
-    objects.memory.hold(umem);
+    if let Some(umem) = umem {
+        objects.memory.hold(umem);
+    }
     output.set(CreateMkeyOut::MKEY_INDEX, index);
     Ok(())
+}
+
+/// The umem that a direct key covers. A key that work requests will fill, or that is free, may come without.
+fn direct(
+    memory: &Memory,
+    input: View<'_, CreateMkeyIn>,
+    length: u64,
+    access: Access,
+) -> Result<Backing, CommandSyndrome> {
+    let context = input.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
+    let (id, offset) = (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
+    if id == 0 && (context.get(Mkc::FREE) || context.get(Mkc::UMR_EN)) {
+        return Ok(Backing::Nothing);
+    }
+    match memory.umem_window(id, offset, length, access.intersects(Access::WRITES)) {
+        Ok(_) => Ok(Backing::Umem { id, offset }),
+        Err(Refused::Unknown) => Err(CommandSyndrome::MkeyUnknownUmem),
+        Err(Refused::Bounds) => Err(CommandSyndrome::MkeyBounds),
+        Err(Refused::ReadOnly) => Err(CommandSyndrome::MkeyRights),
+    }
+}
+
+/// The list of an indirect key. The ranges' own keys are looked up when the key is used.
+fn indirect(
+    memory: &Memory,
+    input: View<'_, CreateMkeyIn>,
+    list: &[u8],
+    mode: AccessMode,
+    length: u64,
+) -> Result<Backing, CommandSyndrome> {
+    let context = input.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
+    let count = input.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize;
+    if count > limits::RANGES {
+        return Err(CommandSyndrome::MkeyListSize);
+    }
+    let (id, offset) = (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
+    let mut copy = Vec::new();
+    let list = if id == 0 {
+        list.get(..count * OCTWORD).ok_or(CommandSyndrome::MkeyListLength)?
+    } else {
+        let window = memory.umem_window(id, offset, (count * OCTWORD) as u64, false);
+        let window = window.map_err(|refused| match refused {
+            Refused::Unknown => CommandSyndrome::MkeyUnknownUmem,
+            Refused::Bounds | Refused::ReadOnly => CommandSyndrome::MkeyBounds,
+        })?;
+        copy.resize(count * OCTWORD, 0);
+        window.read(&mut copy);
+        &copy
+    };
+    let ranges = if mode == AccessMode::Ksm {
+        Ranges::equal(list, context.get(Mkc::LOG_PAGE_SIZE))
+    } else {
+        Ranges::sized(list)
+    };
+    // One that work requests will fill may be longer than its list is now.
+    if length > ranges.bytes() && !context.get(Mkc::UMR_EN) && !context.get(Mkc::FREE) {
+        return Err(CommandSyndrome::MkeyListBytes);
+    }
+    Ok(Backing::Ranges(ranges))
 }
 
 /// PRM: QUERY_MKEY.
@@ -88,13 +153,25 @@ pub(super) fn query(
     }
     context
         .set(Mkc::FREE, mkey.free)
-        .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
+        .set(Mkc::UMR_EN, mkey.updatable)
+        .set(Mkc::RELAXED_ORDERING_READ, mkey.relaxed.0)
+        .set(Mkc::RELAXED_ORDERING_WRITE, mkey.relaxed.1)
         .set(Mkc::QPN, ANY_QPN)
         .set(Mkc::MKEY_7_0, mkey.variant)
         .set(Mkc::PD, mkey.pd)
         .set(Mkc::START_ADDR, mkey.start)
-        .set(Mkc::LEN, mkey.length)
-        .set(Mkc::LOG_PAGE_SIZE, limits::LOG_PAGE_BYTES);
+        .set(Mkc::LEN, mkey.length);
+    let (mode, log_page) = match &mkey.backing {
+        Backing::Nothing | Backing::Umem { .. } => (AccessMode::Mtt, limits::LOG_PAGE_BYTES),
+        Backing::Ranges(ranges) => {
+            context.set(Mkc::TRANSLATIONS_OCTWORD_SIZE, ranges.len() as u32);
+            match ranges.log_size() {
+                Some(log_size) => (AccessMode::Ksm, log_size),
+                None => (AccessMode::Klm, 0),
+            }
+        }
+    };
+    context.set(Mkc::ACCESS_MODE_1_0, mode as u8).set(Mkc::LOG_PAGE_SIZE, log_page);
     Ok(())
 }
 
@@ -105,7 +182,9 @@ pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyMkeyIn>) -> 
         .mkeys
         .remove(input.get(DestroyMkeyIn::MKEY_INDEX))
         .ok_or(CommandSyndrome::UnknownMkey)?;
-    objects.memory.release(mkey.umem);
+    if let Backing::Umem { id, .. } = mkey.backing {
+        objects.memory.release(id);
+    }
     objects.release_pd(mkey.pd);
     Ok(())
 }

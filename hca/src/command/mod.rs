@@ -4,12 +4,15 @@
 //! are a command: what is too short, unknown or out of range is refused, and nothing is allocated but the objects themselves,
 //! whose numbers are limited.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
+use barewire_layouts::command::mkey::CreateMkeyIn;
 use barewire_layouts::command::pd::AllocPdIn;
+use barewire_layouts::command::port::{QueryAdapterIn, QueryLagIn};
+use barewire_layouts::command::q_counter::AllocQCounterIn;
 use barewire_layouts::command::uar::AllocUarIn;
 use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request};
-use barewire_layouts::prm::{View, ViewMut};
+use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::engine::{Context, Engine};
 use crate::memory::{Memory, Refused, Window};
@@ -17,16 +20,22 @@ use crate::object::DoorbellRecord;
 
 mod capability;
 mod cq;
+mod eq;
 mod gid;
 mod mkey;
+mod modify_cq;
 mod modify_qp;
 mod pd;
+mod port;
+mod q_counter;
 mod qp;
+mod rmp;
+mod srq;
 mod syndrome;
 mod uar;
 mod umem;
 
-pub(crate) use gid::gid;
+pub(crate) use gid::{address as gid_address, gid, mac};
 pub use syndrome::CommandSyndrome;
 
 /// Done, or why not.
@@ -36,7 +45,7 @@ type Outcome = Result<(), CommandSyndrome>;
 pub(crate) fn execute(
     engine: &mut Engine,
     device: &mut Context<'_>,
-    address: Ipv4Addr,
+    address: IpAddr,
     input: &[u8],
     output: &mut [u8],
 ) {
@@ -60,17 +69,44 @@ pub(crate) fn refuse(output: &mut [u8], syndrome: CommandSyndrome) {
 fn dispatch(
     engine: &mut Engine,
     device: &mut Context<'_>,
-    address: Ipv4Addr,
+    address: IpAddr,
     input: &[u8],
     output: &mut [u8],
 ) -> Outcome {
     let header = View::<InHeader>::new(input).ok_or(CommandSyndrome::InputLength)?;
     let opcode = header.get(InHeader::OPCODE).map_err(|_| CommandSyndrome::UnknownOpcode)?;
-    if opcode != CommandOpcode::QueryHcaCap && header.get(InHeader::OP_MOD) != 0 {
+    if !has_modifier(opcode) && header.get(InHeader::OP_MOD) != 0 {
         return Err(CommandSyndrome::UnknownModifier);
     }
     match opcode {
         CommandOpcode::QueryHcaCap => run(input, output, capability::query),
+        CommandOpcode::QueryAdapter => run::<QueryAdapterIn>(input, output, |_, mut answer| {
+            port::adapter(&mut answer);
+            Ok(())
+        }),
+        CommandOpcode::QueryLag => run::<QueryLagIn>(input, output, |_, _| Ok(())),
+        CommandOpcode::QueryVportState => {
+            run(input, output, |request, answer| port::state(device.wire.is_link_up(), request, answer))
+        }
+        CommandOpcode::QueryNicVportContext => {
+            run(input, output, |request, answer| port::nic(address, request, answer))
+        }
+        CommandOpcode::QueryHcaVportContext => run(input, output, |request, answer| {
+            port::hca(address, device.wire.is_link_up(), request, answer)
+        }),
+        CommandOpcode::QueryHcaVportGid => {
+            run(input, output, |request, answer| port::gids(address, request, answer))
+        }
+        CommandOpcode::QueryHcaVportPkey => run(input, output, port::pkeys),
+        CommandOpcode::AllocQCounter => run::<AllocQCounterIn>(input, output, |_, answer| {
+            q_counter::alloc(device.objects, device.counters, answer)
+        }),
+        CommandOpcode::DeallocQCounter => {
+            run(input, output, |request, _| q_counter::dealloc(device.objects, request))
+        }
+        CommandOpcode::QueryQCounter => run(input, output, |request, answer| {
+            q_counter::query(device.objects, device.counters, request, answer)
+        }),
         CommandOpcode::QueryRoceAddress => {
             run(input, output, |request, answer| gid::query(address, request, answer))
         }
@@ -86,19 +122,46 @@ fn dispatch(
         }
         CommandOpcode::DestroyUmem => run(input, output, |request, _| umem::destroy(device.objects, request)),
         CommandOpcode::CreateMkey => {
-            run(input, output, |request, answer| mkey::create(device.objects, request, answer))
+            let list = input.get(CreateMkeyIn::BYTES..).unwrap_or_default();
+            run(input, output, |request, answer| mkey::create(device.objects, request, list, answer))
         }
         CommandOpcode::QueryMkey => {
             run(input, output, |request, answer| mkey::query(device.objects, request, answer))
         }
         CommandOpcode::DestroyMkey => run(input, output, |request, _| mkey::destroy(device.objects, request)),
+        CommandOpcode::CreateEq => {
+            run(input, output, |request, answer| eq::create(device.objects, request, answer))
+        }
+        CommandOpcode::QueryEq => {
+            run(input, output, |request, answer| eq::query(device.objects, request, answer))
+        }
+        CommandOpcode::DestroyEq => run(input, output, |request, _| eq::destroy(device.objects, request)),
         CommandOpcode::CreateCq => {
             run(input, output, |request, answer| cq::create(device.objects, request, answer))
         }
         CommandOpcode::QueryCq => {
             run(input, output, |request, answer| cq::query(device.objects, request, answer))
         }
+        CommandOpcode::ModifyCq => {
+            run(input, output, |request, _| modify_cq::modify(device.objects, device.now, request))
+        }
         CommandOpcode::DestroyCq => run(input, output, |request, _| cq::destroy(device.objects, request)),
+        CommandOpcode::CreateSrq => {
+            run(input, output, |request, answer| srq::create(device.objects, request, answer))
+        }
+        CommandOpcode::QuerySrq => {
+            run(input, output, |request, answer| srq::query(device.objects, request, answer))
+        }
+        CommandOpcode::DestroySrq => run(input, output, |request, _| srq::destroy(device.objects, request)),
+        CommandOpcode::ArmRq => run(input, output, |request, _| srq::arm(device.objects, request)),
+        CommandOpcode::CreateRmp => {
+            run(input, output, |request, answer| rmp::create(device.objects, request, answer))
+        }
+        CommandOpcode::ModifyRmp => run(input, output, |request, _| rmp::modify(device.objects, request)),
+        CommandOpcode::QueryRmp => {
+            run(input, output, |request, answer| rmp::query(device.objects, request, answer))
+        }
+        CommandOpcode::DestroyRmp => run(input, output, |request, _| rmp::destroy(device.objects, request)),
         CommandOpcode::CreateQp => {
             run(input, output, |request, answer| qp::create(device.objects, request, answer))
         }
@@ -118,6 +181,11 @@ fn dispatch(
         CommandOpcode::ToErrQp => run(input, output, |request, _| modify_qp::to_err(engine, device, request)),
         CommandOpcode::ToRstQp => run(input, output, |request, _| modify_qp::to_rst(engine, device, request)),
     }
+}
+
+/// Whether the command knows operation modifiers, and checks them itself.
+fn has_modifier(opcode: CommandOpcode) -> bool {
+    matches!(opcode, CommandOpcode::QueryHcaCap | CommandOpcode::ModifyCq | CommandOpcode::ArmRq)
 }
 
 /// Gives `command` its request and answer, if both are as long as they must be. A list after the request's fixed part is let be.

@@ -1,14 +1,12 @@
 //! The moves of a queue pair: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc, Rst2InitQpIn,
-    Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
+    Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::View;
 
-use super::{CommandSyndrome, Outcome};
+use super::{CommandSyndrome, Outcome, gid};
 use crate::engine::{Context, Engine};
 use crate::limits;
 use crate::object::Attributes;
@@ -19,13 +17,16 @@ pub(super) fn rst2init(
     device: &mut Context<'_>,
     input: View<'_, Rst2InitQpIn>,
 ) -> Outcome {
-    step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, attributes| {
+    step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
         let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
         if path.get(AddressPath::VHCA_PORT_NUM) != limits::PORT {
             return Err(CommandSyndrome::Port);
         }
         if path.get(AddressPath::PKEY_INDEX) != 0 {
             return Err(CommandSyndrome::PkeyIndex);
+        }
+        if service == ServiceType::Ud {
+            attributes.qkey = context.get(Qpc::Q_KEY);
         }
         take_rights(context, OptionalParameters::all(), attributes)
     })
@@ -37,7 +38,7 @@ pub(super) fn init2rtr(
     device: &mut Context<'_>,
     input: View<'_, Init2RtrQpIn>,
 ) -> Outcome {
-    step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, attributes| {
+    step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, service, attributes| {
         let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
         if u16::from(path.get(AddressPath::SRC_ADDR_INDEX)) >= limits::GIDS {
             return Err(CommandSyndrome::SourceGid);
@@ -51,9 +52,12 @@ pub(super) fn init2rtr(
             return Err(CommandSyndrome::ResponderDepth);
         }
         attributes.mtu = context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
-        attributes.remote_address =
-            peer(path.array(AddressPath::RGID_RIP)).ok_or(CommandSyndrome::RemoteGid)?;
-        attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
+        // Datagrams have no peer.
+        if service != ServiceType::Ud {
+            attributes.remote_address =
+                gid::address(path.array(AddressPath::RGID_RIP)).ok_or(CommandSyndrome::RemoteGid)?;
+            attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
+        }
         attributes.log_message_max = log_message_max;
         attributes.max_responder_depth = 1 << log_depth;
         attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
@@ -68,7 +72,7 @@ pub(super) fn rtr2rts(
     device: &mut Context<'_>,
     input: View<'_, Rtr2RtsQpIn>,
 ) -> Outcome {
-    step(engine, device, input, (QpState::Rtr, QpState::Rts), |context, optional, attributes| {
+    step(engine, device, input, (QpState::Rtr, QpState::Rts), |context, optional, service, attributes| {
         let log_depth = context.get(Qpc::LOG_SRA_MAX);
         if log_depth > limits::LOG_RESPONDER_RESOURCES {
             return Err(CommandSyndrome::InitiatorDepth);
@@ -80,6 +84,9 @@ pub(super) fn rtr2rts(
         attributes.next_send_psn = context.get(Qpc::NEXT_SEND_PSN);
         if optional.contains(OptionalParameters::RNR_TIMEOUT) {
             attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+        }
+        if service == ServiceType::Ud && optional.contains(OptionalParameters::Q_KEY) {
+            attributes.qkey = context.get(Qpc::Q_KEY);
         }
         take_rights(context, optional, attributes)
     })
@@ -106,7 +113,7 @@ fn step<R: ModifyQp>(
     device: &mut Context<'_>,
     input: View<'_, R>,
     (from, to): (QpState, QpState),
-    take: impl FnOnce(View<'_, Qpc>, OptionalParameters, &mut Attributes) -> Outcome,
+    take: impl FnOnce(View<'_, Qpc>, OptionalParameters, ServiceType, &mut Attributes) -> Outcome,
 ) -> Outcome {
     let number = input.get(R::QPN);
     let qp = device.objects.qps.get_mut(number).ok_or(CommandSyndrome::UnknownQp)?;
@@ -117,6 +124,7 @@ fn step<R: ModifyQp>(
     take(
         input.nested(R::QPC),
         OptionalParameters::from_bits_retain(input.get(R::OPT_PARAM_MASK)),
+        qp.service,
         &mut attributes,
     )?;
     qp.attributes = attributes;
@@ -149,27 +157,10 @@ fn take_rights(context: View<'_, Qpc>, optional: OptionalParameters, attributes:
     Ok(())
 }
 
-/// The IPv4 address of a peer's GID.
-fn peer(gid: [u8; 16]) -> Option<Ipv4Addr> {
-    let address = Ipv6Addr::from(gid).to_ipv4_mapped()?;
-    (!address.is_unspecified() && !address.is_multicast() && !address.is_broadcast()).then_some(address)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use barewire_layouts::prm::{Layout, ViewMut};
-
-    #[test]
-    fn peers_are_unicast_ipv4() {
-        let peer_of = |address: Ipv4Addr| peer(address.to_ipv6_mapped().octets());
-        assert_eq!(peer_of(Ipv4Addr::new(127, 7, 0, 1)), Some(Ipv4Addr::new(127, 7, 0, 1)));
-        for address in [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST, Ipv4Addr::new(224, 0, 0, 1)] {
-            assert_eq!(peer_of(address), None);
-        }
-        assert_eq!(peer([0; 16]), None);
-        assert_eq!(peer(Ipv6Addr::LOCALHOST.octets()), None);
-    }
 
     #[test]
     fn rights_that_are_not_meant_stay() {

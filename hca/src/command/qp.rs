@@ -11,7 +11,7 @@ use super::{CommandSyndrome, Outcome, doorbell_window, gid, ring_window};
 use crate::engine::{Context, Engine, QpEngine};
 use crate::limits;
 use crate::memory::Window;
-use crate::object::{Attributes, DoorbellRecord, Objects, Qp, Ring};
+use crate::object::{Attributes, DoorbellRecord, Objects, Qp, Ring, Scatter};
 
 const LOG_WQEBB: u8 = WQEBB.trailing_zeros() as u8;
 /// A receive WQE has `16 << log_rq_stride` bytes.
@@ -34,7 +34,7 @@ impl Rings {
                 }
                 Some((context.get(Qpc::LOG_RQ_SIZE), log_stride))
             }
-            Ok(ReceiveQueueType::Zero) => None,
+            Ok(ReceiveQueueType::Zero | ReceiveQueueType::Shared) => None,
             _ => return Err(CommandSyndrome::ReceiveSource),
         };
         let sq = (!context.get(Qpc::NO_SQ)).then(|| (context.get(Qpc::LOG_SQ_SIZE), LOG_WQEBB));
@@ -60,7 +60,8 @@ pub(super) fn create(
     mut output: ViewMut<'_, CreateQpOut>,
 ) -> Outcome {
     let context = input.nested(CreateQpIn::QPC);
-    if context.get(Qpc::ST) != Ok(ServiceType::Rc) {
+    let service = context.get(Qpc::ST).map_err(|_| CommandSyndrome::Service)?;
+    if !matches!(service, ServiceType::Rc | ServiceType::Uc | ServiceType::Ud) {
         return Err(CommandSyndrome::Service);
     }
     if context.get(Qpc::WQ_SIGNATURE) {
@@ -78,16 +79,25 @@ pub(super) fn create(
     objects.uars.get(uar).ok_or(CommandSyndrome::UnknownUar)?;
     objects.cqs.get(send_cq).ok_or(CommandSyndrome::UnknownSendCq)?;
     objects.cqs.get(receive_cq).ok_or(CommandSyndrome::UnknownReceiveCq)?;
+    let srq =
+        (context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared)).then(|| context.get(Qpc::SRQN_RMPN_XRQN));
+    if srq.is_some_and(|srq| objects.srqs.get(srq).is_none()) {
+        return Err(CommandSyndrome::UnknownSharedQueue);
+    }
+    let scatter = Scatter::new(context.get(Qpc::CS_REQ), context.get(Qpc::CS_RES))
+        .ok_or(CommandSyndrome::ScatterToCqe)?;
     let (number, _) = objects
         .qps
         .insert_with(|number| Qp {
             number,
             state: QpState::Rst,
-            service: ServiceType::Rc,
+            service,
             pd,
             user_index: context.get(Qpc::USER_INDEX),
             send_cq,
             receive_cq,
+            srq,
+            scatter,
             uar,
             rq: Rings::ring(memory, 0, rings.rq),
             sq: Rings::ring(memory, rq_bytes, rings.sq),
@@ -98,12 +108,13 @@ pub(super) fn create(
             engine: QpEngine::default(),
         })
         .ok_or(CommandSyndrome::NoQps)?;
+    objects.share(srq, true);
     objects.hold_for_qp(pd, uar, [send_cq, receive_cq], [ring_umem.0, doorbell_umem.0]);
     output.set(CreateQpOut::QPN, number);
     Ok(())
 }
 
-/// PRM: QUERY_QP. Packet sequence numbers are those that the moves set, not where the engine stands.
+/// PRM: QUERY_QP. Packet sequence numbers and counters are where the engine stands.
 pub(super) fn query(
     objects: &Objects,
     input: View<'_, QueryQpIn>,
@@ -111,6 +122,7 @@ pub(super) fn query(
 ) -> Outcome {
     let qp = objects.qps.get(input.get(QueryQpIn::QPN)).ok_or(CommandSyndrome::UnknownQp)?;
     let attributes = &qp.attributes;
+    let standing = qp.engine.standing();
     let mut context = output.nested(QueryQpOut::QPC);
     context
         .set(Qpc::STATE, qp.state)
@@ -127,7 +139,8 @@ pub(super) fn query(
         .set(Qpc::LOG_SRA_MAX, log2(attributes.max_initiator_depth))
         .set(Qpc::RETRY_COUNT, attributes.retry_count)
         .set(Qpc::RNR_RETRY, attributes.rnr_retry)
-        .set(Qpc::NEXT_SEND_PSN, attributes.next_send_psn)
+        .set(Qpc::NEXT_SEND_PSN, standing.next_send_psn)
+        .set(Qpc::LAST_ACKED_PSN, standing.acknowledged_psn)
         .set(Qpc::CQN_SND, qp.send_cq)
         .set(Qpc::LOG_RRA_MAX, log2(attributes.max_responder_depth))
         .set(Qpc::RRE, attributes.remote_read)
@@ -135,8 +148,12 @@ pub(super) fn query(
         .set(Qpc::RAE, attributes.remote_atomic)
         .set(Qpc::ATOMIC_MODE, if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None })
         .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_nak)
-        .set(Qpc::NEXT_RCV_PSN, attributes.next_receive_psn)
+        .set(Qpc::NEXT_RCV_PSN, standing.next_receive_psn)
+        .set(Qpc::RMSN, standing.messages_received)
+        .set(Qpc::HW_SQ_WQEBB_COUNTER, standing.send_wqebbs)
+        .set(Qpc::HW_RQ_COUNTER, standing.receive_wqes.into())
         .set(Qpc::CQN_RCV, qp.receive_cq)
+        .set(Qpc::Q_KEY, attributes.qkey)
         .set(Qpc::SW_SQ_WQEBB_COUNTER, qp.doorbell.send())
         .set(Qpc::SW_RQ_COUNTER, u32::from(qp.doorbell.receive()))
         .set(Qpc::DBR_UMEM_VALID, true)
@@ -148,6 +165,11 @@ pub(super) fn query(
             .set(Qpc::LOG_RQ_SIZE, log_entries)
             .set(Qpc::LOG_RQ_STRIDE, log2(qp.rq.stride() as u32) - LOG_STRIDE_UNIT);
     }
+    if let Some(srq) = qp.srq {
+        context.set(Qpc::RQ_TYPE, ReceiveQueueType::Shared).set(Qpc::SRQN_RMPN_XRQN, srq);
+    }
+    let (requester, responder) = qp.scatter.modes();
+    context.set(Qpc::CS_REQ, requester).set(Qpc::CS_RES, responder);
     if let Some(&mtu) = Mtu::ALL.iter().find(|mtu| mtu.bytes() == attributes.mtu) {
         context.set(Qpc::MTU, mtu);
     }
@@ -175,6 +197,7 @@ pub(super) fn destroy(
     device.objects.qps.get(number).ok_or(CommandSyndrome::UnknownQp)?;
     engine.qp_destroyed(device, number);
     if let Some(qp) = device.objects.qps.remove(number) {
+        device.objects.share(qp.srq, false);
         let umems = [qp.ring_umem.0, qp.doorbell_umem.0];
         device.objects.release_for_qp(qp.pd, qp.uar, [qp.send_cq, qp.receive_cq], umems);
     }

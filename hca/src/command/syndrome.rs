@@ -78,15 +78,23 @@ syndromes! {
     CqSize = 0x0504, LimitExceeded, "more completion queue entries than log_max_cq_sz allows";
     CqEntrySize = 0x0505, BadParameter, "the CQE size (cqe_sz) is neither 64 nor 128 bytes";
     CqFeature = 0x0506, BadParameter, "collapsed (cc) and compressing (cqe_comp_en) completion queues are not supported";
+    CqUnknownEq = 0x0507, BadResource, "there is no such event queue (c_eqn)";
+    CqResizeSelect = 0x0508, BadParameter, "a resize must select the ring's size (log_cq_size)";
+    CqResizeFull = 0x0509, BadSize, "more completions wait than the new ring holds, or the old one has no room for the resize CQE";
+    CqStopped = 0x050a, BadResourceState, "the completion queue is in error: an entry was lost";
+    CqSelect = 0x050b, BadParameter, "MODIFY_CQ selects parameters that cannot be changed";
+    CqNoEvents = 0x050c, BadResourceState, "moderation needs an event queue, which the completion queue was made without";
 
     UnknownQp = 0x0601, BadResource, "there is no such queue pair";
     NoQps = 0x0602, NoResources, "the device has no queue pair left";
     Service = 0x0603, BadParameter, "the service type (st) is not RC, which is the only one supported";
-    ReceiveSource = 0x0604, BadParameter, "the receive queue type (rq_type) is neither regular nor none";
+    ReceiveSource = 0x0604, BadParameter, "the receive queue type (rq_type) is not regular, shared or none";
     ReceiveStride = 0x0605, LimitExceeded, "a receive WQE (log_rq_stride) is longer than max_wqe_sz_rq";
     QpFeature = 0x0606, BadParameter, "WQE signatures (wq_signature) are not supported";
     UnknownSendCq = 0x0607, BadResource, "there is no such completion queue for the send queue (cqn_snd)";
     UnknownReceiveCq = 0x0608, BadResource, "there is no such completion queue for the receive queue (cqn_rcv)";
+    UnknownSharedQueue = 0x0609, BadResource, "there is no such shared receive queue for the queue pair (srqn_rmpn_xrqn)";
+    ScatterToCqe = 0x060a, BadParameter, "scatter to CQE is none of off, 32 and 64 bytes (cs_req 0, 0x11, 0x22; cs_res 0, 1, 2)";
     QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
     Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
     PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";
@@ -100,16 +108,42 @@ syndromes! {
 
     UnknownMkey = 0x0701, BadResource, "there is no such memory key";
     NoMkeys = 0x0702, NoResources, "the device has no memory key left";
-    MkeyMode = 0x0703, BadParameter, "the memory key's access mode is not MTT, which is the only one supported";
+    MkeyMode = 0x0703, BadParameter, "the memory key's access mode is none of MTT, KLM and KSM";
     MkeyUnknownUmem = 0x0704, BadResource, "there is no such user memory for the memory key to cover";
     MkeyBounds = 0x0705, BadParameter, "the memory key is not inside its user memory";
     MkeyRights = 0x0706, BadParameter, "the memory key grants writing, its user memory does not";
     MkeyAddress = 0x0707, BadParameter, "the memory key's addresses wrap around";
     MkeyQpn = 0x0708, BadParameter, "a memory key for one queue pair only (qpn) is not supported";
-    MkeyFeature = 0x0709, BadParameter, "umr_en and length64 are not supported";
+    MkeyFeature = 0x0709, BadParameter, "a memory key over the whole address space (length64) is not supported";
+    MkeyListSize = 0x070a, LimitExceeded, "more ranges in an indirect memory key than log_max_klm_list_size allows";
+    MkeyListLength = 0x070b, BadInputLength, "the request ends before the indirect memory key's list does";
+    MkeyListBytes = 0x070c, BadParameter, "the ranges of the indirect memory key cover less than its length";
 
     GidIndex = 0x0801, BadIndex, "the index is beyond the GID table";
     GidPort = 0x0802, BadParameter, "there is no such port";
+
+    UnknownEq = 0x0901, BadResource, "there is no such event queue";
+    EqInUse = 0x0902, ResourceBusy, "completion queues that tell the event queue still exist";
+    NoEqs = 0x0903, NoResources, "the device has no event queue, or the process no file descriptor, left";
+    EqSize = 0x0904, LimitExceeded, "more event queue entries than log_max_eq_sz allows";
+    EqFeature = 0x0905, BadParameter, "collapsed event queues (ec) are not supported";
+
+    UnknownSrq = 0x0a01, BadResource, "there is no such shared receive queue or receive memory pool";
+    SrqInUse = 0x0a02, ResourceBusy, "queue pairs that take from the shared receive queue still exist";
+    NoSrqs = 0x0a03, NoResources, "the device has no shared receive queue left";
+    SrqSize = 0x0a04, LimitExceeded, "more WQEs in a shared receive queue than log_max_srq_sz allows";
+    SrqStride = 0x0a05, BadParameter, "a WQE of a shared receive queue has no room for its header and one segment, or is too long";
+    SrqLimit = 0x0a06, BadParameter, "the limit (lwm) is more than the shared receive queue holds";
+    SrqFeature = 0x0a07, BadParameter, "signatures (wq_signature) in shared receive queues are not supported";
+    RmpState = 0x0a08, BadParameter, "the receive memory pool's state is neither ready nor error, or not ready when it is made";
+    RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the receive memory pool is neither linked list nor cyclic";
+    RmpTransition = 0x0a0a, BadResourceState, "the receive memory pool is not in the state that the command says (rmp_state)";
+
+    UnknownCounterSet = 0x0b01, BadResource, "there is no such counter set";
+    NoCounterSets = 0x0b02, NoResources, "the device has no counter set left";
+
+    VportPort = 0x0c01, BadParameter, "there is no such port, or it is another function's";
+    VportPkey = 0x0c02, BadIndex, "the index is beyond the partition key table";
 }
 
 #[cfg(test)]

@@ -2,14 +2,15 @@
 
 use barewire_layouts::be::{Be16, Be32};
 use barewire_layouts::command::qp::QpState;
-use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, SOLICITED, Syndrome};
-use zerocopy::transmute;
+use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, Syndrome};
+use barewire_layouts::eqe::EventType;
+use zerocopy::{FromZeros, transmute};
 
 use super::Port;
 use super::fetch::{self, Receive};
 use super::report::Finding;
 use super::requester::Request;
-use crate::object::Qp;
+use crate::object::{Inline, Qp};
 
 /// What a responder's completion tells of the message.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,36 @@ pub(super) struct Arrival {
     pub(super) length: u32,
     pub(super) immediate: u32,
     pub(super) solicited: bool,
+    /// The message itself, if it is small and the queue pair wants it in the completion.
+    pub(super) data: Option<Inline>,
+    /// Of a datagram: its sender.
+    pub(super) datagram: Option<Datagram>,
+}
+
+/// Who sent a datagram.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Datagram {
+    pub(super) source_qpn: u32,
+    pub(super) source_lid: u16,
+    /// Whether it came over IPv4, else over IPv6.
+    pub(super) ipv4: bool,
+}
+
+impl Datagram {
+    /// A network header came with it: bits 28-29 of the flags.
+    const GLOBAL_ROUTE: u32 = 1 << 28;
+    /// The kind of the network header (linux device.h: `CQE_ROCE_L3_HEADER_TYPE_*`).
+    const IPV6: u32 = 1 << 24;
+    const IPV4: u32 = 2 << 24;
+
+    fn fields(self) -> PacketFields {
+        let kind = if self.ipv4 { Self::IPV4 } else { Self::IPV6 };
+        PacketFields {
+            source_lid: Be16::new(self.source_lid),
+            flags_source_qpn: Be32::new(Self::GLOBAL_ROUTE | kind | self.source_qpn),
+            ..PacketFields::new_zeroed()
+        }
+    }
 }
 
 /// The vendor syndrome that goes with a syndrome. Drivers print it and nothing more; these are what logs of ConnectX devices show.
@@ -37,15 +68,25 @@ fn vendor_syndrome(syndrome: Syndrome) -> u8 {
 }
 
 /// Writes `cqe` to queue `cqn`. A full queue takes the queue pair down with it: its completions can no longer be told.
-fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, cqe: Cqe64) {
+fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, cqe: Cqe64, data: Option<&Inline>) {
     // A CQ cannot be destroyed while a queue pair uses it.
     let Some(cq) = port.cqs.get_mut(cqn) else { return };
     port.counters.cqes += 1;
-    if cq.push(cqe).is_err() {
+    if cq.push_with(cqe, data).is_ok() {
+        port.events.check(cqn, cq, port.now);
+    } else {
         port.counters.cq_overruns += 1;
         port.report(qp.number, cqe.wqe_counter.get(), Finding::CompletionOverrun { cqn });
+        port.tell_overrun(cqn);
+        port.tell(EventType::WqCatastrophic, qp.number);
         fail(qp, port);
     }
+}
+
+/// `bytes` for a completion in queue `cqn`, if the queue pair wants up to `most` there and they fit.
+pub(super) fn inline(port: &Port<'_>, cqn: u32, most: usize, bytes: &[u8]) -> Option<Inline> {
+    let room = port.cqs.get(cqn).filter(|_| most > 0)?.inline_room();
+    Inline::new(bytes, most.min(room))
 }
 
 fn done(qp: &Qp, opcode: CqeOpcode, wqe_opcode: u8, index: u16) -> Cqe64 {
@@ -78,14 +119,14 @@ pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
     if request.wqe.signalled {
         let mut cqe = done(qp, CqeOpcode::Requester, request.wqe.opcode_bits, request.wqe.index);
         cqe.byte_count = Be32::new(request.wqe.local.length() as u32);
-        push(port, qp, qp.send_cq, cqe);
+        push(port, qp, qp.send_cq, cqe, request.result.as_ref());
     }
 }
 
 /// A send WQE failed; signalled or not, it completes.
 pub(super) fn send_failed(qp: &mut Qp, port: &mut Port<'_>, opcode: u8, index: u16, syndrome: Syndrome) {
     let cqe = failed(qp, CqeOpcode::RequesterError, opcode, index, syndrome);
-    push(port, qp, qp.send_cq, cqe);
+    push(port, qp, qp.send_cq, cqe, None);
 }
 
 /// A message arrived that takes receive WQE `index`.
@@ -94,13 +135,16 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, index: u16, arrival: Ar
     cqe.byte_count = Be32::new(arrival.length);
     cqe.immediate = Be32::new(arrival.immediate);
     cqe.op_own |= if arrival.solicited { SOLICITED } else { 0 };
-    push(port, qp, qp.receive_cq, cqe);
+    if let Some(datagram) = arrival.datagram {
+        cqe.metadata = transmute!(datagram.fields());
+    }
+    push(port, qp, qp.receive_cq, cqe, arrival.data.as_ref());
 }
 
 /// Receive WQE `index` failed.
 pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, index: u16, syndrome: Syndrome) {
     let cqe = failed(qp, CqeOpcode::ResponderError, 0, index, syndrome);
-    push(port, qp, qp.receive_cq, cqe);
+    push(port, qp, qp.receive_cq, cqe, None);
 }
 
 /// Moves a queue pair to the error state and flushes it.
@@ -150,6 +194,10 @@ fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     if let Some(Receive { index, .. }) = qp.engine.responder.abandon() {
         any = true;
         receive_failed(qp, port, index, Syndrome::WorkRequestFlushed);
+    }
+    // The WQEs of a shared queue are not the queue pair's to flush; once it holds none, its user may destroy it.
+    if qp.srq.is_some() && !qp.engine.responder.tell_last_wqe() {
+        port.tell(EventType::LastWqeReached, qp.number);
     }
     if qp.rq.entries() == 0 {
         return any;

@@ -19,6 +19,16 @@ pub struct Counters {
     pub wrong_source: u64,
     /// Packets dropped because the queue pair was in no state to take them.
     pub wrong_state: u64,
+    /// Packets dropped because they are of another transport service than their queue pair.
+    pub wrong_service: u64,
+    /// Datagrams dropped for a wrong queue key.
+    pub wrong_qkey: u64,
+    /// Messages of unreliable services dropped: incomplete, without a receive WQE, or not allowed.
+    pub messages_dropped: u64,
+    /// Congestion notifications received.
+    pub cnps_received: u64,
+    /// Congestion notifications sent.
+    pub cnps_sent: u64,
     /// Requests that had been executed before.
     pub duplicates: u64,
     /// Requests ahead of the expected packet sequence number.
@@ -47,14 +57,20 @@ pub struct Counters {
     pub atomics_replayed: u64,
     /// Doorbells noticed.
     pub doorbells: u64,
+    /// Doorbells that ended a sleep of the device's thread.
+    pub doorbell_wakes: u64,
     /// Send WQEs fetched.
     pub wqes: u64,
     /// CQEs written.
     pub cqes: u64,
     /// CQEs that found their queue full.
     pub cq_overruns: u64,
+    /// Events that found their event queue full.
+    pub events_lost: u64,
     /// Findings of the strict checks.
     pub findings: u64,
+    /// Packets that the capture file could not take.
+    pub capture_lost: u64,
     /// Packets that the fault injector dropped.
     pub fault_dropped: u64,
     /// Packets that the fault injector sent twice.
@@ -63,4 +79,10 @@ pub struct Counters {
     pub fault_reordered: u64,
     /// Packets that the fault injector flipped a bit in.
     pub fault_corrupted: u64,
+    /// Packets that the fault injector delayed.
+    pub fault_delayed: u64,
+    /// Times that the fault injector took the link down.
+    pub fault_flaps: u64,
+    /// Packets lost, in either direction, because the link was down.
+    pub link_dropped: u64,
 }

@@ -7,6 +7,9 @@
 //!   second one that overwrites the first before it was seen does no harm, for the record counts both;
 //! - equal doorbells are not confused: each finds zero. That matters when a queue pair is reset, or made anew with an old number.
 //!
+//! The 8 bytes name their queue pair: its doorbell record is read at once. Those of the others on the page are read a slice per pass, for
+//! as long as a doorbell may have been overwritten by another's: a page costs the same however many queue pairs ring through it.
+//!
 //! The rest of a register is judged only when it is certain what must lie there, since the driver's thread may be preempted at any store:
 //! - exactly one WQE was posted through the page since the last look, so nothing else was pushed in between; what was there before
 //!   is known up to stores of the burst before, which by now are done;
@@ -14,6 +17,8 @@
 //!   the burst; and no next one has begun, which would show in the first 8 bytes. In Stepped mode the driver stands still and the burst
 //!   is over at once.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -33,6 +38,8 @@ const HALVES: usize = (UAR_PAGE - BLUEFLAME_OFFSET) / BLUEFLAME_HALF;
 const WORDS: usize = BLUEFLAME_HALF / 8;
 /// Farther than this behind the producer no doorbell can be: no ring is larger.
 const FARTHEST: u16 = 0x8000;
+/// Doorbell records that a look reads beside those that were named. All of them, on a page with no more queue pairs than that.
+const SLICE: usize = 64;
 
 type Words = [u64; WORDS];
 
@@ -77,15 +84,20 @@ struct Watch {
     index: u32,
     page: Arc<UarPage>,
     qps: Vec<Attached>,
+    /// Where in `qps` a queue pair is, by its number.
+    places: HashMap<u32, usize>,
     halves: [Half; HALVES],
-    /// Read all doorbell records at the next look, doorbell or not.
-    scan: bool,
+    /// Doorbell records that are to be read, doorbell or not, and where in `qps` to go on.
+    unread: usize,
+    next: usize,
 }
 
 /// Every UAR page of a device.
 #[derive(Debug)]
 pub(super) struct Watches {
     pages: Vec<Watch>,
+    /// Counts changes of `pages`.
+    version: u64,
     stepped: bool,
 }
 
@@ -98,19 +110,27 @@ fn readable(word: u64) -> u64 {
     u64::from_be_bytes(word.to_ne_bytes())
 }
 
+/// The control segment whose first half was rung.
+fn control(rung: u64) -> ControlSegment {
+    zerocopy::transmute!([rung, 0])
+}
+
 impl Watches {
     pub(super) fn new(stepped: bool) -> Self {
-        Self { pages: Vec::new(), stepped }
+        Self { pages: Vec::new(), version: 0, stepped }
     }
 
     pub(super) fn add(&mut self, index: u32, page: Arc<UarPage>) {
+        self.version += 1;
         // A page comes zeroed.
         let zero = Content { seen: [0; WORDS], pushed: [0; WORDS] };
         let halves = std::array::from_fn(|_| Half { content: Some(zero.clone()), pending: None });
-        self.pages.push(Watch { index, page, qps: Vec::new(), halves, scan: false });
+        let (qps, places) = (Vec::new(), HashMap::new());
+        self.pages.push(Watch { index, page, qps, places, halves, unread: 0, next: 0 });
     }
 
     pub(super) fn remove(&mut self, index: u32) {
+        self.version += 1;
         self.pages.retain(|watch| watch.index != index);
     }
 
@@ -123,6 +143,7 @@ impl Watches {
         if let Some(watch) = self.page(index)
             && !watch.rings_here(qpn)
         {
+            watch.places.insert(qpn, watch.qps.len());
             watch.qps.push(Attached { qpn, posted: 0 });
         }
     }
@@ -135,18 +156,25 @@ impl Watches {
             // What the queue pair rang last must not be taken for a doorbell of a later one. If another queue pair's doorbell goes with
             // it, the scan finds its doorbell record, which was stored before.
             let rung = watch.page.swap(offset(half), 0);
-            watch.scan |= rung != 0;
             if rung != 0 {
+                watch.unread = watch.qps.len();
                 watch.halves[half] = Half { content: None, pending: None };
             }
         }
-        watch.qps.retain(|attached| attached.qpn != qpn);
+        if let Some(place) = watch.places.remove(&qpn) {
+            watch.qps.swap_remove(place);
+            if let Some(moved) = watch.qps.get(place) {
+                watch.places.insert(moved.qpn, place);
+                // What took the place may lie behind where reading goes on.
+                watch.unread = watch.qps.len();
+            }
+        }
     }
 
-    /// Reads the doorbell records of page `index` at the next look.
+    /// Reads the doorbell records of page `index` from the next look on.
     pub(super) fn scan(&mut self, index: u32) {
         if let Some(watch) = self.page(index) {
-            watch.scan = true;
+            watch.unread = watch.qps.len();
         }
     }
 
@@ -158,6 +186,20 @@ impl Watches {
             any |= watch.look(context, stepped, ready);
         }
         any
+    }
+}
+
+impl Watches {
+    /// Whether every doorbell that was rung has been served, as far as loads can tell.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.pages
+            .iter()
+            .all(|watch| watch.unread == 0 && (0..HALVES).all(|half| watch.page.load(offset(half)) == 0))
+    }
+
+    /// All pages, and a number that changes with them.
+    pub(super) fn pages(&self) -> (u64, impl Iterator<Item = &Arc<UarPage>>) {
+        (self.version, self.pages.iter().map(|watch| &watch.page))
     }
 }
 
@@ -178,7 +220,7 @@ impl Watch {
         // A plain load first: an exchange would take the cache line from the driver on every look.
         let page = &self.page;
         let first = (0..HALVES).find(|&half| page.load(offset(half)) != 0);
-        if first.is_none() && !self.scan {
+        if first.is_none() && self.unread == 0 {
             return false;
         }
         let mut rung = [0; HALVES];
@@ -190,11 +232,29 @@ impl Watch {
                 words[half] = self.words(half);
             }
         }
-        self.scan = false;
         // Loads of the records come after those of the registers.
         fence(Ordering::SeqCst);
         let count = rung.iter().filter(|&&rung| rung != 0).count();
-        let single = self.post(context, ready).filter(|_| count == 1);
+        if count > 0 {
+            self.unread = self.qps.len();
+        }
+        let single = if self.qps.len() <= SLICE {
+            self.unread = 0;
+            self.post(0..self.qps.len(), context, ready).filter(|_| count == 1)
+        } else {
+            for rung in rung.iter().filter(|&&rung| rung != 0) {
+                if let Some(&place) = self.places.get(&control(*rung).qpn()) {
+                    self.post(place..place + 1, context, ready);
+                }
+            }
+            let start = if self.next < self.qps.len() { self.next } else { 0 };
+            let end = self.qps.len().min(start + SLICE.min(self.unread));
+            self.post(start..end, context, ready);
+            self.unread -= end - start;
+            self.next = end;
+            // What was posted beside a named one is not known.
+            None
+        };
         for half in (0..HALVES).filter(|&half| rung[half] != 0) {
             context.counters.doorbells += 1;
             self.check(context, half, rung[half], &words[half], single);
@@ -206,15 +266,20 @@ impl Watch {
     }
 
     fn rings_here(&self, qpn: u32) -> bool {
-        self.qps.iter().any(|attached| attached.qpn == qpn)
+        self.places.contains_key(&qpn)
     }
 
-    /// Reads the doorbell records of the page's queue pairs. Gives what was posted if it was for one queue pair only; those
+    /// Reads the doorbell records of the queue pairs at `places`. Gives what was posted if it was for one queue pair only; those
     /// that cannot send count as well, for their drivers may have pushed something too.
-    fn post(&mut self, context: &mut Context<'_>, ready: &mut dyn FnMut(&mut Qp)) -> Option<Single> {
+    fn post(
+        &mut self,
+        places: Range<usize>,
+        context: &mut Context<'_>,
+        ready: &mut dyn FnMut(&mut Qp),
+    ) -> Option<Single> {
         let mut posted = None;
         let mut several = false;
-        for attached in &mut self.qps {
+        for attached in &mut self.qps[places] {
             let qpn = attached.qpn;
             let Some(qp) = context.objects.qps.get_mut(qpn) else { continue };
             let end = qp.doorbell.send();
@@ -245,9 +310,7 @@ impl Watch {
     ) {
         let before = self.halves[half].content.take();
         self.halves[half].pending = None;
-        let mut control = [0; DS];
-        control[..8].copy_from_slice(rung.as_bytes());
-        let control: ControlSegment = zerocopy::transmute!(control);
+        let control = control(rung);
         let (qpn, index) = (control.qpn(), control.index());
         let mut report = |finding| {
             context.counters.findings += 1;

@@ -1,13 +1,18 @@
 //! Fetches WQEs from the rings and checks them strictly.
 
+use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::wqe::{
     AtomicSegment, ControlFlags, ControlSegment, DS, DataSegment, INLINE, INVALID_LKEY, InlineHeader, MAX_DS,
-    Opcode, RemoteAddressSegment, WQEBB,
+    MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32, MaskedFetchAdd64, Opcode,
+    RemoteAddressSegment, WQEBB, extended_atomic_modifier,
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+use super::address::{self, Destination};
+use super::atomic::{Atomic, Operation};
 use super::gather::Gather;
+use super::is_reliable;
 use super::report::Finding;
 use crate::object::Ring;
 
@@ -20,8 +25,6 @@ const QPN_DS_RESERVED: u32 = 0xc0;
 const FLAGS_RESERVED: u8 = 0x11;
 /// Completion modes: 2 'always', 3 'always, with an event'; both set this bit.
 const COMPLETION: u8 = ControlFlags::COMPLETION.bits();
-/// Size of an atomic's operand.
-pub(super) const ATOMIC: u64 = 8;
 
 /// How a WQE waits for earlier ones (mlx5 `qp.h`: `MLX5_FENCE_MODE_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,8 +55,9 @@ pub(super) struct Wqe {
     pub(super) immediate: u32,
     pub(super) remote: u64,
     pub(super) rkey: u32,
-    pub(super) swap_or_add: u64,
-    pub(super) compare: u64,
+    pub(super) atomic: Atomic,
+    /// Of a datagram.
+    pub(super) destination: Option<Destination>,
     pub(super) local: Gather,
 }
 
@@ -61,7 +65,7 @@ impl Wqe {
     /// What is known of a WQE that cannot be executed; a good one is filled in from there.
     pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
         self.local.clear();
-        self.opcode = None;
+        (self.opcode, self.destination) = (None, None);
         (self.opcode_bits, self.index, self.blocks) = (control.opcode(), index, blocks(control.ds()).max(1));
         (self.signalled, self.solicited, self.fence) = (false, false, Fence::None);
     }
@@ -80,12 +84,17 @@ pub(super) fn control(ring: &Ring, index: u16) -> ControlSegment {
 }
 
 /// Reads segments one after the other.
-struct Segments<'a> {
+pub(super) struct Segments<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Segments<'a> {
-    fn next<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    /// Whatever the next segment is, its first bytes.
+    pub(super) fn peek<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self) -> Option<T> {
+        T::read_from_prefix(self.rest).ok().map(|(segment, _)| segment)
+    }
+
+    pub(super) fn next<T: FromBytes + KnownLayout + Immutable + Unaligned>(
         &mut self,
         ds: u32,
         wanted: &'static str,
@@ -102,9 +111,15 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Takes the send WQE at `index` of queue pair `qpn` apart into `wqe`; `posted` WQEBBs are the driver's from there on. After an error
-/// `wqe` still tells opcode and index.
-pub(super) fn send(ring: &Ring, qpn: u32, index: u16, posted: u16, wqe: &mut Wqe) -> Result<(), Finding> {
+/// Takes the send WQE at `index` of a queue pair, its number and service given, apart into `wqe`; `posted` WQEBBs are the driver's
+/// from there on. After an error `wqe` still tells opcode and index.
+pub(super) fn send(
+    ring: &Ring,
+    (qpn, service): (u32, ServiceType),
+    index: u16,
+    posted: u16,
+    wqe: &mut Wqe,
+) -> Result<(), Finding> {
     let control = control(ring, index);
     wqe.refuse(index, &control);
     let ds = control.ds();
@@ -123,8 +138,12 @@ pub(super) fn send(ring: &Ring, qpn: u32, index: u16, posted: u16, wqe: &mut Wqe
     let mut bytes = [0; MAX_DS as usize * DS];
     let bytes = &mut bytes[..ds as usize * DS];
     ring.read(index, 0, bytes);
-    let opcode = header(&control, wqe)?;
-    segments(opcode, ds, &bytes[DS..], wqe)?;
+    let opcode = header(&control, service, wqe)?;
+    let mut rest = Segments { rest: &bytes[DS..] };
+    if service == ServiceType::Ud && opcode != Opcode::Nop {
+        wqe.destination = Some(address::destination(&mut rest, ds)?);
+    }
+    segments(opcode, control.opcode_modifier(), ds, &mut rest, wqe)?;
     if wqe.local.length() > MAX_MESSAGE {
         return Err(Finding::MessageLength { got: wqe.local.length(), wanted: MAX_MESSAGE });
     }
@@ -133,14 +152,14 @@ pub(super) fn send(ring: &Ring, qpn: u32, index: u16, posted: u16, wqe: &mut Wqe
 }
 
 /// The fields of the control segment.
-fn header(control: &ControlSegment, wqe: &mut Wqe) -> Result<Opcode, Finding> {
+fn header(control: &ControlSegment, service: ServiceType, wqe: &mut Wqe) -> Result<Opcode, Finding> {
     let opcode = Opcode::from_bits(control.opcode())
-        // Remote invalidation needs memory windows, which this device does not have.
-        .filter(|&opcode| opcode != Opcode::SendInvalidate)
-        .ok_or(Finding::Opcode { got: control.opcode() })?;
+        .filter(|&opcode| is_offered(opcode, service))
+        .ok_or(Finding::Opcode { got: control.opcode(), service })?;
     let flags = control.flags();
+    let modifier = if is_masked(opcode) { 0 } else { control.opcode_modifier() };
     for (what, got) in [
-        ("control segment: opcode modifier", u32::from(control.opcode_modifier())),
+        ("control segment: opcode modifier", u32::from(modifier)),
         ("control segment: QP number and ds", control.qpn_ds.get() & QPN_DS_RESERVED),
         ("control segment: signature and stream channel", control.signature_stream_flags.get() >> 8),
         ("control segment: flags", u32::from(flags & FLAGS_RESERVED)),
@@ -164,26 +183,106 @@ fn header(control: &ControlSegment, wqe: &mut Wqe) -> Result<Opcode, Finding> {
     Ok(opcode)
 }
 
-/// What follows the control segment.
-fn segments(opcode: Opcode, ds: u32, bytes: &[u8], wqe: &mut Wqe) -> Result<(), Finding> {
-    let mut segments = Segments { rest: bytes };
-    let atomic = matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
+/// Whether queue pairs of `service` execute `opcode`. Invalidation and registration from the queue need memory windows, which this
+/// device does not have.
+fn is_offered(opcode: Opcode, service: ServiceType) -> bool {
     match opcode {
-        Opcode::Nop => return Ok(()),
+        Opcode::SendInvalidate | Opcode::LocalInvalidate | Opcode::Umr => false,
+        Opcode::Nop | Opcode::Send | Opcode::SendImmediate => true,
+        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate => service != ServiceType::Ud,
+        Opcode::RdmaRead
+        | Opcode::AtomicCompareSwap
+        | Opcode::AtomicFetchAdd
+        | Opcode::MaskedCompareSwap
+        | Opcode::MaskedFetchAdd => is_reliable(service),
+    }
+}
+
+fn is_masked(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::MaskedCompareSwap | Opcode::MaskedFetchAdd)
+}
+
+/// What follows the control segment.
+fn segments(
+    opcode: Opcode,
+    modifier: u8,
+    ds: u32,
+    segments: &mut Segments<'_>,
+    wqe: &mut Wqe,
+) -> Result<(), Finding> {
+    let atomic = is_masked(opcode) || matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
+    match opcode {
+        // The longer ones were refused with the control segment.
+        Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr => return Ok(()),
         Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate => {}
-        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::RdmaRead => remote(&mut segments, ds, wqe)?,
+        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::RdmaRead => remote(segments, ds, wqe)?,
         Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
-            remote(&mut segments, ds, wqe)?;
-            let operands: AtomicSegment = segments.next(ds, "room for the atomic segment")?;
-            (wqe.swap_or_add, wqe.compare) = (operands.swap_or_add.get(), operands.compare.get());
+            remote(segments, ds, wqe)?;
+            let operands: AtomicSegment = segments.next(ds, ATOMIC_ROOM)?;
+            wqe.atomic = if opcode == Opcode::AtomicFetchAdd {
+                Atomic::fetch_add(operands.swap_or_add.get())
+            } else {
+                Atomic::compare_swap(operands.compare.get(), operands.swap_or_add.get())
+            };
+        }
+        Opcode::MaskedCompareSwap | Opcode::MaskedFetchAdd => {
+            remote(segments, ds, wqe)?;
+            wqe.atomic = masked(opcode, modifier, ds, segments)?;
         }
     }
-    data(&mut segments, ds, atomic || opcode == Opcode::RdmaRead, &mut wqe.local)?;
-    if atomic && wqe.local.length() != ATOMIC {
+    data(segments, ds, atomic || opcode == Opcode::RdmaRead, &mut wqe.local)?;
+    if atomic && wqe.local.length() != wqe.atomic.bytes {
         let (what, got) = ("data segment: length of an atomic's result", wqe.local.length());
-        return Err(Finding::Value { what, got, wanted: "8" });
+        let wanted = if wqe.atomic.bytes == 8 { "8" } else { "4" };
+        return Err(Finding::Value { what, got, wanted });
     }
     Ok(())
+}
+
+const ATOMIC_ROOM: &str = "room for the atomic segment";
+
+/// The operands of a masked atomic; the opcode modifier tells their size.
+fn masked(opcode: Opcode, modifier: u8, ds: u32, segments: &mut Segments<'_>) -> Result<Atomic, Finding> {
+    const FOUR: u8 = extended_atomic_modifier(2);
+    const EIGHT: u8 = extended_atomic_modifier(3);
+    let swap = opcode == Opcode::MaskedCompareSwap;
+    let operation = match modifier {
+        FOUR if swap => {
+            let operands: MaskedCompareSwap32 = segments.next(ds, ATOMIC_ROOM)?;
+            Operation::CompareSwap {
+                swap: operands.swap.get().into(),
+                compare: operands.compare.get().into(),
+                swap_mask: operands.swap_mask.get().into(),
+                compare_mask: operands.compare_mask.get().into(),
+            }
+        }
+        FOUR => {
+            let operands: MaskedFetchAdd32 = segments.next(ds, ATOMIC_ROOM)?;
+            Operation::FetchAdd {
+                add: operands.add.get().into(),
+                boundary: operands.field_boundary.get().into(),
+            }
+        }
+        EIGHT if swap => {
+            let operands: MaskedCompareSwap64 = segments.next(ds, ATOMIC_ROOM)?;
+            Operation::CompareSwap {
+                swap: operands.swap.get(),
+                compare: operands.compare.get(),
+                swap_mask: operands.swap_mask.get(),
+                compare_mask: operands.compare_mask.get(),
+            }
+        }
+        EIGHT => {
+            let operands: MaskedFetchAdd64 = segments.next(ds, ATOMIC_ROOM)?;
+            Operation::FetchAdd { add: operands.add.get(), boundary: operands.field_boundary.get() }
+        }
+        _ => {
+            let wanted = "8 for 4 bytes or 9 for 8 bytes";
+            let (what, got) = ("control segment: opcode modifier", u64::from(modifier));
+            return Err(Finding::Value { what, got, wanted });
+        }
+    };
+    Ok(Atomic { bytes: if modifier == FOUR { 4 } else { 8 }, operation })
 }
 
 fn remote(segments: &mut Segments<'_>, ds: u32, wqe: &mut Wqe) -> Result<(), Finding> {
@@ -231,15 +330,18 @@ fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather)
 pub(super) struct Receive {
     /// The WQE's number, modulo 2^16.
     pub(super) index: u16,
+    /// The protection domain of its buffers.
+    pub(super) pd: u32,
     pub(super) local: Gather,
 }
 
-/// Takes the receive WQE at `index` apart. Its list ends with the ring's stride or a segment under [`INVALID_LKEY`].
-pub(super) fn receive(ring: &Ring, index: u16, receive: &mut Receive) -> Result<(), Finding> {
+/// Takes the receive WQE at `index` apart, whose segments begin at `start`. Its list ends with the ring's stride or a segment under
+/// [`INVALID_LKEY`].
+pub(super) fn receive(ring: &Ring, index: u16, start: usize, receive: &mut Receive) -> Result<(), Finding> {
     receive.index = index;
     receive.local.clear();
     let mut bytes = [0; DS];
-    for offset in (0..ring.stride()).step_by(DS) {
+    for offset in (start..ring.stride()).step_by(DS) {
         ring.read(index, offset, &mut bytes);
         let segment: DataSegment = zerocopy::transmute!(bytes);
         let (length, lkey) = (segment.byte_count.get(), segment.lkey.get());

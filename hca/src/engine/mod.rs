@@ -3,39 +3,54 @@
 //! A pass looks at every doorbell once, takes a bounded number of packets, serves what timers woke and then gives every queue
 //! pair that has work one bounded turn, so that none starves. It never blocks and knows no clock but the time it is given.
 
+mod address;
+mod atomic;
 mod completer;
+mod congestion;
 mod counters;
+mod datagram;
 mod doorbell;
+mod events;
 mod fetch;
 mod gather;
+mod injected;
 mod psn;
 mod report;
 mod requester;
 mod responder;
+mod service;
+mod shared;
 mod timer;
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use barewire_layouts::command::qp::QpState;
+use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::roce::Transport;
 
 pub use counters::Counters;
+pub(crate) use events::{fatal, link_changed};
 pub(crate) use report::Reports;
 pub use report::{Finding, Report, Strict};
 pub(crate) use timer::StepClock;
 
+use service::{is_reliable, transport};
+
 use crate::memory::Memory;
-use crate::object::{Cq, Objects, Qp, Table, UarPage};
+use crate::object::{Cq, Events, Objects, Qp, Srq, Table, UarPage};
 use crate::wire::packet::{self, Packet};
 use crate::wire::{MAX_FRAME, Wire};
 
 /// Packets that one pass takes from the wire.
 const RECEIVE_BUDGET: u32 = 128;
 /// Queue pairs that one pass serves.
-const TURNS: usize = 8;
+const TURNS: u32 = 8;
 /// Packets that one queue pair sends in its turn, as requester and as responder each.
 const TURN_PACKETS: u32 = 32;
+
+/// Queue pairs in error that one pass looks at.
+const FLUSHES: usize = 64;
 
 /// What a pass or a command works on: the rest of the device's state.
 #[derive(Debug)]
@@ -55,8 +70,43 @@ pub(crate) struct QpEngine {
     responder: responder::Responder,
     /// Whether it waits for a turn already.
     queued: bool,
+    /// Whether it is among those that are flushed.
+    failed: bool,
     /// Its earliest entry among the timers.
     timer: Option<u64>,
+}
+
+/// Where a queue pair stands, as QUERY_QP tells it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    /// Sequence number of the next request packet.
+    pub(crate) next_send_psn: u32,
+    /// The last sequence number that the peer acknowledged.
+    pub(crate) acknowledged_psn: u32,
+    /// Sequence number of the request packet that is expected.
+    pub(crate) next_receive_psn: u32,
+    /// Messages received, 24 bits.
+    pub(crate) messages_received: u32,
+    /// Send WQEBBs done, modulo 2^16.
+    pub(crate) send_wqebbs: u16,
+    /// Receive WQEs taken from its own ring, modulo 2^16.
+    pub(crate) receive_wqes: u16,
+}
+
+impl QpEngine {
+    /// Where the queue pair stands. Means something from RTR on for the responder's part, from RTS on for the requester's.
+    pub(crate) fn standing(&self) -> Standing {
+        let (sent, acknowledged) = self.requester.sequence();
+        let (expected, messages_received) = self.responder.sequence();
+        Standing {
+            next_send_psn: sent.get(),
+            acknowledged_psn: acknowledged.get(),
+            next_receive_psn: expected.get(),
+            messages_received,
+            send_wqebbs: self.requester.oldest(),
+            receive_wqes: self.responder.consumer(),
+        }
+    }
 }
 
 /// What the work on one queue pair needs beside the queue pair itself.
@@ -64,37 +114,44 @@ pub(crate) struct QpEngine {
 struct Port<'a> {
     memory: &'a Memory,
     cqs: &'a mut Table<Cq>,
+    events: &'a mut Events,
+    srqs: &'a mut Table<Srq>,
     wire: &'a mut dyn Wire,
     counters: &'a mut Counters,
     reports: &'a mut Reports,
     /// The packet being built.
     frame: &'a mut Vec<u8>,
-    address: Ipv4Addr,
+    address: IpAddr,
     now: u64,
 }
 
 /// All queue pairs' doorbells, turns and timers.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    address: Ipv4Addr,
+    address: IpAddr,
     uars: doorbell::Watches,
     ready: VecDeque<u32>,
     timers: timer::Timers,
     /// Queue pairs in error: what is still posted to them is flushed, without a doorbell to tell of it.
-    failed: Vec<u32>,
+    failed: VecDeque<u32>,
+    /// Nanoseconds that each packet takes because memory is slow, and until when the last ones do.
+    slow_dma: u64,
+    memory_busy: Option<u64>,
     received: Vec<u8>,
     built: Vec<u8>,
 }
 
 impl Engine {
     /// The engine of the device at `address`. `stepped`: the driver stands still during a pass.
-    pub(crate) fn new(address: Ipv4Addr, stepped: bool) -> Self {
+    pub(crate) fn new(address: IpAddr, stepped: bool) -> Self {
         Self {
             address,
             uars: doorbell::Watches::new(stepped),
             ready: VecDeque::new(),
             timers: timer::Timers::default(),
-            failed: Vec::new(),
+            failed: VecDeque::new(),
+            slow_dma: 0,
+            memory_busy: None,
             received: Vec::with_capacity(MAX_FRAME),
             built: Vec::with_capacity(MAX_FRAME),
         }
@@ -102,18 +159,40 @@ impl Engine {
 
     /// Does a bounded amount of work; false if there was none.
     pub(crate) fn pass(&mut self, context: &mut Context<'_>) -> bool {
+        context.wire.tick(context.now);
         let mut busy = self.ring(context);
-        busy |= self.receive(context);
         busy |= self.expire(context);
-        busy |= self.serve(context);
+        if self.memory_is_free(context.now) {
+            let before = context.counters.packets_received + context.counters.packets_sent;
+            busy |= self.receive(context);
+            busy |= self.serve(context);
+            let moved = context.counters.packets_received + context.counters.packets_sent - before;
+            self.memory_busy = (moved > 0 && self.slow_dma > 0).then(|| context.now + moved * self.slow_dma);
+        }
         busy |= self.flush_failed(context);
+        busy |= events::look(context);
         context.wire.flush();
-        busy
+        busy | context.wire.is_holding()
     }
 
     /// When a pass is due although nothing happened, in nanoseconds on the device's clock. May be early.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
-        self.timers.next()
+        [self.timers.next(), self.memory_busy].into_iter().flatten().min()
+    }
+
+    /// Whether no doorbell waits to be served. Stores nothing to a UAR page.
+    pub(crate) fn is_quiet(&self, objects: &Objects) -> bool {
+        self.ready.is_empty() && self.uars.is_quiet() && events::is_quiet(objects)
+    }
+
+    /// Whether there are queue pairs in error.
+    pub(crate) fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// All UAR pages, and a number that changes with them.
+    pub(crate) fn uar_pages(&self) -> (u64, impl Iterator<Item = &Arc<UarPage>>) {
+        self.uars.pages()
     }
 
     /// Watches the doorbells of a new UAR page.
@@ -132,8 +211,8 @@ impl Engine {
         let uar = qp.uar;
         match (from, qp.state) {
             (_, QpState::Rst) => {
-                qp.engine =
-                    QpEngine { queued: qp.engine.queued, timer: qp.engine.timer, ..QpEngine::default() };
+                let QpEngine { queued, failed, timer, .. } = qp.engine;
+                qp.engine = QpEngine { queued, failed, timer, ..QpEngine::default() };
                 self.uars.detach(uar, qpn, context);
             }
             (QpState::Rst, QpState::Init) => self.uars.attach(uar, qpn),
@@ -143,8 +222,10 @@ impl Engine {
             (QpState::Init, QpState::Rtr) => qp.engine.responder.start(&qp.attributes),
             (QpState::Rtr, QpState::Rts) => {
                 qp.engine.requester.start(&qp.attributes);
-                // The driver may have posted before; only states from here on execute it.
+                // The driver may have posted before; only states from here on execute it. The driver waits for this command, so what is
+                // found now was posted before, and nothing that it posts later is found ahead of its doorbell.
                 self.uars.scan(uar);
+                self.ring(context);
             }
             _ => {}
         }
@@ -169,7 +250,8 @@ impl Engine {
     fn receive(&mut self, context: &mut Context<'_>) -> bool {
         let mut frame = std::mem::take(&mut self.received);
         let mut taken = 0;
-        while taken < RECEIVE_BUDGET {
+        let budget = self.budget(RECEIVE_BUDGET);
+        while taken < budget {
             let Some(source) = context.wire.receive(&mut frame) else { break };
             taken += 1;
             context.counters.packets_received += 1;
@@ -186,6 +268,14 @@ impl Engine {
     /// Hands a packet to the queue pair that it is for.
     fn deliver(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let qpn = packet.bth.destination();
+        if packet.transport == Transport::Congestion {
+            // Nothing is sent fast enough here to be slowed down.
+            context.counters.cnps_received += 1;
+            return;
+        }
+        if packet.bth.met_congestion() {
+            self.notify_congestion(context, packet);
+        }
         let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else {
             context.counters.unknown_qp += 1;
             return;
@@ -194,14 +284,21 @@ impl Engine {
             port.counters.wrong_state += 1;
             return;
         }
-        if packet.source != qp.attributes.remote_address {
+        let fits = packet.transport == transport(qp.service)
+            || qp.service == ServiceType::Rc && packet.transport == Transport::Vendor;
+        if !fits {
+            port.counters.wrong_service += 1;
+            return;
+        }
+        if qp.service != ServiceType::Ud && packet.source != qp.attributes.remote_address {
             port.counters.wrong_source += 1;
             return;
         }
-        if packet.opcode.is_response() {
-            requester::receive(qp, &mut port, packet);
-        } else {
-            responder::receive(qp, &mut port, packet);
+        match qp.service {
+            ServiceType::Ud => datagram::receive(qp, &mut port, packet),
+            ServiceType::Uc => responder::receive_unreliable(qp, &mut port, packet),
+            _ if packet.opcode.is_response() => requester::receive(qp, &mut port, packet),
+            _ => responder::receive(qp, &mut port, packet),
         }
         mark_ready(&mut self.ready, qp);
         self.note_failure(context, qpn);
@@ -230,13 +327,14 @@ impl Engine {
     /// Gives queue pairs that have work a turn each.
     fn serve(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
-        for _ in 0..self.ready.len().min(TURNS) {
+        let (turns, packets) = (self.budget(TURNS) as usize, self.budget(TURN_PACKETS));
+        for _ in 0..self.ready.len().min(turns) {
             let Some(qpn) = self.ready.pop_front() else { break };
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             qp.engine.queued = false;
             busy = true;
-            let mut more = responder::respond(qp, &mut port, TURN_PACKETS);
-            more |= requester::transmit(qp, &mut port, TURN_PACKETS);
+            let mut more = responder::respond(qp, &mut port, packets);
+            more |= requester::transmit(qp, &mut port, packets);
             if more {
                 mark_ready(&mut self.ready, qp);
             }
@@ -251,22 +349,23 @@ impl Engine {
     /// Completes what was posted to queue pairs in error since the last pass.
     fn flush_failed(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
-        let Self { failed, built, address, .. } = self;
-        failed.retain(|&qpn| match split(context, built, *address, qpn) {
-            Some((qp, mut port)) if qp.state == QpState::Err => {
+        for _ in 0..self.failed.len().min(FLUSHES) {
+            let Some(qpn) = self.failed.pop_front() else { break };
+            let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
+            qp.engine.failed = qp.state == QpState::Err;
+            if qp.engine.failed {
                 busy |= completer::flush(qp, &mut port);
-                true
+                self.failed.push_back(qpn);
             }
-            _ => false,
-        });
+        }
         busy
     }
 
     /// Remembers a queue pair that is in error, so that later posts to it are flushed.
-    fn note_failure(&mut self, context: &Context<'_>, qpn: u32) {
-        let failed = context.objects.qps.get(qpn).is_some_and(|qp| qp.state == QpState::Err);
-        if failed && !self.failed.contains(&qpn) {
-            self.failed.push(qpn);
+    fn note_failure(&mut self, context: &mut Context<'_>, qpn: u32) {
+        let Some(qp) = context.objects.qps.get_mut(qpn) else { return };
+        if qp.state == QpState::Err && !std::mem::replace(&mut qp.engine.failed, true) {
+            self.failed.push_back(qpn);
         }
     }
 }
@@ -275,13 +374,15 @@ impl Engine {
 fn split<'a>(
     context: &'a mut Context<'_>,
     frame: &'a mut Vec<u8>,
-    address: Ipv4Addr,
+    address: IpAddr,
     qpn: u32,
 ) -> Option<(&'a mut Qp, Port<'a>)> {
-    let Objects { qps, cqs, memory, .. } = &mut *context.objects;
+    let Objects { qps, cqs, events, srqs, memory, .. } = &mut *context.objects;
     let port = Port {
         memory,
         cqs,
+        events,
+        srqs,
         wire: &mut *context.wire,
         counters: &mut *context.counters,
         reports: &mut *context.reports,

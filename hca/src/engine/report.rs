@@ -1,5 +1,6 @@
 //! What the strict checks found: driver mistakes that real hardware would punish without a word.
 
+use barewire_layouts::command::qp::ServiceType;
 use thiserror::Error;
 
 /// Most reports that are kept until someone takes them; the rest is only counted.
@@ -46,11 +47,13 @@ pub enum Finding {
         /// Whose ring it is.
         wanted: u32,
     },
-    /// The opcode is none that an RC queue executes.
-    #[error("control segment: opcode is {got:#04x}, which an RC send queue does not know")]
+    /// The opcode is none that a queue of this service executes.
+    #[error("control segment: opcode is {got:#04x}, which an {service} send queue does not know")]
     Opcode {
         /// In the WQE.
         got: u8,
+        /// The queue pair's transport service.
+        service: ServiceType,
     },
     /// The `ds` count does not fit the opcode or the segments.
     #[error("control segment: ds is {got}, must be {wanted}")]
@@ -202,7 +205,8 @@ mod tests {
     #[test]
     fn reports_are_bounded_and_taken_once() {
         let mut reports = Reports::new(Strict::Report);
-        let report = Report { qpn: 1, index: 0, finding: Finding::Opcode { got: 0xff } };
+        let report =
+            Report { qpn: 1, index: 0, finding: Finding::Opcode { got: 0xff, service: ServiceType::Rc } };
         reports.kept = vec![report.clone(); KEPT];
         reports.add(report);
         assert_eq!(reports.take().len(), KEPT);

@@ -5,6 +5,8 @@ use std::fmt;
 use barewire_layouts::command::mkey;
 use bitflags::bitflags;
 
+use super::indirect::Backing;
+
 bitflags! {
     /// Rights of a memory key (mkc.lr, lw, rr, rw, a).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +29,8 @@ impl Access {
     pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 }
 
-/// A memory key over part of a umem.
-#[derive(Clone, Copy, Debug)]
+/// A memory key.
+#[derive(Clone, Debug)]
 pub(crate) struct Mkey {
     /// The device's part of the key.
     pub(crate) index: u32,
@@ -44,10 +46,12 @@ pub(crate) struct Mkey {
     pub(crate) length: u64,
     /// Rights.
     pub(crate) access: Access,
-    /// The umem.
-    pub(crate) umem: u32,
-    /// Where the first byte is in the umem.
-    pub(crate) umem_offset: u64,
+    /// Work requests may change it.
+    pub(crate) updatable: bool,
+    /// Reads and writes may be reordered on the bus. The device keeps their order anyway.
+    pub(crate) relaxed: (bool, bool),
+    /// Where its bytes are.
+    pub(crate) backing: Backing,
 }
 
 impl Mkey {
@@ -56,7 +60,7 @@ impl Mkey {
         mkey::key(self.index, self.variant)
     }
 
-    /// Checks an access and gives its offset in the umem.
+    /// Checks an access and gives its offset in the key.
     pub(crate) fn check(
         &self,
         key: u32,
@@ -85,7 +89,7 @@ impl Mkey {
         if end > self.length {
             return Err(outside);
         }
-        self.umem_offset.checked_add(offset).ok_or(outside)
+        Ok(offset)
     }
 }
 
@@ -100,6 +104,10 @@ pub(crate) enum TranslationError {
     ProtectionDomain { key: u32, pd: u32, of_key: u32 },
     /// The key does not grant this.
     Rights { key: u32, missing: Access },
+    /// The key has no translation for the range: it was never given one, or its list is too short.
+    Unmapped { key: u32 },
+    /// Indirect keys lead to indirect keys too often, or to too many ranges.
+    Indirection { key: u32 },
     /// The range is not inside the key's.
     Range { key: u32, address: u64, length: u64, start: u64, covered: u64 },
 }
@@ -113,6 +121,10 @@ impl fmt::Display for TranslationError {
                 write!(f, "memory key {key:#010x} is of protection domain {of_key}, the queue pair of {pd}")
             }
             Self::Rights { key, missing } => write!(f, "memory key {key:#010x} lacks {missing:?}"),
+            Self::Unmapped { key } => write!(f, "memory key {key:#010x} has no translation for the range"),
+            Self::Indirection { key } => {
+                write!(f, "memory key {key:#010x} is too many indirect keys deep, or in too many ranges")
+            }
             Self::Range { key, address, length, start, covered } => write!(
                 f,
                 "{length} bytes at {address:#x} are not inside memory key {key:#010x}, {covered} bytes at {start:#x}"
@@ -136,17 +148,18 @@ mod tests {
             start: 0x1000,
             length: 0x100,
             access: Access::LOCAL_READ | Access::REMOTE_READ,
-            umem: 1,
-            umem_offset: 0x40,
+            updatable: false,
+            relaxed: (false, false),
+            backing: Backing::Nothing,
         }
     }
 
     #[test]
     fn the_range_is_exact() {
         let check = |address, length| mkey().check(KEY, 2, address, length, Access::LOCAL_READ);
-        assert_eq!(check(0x1000, 0x100), Ok(0x40));
-        assert_eq!(check(0x10ff, 1), Ok(0x13f));
-        assert_eq!(check(0x1100, 0), Ok(0x140));
+        assert_eq!(check(0x1000, 0x100), Ok(0));
+        assert_eq!(check(0x10ff, 1), Ok(0xff));
+        assert_eq!(check(0x1100, 0), Ok(0x100));
         for (address, length) in
             [(0xfff, 1), (0x10ff, 2), (0x1100, 1), (0, u64::MAX), (0x1001, u64::MAX), (u64::MAX, 1)]
         {

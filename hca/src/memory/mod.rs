@@ -5,10 +5,13 @@ use std::ptr::NonNull;
 use crate::limits;
 use crate::object::Table;
 
+mod indirect;
 mod mkey;
 mod umem;
 mod window;
 
+use indirect::Part;
+pub(crate) use indirect::{Backing, Ranges};
 pub(crate) use mkey::{Access, Mkey, TranslationError};
 pub(crate) use umem::Umem;
 pub use umem::{UmemAccess, UmemError};
@@ -132,12 +135,66 @@ impl Memory {
         }
         let mkey = self.mkeys.get(key >> 8).ok_or(TranslationError::UnknownKey { key })?;
         let offset = mkey.check(key, pd, address, length, need)?;
-        // A key lies inside its umem and keeps it registered, so the second look-up does not fail.
-        self.umems
-            .get(mkey.umem)
-            .and_then(|umem| umem.window(offset, length))
-            .map(Span::new)
-            .ok_or(TranslationError::UnknownKey { key })
+        match &mkey.backing {
+            &Backing::Umem { id, offset: start } => {
+                self.window(key, id, start, offset, length).map(Span::new)
+            }
+            Backing::Ranges(_) => {
+                let mut windows = Vec::new();
+                self.gather(&mut windows, 0, Part { key, address, length }, (pd, need))?;
+                Ok(Span::of(windows))
+            }
+            Backing::Nothing => Err(TranslationError::Unmapped { key }),
+        }
+    }
+
+    /// Part of a key's umem. A key lies inside it and keeps it registered, so this does not fail.
+    fn window(
+        &self,
+        key: u32,
+        umem: u32,
+        start: u64,
+        offset: u64,
+        length: u64,
+    ) -> Result<Window, TranslationError> {
+        start
+            .checked_add(offset)
+            .and_then(|offset| self.umems.get(umem)?.window(offset, length))
+            .ok_or(TranslationError::Unmapped { key })
+    }
+
+    /// Appends the memory behind `part`, which is reached through `depth` indirect keys. Every key on the way is checked.
+    fn gather(
+        &self,
+        windows: &mut Vec<Window>,
+        depth: u8,
+        part: Part,
+        (pd, need): (u32, Access),
+    ) -> Result<(), TranslationError> {
+        let Part { key, address, length } = part;
+        let mkey = self.mkeys.get(key >> 8).ok_or(TranslationError::UnknownKey { key })?;
+        let mut offset = mkey.check(key, pd, address, length, need)?;
+        let ranges = match &mkey.backing {
+            &Backing::Umem { id, offset: start } => {
+                if windows.len() >= limits::RANGES {
+                    return Err(TranslationError::Indirection { key });
+                }
+                windows.push(self.window(key, id, start, offset, length)?);
+                return Ok(());
+            }
+            Backing::Ranges(ranges) => ranges,
+            Backing::Nothing => return Err(TranslationError::Unmapped { key }),
+        };
+        if depth >= limits::INDIRECTION {
+            return Err(TranslationError::Indirection { key });
+        }
+        let end = offset + length;
+        while offset < end {
+            let part = ranges.part(offset, end - offset).ok_or(TranslationError::Unmapped { key })?;
+            self.gather(windows, depth + 1, part, (pd, need))?;
+            offset += part.length;
+        }
+        Ok(())
     }
 }
 
@@ -162,8 +219,9 @@ mod tests {
             start: 0x8000,
             length: 16,
             access: Access::all(),
-            umem,
-            umem_offset: 8,
+            updatable: false,
+            relaxed: (false, false),
+            backing: Backing::Umem { id: umem, offset: 8 },
         });
         let key = mkey.unwrap().1.key();
         memory.hold(umem);

@@ -115,39 +115,65 @@ impl Window {
 
 /// A translated range: what a work request's address and key stand for. It borrows the memory tables, so nothing can be
 /// deregistered while it is in hand.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Span<'m> {
     window: Window,
+    /// What an indirect key adds.
+    more: Vec<Window>,
     tables: PhantomData<&'m ()>,
 }
 
 impl Span<'_> {
     pub(super) fn new(window: Window) -> Self {
-        Self { window, tables: PhantomData }
+        Self { window, more: Vec::new(), tables: PhantomData }
+    }
+
+    /// The windows one after the other.
+    pub(super) fn of(windows: Vec<Window>) -> Self {
+        Self { window: Window::EMPTY, more: windows, tables: PhantomData }
     }
 
     /// Gathers: copies from registered memory.
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
         self.window.read(bytes);
+        let mut at = self.window.len().min(bytes.len());
+        for window in &self.more {
+            let rest = &mut bytes[at..];
+            window.read(rest);
+            at += window.len().min(rest.len());
+        }
     }
 
     /// Scatters: copies to registered memory, the last word last.
     pub(crate) fn copy_from(&self, bytes: &[u8]) {
         self.window.write(bytes);
+        let mut rest = bytes.get(self.window.len()..).unwrap_or_default();
+        for window in &self.more {
+            window.write(rest);
+            rest = rest.get(window.len()..).unwrap_or_default();
+        }
     }
 
-    /// Adds to the 8 bytes at the start, a number in host order, and gives what was there; `None` if they are not aligned.
-    pub(crate) fn fetch_add_u64(&self, operand: u64) -> Option<u64> {
-        self.window.atomic_u64().map(|word| word.fetch_add(operand, Ordering::SeqCst))
-    }
-
-    /// Replaces the 8 bytes at the start by `swap` if they are `compare`, and gives what was there; `None` if they are not aligned.
-    pub(crate) fn compare_swap_u64(&self, compare: u64, swap: u64) -> Option<u64> {
-        self.window.atomic_u64().map(|word| {
-            match word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(before) | Err(before) => before,
-            }
-        })
+    /// Replaces the number at the start, of `bytes` (4 or 8) in host order, by what `next` makes of it, and gives what was there. Where
+    /// `next` is `None` it stays. `None` if it is not aligned, not inside or of another size.
+    pub(crate) fn update(&self, bytes: u64, next: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let order = Ordering::SeqCst;
+        let window = match *self.more {
+            [] => self.window,
+            // A number that lies in two places cannot be changed at once.
+            [window] => window,
+            _ => return None,
+        };
+        match bytes {
+            4 => window.atomic_u32().map(|word| {
+                let next = |old: u32| next(old.into()).map(|new| new as u32);
+                word.fetch_update(order, order, next).unwrap_or_else(|old| old).into()
+            }),
+            8 => window
+                .atomic_u64()
+                .map(|word| word.fetch_update(order, order, &next).unwrap_or_else(|old| old)),
+            _ => None,
+        }
     }
 }
 
@@ -223,15 +249,18 @@ mod tests {
     fn atomics_work_in_host_order() {
         let memory = leaked(16);
         memory.write(&[5_u64.to_ne_bytes(), u64::MAX.to_ne_bytes()].concat());
-        let span = Span::new(memory);
-        assert_eq!(span.fetch_add_u64(3), Some(5));
-        assert_eq!(span.compare_swap_u64(8, 9), Some(8));
-        assert_eq!(span.compare_swap_u64(8, 10), Some(9));
         let part = |offset, length| Span::new(memory.slice(offset, length).unwrap());
-        assert_eq!(part(8, 8).fetch_add_u64(2), Some(u64::MAX));
-        assert_eq!(memory.bytes()[..8], 9_u64.to_ne_bytes());
+        let add = |operand: u64| move |old: u64| Some(old.wrapping_add(operand));
+        assert_eq!(Span::new(memory).update(8, add(3)), Some(5));
+        assert_eq!(Span::new(memory).update(8, |_| None), Some(8));
+        assert_eq!(part(8, 8).update(8, add(2)), Some(u64::MAX));
+        assert_eq!(memory.bytes()[..8], 8_u64.to_ne_bytes());
         assert_eq!(memory.bytes()[8..], 1_u64.to_ne_bytes());
-        assert_eq!(part(4, 8).fetch_add_u64(1), None);
-        assert_eq!(part(8, 4).compare_swap_u64(0, 0), None);
+        assert_eq!(part(4, 4).update(4, add(7)), Some(8 >> 32));
+        assert_eq!(memory.bytes()[4..8], 7_u32.to_ne_bytes());
+        assert_eq!(part(4, 8).update(8, add(1)), None);
+        assert_eq!(part(8, 4).update(8, add(1)), None);
+        assert_eq!(part(2, 4).update(4, add(1)), None);
+        assert_eq!(part(8, 8).update(2, add(1)), None);
     }
 }

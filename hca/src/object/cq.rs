@@ -1,9 +1,10 @@
 //! Completion queues.
 
 use barewire_layouts::command::cq::{CqStatus, CqeSize};
-use barewire_layouts::cqe::{Cqe64, OP_OWN_OFFSET, OWNER};
+use barewire_layouts::cqe::{Cqe64, CqeFormat, CqeOpcode, FORMAT, OP_OWN_OFFSET, OWNER, SOLICITED};
 use zerocopy::IntoBytes;
 
+use super::{Inline, Notify};
 use crate::memory::Window;
 
 /// A completion queue: a ring of entries in user memory that the device writes and software reads.
@@ -23,6 +24,8 @@ pub(crate) struct Cq {
     pub(crate) producer: u32,
     /// Whether it works.
     pub(crate) status: CqStatus,
+    /// Whom it tells of completions, if anybody.
+    pub(crate) notify: Option<Notify>,
     /// The UAR page that arms it.
     pub(crate) uar: u32,
     /// The umem of the ring.
@@ -51,15 +54,37 @@ impl Cq {
         self.doorbell.load_be32(0) & Self::COUNTER
     }
 
+    /// The last request for an event, as its doorbell record has it.
+    pub(crate) fn arm_word(&self) -> u32 {
+        self.doorbell.load_be32(4)
+    }
+
+    /// Bytes of data that an entry can hold.
+    pub(crate) fn inline_room(&self) -> usize {
+        match self.entry {
+            CqeSize::Bytes64 => Inline::SMALL,
+            CqeSize::Bytes128 => Inline::LARGE,
+        }
+    }
+
+    /// Entries that software did not consume yet.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer()) & Self::COUNTER
+    }
+
     /// Writes the next entry; its owner bit is set here.
     ///
     /// An overrun stops the queue and is told once: from then on entries are dropped in silence.
     pub(crate) fn push(&mut self, cqe: Cqe64) -> Result<(), Overrun> {
+        self.push_with(cqe, None)
+    }
+
+    /// Writes the next entry with data in it, which [`Cq::inline_room`] has room for.
+    pub(crate) fn push_with(&mut self, mut cqe: Cqe64, data: Option<&Inline>) -> Result<(), Overrun> {
         if self.status != CqStatus::Ok {
             return Ok(());
         }
-        let waiting = self.producer.wrapping_sub(self.consumer()) & Self::COUNTER;
-        if !self.ignore_overrun && waiting >= self.entries() {
+        if !self.ignore_overrun && self.waiting() >= self.entries() {
             self.status = CqStatus::Overflow;
             return Err(Overrun);
         }
@@ -68,6 +93,17 @@ impl Cq {
         let bytes = self.entry.bytes();
         // A 128-byte entry is the 64-byte one in its second half.
         let offset = (index + 1) * bytes - size_of::<Cqe64>();
+        if let Some(data) = data {
+            cqe.op_own = cqe.op_own & !FORMAT | data.format().bits();
+            match data.format() {
+                CqeFormat::Inline64 => {
+                    if let Some(first) = self.ring.slice(index * bytes, size_of::<Cqe64>()) {
+                        first.write(data.bytes());
+                    }
+                }
+                _ => cqe.metadata[..data.bytes().len()].copy_from_slice(data.bytes()),
+            }
+        }
         if let (Some(body), Some(owner)) =
             (self.ring.slice(offset, OP_OWN_OFFSET), self.ring.slice(offset + OP_OWN_OFFSET, 1))
         {
@@ -75,6 +111,10 @@ impl Cq {
             owner.publish_byte(cqe.op_own & !OWNER | lap as u8);
         }
         self.producer = self.producer.wrapping_add(1);
+        if let Some(notify) = &mut self.notify {
+            let failed = [CqeOpcode::RequesterError, CqeOpcode::ResponderError].map(|opcode| opcode as u8);
+            notify.wrote(self.producer, cqe.op_own & SOLICITED != 0 || failed.contains(&(cqe.op_own >> 4)));
+        }
         Ok(())
     }
 }
@@ -94,6 +134,7 @@ mod tests {
             ignore_overrun: false,
             producer: 0,
             status: CqStatus::Ok,
+            notify: None,
             uar: 0,
             ring_umem: 0,
             doorbell_umem: (0, 0),

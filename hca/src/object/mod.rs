@@ -1,17 +1,30 @@
 //! The objects that commands make: each kind in a table of its own, and who uses whom counted.
 
+use crate::engine::Counters;
 use crate::limits;
 use crate::memory::Memory;
 
 mod cq;
+mod eq;
+mod event_channel;
+mod events;
+mod notify;
 mod pd;
 mod qp;
+mod scatter;
+mod srq;
 mod table;
 mod uar;
 
 pub(crate) use cq::Cq;
+pub(crate) use eq::Eq;
+pub use event_channel::EventChannel;
+pub(crate) use events::Events;
+pub(crate) use notify::{Notify, UNARMED};
 pub(crate) use pd::Pd;
 pub(crate) use qp::{Attributes, DoorbellRecord, Qp, Ring};
+pub(crate) use scatter::{Inline, Scatter};
+pub(crate) use srq::{Order, Srq, SrqKind};
 pub(crate) use table::Table;
 pub(crate) use uar::Uar;
 pub use uar::UarPage;
@@ -21,12 +34,19 @@ const FIRST_QP: u32 = 0x40;
 /// Numbers of all objects have 24 bits.
 const LAST: u32 = 0x00ff_ffff;
 
+/// Numbers of counter sets have 8 bits.
+const LAST_COUNTER_SET: u32 = 0xff;
+
 /// Every object of a device.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) pds: Table<Pd>,
     pub(crate) uars: Table<Uar>,
+    pub(crate) events: Events,
     pub(crate) cqs: Table<Cq>,
+    pub(crate) srqs: Table<Srq>,
+    /// What the device had counted when each set began.
+    pub(crate) counter_sets: Table<Counters>,
     pub(crate) qps: Table<Qp>,
     pub(crate) memory: Memory,
 }
@@ -36,7 +56,10 @@ impl Objects {
         Self {
             pds: Table::new(1, LAST, limits::PDS),
             uars: Table::new(1, LAST, limits::UARS),
+            events: Events::new(),
             cqs: Table::new(1, LAST, limits::CQS),
+            counter_sets: Table::new(1, LAST_COUNTER_SET, limits::COUNTER_SETS),
+            srqs: Table::new(1, LAST, limits::SRQS),
             qps: Table::new(FIRST_QP, LAST, limits::QPS),
             memory: Memory::new(),
         }
@@ -88,12 +111,29 @@ impl Objects {
         }
     }
 
+    /// A queue pair takes from shared receive queue `srq` now, or no longer.
+    pub(crate) fn share(&mut self, srq: Option<u32>, taken: bool) {
+        if let Some(srq) = srq.and_then(|srq| self.srqs.get_mut(srq)) {
+            srq.users = if taken { srq.users + 1 } else { srq.users.saturating_sub(1) };
+        }
+    }
+
+    /// One user of event queue `eq` is gone.
+    pub(crate) fn release_eq(&mut self, eq: u32) {
+        if let Some(eq) = self.events.queues.get_mut(eq) {
+            eq.users -= 1;
+        }
+    }
+
     /// How many there are of each kind.
     pub(crate) fn count(&self) -> ObjectCounts {
         ObjectCounts {
             protection_domains: self.pds.len(),
             uar_pages: self.uars.len(),
+            event_queues: self.events.queues.len(),
             completion_queues: self.cqs.len(),
+            shared_receive_queues: self.srqs.len(),
+            counter_sets: self.counter_sets.len(),
             queue_pairs: self.qps.len(),
             memory_keys: self.memory.mkeys.len(),
             umems: self.memory.umem_count(),
@@ -108,8 +148,14 @@ pub struct ObjectCounts {
     pub protection_domains: usize,
     /// UAR pages.
     pub uar_pages: usize,
+    /// Event queues.
+    pub event_queues: usize,
     /// Completion queues.
     pub completion_queues: usize,
+    /// Shared receive queues and receive memory pools.
+    pub shared_receive_queues: usize,
+    /// Counter sets.
+    pub counter_sets: usize,
     /// Queue pairs.
     pub queue_pairs: usize,
     /// Memory keys.

@@ -1,10 +1,11 @@
 //! Queue pairs: what commands set and the engine works by.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{Ordering, fence};
 
 use barewire_layouts::command::qp::{QpState, ServiceType};
 
+use super::Scatter;
 use crate::engine::QpEngine;
 use crate::memory::Window;
 
@@ -25,6 +26,10 @@ pub(crate) struct Qp {
     pub(crate) send_cq: u32,
     /// The receive queue's completion queue.
     pub(crate) receive_cq: u32,
+    /// The shared receive queue that it takes from, if it does.
+    pub(crate) srq: Option<u32>,
+    /// Which results go into the completion itself.
+    pub(crate) scatter: Scatter,
     /// The UAR page that rings the send queue.
     pub(crate) uar: u32,
     /// Send ring: entries are WQEBBs.
@@ -53,7 +58,7 @@ pub(crate) struct Attributes {
     /// The peer's queue pair.
     pub(crate) remote_qpn: u32,
     /// The peer's device.
-    pub(crate) remote_address: Ipv4Addr,
+    pub(crate) remote_address: IpAddr,
     /// The PSN of the first packet that is sent.
     pub(crate) next_send_psn: u32,
     /// The PSN of the first packet that is expected.
@@ -70,6 +75,8 @@ pub(crate) struct Attributes {
     pub(crate) max_initiator_depth: u32,
     /// Reads and atomics that are answered at a time.
     pub(crate) max_responder_depth: u32,
+    /// Queue key of datagrams.
+    pub(crate) qkey: u32,
     /// Peers may read.
     pub(crate) remote_read: bool,
     /// Peers may write.
@@ -84,7 +91,7 @@ impl Default for Attributes {
             mtu: 0,
             log_message_max: 0,
             remote_qpn: 0,
-            remote_address: Ipv4Addr::UNSPECIFIED,
+            remote_address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             next_send_psn: 0,
             next_receive_psn: 0,
             ack_timeout: 0,
@@ -93,6 +100,7 @@ impl Default for Attributes {
             min_rnr_nak: 0,
             max_initiator_depth: 0,
             max_responder_depth: 0,
+            qkey: 0,
             remote_read: false,
             remote_write: false,
             remote_atomic: false,

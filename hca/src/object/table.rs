@@ -93,6 +93,11 @@ impl<T> Table<T> {
         self.slots.iter().flatten().map(|(number, object)| (*number, object))
     }
 
+    /// Every object, in the same order.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().flatten().map(|(_, object)| object)
+    }
+
     /// Number of objects.
     pub(crate) fn len(&self) -> usize {
         self.live

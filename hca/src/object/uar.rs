@@ -77,11 +77,13 @@ pub(crate) struct Uar {
     pub(crate) page: Arc<UarPage>,
     /// Queues that are rung through it.
     pub(crate) users: u32,
+    /// Completion queues with an event queue, which its CQ doorbell arms.
+    pub(crate) armable: Vec<u32>,
 }
 
 impl Uar {
     pub(crate) fn new() -> Self {
-        Self { page: Arc::new(UarPage::new()), users: 0 }
+        Self { page: Arc::new(UarPage::new()), users: 0, armable: Vec::new() }
     }
 }
 

@@ -1,11 +1,13 @@
 //! An in-process switch: devices that hang on the same [`Fabric`] reach each other without a socket, in a fixed order.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{ROCE_PORT, Wire};
 use crate::engine::Counters;
+use crate::thread::Wake;
 
 /// Most frames that wait for one port; further ones are lost.
 const DEPTH: usize = 4096;
@@ -23,8 +25,18 @@ pub struct Fabric {
 
 #[derive(Debug, Default)]
 struct Switch {
-    ports: BTreeMap<Ipv4Addr, VecDeque<(Ipv4Addr, Vec<u8>)>>,
+    ports: BTreeMap<IpAddr, Slot>,
     spare: Vec<Vec<u8>>,
+}
+
+/// What waits for one port.
+#[derive(Debug, Default)]
+struct Slot {
+    frames: VecDeque<(IpAddr, Vec<u8>)>,
+    /// Ends the sleep of the port's device.
+    wake: Option<Arc<Wake>>,
+    /// It was rung since the port was last found empty.
+    rung: bool,
 }
 
 impl Fabric {
@@ -39,16 +51,18 @@ impl Fabric {
     }
 
     /// Adds a port with `address`, or with the lowest free one from 10.0.0.1 on; `None` if the address is taken.
-    pub(crate) fn attach(&self, address: Option<Ipv4Addr>) -> Option<FabricPort> {
+    pub(crate) fn attach(&self, address: Option<IpAddr>) -> Option<FabricPort> {
         let mut switch = self.lock();
         let address = match address {
             Some(address) if switch.ports.contains_key(&address) => return None,
             Some(address) => address,
-            None => (FIRST..=LAST).map(Ipv4Addr::from).find(|address| !switch.ports.contains_key(address))?,
+            None => (FIRST..=LAST)
+                .map(|bits| IpAddr::V4(Ipv4Addr::from(bits)))
+                .find(|address| !switch.ports.contains_key(address))?,
         };
-        switch.ports.insert(address, VecDeque::new());
+        switch.ports.insert(address, Slot::default());
         drop(switch);
-        Some(FabricPort { fabric: self.clone(), address, failures: 0 })
+        Some(FabricPort { fabric: self.clone(), address, wake: None, failures: 0 })
     }
 }
 
@@ -56,12 +70,23 @@ impl Fabric {
 #[derive(Debug)]
 pub(crate) struct FabricPort {
     fabric: Fabric,
-    address: Ipv4Addr,
+    address: IpAddr,
+    wake: Option<Arc<Wake>>,
     failures: u64,
 }
 
 impl FabricPort {
-    pub(crate) fn address(&self) -> Ipv4Addr {
+    /// Lets arriving frames end the sleep of the device's thread.
+    pub(crate) fn with_wake(mut self, wake: Wake) -> Self {
+        let wake = Arc::new(wake);
+        if let Some(slot) = self.fabric.lock().ports.get_mut(&self.address) {
+            slot.wake = Some(Arc::clone(&wake));
+        }
+        self.wake = Some(wake);
+        self
+    }
+
+    pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
 }
@@ -73,25 +98,40 @@ impl Drop for FabricPort {
 }
 
 impl Wire for FabricPort {
-    fn send(&mut self, to: Ipv4Addr, frame: &[u8]) {
+    fn send(&mut self, to: IpAddr, frame: &[u8]) {
         let switch = &mut *self.fabric.lock();
         // As on a real network, nobody tells the sender that there is no such host.
-        let Some(queue) = switch.ports.get_mut(&to) else { return };
-        if queue.len() == DEPTH {
+        let Some(slot) = switch.ports.get_mut(&to) else { return };
+        if slot.frames.len() == DEPTH {
             self.failures += 1;
             return;
         }
         let mut buffer = switch.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
-        queue.push_back((self.address, buffer));
+        slot.frames.push_back((self.address, buffer));
+        if let Some(wake) = slot.wake.as_deref().filter(|_| !slot.rung) {
+            wake.ring();
+            slot.rung = true;
+        }
     }
 
-    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddrV4> {
+    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let switch = &mut *self.fabric.lock();
-        let (from, delivered) = switch.ports.get_mut(&self.address)?.pop_front()?;
+        let slot = switch.ports.get_mut(&self.address)?;
+        let Some((from, delivered)) = slot.frames.pop_front() else {
+            if let Some(wake) = slot.wake.as_deref().filter(|_| slot.rung) {
+                wake.drain();
+                slot.rung = false;
+            }
+            return None;
+        };
         switch.spare.push(std::mem::replace(frame, delivered));
-        Some(SocketAddrV4::new(from, ROCE_PORT))
+        Some(SocketAddr::new(from, ROCE_PORT))
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        self.wake.as_deref().map(Wake::descriptor)
     }
 
     fn count(&self, counters: &mut Counters) {
@@ -108,20 +148,20 @@ mod tests {
         let fabric = Fabric::new();
         let mut a = fabric.attach(None).unwrap();
         let mut b = fabric.attach(None).unwrap();
-        assert_eq!((a.address(), b.address()), (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)));
+        assert_eq!((a.address(), b.address()), (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])));
         assert!(fabric.attach(Some(a.address())).is_none());
 
         let mut frame = Vec::new();
         a.send(b.address(), b"one");
         a.send(b.address(), b"two");
-        a.send(Ipv4Addr::new(10, 9, 9, 9), b"nobody");
-        assert_eq!(b.receive(&mut frame), Some(SocketAddrV4::new(a.address(), ROCE_PORT)));
+        a.send(IpAddr::from([10, 9, 9, 9]), b"nobody");
+        assert_eq!(b.receive(&mut frame), Some(SocketAddr::new(a.address(), ROCE_PORT)));
         assert_eq!(frame, b"one");
         assert!(b.receive(&mut frame).is_some());
         assert_eq!(frame, b"two");
         assert!(b.receive(&mut frame).is_none() && a.receive(&mut frame).is_none());
 
         drop(a);
-        assert_eq!(fabric.attach(None).unwrap().address(), Ipv4Addr::new(10, 0, 0, 1));
+        assert_eq!(fabric.attach(None).unwrap().address(), IpAddr::from([10, 0, 0, 1]));
     }
 }

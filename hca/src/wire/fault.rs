@@ -1,13 +1,17 @@
 //! A wire that misbehaves on demand, the same way for the same seed.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
-use std::str::FromStr;
-
-use thiserror::Error;
 
 use super::Wire;
 use crate::engine::Counters;
+
+/// The longest time that a fault takes.
+pub(super) const LONGEST_US: u64 = 60_000_000;
+/// A time of a fault that is not said.
+const DEFAULT_US: u64 = 1000;
+/// Most packets that are held back at a time; more pass.
+const HELD: usize = 4096;
 
 /// How often outgoing packets come to harm: probabilities from 0 to 1, drawn in the order of the fields.
 ///
@@ -22,6 +26,16 @@ pub struct Faults {
     pub reorder: f64,
     /// One bit of the packet is flipped.
     pub corrupt: f64,
+    /// The packet arrives [`Faults::delay_us`] later.
+    pub delay: f64,
+    /// The link goes down, for [`Faults::flap_us`]: whatever is sent or arrives in that time is lost.
+    pub flap: f64,
+    /// How long a delayed packet is late, in microseconds; 0 means 1000.
+    pub delay_us: u64,
+    /// How long the link stays down, in microseconds; 0 means 1000.
+    pub flap_us: u64,
+    /// How long the device takes to move one packet's bytes, in microseconds: slow memory. 0 means no time.
+    pub slow_dma_us: u64,
     /// Start of the random sequence.
     pub seed: u64,
 }
@@ -32,56 +46,8 @@ impl Faults {
 
     /// Whether packets pass unharmed.
     pub fn is_none(&self) -> bool {
-        [self.drop, self.duplicate, self.reorder, self.corrupt].iter().all(|&probability| probability <= 0.0)
-    }
-}
-
-/// A text that does not describe [`Faults`].
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum FaultsError {
-    /// An item without `=`.
-    #[error("'{0}' is not of the form name=value")]
-    Form(String),
-    /// An unknown name.
-    #[error("'{0}' is no fault: use drop, duplicate, reorder, corrupt or seed")]
-    Name(String),
-    /// A probability that is none.
-    #[error("{name}={value}: a probability is a number from 0 to 1")]
-    Probability {
-        /// Which.
-        name: String,
-        /// The text given.
-        value: String,
-    },
-    /// A seed that is no integer.
-    #[error("seed={0}: a seed is an integer from 0 to 2^64-1")]
-    Seed(String),
-}
-
-impl FromStr for Faults {
-    type Err = FaultsError;
-
-    fn from_str(text: &str) -> Result<Self, FaultsError> {
-        let mut faults = Self::default();
-        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            let (name, value) = item.split_once('=').ok_or_else(|| FaultsError::Form(item.to_owned()))?;
-            let field = match name {
-                "drop" => &mut faults.drop,
-                "duplicate" => &mut faults.duplicate,
-                "reorder" => &mut faults.reorder,
-                "corrupt" => &mut faults.corrupt,
-                "seed" => {
-                    faults.seed = value.parse().map_err(|_| FaultsError::Seed(value.to_owned()))?;
-                    continue;
-                }
-                _ => return Err(FaultsError::Name(name.to_owned())),
-            };
-            *field =
-                value.parse().ok().filter(|probability| (0.0..=1.0).contains(probability)).ok_or_else(
-                    || FaultsError::Probability { name: name.to_owned(), value: value.to_owned() },
-                )?;
-        }
-        Ok(faults)
+        let Self { drop, duplicate, reorder, corrupt, delay, flap, .. } = *self;
+        [drop, duplicate, reorder, corrupt, delay, flap].iter().all(|&probability| probability <= 0.0)
     }
 }
 
@@ -114,46 +80,75 @@ impl SplitMix {
     }
 }
 
-/// A packet that others overtake.
+/// A packet that others overtake, or that comes late.
 #[derive(Debug)]
 struct Held {
-    /// Packets or flushes that still pass it.
-    left: u32,
-    to: Ipv4Addr,
+    until: Until,
+    to: IpAddr,
     frame: Vec<u8>,
 }
 
-/// Harms what is sent through it.
+/// How long a packet is held.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    /// For so many packets or flushes more.
+    Overtaken(u32),
+    /// Until this time.
+    Time(u64),
+}
+
+/// Harms what is sent through it, and is the place where the link is cut.
 #[derive(Debug)]
 pub(crate) struct Faulty<W> {
     inner: W,
     faults: Faults,
+    /// Whether any packet may come to harm.
+    harmful: bool,
     random: SplitMix,
     held: Vec<Held>,
+    now: u64,
+    /// The link was taken down by hand.
+    cut: bool,
+    /// The link is down until then.
+    down_until: Option<u64>,
     counted: Counters,
+}
+
+/// Nanoseconds of a fault's time.
+fn nanoseconds(microseconds: u64) -> u64 {
+    1000 * if microseconds == 0 { DEFAULT_US } else { microseconds.min(LONGEST_US) }
 }
 
 impl<W: Wire> Faulty<W> {
     pub(crate) fn new(inner: W, faults: Faults) -> Self {
-        let random = SplitMix::new(faults.seed);
-        Self { inner, faults, random, held: Vec::new(), counted: Counters::default() }
+        let (random, harmful) = (SplitMix::new(faults.seed), !faults.is_none());
+        let (held, counted) = (Vec::new(), Counters::default());
+        Self { inner, faults, harmful, random, held, now: 0, cut: false, down_until: None, counted }
     }
 
     /// Lets one packet, or a flush, overtake what is held, and sends what has waited enough.
     fn overtake(&mut self) {
-        let Self { inner, held, .. } = self;
+        let Self { inner, held, now, .. } = self;
         held.retain_mut(|packet| {
-            packet.left -= 1;
-            if packet.left == 0 {
+            let stays = match &mut packet.until {
+                Until::Overtaken(left) => {
+                    *left -= 1;
+                    *left > 0
+                }
+                Until::Time(time) => *time > *now,
+            };
+            if !stays {
                 inner.send(packet.to, &packet.frame);
             }
-            packet.left > 0
+            stays
         });
     }
-}
 
-impl<W: Wire> Wire for Faulty<W> {
-    fn send(&mut self, to: Ipv4Addr, frame: &[u8]) {
+    fn hold(&mut self, until: Until, to: IpAddr, frame: &[u8]) {
+        self.held.push(Held { until, to, frame: frame.to_vec() });
+    }
+
+    fn harm(&mut self, to: IpAddr, frame: &[u8]) {
         if self.random.chance(self.faults.drop) {
             self.counted.fault_dropped += 1;
             return;
@@ -162,30 +157,81 @@ impl<W: Wire> Wire for Faulty<W> {
             self.counted.fault_duplicated += 1;
             self.inner.send(to, frame);
         }
-        if self.random.chance(self.faults.reorder) {
+        if self.random.chance(self.faults.reorder) && self.held.len() < HELD {
             self.counted.fault_reordered += 1;
             // One more than the packets that overtake: the next `send` counts too.
             let left = 2 + self.random.below(u64::from(Faults::REORDER_DEPTH)) as u32;
-            self.held.push(Held { left, to, frame: frame.to_vec() });
+            self.hold(Until::Overtaken(left), to, frame);
         } else if self.random.chance(self.faults.corrupt) && !frame.is_empty() {
             self.counted.fault_corrupted += 1;
             let mut frame = frame.to_vec();
             let byte = self.random.below(frame.len() as u64) as usize;
             frame[byte] ^= 1 << self.random.below(8);
             self.inner.send(to, &frame);
+        } else if self.random.chance(self.faults.delay) && self.held.len() < HELD {
+            self.counted.fault_delayed += 1;
+            self.hold(Until::Time(self.now + nanoseconds(self.faults.delay_us)), to, frame);
         } else {
             self.inner.send(to, frame);
         }
+        if self.random.chance(self.faults.flap) {
+            self.counted.fault_flaps += 1;
+            self.down_until = Some(self.now + nanoseconds(self.faults.flap_us));
+        }
         self.overtake();
     }
+}
 
-    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddrV4> {
+impl<W: Wire> Wire for Faulty<W> {
+    fn send(&mut self, to: IpAddr, frame: &[u8]) {
+        if !self.is_link_up() {
+            self.counted.link_dropped += 1;
+        } else if self.harmful {
+            self.harm(to, frame);
+        } else {
+            self.inner.send(to, frame);
+        }
+    }
+
+    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
+        while !self.is_link_up() {
+            self.inner.receive(frame)?;
+            self.counted.link_dropped += 1;
+        }
         self.inner.receive(frame)
+    }
+
+    fn tick(&mut self, now: u64) {
+        self.now = now;
+        self.down_until = self.down_until.filter(|&until| until > now);
+        self.inner.tick(now);
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let held = self.held.iter().filter_map(|packet| match packet.until {
+            Until::Time(time) => Some(time),
+            Until::Overtaken(_) => None,
+        });
+        held.chain(self.down_until).min()
+    }
+
+    fn is_holding(&self) -> bool {
+        self.held.iter().any(|packet| matches!(packet.until, Until::Overtaken(_)))
+    }
+
+    fn set_link(&mut self, up: bool) {
+        self.cut = !up;
+    }
+
+    fn is_link_up(&self) -> bool {
+        !self.cut && self.down_until.is_none()
     }
 
     fn flush(&mut self) {
         // Without this the last packet of a burst would wait for a retransmission.
-        self.overtake();
+        if !self.held.is_empty() {
+            self.overtake();
+        }
         self.inner.flush();
     }
 
@@ -198,6 +244,9 @@ impl<W: Wire> Wire for Faulty<W> {
         counters.fault_duplicated += self.counted.fault_duplicated;
         counters.fault_reordered += self.counted.fault_reordered;
         counters.fault_corrupted += self.counted.fault_corrupted;
+        counters.fault_delayed += self.counted.fault_delayed;
+        counters.fault_flaps += self.counted.fault_flaps;
+        counters.link_dropped += self.counted.link_dropped;
         self.inner.count(counters);
     }
 }
@@ -208,17 +257,28 @@ mod tests {
     use crate::wire::fabric::{Fabric, FabricPort};
 
     #[test]
-    fn text_gives_faults() {
-        let faults: Faults = "drop=0.01, reorder=1,seed=7".parse().unwrap();
-        assert_eq!(faults, Faults { drop: 0.01, reorder: 1.0, seed: 7, ..Faults::default() });
-        assert!("".parse::<Faults>().unwrap().is_none());
-        assert_eq!("drop".parse::<Faults>(), Err(FaultsError::Form("drop".into())));
-        assert_eq!("lose=1".parse::<Faults>(), Err(FaultsError::Name("lose".into())));
-        assert_eq!("seed=-1".parse::<Faults>(), Err(FaultsError::Seed("-1".into())));
-        for value in ["1.5", "-0.1", "NaN", "x"] {
-            let error = format!("drop={value}").parse::<Faults>().unwrap_err();
-            assert_eq!(error.to_string(), format!("drop={value}: a probability is a number from 0 to 1"));
+    fn a_delayed_packet_waits_for_its_time_and_a_cut_link_for_nothing() {
+        let fabric = Fabric::new();
+        let mut receiver = fabric.attach(None).unwrap();
+        let faults = Faults { delay: 1.0, delay_us: 5, ..Faults::default() };
+        let mut sender = Faulty::new(fabric.attach(None).unwrap(), faults);
+        let mut frame = Vec::new();
+        sender.tick(1000);
+        sender.send(receiver.address(), b"late");
+        assert_eq!(sender.deadline(), Some(6000));
+        for (now, arrives) in [(5999, false), (6000, true)] {
+            sender.tick(now);
+            sender.flush();
+            assert_eq!(receiver.receive(&mut frame).is_some(), arrives);
         }
+        assert_eq!(sender.deadline(), None);
+        sender.set_link(false);
+        sender.send(receiver.address(), b"lost");
+        sender.set_link(true);
+        assert!(sender.deadline().is_none() && receiver.receive(&mut frame).is_none());
+        let mut counters = Counters::default();
+        sender.count(&mut counters);
+        assert_eq!((counters.fault_delayed, counters.link_dropped), (1, 1));
     }
 
     fn run(faults: Faults, frames: u32) -> (Vec<u32>, Counters) {
@@ -240,7 +300,8 @@ mod tests {
 
     #[test]
     fn the_same_seed_does_the_same_harm() {
-        let faults = Faults { drop: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.1, seed: 3 };
+        let faults =
+            Faults { drop: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.1, seed: 3, ..Faults::default() };
         let (first, counters) = run(faults.clone(), 1000);
         assert_eq!(run(faults.clone(), 1000), (first.clone(), counters));
         assert_ne!(run(Faults { seed: 4, ..faults }, 1000).0, first);

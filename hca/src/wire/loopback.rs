@@ -1,7 +1,7 @@
 //! Frames to the own address: they never leave the process.
 
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use super::{ROCE_PORT, Wire};
@@ -14,7 +14,7 @@ const DEPTH: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Loopback<W> {
     inner: W,
-    address: Ipv4Addr,
+    address: IpAddr,
     queue: VecDeque<Vec<u8>>,
     /// Buffers that were delivered, to be filled again.
     spare: Vec<Vec<u8>>,
@@ -24,19 +24,19 @@ pub(crate) struct Loopback<W> {
 }
 
 impl<W: Wire> Loopback<W> {
-    pub(crate) fn new(inner: W, address: Ipv4Addr) -> Self {
+    pub(crate) fn new(inner: W, address: IpAddr) -> Self {
         Self { inner, address, queue: VecDeque::new(), spare: Vec::new(), own_turn: true, dropped: 0 }
     }
 
-    fn receive_own(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddrV4> {
+    fn receive_own(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let delivered = self.queue.pop_front()?;
         self.spare.push(std::mem::replace(frame, delivered));
-        Some(SocketAddrV4::new(self.address, ROCE_PORT))
+        Some(SocketAddr::new(self.address, ROCE_PORT))
     }
 }
 
 impl<W: Wire> Wire for Loopback<W> {
-    fn send(&mut self, to: Ipv4Addr, frame: &[u8]) {
+    fn send(&mut self, to: IpAddr, frame: &[u8]) {
         if to != self.address {
             return self.inner.send(to, frame);
         }
@@ -50,7 +50,7 @@ impl<W: Wire> Wire for Loopback<W> {
         self.queue.push_back(buffer);
     }
 
-    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddrV4> {
+    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         self.own_turn = !self.own_turn;
         if self.own_turn {
             self.receive_own(frame).or_else(|| self.inner.receive(frame))

@@ -1,10 +1,11 @@
-//! RoCEv2 packets of reliable connections: taken apart with every check that needs no queue pair, and put together.
+//! RoCEv2 packets: taken apart with every check that needs no queue pair, and put together.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 
-use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4};
+use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4, icrc_ipv6};
 use barewire_layouts::roce::{
-    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, Headers, Ieth, ImmDt, Reth,
+    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, Deth, Headers, Ieth, ImmDt,
+    MaskedAtomicEth, Reth, Transport,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -13,14 +14,21 @@ use super::ROCE_PORT;
 /// The partition key's membership bit; the rest must be equal (IBTA 10.9.3).
 const PKEY_MEMBERSHIP: u16 = 0x8000;
 
-/// A packet that arrived whole. Which of the optional fields are there follows from the opcode.
+/// A packet that arrived whole.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet<'a> {
-    pub(crate) source: Ipv4Addr,
+    pub(crate) source: IpAddr,
     pub(crate) bth: Bth,
+    pub(crate) transport: Transport,
     pub(crate) opcode: BthOpcode,
+    /// The extended headers that it has.
+    pub(crate) headers: Headers,
+    /// Bytes of the whole frame.
+    pub(crate) length: usize,
+    pub(crate) deth: Deth,
     pub(crate) reth: Reth,
     pub(crate) atomic: AtomicEth,
+    pub(crate) masked: MaskedAtomicEth,
     /// Of responses: what the responder says. `None` in responses without the header.
     pub(crate) syndrome: Option<AethSyndrome>,
     /// Of an atomic acknowledge: the value before.
@@ -38,6 +46,20 @@ pub(crate) enum Malformed {
     Header,
 }
 
+/// The invariant CRC of what goes from `source` to the RoCEv2 port of `destination`; `None` if they are of different families.
+fn invariant_crc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> Option<[u8; ICRC_BYTES]> {
+    let port = source.port();
+    match (source.ip(), destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            Some(icrc_ipv4(source.octets(), destination.octets(), port, ROCE_PORT, transport))
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            Some(icrc_ipv6(source.octets(), destination.octets(), port, ROCE_PORT, transport))
+        }
+        _ => None,
+    }
+}
+
 /// Cuts a header off the front of `rest`.
 fn cut<T: FromBytes + KnownLayout + Immutable + Unaligned>(rest: &mut &[u8]) -> Result<T, Malformed> {
     let (header, tail) = T::read_from_prefix(rest).map_err(|_| Malformed::Header)?;
@@ -46,43 +68,51 @@ fn cut<T: FromBytes + KnownLayout + Immutable + Unaligned>(rest: &mut &[u8]) -> 
 }
 
 /// Takes `frame`, which came from `source` to the device at `destination`, apart. Total: any bytes give a packet or a reason.
-pub(crate) fn parse(
-    frame: &[u8],
-    source: SocketAddrV4,
-    destination: Ipv4Addr,
-) -> Result<Packet<'_>, Malformed> {
+pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Result<Packet<'_>, Malformed> {
     let length = frame.len().checked_sub(ICRC_BYTES).ok_or(Malformed::Header)?;
     let (transport, icrc) = frame.split_at(length);
     if transport.len() < size_of::<Bth>() {
         return Err(Malformed::Header);
     }
-    if icrc_ipv4(source.ip().octets(), destination.octets(), source.port(), ROCE_PORT, transport) != icrc {
+    if invariant_crc(source, destination, transport).is_none_or(|crc| crc != icrc) {
         return Err(Malformed::Icrc);
     }
     let mut rest = transport;
     let bth: Bth = cut(&mut rest)?;
-    let opcode = bth.opcode().map_err(|_| Malformed::Header)?;
+    let transport = bth.transport().map_err(|_| Malformed::Header)?;
+    let opcode = bth.operation().map_err(|_| Malformed::Header)?;
+    let headers = opcode.headers_in(transport).ok_or(Malformed::Header)?;
     let same_partition = (bth.pkey.get() ^ DEFAULT_PKEY) & !PKEY_MEMBERSHIP == 0;
     if bth.version() != 0 || !same_partition {
         return Err(Malformed::Header);
     }
-    let headers = opcode.headers();
     let mut packet = Packet {
-        source: *source.ip(),
+        source: source.ip(),
         bth,
+        transport,
         opcode,
+        headers,
+        length: frame.len(),
+        deth: Deth::default(),
         reth: Reth::default(),
         atomic: AtomicEth::default(),
+        masked: MaskedAtomicEth::default(),
         syndrome: None,
         original: 0,
         immediate: 0,
         payload: &[],
     };
+    if headers.contains(Headers::DETH) {
+        packet.deth = cut(&mut rest)?;
+    }
     if headers.contains(Headers::RETH) {
         packet.reth = cut(&mut rest)?;
     }
     if headers.contains(Headers::ATOMIC_ETH) {
         packet.atomic = cut(&mut rest)?;
+    }
+    if headers.contains(Headers::MASKED_ATOMIC_ETH) {
+        packet.masked = cut(&mut rest)?;
     }
     if headers.contains(Headers::AETH) {
         packet.syndrome = Some(cut::<Aeth>(&mut rest)?.syndrome().ok_or(Malformed::Header)?);
@@ -121,11 +151,12 @@ pub(crate) fn payload(frame: &mut Vec<u8>, length: usize) -> &mut [u8] {
 }
 
 /// Ends a packet: padding and invariant CRC.
-pub(crate) fn finish(frame: &mut Vec<u8>, source: Ipv4Addr, destination: Ipv4Addr) {
+pub(crate) fn finish(frame: &mut Vec<u8>, source: IpAddr, destination: IpAddr) {
     // All headers are multiples of four bytes.
     frame.resize(frame.len().next_multiple_of(4), 0);
-    let icrc = icrc_ipv4(source.octets(), destination.octets(), ROCE_PORT, ROCE_PORT, frame);
-    frame.extend_from_slice(&icrc);
+    // Between address families there is no way; whatever carries the frame says so.
+    let source = SocketAddr::new(source, ROCE_PORT);
+    frame.extend(invariant_crc(source, destination, frame).unwrap_or_default());
 }
 
 #[cfg(test)]
@@ -133,11 +164,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const A: Ipv4Addr = Ipv4Addr::new(127, 2, 0, 1);
-    const B: Ipv4Addr = Ipv4Addr::new(127, 2, 0, 2);
+    const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 2, 0, 1));
+    const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 2, 0, 2));
 
-    fn from(address: Ipv4Addr) -> SocketAddrV4 {
-        SocketAddrV4::new(address, ROCE_PORT)
+    fn from(address: IpAddr) -> SocketAddr {
+        SocketAddr::new(address, ROCE_PORT)
     }
 
     fn write(payload_bytes: &[u8]) -> Vec<u8> {
@@ -168,13 +199,13 @@ mod tests {
     fn another_source_port_or_address_is_another_crc() {
         let frame = write(b"hello");
         assert_eq!(parse(&frame, from(B), B).unwrap_err(), Malformed::Icrc);
-        assert_eq!(parse(&frame, SocketAddrV4::new(A, 1), B).unwrap_err(), Malformed::Icrc);
+        assert_eq!(parse(&frame, SocketAddr::new(A, 1), B).unwrap_err(), Malformed::Icrc);
         assert_eq!(parse(&frame, from(A), A).unwrap_err(), Malformed::Icrc);
     }
 
     /// Recomputes the CRC, so that the checks behind it are reached.
     fn sealed(mut transport: Vec<u8>) -> Vec<u8> {
-        let icrc = icrc_ipv4(A.octets(), B.octets(), ROCE_PORT, ROCE_PORT, &transport);
+        let icrc = invariant_crc(from(A), B, &transport).unwrap();
         transport.extend(icrc);
         transport
     }
@@ -187,11 +218,11 @@ mod tests {
         }
 
         #[test]
-        fn any_headers_are_parsed_without_panic(opcode in 0u8..0x20, flags in any::<u8>(), rest in prop::collection::vec(any::<u8>(), 8..60)) {
+        fn any_headers_are_parsed_without_panic(opcode: u8, flags in any::<u8>(), rest in prop::collection::vec(any::<u8>(), 8..60)) {
             let mut bytes = vec![opcode, flags & 0xf0, 0xff, 0xff];
             bytes.extend(rest);
             if let Ok(packet) = parse(&sealed(bytes.clone()), from(A), B) {
-                prop_assert!(packet.payload.len() + packet.opcode.headers().bytes() + 12 <= bytes.len());
+                prop_assert!(packet.payload.len() + packet.headers.bytes() + 12 <= bytes.len());
             }
         }
 

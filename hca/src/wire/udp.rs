@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -21,7 +21,7 @@ const ADDRESS_TRIES: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct Udp {
     socket: Socket,
-    address: Ipv4Addr,
+    address: IpAddr,
     failures: u64,
 }
 
@@ -30,13 +30,18 @@ impl Udp {
     ///
     /// # Errors
     /// What the kernel says: mostly that the address is in use or not a local one.
-    pub(crate) fn bind(address: Option<Ipv4Addr>) -> io::Result<Self> {
+    pub(crate) fn bind(address: Option<IpAddr>) -> io::Result<Self> {
         let Some(address) = address else { return Self::bind_free() };
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        let local = SocketAddr::new(address, ROCE_PORT);
+        let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_nonblocking(true)?;
-        send_unfragmented(&socket)?;
+        match address {
+            IpAddr::V4(_) => send_unfragmented(&socket)?,
+            // No other sockets' packets, mapped to IPv6.
+            IpAddr::V6(_) => socket.set_only_v6(true)?,
+        }
         enlarge(&socket);
-        socket.bind(&SocketAddrV4::new(address, ROCE_PORT).into())?;
+        socket.bind(&local.into())?;
         Ok(Self { socket, address, failures: 0 })
     }
 
@@ -47,7 +52,7 @@ impl Udp {
         for _ in 0..ADDRESS_TRIES {
             // 127.0.x.x and 127.1.x.x hold what people and distributions use by hand.
             let [a, b, c, ..] = random.next().to_ne_bytes();
-            let address = Ipv4Addr::new(127, 2 + a % 250, b, 1 + c % 250);
+            let address = IpAddr::V4(Ipv4Addr::new(127, 2 + a % 250, b, 1 + c % 250));
             match Self::bind(Some(address)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
                 result => return result,
@@ -57,7 +62,7 @@ impl Udp {
     }
 
     /// The address whose port was taken.
-    pub(crate) fn address(&self) -> Ipv4Addr {
+    pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
 }
@@ -102,14 +107,14 @@ fn enlarge(socket: &Socket) {
 }
 
 impl Wire for Udp {
-    fn send(&mut self, to: Ipv4Addr, frame: &[u8]) {
-        let to = SockAddr::from(SocketAddrV4::new(to, ROCE_PORT));
+    fn send(&mut self, to: IpAddr, frame: &[u8]) {
+        let to = SockAddr::from(SocketAddr::new(to, ROCE_PORT));
         if self.socket.send_to(frame, &to).is_err() {
             self.failures += 1;
         }
     }
 
-    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddrV4> {
+    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         loop {
             frame.clear();
             frame.reserve(MAX_FRAME);
@@ -122,7 +127,7 @@ impl Wire for Udp {
             };
             // SAFETY: the kernel initialised `length` bytes of the spare room.
             unsafe { frame.set_len(length) };
-            if let Some(from) = from.as_socket_ipv4() {
+            if let Some(from) = from.as_socket() {
                 return Some(from);
             }
         }
@@ -156,7 +161,7 @@ mod tests {
             assert!(std::time::Instant::now() < deadline, "no datagram came");
             std::thread::yield_now();
         };
-        assert_eq!(from, SocketAddrV4::new(a.address(), ROCE_PORT));
+        assert_eq!(from, SocketAddr::new(a.address(), ROCE_PORT));
         assert_eq!(frame, [7; 4200]);
     }
 

@@ -2,17 +2,19 @@
 #![allow(dead_code, reason = "each test binary takes what it needs")]
 
 use std::cell::RefCell;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::ptr::NonNull;
 
 use barewire_hca::{CommandSyndrome, Config, Device, Fabric, Mode, UmemAccess, WireKind};
 use barewire_layouts::command::cq::{Cqc, CqeSize, CreateCqIn, CreateCqOut, DestroyCqIn};
+use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, Eqc};
 use barewire_layouts::command::mkey::{ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut, DeallocPdIn};
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Init2RtrQpIn, ModifyQp, Mtu, QpState, Qpc,
     QueryQpIn, QueryQpOut, Rst2InitQpIn, Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
+use barewire_layouts::command::rmp::{CreateRmpIn, CreateRmpOut, RmpState, Rmpc, Wq};
 use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut, DeallocUarIn};
 use barewire_layouts::command::{self, CommandStatus, Request};
 use barewire_layouts::prm::{Layout, ViewMut};
@@ -24,6 +26,11 @@ pub(crate) const CQ_RING: u64 = 0x1_0000;
 pub(crate) const QP_RINGS: u64 = 0x2_0000;
 pub(crate) const CQ_DOORBELL: u64 = 0x100;
 pub(crate) const QP_DOORBELL: u64 = 0x140;
+
+/// The same of an EQ ring, an RMP ring and its doorbell record.
+const EQ_RING: u64 = 0x3_0000;
+const RMP_RING: u64 = 0x4_0000;
+const RMP_DOORBELL: u64 = 0x180;
 
 const PAGE: usize = 4096;
 
@@ -141,6 +148,43 @@ impl Rig {
         self.run::<DeallocUarIn, _>(|request| _ = request.set(DeallocUarIn::UAR, uar), |_| ())
     }
 
+    /// An EQ of 16 entries that takes every asynchronous event.
+    pub(crate) fn create_eq(&self) -> Result<u32, Refusal> {
+        self.run::<CreateEqIn, _>(
+            |request| {
+                request
+                    .set(CreateEqIn::EQ_UMEM_ID, self.umem)
+                    .set(CreateEqIn::EQ_UMEM_OFFSET, EQ_RING)
+                    .set(CreateEqIn::EVENT_BITMASK_0, u64::MAX)
+                    .nested(CreateEqIn::EQ_CONTEXT_ENTRY)
+                    .set(Eqc::LOG_EQ_SIZE, 4)
+                    .set(Eqc::UAR_PAGE, self.uar);
+            },
+            |answer| answer.get(CreateEqOut::EQ_NUMBER),
+        )
+    }
+
+    /// A linked-list RMP of 16 WQEs of 64 bytes.
+    pub(crate) fn create_rmp(&self) -> Result<u32, Refusal> {
+        self.run::<CreateRmpIn, _>(
+            |request| {
+                let mut context = request.nested(CreateRmpIn::CTX);
+                context.set(Rmpc::STATE, RmpState::Ready);
+                context
+                    .nested(Rmpc::WQ)
+                    .set(Wq::PD, self.pd)
+                    .set(Wq::LWM, 3)
+                    .set(Wq::LOG_WQ_STRIDE, 6)
+                    .set(Wq::LOG_WQ_SZ, 4)
+                    .set(Wq::DBR_UMEM_ID, self.umem)
+                    .set(Wq::DBR_ADDR, RMP_DOORBELL)
+                    .set(Wq::WQ_UMEM_ID, self.umem)
+                    .set(Wq::WQ_UMEM_OFFSET, RMP_RING);
+            },
+            |answer| answer.get(CreateRmpOut::RMPN),
+        )
+    }
+
     /// A CQ of 16 entries, with what `change` makes of it.
     pub(crate) fn create_cq(
         &self,
@@ -230,7 +274,7 @@ impl Rig {
     pub(crate) fn init2rtr(
         &self,
         qpn: u32,
-        (peer, remote_qpn): (Ipv4Addr, u32),
+        (peer, remote_qpn): (IpAddr, u32),
         change: impl FnOnce(&mut ViewMut<'_, Qpc>),
     ) -> Result<(), Refusal> {
         let fill = |context: &mut ViewMut<'_, Qpc>| {
@@ -241,9 +285,7 @@ impl Rig {
                 .set(Qpc::LOG_RRA_MAX, 4)
                 .set(Qpc::MIN_RNR_NAK, 12)
                 .set(Qpc::NEXT_RCV_PSN, 0x00ff_fffe);
-            context
-                .nested(Qpc::PRIMARY_ADDRESS_PATH)
-                .set_array(AddressPath::RGID_RIP, peer.to_ipv6_mapped().octets());
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set_array(AddressPath::RGID_RIP, gid(peer));
         };
         self.modify::<Init2RtrQpIn>(qpn, fill, change)
     }
@@ -273,7 +315,7 @@ impl Rig {
     }
 
     /// Takes a QP from RST to RTS, with `peer` at the other end.
-    pub(crate) fn connect(&self, qpn: u32, peer: (Ipv4Addr, u32)) -> Result<(), Refusal> {
+    pub(crate) fn connect(&self, qpn: u32, peer: (IpAddr, u32)) -> Result<(), Refusal> {
         self.rst2init(qpn, |_| ())?;
         self.init2rtr(qpn, peer, |_| ())?;
         self.rtr2rts(qpn, |_| ())
@@ -329,5 +371,13 @@ impl Rig {
 
     pub(crate) fn destroy_mkey(&self, index: u32) -> Result<(), Refusal> {
         self.run::<DestroyMkeyIn, _>(|request| _ = request.set(DestroyMkeyIn::MKEY_INDEX, index), |_| ())
+    }
+}
+
+/// The GID of an address.
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
     }
 }

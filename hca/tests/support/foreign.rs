@@ -1,6 +1,6 @@
 //! A peer that is no device: packets made by hand, from a plain UDP socket.
 
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 use barewire_hca::{Config, Mode, Strict, WireKind};
@@ -57,6 +57,18 @@ impl Foreign {
         Self { node, qp, socket, address }
     }
 
+    /// Where the foreign peer is.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    fn device_address(&self) -> Ipv4Addr {
+        match self.node.device.address() {
+            IpAddr::V4(address) => address,
+            IpAddr::V6(address) => panic!("{address}: an IPv4 device"),
+        }
+    }
+
     /// Another socket, whose packets are nobody's.
     pub fn stranger() -> (UdpSocket, Ipv4Addr) {
         bind()
@@ -73,7 +85,7 @@ impl Foreign {
         let mut frame = bth.as_bytes().to_vec();
         frame.extend(payload);
         frame.resize(frame.len().next_multiple_of(4), 0);
-        let device = self.node.device.address();
+        let device = self.device_address();
         frame.extend(icrc_ipv4(source.octets(), device.octets(), UDP_PORT, UDP_PORT, &frame));
         self.send_raw(socket, &frame);
     }
@@ -81,7 +93,7 @@ impl Foreign {
     /// Sends bytes and lets the device work until it has taken them.
     pub fn send_raw(&self, socket: &UdpSocket, frame: &[u8]) {
         let before = self.node.device.counters().packets_received;
-        socket.send_to(frame, SocketAddrV4::new(self.node.device.address(), UDP_PORT)).unwrap();
+        socket.send_to(frame, SocketAddrV4::new(self.device_address(), UDP_PORT)).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         while self.node.device.counters().packets_received == before {
             assert!(Instant::now() < deadline, "the device takes no packet");

@@ -3,23 +3,26 @@
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "every test file uses a part of it")]
 #![allow(missing_docs, missing_debug_implementations, reason = "test code")]
 
+pub mod events;
 pub mod foreign;
 mod memory;
 mod queue;
+pub mod srq;
 mod wqe;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use barewire_hca::{Config, Device, Fabric, Faults, Mode, Strict, UarPage, UmemAccess, WireKind};
 use barewire_layouts::command::mkey::{AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, key};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
-use barewire_layouts::command::qp::Mtu;
+use barewire_layouts::command::qp::{Mtu, ServiceType};
 use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut};
 use barewire_layouts::command::{CommandError, Request, answer, request};
 use barewire_layouts::prm::{Layout, ViewMut};
 
 pub use memory::{Memory, Region, Rights};
-pub use queue::{Completion, Connection, Cq, Qp};
+pub use queue::{Completion, Connection, Cq, LOG_CQ, Qp};
 pub use wqe::Wqe;
 
 /// A device with one protection domain and one UAR page.
@@ -75,6 +78,15 @@ impl Node {
             strict: Strict::Panic,
             ..Config::default()
         })
+    }
+
+    /// Stores eight bytes, as memory holds them, to the UAR page.
+    pub fn store(&self, offset: usize, word: u64) {
+        assert!(offset.is_multiple_of(8) && offset < 4096);
+        fence(Ordering::SeqCst);
+        // SAFETY: an aligned word inside the UAR page, which `self` holds.
+        let register = unsafe { AtomicU64::from_ptr(self.page.as_ptr().add(offset).as_ptr().cast()) };
+        register.store(word, Ordering::Release);
     }
 
     /// Registered memory under one key with all rights.
@@ -137,7 +149,18 @@ impl Pair {
     }
 
     pub fn over(a: Node, b: Node, connection: &Connection) -> Self {
-        let (mut qa, mut qb) = (Qp::new(&a), Qp::new(&b));
+        let (qa, qb) = (Qp::new(&a), Qp::new(&b));
+        Self::of(a, b, (qa, qb), connection)
+    }
+
+    /// The same with queue pairs of another transport service.
+    pub fn with_service(service: ServiceType, a: Node, b: Node, connection: &Connection) -> Self {
+        let qps = (Qp::with_service(&a, service), Qp::with_service(&b, service));
+        Self::of(a, b, qps, connection)
+    }
+
+    /// Connects queue pairs that are not yet.
+    pub fn of(a: Node, b: Node, (mut qa, mut qb): (Qp, Qp), connection: &Connection) -> Self {
         qa.connect(&b, qb.number, connection, (connection.psn, connection.psn ^ 0x55));
         qb.connect(&a, qa.number, connection, (connection.psn ^ 0x55, connection.psn));
         Self { a, b, qa, qb }

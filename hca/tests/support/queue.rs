@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use barewire_hca::UmemAccess;
 use barewire_layouts::be::Be32;
 use barewire_layouts::command::answer;
-use barewire_layouts::command::cq::{Cqc, CreateCqIn, CreateCqOut, DestroyCqIn};
+use barewire_layouts::command::cq::{Cqc, CqeSize, CreateCqIn, CreateCqOut, DestroyCqIn};
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, CreateQpIn, CreateQpOut, DestroyQpIn, Init2RtrQpIn, ModifyQp, Mtu,
     OptionalParameters, Qpc, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
-use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, INITIAL_OP_OWN, OP_OWN_OFFSET, OWNER, Syndrome};
-use barewire_layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
+use barewire_layouts::cqe::{
+    Cqe64, CqeOpcode, ErrorCqe, INITIAL_OP_OWN, OP_OWN_OFFSET, OWNER, PacketFields, Syndrome,
+};
+use barewire_layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET, CqArm};
+use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DS, DataSegment, INVALID_LKEY, WQEBB};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -37,6 +40,8 @@ pub struct Completion {
     pub length: u32,
     pub immediate: u32,
     pub syndrome: Option<Syndrome>,
+    /// Of a datagram: the sender's queue pair and LID, and the flags that go with them.
+    pub packet: PacketFields,
 }
 
 impl Completion {
@@ -50,51 +55,96 @@ pub struct Cq {
     pub number: u32,
     memory: Memory,
     entries: usize,
+    entry: usize,
     consumer: u32,
+    sequence: u8,
+    /// The whole entry that was polled last.
+    pub last: Vec<u8>,
 }
 
 impl Cq {
     pub fn new(node: &Node, log_size: u8) -> Self {
-        let entries = 1 << log_size;
-        let memory = Memory::register(&node.device, entries * CQE + 64, UmemAccess::LOCAL_WRITE);
-        for entry in 0..entries {
-            memory.write(entry * CQE + OP_OWN_OFFSET, &[INITIAL_OP_OWN]);
+        Self::with(node, log_size, CqeSize::Bytes64, |_| ())
+    }
+
+    /// One that reports to event queue `eqn`.
+    pub fn reporting(node: &Node, log_size: u8, eqn: u32) -> Self {
+        Self::with(node, log_size, CqeSize::Bytes64, |context| _ = context.set(Cqc::C_EQN, eqn))
+    }
+
+    pub fn with(
+        node: &Node,
+        log_size: u8,
+        entry_size: CqeSize,
+        change: impl FnOnce(&mut ViewMut<'_, Cqc>),
+    ) -> Self {
+        let (entries, entry) = (1 << log_size, entry_size.bytes());
+        let memory = Memory::register(&node.device, entries * entry + 64, UmemAccess::LOCAL_WRITE);
+        for number in 1..=entries {
+            memory.write(number * entry - 1, &[INITIAL_OP_OWN]);
         }
         let output = command::<CreateCqIn>(&node.device, |create| {
             create.set(CreateCqIn::CQ_UMEM_VALID, true).set(CreateCqIn::CQ_UMEM_ID, memory.umem());
-            create
-                .nested(CreateCqIn::CQ_CONTEXT)
+            let mut context = create.nested(CreateCqIn::CQ_CONTEXT);
+            context
                 .set(Cqc::DBR_UMEM_VALID, true)
                 .set(Cqc::DBR_UMEM_ID, memory.umem())
-                .set(Cqc::DBR_ADDR, (entries * CQE) as u64)
+                .set(Cqc::DBR_ADDR, (entries * entry) as u64)
+                .set(Cqc::CQE_SZ, entry_size)
                 .set(Cqc::LOG_CQ_SIZE, log_size)
                 .set(Cqc::UAR_PAGE, node.uar);
+            change(&mut context);
         })
         .unwrap();
         let number = answer::<CreateCqIn>(&output).unwrap().get(CreateCqOut::CQN);
-        Self { node: node.clone(), number, memory, entries, consumer: 0 }
+        Self {
+            node: node.clone(),
+            number,
+            memory,
+            entries,
+            entry,
+            consumer: 0,
+            sequence: 0,
+            last: Vec::new(),
+        }
+    }
+
+    /// Asks for an event of the next completion, or the next solicited one.
+    pub fn arm(&mut self, solicited_only: bool) {
+        let arm = self.note_arm(solicited_only);
+        super::events::ring_cq(&self.node, arm, self.number);
+    }
+
+    /// The first half of arming: the doorbell record.
+    pub fn note_arm(&mut self, solicited_only: bool) -> CqArm {
+        let arm = CqArm { sequence: self.sequence, solicited_only, consumer: self.consumer & 0x00ff_ffff };
+        self.sequence = (self.sequence + 1) % 4;
+        self.memory.store_be32(self.entries * self.entry + 4, arm.bits());
+        arm
     }
 
     pub fn poll(&mut self) -> Option<Completion> {
-        let at = (self.consumer as usize % self.entries) * CQE;
+        let at = (self.consumer as usize % self.entries + 1) * self.entry - CQE;
         let lap = (self.consumer as usize / self.entries) as u8 & OWNER;
         let op_own = self.memory.load_byte(at + OP_OWN_OFFSET);
         if op_own & OWNER != lap || op_own >> 4 == CqeOpcode::Invalid as u8 {
             return None;
         }
         let bytes = self.memory.read(at, CQE);
+        self.last = self.memory.read(at + CQE - self.entry, self.entry);
         let cqe = Cqe64::read_from_bytes(&bytes).unwrap();
         let error = ErrorCqe::read_from_bytes(&bytes).unwrap();
         let opcode = CqeOpcode::from_bits(cqe.opcode()).expect("a known CQE opcode");
         let failed = matches!(opcode, CqeOpcode::RequesterError | CqeOpcode::ResponderError);
         self.consumer += 1;
-        self.memory.store_be32(self.entries * CQE, self.consumer & 0x00ff_ffff);
+        self.memory.store_be32(self.entries * self.entry, self.consumer & 0x00ff_ffff);
         Some(Completion {
             opcode,
             qpn: cqe.qpn(),
             index: cqe.wqe_counter.get(),
             length: if failed { 0 } else { cqe.byte_count.get() },
             immediate: if failed { 0 } else { cqe.immediate.get() },
+            packet: cqe.packet(),
             syndrome: failed.then(|| Syndrome::from_bits(error.syndrome).expect("a known syndrome")),
         })
     }
@@ -138,6 +188,7 @@ pub struct Connection {
     pub remote_read: bool,
     pub remote_write: bool,
     pub remote_atomic: bool,
+    pub qkey: u32,
 }
 
 impl Default for Connection {
@@ -153,6 +204,7 @@ impl Default for Connection {
             remote_read: true,
             remote_write: true,
             remote_atomic: true,
+            qkey: 0x1111_1111,
         }
     }
 }
@@ -178,12 +230,27 @@ impl Qp {
     }
 
     pub fn with_cqs(node: &Node, log_send: u8, log_receive: u8) -> Self {
-        let (send_cq, receive_cq) = (Cq::new(node, log_send), Cq::new(node, log_receive));
+        Self::with(node, Cq::new(node, log_send), Cq::new(node, log_receive), |_| ())
+    }
+
+    /// A queue pair of another transport service.
+    pub fn with_service(node: &Node, service: ServiceType) -> Self {
+        let (send_cq, receive_cq) = (Cq::new(node, LOG_CQ), Cq::new(node, LOG_CQ));
+        Self::with(node, send_cq, receive_cq, |context| _ = context.set(Qpc::ST, service))
+    }
+
+    /// One with `change`s in its context; its rings stay as long as they are.
+    pub fn with(
+        node: &Node,
+        send_cq: Cq,
+        receive_cq: Cq,
+        change: impl FnOnce(&mut ViewMut<'_, Qpc>),
+    ) -> Self {
         let memory = Memory::register(&node.device, DOORBELL + 64, UmemAccess::LOCAL_WRITE);
         let output = command::<CreateQpIn>(&node.device, |create| {
             create.set(CreateQpIn::WQ_UMEM_VALID, true).set(CreateQpIn::WQ_UMEM_ID, memory.umem());
-            create
-                .nested(CreateQpIn::QPC)
+            let mut context = create.nested(CreateQpIn::QPC);
+            context
                 .set(Qpc::ST, ServiceType::Rc)
                 .set(Qpc::PM_STATE, barewire_layouts::command::qp::PathMigration::Migrated)
                 .set(Qpc::PD, node.pd)
@@ -197,6 +264,7 @@ impl Qp {
                 .set(Qpc::DBR_UMEM_VALID, true)
                 .set(Qpc::DBR_UMEM_ID, memory.umem())
                 .set(Qpc::DBR_ADDR, DOORBELL as u64);
+            change(&mut context);
         })
         .unwrap();
         let number = answer::<CreateQpIn>(&output).unwrap().get(CreateQpOut::QPN);
@@ -227,6 +295,7 @@ impl Qp {
             modify.set(Rst2InitQpIn::QPN, self.number).set(Rst2InitQpIn::OPT_PARAM_MASK, rights.bits());
             let mut context = modify.nested(Rst2InitQpIn::QPC);
             context
+                .set(Qpc::Q_KEY, connection.qkey)
                 .set(Qpc::RRE, connection.remote_read)
                 .set(Qpc::RWE, connection.remote_write)
                 .set(Qpc::RAE, connection.remote_atomic)

@@ -2,7 +2,8 @@
 
 use barewire_layouts::be::Be64;
 use barewire_layouts::wqe::{
-    AtomicSegment, ControlFlags, ControlSegment, DS, DataSegment, InlineHeader, Opcode, RemoteAddressSegment,
+    AddressVector, AtomicSegment, CompactAddressVector, ControlFlags, ControlSegment, DS, DataSegment,
+    InlineHeader, Opcode, RemoteAddressSegment, extended_atomic_modifier,
 };
 use zerocopy::IntoBytes;
 
@@ -12,12 +13,14 @@ pub struct Wqe {
     opcode: u8,
     flags: ControlFlags,
     immediate: u32,
+    modifier: u8,
     body: Vec<u8>,
 }
 
 impl Wqe {
     pub fn new(opcode: Opcode) -> Self {
-        Self { opcode: opcode as u8, flags: ControlFlags::COMPLETION, immediate: 0, body: Vec::new() }
+        let flags = ControlFlags::COMPLETION;
+        Self { opcode: opcode as u8, flags, immediate: 0, modifier: 0, body: Vec::new() }
     }
 
     pub fn remote(mut self, address: u64, rkey: u32) -> Self {
@@ -28,6 +31,25 @@ impl Wqe {
     pub fn atomic(mut self, swap_or_add: u64, compare: u64) -> Self {
         let segment = AtomicSegment { swap_or_add: Be64::new(swap_or_add), compare: Be64::new(compare) };
         self.body.extend(segment.as_bytes());
+        self
+    }
+
+    /// The operands of a masked atomic on `1 << log_bytes` bytes.
+    pub fn masked(mut self, log_bytes: u8, operands: &[u8]) -> Self {
+        self.modifier = extended_atomic_modifier(log_bytes);
+        self.body.extend(operands);
+        self
+    }
+
+    /// Where a datagram goes.
+    pub fn addressed(mut self, address: &AddressVector) -> Self {
+        self.body.extend(address.as_bytes());
+        self
+    }
+
+    /// The same, in the form of 16 bytes.
+    pub fn via_lid(mut self, address: &CompactAddressVector) -> Self {
+        self.body.extend(address.as_bytes());
         self
     }
 
@@ -50,6 +72,12 @@ impl Wqe {
         self
     }
 
+    /// Any bytes as the next segments.
+    pub fn raw(mut self, bytes: &[u8]) -> Self {
+        self.body.extend(bytes);
+        self
+    }
+
     pub fn unsignalled(mut self) -> Self {
         self.flags.remove(ControlFlags::COMPLETION);
         self
@@ -65,7 +93,7 @@ impl Wqe {
         let ds = 1 + self.body.len().div_ceil(DS) as u32;
         let control = ControlSegment::new(Opcode::Nop, index, qpn, ds, self.flags, self.immediate);
         let mut bytes = control.as_bytes().to_vec();
-        bytes[3] = self.opcode;
+        (bytes[0], bytes[3]) = (self.modifier, self.opcode);
         bytes.extend(&self.body);
         bytes
     }

@@ -20,7 +20,7 @@ pub(super) use transmit::transmit;
 use super::fetch::{Fence, Wqe};
 use super::psn::Psn;
 use super::{Port, completer};
-use crate::object::{Attributes, Qp};
+use crate::object::{Attributes, Inline, Qp};
 
 /// Packets that may be unacknowledged. At 4096 bytes they and their overhead fit a UDP socket buffer of default size.
 const WINDOW: u32 = 32;
@@ -31,6 +31,8 @@ const READ_PIECE: u32 = WINDOW / 2;
 const ACK_INTERVAL: u32 = WINDOW / 4;
 /// Requests that are fetched ahead.
 const FETCH_AHEAD: usize = 64;
+/// Requests whose buffers a queue pair keeps.
+const SPARES: usize = 8;
 /// The RNR retry count that means 'for ever' (IBTA 9.7.5.2.8).
 const RNR_RETRY_INFINITE: u8 = 7;
 /// The time to wait doubles with each retry up to four times the timeout, which is what IBTA 9.7.6.1.3 allows.
@@ -45,13 +47,17 @@ pub(super) struct Request {
     packets: u32,
     /// Responses taken.
     responses: u32,
+    /// What came back, if it goes into the completion.
+    pub(super) result: Option<Inline>,
     /// Set if it fails as soon as everything before it is done.
     fault: Option<Syndrome>,
 }
 
 impl Request {
     fn is_atomic(&self) -> bool {
-        matches!(self.wqe.opcode, Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd))
+        use Opcode::{AtomicCompareSwap, AtomicFetchAdd, MaskedCompareSwap, MaskedFetchAdd};
+        let opcode = self.wqe.opcode;
+        matches!(opcode, Some(AtomicCompareSwap | AtomicFetchAdd | MaskedCompareSwap | MaskedFetchAdd))
     }
 
     fn is_read(&self) -> bool {
@@ -119,6 +125,11 @@ impl Requester {
         self.posted
     }
 
+    /// Sequence numbers of the next packet and of the last that was acknowledged.
+    pub(super) fn sequence(&self) -> (Psn, Psn) {
+        (self.sent, self.unacknowledged.previous())
+    }
+
     /// Takes note of a new send counter.
     pub(super) fn post(&mut self, posted: u16) {
         self.posted = posted;
@@ -147,7 +158,7 @@ impl Requester {
 
     /// Keeps a request's buffers for another.
     pub(super) fn recycle(&mut self, request: Request) {
-        if self.spare.len() < FETCH_AHEAD {
+        if self.spare.len() < SPARES {
             self.spare.push(request);
         }
     }

@@ -5,9 +5,8 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{AethSyndrome, BthOpcode, NakCode, rnr_delay_ns};
 
 use super::{READ_PIECE, RNR_RETRY_INFINITE, complete, fail};
-use crate::engine::Port;
-use crate::engine::fetch::ATOMIC;
 use crate::engine::psn::Psn;
+use crate::engine::{Port, completer};
 use crate::object::Qp;
 use crate::wire::packet::Packet;
 
@@ -148,14 +147,17 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     if !fits {
         return fail(qp, port, Syndrome::BadResponse);
     }
-    let original = packet.original.to_ne_bytes();
+    let (long, short) = (packet.original.to_ne_bytes(), (packet.original as u32).to_ne_bytes());
     let (offset, bytes) = if request.is_atomic() {
-        debug_assert_eq!(request.wqe.local.length(), ATOMIC);
-        (0, &original[..])
+        debug_assert_eq!(request.wqe.local.length(), request.wqe.atomic.bytes);
+        (0, if request.wqe.atomic.bytes == 4 { &short[..] } else { &long[..] })
     } else {
         (u64::from(number) * mtu as u64, packet.payload)
     };
-    if request.wqe.local.copy_from(port.memory, qp.pd, offset, bytes).is_err() {
+    if request.packets == 1 && request.wqe.signalled {
+        request.result = completer::inline(port, qp.send_cq, qp.scatter.requester, bytes);
+    }
+    if request.result.is_none() && request.wqe.local.copy_from(port.memory, qp.pd, offset, bytes).is_err() {
         return fail(qp, port, Syndrome::LocalProtection);
     }
     request.responses = number_after;

@@ -1,15 +1,17 @@
 //! Fetches WQEs and sends request packets.
 
-use barewire_layouts::command::qp::QpState;
+use std::net::IpAddr;
+
+use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::Syndrome;
-use barewire_layouts::roce::{AtomicEth, Bth, BthOpcode, Headers, ImmDt, Reth};
+use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, ImmDt, Reth};
 use barewire_layouts::wqe::Opcode;
 
 use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete};
 use crate::engine::report::Finding;
-use crate::engine::{Port, fetch};
+use crate::engine::{Port, fetch, is_reliable, transport};
 use crate::memory::{Access, TranslationError};
-use crate::object::{Attributes, Qp};
+use crate::object::Qp;
 use crate::wire::packet;
 
 /// Fetches posted WQEs, as far ahead as is useful.
@@ -23,12 +25,12 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         let index = requester.fetched;
         let mut request = requester.spare.pop().unwrap_or_default();
         let outstanding = u32::from(requester.posted.wrapping_sub(requester.oldest()));
-        (request.responses, request.fault) = (0, None);
+        (request.responses, request.fault, request.result) = (0, None, None);
         let checked = if outstanding > qp.sq.entries() {
             request.wqe.refuse(index, &fetch::control(&qp.sq, index));
             Err(Finding::Overflow { queue: "send", got: outstanding, wanted: qp.sq.entries() })
         } else {
-            fetch::send(&qp.sq, qp.number, index, posted, &mut request.wqe)
+            fetch::send(&qp.sq, (qp.number, qp.service), index, posted, &mut request.wqe)
         };
         port.counters.wqes += 1;
         if let Err(finding) = checked {
@@ -42,7 +44,7 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         request.packets = match request.wqe.opcode {
             _ if request.fault.is_some() => 0,
             None | Some(Opcode::Nop) => 0,
-            Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => 1,
+            Some(_) if request.is_atomic() => 1,
             Some(_) => (request.wqe.local.length().div_ceil(qp.attributes.mtu as u64) as u32).max(1),
         };
         requester.stopped = request.fault.is_some();
@@ -56,6 +58,9 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
 /// Checks what only execution can tell: whether message length and local keys allow it.
 fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
     if request.wqe.local.length() > 1 << qp.attributes.log_message_max.min(30) {
+        return Some(Syndrome::LocalLength);
+    }
+    if qp.service == ServiceType::Ud && request.wqe.local.length() > qp.attributes.mtu as u64 {
         return Some(Syndrome::LocalLength);
     }
     let need = if request.is_answered() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
@@ -93,17 +98,19 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     requester.advance_cursor(numbers);
     requester.unasked += 1;
     let stalls = requester.sendable(&qp.attributes).is_none();
-    let ask = answered || stalls || last && signalled || requester.unasked >= ACK_INTERVAL;
+    let reliable = is_reliable(qp.service);
+    let ask = reliable && (answered || stalls || last && signalled || requester.unasked >= ACK_INTERVAL);
 
-    let request = &requester.requests[at];
-    if build(&qp.attributes, qp.pd, request, number, numbers, ask, port).is_err() {
+    let part = Part { number, numbers, ask };
+    let Ok(destination) = build(qp, &qp.engine.requester.requests[at], part, port) else {
         // A key that was good when the WQE was fetched is gone. What was sent before must be acknowledged first: ask for it.
         let requester = &mut qp.engine.requester;
         requester.requests[at].fault = Some(Syndrome::LocalProtection);
         requester.stopped = true;
         requester.go_back();
         return;
-    }
+    };
+    let requester = &mut qp.engine.requester;
     if ask {
         requester.unasked = 0;
     }
@@ -111,35 +118,65 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     if next.since(requester.sent) > 0 {
         requester.sent = next;
     }
-    requester.awaited.get_or_insert(port.now);
+    if reliable {
+        requester.awaited.get_or_insert(port.now);
+    } else {
+        // Nobody answers: sent is done.
+        requester.unacknowledged = next;
+        requester.unasked = 0;
+    }
+    let Some(destination) = destination else {
+        port.counters.send_failures += 1;
+        return;
+    };
     port.counters.packets_sent += 1;
     port.counters.retransmitted += u64::from(again);
-    port.wire.send(qp.attributes.remote_address, port.frame);
+    port.wire.send(destination, port.frame);
 }
 
-/// Puts packet `number` of `request` into the port's frame.
-fn build(
-    attributes: &Attributes,
-    pd: u32,
-    request: &Request,
+/// A packet of a request: which, for how many sequence numbers it stands, and whether it asks for an acknowledgment.
+#[derive(Clone, Copy)]
+struct Part {
     number: u32,
     numbers: u32,
     ask: bool,
+}
+
+/// Puts a packet of `request` into the port's frame, and gives the address that it goes to; `None` if there is no such address.
+fn build(
+    qp: &Qp,
+    request: &Request,
+    Part { number, numbers, ask }: Part,
     port: &mut Port<'_>,
-) -> Result<(), TranslationError> {
-    let wqe = &request.wqe;
+) -> Result<Option<IpAddr>, TranslationError> {
+    let (wqe, attributes) = (&request.wqe, &qp.attributes);
+    let (address, remote_qpn) = match wqe.destination {
+        None => (Some(attributes.remote_address), attributes.remote_qpn),
+        Some(destination) => (destination.address(port.address), destination.qpn),
+    };
+    let Some(address) = address else { return Ok(None) };
     let (first, last) = (number == 0, number + numbers == request.packets);
-    let Some(opcode) = wqe.opcode.and_then(|opcode| packet_opcode(opcode, first, last)) else {
-        return Ok(());
+    let (transport, opcode) = if request.is_atomic() {
+        wqe.atomic.packet()
+    } else {
+        let Some(opcode) = wqe.opcode.and_then(|opcode| packet_opcode(opcode, first, last)) else {
+            return Ok(None);
+        };
+        (transport(qp.service), opcode)
     };
     let carries = opcode.headers();
     let offset = u64::from(number) * attributes.mtu as u64;
     let payload = if request.is_answered() { 0 } else { request.payload(number, attributes.mtu) };
-    let bth = Bth::new(opcode, attributes.remote_qpn, request.first.plus(number).get())
+    let bth = Bth::new(opcode, remote_qpn, request.first.plus(number).get())
+        .with_transport(transport)
         .with_ack_request(ask)
         .with_solicited(wqe.solicited && last);
     let frame = &mut *port.frame;
     packet::start(frame, bth, payload);
+    if let Some(destination) = wqe.destination {
+        let qkey = destination.qkey(attributes.qkey);
+        packet::header(frame, &Deth { qkey: qkey.into(), source_qpn: qp.number.into() });
+    }
     if carries.contains(Headers::RETH) {
         let length = if request.is_read() {
             (wqe.local.length() - offset).min(u64::from(numbers) * attributes.mtu as u64)
@@ -153,30 +190,32 @@ fn build(
         );
     }
     if request.is_atomic() {
-        let header = AtomicEth {
-            address: wqe.remote.into(),
-            rkey: wqe.rkey.into(),
-            swap_or_add: wqe.swap_or_add.into(),
-            compare: wqe.compare.into(),
-        };
-        packet::header(frame, &header);
+        wqe.atomic.append_to(frame, wqe.remote, wqe.rkey);
     }
     if carries.contains(Headers::IMM_DT) {
         packet::header(frame, &ImmDt { data: wqe.immediate.into() });
     }
-    wqe.local.copy_to(port.memory, pd, offset, packet::payload(frame, payload))?;
-    packet::finish(frame, port.address, attributes.remote_address);
-    Ok(())
+    wqe.local.copy_to(port.memory, qp.pd, offset, packet::payload(frame, payload))?;
+    packet::finish(frame, port.address, address);
+    Ok(Some(address))
 }
 
-/// The packet opcode of a part of a message.
+/// The packet opcode of a part of a message; atomics have their own.
 fn packet_opcode(opcode: Opcode, first: bool, last: bool) -> Option<BthOpcode> {
     use BthOpcode as Bth;
     Some(match (opcode, first, last) {
-        (Opcode::Nop | Opcode::SendInvalidate, ..) => return None,
+        (
+            Opcode::Nop
+            | Opcode::SendInvalidate
+            | Opcode::AtomicCompareSwap
+            | Opcode::AtomicFetchAdd
+            | Opcode::MaskedCompareSwap
+            | Opcode::MaskedFetchAdd
+            | Opcode::LocalInvalidate
+            | Opcode::Umr,
+            ..,
+        ) => return None,
         (Opcode::RdmaRead, ..) => Bth::ReadRequest,
-        (Opcode::AtomicCompareSwap, ..) => Bth::CompareSwap,
-        (Opcode::AtomicFetchAdd, ..) => Bth::FetchAdd,
         (Opcode::Send | Opcode::SendImmediate, true, false) => Bth::SendFirst,
         (Opcode::Send | Opcode::SendImmediate, false, false) => Bth::SendMiddle,
         (Opcode::Send, false, true) => Bth::SendLast,

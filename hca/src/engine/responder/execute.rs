@@ -1,15 +1,16 @@
 //! Executes request packets.
 
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
-use barewire_layouts::roce::{BthOpcode, Headers, NakCode};
+use barewire_layouts::roce::{BthOpcode, Headers, NakCode, Transport};
 
 use super::{ACCESS, Executed, INVALID, Message, Refusal, Response};
-use crate::engine::Port;
+use crate::engine::atomic::Atomic;
 use crate::engine::completer::{self, Arrival};
-use crate::engine::fetch::{self, ATOMIC, Receive};
+use crate::engine::fetch::{self, Receive};
 use crate::engine::report::Finding;
+use crate::engine::{Port, shared};
 use crate::memory::Access;
-use crate::object::Qp;
+use crate::object::{Inline, Qp};
 use crate::wire::packet::Packet;
 
 /// Executes the expected request packet.
@@ -54,9 +55,27 @@ pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> 
     }
 }
 
-/// Takes the next receive WQE.
-fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Result<Receive, Refusal> {
+/// Takes the next receive WQE. One that is bad is left with the message, to be abandoned.
+pub(in crate::engine) fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Result<Receive, Refusal> {
     let responder = &mut qp.engine.responder;
+    if let Some(receive) = responder.taken.take() {
+        return Ok(receive);
+    }
+    if let Some(number) = qp.srq {
+        let mut receive = std::mem::take(&mut responder.spare);
+        let taken = shared::take(qp, port, number, &mut receive);
+        return match taken {
+            Ok(()) => Ok(receive),
+            Err(refusal) => {
+                let responder = &mut qp.engine.responder;
+                match refusal {
+                    Refusal::NotReady => responder.spare = receive,
+                    Refusal::Fatal(..) => responder.message = Message::Send { receive, done: 0 },
+                }
+                Err(refusal)
+            }
+        };
+    }
     let available = u32::from(qp.doorbell.receive().wrapping_sub(responder.consumer));
     if available == 0 || qp.rq.entries() == 0 {
         return Err(Refusal::NotReady);
@@ -67,7 +86,8 @@ fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Result<Receive, Refusal> {
         receive.index = index;
         Err(Finding::Overflow { queue: "receive", got: available, wanted: qp.rq.entries() })
     } else {
-        fetch::receive(&qp.rq, index, &mut receive)
+        receive.pd = qp.pd;
+        fetch::receive(&qp.rq, index, 0, &mut receive)
     };
     responder.consume();
     if let Err(finding) = checked {
@@ -84,9 +104,16 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         _ => (take_receive(qp, port)?, 0),
     };
     let after = done + packet.payload.len() as u64;
+    let data = if packet.opcode.is_first() && packet.opcode.is_last() {
+        completer::inline(port, qp.receive_cq, qp.scatter.responder, packet.payload)
+    } else {
+        None
+    };
     let refusal = if after > receive.local.length() {
         Some((NakCode::InvalidRequest, Syndrome::LocalLength))
-    } else if receive.local.copy_from(port.memory, qp.pd, done, packet.payload).is_err() {
+    } else if data.is_none()
+        && receive.local.copy_from(port.memory, receive.pd, done, packet.payload).is_err()
+    {
         Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
     } else {
         None
@@ -99,9 +126,9 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         qp.engine.responder.message = Message::Send { receive, done: after };
         return Ok(());
     }
-    let with_immediate = packet.opcode.headers().contains(Headers::IMM_DT);
+    let with_immediate = packet.headers.contains(Headers::IMM_DT);
     let opcode = if with_immediate { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend };
-    finish(qp, port, receive, opcode, after, packet);
+    finish(qp, port, receive, (opcode, after), packet, data);
     Ok(())
 }
 
@@ -110,9 +137,9 @@ fn finish(
     qp: &mut Qp,
     port: &mut Port<'_>,
     receive: Receive,
-    opcode: CqeOpcode,
-    length: u64,
+    (opcode, length): (CqeOpcode, u64),
     packet: &Packet<'_>,
+    data: Option<Inline>,
 ) {
     qp.engine.responder.message_done();
     let arrival = Arrival {
@@ -120,9 +147,11 @@ fn finish(
         length: length as u32,
         immediate: packet.immediate,
         solicited: packet.bth.solicited(),
+        data,
+        datagram: None,
     };
     completer::received(qp, port, receive.index, arrival);
-    qp.engine.responder.spare = receive;
+    qp.engine.responder.keep(receive);
 }
 
 fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
@@ -144,7 +173,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     if after > length || last != (after == length) {
         return Err(INVALID);
     }
-    let immediate = packet.opcode.headers().contains(Headers::IMM_DT);
+    let immediate = packet.headers.contains(Headers::IMM_DT);
     // Taken before the bytes are written, so that a repetition after RNR writes them once.
     let receive = if immediate { Some(take_receive(qp, port)?) } else { None };
     let written = port
@@ -160,7 +189,9 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     qp.engine.responder.message =
         if last { Message::None } else { Message::Write { address, rkey, length, done: after } };
     match receive {
-        Some(receive) => finish(qp, port, receive, CqeOpcode::ResponderWriteImmediate, length, packet),
+        Some(receive) => {
+            finish(qp, port, receive, (CqeOpcode::ResponderWriteImmediate, length), packet, None);
+        }
         None if last => qp.engine.responder.message_done(),
         None => {}
     }
@@ -205,22 +236,27 @@ pub(super) fn packets(length: u32, mtu: usize) -> u32 {
 }
 
 fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
-    let atomic = &packet.atomic;
-    let (address, rkey) = (atomic.address.get(), atomic.rkey.get());
-    let aligned = address.is_multiple_of(ATOMIC);
+    let (header, masked) = (&packet.atomic, &packet.masked);
+    let (address, rkey, atomic) = if packet.transport == Transport::Vendor {
+        let atomic = Atomic::requested(packet.opcode, masked).ok_or(INVALID)?;
+        (masked.address.get(), masked.rkey.get(), atomic)
+    } else {
+        let atomic = if packet.opcode == BthOpcode::FetchAdd {
+            Atomic::fetch_add(header.swap_or_add.get())
+        } else {
+            Atomic::compare_swap(header.compare.get(), header.swap_or_add.get())
+        };
+        (header.address.get(), header.rkey.get(), atomic)
+    };
+    let aligned = address.is_multiple_of(atomic.bytes);
     if !qp.attributes.remote_atomic || !aligned || !packet.payload.is_empty() {
         return Err(INVALID);
     }
     check_depth(qp)?;
-    let span =
-        port.memory.translate(rkey, qp.pd, address, ATOMIC, Access::REMOTE_ATOMIC).map_err(|_| ACCESS)?;
-    let original = if packet.opcode == BthOpcode::FetchAdd {
-        span.fetch_add_u64(atomic.swap_or_add.get())
-    } else {
-        span.compare_swap_u64(atomic.compare.get(), atomic.swap_or_add.get())
-    };
+    let need = Access::REMOTE_ATOMIC;
+    let span = port.memory.translate(rkey, qp.pd, address, atomic.bytes, need).map_err(|_| ACCESS)?;
     // `None`: the key's addresses are aligned, but the memory behind them is not.
-    let original = original.ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
+    let original = atomic.execute(&span).ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
     port.counters.atomics += 1;
     let depth = qp.attributes.max_responder_depth.max(1) as usize;
     let responder = &mut qp.engine.responder;

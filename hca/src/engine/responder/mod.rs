@@ -5,6 +5,7 @@
 
 mod execute;
 mod respond;
+mod unreliable;
 
 use std::collections::VecDeque;
 
@@ -12,7 +13,9 @@ use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{AethSyndrome, BthOpcode, Headers, MASK_24, NakCode};
 
+pub(super) use execute::take_receive;
 pub(super) use respond::respond;
+pub(super) use unreliable::receive_unreliable;
 
 use super::fetch::Receive;
 use super::psn::Psn;
@@ -59,7 +62,7 @@ struct Executed {
 
 /// Why a request is not done.
 #[derive(Clone, Copy, Debug)]
-enum Refusal {
+pub(super) enum Refusal {
     /// No receive WQE: the requester shall wait.
     NotReady,
     /// The connection ends with this NAK. The receive WQE in use, if it is at fault, completes with the syndrome.
@@ -82,6 +85,10 @@ pub(super) struct Responder {
     executed: VecDeque<Executed>,
     /// Receive WQEs taken, modulo 2^16.
     consumer: u16,
+    /// A receive WQE that was taken for a message which then came to nothing: the next message's.
+    taken: Option<Receive>,
+    /// The user of a queue pair in error knows that it takes no more from its shared receive queue.
+    last_wqe_told: bool,
     /// Buffers of the last receive WQE.
     spare: Receive,
     /// The NAK that ended the connection, to be repeated if it gets lost.
@@ -92,6 +99,11 @@ impl Responder {
     /// Ready to receive.
     pub(super) fn start(&mut self, attributes: &Attributes) {
         self.expected = Psn::new(attributes.next_receive_psn);
+    }
+
+    /// Sequence number of the packet that is expected, and messages received.
+    pub(super) fn sequence(&self) -> (Psn, u32) {
+        (self.expected, self.msn)
     }
 
     /// Number of the next receive WQE.
@@ -106,6 +118,11 @@ impl Responder {
         index
     }
 
+    /// Whether the event of the last WQE was sent before; from now on it was.
+    pub(super) fn tell_last_wqe(&mut self) -> bool {
+        std::mem::replace(&mut self.last_wqe_told, true)
+    }
+
     /// Leaves receive WQEs out, up to `index`.
     pub(super) fn skip_to(&mut self, index: u16) {
         self.consumer = index;
@@ -115,8 +132,13 @@ impl Responder {
     pub(super) fn abandon(&mut self) -> Option<Receive> {
         match std::mem::take(&mut self.message) {
             Message::Send { receive, .. } => Some(receive),
-            Message::None | Message::Write { .. } => None,
+            Message::None | Message::Write { .. } => self.taken.take(),
         }
+    }
+
+    /// Keeps a receive WQE's buffers for another.
+    pub(super) fn keep(&mut self, receive: Receive) {
+        self.spare = receive;
     }
 
     /// Reads and atomics that are not answered yet. Repeated ones do not count: the network may have doubled them.
@@ -176,9 +198,8 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         Ok(()) => {
             let responder = &mut qp.engine.responder;
             responder.nak_sent = false;
-            if packet.opcode.headers().intersects(Headers::ATOMIC_ETH)
-                || packet.opcode == BthOpcode::ReadRequest
-            {
+            let answered = Headers::ATOMIC_ETH.union(Headers::MASKED_ATOMIC_ETH);
+            if packet.headers.intersects(answered) || packet.opcode == BthOpcode::ReadRequest {
                 return;
             }
             responder.expected = psn.plus(1);
@@ -194,6 +215,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         Err(Refusal::Fatal(code, syndrome)) => {
             qp.engine.responder.refuse(psn, AethSyndrome::Nak(code));
             qp.engine.responder.fatal = Some((psn, code));
+            port.tell_refusal(qp.number, code);
             if let Some(syndrome) = syndrome
                 && let Some(receive) = qp.engine.responder.abandon()
             {

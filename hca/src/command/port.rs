@@ -1,0 +1,130 @@
+//! What a driver asks of the port and the card: QUERY_VPORT_STATE, QUERY_NIC_VPORT_CONTEXT, QUERY_HCA_VPORT_CONTEXT,
+//! QUERY_HCA_VPORT_GID, QUERY_HCA_VPORT_PKEY, QUERY_ADAPTER. (QUERY_LAG answers zeros: nothing is bonded.)
+
+use std::net::IpAddr;
+
+use barewire_layouts::command::port::{
+    ALL_ENTRIES, DEFAULT_PKEY, HcaVportContext, NicVportContext, PhysicalState, PortState, QueryAdapterOut,
+    QueryAdapterParamBlock, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
+    QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextIn,
+    QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut, VportState,
+};
+use barewire_layouts::prm::{View, ViewMut};
+
+use super::{CommandSyndrome, Outcome, gid};
+use crate::limits;
+
+/// Payload of the largest frame, which holds a packet of the largest MTU.
+const ETHERNET_MTU: u16 = 4200;
+/// The maker of ConnectX cards, at the IEEE and in PCI numbers.
+const IEEE_VENDOR: u32 = 0x02c9;
+const PCI_VENDOR: u16 = 0x15b3;
+/// The board's name.
+const BOARD: [u8; 16] = *b"BAREWIRE_SOFT\0\0\0";
+
+/// The only port is the function's own.
+fn check(other: bool, port: u8) -> Outcome {
+    if other || !matches!(port, 0 | limits::PORT) { Err(CommandSyndrome::VportPort) } else { Ok(()) }
+}
+
+/// An EUI-64 made of the Ethernet address (IBTA 4.1.1).
+fn guid(address: IpAddr) -> u64 {
+    let mac = gid::mac(address).into_iter().fold(0, |number, byte| number << 8 | u64::from(byte));
+    let (company, card) = (mac >> 24, mac & 0x00ff_ffff);
+    (company ^ 0x02_0000) << 40 | 0xff_fe00_0000 | card
+}
+
+/// PRM: QUERY_VPORT_STATE.
+pub(super) fn state(
+    up: bool,
+    input: View<'_, QueryVportStateIn>,
+    mut output: ViewMut<'_, QueryVportStateOut>,
+) -> Outcome {
+    check(input.get(QueryVportStateIn::OTHER_VPORT), limits::PORT)?;
+    output
+        .set(QueryVportStateOut::ADMIN_STATE, VportState::Up)
+        .set(QueryVportStateOut::STATE, if up { VportState::Up } else { VportState::Down });
+    Ok(())
+}
+
+/// PRM: QUERY_NIC_VPORT_CONTEXT.
+pub(super) fn nic(
+    address: IpAddr,
+    input: View<'_, QueryNicVportContextIn>,
+    mut output: ViewMut<'_, QueryNicVportContextOut>,
+) -> Outcome {
+    check(input.get(QueryNicVportContextIn::OTHER_VPORT), limits::PORT)?;
+    output
+        .nested(QueryNicVportContextOut::NIC_VPORT_CONTEXT)
+        .set(NicVportContext::ROCE_EN, true)
+        .set(NicVportContext::MTU, ETHERNET_MTU)
+        .set(NicVportContext::SYSTEM_IMAGE_GUID, guid(address))
+        .set(NicVportContext::PORT_GUID, guid(address))
+        .set(NicVportContext::NODE_GUID, guid(address))
+        .set_array(NicVportContext::PERMANENT_ADDRESS, gid::mac(address));
+    Ok(())
+}
+
+/// PRM: QUERY_HCA_VPORT_CONTEXT.
+pub(super) fn hca(
+    address: IpAddr,
+    up: bool,
+    input: View<'_, QueryHcaVportContextIn>,
+    mut output: ViewMut<'_, QueryHcaVportContextOut>,
+) -> Outcome {
+    check(input.get(QueryHcaVportContextIn::OTHER_VPORT), input.get(QueryHcaVportContextIn::PORT_NUM))?;
+    let (physical, logical) = if up {
+        (PhysicalState::LinkUp, PortState::Active)
+    } else {
+        (PhysicalState::Polling, PortState::Down)
+    };
+    output
+        .nested(QueryHcaVportContextOut::HCA_VPORT_CONTEXT)
+        .set(HcaVportContext::GRH_REQUIRED, true)
+        .set(HcaVportContext::PORT_PHYSICAL_STATE, physical)
+        .set(HcaVportContext::PORT_STATE, logical)
+        .set(HcaVportContext::VPORT_STATE, logical)
+        .set(HcaVportContext::SYSTEM_IMAGE_GUID, guid(address))
+        .set(HcaVportContext::PORT_GUID, guid(address))
+        .set(HcaVportContext::NODE_GUID, guid(address));
+    Ok(())
+}
+
+/// PRM: QUERY_HCA_VPORT_GID. The table has one entry.
+pub(super) fn gids(
+    address: IpAddr,
+    input: View<'_, QueryHcaVportGidIn>,
+    mut output: ViewMut<'_, QueryHcaVportGidOut>,
+) -> Outcome {
+    check(input.get(QueryHcaVportGidIn::OTHER_VPORT), input.get(QueryHcaVportGidIn::PORT_NUM))?;
+    let index = input.get(QueryHcaVportGidIn::GID_INDEX);
+    if index != ALL_ENTRIES && index >= limits::GIDS {
+        return Err(CommandSyndrome::GidIndex);
+    }
+    output
+        .set(QueryHcaVportGidOut::GIDS_NUM, limits::GIDS)
+        .set_array(QueryHcaVportGidOut::GID, gid::gid(address));
+    Ok(())
+}
+
+/// PRM: QUERY_HCA_VPORT_PKEY. The table has one entry, the default key.
+pub(super) fn pkeys(
+    input: View<'_, QueryHcaVportPkeyIn>,
+    mut output: ViewMut<'_, QueryHcaVportPkeyOut>,
+) -> Outcome {
+    check(input.get(QueryHcaVportPkeyIn::OTHER_VPORT), input.get(QueryHcaVportPkeyIn::PORT_NUM))?;
+    if !matches!(input.get(QueryHcaVportPkeyIn::PKEY_INDEX), 0 | ALL_ENTRIES) {
+        return Err(CommandSyndrome::VportPkey);
+    }
+    output.set(QueryHcaVportPkeyOut::PKEY, DEFAULT_PKEY);
+    Ok(())
+}
+
+/// PRM: QUERY_ADAPTER.
+pub(super) fn adapter(output: &mut ViewMut<'_, QueryAdapterOut>) {
+    output
+        .nested(QueryAdapterOut::QUERY_ADAPTER_STRUCT)
+        .set(QueryAdapterParamBlock::IEEE_VENDOR_ID, IEEE_VENDOR)
+        .set(QueryAdapterParamBlock::VSD_VENDOR_ID, PCI_VENDOR)
+        .set_array(QueryAdapterParamBlock::VSD_CONTD_PSID, BOARD);
+}

@@ -1,0 +1,102 @@
+//! CREATE_RMP, MODIFY_RMP, QUERY_RMP, DESTROY_RMP.
+
+use barewire_layouts::command::rmp::{
+    CreateRmpIn, CreateRmpOut, DestroyRmpIn, ModifyRmpIn, QueryRmpIn, QueryRmpOut, RmpState, Rmpc, Wq, WqType,
+};
+use barewire_layouts::prm::{View, ViewMut};
+
+use super::srq::{Wanted, find, make, set_limit, unmake};
+use super::{CommandSyndrome, Outcome};
+use crate::object::{Objects, Order, SrqKind};
+
+/// PRM: CREATE_RMP with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
+pub(super) fn create(
+    objects: &mut Objects,
+    input: View<'_, CreateRmpIn>,
+    mut output: ViewMut<'_, CreateRmpOut>,
+) -> Outcome {
+    let context = input.nested(CreateRmpIn::CTX);
+    let wq = context.nested(Rmpc::WQ);
+    if context.get(Rmpc::STATE) != Ok(RmpState::Ready) {
+        return Err(CommandSyndrome::RmpState);
+    }
+    let order = match wq.get(Wq::WQ_TYPE) {
+        Ok(WqType::LinkedList) => Order::Linked,
+        Ok(WqType::Cyclic) => Order::Cyclic { header: !context.get(Rmpc::BASIC_CYCLIC_RCV_WQE) },
+        _ => return Err(CommandSyndrome::RmpType),
+    };
+    if wq.get(Wq::WQ_SIGNATURE) {
+        return Err(CommandSyndrome::SrqFeature);
+    }
+    let number = make(
+        objects,
+        &Wanted {
+            kind: SrqKind::Rmp,
+            order,
+            log_entries: wq.get(Wq::LOG_WQ_SZ),
+            log_stride: wq.get(Wq::LOG_WQ_STRIDE),
+            pd: wq.get(Wq::PD),
+            limit: wq.get(Wq::LWM),
+            ring_umem: (wq.get(Wq::WQ_UMEM_ID), wq.get(Wq::WQ_UMEM_OFFSET)),
+            doorbell_umem: (wq.get(Wq::DBR_UMEM_ID), wq.get(Wq::DBR_ADDR)),
+        },
+    )?;
+    output.set(CreateRmpOut::RMPN, number);
+    Ok(())
+}
+
+fn state(failed: bool) -> RmpState {
+    if failed { RmpState::Failed } else { RmpState::Ready }
+}
+
+/// PRM: MODIFY_RMP. The limit is set if its bit says so.
+pub(super) fn modify(objects: &mut Objects, input: View<'_, ModifyRmpIn>) -> Outcome {
+    let number = input.get(ModifyRmpIn::RMPN);
+    let context = input.nested(ModifyRmpIn::CTX);
+    let now = state(find(objects, number, SrqKind::Rmp)?.failed);
+    if input.get(ModifyRmpIn::RMP_STATE) != Ok(now) {
+        return Err(CommandSyndrome::RmpTransition);
+    }
+    let next = context.get(Rmpc::STATE).map_err(|_| CommandSyndrome::RmpState)?;
+    if input.get(ModifyRmpIn::BITMASK_LWM) {
+        set_limit(objects, number, SrqKind::Rmp, context.nested(Rmpc::WQ).get(Wq::LWM))?;
+    }
+    if let Some(srq) = objects.srqs.get_mut(number) {
+        srq.failed = next == RmpState::Failed;
+    }
+    Ok(())
+}
+
+/// PRM: QUERY_RMP.
+pub(super) fn query(
+    objects: &Objects,
+    input: View<'_, QueryRmpIn>,
+    mut output: ViewMut<'_, QueryRmpOut>,
+) -> Outcome {
+    let rmp = find(objects, input.get(QueryRmpIn::RMPN), SrqKind::Rmp)?;
+    let mut context = output.nested(QueryRmpOut::RMP_CONTEXT);
+    context
+        .set(Rmpc::STATE, state(rmp.failed))
+        .set(Rmpc::BASIC_CYCLIC_RCV_WQE, rmp.order == Order::Cyclic { header: false });
+    context
+        .nested(Rmpc::WQ)
+        .set(Wq::WQ_TYPE, if rmp.order == Order::Linked { WqType::LinkedList } else { WqType::Cyclic })
+        .set(Wq::LWM, rmp.limit)
+        .set(Wq::PD, rmp.pd)
+        .set(Wq::DBR_ADDR, rmp.doorbell_umem.1)
+        .set(Wq::HW_COUNTER, rmp.taken.into())
+        .set(Wq::SW_COUNTER, rmp.doorbell.receive().into())
+        .set(Wq::LOG_WQ_STRIDE, rmp.ring.stride().trailing_zeros() as u8)
+        .set(Wq::LOG_WQ_SZ, rmp.ring.log_entries().unwrap_or(0))
+        .set(Wq::DBR_UMEM_VALID, true)
+        .set(Wq::WQ_UMEM_VALID, true)
+        .set(Wq::DBR_UMEM_ID, rmp.doorbell_umem.0)
+        .set(Wq::WQ_UMEM_ID, rmp.ring_umem.0)
+        .set(Wq::WQ_UMEM_OFFSET, rmp.ring_umem.1);
+    Ok(())
+}
+
+/// PRM: DESTROY_RMP.
+pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyRmpIn>) -> Outcome {
+    unmake(objects, input.get(DestroyRmpIn::RMPN), SrqKind::Rmp)
+}

@@ -1,0 +1,28 @@
+//! Congestion notifications to peers whose packets met congestion.
+
+use barewire_layouts::command::qp::ServiceType;
+use barewire_layouts::roce::{Bth, BthOpcode, CONGESTION_NOTIFICATION, CONGESTION_RESERVED, Transport};
+
+use super::{Context, Engine};
+use crate::wire::packet::{self, Packet};
+
+impl Engine {
+    /// Tells the sender of `packet` that it met congestion (IBTA annex A17.9.3), if it is a queue pair's peer.
+    pub(super) fn notify_congestion(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
+        let Some(qp) = context.objects.qps.get(packet.bth.destination()) else { return };
+        let peer = qp.attributes.remote_address;
+        if qp.service == ServiceType::Ud || packet.source != peer {
+            return;
+        }
+        let bth = Bth::new(BthOpcode::SendMiddle, qp.attributes.remote_qpn, 0)
+            .with_transport(Transport::Congestion)
+            .with_congestion_notice();
+        debug_assert_eq!(BthOpcode::SendMiddle as u8, CONGESTION_NOTIFICATION);
+        packet::start(&mut self.built, bth, 0);
+        packet::payload(&mut self.built, CONGESTION_RESERVED);
+        packet::finish(&mut self.built, self.address, peer);
+        context.counters.cnps_sent += 1;
+        context.counters.packets_sent += 1;
+        context.wire.send(peer, &self.built);
+    }
+}

@@ -1,0 +1,73 @@
+//! Unreliable datagrams at the receiver (IBTA 9.8.3): one packet each, from anyone who knows the key.
+
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::cqe::{CqeOpcode, Syndrome};
+use barewire_layouts::roce::{Headers, MASK_24};
+
+use super::Port;
+use super::address::address_lid;
+use super::completer::{self, Arrival, Datagram};
+use super::responder::{Refusal, take_receive};
+use crate::object::Qp;
+use crate::wire::headers::{GRH, network};
+use crate::wire::packet::Packet;
+
+/// Takes a datagram from the wire. Nobody is told of one that is dropped.
+pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
+    if qp.state == QpState::Err {
+        port.counters.wrong_state += 1;
+        return;
+    }
+    if packet.deth.qkey.get() != qp.attributes.qkey {
+        port.counters.wrong_qkey += 1;
+        return;
+    }
+    if packet.payload.len() > qp.attributes.mtu {
+        port.counters.malformed += 1;
+        return;
+    }
+    let receive = match take_receive(qp, port) {
+        Ok(receive) => receive,
+        Err(Refusal::NotReady) => {
+            port.counters.messages_dropped += 1;
+            return;
+        }
+        Err(Refusal::Fatal(_, syndrome)) => return fail(qp, port, None, syndrome),
+    };
+    let length = (GRH + packet.payload.len()) as u64;
+    if length > receive.local.length() {
+        return fail(qp, port, Some(receive.index), Some(Syndrome::LocalLength));
+    }
+    let header = network(packet.source, port.address, packet.length);
+    let scattered = receive
+        .local
+        .copy_from(port.memory, receive.pd, 0, &header)
+        .and_then(|()| receive.local.copy_from(port.memory, receive.pd, GRH as u64, packet.payload));
+    if scattered.is_err() {
+        return fail(qp, port, Some(receive.index), Some(Syndrome::LocalProtection));
+    }
+    let with_immediate = packet.headers.contains(Headers::IMM_DT);
+    let arrival = Arrival {
+        data: None,
+        opcode: if with_immediate { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend },
+        length: length as u32,
+        immediate: packet.immediate,
+        solicited: packet.bth.solicited(),
+        datagram: Some(Datagram {
+            source_qpn: packet.deth.source_qpn.get() & MASK_24,
+            source_lid: address_lid(packet.source),
+            ipv4: packet.source.is_ipv4(),
+        }),
+    };
+    completer::received(qp, port, receive.index, arrival);
+    qp.engine.responder.keep(receive);
+}
+
+/// The receive queue failed, with the WQE at `index` or with the one that a bad fetch left behind.
+fn fail(qp: &mut Qp, port: &mut Port<'_>, index: Option<u16>, syndrome: Option<Syndrome>) {
+    let index = index.or_else(|| qp.engine.responder.abandon().map(|receive| receive.index));
+    if let Some((index, syndrome)) = index.zip(syndrome) {
+        completer::receive_failed(qp, port, index, syndrome);
+    }
+    completer::fail(qp, port);
+}

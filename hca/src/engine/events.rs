@@ -1,0 +1,88 @@
+//! Events: doorbells of completion and event queues, moderation, and what queue pairs tell beside their completions.
+
+use barewire_layouts::be::Be32;
+use barewire_layouts::doorbell::{CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET, EqDoorbell};
+use barewire_layouts::eqe::{CqErrorSyndrome, Eqe, EventType, PortChange};
+use barewire_layouts::roce::NakCode;
+
+use super::{Context, Port};
+use crate::limits;
+use crate::object::{Events, Objects};
+
+/// Looks at the doorbells that are not send queues', and at moderations. True if there was anything.
+pub(super) fn look(context: &mut Context<'_>) -> bool {
+    let Objects { uars, events, cqs, .. } = &mut *context.objects;
+    let mut any = events.expire(cqs, context.now);
+    for uar in uars.iter_mut() {
+        let page = &uar.page;
+        for (offset, arm) in [(EQ_CONSUMER_OFFSET, false), (EQ_ARM_OFFSET, true)] {
+            if page.load(offset) != 0 {
+                any = true;
+                consumed(events, page.swap(offset, 0), arm);
+            }
+        }
+        // Loaded first: an exchange would take the cache line from the driver on every look.
+        if page.load(CQ_DOORBELL_OFFSET) != 0 && page.swap(CQ_DOORBELL_OFFSET, 0) != 0 {
+            any = true;
+            for &cqn in &uar.armable {
+                if let Some(cq) = cqs.get_mut(cqn) {
+                    events.check(cqn, cq, context.now);
+                }
+            }
+        }
+    }
+    any
+}
+
+/// Whether none of the doorbells that [`look`] takes was rung.
+pub(super) fn is_quiet(objects: &Objects) -> bool {
+    let offsets = [CQ_DOORBELL_OFFSET, EQ_CONSUMER_OFFSET, EQ_ARM_OFFSET];
+    objects.uars.iter().all(|(_, uar)| offsets.iter().all(|&offset| uar.page.load(offset) == 0))
+}
+
+/// An event queue's doorbell, of which only the first four bytes are used.
+fn consumed(events: &mut Events, rung: u64, arm: bool) {
+    let bytes = u64::from_be_bytes(rung.to_ne_bytes());
+    let doorbell = EqDoorbell(Be32::new((bytes >> 32) as u32));
+    if let Some(eq) = events.queues.get_mut(doorbell.eqn()) {
+        eq.consumed(doorbell.consumer(), arm);
+    }
+}
+
+/// The link of the only port went up or down.
+pub(crate) fn link_changed(events: &mut Events, up: bool) {
+    let change = if up { PortChange::Active } else { PortChange::Down };
+    events.tell(EventType::PortChange, Eqe::port(change, limits::PORT));
+}
+
+/// The device broke down.
+pub(crate) fn fatal(events: &mut Events) {
+    events.tell(EventType::InternalError, Eqe::queue(EventType::InternalError, 0));
+}
+
+/// Completion queue `cqn` lost an entry.
+pub(super) fn overrun(events: &mut Events, cqn: u32) {
+    events.tell(EventType::CqError, Eqe::cq_error(cqn, CqErrorSyndrome::Overrun));
+}
+
+impl Port<'_> {
+    /// Something happened to queue pair or shared receive queue `number`.
+    pub(super) fn tell(&mut self, event_type: EventType, number: u32) {
+        self.events.tell(event_type, Eqe::queue(event_type, number));
+    }
+
+    /// The responder of queue pair `qpn` ended the connection with this NAK; no completion tells its user why.
+    pub(super) fn tell_refusal(&mut self, qpn: u32, code: NakCode) {
+        match code {
+            NakCode::RemoteAccess => self.tell(EventType::WqAccess, qpn),
+            NakCode::InvalidRequest => self.tell(EventType::WqInvalidRequest, qpn),
+            // The receive WQE at fault, if it is one, completes with its own syndrome.
+            NakCode::RemoteOperational | NakCode::PsnSequence => {}
+        }
+    }
+
+    /// Completion queue `cqn` lost an entry.
+    pub(super) fn tell_overrun(&mut self, cqn: u32) {
+        overrun(self.events, cqn);
+    }
+}

@@ -1,0 +1,57 @@
+//! The responder of unreliable connections (IBTA 9.8.2.2): a message arrives whole or not at all, and nobody is told.
+
+use barewire_layouts::command::qp::QpState;
+
+use super::execute::execute;
+use super::{Message, Psn, Refusal, Responder};
+use crate::engine::{Port, completer};
+use crate::object::Qp;
+use crate::wire::packet::Packet;
+
+/// Takes a request from the wire. A packet that is not the expected one ends the message before; the next message starts wherever
+/// its first packet is.
+pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
+    if qp.state == QpState::Err {
+        port.counters.wrong_state += 1;
+        return;
+    }
+    let psn = Psn::new(packet.bth.psn());
+    let responder = &mut qp.engine.responder;
+    let expected = psn == responder.expected;
+    port.counters.out_of_sequence += u64::from(!expected);
+    if (!expected || packet.opcode.is_first()) && responder.drop_message() {
+        port.counters.messages_dropped += 1;
+    }
+    responder.expected = psn.plus(1);
+    if !packet.opcode.is_first() && matches!(responder.message, Message::None) {
+        // The rest of a message whose beginning is lost.
+        return;
+    }
+    match execute(qp, port, packet) {
+        Ok(()) => {}
+        Err(Refusal::NotReady | Refusal::Fatal(_, None)) => {
+            qp.engine.responder.drop_message();
+            port.counters.messages_dropped += 1;
+        }
+        Err(Refusal::Fatal(_, Some(syndrome))) => {
+            if let Some(receive) = qp.engine.responder.abandon() {
+                completer::receive_failed(qp, port, receive.index, syndrome);
+            }
+            completer::fail(qp, port);
+        }
+    }
+}
+
+impl Responder {
+    /// Forgets the message that is arriving; the receive WQE that it took is the next message's. False if there was none.
+    fn drop_message(&mut self) -> bool {
+        match std::mem::take(&mut self.message) {
+            Message::None => false,
+            Message::Write { .. } => true,
+            Message::Send { receive, .. } => {
+                self.taken = Some(receive);
+                true
+            }
+        }
+    }
+}

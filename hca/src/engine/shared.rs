@@ -1,0 +1,37 @@
+//! Takes receive WQEs from shared receive queues.
+
+use barewire_layouts::eqe::EventType;
+use barewire_layouts::roce::NakCode;
+
+use super::Port;
+use super::fetch::{self, Receive};
+use super::report::Finding;
+use super::responder::Refusal;
+use crate::object::Qp;
+
+/// Takes the next WQE of shared receive queue `number` into `receive`. A bad one is taken, too; then `receive` tells only its index.
+pub(super) fn take(qp: &Qp, port: &mut Port<'_>, number: u32, receive: &mut Receive) -> Result<(), Refusal> {
+    // A shared receive queue cannot be destroyed while a queue pair takes from it.
+    let Some(srq) = port.srqs.get_mut(number) else { return Err(Refusal::NotReady) };
+    let available = u32::from(srq.available());
+    if available == 0 || srq.failed {
+        return Err(Refusal::NotReady);
+    }
+    let entries = srq.ring.entries();
+    let index = srq.take();
+    receive.index = index;
+    receive.pd = srq.pd;
+    receive.local.clear();
+    let checked = if available > entries {
+        Err(Finding::Overflow { queue: "shared receive", got: available, wanted: entries })
+    } else {
+        fetch::receive(&srq.ring, index, srq.header_bytes(), receive)
+    };
+    if srq.passed_limit() {
+        port.tell(EventType::SrqLimit, number);
+    }
+    checked.map_err(|finding| {
+        port.report(qp.number, index, finding);
+        Refusal::Fatal(NakCode::RemoteOperational, Some(fetch::BAD_WQE))
+    })
+}

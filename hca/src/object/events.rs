@@ -1,0 +1,79 @@
+//! Every event queue of a device, and what reaches them.
+
+use barewire_layouts::eqe::{Eqe, EventType};
+
+use super::cq::Cq;
+use super::notify::Verdict;
+use super::{Eq, Table};
+use crate::limits;
+
+/// Numbers of event queues have 8 bits and start here: in a completion queue's context 0 stands for none.
+const FIRST: u32 = 1;
+const LAST: u32 = 0xff;
+
+/// The event queues.
+#[derive(Debug)]
+pub(crate) struct Events {
+    pub(crate) queues: Table<Eq>,
+    /// Completion queues whose moderation ends at a time, and when.
+    moderated: Vec<(u64, u32)>,
+    /// Events that found their queue full.
+    lost: u64,
+}
+
+impl Events {
+    pub(crate) fn new() -> Self {
+        Self { queues: Table::new(FIRST, LAST, limits::EQS), moderated: Vec::new(), lost: 0 }
+    }
+
+    /// Events that found their queue full.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Completion queue `cqn` got an entry, or may have been armed.
+    pub(crate) fn check(&mut self, cqn: u32, cq: &mut Cq, now: u64) {
+        let (producer, word) = (cq.producer, cq.arm_word());
+        let Some(notify) = &mut cq.notify else { return };
+        match notify.judge(word, producer, now) {
+            Verdict::Nothing => {}
+            Verdict::Later(deadline) => {
+                if !self.moderated.iter().any(|&(_, waiting)| waiting == cqn) {
+                    self.moderated.push((deadline, cqn));
+                }
+            }
+            Verdict::Fire => {
+                // A completion queue keeps its event queue.
+                if let Some(eq) = self.queues.get_mut(notify.eq) {
+                    self.lost += u64::from(eq.push(Eqe::completion(cqn)).is_err());
+                }
+            }
+        }
+    }
+
+    /// Tells every event queue that takes events of this type.
+    pub(crate) fn tell(&mut self, event_type: EventType, event: Eqe) {
+        for eq in self.queues.iter_mut().filter(|eq| eq.mask & event_type.mask() != 0) {
+            self.lost += u64::from(eq.push(event).is_err());
+        }
+    }
+
+    /// When the next moderation ends.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        self.moderated.iter().map(|&(deadline, _)| deadline).min()
+    }
+
+    /// Ends the moderations whose time has come. True if there were any.
+    pub(crate) fn expire(&mut self, cqs: &mut Table<Cq>, now: u64) -> bool {
+        let mut any = false;
+        while let Some(at) = self.moderated.iter().position(|&(deadline, _)| deadline <= now) {
+            let (_, cqn) = self.moderated.swap_remove(at);
+            any = true;
+            // One whose moderation is over, or began anew, comes back with its new time.
+            if let Some(cq) = cqs.get_mut(cqn) {
+                self.check(cqn, cq, now);
+            }
+        }
+        any
+    }
+}

@@ -1,0 +1,175 @@
+//! When a completion queue tells its event queue: arming, solicited completions, moderation.
+//!
+//! Software arms by storing a word to the doorbell record (sequence number, whether only solicited completions count, entries consumed) and
+//! then ringing the CQ doorbell of the UAR page. One doorbell overwrites another, so it only means 'look at all queues of the page': what
+//! is armed stands in the records. A record's word is a new request if it differs from the last one that was seen; the sequence number,
+//! which software counts up with each event, sees to that. It starts as [`UNARMED`], for the first request may be all zeros.
+
+use barewire_layouts::doorbell::CqArm;
+
+use crate::limits;
+
+/// No request is this word: its sequence and command bits are set beyond what an arm word has.
+pub(crate) const UNARMED: u32 = u32::MAX;
+const COUNTER: u32 = 0x00ff_ffff;
+/// No ring is longer.
+const LONGEST: u32 = 1 << limits::LOG_CQ_ENTRIES;
+const MICROSECOND: u64 = 1000;
+
+/// What a completion queue does about events.
+#[derive(Debug)]
+pub(crate) struct Notify {
+    /// The event queue.
+    pub(crate) eq: u32,
+    /// Moderation: at the latest so many microseconds after the first completion; 0 for no such rule.
+    pub(crate) period: u16,
+    /// Moderation: at so many completions; 0 for no such rule.
+    pub(crate) max_count: u16,
+    /// The request that was not answered yet.
+    armed: Option<CqArm>,
+    /// The arm word that was last looked at.
+    seen: u32,
+    /// By when moderation must end, on the device's clock.
+    deadline: Option<u64>,
+    /// One past the last solicited entry, unless that is long consumed.
+    solicited: Option<u32>,
+    /// Entries written when the last event was sent.
+    notified: u32,
+    fired: bool,
+}
+
+/// What is to be done about a completion queue's event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nothing now.
+    Nothing,
+    /// Look again at this time.
+    Later(u64),
+    /// Send it.
+    Fire,
+}
+
+impl Notify {
+    pub(crate) fn new(eq: u32, period: u16, max_count: u16, seen: u32) -> Self {
+        Self {
+            eq,
+            period,
+            max_count,
+            armed: None,
+            seen,
+            deadline: None,
+            solicited: None,
+            notified: 0,
+            fired: false,
+        }
+    }
+
+    /// An entry was written, `producer` in all; `solicited` if its sender asked for an event or it tells of an error.
+    pub(crate) fn wrote(&mut self, producer: u32, solicited: bool) {
+        let producer = producer & COUNTER;
+        if solicited {
+            self.solicited = Some(producer);
+        } else if self.solicited.is_some_and(|last| producer.wrapping_sub(last) & COUNTER > LONGEST) {
+            self.solicited = None;
+        }
+    }
+
+    /// Decides, with `producer` entries written and `word` in the doorbell record.
+    pub(crate) fn judge(&mut self, word: u32, producer: u32, now: u64) -> Verdict {
+        if word != self.seen {
+            self.seen = word;
+            self.armed = Some(CqArm::from_bits(word));
+            self.deadline = None;
+        }
+        let Some(arm) = self.armed else { return Verdict::Nothing };
+        let newest = if arm.solicited_only { self.solicited } else { Some(producer) };
+        let Some(newest) = newest else { return Verdict::Nothing };
+        let waiting = newest.wrapping_sub(arm.consumer) & COUNTER;
+        // Half of the numbers lie before the consumer: nothing has come for it.
+        if waiting == 0 || waiting > COUNTER / 2 {
+            return Verdict::Nothing;
+        }
+        let moderated = (self.max_count, self.period) != (0, 0);
+        let enough = self.max_count != 0 && waiting >= u32::from(self.max_count);
+        let late = self.deadline.is_some_and(|deadline| deadline <= now);
+        if moderated && !enough && !late {
+            if self.period == 0 {
+                return Verdict::Nothing;
+            }
+            let after = u64::from(self.period) * MICROSECOND;
+            return Verdict::Later(*self.deadline.get_or_insert(now.saturating_add(after)));
+        }
+        (self.armed, self.deadline, self.fired) = (None, None, true);
+        self.notified = producer & COUNTER;
+        Verdict::Fire
+    }
+
+    /// What QUERY_CQ tells: armed, and for solicited completions only.
+    pub(crate) fn request(&self) -> Option<bool> {
+        self.armed.map(|arm| arm.solicited_only)
+    }
+
+    /// Whether the last request was answered.
+    pub(crate) fn fired(&self) -> bool {
+        self.fired
+    }
+
+    /// Entries written when the last event was sent, modulo 2^24.
+    pub(crate) fn last_notified(&self) -> u32 {
+        self.notified
+    }
+
+    /// One past the last solicited entry, modulo 2^24; 0 if there was none of late.
+    pub(crate) fn last_solicited(&self) -> u32 {
+        self.solicited.unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arm(sequence: u8, solicited_only: bool, consumer: u32) -> u32 {
+        CqArm { sequence, solicited_only, consumer }.bits()
+    }
+
+    #[test]
+    fn one_request_is_one_event() {
+        let mut notify = Notify::new(1, 0, 0, UNARMED);
+        assert_eq!(notify.judge(UNARMED, 3, 0), Verdict::Nothing);
+        // The first request may be all zeros, and completions may be there already.
+        assert_eq!(notify.judge(arm(0, false, 0), 0, 0), Verdict::Nothing);
+        assert_eq!(notify.request(), Some(false));
+        assert_eq!(notify.judge(0, 1, 0), Verdict::Fire);
+        assert_eq!(notify.judge(0, 2, 0), Verdict::Nothing);
+        assert_eq!(notify.judge(arm(1, false, 1), 2, 0), Verdict::Fire);
+        assert_eq!((notify.last_notified(), notify.request(), notify.fired()), (2, None, true));
+    }
+
+    #[test]
+    fn solicited_requests_wait_for_solicited_entries() {
+        let mut notify = Notify::new(1, 0, 0, UNARMED);
+        let word = arm(0, true, 0x00ff_ffff);
+        notify.wrote(0x0100_0000, false);
+        assert_eq!(notify.judge(word, 0x0100_0000, 0), Verdict::Nothing);
+        notify.wrote(0x0100_0001, true);
+        assert_eq!(notify.judge(word, 0x0100_0001, 0), Verdict::Fire);
+        assert_eq!(notify.last_solicited(), 1);
+    }
+
+    #[test]
+    fn moderation_ends_by_count_or_time() {
+        let mut notify = Notify::new(1, 10, 3, UNARMED);
+        let first = arm(0, false, 0);
+        assert_eq!(notify.judge(first, 1, 5_000), Verdict::Later(15_000));
+        assert_eq!(notify.judge(first, 2, 6_000), Verdict::Later(15_000));
+        assert_eq!(notify.judge(first, 3, 7_000), Verdict::Fire);
+        let second = arm(1, false, 3);
+        assert_eq!(notify.judge(second, 4, 20_000), Verdict::Later(30_000));
+        assert_eq!(notify.judge(second, 4, 30_000), Verdict::Fire);
+        // By count alone.
+        let mut notify = Notify::new(1, 0, 2, UNARMED);
+        assert_eq!(notify.judge(first, 1, 0), Verdict::Nothing);
+        assert_eq!(notify.judge(first, 2, 0), Verdict::Fire);
+    }
+}

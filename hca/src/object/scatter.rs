@@ -1,0 +1,99 @@
+//! Scatter to CQE: small results lie in the completion, not in the buffers of the WQE.
+
+use barewire_layouts::cqe::CqeFormat;
+
+/// Which results go into the completion: the most bytes, 0 for none (mlx5_ifc.h: `MLX5_QPC_CS_REQ_*`, `MLX5_QPC_CS_RES_*`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scatter {
+    /// Of a read or atomic that is signalled.
+    pub(crate) requester: usize,
+    /// Of a message that arrives.
+    pub(crate) responder: usize,
+}
+
+impl Scatter {
+    /// The modes of a queue pair's context; `None` for unknown ones.
+    pub(crate) fn new(requester: u8, responder: u8) -> Option<Self> {
+        let requester = match requester {
+            0x00 => 0,
+            0x11 => Inline::SMALL,
+            0x22 => Inline::LARGE,
+            _ => return None,
+        };
+        let responder = match responder {
+            0 => 0,
+            1 => Inline::SMALL,
+            2 => Inline::LARGE,
+            _ => return None,
+        };
+        Some(Self { requester, responder })
+    }
+
+    /// The modes as the context has them.
+    pub(crate) fn modes(self) -> (u8, u8) {
+        let mode = |bytes: usize| match bytes {
+            0 => 0,
+            Inline::SMALL => 1,
+            _ => 2,
+        };
+        (mode(self.requester) * 0x11, mode(self.responder))
+    }
+}
+
+/// Data for a completion.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inline {
+    bytes: [u8; Self::LARGE],
+    length: usize,
+}
+
+impl Inline {
+    /// Bytes that the completion itself has room for.
+    pub(crate) const SMALL: usize = 32;
+    /// Bytes that the first half of a long entry has room for.
+    pub(crate) const LARGE: usize = 64;
+
+    /// `bytes`, if they are not more than `most`, which is at most [`Inline::LARGE`], and not none.
+    pub(crate) fn new(bytes: &[u8], most: usize) -> Option<Self> {
+        let mut inline = Self { bytes: [0; Self::LARGE], length: bytes.len() };
+        if bytes.is_empty() || bytes.len() > most {
+            return None;
+        }
+        inline.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(inline)
+    }
+
+    /// The data.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Where it lies.
+    pub(crate) fn format(&self) -> CqeFormat {
+        if self.length <= Self::SMALL { CqeFormat::Inline32 } else { CqeFormat::Inline64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_the_headers_own() {
+        for (modes, bytes) in [((0, 0), (0, 0)), ((0x11, 1), (32, 32)), ((0x22, 2), (64, 64))] {
+            let scatter = Scatter::new(modes.0, modes.1).unwrap();
+            assert_eq!((scatter.requester, scatter.responder), bytes);
+            assert_eq!(scatter.modes(), modes);
+        }
+        assert_eq!((Scatter::new(0x12, 0), Scatter::new(0, 3)), (None, None));
+    }
+
+    #[test]
+    fn data_lies_where_it_fits() {
+        assert!(Inline::new(&[], 32).is_none() && Inline::new(&[1; 33], 32).is_none());
+        assert!(Inline::new(&[1; 65], 100).is_none());
+        assert_eq!(Inline::new(&[1; 32], 64).unwrap().format(), CqeFormat::Inline32);
+        let large = Inline::new(&[2; 33], 64).unwrap();
+        assert_eq!((large.format(), large.bytes()), (CqeFormat::Inline64, &[2; 33][..]));
+    }
+}

@@ -1,0 +1,129 @@
+//! Writes what the wire saw to a file that packet tools read: classic pcap, each frame behind Ethernet, IP and UDP headers as a network
+//! would have carried them.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::{ROCE_PORT, Wire, headers};
+use crate::command::mac;
+use crate::engine::Counters;
+
+/// In a file name: the device's address.
+const ADDRESS: &str = "%a";
+/// Microseconds, in the byte order of the writer.
+const MAGIC: u32 = 0xa1b2_c3d4;
+const VERSION: [u16; 2] = [2, 4];
+const LONGEST: u32 = 65_535;
+const ETHERNET: u32 = 1;
+
+/// Passes frames on and writes them down.
+#[derive(Debug)]
+pub(crate) struct Capture<W> {
+    inner: W,
+    address: IpAddr,
+    file: BufWriter<File>,
+    /// Frames so far, where time stands still.
+    stepped: Option<u64>,
+    /// Frames that could not be written.
+    lost: u64,
+}
+
+/// The file that `pattern` names for the device at `address`.
+fn name(pattern: &Path, address: IpAddr) -> PathBuf {
+    PathBuf::from(pattern.to_string_lossy().replace(ADDRESS, &address.to_string()))
+}
+
+impl<W: Wire> Capture<W> {
+    /// Starts the file anew. `stepped`: frames come a microsecond apart, so that the same run gives the same file.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub(crate) fn create(inner: W, address: IpAddr, pattern: &Path, stepped: bool) -> io::Result<Self> {
+        let mut file = BufWriter::new(File::create(name(pattern, address))?);
+        file.write_all(&MAGIC.to_ne_bytes())?;
+        for part in VERSION {
+            file.write_all(&part.to_ne_bytes())?;
+        }
+        // Time zone, accuracy, longest frame, link type.
+        for word in [0, 0, LONGEST, ETHERNET] {
+            file.write_all(&u32::to_ne_bytes(word))?;
+        }
+        file.flush()?;
+        Ok(Self { inner, address, file, stepped: stepped.then_some(0), lost: 0 })
+    }
+
+    fn note(&mut self, from: SocketAddr, to: IpAddr, frame: &[u8]) {
+        self.lost += u64::from(self.write(from, to, frame).is_err());
+    }
+
+    fn write(&mut self, from: SocketAddr, to: IpAddr, frame: &[u8]) -> io::Result<()> {
+        let micros = if let Some(count) = &mut self.stepped {
+            *count += 1;
+            *count
+        } else {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            now.unwrap_or_default().as_micros() as u64
+        };
+        let network = headers::network(from.ip(), to, frame.len());
+        let (network, kind) = if to.is_ipv4() {
+            (&network[headers::GRH - headers::IPV4..], [0x08, 0x00])
+        } else {
+            (&network[..], [0x86, 0xdd])
+        };
+        let udp = headers::udp(from.port(), frame.len());
+        let parts: [&[u8]; 6] = [&mac(to), &mac(from.ip()), &kind, network, &udp, frame];
+        let length = parts.iter().map(|part| part.len()).sum::<usize>() as u32;
+        for word in [(micros / 1_000_000) as u32, (micros % 1_000_000) as u32, length, length] {
+            self.file.write_all(&word.to_ne_bytes())?;
+        }
+        parts.iter().try_for_each(|part| self.file.write_all(part))
+    }
+}
+
+impl<W: Wire> Wire for Capture<W> {
+    fn send(&mut self, to: IpAddr, frame: &[u8]) {
+        self.note(SocketAddr::new(self.address, ROCE_PORT), to, frame);
+        self.inner.send(to, frame);
+    }
+
+    fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
+        let from = self.inner.receive(frame)?;
+        // What comes from here was written when it was sent.
+        if from.ip() != self.address {
+            self.note(from, self.address, frame);
+        }
+        Some(from)
+    }
+
+    fn flush(&mut self) {
+        if !self.file.buffer().is_empty() {
+            self.lost += u64::from(self.file.flush().is_err());
+        }
+        self.inner.flush();
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        self.inner.descriptor()
+    }
+
+    fn count(&self, counters: &mut Counters) {
+        counters.capture_lost += self.lost;
+        self.inner.count(counters);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_device_has_its_file() {
+        let address = "::1".parse().unwrap();
+        assert_eq!(name(Path::new("/tmp/%a.pcap"), address), Path::new("/tmp/::1.pcap"));
+        assert_eq!(name(Path::new("x.pcap"), address), Path::new("x.pcap"));
+    }
+}
