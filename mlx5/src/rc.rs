@@ -31,11 +31,19 @@ pub struct RcConfig {
     pub signal_period: u32,
     /// What the peer may do to memory of this protection domain over this queue pair.
     pub access: Access,
+    /// A number of the caller's (24 bits) that completions of this queue pair carry.
+    pub user_index: u32,
 }
 
 impl Default for RcConfig {
     fn default() -> Self {
-        Self { send_blocks: 256, receive_entries: 64, signal_period: 32, access: Access::all() }
+        Self {
+            send_blocks: 256,
+            receive_entries: 64,
+            signal_period: 32,
+            access: Access::all(),
+            user_index: 0,
+        }
     }
 }
 
@@ -134,6 +142,9 @@ impl<D: Doorbell> RcQueuePair<D> {
         // The send ring follows the receive ring at once and starts on a WQEBB.
         let receive_entries =
             size("receive WQEs", config.receive_entries, (WQEBB / size_of::<DataSegment>()) as u32)?;
+        if config.user_index >> 24 != 0 {
+            return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
+        }
         let signal_period = 1 << config.signal_period.clamp(1, send_blocks / 8).ilog2();
         let cqn = |queue: &CompletionQueue| {
             queue.number().ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
@@ -158,6 +169,7 @@ impl<D: Doorbell> RcQueuePair<D> {
             .set(Qpc::CQN_SND, cqn(send_completions)?)
             .set(Qpc::CQN_RCV, cqn(receive_completions)?)
             .set(Qpc::UAR_PAGE, uar.page().index())
+            .set(Qpc::USER_INDEX, config.user_index)
             .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
             .set(Qpc::LOG_RQ_SIZE, receive_entries.ilog2() as u8)
             .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)

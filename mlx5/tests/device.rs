@@ -10,7 +10,7 @@ use barewire_mlx5::{
     ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
 };
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Two connected queue pairs of one device.
 struct Pair {

@@ -1,153 +1,20 @@
-//! Our bytes against libmlx5's own: ring, doorbell record and BlueFlame register of every RC operation in `golden/libmlx5.jsonl`.
+//! Our bytes against libmlx5's own: ring, doorbell record and BlueFlame register of every operation in `golden/libmlx5.jsonl`.
 //!
-//! Bytes that libmlx5 leaves as they were are `ee` in the file and are not compared. Compared is what `ibv_post_send` wrote on RC; the
-//! file's UD sends and `ibv_wr_*` forms (the same bytes again) are not.
+//! Bytes that libmlx5 leaves as they were are `ee` in the file and are not compared.
 
-use std::cell::UnsafeCell;
-use std::ptr::NonNull;
-use std::sync::Arc;
+mod replay;
 
-use barewire_mlx5::doorbell::Doorbell;
-use barewire_mlx5::queue::send::{SendParts, SendQueue};
+use std::path::PathBuf;
+use std::process::Command;
+
+use barewire_mlx5::layouts::wqe::{AddressVector, CompactAddressVector};
+use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS, MaskedAdd, MaskedSwap};
 use barewire_mlx5::{ControlFlags, DataSegment, PostError, RemoteAddressSegment, WqeIndex};
+use replay::memory::PlainQueue;
+use replay::{Replay, UNTOUCHED, bytes, hex};
 use serde_json::Value;
 
-const UNTOUCHED: u8 = 0xee;
-
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Block([u8; 64]);
-
-/// Ring, register and doorbell record in plain memory.
-#[repr(C, align(512))]
-struct Memory {
-    register: UnsafeCell<[u8; 512]>,
-    ring: UnsafeCell<Vec<Block>>,
-    record: UnsafeCell<[u32; 2]>,
-}
-
-// SAFETY: the test is the only thread that touches it.
-unsafe impl Sync for Memory {}
-// SAFETY: as above.
-unsafe impl Send for Memory {}
-
-struct Bench {
-    memory: Arc<Memory>,
-    queue: SendQueue,
-}
-
-impl Bench {
-    /// A queue like the file's, moved on to counter value `producer`.
-    fn new(qpn: u32, blocks: u32, producer: u64) -> Self {
-        let memory = Arc::new(Memory {
-            register: UnsafeCell::new([UNTOUCHED; 512]),
-            ring: UnsafeCell::new(vec![Block([UNTOUCHED; 64]); blocks as usize]),
-            record: UnsafeCell::new([0; 2]),
-        });
-        // SAFETY: nobody else looks at the memory.
-        let ring = NonNull::new(unsafe { (*memory.ring.get()).as_mut_ptr() }).unwrap().cast();
-        let record: NonNull<u32> = NonNull::new(memory.record.get()).unwrap().cast();
-        // SAFETY: the memory has the sizes and alignments asked for, and `keep` holds it.
-        let queue = unsafe {
-            SendQueue::from_parts(SendParts {
-                ring,
-                blocks,
-                doorbell_record: record.add(1),
-                register: NonNull::new(memory.register.get()).unwrap().cast(),
-                qpn,
-                signal_period: blocks / 8,
-                keep: memory.clone(),
-            })
-        };
-        let mut bench = Self { memory, queue };
-        for index in 0..producer {
-            bench.queue.nop(ControlFlags::empty()).unwrap();
-            bench.queue.reap(index as u16);
-        }
-        // SAFETY: nobody else looks at the memory.
-        unsafe {
-            (*bench.memory.ring.get()).fill(Block([UNTOUCHED; 64]));
-            (*bench.memory.register.get()).fill(UNTOUCHED);
-        }
-        bench
-    }
-
-    fn ring(&self, slot: usize, bytes: usize) -> Vec<u8> {
-        // SAFETY: nobody else looks at the memory.
-        let ring = unsafe { &*self.memory.ring.get() };
-        (0..bytes).map(|at| ring[(slot + at / 64) % ring.len()].0[at % 64]).collect()
-    }
-
-    fn record(&self) -> Vec<u8> {
-        // SAFETY: as above.
-        unsafe { (*self.memory.record.get()).iter().flat_map(|word| word.to_ne_bytes()).collect() }
-    }
-
-    /// The half that was written.
-    fn register(&self, bytes: usize) -> Vec<u8> {
-        // SAFETY: as above.
-        let register = unsafe { &*self.memory.register.get() };
-        let half = if register[..256].iter().any(|&byte| byte != UNTOUCHED) { 0 } else { 256 };
-        register[half..half + bytes].to_vec()
-    }
-}
-
-fn bytes(hex: &str) -> Vec<u8> {
-    hex.as_bytes()
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
-
-fn number(value: &Value, key: &str) -> u64 {
-    value[key].as_u64().unwrap_or_else(|| panic!("{key} in {value}"))
-}
-
-/// Posts the work request `request` as the file describes it.
-fn post<D: Doorbell>(queue: &mut SendQueue<D>, request: &Value) -> Result<WqeIndex, PostError> {
-    let send_flags = number(request, "send_flags");
-    let mut flags = ControlFlags::empty();
-    flags.set(ControlFlags::FENCE, send_flags & 1 != 0);
-    flags.set(ControlFlags::COMPLETION, send_flags & 2 != 0);
-    flags.set(ControlFlags::SOLICITED, send_flags & 4 != 0);
-    let inline = send_flags & 8 != 0;
-
-    let sges: Vec<&Value> = request["sge"].as_array().unwrap().iter().collect();
-    let payload: Vec<u8> =
-        sges.iter().flat_map(|sge| sge["data"].as_str().map(bytes).unwrap_or_default()).collect();
-    let local: Vec<DataSegment> = sges
-        .iter()
-        .map(|sge| {
-            DataSegment::new(number(sge, "addr"), number(sge, "length") as u32, number(sge, "lkey") as u32)
-        })
-        .collect();
-    let remote = || RemoteAddressSegment::new(number(request, "remote_addr"), number(request, "rkey") as u32);
-    let immediate = || u32::from_str_radix(request["imm_be_hex"].as_str().unwrap(), 16).unwrap();
-    match (request["opcode"].as_str().unwrap(), inline) {
-        ("RDMA_WRITE", true) => queue.write_inline(&payload, remote(), flags),
-        ("RDMA_WRITE", false) if local.len() == 1 => queue.write(local[0], remote(), flags),
-        ("RDMA_WRITE", false) => queue.write_gather(&local, remote(), flags),
-        ("RDMA_WRITE_WITH_IMM", true) => queue.write_inline_immediate(&payload, remote(), immediate(), flags),
-        ("RDMA_WRITE_WITH_IMM", false) => queue.write_immediate(&local, remote(), immediate(), flags),
-        ("SEND", true) => queue.send_inline(&payload, flags),
-        ("SEND", false) if local.len() == 1 => queue.send(local[0], flags),
-        ("SEND_WITH_IMM", true) => queue.send_inline_immediate(&payload, immediate(), flags),
-        ("SEND_WITH_IMM", false) => queue.send_immediate(&local, immediate(), flags),
-        ("RDMA_READ", _) if local.len() == 1 => queue.read(local[0], remote(), flags),
-        ("RDMA_READ", _) => queue.read_scatter(&local, remote(), flags),
-        ("ATOMIC_FETCH_AND_ADD", _) => {
-            queue.fetch_add(local[0], remote(), number(request, "compare_add"), flags)
-        }
-        ("ATOMIC_CMP_AND_SWP", _) => queue.compare_swap(
-            local[0],
-            remote(),
-            number(request, "compare_add"),
-            number(request, "swap"),
-            flags,
-        ),
-        (opcode, _) => panic!("the file has an operation that this test does not know: {opcode}"),
-    }
-}
+const FILE: &str = include_str!("golden/libmlx5.jsonl");
 
 fn check(what: &str, got: &[u8], wanted: &[u8]) {
     assert_eq!(got.len(), wanted.len(), "{what}");
@@ -159,51 +26,107 @@ fn check(what: &str, got: &[u8], wanted: &[u8]) {
     }
 }
 
+fn operations() -> impl Iterator<Item = Value> {
+    FILE.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).filter(|line| line["kind"] == "op")
+}
+
+fn field(line: &Value, key: &str) -> Vec<u8> {
+    bytes(line[key].as_str().unwrap()).unwrap()
+}
+
+/// RC and UD, single and in lists, by `ibv_post_send` and `ibv_wr`, across the ring's end.
 #[test]
-fn every_rc_operation_is_byte_for_byte_libmlx5s() {
-    let lines: Vec<Value> = include_str!("golden/libmlx5.jsonl")
+fn every_operation_is_byte_for_byte_libmlx5s() {
+    let written = Replay::new(FILE).unwrap().run().unwrap();
+    assert_eq!(written.len(), operations().count());
+    assert_eq!(written.len(), 41, "operations compared");
+    for (written, line) in written.iter().zip(operations()) {
+        let name = &written.name;
+        check(name, &written.ring, &field(&line, "sq_hex"));
+        assert_eq!(written.record, field(&line, "dbrec"), "{name}, doorbell record");
+        check(&format!("{name}, BlueFlame"), &written.register, &field(&line, "bf_hex"));
+    }
+}
+
+/// The program that others run gives the same, line by line.
+#[test]
+fn wqe_dump_prints_what_libmlx5_writes() {
+    let run = Command::new(wqe_dump())
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/libmlx5.jsonl"))
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let printed: Vec<Value> = String::from_utf8(run.stdout)
+        .unwrap()
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    let pair = |ord: u64| lines.iter().find(|line| line["kind"] == "qp" && line["ord"] == ord).unwrap();
-    let mut compared = 0;
-    for line in lines.iter().filter(|line| line["api"] == "ibv_post_send") {
-        let queue_pair = pair(number(line, "qp"));
-        if !queue_pair["type"].as_str().unwrap().starts_with("RC") {
-            continue;
+    assert_eq!(printed.len(), operations().count());
+    for (printed, line) in printed.iter().zip(operations()) {
+        assert_eq!(printed["name"], line["name"]);
+        for key in ["sq_hex", "dbrec", "bf_hex"] {
+            check(&format!("{}, {key}", line["name"]), &field(printed, key), &field(&line, key));
         }
-        let name = line["name"].as_str().unwrap();
-        let blocks = number(queue_pair, "sq_wqe_cnt") as u32;
-        let mut bench = Bench::new(number(line, "qpn") as u32, blocks, number(line, "pi_before"));
-        let requests = line["params"].as_array().unwrap();
-        // libmlx5's default does not moderate; here a completion is asked for now and then. Skip what falls on that.
-        let (before, after) = (number(line, "pi_before"), number(line, "pi_after"));
-        let moderated = (before ^ after) & u64::from(blocks / 8) != 0;
-        assert!(
-            !moderated || requests.iter().all(|request| number(request, "send_flags") & 2 != 0),
-            "{name}: choose another signal period"
-        );
-
-        if let [request] = &requests[..] {
-            post(&mut bench.queue, request).unwrap();
-        } else {
-            let mut batch = bench.queue.batch();
-            for request in requests {
-                post(&mut batch, request).unwrap();
-            }
-        }
-        let wanted = bytes(line["sq_hex"].as_str().unwrap());
-        check(name, &bench.ring(number(line, "slot") as usize, wanted.len()), &wanted);
-        let mut record = bench.record();
-        record[..4].fill(0);
-        let mut wanted = bytes(line["dbrec"].as_str().unwrap());
-        wanted[..4].fill(0);
-        check(&format!("{name}, doorbell record"), &record, &wanted);
-        let wanted = bytes(line["bf_hex"].as_str().unwrap());
-        check(&format!("{name}, BlueFlame"), &bench.register(wanted.len()), &wanted);
-        compared += 1;
     }
-    assert_eq!(compared, 30, "operations compared");
+}
+
+/// `cargo test` builds examples next to the tests, unless it was asked for a single one.
+fn wqe_dump() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let built = test.parent().unwrap().parent().unwrap().join("examples/wqe_dump");
+    if !built.exists() {
+        let build = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "barewire-mlx5", "--example", "wqe_dump"])
+            .status()
+            .unwrap();
+        assert!(build.success());
+    }
+    built
+}
+
+/// A file with other ring sizes, positions and operands, whose bytes are worked out from mlx5dv.h.
+#[test]
+fn another_file_of_the_same_kind() {
+    let file = r#"
+{"kind":"qp","ord":5,"type":"RC","qpn":4660,"sq_wqe_cnt":16}
+{"kind":"qp","ord":6,"type":"UD","qpn":100,"sq_wqe_cnt":32}
+{"kind":"qp","ord":7,"type":"UD","qpn":101,"sq_wqe_cnt":32}
+{"kind":"op","name":"a","qp":5,"pi_before":65535,"params":[{"opcode":"SEND_WITH_INV","send_flags":0,"invalidate_rkey":772,"sge":[{"addr":4096,"length":5,"lkey":9}]}]}
+{"kind":"op","name":"b","qp":5,"pi_before":15,"params":[{"opcode":"LOCAL_INV","send_flags":2,"invalidate_rkey":255}]}
+{"kind":"op","name":"c","qp":5,"pi_before":17,"params":[{"opcode":"RDMA_WRITE","send_flags":0,"remote_addr":7,"rkey":8,"sge":[]}]}
+{"kind":"op","name":"d","qp":7,"pi_before":31,"params":[{"opcode":"SEND","send_flags":0,"remote_qkey":3,"sge":[]}]}
+"#;
+    let written = Replay::new(file).unwrap().run().unwrap();
+    let of = |name: &str| written.iter().find(|written| written.name == name).unwrap();
+    let untouched = |bytes: usize| "ee".repeat(bytes);
+    assert_eq!(
+        hex(&of("a").ring),
+        format!("00ffff01001234020000000000000304{}{}", "00000005000000090000000000001000", untouched(32))
+    );
+    assert_eq!(hex(&of("a").record), "0000000000000000");
+    // The key's segments lie in the ring's first block: the WQE starts in the last one.
+    let change = format!("98000000000000000000000020006000{}", "00".repeat(32));
+    let invalidation = format!("00000f250012340800000008000000ff{change}40000000ffffff00{}", "00".repeat(56));
+    assert_eq!(hex(&of("b").ring), invalidation);
+    assert_eq!(hex(&of("b").register), invalidation);
+    let write = "00001108001234020000002000000000000000000000000700000008000000000";
+    assert_eq!(hex(&of("c").ring), format!("{}{}", &write[..64], untouched(32)), "the small fence");
+    let datagram =
+        format!("00001f0a00006504{}00000003000000008000006400000001{}", "00".repeat(8), "00".repeat(32));
+    assert_eq!(hex(&of("d").ring), datagram);
+}
+
+#[test]
+fn a_malformed_file_is_an_error_in_words() {
+    for (file, wanted) in [
+        ("{", "line 1"),
+        (r#"{"kind":"qp","ord":0,"qpn":1,"sq_wqe_cnt":17}"#, "17 blocks"),
+        (r#"{"kind":"op","name":"x","qp":0}"#, "not in the file"),
+        (r#"{"kind":"op","name":"x"}"#, "no number qp"),
+    ] {
+        let error = Replay::new(file).and_then(|mut replay| replay.run()).unwrap_err();
+        assert!(error.contains(wanted), "{error}");
+    }
 }
 
 /// The short cut for 8 bytes and the general path give the same WQE.
@@ -211,29 +134,109 @@ fn every_rc_operation_is_byte_for_byte_libmlx5s() {
 fn eight_bytes_take_the_same_form_by_either_path() {
     let remote = RemoteAddressSegment::new(0x1122_3344_5566, 0x778899);
     let payload = [1, 2, 3, 4, 5, 6, 7, 8];
-    let mut general = Bench::new(72, 64, 9);
+    let mut general = PlainQueue::new(72, 64, 8);
     general.queue.write_inline(&payload, remote, ControlFlags::COMPLETION).unwrap();
-    let mut short = Bench::new(72, 64, 9);
+    let mut short = PlainQueue::new(72, 64, 8);
     short.queue.write_inline_8(payload, remote, ControlFlags::COMPLETION).unwrap();
-    assert_eq!(general.ring(9, 48), short.ring(9, 48));
-    assert_eq!(general.register(48), short.register(48));
+    assert_eq!(general.ring(0, 48), short.ring(0, 48));
+    assert_eq!(general.register()[..48], short.register()[..48]);
 }
 
 #[test]
 fn halves_of_the_register_take_turns() {
-    let mut bench = Bench::new(72, 64, 0);
-    bench.queue.nop(ControlFlags::COMPLETION).unwrap();
-    bench.queue.nop(ControlFlags::COMPLETION).unwrap();
-    // SAFETY: nobody else looks at the memory.
-    let register = unsafe { &*bench.memory.register.get() };
-    assert_eq!(register[..16], bytes("00000000000048010000000800000000"));
-    assert_eq!(register[256..272], bytes("00000100000048010000000800000000"));
+    let mut plain = PlainQueue::new(72, 64, 8);
+    plain.queue.nop(ControlFlags::COMPLETION).unwrap();
+    plain.queue.nop(ControlFlags::COMPLETION).unwrap();
+    let register = plain.register();
+    assert_eq!(hex(&register[..16]), "00000000000048010000000800000000");
+    assert_eq!(hex(&register[256..272]), "00000100000048010000000800000000");
+}
+
+/// UCX's layouts: opcode modifier, operands in one unit or two, result.
+#[test]
+fn masked_atomics_of_either_width() {
+    let (local, remote) = (DataSegment::new(0x10, 4, 2), RemoteAddressSegment::new(0x20, 3));
+    let (remote_hex, local_hex) = ("00000000000000200000000300000000", "00000004000000020000000000000010");
+    let mut plain = PlainQueue::new(1, 16, 2);
+    let queue = &mut plain.queue;
+    let swap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
+    queue.masked_compare_swap_32(local, remote, swap, ControlFlags::COMPLETION).unwrap();
+    let add = MaskedAdd { operand: 5, field_boundary: 6 };
+    queue.masked_fetch_add_32(local, remote, add, ControlFlags::FENCE | ControlFlags::COMPLETION).unwrap();
+    let swap = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
+    queue.masked_compare_swap_64(local, remote, swap, ControlFlags::COMPLETION).unwrap();
+    let add = MaskedAdd { operand: 5, field_boundary: 1 << 63 };
+    queue.masked_fetch_add_64(local, remote, add, ControlFlags::COMPLETION).unwrap();
+
+    let ring = hex(&plain.ring(0, 5 * 64));
+    let wqe = |block: usize, bytes: usize| &ring[block * 128..block * 128 + 2 * bytes];
+    assert_eq!(
+        wqe(0, 64),
+        format!("08000014000001040000000800000000{remote_hex}00000003000000010000000400000002{local_hex}")
+    );
+    assert_eq!(
+        wqe(1, 64),
+        format!("08000115000001040000008800000000{remote_hex}00000005000000060000000000000000{local_hex}")
+    );
+    assert_eq!(
+        wqe(2, 80),
+        format!(
+            "09000214000001050000000800000000{remote_hex}0000000000000003000000000000000100000000000000040000000000000002{local_hex}"
+        )
+    );
+    assert_eq!(
+        wqe(4, 64),
+        format!("09000415000001040000000800000000{remote_hex}00000000000000058000000000000000{local_hex}")
+    );
+}
+
+/// Compact, and the RoCE form with MAC and GID, inline and by reference.
+#[test]
+fn datagrams_in_every_form() {
+    let mut plain = PlainQueue::new(0x4c, 16, 2);
+    let compact = CompactAddressVector::new(0x4d, 0x1111_1111, 1);
+    plain.queue.send_inline_to(&compact, &[1, 2, 3], ControlFlags::SOLICITED).unwrap();
+    let gid = core::array::from_fn(|at| at as u8);
+    let roce = AddressVector::roce(0x4d, 0x1111_1111, [0xa, 0xb, 0xc, 0xd, 0xe, 0xf], gid, 0xc123, 2, 64);
+    plain.queue.send_to(&roce, DataSegment::new(0x1000, 64, 7), ControlFlags::COMPLETION).unwrap();
+    let ring = hex(&plain.ring(0, 3 * 64));
+    let (control, address) = ("0000000a00004c030000000200000000", "11111111000000000000004d00000001");
+    assert_eq!(ring[..96], format!("{control}{address}80000003010203000000000000000000"));
+    let (control, base) = ("0000010a00004c050000000800000000", "11111111000000008000004d0000c123");
+    let route = "000000000a0b0c0d0e0f004000200000000102030405060708090a0b0c0d0e0f";
+    let local = "00000040000000070000000000001000";
+    assert_eq!(ring[128..288], format!("{control}{base}{route}{local}"));
+}
+
+#[test]
+fn the_longest_datagrams() {
+    let mut plain = PlainQueue::new(1, 64, 8);
+    let queue = &mut plain.queue;
+    let (full, compact) = (AddressVector::infiniband(2, 3, 4), CompactAddressVector::new(2, 3, 4));
+    assert_eq!((AddressVector::MAX_INLINE, CompactAddressVector::MAX_INLINE), (188, 220));
+    let flags = ControlFlags::COMPLETION;
+    assert_eq!(queue.send_inline_to(&full, &[0; 189], flags), Err(PostError::TooLong));
+    assert_eq!(queue.send_inline_immediate_to(&compact, &[0; 221], 7, flags), Err(PostError::TooLong));
+    let segments = [DataSegment::new(0, 1, 0); MAX_SEGMENTS + 1];
+    assert_eq!(queue.send_gather_to(&full, &segments, flags), Err(PostError::TooLong));
+    assert_eq!(queue.room(), 64, "a refused post takes no room");
+    queue.send_inline_to(&full, &[0; 188], flags).unwrap();
+    queue.send_inline_immediate_to(&compact, &[0; 220], 7, flags).unwrap();
+    queue.send_gather_to(&full, &segments[1..], flags).unwrap();
+    assert_eq!(queue.room(), 64 - 4 - 4 - 5);
+    assert_eq!(plain.ring(8, 8)[4..], [0, 0, 1, 20], "control, three units of address, sixteen segments");
+    let register = plain.register();
+    assert_eq!(
+        register[..8],
+        plain.ring(8, 8),
+        "more than a register half holds: only its first 8 bytes are pushed"
+    );
 }
 
 #[test]
 fn room_is_counted_exactly() {
-    let mut bench = Bench::new(72, 16, 0);
-    let queue = &mut bench.queue;
+    let mut plain = PlainQueue::new(72, 16, 2);
+    let queue = &mut plain.queue;
     let long = [7; 220];
     let remote = RemoteAddressSegment::new(0, 0);
     for _ in 0..4 {
@@ -249,22 +252,22 @@ fn room_is_counted_exactly() {
     queue.reap(12);
     assert!(queue.is_idle());
     assert_eq!(queue.room(), 16);
+    let segments = [DataSegment::new(0, 1, 0); MAX_SEGMENTS + 1];
     assert_eq!(queue.write_inline(&[0; 221], remote, ControlFlags::empty()), Err(PostError::TooLong));
     assert_eq!(queue.send_inline(&[0; 237], ControlFlags::empty()), Err(PostError::TooLong));
-    assert_eq!(
-        queue.write_gather(&[DataSegment::new(0, 1, 0); 15], remote, ControlFlags::empty()),
-        Err(PostError::TooLong)
-    );
+    assert_eq!(queue.write_gather(&segments, remote, ControlFlags::empty()), Err(PostError::TooLong));
+    assert_eq!(queue.send_gather(&segments, ControlFlags::empty()), Err(PostError::TooLong));
     assert_eq!(queue.room(), 16, "a refused post takes no room");
     queue.send_inline(&[0; 236], ControlFlags::empty()).unwrap();
-    queue.write_gather(&[DataSegment::new(0, 1, 0); 14], remote, ControlFlags::empty()).unwrap();
-    queue.send_gather(&[DataSegment::new(0, 1, 0); 15], ControlFlags::empty()).unwrap();
+    queue.write_gather(&segments[1..], remote, ControlFlags::empty()).unwrap();
+    queue.send_gather(&segments[1..], ControlFlags::empty()).unwrap();
+    assert_eq!(queue.room(), 16 - 4 - 5 - 5);
 }
 
 #[test]
 fn unsignalled_posts_are_moderated() {
-    let mut bench = Bench::new(72, 16, 0);
-    let queue = &mut bench.queue;
+    let mut plain = PlainQueue::new(72, 16, 2);
+    let queue = &mut plain.queue;
     assert!(queue.last_is_signaled(), "nothing to wait for");
     let mut signaled = Vec::new();
     for index in 0..8 {

@@ -13,7 +13,7 @@ use crate::doorbell::RecordWord;
 /// What a receive queue is built from. See [`ReceiveQueue::from_parts`].
 #[derive(Debug)]
 pub struct ReceiveParts {
-    /// The ring: `entries` receive WQEs of one [`DataSegment`] each.
+    /// The ring: `entries` receive WQEs of `SEGMENTS` [`DataSegment`]s each.
     pub ring: NonNull<DataSegment>,
     /// Receive WQEs in the ring, a power of two up to 2^15.
     pub entries: u32,
@@ -23,8 +23,9 @@ pub struct ReceiveParts {
     pub keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// A receive queue whose WQEs have one segment each. It has no register: the device reads the doorbell record when a message needs a WQE.
-pub struct ReceiveQueue {
+/// A receive queue whose WQEs have up to `SEGMENTS` segments each, a power of two (the ring's stride: PRM, QPC, log_rq_stride). It has no
+/// register: the device reads the doorbell record when a message needs a WQE.
+pub struct ReceiveQueue<const SEGMENTS: usize = 1> {
     ring: NonNull<DataSegment>,
     mask: u32,
     /// WQEs written, free running; those up to `published` are the device's.
@@ -35,9 +36,9 @@ pub struct ReceiveQueue {
 }
 
 // SAFETY: the queue is the only one that writes ring and record; the pointers are not tied to a thread.
-unsafe impl Send for ReceiveQueue {}
+unsafe impl<const SEGMENTS: usize> Send for ReceiveQueue<SEGMENTS> {}
 
-impl fmt::Debug for ReceiveQueue {
+impl<const SEGMENTS: usize> fmt::Debug for ReceiveQueue<SEGMENTS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReceiveQueue")
             .field("entries", &(self.mask + 1))
@@ -47,13 +48,14 @@ impl fmt::Debug for ReceiveQueue {
     }
 }
 
-impl ReceiveQueue {
+impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
     /// Builds a queue over memory that a device, or a test, looks at.
     ///
     /// # Safety
-    /// Until `parts.keep` is dropped: `ring` is valid for writes of `entries * 16` bytes and the doorbell record word is valid and 4-byte
+    /// Until `parts.keep` is dropped: `ring` is valid for writes of `entries * SEGMENTS * 16` bytes and the doorbell record word is valid and 4-byte
     /// aligned, and nothing but this queue writes them. `entries` is a power of two, at most 2^15.
     pub unsafe fn from_parts(parts: ReceiveParts) -> Self {
+        const { assert!(SEGMENTS.is_power_of_two(), "the stride of a receive ring is a power of two") };
         debug_assert!(parts.entries.is_power_of_two() && parts.entries <= 1 << 15);
         Self {
             ring: parts.ring,
@@ -76,10 +78,40 @@ impl ReceiveQueue {
             return false;
         }
         self.room -= 1;
-        // SAFETY: the mask keeps the entry inside the ring, which is valid for writes by the contract of `from_parts`.
-        unsafe { self.ring.add((self.producer & self.mask) as usize).write(buffer) };
+        let wqe = self.entry();
+        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes by the contract of `from_parts`.
+        unsafe {
+            wqe.write(buffer);
+            if SEGMENTS > 1 {
+                wqe.add(1).write(DataSegment::END);
+            }
+        }
         self.producer = self.producer.wrapping_add(1);
         true
+    }
+
+    /// As [`Self::push`], for a message that is scattered over up to `SEGMENTS` buffers. Empty ones are left out. Returns `false`, too, if
+    /// there are more, or none that is not empty.
+    #[inline]
+    #[must_use]
+    pub fn push_scatter(&mut self, buffers: &[DataSegment]) -> bool {
+        if self.room <= 0 {
+            return false;
+        }
+        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes by the contract of `from_parts`.
+        if !unsafe { write_scatter(self.entry(), SEGMENTS, buffers) } {
+            return false;
+        }
+        self.room -= 1;
+        self.producer = self.producer.wrapping_add(1);
+        true
+    }
+
+    /// The WQE that is written next.
+    #[inline(always)]
+    fn entry(&self) -> NonNull<DataSegment> {
+        // SAFETY: the mask keeps the entry inside the ring.
+        unsafe { self.ring.add((self.producer & self.mask) as usize * SEGMENTS) }
     }
 
     /// Gives everything that was pushed to the device.
@@ -114,4 +146,35 @@ impl ReceiveQueue {
         self.room = self.mask as i32 + 1;
         self.doorbell_record.store(0);
     }
+}
+
+/// Writes a scatter list of those of `buffers` that are not empty, and its end if there is room for more. Returns `false`, and leaves no
+/// list that anyone may read, if they are more than `most` or none.
+///
+/// # Safety
+/// `place` is valid for writes of `most` segments.
+#[inline]
+pub(super) unsafe fn write_scatter(
+    place: NonNull<DataSegment>,
+    most: usize,
+    buffers: &[DataSegment],
+) -> bool {
+    let mut filled = 0;
+    for buffer in buffers {
+        // A byte count of zero means 2 GiB to the device: an empty segment must not be written.
+        if buffer.byte_count.get() == 0 {
+            continue;
+        }
+        if filled == most {
+            return false;
+        }
+        // SAFETY: one of `most` segments.
+        unsafe { place.add(filled).write(*buffer) };
+        filled += 1;
+    }
+    if filled < most {
+        // SAFETY: as above.
+        unsafe { place.add(filled).write(DataSegment::END) };
+    }
+    filled > 0
 }

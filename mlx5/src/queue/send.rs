@@ -22,7 +22,14 @@ use crate::barrier;
 use crate::doorbell::{BlueFlame, Deferred, Doorbell, RecordWord, Register};
 use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
 
-/// Blocks of the longest WQE that is posted: what one half of a BlueFlame register holds.
+mod atomic;
+mod invalidate;
+mod ud;
+
+pub use atomic::{MaskedAdd, MaskedSwap};
+pub use ud::Destination;
+
+/// Blocks of the longest WQE that is pushed whole: what one half of a BlueFlame register holds. Longer segment lists are fetched.
 pub const MAX_WQE_BLOCKS: u32 = 4;
 const MAX_WQE_BYTES: usize = MAX_WQE_BLOCKS as usize * WQEBB;
 /// Longest payload of an inline RDMA write, in bytes.
@@ -31,9 +38,13 @@ pub const MAX_WRITE_INLINE: usize = MAX_WQE_BYTES - 2 * DS - size_of::<InlineHea
 pub const MAX_SEND_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<InlineHeader>();
 /// Bytes that fill the unit of an inline header: see [`SendQueue::send_inline_prefixed`].
 pub const PREFIX: usize = DS - size_of::<InlineHeader>();
-/// Most scatter/gather elements of an RDMA read or write.
+/// As [`SendParts::signal_period`]: no completion but those that the poster asks for, who then sees to it that room comes back.
+pub const UNMODERATED: u32 = 1 << 31;
+/// Most scatter/gather elements of an operation.
+pub const MAX_SEGMENTS: usize = 16;
+/// Most scatter/gather elements of an RDMA read or write that is pushed whole.
 pub const MAX_RDMA_SEGMENTS: usize = MAX_WQE_BYTES / DS - 2;
-/// Most scatter/gather elements of a send.
+/// Most scatter/gather elements of a send that is pushed whole.
 pub const MAX_SEND_SEGMENTS: usize = MAX_WQE_BYTES / DS - 1;
 
 /// Why nothing was posted.
@@ -64,7 +75,7 @@ pub struct SendParts {
     pub register: NonNull<u8>,
     /// Queue pair number (24 bits).
     pub qpn: u32,
-    /// A completion is asked for at least once in this many blocks: a power of two, at most an eighth of the ring.
+    /// A completion is asked for at least once in this many blocks: a power of two, at most an eighth of the ring, or [`UNMODERATED`].
     pub signal_period: u32,
     /// Keeps ring, record and register alive, and the device's object with them.
     pub keep: Arc<dyn Any + Send + Sync>,
@@ -113,7 +124,8 @@ impl<D: Doorbell> SendQueue<D> {
     /// word is valid and 4-byte aligned; `register` is valid for writes of 512 bytes and 512-byte aligned; and nothing but this queue
     /// writes any of them, save that a register may be shared if its other users are on the same thread. `blocks` and `signal_period` are as [`SendParts`] says.
     pub unsafe fn from_parts(parts: SendParts) -> Self {
-        debug_assert!(parts.signal_period.is_power_of_two() && parts.signal_period <= parts.blocks / 8);
+        debug_assert!(parts.signal_period.is_power_of_two());
+        debug_assert!(parts.signal_period <= parts.blocks / 8 || parts.signal_period == UNMODERATED);
         Self {
             // SAFETY: the caller's contract covers ring, record and register.
             ring: unsafe { Ring::new(parts.ring, parts.blocks) },
@@ -222,7 +234,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_rdma(Opcode::RdmaWrite, local, remote, flags)
     }
 
-    /// RDMA write gathered from up to [`MAX_RDMA_SEGMENTS`] segments.
+    /// RDMA write gathered from up to [`MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -265,7 +277,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_rdma(Opcode::RdmaRead, local, remote, flags)
     }
 
-    /// RDMA read scattered over up to [`MAX_RDMA_SEGMENTS`] segments.
+    /// RDMA read scattered over up to [`MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -354,7 +366,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<2>(Opcode::Send, 0, flags, [Unit::local(&local), Unit::zero(), Unit::zero()])
     }
 
-    /// Send gathered from up to [`MAX_SEND_SEGMENTS`] segments.
+    /// Send gathered from up to [`MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -552,13 +564,13 @@ impl<D: Doorbell> SendQueue<D> {
         local: &[DataSegment],
     ) -> Result<WqeIndex, PostError> {
         let body = Segments::new(remote, local);
-        if body.units() as usize >= MAX_WQE_BYTES / DS {
+        if body.units() as usize > MAX_SEGMENTS + usize::from(remote.is_some()) {
             return Err(PostError::TooLong);
         }
         self.post_wqe(opcode, immediate, flags, body)
     }
 
-    /// Posts a WQE of at most [`MAX_WQE_BLOCKS`] blocks.
+    /// Posts a WQE.
     #[inline(always)]
     fn post_wqe(
         &mut self,

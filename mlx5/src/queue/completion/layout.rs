@@ -1,0 +1,224 @@
+//! How a completion ring is laid out: plain, or with blocks of compressed CQEs that are expanded one by one.
+//!
+//! A block takes as many slots as it has completions, but the device writes only some of them. Expanding marks the slot behind the
+//! one just taken as ours and as compressed. So the next poll finds the rest of the block by the one test it does anyway, and when the
+//! block is through, all its slots have the validity of their lap, which the next lap tells from its own.
+
+use core::fmt;
+
+use barewire_layouts::cqe::compressed::{MiniArray, MiniCqe, MiniFormat};
+use barewire_layouts::cqe::{Cqe64, CqeFormat, OP_OWN_OFFSET, OWNER, SIGNATURE_OFFSET};
+
+use super::CompletionQueue;
+use super::slot::Slot;
+
+pub(super) mod sealed {
+    use super::{CompletionQueue, Cqe64, Slot};
+
+    pub trait Sealed: Sized {
+        /// Offset of the byte of a CQE that says whose it is.
+        const VALIDITY: usize;
+        /// The bits of that byte that say it.
+        const VALIDITY_MASK: u8;
+        /// There may be blocks.
+        const EXPANDS: bool;
+
+        /// What the byte is on the lap after `lap`.
+        fn next_lap(lap: u8) -> u8;
+
+        /// A CQE that is not compressed was taken.
+        fn took_plain(&mut self);
+
+        /// Takes the next completion of a block: `cqe` is what lies in its slot.
+        fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64
+        where
+            Self: super::Layout;
+
+        /// The completion that was expanded last.
+        fn expanded(&self) -> Option<&Cqe64>;
+    }
+}
+
+/// How a completion ring is laid out: [`Plain`], [`Compressed`] or [`Enhanced`]. Chosen by type when the queue is created.
+pub trait Layout: sealed::Sealed + fmt::Debug + Send + 'static {}
+
+/// One CQE for a completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plain;
+
+/// Compressed CQEs in the basic layout: see [`barewire_layouts::cqe::compressed`].
+#[derive(Clone, Copy, Debug)]
+pub struct Compressed(Block);
+
+/// Compressed CQEs in the enhanced layout: see [`barewire_layouts::cqe::compressed`].
+#[derive(Clone, Copy, Debug)]
+pub struct Enhanced {
+    block: Block,
+    /// The block's title is that of the block before: no plain CQE came between.
+    titled: bool,
+}
+
+impl Layout for Plain {}
+impl Layout for Compressed {}
+impl Layout for Enhanced {}
+
+/// A block that is being expanded.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    format: MiniFormat,
+    title: Cqe64,
+    array: MiniArray,
+    /// The next mini CQE of the array.
+    at: usize,
+    /// Completions that are still to come.
+    left: u32,
+    /// Index of the next receive WQE.
+    counter: u16,
+    expanded: Cqe64,
+}
+
+impl Block {
+    const fn new(format: MiniFormat) -> Self {
+        Self {
+            format,
+            title: Cqe64::INITIAL,
+            array: Cqe64::INITIAL.mini_array(),
+            at: 0,
+            left: 0,
+            counter: 0,
+            expanded: Cqe64::INITIAL,
+        }
+    }
+
+    fn start(&mut self, array: MiniArray, completions: u32) {
+        (self.array, self.at, self.left) = (array, 0, completions);
+    }
+
+    fn entitle(&mut self, title: Cqe64, counter: u16) {
+        (self.title, self.counter) = (title, counter);
+    }
+
+    fn next(&mut self, owner: u8) -> Cqe64 {
+        // `at` is in the array as both layouts see to it; what a faulty block would give is a zero.
+        let mini = self.array.get(self.at).copied().unwrap_or_default();
+        self.expanded = MiniCqe::expand(mini, &self.title, self.format, self.counter, owner);
+        self.counter = self.counter.wrapping_add(1);
+        self.at += 1;
+        self.left = self.left.saturating_sub(1);
+        self.expanded
+    }
+}
+
+impl Compressed {
+    pub(super) const fn new(format: MiniFormat) -> Self {
+        Self(Block::new(format))
+    }
+}
+
+impl Enhanced {
+    pub(super) const fn new(format: MiniFormat) -> Self {
+        Self { block: Block::new(format), titled: false }
+    }
+}
+
+impl sealed::Sealed for Plain {
+    const VALIDITY: usize = OP_OWN_OFFSET;
+    const VALIDITY_MASK: u8 = OWNER;
+    const EXPANDS: bool = false;
+
+    #[inline(always)]
+    fn next_lap(lap: u8) -> u8 {
+        lap ^ OWNER
+    }
+
+    #[inline(always)]
+    fn took_plain(&mut self) {}
+
+    #[inline(always)]
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64 {
+        queue.advance();
+        cqe
+    }
+
+    fn expanded(&self) -> Option<&Cqe64> {
+        None
+    }
+}
+
+impl sealed::Sealed for Compressed {
+    const VALIDITY: usize = OP_OWN_OFFSET;
+    const VALIDITY_MASK: u8 = OWNER;
+    const EXPANDS: bool = true;
+
+    #[inline(always)]
+    fn next_lap(lap: u8) -> u8 {
+        lap ^ OWNER
+    }
+
+    #[inline(always)]
+    fn took_plain(&mut self) {}
+
+    #[inline(never)]
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64 {
+        if queue.layout.0.left == 0 {
+            let array = queue.after_next().cqe().mini_array();
+            let completions = cqe.basic_count().min(queue.entries());
+            queue.layout.0.entitle(cqe, cqe.wqe_counter.get());
+            queue.layout.0.start(array, completions);
+        }
+        let owner = queue.lap & OWNER;
+        let cqe = queue.layout.0.next(owner);
+        queue.advance();
+        let left = queue.layout.0.left;
+        if left > 0 {
+            if queue.layout.0.at == queue.layout.0.array.len() {
+                let array = queue.at_next().cqe().mini_array();
+                queue.layout.0.start(array, left);
+            }
+            queue.mark_next(CqeFormat::Compressed.bits() | queue.lap & OWNER, 0);
+        }
+        cqe
+    }
+
+    fn expanded(&self) -> Option<&Cqe64> {
+        Some(&self.0.expanded)
+    }
+}
+
+impl sealed::Sealed for Enhanced {
+    const VALIDITY: usize = SIGNATURE_OFFSET;
+    const VALIDITY_MASK: u8 = u8::MAX;
+    const EXPANDS: bool = true;
+
+    #[inline(always)]
+    fn next_lap(lap: u8) -> u8 {
+        lap.wrapping_add(1)
+    }
+
+    #[inline(always)]
+    fn took_plain(&mut self) {
+        self.titled = false;
+    }
+
+    #[inline(never)]
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64 {
+        if queue.layout.block.left == 0 {
+            if !queue.layout.titled {
+                let title = *queue.before_next().cqe();
+                queue.layout.block.entitle(title, title.wqe_counter.get().wrapping_add(1));
+                queue.layout.titled = true;
+            }
+            queue.layout.block.start(cqe.mini_array(), cqe.enhanced_count());
+        }
+        let cqe = queue.layout.block.next(0);
+        queue.advance();
+        if queue.layout.block.left > 0 {
+            queue.mark_next(CqeFormat::Compressed.bits(), queue.lap);
+        }
+        cqe
+    }
+
+    fn expanded(&self) -> Option<&Cqe64> {
+        Some(&self.block.expanded)
+    }
+}

@@ -1,0 +1,56 @@
+//! The entries of a completion ring: 64 bytes, or 128 of which the second half is the CQE.
+
+use core::fmt;
+
+use barewire_layouts::cqe::{Cqe64, Cqe128, HARDWARE_OP_OWN};
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for super::Cqe64 {}
+    impl Sealed for super::Cqe128 {}
+}
+
+/// An entry of a completion ring: [`Cqe64`] or [`Cqe128`]. Chosen by type when the queue is created (PRM: CQC, cqe_sz).
+pub trait Slot: sealed::Sealed + Copy + fmt::Debug + 'static {
+    /// Where in it the CQE lies, in bytes.
+    const CQE: usize;
+    /// As the driver gives it to the device: owner bit set on the first lap, and a lap number that is none of the first laps.
+    const INITIAL: Self;
+
+    /// The CQE.
+    fn cqe(&self) -> &Cqe64;
+
+    /// The bytes before it.
+    fn data(&self) -> Option<&[u8; 64]>;
+}
+
+impl Slot for Cqe64 {
+    const CQE: usize = 0;
+    const INITIAL: Self = Self { op_own: HARDWARE_OP_OWN, signature: 0xff, ..Cqe64::INITIAL };
+
+    #[inline(always)]
+    fn cqe(&self) -> &Cqe64 {
+        self
+    }
+
+    #[inline(always)]
+    fn data(&self) -> Option<&[u8; 64]> {
+        None
+    }
+}
+
+impl Slot for Cqe128 {
+    const CQE: usize = 64;
+    const INITIAL: Self = Self { data: [0; 64], cqe: <Cqe64 as Slot>::INITIAL };
+
+    #[inline(always)]
+    fn cqe(&self) -> &Cqe64 {
+        &self.cqe
+    }
+
+    #[inline(always)]
+    fn data(&self) -> Option<&[u8; 64]> {
+        Some(&self.data)
+    }
+}

@@ -1,0 +1,178 @@
+//! Datagrams: sends that carry their destination (UD).
+
+use barewire_layouts::wqe::{
+    AddressVector, CompactAddressVector, ControlFlags, DS, DataSegment, InlineHeader, Opcode,
+};
+use zerocopy::transmute;
+
+use super::{MAX_SEGMENTS, MAX_WQE_BYTES, PostError, SendQueue, WqeIndex};
+use crate::doorbell::Doorbell;
+use crate::wqe::{Body, Inline, Segments, Sink, Unit};
+
+mod sealed {
+    use barewire_layouts::wqe::DS;
+
+    pub trait Sealed: Copy {
+        /// The address vector in 16-byte units.
+        type Units: AsRef<[[u8; DS]]> + Copy;
+
+        fn units(&self) -> Self::Units;
+    }
+}
+
+/// Where a datagram goes: a full [`AddressVector`], for InfiniBand or RoCE, or a [`CompactAddressVector`].
+pub trait Destination: sealed::Sealed {
+    /// Longest payload of an inline send to it, in bytes.
+    const MAX_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<Self>() - size_of::<InlineHeader>();
+}
+
+impl sealed::Sealed for AddressVector {
+    type Units = [[u8; DS]; 3];
+
+    #[inline(always)]
+    fn units(&self) -> Self::Units {
+        transmute!(*self)
+    }
+}
+
+impl Destination for AddressVector {}
+
+impl sealed::Sealed for CompactAddressVector {
+    type Units = [[u8; DS]; 1];
+
+    #[inline(always)]
+    fn units(&self) -> Self::Units {
+        transmute!(*self)
+    }
+}
+
+impl Destination for CompactAddressVector {}
+
+/// An address vector, then what any send has.
+#[derive(Clone, Copy)]
+struct Datagram<U, B> {
+    address: U,
+    message: B,
+}
+
+impl<U: AsRef<[[u8; DS]]> + Copy, B: Body> Body for Datagram<U, B> {
+    #[inline(always)]
+    fn units(&self) -> u32 {
+        self.address.as_ref().len() as u32 + self.message.units()
+    }
+
+    #[inline(always)]
+    fn emit(&self, sink: &mut impl Sink) {
+        for unit in self.address.as_ref() {
+            sink.unit(Unit::load(unit));
+        }
+        self.message.emit(sink);
+    }
+}
+
+/// Datagrams, for queues of UD queue pairs.
+impl<D: Doorbell> SendQueue<D> {
+    /// Sends one local segment to `destination`.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn send_to<A: Destination>(
+        &mut self,
+        destination: &A,
+        local: DataSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_datagram(Opcode::Send, 0, flags, destination, &[local])
+    }
+
+    /// Sends to `destination` what up to [`MAX_SEGMENTS`] segments name.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
+    #[inline]
+    pub fn send_gather_to<A: Destination>(
+        &mut self,
+        destination: &A,
+        local: &[DataSegment],
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_datagram(Opcode::Send, 0, flags, destination, local)
+    }
+
+    /// Like [`Self::send_gather_to`]; the receiver's completion carries `immediate`.
+    ///
+    /// # Errors
+    /// As [`Self::send_gather_to`].
+    #[inline]
+    pub fn send_immediate_to<A: Destination>(
+        &mut self,
+        destination: &A,
+        local: &[DataSegment],
+        immediate: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_datagram(Opcode::SendImmediate, immediate, flags, destination, local)
+    }
+
+    /// Sends to `destination` a payload of up to [`Destination::MAX_INLINE`] bytes that travels in the WQE; reusable at once.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`], or [`PostError::TooLong`].
+    #[inline]
+    pub fn send_inline_to<A: Destination>(
+        &mut self,
+        destination: &A,
+        payload: &[u8],
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_inline_datagram(Opcode::Send, 0, flags, destination, payload)
+    }
+
+    /// Like [`Self::send_inline_to`]; the receiver's completion carries `immediate`.
+    ///
+    /// # Errors
+    /// As [`Self::send_inline_to`].
+    #[inline]
+    pub fn send_inline_immediate_to<A: Destination>(
+        &mut self,
+        destination: &A,
+        payload: &[u8],
+        immediate: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_inline_datagram(Opcode::SendImmediate, immediate, flags, destination, payload)
+    }
+
+    #[inline(always)]
+    fn post_datagram<A: Destination>(
+        &mut self,
+        opcode: Opcode,
+        immediate: u32,
+        flags: ControlFlags,
+        destination: &A,
+        local: &[DataSegment],
+    ) -> Result<WqeIndex, PostError> {
+        let message = Segments::new(None, local);
+        if message.units() as usize > MAX_SEGMENTS {
+            return Err(PostError::TooLong);
+        }
+        self.post_wqe(opcode, immediate, flags, Datagram { address: destination.units(), message })
+    }
+
+    #[inline(always)]
+    fn post_inline_datagram<A: Destination>(
+        &mut self,
+        opcode: Opcode,
+        immediate: u32,
+        flags: ControlFlags,
+        destination: &A,
+        payload: &[u8],
+    ) -> Result<WqeIndex, PostError> {
+        if payload.len() > A::MAX_INLINE {
+            return Err(PostError::TooLong);
+        }
+        let message = Inline::new(None, payload);
+        self.post_wqe(opcode, immediate, flags, Datagram { address: destination.units(), message })
+    }
+}

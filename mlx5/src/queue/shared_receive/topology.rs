@@ -1,0 +1,170 @@
+//! In which order the device takes the WQEs of a shared receive queue, and which are free.
+
+use core::fmt;
+use core::ptr::NonNull;
+
+use barewire_layouts::wqe::SharedReceiveHeader;
+
+/// In which order the device takes the WQEs: [`List`] or [`Cyclic`]. Chosen by type when the queue is created.
+pub trait Topology: Order {}
+
+/// What a topology does: of this crate only.
+pub trait Order: fmt::Debug + Sized + Send + 'static {
+    /// The state of a queue of `entries` WQEs in which nothing is posted.
+    fn new(entries: u32) -> Self;
+
+    /// WQEs that may be posted at once.
+    fn capacity(entries: u32) -> u32;
+
+    /// Takes a free WQE: the next one that the device will look at. There is one.
+    fn take(&mut self, wqes: &Wqes) -> u32;
+
+    /// Gives back WQE `index`; returns how many became free by that.
+    fn release(&mut self, wqes: &Wqes, posted: &Posted, index: u32) -> u32;
+}
+
+impl Topology for List {}
+impl Topology for Cyclic {}
+
+/// A linked list: what `ibv_create_srq` makes (PRM: wq_type, linked list).
+#[derive(Clone, Copy, Debug)]
+pub struct List {
+    /// The next WQE to post.
+    head: u32,
+    /// The WQE that released ones are put behind.
+    tail: u32,
+}
+
+/// A ring (PRM: wq_type, cyclic).
+#[derive(Clone, Copy, Debug)]
+pub struct Cyclic {
+    /// WQEs posted, free running.
+    producer: u32,
+    /// WQEs free again, free running.
+    consumer: u32,
+}
+
+/// The WQEs as memory.
+#[derive(Debug)]
+pub struct Wqes {
+    start: NonNull<u8>,
+    mask: u32,
+    stride: usize,
+}
+
+impl Wqes {
+    /// # Safety
+    /// `start` is valid for reads and writes of `entries` WQEs of `stride` bytes and aligned to 16 for as long as the value is used, and nothing
+    /// but its owner writes there. `entries` is a power of two.
+    pub(super) unsafe fn new(start: NonNull<u8>, entries: u32, stride: usize) -> Self {
+        let wqes = Self { start, mask: entries - 1, stride };
+        for index in 0..entries {
+            wqes.lead(index, (index + 1) & wqes.mask);
+        }
+        wqes
+    }
+
+    /// WQEs less one.
+    pub(super) fn mask(&self) -> u32 {
+        self.mask
+    }
+
+    /// WQE `index`, modulo their number.
+    pub(super) fn wqe(&self, index: u32) -> NonNull<u8> {
+        // SAFETY: the mask keeps the WQE inside the ring.
+        unsafe { self.start.add((index & self.mask) as usize * self.stride) }
+    }
+
+    /// The WQE that the header of WQE `index` leads to.
+    fn next(&self, index: u32) -> u32 {
+        // SAFETY: every WQE starts with a header, valid for reads by the contract of `new`.
+        let header = unsafe { self.wqe(index).cast::<SharedReceiveHeader>().read() };
+        u32::from(header.next_wqe_index.get())
+    }
+
+    /// Makes the header of WQE `index` lead to `next`.
+    fn lead(&self, index: u32, next: u32) {
+        // SAFETY: as above, and for writes.
+        unsafe { self.wqe(index).cast().write(SharedReceiveHeader::new(next as u16)) };
+    }
+}
+
+/// One bit for each WQE: it is the device's. A completion that names another WQE is not believed.
+#[derive(Debug)]
+pub struct Posted(Box<[u64]>);
+
+impl Posted {
+    pub(super) fn new(entries: u32) -> Self {
+        Self(vec![0; entries.div_ceil(64) as usize].into())
+    }
+
+    pub(super) fn set(&mut self, index: u32) {
+        if let Some(word) = self.0.get_mut(index as usize / 64) {
+            *word |= 1 << (index % 64);
+        }
+    }
+
+    /// Returns whether it was set.
+    pub(super) fn clear(&mut self, index: u32) -> bool {
+        let was = self.contains(index);
+        if let Some(word) = self.0.get_mut(index as usize / 64) {
+            *word &= !(1 << (index % 64));
+        }
+        was
+    }
+
+    fn contains(&self, index: u32) -> bool {
+        self.0.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 != 0)
+    }
+}
+
+impl Order for List {
+    fn new(entries: u32) -> Self {
+        Self { head: 0, tail: entries - 1 }
+    }
+
+    fn capacity(entries: u32) -> u32 {
+        entries - 1
+    }
+
+    #[inline]
+    fn take(&mut self, wqes: &Wqes) -> u32 {
+        let index = self.head;
+        self.head = wqes.next(index) & wqes.mask;
+        index
+    }
+
+    #[inline]
+    fn release(&mut self, wqes: &Wqes, _posted: &Posted, index: u32) -> u32 {
+        wqes.lead(self.tail, index);
+        self.tail = index;
+        1
+    }
+}
+
+impl Order for Cyclic {
+    fn new(_entries: u32) -> Self {
+        Self { producer: 0, consumer: 0 }
+    }
+
+    fn capacity(entries: u32) -> u32 {
+        entries
+    }
+
+    #[inline]
+    fn take(&mut self, wqes: &Wqes) -> u32 {
+        let index = self.producer & wqes.mask;
+        self.producer = self.producer.wrapping_add(1);
+        index
+    }
+
+    #[inline]
+    fn release(&mut self, wqes: &Wqes, posted: &Posted, _index: u32) -> u32 {
+        let before = self.consumer;
+        // Every WQE is stepped over once a lap, so that this is a step for each release on the whole.
+        while self.consumer != self.producer && !posted.contains(self.consumer & wqes.mask) {
+            self.consumer = self.consumer.wrapping_add(1);
+        }
+        self.consumer.wrapping_sub(before)
+    }
+}

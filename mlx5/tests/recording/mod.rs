@@ -1,0 +1,80 @@
+//! A command channel that keeps what goes through it.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use barewire_mlx5::channel::soft::Soft;
+use barewire_mlx5::channel::{CommandChannel, Object, Uar, Umem};
+use barewire_mlx5::layouts::command::{InHeader, Request};
+use barewire_mlx5::layouts::prm::View;
+use barewire_mlx5::{Error, hca};
+
+/// The commands that were sent, in order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Commands(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Commands {
+    /// The last command of layout `R`.
+    pub(crate) fn last<R: Request>(&self) -> Vec<u8> {
+        let commands = self.0.lock().unwrap();
+        let is_wanted = |bytes: &&Vec<u8>| {
+            View::<InHeader>::new(bytes).is_some_and(|header| header.get(InHeader::OPCODE) == Ok(R::OPCODE))
+        };
+        commands.iter().rfind(is_wanted).cloned().expect("such a command was sent")
+    }
+
+    fn keep(&self, input: &[u8]) {
+        self.0.lock().unwrap().push(input.to_vec());
+    }
+}
+
+/// The channel to a software HCA, recorded.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    soft: Soft,
+    commands: Commands,
+}
+
+impl Recording {
+    pub(crate) fn new() -> (Self, Commands) {
+        let commands = Commands::default();
+        let device = hca::Device::open(hca::Config::default()).unwrap();
+        (Self { soft: Soft::new(device), commands: commands.clone() }, commands)
+    }
+}
+
+#[derive(Debug)]
+struct Recorded {
+    object: Box<dyn Object>,
+    commands: Commands,
+}
+
+impl Object for Recorded {
+    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        self.commands.keep(input);
+        self.object.execute(input, output)
+    }
+}
+
+// SAFETY: what it does is done by a channel that keeps the contract.
+unsafe impl CommandChannel for Recording {
+    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        self.commands.keep(input);
+        self.soft.execute(input, output)
+    }
+
+    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
+        self.commands.keep(input);
+        let object = self.soft.create(input, output)?;
+        Ok(Box::new(Recorded { object, commands: self.commands.clone() }))
+    }
+
+    fn allocate_uar(&self) -> Result<Box<dyn Uar>, Error> {
+        self.soft.allocate_uar()
+    }
+
+    unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
+        // SAFETY: the caller's contract.
+        unsafe { self.soft.register_umem(start, length) }
+    }
+}

@@ -1,0 +1,114 @@
+//! A send queue over plain memory that shows what was written.
+
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use barewire_mlx5::ControlFlags;
+use barewire_mlx5::queue::send::{SendParts, SendQueue};
+
+/// Bytes of a send ring's block.
+pub(crate) const BLOCK: usize = 64;
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Block([u8; BLOCK]);
+
+/// Ring, register and doorbell record.
+#[repr(C, align(512))]
+struct Memory {
+    register: UnsafeCell<[u8; 512]>,
+    ring: UnsafeCell<Vec<Block>>,
+    record: UnsafeCell<[u32; 2]>,
+}
+
+// SAFETY: whoever makes a queue here keeps it on one thread, and nobody else touches the memory.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+/// A send queue over plain memory.
+pub(crate) struct PlainQueue {
+    pub(crate) queue: SendQueue,
+    memory: Arc<Memory>,
+    /// Blocks posted.
+    producer: u32,
+}
+
+impl PlainQueue {
+    /// A queue of `blocks` blocks.
+    pub(crate) fn new(qpn: u32, blocks: u32, signal_period: u32) -> Self {
+        let memory = Arc::new(Memory {
+            register: UnsafeCell::new([0; 512]),
+            ring: UnsafeCell::new(vec![Block([0; BLOCK]); blocks as usize]),
+            record: UnsafeCell::new([0; 2]),
+        });
+        // SAFETY: nobody else looks at the memory.
+        let ring = NonNull::from(unsafe { (*memory.ring.get()).as_mut_slice() }).cast();
+        let record = NonNull::new(memory.record.get()).expect("a reference is not null").cast::<u32>();
+        // SAFETY: the memory has the sizes and alignments asked for, and `keep` holds it.
+        let queue = unsafe {
+            SendQueue::from_parts(SendParts {
+                ring,
+                blocks,
+                doorbell_record: record.add(1),
+                register: NonNull::new(memory.register.get()).expect("a reference is not null").cast(),
+                qpn,
+                signal_period,
+                keep: memory.clone(),
+            })
+        };
+        Self { queue, memory, producer: 0 }
+    }
+
+    /// Moves on to counter value `producer`, modulo 2^16, by posting and reaping NOPs.
+    pub(crate) fn advance(&mut self, producer: u32) {
+        while self.producer as u16 != producer as u16 {
+            self.queue.nop(ControlFlags::empty()).expect("all of the ring is free");
+            self.reap();
+        }
+    }
+
+    /// Takes everything posted for done.
+    pub(crate) fn reap(&mut self) {
+        let posted = self.queue.blocks() - self.queue.room();
+        self.producer = self.producer.wrapping_add(posted);
+        if let Some(last) = self.queue.last_index() {
+            self.queue.reap(last.0);
+        }
+    }
+
+    /// Makes every byte of ring and register `filler`.
+    pub(crate) fn fill(&mut self, filler: u8) {
+        // SAFETY: nobody else looks at the memory.
+        unsafe {
+            (*self.memory.ring.get()).fill(Block([filler; BLOCK]));
+            (*self.memory.register.get()).fill(filler);
+        }
+    }
+
+    /// The blocks that were posted and not reaped.
+    pub(crate) fn posted(&self) -> Vec<u8> {
+        let blocks = (self.queue.blocks() - self.queue.room()) as usize;
+        self.ring(self.producer as usize % self.queue.blocks() as usize, blocks * BLOCK)
+    }
+
+    /// `bytes` bytes from `slot` on, in ring order.
+    pub(crate) fn ring(&self, slot: usize, bytes: usize) -> Vec<u8> {
+        // SAFETY: nobody else looks at the memory.
+        let ring = unsafe { &*self.memory.ring.get() };
+        (0..bytes).map(|at| ring[(slot + at / BLOCK) % ring.len()].0[at % BLOCK]).collect()
+    }
+
+    /// Both words of the doorbell record.
+    pub(crate) fn record(&self) -> Vec<u8> {
+        // SAFETY: as above.
+        unsafe { (*self.memory.record.get()).iter().flat_map(|word| word.to_ne_bytes()).collect() }
+    }
+
+    /// Both halves of the register.
+    pub(crate) fn register(&self) -> Vec<u8> {
+        // SAFETY: as above.
+        unsafe { (*self.memory.register.get()).to_vec() }
+    }
+}

@@ -1,0 +1,182 @@
+//! Posts the operations of a golden file through the driver, over plain memory.
+//!
+//! Shared by the tests and `examples/wqe_dump.rs`. The file is what `reference/golden/README.md` describes; what it does not say, it says
+//! nowhere, and is taken as the recorder had it:
+//! - a datagram goes to the file's other UD queue pair, with queue key 0x11111111, behind LID 1;
+//! - see [`request::Recorder`] for the `ibv_wr` form.
+
+pub(crate) mod memory;
+pub(crate) mod request;
+
+use std::collections::BTreeMap;
+
+use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::queue::send::UNMODERATED;
+use serde_json::Value;
+
+use memory::PlainQueue;
+use request::{Recorder, Request};
+
+/// What went wrong with a file, in words.
+pub(crate) type Result<T> = core::result::Result<T, String>;
+
+/// A byte that was not written.
+pub(crate) const UNTOUCHED: u8 = 0xee;
+/// Another filler: a byte that differs between the two was not written.
+const OTHER: u8 = 0x11;
+
+const QKEY: u32 = 0x1111_1111;
+const LID: u16 = 1;
+
+/// What an operation wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// Its name in the file.
+    pub(crate) name: String,
+    /// The ring's blocks, in ring order.
+    pub(crate) ring: Vec<u8>,
+    /// Both words of the doorbell record.
+    pub(crate) record: Vec<u8>,
+    /// What was stored at the BlueFlame register.
+    pub(crate) register: Vec<u8>,
+}
+
+/// Queues like a file's, on which its operations are posted one after the other.
+pub(crate) struct Replay {
+    lines: Vec<Value>,
+    recorder: Recorder,
+    queues: BTreeMap<u64, Queue>,
+}
+
+/// A queue twice, with different fillers.
+struct Queue {
+    twins: [PlainQueue; 2],
+    destination: Option<AddressVector>,
+    /// The request before was a local invalidation.
+    behind_invalidation: bool,
+}
+
+impl Replay {
+    /// Reads a file and creates its queues.
+    pub(crate) fn new(text: &str) -> Result<Self> {
+        let mut lines = vec![];
+        for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            lines.push(
+                serde_json::from_str::<Value>(line).map_err(|error| format!("line {}: {error}", at + 1))?,
+            );
+        }
+        let requests: Vec<&Value> =
+            lines.iter().flat_map(|line| line["params"].as_array().into_iter().flatten()).collect();
+        let recorder = Recorder::from_requests(&requests);
+        let pairs: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "qp").collect();
+        let mut queues = BTreeMap::new();
+        for pair in &pairs {
+            let (qpn, blocks) = (number(pair, "qpn")? as u32, number(pair, "sq_wqe_cnt")? as u32);
+            if !blocks.is_power_of_two() || !(16..=1 << 15).contains(&blocks) {
+                return Err(format!("a send ring of {blocks} blocks"));
+            }
+            let peer = pairs.iter().find(|other| is_ud(other) && other["qpn"] != pair["qpn"]).unwrap_or(pair);
+            let destination = if is_ud(pair) {
+                Some(AddressVector::infiniband(number(peer, "qpn")? as u32, QKEY, LID))
+            } else {
+                None
+            };
+            let queue = Queue {
+                twins: [(); 2].map(|()| PlainQueue::new(qpn, blocks, UNMODERATED)),
+                destination,
+                behind_invalidation: false,
+            };
+            queues.insert(number(pair, "ord")?, queue);
+        }
+        Ok(Self { lines, recorder, queues })
+    }
+
+    /// Posts every operation in the file's order.
+    pub(crate) fn run(&mut self) -> Result<Vec<Written>> {
+        let mut written = vec![];
+        for line in self.lines.iter().filter(|line| line["kind"] == "op") {
+            let name = line["name"].as_str().unwrap_or("");
+            let queue = self
+                .queues
+                .get_mut(&number(line, "qp")?)
+                .ok_or_else(|| format!("{name}: its queue pair is not in the file"))?;
+            written.push(queue.post(line, &self.recorder).map_err(|error| format!("{name}: {error}"))?);
+        }
+        Ok(written)
+    }
+}
+
+impl Queue {
+    fn post(&mut self, line: &Value, recorder: &Recorder) -> Result<Written> {
+        let mut requests = vec![];
+        for position in 0..line["params"].as_array().map_or(0, Vec::len) {
+            let mut request = Request::read(line, position, recorder, self.destination)?;
+            if self.behind_invalidation {
+                request.fence_behind_invalidation();
+            }
+            self.behind_invalidation = request.is_local_invalidation();
+            requests.push(request);
+        }
+        let producer = number(line, "pi_before")? as u32;
+        for (plain, filler) in self.twins.iter_mut().zip([UNTOUCHED, OTHER]) {
+            plain.advance(producer);
+            plain.fill(filler);
+            let refused = |error: barewire_mlx5::PostError| error.to_string();
+            if let [request] = &requests[..] {
+                request.post(&mut plain.queue)?.map_err(refused)?;
+            } else {
+                let mut batch = plain.queue.batch();
+                for request in &requests {
+                    request.post(&mut batch)?.map_err(refused)?;
+                }
+            }
+        }
+        let [plain, other] = &self.twins;
+        let written = Written {
+            name: line["name"].as_str().unwrap_or("").to_owned(),
+            ring: plain.posted(),
+            record: plain.record(),
+            register: stored(&plain.register(), &other.register()),
+        };
+        self.twins.iter_mut().for_each(PlainQueue::reap);
+        Ok(written)
+    }
+}
+
+/// What was stored at the half of the register that was written.
+fn stored(plain: &[u8], other: &[u8]) -> Vec<u8> {
+    let mut halves = plain.chunks(plain.len() / 2).zip(other.chunks(other.len() / 2));
+    halves
+        .find_map(|(plain, other)| {
+            let last = plain.iter().zip(other).rposition(|(plain, other)| plain == other)?;
+            Some(plain[..=last].to_vec())
+        })
+        .unwrap_or_default()
+}
+
+fn is_ud(pair: &Value) -> bool {
+    pair["type"].as_str().is_some_and(|kind| kind.starts_with("UD"))
+}
+
+/// The number `key` of `value`.
+pub(crate) fn number(value: &Value, key: &str) -> Result<u64> {
+    value[key].as_u64().ok_or_else(|| format!("no number {key} in {value}"))
+}
+
+/// The bytes that hexadecimal `text` spells.
+pub(crate) fn bytes(text: &str) -> Result<Vec<u8>> {
+    let digit = |byte: u8| (byte as char).to_digit(16).ok_or_else(|| format!("not hexadecimal: {text}"));
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| match pair {
+            [high, low] => Ok((digit(*high)? << 4 | digit(*low)?) as u8),
+            _ => Err(format!("half a byte at the end: {text}")),
+        })
+        .collect()
+}
+
+/// `bytes` in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or('?');
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
