@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::error::{EndpointError, HandlerError};
+use crate::pool::Lease;
 
 /// Active-message ids per interface.
 pub const MAX_HANDLERS: u8 = 32;
@@ -54,16 +55,17 @@ impl fmt::Debug for Message<'_> {
 /// Bytes of a message that its handler kept. Dropping it gives the buffer back.
 pub struct KeptMessage {
     data: NonNull<[u8]>,
-    buffer: u32,
+    /// Taken when it is dropped.
+    buffer: Option<Lease>,
     owner: Rc<dyn Reclaim>,
 }
 
 impl KeptMessage {
     /// # Safety
-    /// `data` lies in buffer `buffer` of `owner`, stays valid and unwritten until `owner.reclaim(buffer)`
-    /// is called, and nobody else reclaims that buffer.
-    pub(crate) unsafe fn new(data: &[u8], buffer: u32, owner: Rc<dyn Reclaim>) -> Self {
-        Self { data: NonNull::from(data), buffer, owner }
+    /// `data` lies in `buffer`, a buffer of `owner`, and stays valid and unwritten until `owner.reclaim(buffer)` is
+    /// called.
+    pub(crate) unsafe fn new(data: &[u8], buffer: Lease, owner: Rc<dyn Reclaim>) -> Self {
+        Self { data: NonNull::from(data), buffer: Some(buffer), owner }
     }
 }
 
@@ -78,7 +80,9 @@ impl Deref for KeptMessage {
 
 impl Drop for KeptMessage {
     fn drop(&mut self) {
-        self.owner.reclaim(self.buffer);
+        if let Some(buffer) = self.buffer.take() {
+            self.owner.reclaim(buffer);
+        }
     }
 }
 
@@ -90,13 +94,13 @@ impl fmt::Debug for KeptMessage {
 
 /// Turns the message being handled into a kept one.
 pub(crate) trait Keeper {
-    /// Called at most once per message, with its data.
+    /// Called once per message, if at all, with its data.
     fn keep(&self, data: &[u8]) -> KeptMessage;
 }
 
 /// Takes the buffer of a kept message back.
 pub(crate) trait Reclaim {
-    fn reclaim(&self, buffer: u32);
+    fn reclaim(&self, buffer: Lease);
 }
 
 type Handler = Box<dyn FnMut(Message<'_>)>;
@@ -107,6 +111,8 @@ pub(crate) struct Handlers {
     slots: [Cell<Option<Handler>>; MAX_HANDLERS as usize],
     error: Cell<Option<ErrorHandler>>,
     unhandled: Cell<u64>,
+    /// No handler is taken any more.
+    closed: Cell<bool>,
 }
 
 impl Handlers {
@@ -115,17 +121,23 @@ impl Handlers {
             slots: [const { Cell::new(None) }; MAX_HANDLERS as usize],
             error: Cell::new(None),
             unhandled: Cell::new(0),
+            closed: Cell::new(false),
         }
     }
 
     pub(crate) fn set(&self, id: u8, handler: Handler) -> Result<(), HandlerError> {
         let slot = self.slots.get(usize::from(id)).ok_or(HandlerError::UnknownHandlerId(id))?;
+        if self.closed.get() {
+            return Err(HandlerError::Closed);
+        }
         drop(slot.replace(Some(handler)));
         Ok(())
     }
 
     pub(crate) fn set_error(&self, handler: ErrorHandler) {
-        drop(self.error.replace(Some(handler)));
+        if !self.closed.get() {
+            drop(self.error.replace(Some(handler)));
+        }
     }
 
     /// Messages that came for an id without handler.
@@ -160,8 +172,9 @@ impl Handlers {
         }
     }
 
-    /// Drops every handler, and with them the endpoints they captured.
-    pub(crate) fn clear(&self) {
+    /// Drops every handler for good, and with them the endpoints they captured.
+    pub(crate) fn close(&self) {
+        self.closed.set(true);
         for slot in &self.slots {
             drop(slot.take());
         }

@@ -10,6 +10,7 @@
 //! | 6.. | body, defined by the transport, integers big-endian |
 
 use std::fmt;
+use std::net::Ipv6Addr;
 
 use thiserror::Error;
 
@@ -273,7 +274,7 @@ macro_rules! address {
 }
 
 address!(
-    /// Where a device is reached: a RoCE GID, or the process for `self`.
+    /// Where a device is reached: a RoCE GID, or the process for `self`. Displays as people write it.
     DeviceAddress,
     Device
 );
@@ -287,6 +288,15 @@ address!(
     EndpointAddress,
     Endpoint
 );
+
+impl fmt::Display for DeviceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.transport(), self.0.bytes()[HEADER..].first_chunk::<16>()) {
+            (TransportId::RcMlx5, Some(gid)) => write!(f, "{}", Ipv6Addr::from(*gid).to_canonical()),
+            _ => write!(f, "{:?}", self.0),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,9 @@
 //! What there is on this machine, and what is missing and why.
 
-use crate::capability::Attributes;
+use barewire_verbs::Finding;
+
+use crate::attributes::Attributes;
+use crate::config::InterfaceConfig;
 use crate::transport::{rc_mlx5, self_};
 
 /// A family of devices.
@@ -51,8 +54,21 @@ impl Absent {
     }
 }
 
-/// Lists components, their devices and transports, and for what is absent the reason. Opens no device.
+/// Lists components, their devices and transports, and for what is absent the reason. Opens no device and leaves
+/// nothing behind.
+///
+/// ```
+/// for component in barewire::components() {
+///     for device in &component.devices {
+///         println!("{} {}", device.name, device.transports[0].name);
+///     }
+///     for absent in &component.absent {
+///         println!("no {}: {}", absent.what, absent.reason);
+///     }
+/// }
+/// ```
 pub fn components() -> Vec<Component> {
+    let findings = barewire_verbs::probe();
     vec![
         Component {
             name: "self",
@@ -72,10 +88,105 @@ pub fn components() -> Vec<Component> {
                 description: "software HCA of this process, RoCEv2 over UDP on loopback".to_owned(),
                 transports: vec![TransportInfo {
                     name: rc_mlx5::NAME,
-                    attributes: rc_mlx5::attributes(&crate::InterfaceConfig::default()),
+                    attributes: rc_mlx5::attributes(&InterfaceConfig::default()),
                 }],
             }],
-            absent: vec![Absent::new("mlx5 hardware", "this version drives the software HCA only")],
+            absent: hardware(&findings),
+        },
+        Component {
+            name: "verbs",
+            description: "RDMA devices through libibverbs",
+            devices: vec![],
+            absent: verbs(&findings),
+        },
+        Component {
+            name: "shm",
+            description: "memory shared by processes of this machine",
+            devices: vec![],
+            absent: vec![Absent::new(
+                "shm",
+                "this version has no transport over shared memory; the crate barewire-shm has the segments",
+            )],
+        },
+        Component {
+            name: "tcp",
+            description: "TCP sockets",
+            devices: vec![],
+            absent: vec![Absent::new(
+                "tcp",
+                "this version has no transport over TCP; the crate barewire-tcp has the message streams",
+            )],
         },
     ]
+}
+
+/// What the driver lacks on this machine: it has no way to a real device yet.
+fn hardware(findings: &[Finding]) -> Vec<Absent> {
+    let reason = |finding: &Finding| {
+        if finding.usable {
+            "the device is there, but this version's driver reaches the software HCA only".to_owned()
+        } else {
+            finding.reason.clone()
+        }
+    };
+    let ours = findings.iter().filter(|finding| {
+        // A finding that names no device is about the whole machine.
+        finding.device.starts_with("mlx5") || finding.device == MACHINE
+    });
+    ours.map(|finding| Absent::new(hardware_name(finding), reason(finding))).collect()
+}
+
+/// The device of findings about the machine as a whole.
+const MACHINE: &str = "rdma";
+
+fn hardware_name(finding: &Finding) -> String {
+    if finding.device == MACHINE { "ConnectX hardware".to_owned() } else { finding.device.clone() }
+}
+
+/// Why there are no transports over verbs.
+fn verbs(findings: &[Finding]) -> Vec<Absent> {
+    let reason = |finding: &Finding| {
+        if finding.usable {
+            "the device is there, but this version has no transport over verbs".to_owned()
+        } else {
+            finding.reason.clone()
+        }
+    };
+    ["rc_verbs", "ud_verbs"]
+        .into_iter()
+        .flat_map(|transport| {
+            findings.iter().map(move |finding| {
+                let what = match finding.device.as_str() {
+                    MACHINE => transport.to_owned(),
+                    device => format!("{transport} on {device}"),
+                };
+                Absent::new(what, reason(finding))
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(device: &str, usable: bool) -> Finding {
+        Finding { device: device.to_owned(), usable, reason: format!("{device} is so") }
+    }
+
+    #[test]
+    fn every_absence_has_its_reason() {
+        let findings = [finding("mlx5_0", true), finding("rxe0", false)];
+        let absent = hardware(&findings);
+        assert_eq!(absent.len(), 1);
+        assert!(absent[0].what == "mlx5_0" && absent[0].reason.contains("software HCA only"));
+        let names: Vec<_> = verbs(&findings).into_iter().map(|absent| absent.what).collect();
+        assert_eq!(
+            names,
+            ["rc_verbs on mlx5_0", "rc_verbs on rxe0", "ud_verbs on mlx5_0", "ud_verbs on rxe0"]
+        );
+        let nothing = [finding(MACHINE, false)];
+        assert_eq!(hardware(&nothing), [Absent::new("ConnectX hardware", "rdma is so")]);
+        assert_eq!(verbs(&nothing)[1], Absent::new("ud_verbs", "rdma is so"));
+    }
 }

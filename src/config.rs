@@ -12,7 +12,7 @@ use crate::error::OpenError;
 pub struct InterfaceConfig {
     /// Room of each endpoint's send queue, in 64-byte WQE building blocks; a power of two, 16 to 32768.
     pub send_ring: u32,
-    /// Messages that an endpoint can receive ahead of progress; a power of two, 1 to 32768.
+    /// Messages that an endpoint can receive ahead of progress; a power of two, 4 to 32768.
     pub receive_ring: u32,
     /// Messages per endpoint that handlers can keep before it starts to run out of receive buffers.
     pub spare_receive_buffers: u32,
@@ -32,7 +32,7 @@ pub struct InterfaceConfig {
     pub rnr_retry: u8,
     /// Receiver-not-ready timer code sent to peers (IBTA table 45), 1 to 31.
     pub min_rnr_timer: u8,
-    /// Reads and atomics in flight per endpoint, and served per endpoint; a power of two, 1 to 16.
+    /// Reads and atomics in flight per endpoint, and served per endpoint: 1 to 16, rounded down to a power of two.
     pub max_rd_atomic: u8,
 }
 

@@ -46,6 +46,27 @@ impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
     /// [`Flags::CONNECT_TO_EP`](crate::Flags::CONNECT_TO_EP).
     ///
+    /// Both ends make one, tell each other their device's and their endpoint's address by any means, and connect:
+    ///
+    /// ```
+    /// # use barewire::*;
+    /// let mut worker = Worker::new();
+    /// let domain = Domain::open("rc_mlx5", "soft0:1")?;
+    /// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
+    /// here.connect(&interface.device_address(), &there.address())?;
+    /// there.connect(&interface.device_address(), &here.address())?;
+    ///
+    /// let memory = domain.allocate(4096, Access::REMOTE_WRITE)?;
+    /// let key = domain.unpack_key(&memory.pack_key())?;
+    /// let _ = here.put_short(b"hello", memory.address(), &key)?;
+    /// while here.flush(FlushMode::Remote, None)? == Posted::InProgress {
+    ///     worker.progress();
+    /// }
+    /// assert_eq!(memory.load_u8(0)?, b'h');
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError::Unsupported`], [`OpenError::TooManyEndpoints`], [`OpenError::Device`],
     /// [`OpenError::Closed`]

@@ -2,7 +2,7 @@
 
 use crate::active_message::Message;
 use crate::address::{DeviceAddress, InterfaceAddress};
-use crate::capability::Attributes;
+use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::domain::Domain;
@@ -77,7 +77,7 @@ impl Interface {
     /// Sets the handler of active messages `id` (0 to 31), replacing an older one. Handlers may post.
     ///
     /// # Errors
-    /// [`HandlerError::UnknownHandlerId`]
+    /// [`HandlerError::UnknownHandlerId`], [`HandlerError::Closed`]
     pub fn set_handler(
         &self,
         id: u8,

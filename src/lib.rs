@@ -31,6 +31,7 @@
 mod active_message;
 mod address;
 mod allocation;
+mod attributes;
 pub mod capability;
 mod completion;
 mod component;
@@ -51,7 +52,7 @@ mod worker;
 
 pub use active_message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
 pub use address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind};
-pub use capability::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 pub use completion::{Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::InterfaceConfig;

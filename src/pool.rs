@@ -13,7 +13,7 @@ pub(crate) unsafe trait Block {
     fn len(&self) -> usize;
 }
 
-/// The pool of buffers of `SIZE` bytes. A buffer is named by its index and belongs to whoever took it until it is
+/// The pool of buffers of `SIZE` bytes. A buffer belongs to whoever took it, as a [`Buffer`] or a [`Lease`], until it is
 /// given back.
 pub(crate) struct Pool<M, const SIZE: usize> {
     block: M,
@@ -49,29 +49,43 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         Some(Buffer { pool: self, index })
     }
 
-    /// The guard of a buffer whose guard was dissolved by [`Buffer::into_index`].
-    pub(crate) fn adopt(&self, index: u32) -> Buffer<'_, M, SIZE> {
+    /// The guard of a buffer that was taken from this pool.
+    #[expect(clippy::needless_pass_by_value, reason = "a lease is used up")]
+    pub(crate) fn adopt(&self, lease: Lease) -> Buffer<'_, M, SIZE> {
+        let Lease(index) = lease;
         Buffer { pool: self, index }
     }
 
-    /// Gives a buffer back whose guard was dissolved by [`Buffer::into_index`]. Giving one back twice, or
-    /// one that was never taken, hands it out twice: callers keep each index in exactly one place.
+    /// Gives back a buffer that was taken from this pool.
     #[inline]
-    pub(crate) fn give(&self, index: u32) {
+    #[expect(clippy::needless_pass_by_value, reason = "a lease is used up")]
+    pub(crate) fn give(&self, lease: Lease) {
+        let Lease(index) = lease;
         if let Some(next) = self.next.get(index as usize) {
             next.set(self.head.get());
             self.head.set(index);
         }
     }
 
-    /// First byte of a buffer.
+    /// First byte of a buffer that was taken from this pool.
     #[inline]
-    pub(crate) fn pointer(&self, index: u32) -> NonNull<u8> {
+    pub(crate) fn start_of(&self, lease: &Lease) -> NonNull<u8> {
+        self.pointer(lease.0)
+    }
+
+    #[inline]
+    fn pointer(&self, index: u32) -> NonNull<u8> {
         debug_assert!((index as usize) < self.next.len());
         // SAFETY: indices come from `take`, so the buffer lies inside the block.
         unsafe { self.block.start().add(index as usize * SIZE) }
     }
 }
+
+/// A buffer without its pool: like a [`Buffer`] there is one at a time, but it can be put away. Dropping it loses the
+/// buffer; it is given back through [`Pool::give`].
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Lease(u32);
 
 /// A buffer taken from a pool; dropping it gives it back.
 pub(crate) struct Buffer<'p, M: Block, const SIZE: usize> {
@@ -93,19 +107,19 @@ impl<M: Block, const SIZE: usize> Buffer<'_, M, SIZE> {
         self.pool.pointer(self.index).addr().get() as u64
     }
 
-    /// Dissolves the guard; the index must come back through [`Pool::give`].
+    /// Leaves the guard.
     #[inline]
-    pub(crate) fn into_index(self) -> u32 {
+    pub(crate) fn into_lease(self) -> Lease {
         let index = self.index;
         std::mem::forget(self);
-        index
+        Lease(index)
     }
 }
 
 impl<M: Block, const SIZE: usize> Drop for Buffer<'_, M, SIZE> {
     #[inline]
     fn drop(&mut self) {
-        self.pool.give(self.index);
+        self.pool.give(Lease(self.index));
     }
 }
 
@@ -126,11 +140,11 @@ mod tests {
         for (i, buffer) in taken.iter_mut().enumerate() {
             assert_eq!(*buffer.bytes(), [i as u8; 32]);
         }
-        let index = taken.pop().unwrap().into_index();
+        let lease = taken.pop().unwrap().into_lease();
         assert!(pool.is_empty());
-        pool.give(index);
+        drop(pool.adopt(lease));
         assert!(!pool.is_empty());
         drop(taken);
-        assert_eq!(std::iter::from_fn(|| pool.take()).map(Buffer::into_index).count(), 3);
+        assert_eq!(std::iter::from_fn(|| pool.take()).map(Buffer::into_lease).count(), 3);
     }
 }

@@ -5,21 +5,20 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use barewire_mlx5::{
-    Buffer, Completion as Event, CompletionKind, CompletionQueue, Mtu, RcConfig, RcQueuePair, Uar,
-};
+use barewire_mlx5::{Buffer, CompletionQueue, Mtu, RcConfig, RcQueuePair, Uar};
 
 use super::address::{self, QueueAddress};
 use super::domain::{Domain, Registered};
 use super::endpoint::Endpoint;
 use super::operation::InFlightQueue;
 use super::peers::Peers;
+use super::progress::Progress;
 use super::receive::Receiver;
 use super::state::{Parts, State};
 use super::{BUFFER, MAX_ZCOPY, NAME};
 use crate::active_message::{Handlers, Message};
 use crate::address::{DeviceAddress, InterfaceAddress};
-use crate::capability::Attributes;
+use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
@@ -29,24 +28,24 @@ use crate::pending::Arbiter;
 use crate::pool::Pool;
 use crate::status::{Post, Posted};
 
-/// Completions taken per call of progress, so that a busy queue does not keep the caller for ever.
-const POLL_BATCH: usize = 16;
 const MASK24: u64 = 0x00ff_ffff;
 
 pub(super) struct Shared {
-    completions: UnsafeCell<CompletionQueue>,
+    pub(super) completions: UnsafeCell<CompletionQueue>,
     /// Pending requests, or endpoints to be closed, are waiting for progress.
-    attention: Cell<bool>,
-    peers: Peers<State>,
+    pub(super) attention: Cell<bool>,
+    /// A callback panicked; see `State::catch_up`.
+    pub(super) unwound: Cell<bool>,
+    pub(super) peers: Peers<State>,
     pub(super) handlers: Handlers,
     pub(super) buffers: Pool<Registered, BUFFER>,
     pub(super) buffers_key: u32,
     pub(super) arbiter: Arbiter<Endpoint>,
     /// Every endpoint that is not closed. `peers` points to these.
-    endpoints: RefCell<Vec<Rc<State>>>,
+    pub(super) endpoints: RefCell<Vec<Rc<State>>>,
     /// Endpoints without handles that are still in `endpoints`.
-    closing: Cell<u32>,
-    closed: Cell<bool>,
+    pub(super) closing: Cell<u32>,
+    pub(super) closed: Cell<bool>,
     /// What peers read to flush.
     flush_word: Buffer,
     uar: Uar,
@@ -61,10 +60,6 @@ pub(super) struct Shared {
 /// A handle to an open interface; cloning gives another handle to the same one.
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
-
-/// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
-/// cancelled, handlers are dropped and posts answer [`PostError::Closed`].
-pub struct Progress(Rc<Shared>);
 
 impl Interface {
     /// Opens an interface.
@@ -88,7 +83,8 @@ impl Interface {
         let shared = Rc::new(Shared {
             completions: UnsafeCell::new(completions),
             attention: Cell::new(false),
-            peers: Peers::new(),
+            unwound: Cell::new(false),
+            peers: Peers::new(config.max_endpoints),
             handlers: Handlers::new(),
             buffers_key: buffers.key(),
             buffers: Pool::new(buffers),
@@ -125,7 +121,7 @@ impl Interface {
     /// Sets the handler of active messages `id`, replacing an older one. It runs inside progress and may post.
     ///
     /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more.
+    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
     pub fn set_handler(
         &self,
         id: u8,
@@ -187,7 +183,7 @@ fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<(Mtu, u32
         Err(OpenError::Setting { transport: NAME, setting, value: value.into(), reason })
     };
     for (setting, value, least) in
-        [("send_ring", config.send_ring, 16), ("receive_ring", config.receive_ring, 1)]
+        [("send_ring", config.send_ring, 16), ("receive_ring", config.receive_ring, 4)]
     {
         check(NAME, setting, value, least, capabilities.max_queue_entries)?;
         if !value.is_power_of_two() {
@@ -220,17 +216,29 @@ impl Shared {
         self.attention.set(true);
     }
 
+    /// Asks progress to finish what a callback that panicked left behind.
+    pub(super) fn catch_up_later(&self) {
+        self.unwound.set(true);
+        self.call_attention();
+    }
+
     /// A new endpoint, not connected.
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
         if self.closed.get() {
             return Err(OpenError::Closed { transport: NAME });
         }
-        let config = &self.config;
         // The completion queue was sized for this many.
-        if self.endpoints.borrow().len() >= config.max_endpoints as usize {
-            return Err(OpenError::TooManyEndpoints { transport: NAME, limit: config.max_endpoints });
-        }
-        let domain = &self.domain;
+        let Some(index) = self.peers.claim() else {
+            return Err(OpenError::TooManyEndpoints { transport: NAME, limit: self.config.max_endpoints });
+        };
+        let state = self.build_endpoint(index).inspect_err(|_| self.peers.release(index))?;
+        self.peers.set(index, NonNull::from(&*state));
+        self.endpoints.borrow_mut().push(Rc::clone(&state));
+        Ok(state)
+    }
+
+    fn build_endpoint(self: &Rc<Self>, index: u32) -> Result<Rc<State>, OpenError> {
+        let (config, domain) = (&self.config, &self.domain);
         let receiver = Receiver::new(domain, config.receive_ring, config.spare_receive_buffers)
             .map_err(|e| domain.refused("register receive buffers", e))?;
         let in_flight = InFlightQueue::new(config.send_ring);
@@ -243,8 +251,9 @@ impl Shared {
             receive_entries: config.receive_ring,
             signal_period: config.signal_every,
             access: barewire_mlx5::Access::all(),
+            user_index: index,
         };
-        // SAFETY: the queue is only borrowed mutably inside `Progress::poll`, which calls nothing that comes here.
+        // SAFETY: the queue is only borrowed mutably while `Progress` polls it, which calls nothing that comes here.
         let completions = unsafe { &*self.completions.get() };
         let pair =
             RcQueuePair::create(domain.protection(), &self.uar, completions, completions, &pair_config)
@@ -259,10 +268,7 @@ impl Shared {
             flush_key: flush.rkey(),
         };
         let shared = Rc::clone(self);
-        let state = State::new(Parts { pair, in_flight, results, receiver, own, shared });
-        self.peers.set(own.qpn, Some(NonNull::from(&*state)));
-        self.endpoints.borrow_mut().push(Rc::clone(&state));
-        Ok(state)
+        Ok(State::new(Parts { pair, in_flight, results, receiver, own, index, shared }))
     }
 
     /// The last handle of `state` is gone: the device lets go of it now, what was outstanding is finished by progress.
@@ -274,113 +280,11 @@ impl Shared {
         self.closing.set(self.closing.get() + 1);
         self.call_attention();
     }
-
-    #[inline]
-    fn dispatch(&self, event: &Event) {
-        let Some(state) = self.peers.get(event.qpn) else { return };
-        // SAFETY: `peers` points into `endpoints`, whose entries are dropped by `bury` and `close` only. Both are called by
-        // `Progress`, with `&mut self`, when no `dispatch` is running.
-        let state = unsafe { state.as_ref() };
-        match event.kind {
-            CompletionKind::Send => state.complete(event.wqe_counter),
-            CompletionKind::Receive => state.receive(event.wqe_counter, event.byte_count),
-            CompletionKind::SendError(failure) => state.fail_send(event.wqe_counter, failure),
-            CompletionKind::ReceiveError(failure) => state.fail_receive(failure),
-            // Nothing of ours sends with an immediate; the receive WQE is gone all the same.
-            CompletionKind::ReceiveImmediate(_) | CompletionKind::WriteImmediate(_) => {
-                state.receive(event.wqe_counter, 0);
-            }
-            CompletionKind::Other(_) => {}
-        }
-    }
-
-    /// Finishes and drops endpoints without handles. To be called when the completion queue is empty: then no completion
-    /// of theirs is left in it, what was not completed was not carried out, and their share of the queue is free.
-    fn bury(&self) {
-        let closing: Vec<_> =
-            self.endpoints.borrow_mut().extract_if(.., |state| state.handles.get() == 0).collect();
-        self.closing.set(0);
-        for state in closing {
-            self.peers.set(state.own.qpn, None);
-            state.abandon();
-        }
-    }
-
-    fn close(&self) {
-        self.closed.set(true);
-        let endpoints = self.endpoints.take();
-        for state in &endpoints {
-            state.stop(Block::Closed);
-            self.peers.set(state.own.qpn, None);
-        }
-        for state in &endpoints {
-            state.abandon();
-        }
-        self.arbiter.clear();
-        self.handlers.clear();
-    }
-}
-
-impl Progress {
-    #[inline]
-    fn poll(&mut self) -> Option<Event> {
-        // SAFETY: `Progress` is the one that polls and is borrowed mutably; `open_endpoint` borrows the queue only while it
-        // creates a queue pair, which does not poll.
-        unsafe { (*self.0.completions.get()).poll() }
-    }
-
-    /// Delivers messages, finishes operations and gives pending requests their turn. Never blocks. Answers how many events
-    /// there were.
-    #[inline]
-    pub fn progress(&mut self) -> usize {
-        let mut events = 0;
-        while let Some(event) = self.poll() {
-            self.0.dispatch(&event);
-            events += 1;
-            if events == POLL_BATCH {
-                return events + self.0.settle(false);
-            }
-        }
-        if self.0.attention.get() {
-            events += self.0.settle(true);
-        }
-        events
-    }
-}
-
-impl Shared {
-    /// What progress does besides completions. `drained`: the completion queue was just found empty.
-    #[cold]
-    fn settle(&self, drained: bool) -> usize {
-        let mut events = 0;
-        if drained && self.closing.get() > 0 {
-            events += self.closing.get() as usize;
-            self.bury();
-        }
-        events += self.arbiter.dispatch();
-        self.attention.set(self.closing.get() > 0 || !self.arbiter.is_empty());
-        events
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.0.close();
-    }
 }
 
 impl fmt::Debug for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Interface")
-            .field("transport", &NAME)
-            .field("device", &self.0.domain.device())
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress")
             .field("transport", &NAME)
             .field("device", &self.0.domain.device())
             .finish_non_exhaustive()

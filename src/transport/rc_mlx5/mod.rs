@@ -11,20 +11,24 @@ mod address;
 mod domain;
 mod endpoint;
 mod failure;
+mod flush;
 mod interface;
 mod operation;
 mod peers;
+mod post;
+mod progress;
 mod receive;
 mod state;
 
 pub use domain::{Domain, Memory, RemoteKey, SOFT_DEVICE};
 pub use endpoint::Endpoint;
-pub use interface::{Interface, Progress};
+pub use interface::Interface;
+pub use progress::Progress;
 
 use barewire_mlx5::queue::send::{MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE};
 
 use crate::active_message::SHORT_HEADER;
-use crate::capability::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
 
 /// The name of the transport.

@@ -5,17 +5,18 @@ use std::mem::MaybeUninit;
 
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::Operation;
+use crate::pool::Lease;
 
 /// What is to be done when an operation is finished.
 pub(super) enum Done {
     /// Tell the caller.
     Notify(Completion),
     /// Give the buffer back.
-    Release { buffer: u32 },
+    Release { buffer: Lease },
     /// Give the buffer back and tell the caller.
-    ReleaseNotify { buffer: u32, completion: Completion },
+    ReleaseNotify { buffer: Lease, completion: Completion },
     /// Hand what was read to the caller, give the buffer back and tell the caller.
-    Unpack { buffer: u32, length: u32, unpack: Unpack, completion: Option<Completion> },
+    Unpack { buffer: Lease, length: u32, unpack: Unpack, completion: Option<Completion> },
     /// Store the value that was fetched and tell the caller.
     Fetch { result: FetchResult, completion: Option<Completion> },
     /// Tell the caller that everything before is given up, which is no error.
@@ -89,18 +90,25 @@ impl InFlightQueue {
     }
 
     /// Appends the entry of a WQE that was just posted.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&self, entry: InFlight) {
         let tail = self.tail.get();
+        // The room counter of the send queue and the count of flushes exclude more entries than slots. It is tested all the
+        // same, since memory would be at stake; forgetting the entry is free, dropping it here is not.
         if tail.wrapping_sub(self.head.get()) > self.mask {
-            return unbounded(entry);
+            debug_assert!(false, "more operations in flight than WQEs");
+            return std::mem::forget(entry);
         }
-        if let Some(slot) = self.slots.get((tail & self.mask) as usize) {
-            // SAFETY: the slot is not filled (checked above), and no reference into the ring outlives a call: `pop`
-            // moves entries out.
-            unsafe { slot.get().write(MaybeUninit::new(entry)) };
-            self.tail.set(tail.wrapping_add(1));
-        }
+        // SAFETY: the slot is not filled, and no reference into the ring outlives a call: `pop` moves entries out.
+        unsafe { self.slot(tail).write(MaybeUninit::new(entry)) };
+        self.tail.set(tail.wrapping_add(1));
+    }
+
+    /// The slot of counter value `index`.
+    #[inline(always)]
+    fn slot(&self, index: u32) -> *mut MaybeUninit<InFlight> {
+        // SAFETY: there are `mask + 1` slots.
+        unsafe { self.slots.get_unchecked((index & self.mask) as usize) }.get()
     }
 
     /// Appends a flush; the caller saw [`Self::has_flush_room`].
@@ -113,6 +121,11 @@ impl InFlightQueue {
     #[inline]
     pub(super) fn pop_covered(&self, counter: u16) -> Option<(InFlight, u32)> {
         self.pop_if(|entry| entry.is_covered_by(counter))
+    }
+
+    /// Takes the first entry and its slot, if `is_done` says so of its WQE; it runs no code of the user's.
+    pub(super) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<(InFlight, u32)> {
+        self.pop_if(|entry| is_done(entry.index))
     }
 
     /// The kind of the first entry, if `counter` covers it.
@@ -137,30 +150,21 @@ impl InFlightQueue {
         if head == self.tail.get() {
             return None;
         }
-        let index = head & self.mask;
-        let slot = self.slots.get(index as usize)?;
+        let slot = self.slot(head);
         // SAFETY: slots from head to tail are filled; `take` is one of the closures above, which run no code of the
         // user's, so that nothing else reaches the slot meanwhile.
-        let entry = unsafe { (*slot.get()).assume_init_ref() };
+        let entry = unsafe { (*slot).assume_init_ref() };
         if !take(entry) {
             return None;
         }
         // SAFETY: filled, and given up by moving the head past it.
-        let entry = unsafe { (*slot.get()).assume_init_read() };
+        let entry = unsafe { (*slot).assume_init_read() };
         self.head.set(head.wrapping_add(1));
         if entry.operation == Operation::Flush {
             self.flushes.set(self.flushes.get().saturating_sub(1));
         }
-        Some((entry, index))
+        Some((entry, head & self.mask))
     }
-}
-
-/// More entries than the send ring can have WQEs; the room counter of the send queue excludes it. Losing the entry is
-/// the safe way out.
-#[cold]
-fn unbounded(entry: InFlight) {
-    debug_assert!(false, "more operations in flight than WQEs");
-    drop(entry);
 }
 
 impl Drop for InFlightQueue {
@@ -182,11 +186,12 @@ mod tests {
         #[test]
         fn pops_what_is_covered_in_order(start: u16, steps in proptest::collection::vec((0u8..3, 1u16..5), 1..200)) {
             let queue = InFlightQueue::new(16);
+            let completion = Completion::counter(1);
             let mut oracle = VecDeque::new();
             let mut index = start;
             for (step, n) in steps {
                 if step < 2 && oracle.len() < 16 {
-                    queue.push(InFlight { index, operation: Operation::Put, done: Done::Release { buffer: 0 } });
+                    queue.push(InFlight { index, operation: Operation::Put, done: Done::Notify(completion.clone()) });
                     oracle.push_back(index);
                     index = index.wrapping_add(n);
                 } else if let Some(&counter) = oracle.get(usize::from(n).min(oracle.len()).saturating_sub(1)) {

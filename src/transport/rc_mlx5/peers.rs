@@ -1,36 +1,46 @@
-//! From a completion's queue pair number to the endpoint, in two loads.
+//! From a completion's user index to the endpoint, in one load.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 
-const LEAF_BITS: u32 = 12;
-const LEAF: usize = 1 << LEAF_BITS;
-
-/// A map from 24-bit queue pair numbers to pointers: a table of tables, of which those in use are made.
+/// A table of as many pointers as an interface has endpoints, and the places in it that are free.
 pub(super) struct Peers<T> {
-    leaves: Box<[OnceCell<Leaf<T>>]>,
+    places: Box<[Cell<Option<NonNull<T>>>]>,
+    free: RefCell<Vec<u32>>,
 }
 
-type Leaf<T> = Box<[Cell<Option<NonNull<T>>>]>;
-
 impl<T> Peers<T> {
-    pub(super) fn new() -> Self {
-        Self { leaves: (0..LEAF).map(|_| OnceCell::new()).collect() }
-    }
-
-    /// Sets or clears the pointer of `qpn`.
-    pub(super) fn set(&self, qpn: u32, pointer: Option<NonNull<T>>) {
-        let leaf = self.leaves.get((qpn >> LEAF_BITS) as usize);
-        let leaf = leaf.map(|leaf| leaf.get_or_init(|| (0..LEAF).map(|_| Cell::new(None)).collect()));
-        if let Some(place) = leaf.and_then(|leaf| leaf.get(qpn as usize % LEAF)) {
-            place.set(pointer);
+    /// A table of `size` places.
+    pub(super) fn new(size: u32) -> Self {
+        Self {
+            places: (0..size).map(|_| Cell::new(None)).collect(),
+            free: RefCell::new((0..size).rev().collect()),
         }
     }
 
-    #[inline]
-    pub(super) fn get(&self, qpn: u32) -> Option<NonNull<T>> {
-        let leaf = self.leaves.get((qpn >> LEAF_BITS) as usize)?.get()?;
-        leaf.get(qpn as usize % LEAF)?.get()
+    /// Takes a free place.
+    pub(super) fn claim(&self) -> Option<u32> {
+        self.free.borrow_mut().pop()
+    }
+
+    /// Fills a claimed place.
+    pub(super) fn set(&self, index: u32, pointer: NonNull<T>) {
+        if let Some(place) = self.places.get(index as usize) {
+            place.set(Some(pointer));
+        }
+    }
+
+    /// Gives a claimed place back.
+    pub(super) fn release(&self, index: u32) {
+        if let Some(place) = self.places.get(index as usize) {
+            place.set(None);
+            self.free.borrow_mut().push(index);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self, index: u32) -> Option<NonNull<T>> {
+        self.places.get(index as usize)?.get()
     }
 }
 
@@ -40,18 +50,17 @@ mod tests {
 
     #[test]
     fn finds_what_was_set() {
-        let peers = Peers::new();
-        let values: Vec<u32> = [0, 0x48, 0xfff, 0x1000, 0xff_ffff].into();
-        for value in &values {
-            peers.set(*value, Some(NonNull::from(value)));
-        }
-        for value in &values {
-            assert_eq!(peers.get(*value), Some(NonNull::from(value)));
-        }
-        assert_eq!(peers.get(0x49), None);
-        assert_eq!(peers.get(0x0fff_ffff), None);
-        peers.set(0x48, None);
-        peers.set(0x0fff_ffff, None);
-        assert_eq!(peers.get(0x48), None);
+        let peers = Peers::new(2);
+        let values = [5_u32, 6];
+        let (first, second) = (peers.claim().unwrap(), peers.claim().unwrap());
+        assert_eq!((first, second, peers.claim()), (0, 1, None));
+        peers.set(first, NonNull::from(&values[0]));
+        peers.set(second, NonNull::from(&values[1]));
+        assert_eq!(peers.get(first), Some(NonNull::from(&values[0])));
+        assert_eq!(peers.get(2), None);
+        assert_eq!(peers.get(0x00ff_ffff), None);
+        peers.release(first);
+        assert_eq!(peers.get(first), None);
+        assert_eq!(peers.claim(), Some(first));
     }
 }

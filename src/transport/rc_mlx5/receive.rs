@@ -7,17 +7,16 @@ use barewire_mlx5::{DataSegment, ReceiveQueue};
 use super::domain::{Domain, Registered};
 use super::{BUFFER, MESSAGE, SEGMENT};
 use crate::error::MemoryError;
-use crate::pool::Pool;
+use crate::pool::{Lease, Pool};
 
 /// Most buffers that are given back to the device at a time.
 const BATCH: u32 = 16;
-const NONE: u32 = u32::MAX;
 
 pub(super) struct Receiver {
     pub(super) pool: Pool<Registered, BUFFER>,
     key: u32,
     /// The buffer in each slot of the ring.
-    slots: Box<[Cell<u32>]>,
+    slots: Box<[Cell<Option<Lease>>]>,
     /// Buffers posted, free running; its low bits are the next slot.
     producer: Cell<u32>,
     /// Posted, but not yet published to the device.
@@ -33,7 +32,7 @@ impl Receiver {
         Ok(Self {
             key: block.key(),
             pool: Pool::new(block),
-            slots: (0..entries).map(|_| Cell::new(NONE)).collect(),
+            slots: (0..entries).map(|_| Cell::new(None)).collect(),
             producer: Cell::new(0),
             unpublished: Cell::new(0),
             // The device never has less than three quarters of the ring because of batching.
@@ -42,30 +41,29 @@ impl Receiver {
     }
 
     #[inline]
-    fn slot(&self, index: u32) -> Option<&Cell<u32>> {
+    fn slot(&self, index: u32) -> Option<&Cell<Option<Lease>>> {
         // The length is a power of two.
         self.slots.get(index as usize & (self.slots.len() - 1))
     }
 
     /// The buffer that the WQE `counter` was posted with; it is the caller's from now on.
     #[inline]
-    pub(super) fn take(&self, queue: &mut ReceiveQueue, counter: u16) -> Option<u32> {
+    pub(super) fn take(&self, queue: &mut ReceiveQueue, counter: u16) -> Option<Lease> {
         queue.reap();
-        let buffer = self.slot(counter.into())?.replace(NONE);
-        (buffer != NONE).then_some(buffer)
+        self.slot(counter.into())?.take()
     }
 
     /// Posts `buffer` again.
     #[inline]
-    pub(super) fn post(&self, queue: &mut ReceiveQueue, buffer: u32) {
-        let address = self.pool.pointer(buffer).addr().get() as u64 + MESSAGE as u64;
+    pub(super) fn post(&self, queue: &mut ReceiveQueue, buffer: Lease) {
+        let address = self.pool.start_of(&buffer).addr().get() as u64 + MESSAGE as u64;
         if !queue.push(DataSegment::new(address, SEGMENT as u32, self.key)) {
             return self.pool.give(buffer);
         }
         let producer = self.producer.get();
         self.producer.set(producer.wrapping_add(1));
         if let Some(slot) = self.slot(producer) {
-            slot.set(buffer);
+            slot.set(Some(buffer));
         }
         let unpublished = self.unpublished.get() + 1;
         self.unpublished.set(unpublished);
@@ -80,7 +78,7 @@ impl Receiver {
         while queue.room() > 0
             && let Some(buffer) = self.pool.take()
         {
-            self.post(queue, buffer.into_index());
+            self.post(queue, buffer.into_lease());
         }
         self.publish(queue);
     }
@@ -95,7 +93,7 @@ impl Receiver {
     /// Forgets which buffers are posted: messages still to be reaped are not delivered.
     pub(super) fn close(&self) {
         for slot in &self.slots {
-            slot.set(NONE);
+            slot.set(None);
         }
     }
 }

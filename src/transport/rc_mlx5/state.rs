@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell, UnsafeCell};
 use std::rc::{Rc, Weak};
 
 use barewire_mlx5 as mlx5;
+use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
 use barewire_mlx5::{
     Buffer, ControlFlags, DataSegment, Failure, RcQueuePair, RemoteAddressSegment, SendQueue, WqeIndex,
 };
@@ -16,21 +17,20 @@ use super::operation::{Done, InFlight, InFlightQueue};
 use super::receive::Receiver;
 use super::{AM_HEADER, DATA, MESSAGE, NAME, SEGMENT};
 use crate::active_message::{Keeper, KeptMessage, Message, Reclaim};
-use crate::completion::Completion;
-use crate::error::{EndpointError, Operation, OperationError, PostError};
+use crate::error::{EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
-use crate::status::{FlushMode, Post, Posted};
+use crate::pool::Lease;
 
 /// In `State::marks`: something was posted since the last remote flush.
-const DIRTY: u8 = 1;
+pub(super) const DIRTY: u8 = 1;
 /// In `State::marks`: the next WQE waits for what is outstanding.
-const FENCE: u8 = ControlFlags::FENCE.bits();
+pub(super) const FENCE: u8 = ControlFlags::FENCE.bits();
 const _: () = assert!(DIRTY & FENCE == 0);
 
 pub(super) struct State {
     pub(super) gate: Gate,
-    marks: Cell<u8>,
+    pub(super) marks: Cell<u8>,
     pair: UnsafeCell<RcQueuePair>,
     pub(super) in_flight: InFlightQueue,
     /// A word for the result of the operation in each slot of `in_flight`, and one for results that nobody wants.
@@ -40,11 +40,13 @@ pub(super) struct State {
     /// `Endpoint`s that name this state. The last one to go closes it.
     pub(super) handles: Cell<u32>,
     /// Errors from now on are our own doing.
-    canceled: Cell<bool>,
+    pub(super) canceled: Cell<bool>,
     pub(super) own: QueueAddress,
+    /// Place among the interface's peers.
+    pub(super) index: u32,
     peer: Cell<Option<Peer>>,
     /// Where a remote flush reads.
-    flush_target: Cell<RemoteAddressSegment>,
+    pub(super) flush_target: Cell<RemoteAddressSegment>,
     error: RefCell<Option<EndpointError>>,
     pub(super) shared: Rc<Shared>,
     me: Weak<State>,
@@ -57,6 +59,7 @@ pub(super) struct Parts {
     pub(super) results: Buffer,
     pub(super) receiver: Receiver,
     pub(super) own: QueueAddress,
+    pub(super) index: u32,
     pub(super) shared: Rc<Shared>,
 }
 
@@ -74,6 +77,7 @@ impl State {
             handles: Cell::new(0),
             canceled: Cell::new(false),
             own: parts.own,
+            index: parts.index,
             peer: Cell::new(None),
             flush_target: Cell::new(RemoteAddressSegment::new(0, 0)),
             error: RefCell::new(None),
@@ -87,10 +91,10 @@ impl State {
 
     /// The one way to the queue pair.
     #[inline(always)]
-    fn with_pair<R>(&self, run: impl FnOnce(&mut RcQueuePair) -> R) -> R {
-        // SAFETY: the state stays on its thread, and every `run` (they are closures of this file and of `Endpoint`'s posting
-        // functions) calls the driver and `Receiver` only, which call nothing of ours or of the user's. So no second
-        // reference to the queue pair exists while this one does.
+    pub(super) fn with_pair<R>(&self, run: impl FnOnce(&mut RcQueuePair) -> R) -> R {
+        // SAFETY: the state stays on its thread, and every `run` (all are closures of this module and its neighbours)
+        // calls the driver and `Receiver` only, which call nothing of ours or of the user's. So no second reference to the
+        // queue pair exists while this one does.
         run(unsafe { &mut *self.pair.get() })
     }
 
@@ -112,7 +116,7 @@ impl State {
     }
 
     /// Index of the WQE posted last; any number before the first.
-    fn last(&self) -> u16 {
+    pub(super) fn last(&self) -> u16 {
         self.with_pair(|pair| pair.send.last_index()).map_or(0, |WqeIndex(index)| index)
     }
 
@@ -139,10 +143,12 @@ impl State {
         DataSegment::new(region.address() + u64::from(slot) * 8, 8, region.lkey())
     }
 
-    /// A request may wait: posts are refused for want of resources and nothing else.
+    /// A request may wait: some post would be refused for want of resources, and nothing else.
     pub(super) fn may_wait(&self) -> bool {
-        self.gate.is_usable()
-            && (!self.pending.is_idle() || !self.has_room() || self.shared.buffers.is_empty())
+        let short = self.with_pair(|pair| pair.send.room() < MAX_WQE_BLOCKS)
+            || self.shared.buffers.is_empty()
+            || !self.in_flight.has_flush_room();
+        self.gate.is_usable() && (short || !self.pending.is_idle())
     }
 
     pub(super) fn connect(&self, path: &mlx5::RcPath, peer: &QueueAddress) -> Result<(), mlx5::Error> {
@@ -163,15 +169,18 @@ impl State {
     /// a post of a callback does not overtake requests that wait for them.
     #[inline]
     pub(super) fn complete(&self, counter: u16) {
+        let unwinding = Unwinding { state: self, counter };
         while let Some((entry, slot)) = self.in_flight.pop_covered(counter) {
             self.finish(entry, slot, Ok(()));
         }
+        std::mem::forget(unwinding);
         self.with_pair(|pair| pair.send.reap(counter));
     }
 
     /// WQE `counter` failed; what was before it succeeded, since a connection carries out its WQEs in order.
     #[cold]
     pub(super) fn fail_send(&self, counter: u16, failure: Failure) {
+        let unwinding = Unwinding { state: self, counter };
         while let Some((entry, slot)) = self.in_flight.pop_covered(counter.wrapping_sub(1)) {
             self.finish(entry, slot, Ok(()));
         }
@@ -187,7 +196,18 @@ impl State {
         if let Some(report) = report {
             self.shared.handlers.dispatch_error(&report);
         }
+        std::mem::forget(unwinding);
         self.with_pair(|pair| pair.send.reap(counter));
+    }
+
+    /// Finishes what a callback that panicked left behind.
+    #[cold]
+    pub(super) fn catch_up(&self) {
+        let result = if self.gate.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
+        let is_done = |index| self.with_pair(|pair| pair.send.is_done(WqeIndex(index)));
+        while let Some((entry, slot)) = self.in_flight.pop_done(is_done) {
+            self.finish(entry, slot, result);
+        }
     }
 
     /// A receive WQE failed, or was flushed after an error.
@@ -253,109 +273,18 @@ impl State {
     /// A message of `length` bytes lies in the buffer of receive WQE `counter`.
     #[inline]
     pub(super) fn receive(&self, counter: u16, length: u32) {
-        let Some(index) = self.with_pair(|pair| self.receiver.take(&mut pair.receive, counter)) else {
+        let Some(buffer) = self.with_pair(|pair| self.receiver.take(&mut pair.receive, counter)) else {
             return;
         };
-        let buffer = Received { state: self, index, kept: Cell::new(false) };
+        let start = self.receiver.pool.start_of(&buffer);
+        let received = Received { state: self, buffer: Cell::new(Some(buffer)) };
         let length = (length as usize).min(SEGMENT);
         // SAFETY: `MESSAGE + SEGMENT` bytes lie in the buffer. It was posted and is completed, so the device does not write
         // it before it is posted again, which is after the message, or what a handler kept of it, is dropped.
-        let message = unsafe {
-            std::slice::from_raw_parts(self.receiver.pool.pointer(index).add(MESSAGE).as_ptr(), length)
-        };
+        let message = unsafe { std::slice::from_raw_parts(start.add(MESSAGE).as_ptr(), length) };
         match message.split_first_chunk::<AM_HEADER>() {
-            Some((header, data)) => self.shared.handlers.dispatch(header[0], Message::new(data, &buffer)),
+            Some((header, data)) => self.shared.handlers.dispatch(header[0], Message::new(data, &received)),
             None => self.shared.handlers.count_unhandled(),
-        }
-    }
-
-    // Flushing.
-
-    /// See `Endpoint::flush`.
-    pub(super) fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        if mode == FlushMode::Cancel {
-            return self.cancel(completion);
-        }
-        self.gate.check()?;
-        if completion.is_some() && !self.in_flight.has_flush_room() {
-            return Err(PostError::NoResource);
-        }
-        if mode == FlushMode::Remote && self.marks.get() & DIRTY != 0 {
-            // An acknowledgement says that the peer's device has the data, not that they are in its memory. A read is
-            // carried out after the writes before it and its answer pushes them ahead (PCIe ordering), so that
-            // what it answers is proof. It reads a word of the peer's interface.
-            let (local, remote) = (self.unwanted_result(), self.flush_target.get());
-            self.post(|queue, flags| queue.read(local, remote, flags | ControlFlags::COMPLETION))
-                .map_err(|_| PostError::NoResource)?;
-            self.marks.set(0);
-        } else if self.is_idle() {
-            return Ok(Posted::Done);
-        } else {
-            self.signal_last()?;
-        }
-        if let Some(completion) = completion {
-            self.in_flight.push_flush(self.last(), Done::Notify(completion.clone()));
-        }
-        Ok(Posted::InProgress)
-    }
-
-    /// Sees to it that the last WQE gives a completion: if it does not, a NOP behind it does.
-    fn signal_last(&self) -> Result<(), PostError> {
-        if self.with_pair(|pair| pair.send.last_is_signaled()) {
-            return Ok(());
-        }
-        let marks = self.marks.get();
-        self.post(|queue, _| queue.nop(ControlFlags::COMPLETION)).map_err(|_| PostError::NoResource)?;
-        self.marks.set(marks);
-        Ok(())
-    }
-
-    fn cancel(&self, completion: Option<&Completion>) -> Post {
-        if self.gate.has(Block::Closed) {
-            return Err(PostError::Closed);
-        }
-        if !self.gate.has(Block::Failed) {
-            self.gate.set(Block::Failed, true);
-            self.canceled.set(true);
-            if !self.gate.has(Block::Unconnected) {
-                // Everything outstanding completes as flushed.
-                self.with_pair(RcQueuePair::to_error).map_err(|_| PostError::EndpointFailed)?;
-            }
-        }
-        if self.is_idle() {
-            return Ok(Posted::Done);
-        }
-        if let Some(completion) = completion {
-            if !self.in_flight.has_flush_room() {
-                return Err(PostError::NoResource);
-            }
-            self.in_flight.push_flush(self.last(), Done::Canceled(completion.clone()));
-        }
-        Ok(Posted::InProgress)
-    }
-
-    /// `flush_all` would succeed.
-    pub(super) fn can_flush(&self) -> bool {
-        let failed = self.gate.has(Block::Failed);
-        let open = failed || self.gate.check().is_ok();
-        let signaled = failed || self.has_room() || self.with_pair(|pair| pair.send.last_is_signaled());
-        open && signaled && self.in_flight.has_flush_room()
-    }
-
-    /// Counts `completion` down when everything outstanding is finished, also on a failed endpoint; after `can_flush`.
-    pub(super) fn flush_all(&self, completion: &Completion) -> Result<(), PostError> {
-        if !self.gate.has(Block::Failed) {
-            self.signal_last()?;
-        }
-        self.in_flight.push_flush(self.last(), Done::Notify(completion.clone()));
-        Ok(())
-    }
-
-    /// What is posted next takes effect after what is outstanding. Writes and sends of a connection are carried out in
-    /// order anyway; the fence bit makes them wait for reads and atomics, too (IBTA 10.8.3.3).
-    pub(super) fn fence(&self) {
-        if !self.with_pair(|pair| pair.send.is_idle()) {
-            self.marks.set(self.marks.get() | FENCE);
         }
     }
 
@@ -379,20 +308,35 @@ impl State {
     }
 }
 
+/// A callback panicked: the credits of its completion come back all the same, and progress finishes what it left behind.
+struct Unwinding<'a> {
+    state: &'a State,
+    counter: u16,
+}
+
+impl Drop for Unwinding<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        let (state, counter) = (self.state, self.counter);
+        state.with_pair(|pair| pair.send.reap(counter));
+        state.shared.catch_up_later();
+    }
+}
+
 /// The buffer of the message being handled: it goes back to the device unless the handler kept it.
 struct Received<'a> {
     state: &'a State,
-    index: u32,
-    kept: Cell<bool>,
+    /// `None` once it is kept.
+    buffer: Cell<Option<Lease>>,
 }
 
 impl Keeper for Received<'_> {
     #[cold]
     fn keep(&self, data: &[u8]) -> KeptMessage {
         let owner: Rc<dyn Reclaim> = self.state.me.upgrade().expect("a state that is borrowed is alive");
-        self.kept.set(true);
-        // SAFETY: the buffer is now the kept message's alone, and its owner outlives it.
-        unsafe { KeptMessage::new(data, self.index, owner) }
+        let buffer = self.buffer.take().expect("a message is kept once");
+        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
+        unsafe { KeptMessage::new(data, buffer, owner) }
     }
 }
 
@@ -403,18 +347,16 @@ impl Drop for Received<'_> {
         if !gate.is_alive() {
             return;
         }
-        self.state.with_pair(|pair| {
-            if self.kept.get() {
-                receiver.refill(&mut pair.receive);
-            } else {
-                receiver.post(&mut pair.receive, self.index);
-            }
+        let buffer = self.buffer.take();
+        self.state.with_pair(|pair| match buffer {
+            Some(buffer) => receiver.post(&mut pair.receive, buffer),
+            None => receiver.refill(&mut pair.receive),
         });
     }
 }
 
 impl Reclaim for State {
-    fn reclaim(&self, buffer: u32) {
+    fn reclaim(&self, buffer: Lease) {
         self.receiver.pool.give(buffer);
         if self.gate.is_alive() {
             self.with_pair(|pair| self.receiver.refill(&mut pair.receive));

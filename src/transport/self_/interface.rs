@@ -11,12 +11,12 @@ use super::{NAME, SEGMENT};
 use crate::active_message::{Handlers, Keeper, KeptMessage, Message, Reclaim};
 use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
 use crate::allocation::Allocation;
-use crate::capability::Attributes;
+use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::pending::Arbiter;
-use crate::pool::Pool;
+use crate::pool::{Lease, Pool};
 use crate::random;
 use crate::status::{Post, Posted};
 
@@ -24,14 +24,14 @@ use crate::status::{Post, Posted};
 pub(super) struct Segments(pub(super) Pool<Allocation, SEGMENT>);
 
 impl Reclaim for Segments {
-    fn reclaim(&self, buffer: u32) {
+    fn reclaim(&self, buffer: Lease) {
         self.0.give(buffer);
     }
 }
 
 struct Queued {
     id: u8,
-    segment: u32,
+    segment: Lease,
     length: usize,
 }
 
@@ -100,7 +100,7 @@ impl Interface {
     /// Sets the handler of active messages `id`, replacing an older one. It runs inside the send and may post.
     ///
     /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more.
+    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
     pub fn set_handler(
         &self,
         id: u8,
@@ -162,7 +162,7 @@ impl Shared {
     ) -> Result<usize, PostError> {
         let mut segment = self.segments.0.take().ok_or(PostError::NoResource)?;
         let length = fill(segment.bytes())?;
-        let segment = segment.into_index();
+        let segment = segment.into_lease();
         // As many places as segments: this never grows.
         self.queue.borrow_mut().push_back(Queued { id, segment, length });
         self.deliver();
@@ -177,8 +177,8 @@ impl Shared {
         loop {
             let next = self.queue.borrow_mut().pop_front();
             let Some(next) = next else { break };
-            let current = Current { segments: &self.segments, index: next.segment, kept: Cell::new(false) };
-            let start = self.segments.0.pointer(next.segment).as_ptr();
+            let start = self.segments.0.start_of(&next.segment).as_ptr();
+            let current = Current { segments: &self.segments, segment: Cell::new(Some(next.segment)) };
             // SAFETY: the segment was filled up to `length` and belongs to this message until it is given
             // back, by `current` or by the kept message; nobody writes it until then.
             let data = unsafe { std::slice::from_raw_parts(start, next.length) };
@@ -189,7 +189,7 @@ impl Shared {
     fn close(&self) {
         self.closed.set(true);
         self.pending.clear();
-        self.handlers.clear();
+        self.handlers.close();
         let queued = self.queue.take();
         for message in queued {
             self.segments.0.give(message.segment);
@@ -216,22 +216,22 @@ impl Drop for Delivering<'_> {
 /// The message being handled: gives its segment back unless the handler kept it.
 struct Current<'a> {
     segments: &'a Rc<Segments>,
-    index: u32,
-    kept: Cell<bool>,
+    /// `None` once it is kept.
+    segment: Cell<Option<Lease>>,
 }
 
 impl Keeper for Current<'_> {
     fn keep(&self, data: &[u8]) -> KeptMessage {
-        self.kept.set(true);
-        // SAFETY: the segment is now the kept message's alone, and the pool outlives it.
-        unsafe { KeptMessage::new(data, self.index, Rc::clone(self.segments) as Rc<dyn Reclaim>) }
+        let segment = self.segment.take().expect("a message is kept once");
+        // SAFETY: `data` lies in the segment, which is now the kept message's alone, and the pool outlives it.
+        unsafe { KeptMessage::new(data, segment, Rc::clone(self.segments) as Rc<dyn Reclaim>) }
     }
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        if !self.kept.get() {
-            self.segments.0.give(self.index);
+        if let Some(segment) = self.segment.take() {
+            self.segments.0.give(segment);
         }
     }
 }

@@ -11,7 +11,7 @@ pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::{Interface, Progress};
 
-use crate::capability::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 
 /// The name of the transport.
 pub const NAME: &str = "self";

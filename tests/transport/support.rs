@@ -1,37 +1,35 @@
 //! What the integration tests share: connected pairs over every transport, byte patterns and deadlines.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
-
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
     Access, Completion, Domain, Endpoint, EndpointError, FlushMode, Interface, InterfaceConfig, Memory,
-    OperationError, Post, PostError, Posted, RemoteKey, Worker,
+    OperationError, PendingResult, Post, PostError, Posted, RemoteKey, Worker,
 };
 use barewire_hca as hca;
 
 /// Long enough for a machine that is busy with other things; nothing waits for it to pass.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
 /// One end.
-pub struct Side {
-    pub domain: Domain,
-    pub interface: Interface,
-    pub endpoint: Endpoint,
+pub(crate) struct Side {
+    pub(crate) domain: Domain,
+    pub(crate) interface: Interface,
+    pub(crate) endpoint: Endpoint,
 }
 
 impl Side {
     /// An interface with an endpoint that is not connected; for transports that connect endpoints.
-    pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Self {
+    pub(crate) fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Self {
         let interface = Interface::open(worker, domain, config).unwrap();
         let endpoint = Endpoint::new(&interface).unwrap();
         Self { domain: domain.clone(), interface, endpoint }
     }
 
     /// Another endpoint on the same interface.
-    pub fn another(&self) -> Self {
+    pub(crate) fn another(&self) -> Self {
         let (domain, interface) = (self.domain.clone(), self.interface.clone());
         let endpoint = Endpoint::new(&interface).unwrap();
         Self { domain, interface, endpoint }
@@ -39,36 +37,36 @@ impl Side {
 }
 
 /// Two connected ends, each with a worker. Over `self` both are the same, and the server's worker has nothing to do.
-pub struct Pair {
-    pub name: &'static str,
-    pub worker: Worker,
-    pub server_worker: Worker,
-    pub client: Side,
-    pub server: Side,
+pub(crate) struct Pair {
+    pub(crate) name: &'static str,
+    pub(crate) worker: Worker,
+    pub(crate) server_worker: Worker,
+    pub(crate) client: Side,
+    pub(crate) server: Side,
     /// Software HCAs, looked at for complaints when the pair is dropped.
-    pub devices: Vec<hca::Device>,
+    pub(crate) devices: Vec<hca::Device>,
 }
 
 /// Opens a software HCA.
-pub fn device(faults: hca::Faults) -> hca::Device {
+pub(crate) fn device(faults: hca::Faults) -> hca::Device {
     hca::Device::open(hca::Config { faults, ..Default::default() }).expect("software HCA")
 }
 
 impl Pair {
     /// Over every transport and way to connect it.
-    pub fn all() -> Vec<Self> {
+    pub(crate) fn all() -> Vec<Self> {
         Self::all_with(&InterfaceConfig::default())
     }
 
     /// As `all`, with these settings.
-    pub fn all_with(config: &InterfaceConfig) -> Vec<Self> {
+    pub(crate) fn all_with(config: &InterfaceConfig) -> Vec<Self> {
         let mut pairs = vec![Self::over_self(config)];
         pairs.extend(Self::rc(config));
         pairs
     }
 
     /// Over `rc_mlx5`: in the loopback of one device, and between two devices over UDP.
-    pub fn rc(config: &InterfaceConfig) -> Vec<Self> {
+    pub(crate) fn rc(config: &InterfaceConfig) -> Vec<Self> {
         let one = device(hca::Faults::default());
         vec![
             Self::over_soft("rc_mlx5, one device", config, one.clone(), one),
@@ -77,11 +75,11 @@ impl Pair {
     }
 
     /// Over `rc_mlx5` between two devices whose wires have faults.
-    pub fn over_udp(config: &InterfaceConfig, faults: hca::Faults) -> Self {
+    pub(crate) fn over_udp(config: &InterfaceConfig, faults: hca::Faults) -> Self {
         Self::over_soft("rc_mlx5, two devices", config, device(faults.clone()), device(faults))
     }
 
-    pub fn over_self(config: &InterfaceConfig) -> Self {
+    pub(crate) fn over_self(config: &InterfaceConfig) -> Self {
         let mut worker = Worker::new();
         let domain = Domain::open("self", "memory").unwrap();
         let interface = Interface::open(&mut worker, &domain, config).unwrap();
@@ -97,7 +95,7 @@ impl Pair {
         Self { name: "self", worker, server_worker: Worker::new(), client, server, devices: vec![] }
     }
 
-    pub fn over_soft(
+    pub(crate) fn over_soft(
         name: &'static str,
         config: &InterfaceConfig,
         client: hca::Device,
@@ -112,15 +110,22 @@ impl Pair {
     }
 
     /// Over `rc_mlx5` in the loopback of a device that does nothing until it is stepped.
-    pub fn stepped(config: &InterfaceConfig) -> Self {
+    pub(crate) fn stepped(config: &InterfaceConfig) -> Self {
         let wire = hca::WireKind::Fabric(hca::Fabric::default());
         let device = hca::Config { mode: hca::Mode::Stepped, wire, ..Default::default() };
         let device = hca::Device::open(device).expect("software HCA");
         Self::over_soft("rc_mlx5, stepped", config, device.clone(), device)
     }
 
+    /// As `flush` for a stepped device.
+    pub(crate) fn flush_stepped(&mut self) {
+        while self.client.endpoint.flush(FlushMode::Local, None) != Ok(Posted::Done) {
+            self.settle();
+        }
+    }
+
     /// Steps a stepped device and progresses both ends until nothing happens any more.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         loop {
             let stepped = self.devices[0].step();
             let events = self.worker.progress() + self.server_worker.progress();
@@ -134,12 +139,12 @@ impl Pair {
     ///
     /// # Panics
     /// After [`DEADLINE`].
-    pub fn until(&mut self, what: &str, done: impl FnMut() -> bool) {
+    pub(crate) fn until(&mut self, what: &str, done: impl FnMut() -> bool) {
         until(&mut [&mut self.worker, &mut self.server_worker], &format!("{}: {what}", self.name), done);
     }
 
     /// Posts, with progress as long as there are no resources.
-    pub fn post<T>(
+    pub(crate) fn post<T>(
         &mut self,
         what: &str,
         mut post: impl FnMut(&Endpoint) -> Result<T, PostError>,
@@ -154,7 +159,7 @@ impl Pair {
     }
 
     /// Flushes the client's endpoint.
-    pub fn flush(&mut self, mode: FlushMode) {
+    pub(crate) fn flush(&mut self, mode: FlushMode) {
         let done = self.post("flush", |endpoint| match endpoint.flush(mode, None)? {
             Posted::Done => Ok(()),
             Posted::InProgress => Err(PostError::NoResource),
@@ -163,13 +168,13 @@ impl Pair {
     }
 
     /// Memory at the server with a key for the client.
-    pub fn target(&self, len: usize, access: Access) -> (Memory, RemoteKey) {
+    pub(crate) fn target(&self, len: usize, access: Access) -> (Memory, RemoteKey) {
         let memory = self.server.domain.allocate(len, access).unwrap();
         let key = self.client.domain.unpack_key(&memory.pack_key()).unwrap();
         (memory, key)
     }
 
-    pub fn is_self(&self) -> bool {
+    pub(crate) fn is_self(&self) -> bool {
         self.name == "self"
     }
 }
@@ -187,7 +192,7 @@ impl Drop for Pair {
 }
 
 /// Connects two endpoints, through the bytes that processes would exchange.
-pub fn connect(a: &Side, b: &Side) {
+pub(crate) fn connect(a: &Side, b: &Side) {
     let address =
         |side: &Side| (side.interface.device_address().to_bytes(), side.endpoint.address().to_bytes());
     for (from, to) in [(a, b), (b, a)] {
@@ -202,7 +207,7 @@ pub fn connect(a: &Side, b: &Side) {
 ///
 /// # Panics
 /// After [`DEADLINE`].
-pub fn until(workers: &mut [&mut Worker], what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn until(workers: &mut [&mut Worker], what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     let mut idle = 0u32;
     while !done() {
@@ -220,7 +225,7 @@ pub fn until(workers: &mut [&mut Worker], what: &str, mut done: impl FnMut() -> 
 }
 
 /// Bytes that differ by `seed` and place.
-pub fn pattern(seed: u32, len: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u32, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     (0..len)
         .map(|_| {
@@ -231,7 +236,7 @@ pub fn pattern(seed: u32, len: usize) -> Vec<u8> {
 }
 
 /// Everything in a region.
-pub fn contents(memory: &Memory) -> Vec<u8> {
+pub(crate) fn contents(memory: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
     memory.read(0, &mut bytes).unwrap();
     bytes
@@ -239,15 +244,15 @@ pub fn contents(memory: &Memory) -> Vec<u8> {
 
 /// A completion and what became of it.
 #[derive(Clone)]
-pub struct Watch {
-    pub completion: Completion,
+pub(crate) struct Watch {
+    pub(crate) completion: Completion,
     calls: Rc<Cell<u32>>,
     result: Rc<Cell<Option<Result<(), OperationError>>>>,
 }
 
 impl Watch {
     /// For `count` operations.
-    pub fn new(count: u32) -> Self {
+    pub(crate) fn new(count: u32) -> Self {
         let calls: Rc<Cell<u32>> = Rc::default();
         let result: Rc<Cell<Option<Result<(), OperationError>>>> = Rc::default();
         let seen = (Rc::clone(&calls), Rc::clone(&result));
@@ -259,20 +264,20 @@ impl Watch {
     }
 
     /// Times that the callback ran.
-    pub fn calls(&self) -> u32 {
+    pub(crate) fn calls(&self) -> u32 {
         self.calls.get()
     }
 
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.calls() > 0
     }
 
-    pub fn result(&self) -> Option<Result<(), OperationError>> {
+    pub(crate) fn result(&self) -> Option<Result<(), OperationError>> {
         self.result.get()
     }
 
     /// Counts down if the post was done at once, so that the callback runs in every case.
-    pub fn posted(&self, post: Post) {
+    pub(crate) fn posted(&self, post: Post) {
         if post.unwrap() == Posted::Done {
             self.completion.count_down(Ok(()));
         }
@@ -280,7 +285,7 @@ impl Watch {
 }
 
 /// The errors that an interface's handler is told.
-pub fn watch_errors(interface: &Interface) -> Rc<RefCell<Vec<EndpointError>>> {
+pub(crate) fn watch_errors(interface: &Interface) -> Rc<RefCell<Vec<EndpointError>>> {
     let errors: Rc<RefCell<Vec<EndpointError>>> = Rc::default();
     let seen = Rc::clone(&errors);
     interface.set_error_handler(move |error| seen.borrow_mut().push(error.clone()));
@@ -288,12 +293,81 @@ pub fn watch_errors(interface: &Interface) -> Rc<RefCell<Vec<EndpointError>>> {
 }
 
 /// What a handler got.
-pub type Inbox = Rc<RefCell<Vec<Vec<u8>>>>;
+pub(crate) type Inbox = Rc<RefCell<Vec<Vec<u8>>>>;
 
 /// Collects the messages of one id.
-pub fn collect(interface: &Interface, id: u8) -> Inbox {
+pub(crate) fn collect(interface: &Interface, id: u8) -> Inbox {
     let inbox = Inbox::default();
     let seen = Rc::clone(&inbox);
     interface.set_handler(id, move |message| seen.borrow_mut().push(message.data().to_vec())).unwrap();
     inbox
+}
+
+/// Sizes around a limit; some, where there is none.
+pub(crate) fn sizes(limit: usize) -> Vec<usize> {
+    if limit > 1 << 24 {
+        return vec![0, 1, 7, 8, 9, 4096, 8191, 8192, 8193, 100_003];
+    }
+    vec![0, 1, limit / 2, limit - 1, limit]
+}
+
+pub(crate) fn expect_too_long(pair: &Pair, what: &str, limit: usize, answer: Result<(), PostError>) {
+    assert_eq!(
+        answer,
+        Err(PostError::TooLong { length: limit as u32 + 1, limit: limit as u32 }),
+        "{}: {what}",
+        pair.name
+    );
+}
+
+/// Splits a range of memory into `parts` uneven slices.
+pub(crate) fn parts(memory: &Memory, length: usize, parts: usize) -> Vec<barewire::Slice<'_>> {
+    let mut at = 0;
+    (0..parts)
+        .map(|part| {
+            let rest = length - at;
+            let take = if part + 1 == parts { rest } else { (rest / 2).min(part * 1000 + 1) };
+            at += take;
+            memory.slice(at - take, take).unwrap()
+        })
+        .collect()
+}
+
+pub(crate) fn small() -> InterfaceConfig {
+    InterfaceConfig {
+        send_ring: 16,
+        receive_ring: 8,
+        spare_receive_buffers: 2,
+        bcopy_buffers: 4,
+        max_endpoints: 4,
+        min_rnr_timer: 1,
+        ..Default::default()
+    }
+}
+
+/// Posts messages with increasing headers until the queue is full. Answers the next header.
+pub(crate) fn fill(endpoint: &Endpoint, id: u8) -> u64 {
+    let mut next = 0;
+    loop {
+        match endpoint.am_short(id, next, &[0; 200]) {
+            Ok(_) => next += 1,
+            Err(error) => {
+                assert_eq!(error, PostError::NoResource);
+                return next;
+            }
+        }
+    }
+}
+
+pub(crate) fn headers(inbox: &Inbox) -> Vec<u64> {
+    inbox.borrow().iter().map(|m| u64::from_le_bytes(m[..8].try_into().unwrap())).collect()
+}
+
+/// A request that posts one message when its turn comes.
+pub(crate) fn send_later(id: u8, header: u64) -> impl FnMut(&Endpoint) -> PendingResult {
+    move |endpoint| match endpoint.am_short(id, header, &[0; 200]) {
+        Ok(_) => PendingResult::Done,
+        Err(PostError::NoResource) => PendingResult::Again,
+        Err(error) => panic!("{error}"),
+    }
 }

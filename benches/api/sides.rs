@@ -1,0 +1,170 @@
+//! Two interfaces on devices of their own, connected, and a look at them afterwards: a post that was refused costs little.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use barewire::transport::rc_mlx5;
+use barewire::{Access, Completion, FetchResult, InterfaceConfig, Unpack};
+use barewire_hca as hca;
+
+use crate::budget::ROUNDS;
+
+/// The active message of the benches.
+pub(crate) const ID: u8 = 1;
+
+/// Room for every round, so that nothing has to be reaped meanwhile.
+pub(crate) fn config() -> InterfaceConfig {
+    InterfaceConfig {
+        send_ring: 4 * ROUNDS as u32,
+        receive_ring: 2 * ROUNDS as u32,
+        bcopy_buffers: 2 * ROUNDS as u32,
+        signal_every: 64,
+        max_endpoints: 1,
+        // Time passes slowly under valgrind.
+        ack_timeout: 0,
+        ..Default::default()
+    }
+}
+
+/// Two devices that are stepped by hand.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    pub(crate) client: hca::Device,
+    pub(crate) server: hca::Device,
+}
+
+impl Devices {
+    pub(crate) fn open() -> Self {
+        let fabric = hca::Fabric::new();
+        let open = || {
+            let wire = hca::WireKind::Fabric(fabric.clone());
+            hca::Device::open(hca::Config { mode: hca::Mode::Stepped, wire, ..Default::default() })
+                .expect("software HCA")
+        };
+        Self { client: open(), server: open() }
+    }
+
+    /// Lets both work until neither has anything to do.
+    pub(crate) fn settle(&self) {
+        while self.client.step() | self.server.step() {}
+    }
+
+    /// The client sent `requests`, none twice, and neither device complains.
+    pub(crate) fn check(&self, requests: u64) {
+        let counters = self.client.counters();
+        assert_eq!(
+            (counters.packets_sent, counters.retransmitted),
+            (requests, 0),
+            "requests sent and sent again"
+        );
+        for device in [&self.client, &self.server] {
+            assert!(device.take_reports().is_empty(), "the device complains");
+        }
+    }
+}
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) domain: rc_mlx5::Domain,
+    pub(crate) interface: rc_mlx5::Interface,
+    pub(crate) endpoint: rc_mlx5::Endpoint,
+    pub(crate) progress: rc_mlx5::Progress,
+}
+
+impl Side {
+    fn open(device: &hca::Device) -> Self {
+        let domain = rc_mlx5::Domain::open_soft(device.clone()).expect("domain");
+        let (interface, progress) = rc_mlx5::Interface::open(&domain, &config()).expect("interface");
+        let endpoint = rc_mlx5::Endpoint::new(&interface).expect("endpoint");
+        Self { domain, interface, endpoint, progress }
+    }
+
+    fn connect(&self, peer: &Self) {
+        self.endpoint.connect(&peer.interface.device_address(), &peer.endpoint.address()).expect("connected");
+    }
+}
+
+/// What a bench of the static door works on. It is leaked, so that a bench moves a reference and drops nothing.
+#[derive(Debug)]
+pub(crate) struct Static {
+    pub(crate) devices: Devices,
+    pub(crate) client: Side,
+    pub(crate) server: Side,
+    /// Of the server.
+    pub(crate) remote: u64,
+    pub(crate) key: rc_mlx5::RemoteKey,
+    /// Of the client.
+    pub(crate) memory: rc_mlx5::Memory,
+    pub(crate) unpack: Unpack,
+    pub(crate) result: FetchResult,
+    /// Awaits every round and one more, so that no callback runs.
+    pub(crate) completion: Completion,
+    pub(crate) received: Rc<Cell<u64>>,
+}
+
+/// Connected sides with memory.
+pub(crate) fn connected() -> &'static mut Static {
+    let devices = Devices::open();
+    let (client, server) = (Side::open(&devices.client), Side::open(&devices.server));
+    client.connect(&server);
+    server.connect(&client);
+    let memory = client.domain.allocate(4096, Access::all()).expect("memory");
+    let target = Box::leak(Box::new(server.domain.allocate(4096, Access::all()).expect("memory")));
+    let key = client.domain.unpack_key(&target.pack_key()).expect("key");
+    let received: Rc<Cell<u64>> = Rc::default();
+    let count = Rc::clone(&received);
+    server.interface.set_handler(ID, move |_| count.set(count.get() + 1)).expect("handler");
+    Box::leak(Box::new(Static {
+        devices,
+        client,
+        server,
+        remote: target.address(),
+        key,
+        memory,
+        unpack: Unpack::new(|_| ()),
+        result: FetchResult::new(),
+        completion: Completion::counter(ROUNDS as u32 + 1),
+        received,
+    }))
+}
+
+impl Static {
+    /// Lets devices and interfaces work until there is nothing left.
+    fn settle(&mut self) {
+        loop {
+            self.devices.settle();
+            if self.client.progress.progress() + self.server.progress.progress() == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// Every round posted one request, and it was carried out.
+pub(crate) fn posted(sides: &'static mut Static) -> &'static mut Static {
+    sides.settle();
+    sides.devices.check(ROUNDS);
+    assert!(sides.client.endpoint.error().is_none() && sides.server.endpoint.error().is_none());
+    sides
+}
+
+/// As [`posted`], and each was announced.
+pub(crate) fn completed(sides: &'static mut Static) -> &'static mut Static {
+    let sides = posted(sides);
+    assert_eq!((sides.completion.pending(), sides.completion.status()), (1, Ok(())));
+    sides
+}
+
+/// As [`posted`], and each was a message that its handler got.
+pub(crate) fn delivered(sides: &'static mut Static) -> &'static mut Static {
+    let sides = posted(sides);
+    assert_eq!(sides.received.get(), ROUNDS);
+    sides
+}
+
+/// Nothing was there.
+pub(crate) fn idle(sides: &'static mut Static) -> &'static mut Static {
+    sides.devices.check(0);
+    sides
+}

@@ -1,0 +1,141 @@
+//! What each operation may cost, in instructions: the one place for limits, aims and floors.
+//!
+//! The benches take their hard limits from here, and `cargo xtask bench` the table that it writes.
+
+mod api;
+mod driver;
+
+/// Operations in a loop, so that set-up does not show.
+pub(crate) const ROUNDS: u64 = 1024;
+/// WQEs in a batch.
+pub(crate) const BATCH: u64 = 16;
+/// Instructions with which a loop is entered and left. The limits are for the share of one operation beside them.
+const ENTRY: u64 = 64;
+
+/// The bench binaries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// The mlx5 driver, over queues in plain memory.
+    Driver,
+    /// The transport API over `rc_mlx5`.
+    Api,
+}
+
+impl Level {
+    /// The name of the binary.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Api => "api",
+        }
+    }
+}
+
+/// How an operation is used; also the name of the group of benches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// One function that is never inlined, everything at run time, call and return included.
+    Held,
+    /// In the loop.
+    Inlined,
+}
+
+impl Shape {
+    /// The name of the group.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Inlined => "inlined",
+        }
+    }
+}
+
+/// What one bench may count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    pub(crate) level: Level,
+    pub(crate) shape: Shape,
+    /// The bench's function.
+    pub(crate) bench: &'static str,
+    /// The operation in words; the key of the peers' counts.
+    pub(crate) operation: &'static str,
+    /// Operations that one run of the bench does.
+    pub(crate) operations: u64,
+    /// With less than this for an operation, its body was optimised away.
+    pub(crate) floor: u64,
+    /// What the gate holds: as [`Self::must`], or a little above what is counted today.
+    pub(crate) limit: u64,
+    /// What an operation must not exceed.
+    pub(crate) must: Option<u64>,
+    /// What we would like to see.
+    pub(crate) aim: Option<u64>,
+}
+
+impl Budget {
+    /// A bench of [`ROUNDS`] operations. Without a 'must' the limit guards what was reached.
+    const fn new(
+        (level, shape): (Level, Shape),
+        bench: &'static str,
+        operation: &'static str,
+        (floor, limit): (u64, u64),
+    ) -> Self {
+        Self { level, shape, bench, operation, operations: ROUNDS, floor, limit, must: None, aim: None }
+    }
+
+    /// The 'must' is held, and is the limit.
+    const fn must(self, must: u64) -> Self {
+        Self { must: Some(must), limit: must, ..self }
+    }
+
+    /// The 'must' is not held yet: the limit stays, so that it does not get worse.
+    const fn misses(self, must: u64) -> Self {
+        Self { must: Some(must), ..self }
+    }
+
+    const fn aim(self, aim: u64) -> Self {
+        Self { aim: Some(aim), ..self }
+    }
+
+    const fn operations(self, operations: u64) -> Self {
+        Self { operations, ..self }
+    }
+
+    /// Most instructions that a run of the bench may count.
+    pub(crate) const fn hard_limit(&self) -> u64 {
+        self.hard(self.limit)
+    }
+
+    /// A run that counted so many instructions holds the 'must'; also if there is none.
+    pub(crate) fn holds_must(&self, instructions: u64) -> bool {
+        self.must.is_none_or(|must| instructions <= self.hard(must))
+    }
+
+    const fn hard(&self, limit: u64) -> u64 {
+        limit * self.operations + ENTRY
+    }
+}
+
+/// Every bench.
+pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
+    driver::BUDGETS.iter().chain(api::BUDGETS)
+}
+
+/// Two benches whose difference is limited, too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Difference {
+    pub(crate) operation: &'static str,
+    pub(crate) level: Level,
+    pub(crate) shape: Shape,
+    /// The bench that costs more.
+    pub(crate) bench: &'static str,
+    /// The one that it is compared with.
+    pub(crate) minus: &'static str,
+    pub(crate) limit: u64,
+    pub(crate) must: u64,
+    pub(crate) aim: u64,
+}
+
+/// Every difference.
+pub(crate) fn differences() -> &'static [Difference] {
+    api::DIFFERENCES
+}

@@ -1,0 +1,150 @@
+//! Queues over plain memory, and a look at them afterwards: a post that was refused costs little.
+
+use std::cell::UnsafeCell;
+use std::hint::black_box;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use barewire_mlx5::doorbell::Doorbell;
+use barewire_mlx5::layouts::be::{Be16, Be32};
+use barewire_mlx5::layouts::cqe::Cqe64;
+use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue};
+use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
+use barewire_mlx5::queue::send::{SendParts, SendQueue};
+
+use crate::budget::{BATCH, ROUNDS};
+
+/// Blocks of the send ring: room for every WQE of a bench.
+const BLOCKS: usize = (ROUNDS * BATCH) as usize;
+/// A completion is asked for once in this many WQEs.
+const SIGNAL_PERIOD: u32 = 64;
+
+#[repr(C, align(4096))]
+struct Memory {
+    register: UnsafeCell<[u8; 512]>,
+    record: UnsafeCell<[u32; 2]>,
+    ring: UnsafeCell<Ring>,
+}
+
+#[repr(C, align(64))]
+struct Ring([u8; BLOCKS * 64]);
+
+// SAFETY: a bench is one thread.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+fn memory() -> Arc<Memory> {
+    // SAFETY: bytes and numbers, for which zeros are a value.
+    unsafe { Arc::<Memory>::new_zeroed().assume_init() }
+}
+
+fn pointer<T, U>(cell: &UnsafeCell<T>) -> NonNull<U> {
+    NonNull::new(cell.get()).expect("a reference is not null").cast()
+}
+
+/// What a bench works on: it moves a reference and drops nothing.
+fn leak<T>(value: T) -> &'static mut T {
+    Box::leak(Box::new(value))
+}
+
+/// An empty send queue.
+pub(crate) fn send_queue<D: Doorbell>() -> &'static mut SendQueue<D> {
+    leak(new_send_queue())
+}
+
+fn new_send_queue<D: Doorbell>() -> SendQueue<D> {
+    let memory = memory();
+    // SAFETY: sizes and alignments are as asked for; `keep` holds the memory.
+    unsafe {
+        SendQueue::from_parts(SendParts {
+            ring: pointer(&memory.ring),
+            blocks: BLOCKS as u32,
+            doorbell_record: pointer(&memory.record),
+            register: pointer(&memory.register),
+            qpn: black_box(72),
+            signal_period: black_box(SIGNAL_PERIOD),
+            keep: memory.clone(),
+        })
+    }
+}
+
+/// An empty receive queue.
+pub(crate) fn receive_queue() -> &'static mut ReceiveQueue {
+    let memory = memory();
+    // SAFETY: as above; a receive WQE is shorter than a block.
+    leak(unsafe {
+        ReceiveQueue::from_parts(ReceiveParts {
+            ring: pointer(&memory.ring),
+            entries: BLOCKS as u32,
+            doorbell_record: pointer(&memory.record),
+            keep: memory.clone(),
+        })
+    })
+}
+
+/// An empty completion queue.
+pub(crate) fn empty_completion_queue() -> &'static mut CompletionQueue {
+    leak(completion_queue(0))
+}
+
+/// A send queue with [`ROUNDS`] times [`SIGNAL_PERIOD`] WQEs posted, as far as a completion tells, and their completions.
+pub(crate) fn completed() -> &'static mut (CompletionQueue, SendQueue) {
+    leak((completion_queue(ROUNDS as u32), new_send_queue()))
+}
+
+/// A completion queue with `filled` send completions, each of the last of [`SIGNAL_PERIOD`] WQEs.
+fn completion_queue(filled: u32) -> CompletionQueue {
+    let memory = memory();
+    let ring: NonNull<Cqe64> = pointer(&memory.ring);
+    // SAFETY: as above; the CQEs are written before the queue is polled.
+    unsafe {
+        CompletionQueue::initialise(ring, BLOCKS as u32);
+        for at in 0..filled {
+            let cqe = Cqe64 {
+                opcode_qpn: Be32::new(0x0800_0048),
+                wqe_counter: Be16::new(((at + 1) * SIGNAL_PERIOD - 1) as u16),
+                op_own: 0,
+                ..Cqe64::INITIAL
+            };
+            ring.add(at as usize).write(cqe);
+        }
+        CompletionQueue::from_parts(CompletionParts {
+            ring,
+            entries: BLOCKS as u32,
+            doorbell_record: pointer(&memory.record),
+            keep: memory.clone(),
+        })
+    }
+}
+
+/// Every round posted a WQE of `N` blocks.
+pub(crate) fn posted<const N: u64, D: Doorbell>(
+    queue: &'static mut SendQueue<D>,
+) -> &'static mut SendQueue<D> {
+    assert_eq!(u64::from(queue.blocks() - queue.room()), ROUNDS * N, "blocks posted");
+    queue
+}
+
+/// Every round pushed `N` receive WQEs.
+pub(crate) fn pushed<const N: u64>(queue: &'static mut ReceiveQueue) -> &'static mut ReceiveQueue {
+    assert_eq!(u64::from(queue.entries() - queue.room()), ROUNDS * N, "receive WQEs posted");
+    queue
+}
+
+/// Nothing was there.
+pub(crate) fn still_empty(queue: &'static mut CompletionQueue) -> &'static mut CompletionQueue {
+    assert_eq!(queue.poll(), None);
+    queue
+}
+
+/// Every completion was taken, and the last of them freed everything before it.
+pub(crate) fn reaped(
+    queues: &'static mut (CompletionQueue, SendQueue),
+) -> &'static mut (CompletionQueue, SendQueue) {
+    let (completions, queue) = queues;
+    assert_eq!(completions.poll(), None);
+    let freed = ROUNDS * u64::from(SIGNAL_PERIOD);
+    assert_eq!(u64::from(queue.room() - queue.blocks()), freed, "blocks freed");
+    queues
+}

@@ -1,0 +1,112 @@
+//! What an interface can do, how much, and what it costs: the facts as data.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// What an interface can do besides its sizes.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct Flags: u64 {
+        /// Endpoints connect endpoint to endpoint.
+        const CONNECT_TO_EP = 1 << 0;
+        /// Endpoints connect to an interface address.
+        const CONNECT_TO_INTERFACE = 1 << 1;
+        /// Requests can wait for resources on the endpoint.
+        const PENDING = 1 << 2;
+        /// The death of a peer is noticed and reported.
+        const ERRHANDLE_PEER_FAILURE = 1 << 3;
+        /// Remote memory errors (wrong key, range, right) are reported, not fatal.
+        const ERRHANDLE_REMOTE_MEM = 1 << 4;
+        /// Put from the argument.
+        const PUT_SHORT = 1 << 8;
+        /// Put through a buffer of the interface.
+        const PUT_BCOPY = 1 << 9;
+        /// Put straight from registered memory.
+        const PUT_ZCOPY = 1 << 10;
+        /// Get through a buffer of the interface.
+        const GET_BCOPY = 1 << 11;
+        /// Get straight into registered memory.
+        const GET_ZCOPY = 1 << 12;
+        /// Active message from the argument.
+        const AM_SHORT = 1 << 13;
+        /// Active message through a buffer of the interface.
+        const AM_BCOPY = 1 << 14;
+        /// Active message straight from registered memory.
+        const AM_ZCOPY = 1 << 15;
+        /// Atomics are carried out by the CPU and may be mixed with the CPU's own.
+        const ATOMIC_CPU = 1 << 16;
+        /// Atomics are carried out by the device and are atomic among the device's operations only.
+        const ATOMIC_DEVICE = 1 << 17;
+        /// Joins two processes.
+        const INTER_PROCESS = 1 << 18;
+        /// Joins two nodes.
+        const INTER_NODE = 1 << 19;
+    }
+}
+
+bitflags! {
+    /// 64-bit atomics of an interface.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct AtomicOperations: u32 {
+        /// Add without result.
+        const ADD = 1 << 0;
+        /// Add, fetching the old value.
+        const FETCH_ADD = 1 << 1;
+        /// Compare and swap, fetching the old value.
+        const COMPARE_SWAP = 1 << 2;
+    }
+}
+
+/// Sizes of put or get, in bytes. Zero where the operation does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RmaLimits {
+    /// Longest short payload.
+    pub max_short: usize,
+    /// Longest buffered payload.
+    pub max_bcopy: usize,
+    /// Shortest zero-copy payload.
+    pub min_zcopy: usize,
+    /// Longest zero-copy payload, all slices together.
+    pub max_zcopy: usize,
+    /// Slices per zero-copy operation.
+    pub max_iov: usize,
+}
+
+/// Sizes of active messages, in bytes. Zero where the operation does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AmLimits {
+    /// Longest short payload, besides the 8-byte header.
+    pub max_short: usize,
+    /// Longest buffered payload.
+    pub max_bcopy: usize,
+    /// Shortest zero-copy payload.
+    pub min_zcopy: usize,
+    /// Longest zero-copy message: header and slices together.
+    pub max_zcopy: usize,
+    /// Slices per zero-copy message.
+    pub max_iov: usize,
+    /// Longest header of a zero-copy message.
+    pub max_header: usize,
+}
+
+/// What an interface can do, how much, and what it costs by its own model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attributes {
+    /// Sizes of puts.
+    pub put: RmaLimits,
+    /// Sizes of gets.
+    pub get: RmaLimits,
+    /// Sizes of active messages.
+    pub am: AmLimits,
+    /// 64-bit atomics.
+    pub atomic64: AtomicOperations,
+    /// Everything else.
+    pub flags: Flags,
+    /// CPU time of one post, in nanoseconds.
+    pub overhead_ns: f64,
+    /// Time of one message over the wire, in nanoseconds.
+    pub latency_ns: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Endpoints that one interface can have.
+    pub max_endpoints: u32,
+}

@@ -1,0 +1,236 @@
+//! Every operation that can be posted in a loop, through the dynamic door and of the driver.
+
+use std::alloc::Layout;
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use barewire::{
+    Access, Completion, Endpoint, FetchResult, InterfaceConfig, Memory, PostError, RemoteKey, Unpack,
+};
+use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, SendParts};
+use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
+
+use crate::support::Pair;
+
+/// Times that each operation is posted.
+pub(crate) const ROUNDS: u32 = 1000;
+const ID: u8 = 3;
+
+/// A connected pair over a device that is stepped by hand, and what operations need.
+pub(crate) struct Sides {
+    pub(crate) pair: Pair,
+    target: Memory,
+    key: RemoteKey,
+    memory: Memory,
+    /// Never reaches zero.
+    completion: Completion,
+    unpack: Unpack,
+    result: FetchResult,
+}
+
+impl Sides {
+    /// With room for `rounds` posts of every operation before the device moves.
+    pub(crate) fn with_room_for(rounds: u32) -> Self {
+        let every = OPERATIONS.len() as u32 * rounds;
+        let mut pair = Pair::stepped(&InterfaceConfig {
+            send_ring: (2 * every).next_power_of_two(),
+            receive_ring: every.next_power_of_two(),
+            bcopy_buffers: every,
+            max_endpoints: 1,
+            // Time passes between the steps.
+            ack_timeout: 0,
+            ..Default::default()
+        });
+        pair.server.interface.set_handler(ID, |_| ()).unwrap();
+        let (target, key) = pair.target(4096, Access::all());
+        let memory = pair.client.domain.allocate(4096, Access::all()).unwrap();
+        pair.settle();
+        Self {
+            pair,
+            target,
+            key,
+            memory,
+            completion: Completion::counter(u32::MAX),
+            unpack: Unpack::new(|_| ()),
+            result: FetchResult::new(),
+        }
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.pair.client.endpoint
+    }
+
+    fn put_short(&self, payload: &[u8]) -> Result<(), PostError> {
+        self.endpoint().put_short(payload, self.target.address(), &self.key).map(drop)
+    }
+
+    fn zcopy(
+        &self,
+        post: impl FnOnce(&[barewire::Slice<'_>], &Completion) -> barewire::Post,
+    ) -> Result<(), PostError> {
+        let slices = [0, 128, 256].map(|offset| self.memory.slice(offset, 64));
+        let [Ok(a), Ok(b), Ok(c)] = slices else { return Err(PostError::ForeignMemory) };
+        post(&[a, b, c], &self.completion).map(drop)
+    }
+}
+
+/// Fills a buffer with a word.
+fn pack(buffer: &mut [u8]) -> usize {
+    match buffer.first_chunk_mut() {
+        Some(word) => {
+            *word = [7; 8];
+            word.len()
+        }
+        None => 0,
+    }
+}
+
+type Post = fn(&Sides) -> Result<(), PostError>;
+
+/// The operations of the transport API.
+pub(crate) const OPERATIONS: &[(&str, Post)] = &[
+    ("put_short, 8 B", |sides| sides.put_short(&[7; 8])),
+    ("put_short, 64 B", |sides| sides.put_short(&[7; 64])),
+    ("put_short, 100 B", |sides| sides.put_short(&[7; 100])),
+    ("put_bcopy", |sides| sides.endpoint().put_bcopy(pack, sides.target.address(), &sides.key).map(drop)),
+    ("put_zcopy", |sides| {
+        let remote = sides.target.address();
+        sides.zcopy(|slices, done| sides.endpoint().put_zcopy(slices, remote, &sides.key, Some(done)))
+    }),
+    ("put_zcopy, one region", |sides| {
+        let remote = sides.target.address();
+        sides.zcopy(|slices, _| sides.endpoint().put_zcopy(&slices[..1], remote, &sides.key, None))
+    }),
+    ("get_bcopy", |sides| {
+        let Sides { unpack, target, key, completion, .. } = sides;
+        sides.endpoint().get_bcopy(unpack, 8, target.address(), key, Some(completion)).map(drop)
+    }),
+    ("get_zcopy", |sides| {
+        let remote = sides.target.address();
+        sides.zcopy(|slices, done| sides.endpoint().get_zcopy(slices, remote, &sides.key, Some(done)))
+    }),
+    ("am_short", |sides| sides.endpoint().am_short(ID, 1, &[7; 8]).map(drop)),
+    ("am_short, 100 B", |sides| sides.endpoint().am_short(ID, 1, &[7; 100]).map(drop)),
+    ("am_bcopy", |sides| sides.endpoint().am_bcopy(ID, pack).map(drop)),
+    ("am_zcopy", |sides| {
+        sides.zcopy(|slices, done| sides.endpoint().am_zcopy(ID, &[1; 8], slices, Some(done)))
+    }),
+    ("atomic_add64", |sides| sides.endpoint().atomic_add64(1, sides.target.address(), &sides.key).map(drop)),
+    ("atomic_fetch_add64", |sides| {
+        let Sides { target, key, result, completion, .. } = sides;
+        sides.endpoint().atomic_fetch_add64(1, target.address(), key, result, Some(completion)).map(drop)
+    }),
+    ("atomic_compare_swap64", |sides| {
+        let Sides { target, key, result, completion, .. } = sides;
+        let remote = target.address();
+        sides.endpoint().atomic_compare_swap64(0, 1, remote, key, result, Some(completion)).map(drop)
+    }),
+];
+
+/// A send queue over plain memory, whose WQEs are reaped as soon as they are posted.
+pub(crate) struct Driver {
+    queue: SendQueue,
+}
+
+/// Zeroed memory on a page.
+#[derive(Debug)]
+struct Block {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the block is owned, and used through pointers only.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn new(bytes: usize) -> Self {
+        let layout = Layout::from_size_align(bytes, 4096).unwrap();
+        // SAFETY: the size is not zero.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        Self { start: NonNull::new(start).expect("memory"), layout }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+impl Driver {
+    /// A queue of 64 blocks.
+    pub(crate) fn new() -> Self {
+        const RING: usize = 64 * 64;
+        // Ring, register, doorbell record.
+        let block = Arc::new(Block::new(RING + 512 + 64));
+        let at = |offset| {
+            // SAFETY: the three parts lie in the block.
+            unsafe { block.start.add(offset) }
+        };
+        let parts = SendParts {
+            ring: at(0),
+            blocks: 64,
+            doorbell_record: at(RING + 512).cast(),
+            register: at(RING),
+            qpn: 72,
+            signal_period: 8,
+            keep: Arc::clone(&block) as Arc<dyn Any + Send + Sync>,
+        };
+        // SAFETY: sizes and alignments are as asked for, nothing else uses the memory, and `keep` holds it.
+        Self { queue: unsafe { SendQueue::from_parts(parts) } }
+    }
+
+    /// Posts; false if it was refused.
+    pub(crate) fn post(&mut self, post: DriverPost) -> bool {
+        let posted = post(&mut self.queue);
+        if let Some(index) = self.queue.last_index() {
+            self.queue.reap(index.0);
+        }
+        posted
+    }
+}
+
+type DriverPost = fn(&mut SendQueue) -> bool;
+
+const REMOTE: RemoteAddressSegment = RemoteAddressSegment::new(0x1000, 7);
+const LOCAL: DataSegment = DataSegment::new(0x2000, 64, 9);
+const WORD: DataSegment = DataSegment::new(0x2000, 8, 9);
+const FLAGS: ControlFlags = ControlFlags::empty();
+const LONG: &[u8] = &[7; MAX_WRITE_INLINE];
+
+/// The posting functions of the driver.
+pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
+    ("write_inline_8", |queue| queue.write_inline_8([7; 8], REMOTE, FLAGS).is_ok()),
+    ("write_inline, every length", |queue| {
+        (0..=LONG.len()).all(|length| {
+            let posted = queue.write_inline(&LONG[..length], REMOTE, FLAGS);
+            posted.map(|index| queue.reap(index.0)).is_ok()
+        })
+    }),
+    ("write_inline_immediate", |queue| queue.write_inline_immediate(&[7; 30], REMOTE, 5, FLAGS).is_ok()),
+    ("write", |queue| queue.write(LOCAL, REMOTE, FLAGS).is_ok()),
+    ("write_gather", |queue| queue.write_gather(&[LOCAL; 9], REMOTE, FLAGS).is_ok()),
+    ("write_immediate", |queue| queue.write_immediate(&[LOCAL; 2], REMOTE, 5, FLAGS).is_ok()),
+    ("read", |queue| queue.read(LOCAL, REMOTE, FLAGS).is_ok()),
+    ("read_scatter", |queue| queue.read_scatter(&[LOCAL; 9], REMOTE, FLAGS).is_ok()),
+    ("send_inline", |queue| queue.send_inline(&[7; 30], FLAGS).is_ok()),
+    ("send_inline_prefixed", |queue| queue.send_inline_prefixed([1; 12], &[7; 8], FLAGS).is_ok()),
+    ("send_inline_prefixed, 30 B", |queue| queue.send_inline_prefixed([1; 12], &[7; 30], FLAGS).is_ok()),
+    ("send_inline_immediate", |queue| queue.send_inline_immediate(&[7; 30], 5, FLAGS).is_ok()),
+    ("send", |queue| queue.send(LOCAL, FLAGS).is_ok()),
+    ("send_gather", |queue| queue.send_gather(&[LOCAL; 9], FLAGS).is_ok()),
+    ("send_immediate", |queue| queue.send_immediate(&[LOCAL; 2], 5, FLAGS).is_ok()),
+    ("fetch_add", |queue| queue.fetch_add(WORD, REMOTE, 1, FLAGS).is_ok()),
+    ("compare_swap", |queue| queue.compare_swap(WORD, REMOTE, 0, 1, FLAGS).is_ok()),
+    ("nop", |queue| queue.nop(FLAGS).is_ok()),
+    ("batch", |queue| {
+        let mut batch = queue.batch();
+        (0..16).all(|_| batch.write_inline_8([7; 8], REMOTE, FLAGS).is_ok())
+    }),
+    // A refusal is an answer like any other.
+    ("write_inline, too long", |queue| queue.write_inline(&[7; 4096], REMOTE, FLAGS).is_err()),
+];

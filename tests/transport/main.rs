@@ -1,0 +1,17 @@
+//! The transport API over every transport and way to connect it. Every wait has a deadline.
+
+mod atomics;
+mod callbacks;
+mod closing;
+mod full_queues;
+mod memory;
+mod messages;
+mod ordering;
+mod peers;
+mod pending;
+mod remote_errors;
+mod rma;
+mod setup;
+mod static_door;
+mod support;
+mod volume;

@@ -1,0 +1,180 @@
+//! Requests that wait: nothing overtakes them, none starves, each runs or is purged once.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use barewire::{Access, Busy, Endpoint, FlushMode, InterfaceConfig, PendingResult, PostError, Posted};
+
+use crate::support::{Pair, Watch, collect, connect, fill, headers, send_later, small};
+
+/// What was refused can wait: otherwise a caller that tries one, then the other, would never get out.
+#[test]
+fn what_is_refused_may_wait() {
+    let mut pair = Pair::stepped(&small());
+    let (memory, key) = pair.target(256, Access::REMOTE_WRITE);
+    let endpoint = pair.client.endpoint.clone();
+    for first in 0..16 {
+        for _ in 0..first {
+            assert_eq!(endpoint.put_short(&[], memory.address(), &key), Ok(Posted::Done));
+        }
+        // Of four WQEBBs.
+        while endpoint.put_short(&[1; 220], memory.address(), &key).is_ok() {}
+        assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Ok(()), "{first}");
+        pair.settle();
+        assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(Busy));
+        pair.flush_stepped();
+    }
+}
+
+/// Nothing overtakes pending requests on their endpoint; other endpoints are not concerned.
+#[test]
+fn pending_requests_keep_order() {
+    for mut pair in Pair::rc(&small()) {
+        let inbox = collect(&pair.server.interface, 1);
+        let other_inbox = collect(&pair.server.interface, 2);
+        let (other, other_peer) = (pair.client.another(), pair.server.another());
+        connect(&other, &other_peer);
+        let endpoint = pair.client.endpoint.clone();
+        assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(Busy));
+        let first = fill(&endpoint, 1);
+        for i in first..first + 20 {
+            endpoint.pending_add(send_later(1, i)).unwrap();
+        }
+        let mut next = first + 20;
+        pair.until("all", || {
+            // A direct send is refused as long as requests wait, whatever room there is.
+            match endpoint.am_short(1, next, &[]) {
+                Ok(_) => next += 1,
+                Err(error) => {
+                    assert_eq!(error, PostError::NoResource);
+                    let busy = endpoint.pending_add(|_| panic!("purged before it ran"));
+                    if busy.is_ok() {
+                        // Taken: there are requests before it, or there is no room. Take the whole queue off again and
+                        // see below that the order still holds.
+                        let mut purged = 0;
+                        endpoint.pending_purge(|| purged += 1);
+                        for i in next - (purged - 1)..next {
+                            endpoint.pending_add(send_later(1, i)).unwrap_or_else(|Busy| {
+                                assert_eq!(send_later(1, i)(&endpoint), PendingResult::Done);
+                            });
+                        }
+                    }
+                }
+            }
+            let _ = other.endpoint.am_short(2, 0, &[]);
+            headers(&inbox).len() as u64 >= first + 20 && !other_inbox.borrow().is_empty()
+        });
+        let got = headers(&inbox);
+        assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>(), "{}", pair.name);
+    }
+}
+
+#[test]
+fn pending_requests_are_purged_once() {
+    let mut pair = Pair::stepped(&small());
+    let inbox = collect(&pair.server.interface, 1);
+    let endpoint = pair.client.endpoint.clone();
+    let filled = fill(&endpoint, 1);
+    let ran = Rc::new(Cell::new(0));
+    for _ in 0..7 {
+        let ran = Rc::clone(&ran);
+        let request = move |_: &Endpoint| {
+            ran.set(ran.get() + 1);
+            PendingResult::Done
+        };
+        endpoint.pending_add(request).unwrap();
+    }
+    let mut purged = 0;
+    endpoint.pending_purge(|| purged += 1);
+    endpoint.pending_purge(|| purged += 100);
+    assert_eq!((purged, ran.get()), (7, 0));
+    pair.settle();
+    assert_eq!((ran.get(), headers(&inbox).len() as u64), (0, filled));
+    assert_eq!(endpoint.am_short(1, 0, &[]), Ok(Posted::Done), "the gate is open again");
+}
+
+/// Endpoints whose requests wait for a common resource take turns.
+#[test]
+fn pending_requests_take_turns() {
+    let mut pair = Pair::stepped(&InterfaceConfig { bcopy_buffers: 1, ..small() });
+    let (a, peer_a) = (pair.client.another(), pair.server.another());
+    let (b, peer_b) = (pair.client.another(), pair.server.another());
+    connect(&a, &peer_a);
+    connect(&b, &peer_b);
+    let order: Rc<RefCell<Vec<usize>>> = Rc::default();
+    let endpoints = [&a.endpoint, &b.endpoint, &pair.client.endpoint];
+    assert_eq!(endpoints[0].am_bcopy(1, |_| 1), Ok(1));
+    for (i, endpoint) in endpoints.iter().enumerate() {
+        for _ in 0..4 {
+            let order = Rc::clone(&order);
+            let request = move |endpoint: &Endpoint| match endpoint.am_bcopy(1, |_| 1) {
+                Ok(_) => {
+                    order.borrow_mut().push(i);
+                    PendingResult::Done
+                }
+                Err(_) => PendingResult::Again,
+            };
+            endpoint.pending_add(request).unwrap();
+        }
+    }
+    pair.settle();
+    // One buffer: one request at a time, round by round.
+    assert_eq!(*order.borrow(), [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]);
+}
+
+/// A flush from inside a pending request, and a request added from inside a request.
+#[test]
+fn pending_requests_flush_and_add() {
+    for mut pair in Pair::rc(&small()) {
+        let endpoint = pair.client.endpoint.clone();
+        let inbox = collect(&pair.server.interface, 1);
+        let filled = fill(&endpoint, 1);
+        let watch = Watch::new(1);
+        let flush = watch.clone();
+        let mut added = false;
+        let request = move |endpoint: &Endpoint| {
+            if !added {
+                endpoint.pending_add(send_later(1, filled)).unwrap();
+                added = true;
+            }
+            match endpoint.flush(FlushMode::Local, Some(&flush.completion)) {
+                Ok(Posted::InProgress) => PendingResult::Done,
+                Ok(Posted::Done) => {
+                    flush.completion.count_down(Ok(()));
+                    PendingResult::Done
+                }
+                Err(_) => PendingResult::Again,
+            }
+        };
+        endpoint.pending_add(request).unwrap();
+        pair.until("all", || watch.is_done() && inbox.borrow().len() as u64 == filled + 1);
+        assert_eq!(headers(&inbox), (0..=filled).collect::<Vec<_>>());
+        assert_eq!(watch.calls(), 1);
+    }
+}
+
+/// When a callback runs, its operation's credits are not given back yet, so a post of the callback that finds the queue full does
+/// not overtake a request that waits.
+#[test]
+fn callbacks_do_not_overtake_pending_requests() {
+    for mut pair in Pair::rc(&small()) {
+        let inbox = collect(&pair.server.interface, 1);
+        let endpoint = pair.client.endpoint.clone();
+        let source = pair.client.domain.allocate(64, Access::empty()).unwrap();
+        let slice = [source.slice(0, 8).unwrap()];
+        let overtook = Rc::new(Cell::new(0));
+        let (poster, count) = (endpoint.clone(), Rc::clone(&overtook));
+        let done = barewire::Completion::new(1, move |_| {
+            if poster.am_short(1, u64::MAX, &[]).is_ok() {
+                count.set(count.get() + 1);
+            }
+        });
+        let post = endpoint.am_zcopy(2, &[], &slice, Some(&done));
+        assert_eq!(post, Ok(Posted::InProgress));
+        let filled = fill(&endpoint, 1);
+        endpoint.pending_add(send_later(1, filled)).unwrap();
+        pair.until("all", || inbox.borrow().len() as u64 == filled + 1 && done.pending() == 0);
+        assert_eq!(overtook.get(), 0);
+        assert_eq!(headers(&inbox), (0..=filled).collect::<Vec<_>>());
+    }
+}
