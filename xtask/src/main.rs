@@ -1,6 +1,7 @@
 //! Repository tasks. `cargo xtask test` is the check that people and CI run.
 #![warn(clippy::all)]
 
+mod bench;
 mod closure;
 mod count;
 mod packages;
@@ -11,11 +12,15 @@ mod steps;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask test [--no-install]
+usage: cargo xtask test|bench|asm [--no-install]
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, and that
                  the default build needs no system library. As root on Debian it first installs the
                  packages that the optional features need and that are missing, and says which.
+  bench          instructions per operation against their limits, into benches/RESULTS.md, and what asm does.
+                 Needs valgrind and the runner of iai-callgrind, and installs what is missing.
+  asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it anew), and that
+                 no hot function panics, allocates, copies through libc, locks or leaves the program.
   --no-install   install nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
@@ -24,6 +29,10 @@ fn main() -> ExitCode {
     match arguments[..] {
         ["test"] => steps::test(packages::Install::Missing),
         ["test", "--no-install"] => steps::test(packages::Install::Nothing),
+        ["bench"] => bench::bench(packages::Install::Missing),
+        ["bench", "--no-install"] => bench::bench(packages::Install::Nothing),
+        ["asm"] => bench::asm(packages::Install::Missing),
+        ["asm", "--no-install"] => bench::asm(packages::Install::Nothing),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             ExitCode::SUCCESS
@@ -32,7 +41,7 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["test", unknown, ..] | [unknown, ..] => {
+        ["test" | "bench" | "asm", unknown, ..] | [unknown, ..] => {
             eprintln!("xtask: do not know '{unknown}'\n{USAGE}");
             ExitCode::from(2)
         }

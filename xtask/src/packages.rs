@@ -76,17 +76,29 @@ pub(crate) fn install(install: Install, deadline: Duration) -> Result<(), Failur
         println!("nothing is missing");
         return Ok(());
     }
+    if !debian(install, &wanted, deadline)? {
+        return Ok(());
+    }
+    match left_out() {
+        left_out if left_out.is_empty() => Ok(()),
+        left_out => Err(Failure::Found(format!("installed, and yet: {}", left_out.join("; ")))),
+    }
+}
+
+/// Installs Debian packages where this program may and can, or says why it does not; true if it did. The deadline is for
+/// each of the two commands.
+pub(crate) fn debian(install: Install, wanted: &[&str], deadline: Duration) -> Result<bool, Failure> {
     if install == Install::Nothing {
         println!("not installed, as asked");
-        return Ok(());
+        return Ok(false);
     }
     if !on_path("apt-get") {
         println!("not installed: this machine has no apt-get; install the like of {}", wanted.join(" "));
-        return Ok(());
+        return Ok(false);
     }
     if !is_root() {
         println!("not installed: only root can; as root: apt-get install {}", wanted.join(" "));
-        return Ok(());
+        return Ok(false);
     }
     let apt = |arguments: &[&str]| {
         let command = Invocation::new("apt-get", &["-q", "-y", "-o", "DPkg::Lock::Timeout=120"])
@@ -96,11 +108,8 @@ pub(crate) fn install(install: Install, deadline: Duration) -> Result<(), Failur
         process::run(&command, deadline, Output::Inherit)
     };
     apt(&["update"])?;
-    apt(&[&["install", "--no-install-recommends"], wanted.as_slice()].concat())?;
-    match left_out() {
-        left_out if left_out.is_empty() => Ok(()),
-        left_out => Err(Failure::Found(format!("installed, and yet: {}", left_out.join("; ")))),
-    }
+    apt(&[&["install", "--no-install-recommends"], wanted].concat())?;
+    Ok(true)
 }
 
 fn missing(feature: &Feature) -> impl Iterator<Item = &'static Need> {
@@ -112,7 +121,8 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-fn on_path(program: &str) -> bool {
+/// A program of this name can be started.
+pub(crate) fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

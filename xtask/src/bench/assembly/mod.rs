@@ -1,0 +1,110 @@
+//! The machine code of the hot functions: the listings in `benches/asm/`, and what no hot function may come to.
+
+mod listing;
+mod program;
+mod reach;
+mod rules;
+
+use std::fs;
+
+use self::program::Program;
+use super::build::Binary;
+use crate::process::{Failure, repository};
+
+const FOLDER: &str = "benches/asm";
+/// Every function of the benches whose name begins so is hot.
+const HOT: &str = "held_";
+/// But not these: they are hot ones behind a branch, on whose other side is `self`, which calls handlers and moves data itself.
+const DYNAMIC: &str = "held_dynamic_";
+/// The hottest ones, whose code is checked in.
+const LISTED: &[&str] =
+    &["held_write_8", "held_write_segment", "held_send_prefixed", "held_poll", "held_reap"];
+
+/// Checks every hot function, and compares the listings, or writes them if `BLESS` is set. Answers what is wrong.
+pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Failure> {
+    let mut complaints = Vec::new();
+    if !cfg!(target_arch = "x86_64") {
+        println!("assembly: not checked, the rules are for x86-64");
+        return Ok(complaints);
+    }
+    let bless = std::env::var_os("BLESS").is_some_and(|value| !value.is_empty() && value != "0");
+    let mut hot = 0;
+    let mut listed = 0;
+    for binary in binaries {
+        let program = Program::read(&binary.path)?;
+        for function in program.beginning_with(HOT).filter(|function| !function.name.starts_with(DYNAMIC)) {
+            hot += 1;
+            let findings = reach::findings(&program, function, &rules::slow_functions(&function.name));
+            complaints.extend(rules::complaints(&function.name, &findings));
+        }
+        for name in LISTED {
+            let Some(function) = program.exported(name) else { continue };
+            listed += 1;
+            complaints.extend(compare(name, &listing::listing(&program, function), rustc, bless)?);
+        }
+        println!("assembly: read bench {}", binary.level.name());
+    }
+    if listed != LISTED.len() || hot <= listed {
+        complaints.push(format!("{listed} of {} listed functions and {hot} hot ones found", LISTED.len()));
+    }
+    println!("assembly: {hot} hot functions, {} complaints", complaints.len());
+    Ok(complaints)
+}
+
+/// Compares a listing with its file, or writes it.
+fn compare(name: &str, listing: &str, rustc: &str, bless: bool) -> Result<Option<String>, Failure> {
+    let file = format!("{FOLDER}/{}.x86-64.s", name.trim_start_matches(HOT));
+    let path = repository().join(&file);
+    let head = format!("# {rustc}, SSE2 baseline; BLESS=1 cargo xtask asm writes this file\n");
+    let now = format!("{head}# {} instructions\n{listing}", listing::length(listing));
+    if bless {
+        return match fs::write(&path, now) {
+            Ok(()) => {
+                println!("wrote {file}");
+                Ok(None)
+            }
+            Err(error) => Err(Failure::Found(format!("cannot write {file}: {error}"))),
+        };
+    }
+    let Ok(then) = fs::read_to_string(&path) else {
+        return Ok(Some(format!("{file} is missing: BLESS=1 cargo xtask asm writes it")));
+    };
+    if !then.starts_with(&head) {
+        let compiler = then.lines().next().unwrap_or_default().trim_start_matches("# ");
+        println!("{file}: not compared, written by '{compiler}', this is {rustc}");
+        return Ok(None);
+    }
+    Ok((then != now).then(|| {
+        format!("{name} is not as in {file}:\n{}BLESS=1 cargo xtask asm accepts it", difference(&then, &now))
+    }))
+}
+
+/// The lines from the first to the last that differ, of both.
+fn difference(then: &str, now: &str) -> String {
+    let (then, now): (Vec<&str>, Vec<&str>) = (then.lines().collect(), now.lines().collect());
+    let same = |pairs: &mut dyn Iterator<Item = (&&str, &&str)>| pairs.take_while(|(a, b)| a == b).count();
+    let front = same(&mut then.iter().zip(&now));
+    let shorter = then.len().min(now.len());
+    let back = same(&mut then.iter().rev().zip(now.iter().rev())).min(shorter - front);
+    let mut text = String::new();
+    for (sign, lines) in [('-', &then[front..then.len() - back]), ('+', &now[front..now.len() - back])] {
+        for line in lines {
+            text.extend([sign]);
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_what_differs() {
+        assert_eq!(difference("a\nb\nc\nd\n", "a\nx\nc\nd\n"), "-b\n+x\n");
+        assert_eq!(difference("a\na\n", "a\na\na\n"), "+a\n");
+        assert_eq!(difference("a\n", "b\n"), "-a\n+b\n");
+    }
+}

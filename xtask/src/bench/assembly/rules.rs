@@ -1,0 +1,101 @@
+//! What hot functions may come to all the same, each with the reason.
+
+use std::collections::BTreeMap;
+
+use super::reach::{Deed, Finding};
+
+/// A function that hot functions may call and that may do what it likes.
+struct Slow {
+    /// The hot functions, by a part of their names.
+    callers: &'static str,
+    /// The slow function, by the end of its path.
+    function: &'static str,
+}
+
+const fn slow(callers: &'static str, function: &'static str) -> Slow {
+    Slow { callers, function }
+}
+
+const SLOW: &[Slow] = &[
+    // An operation beyond the bounds of its queue, which the room counter excludes: it is dropped.
+    slow("held_", "rc_mlx5::operation::lose"),
+    // Errors end an endpoint once.
+    slow("progress", "::fail_send"),
+    slow("progress", "::fail_receive"),
+    // Pending requests, and endpoints that are closing.
+    slow("progress", "::settle"),
+    // The user's callback.
+    slow("progress", "completion::Completion::run"),
+    // The last handle of what the user shared with the operation and has dropped meanwhile.
+    slow("progress", "alloc::rc::Rc<T,A>::drop_slow"),
+];
+
+/// A deed that is part of an operation.
+struct Exception {
+    callers: &'static str,
+    deed: Deed,
+    /// The end of the way to it.
+    way: &'static str,
+}
+
+const fn except(callers: &'static str, deed: Deed, way: &'static str) -> Exception {
+    Exception { callers, deed, way }
+}
+
+const EXCEPTIONS: &[Exception] = &[
+    // The user's handlers, and the user's function that takes what was read.
+    except("progress", Deed::Indirect, ""),
+    // A handler that replaced itself while it ran, and the last handle of what the user shared.
+    except("progress", Deed::Allocate, "> __rustc::__rust_dealloc"),
+];
+
+/// The functions that a walk from `hot` does not enter.
+pub(super) fn slow_functions(hot: &str) -> Vec<&'static str> {
+    SLOW.iter().filter(|slow| hot.contains(slow.callers)).map(|slow| slow.function).collect()
+}
+
+/// What is wrong with `hot`; of each deed the shortest way.
+pub(super) fn complaints(hot: &str, findings: &[Finding]) -> Vec<String> {
+    let mut worst: BTreeMap<Deed, (usize, String)> = BTreeMap::new();
+    for Finding { deed, way } in findings {
+        let way = way.join(" > ");
+        let is_excepted = |exception: &Exception| {
+            hot.contains(exception.callers) && exception.deed == *deed && way.ends_with(exception.way)
+        };
+        if EXCEPTIONS.iter().any(is_excepted) {
+            continue;
+        }
+        let (ways, shortest) = worst.entry(*deed).or_insert_with(|| (0, way.clone()));
+        *ways += 1;
+        if way.len() < shortest.len() {
+            *shortest = way;
+        }
+    }
+    let complaint = |(deed, (ways, way)): (Deed, (usize, String))| {
+        let more = if ways > 1 { format!(" (and in {} other ways)", ways - 1) } else { String::new() };
+        format!("{hot} {}: {way}{more}", deed.words())
+    };
+    worst.into_iter().map(complaint).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complains_of_the_shortest_way() {
+        let finding =
+            |deed, way: &[&str]| Finding { deed, way: way.iter().map(ToString::to_string).collect() };
+        let findings = [
+            finding(Deed::Panic, &["held_put", "a", "core::panicking::panic"]),
+            finding(Deed::Panic, &["held_put", "core::panicking::panic"]),
+            finding(Deed::Indirect, &["held_put"]),
+        ];
+        let wanted = [
+            "held_put may panic: held_put > core::panicking::panic (and in 1 other ways)",
+            "held_put calls through a pointer: held_put",
+        ];
+        assert_eq!(complaints("held_put", &findings), wanted);
+        assert_eq!(complaints("held_progress", &findings[2..]), [""; 0], "handlers");
+    }
+}

@@ -1,0 +1,137 @@
+//! The workspace as cargo sees it, and the bench binaries.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::budget::Level;
+use super::{BUILD, SOON};
+use crate::process::{self, Failure, Invocation, Output};
+
+/// The crate that counts, and its program of the same version.
+const HARNESS: &str = "iai-callgrind";
+
+/// What we ask cargo and rustc.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    /// Where everything is built.
+    pub(super) target: PathBuf,
+    /// Version of iai-callgrind.
+    pub(super) harness: String,
+    /// `rustc -V`.
+    pub(super) rustc: String,
+}
+
+impl Workspace {
+    pub(super) fn ask() -> Result<Self, Failure> {
+        let mut metadata = String::new();
+        let ask = Invocation::cargo(&["metadata", "--format-version", "1"]);
+        process::run(&ask, SOON, Output::Collect(&mut metadata))?;
+        let metadata: Value = serde_json::from_str(&metadata)
+            .map_err(|error| Failure::Found(format!("cargo metadata is not JSON: {error}")))?;
+        let target = metadata["target_directory"].as_str();
+        let packages = metadata["packages"].as_array();
+        let harness = packages.into_iter().flatten().find(|package| package["name"] == HARNESS);
+        let (Some(target), Some(harness)) = (target, harness.and_then(|package| package["version"].as_str()))
+        else {
+            return Err(Failure::Found(format!("cargo metadata tells no target directory, or no {HARNESS}")));
+        };
+        let mut rustc = String::new();
+        process::run(&Invocation::new("rustc", &["-V"]), SOON, Output::Collect(&mut rustc))?;
+        Ok(Self {
+            target: PathBuf::from(target),
+            harness: harness.to_owned(),
+            rustc: rustc.trim().to_owned(),
+        })
+    }
+}
+
+/// `cargo bench` over the two binaries, for the baseline processor: without flags, profiles and limits that a shell, or cargo's
+/// configuration, may bring along.
+pub(super) fn cargo_bench(arguments: &[&str]) -> Invocation {
+    let bench = ["bench", "-p", "barewire", "--bench", Level::Driver.name(), "--bench", Level::Api.name()];
+    let bench = [&bench, arguments].concat();
+    let foreign: Vec<String> = std::env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| bends(name))
+        .collect();
+    let invocation = if foreign.is_empty() {
+        Invocation::cargo(&bench)
+    } else {
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+        let unset = foreign.iter().flat_map(|name| ["-u", name]);
+        Invocation::new("env", &unset.chain([&*cargo]).collect::<Vec<_>>()).with(&bench)
+    };
+    // Set and empty, this wins over every other way to give flags.
+    invocation.environment("CARGO_ENCODED_RUSTFLAGS", "")
+}
+
+/// A variable that changes what is built or counted. `IAI_CALLGRIND_CALLGRIND_LIMITS` would silently replace our limits.
+fn bends(variable: &str) -> bool {
+    let is_flags = variable.starts_with("CARGO_") && variable.ends_with("RUSTFLAGS");
+    is_flags
+        || variable == "RUSTFLAGS"
+        || variable == "CARGO_BUILD_TARGET"
+        || variable.starts_with("IAI_CALLGRIND_")
+        || variable.starts_with("CARGO_PROFILE_")
+}
+
+/// A bench binary.
+#[derive(Debug)]
+pub(super) struct Binary {
+    pub(super) level: Level,
+    pub(super) path: String,
+}
+
+/// Builds the binaries.
+pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
+    let build = cargo_bench(&["--no-run", "--message-format=json-render-diagnostics"]);
+    println!("{build}");
+    let mut messages = String::new();
+    process::run(&build, BUILD, Output::Collect(&mut messages))?;
+    let mut found = Vec::new();
+    for level in [Level::Driver, Level::Api] {
+        let path = executable(&messages, level.name())
+            .ok_or_else(|| Failure::Found(format!("cargo built no bench {}", level.name())))?;
+        found.push(Binary { level, path });
+    }
+    Ok(found)
+}
+
+/// The path of the bench's binary in cargo's messages.
+fn executable(messages: &str, bench: &str) -> Option<String> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut ours = messages
+        .filter(|message| message["target"]["name"] == bench && message["target"]["kind"][0] == "bench");
+    ours.find_map(|message| message["executable"].as_str().map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_binary_of_a_bench() {
+        let messages = "{\"reason\":\"compiler-artifact\",\"target\":{\"kind\":[\"lib\"],\"name\":\"api\"},\"executable\":null}\n\
+             not json\n\
+             {\"target\":{\"kind\":[\"bench\"],\"name\":\"api\"},\"executable\":\"/t/api-1\"}\n";
+        assert_eq!(executable(messages, "api").as_deref(), Some("/t/api-1"));
+        assert_eq!(executable(messages, "driver"), None);
+    }
+
+    #[test]
+    fn knows_what_bends_a_count() {
+        for variable in [
+            "RUSTFLAGS",
+            "CARGO_BUILD_RUSTFLAGS",
+            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
+            "CARGO_PROFILE_BENCH_OPT_LEVEL",
+            "IAI_CALLGRIND_CALLGRIND_LIMITS",
+        ] {
+            assert!(bends(variable), "{variable}");
+        }
+        for variable in ["PATH", "CARGO_TARGET_DIR", "RUSTUP_TOOLCHAIN", "CARGO"] {
+            assert!(!bends(variable), "{variable}");
+        }
+    }
+}

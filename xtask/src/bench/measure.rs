@@ -1,0 +1,93 @@
+//! Running the benches and reading what they counted.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::build::{self, Workspace};
+use crate::process::{self, Failure, Output};
+
+/// What one bench counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Count {
+    /// Binary, group and function, as in `driver::held::write_8`.
+    pub(super) bench: String,
+    /// Instructions of the whole loop.
+    pub(super) instructions: u64,
+}
+
+/// Runs every bench. Answers how the run ended (it fails when a hard limit is exceeded) and what was counted.
+pub(super) fn run(workspace: &Workspace, runner: &str) -> Result<(Result<(), Failure>, Vec<Count>), Failure> {
+    // A folder of our own, emptied before: a bench that does not run leaves no old count behind.
+    let home = workspace.target.join("bench-counts");
+    match fs::remove_dir_all(&home) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Failure::Found(format!("cannot empty {}: {error}", home.display())));
+        }
+        _ => {}
+    }
+    let bench = build::cargo_bench(&["--no-fail-fast", "--", "--save-summary=json", "--nosummary"])
+        .environment("IAI_CALLGRIND_RUNNER", runner)
+        .environment("IAI_CALLGRIND_HOME", &home.to_string_lossy());
+    println!("{bench}");
+    let ran = process::run(&bench, Duration::from_mins(30), Output::Inherit);
+    if matches!(ran, Err(Failure::Interrupted(_) | Failure::Deadline(_) | Failure::Start { .. })) {
+        return Ok((ran, Vec::new()));
+    }
+    let mut counts = Vec::new();
+    for path in summaries(&home) {
+        counts.push(read(&path)?);
+    }
+    Ok((ran, counts))
+}
+
+/// Every summary below `folder`.
+fn summaries(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(summaries(&path));
+        } else if path.file_name().is_some_and(|name| name == "summary.json") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn read(path: &Path) -> Result<Count, Failure> {
+    let unreadable = |what: &str| Failure::Found(format!("{}: {what}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| unreadable(&error.to_string()))?;
+    count(&text).ok_or_else(|| unreadable("no summary of version 6 with one count of instructions"))
+}
+
+/// The count in a summary (iai-callgrind's JSON, version 6).
+fn count(summary: &str) -> Option<Count> {
+    let summary: Value = serde_json::from_str(summary).ok()?;
+    if summary["version"] != "6" {
+        return None;
+    }
+    let total = &summary["profiles"][0]["summaries"]["total"]["summary"]["Callgrind"]["Ir"]["metrics"];
+    Some(Count {
+        bench: summary["module_path"].as_str()?.to_owned(),
+        instructions: total["Left"]["Int"].as_u64()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_a_summary() {
+        let summary = r#"{"function_name":"write_8","module_path":"driver::held::write_8","version":"6","profiles":[
+            {"tool":"Callgrind","summaries":{"parts":[],"total":{"regressions":[],"summary":{"Callgrind":
+            {"Ir":{"diffs":null,"metrics":{"Left":{"Int":63525}}}}}}}}]}"#;
+        let wanted = Count { bench: "driver::held::write_8".to_owned(), instructions: 63525 };
+        assert_eq!(count(summary), Some(wanted));
+        assert_eq!(count(&summary.replace("\"6\"", "\"7\"")), None);
+        assert_eq!(count(&summary.replace("Left", "Both")), None, "compared with an old run");
+    }
+}

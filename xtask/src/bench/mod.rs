@@ -1,0 +1,80 @@
+//! `cargo xtask bench`: what each operation costs, held against its budget. `cargo xtask asm`: the machine code of the same
+//! binaries.
+
+mod assembly;
+#[path = "../../../benches/budget/mod.rs"]
+mod budget;
+mod build;
+mod judge;
+mod measure;
+mod peers;
+mod results;
+mod tools;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::packages::Install;
+use crate::process::{self, Failure};
+
+/// For a command that only asks something.
+const SOON: Duration = Duration::from_mins(2);
+/// For a command that builds.
+const BUILD: Duration = Duration::from_mins(20);
+
+/// Checks the assembly, counts, judges, and writes `benches/RESULTS.md`.
+pub(crate) fn bench(install: Install) -> ExitCode {
+    finish(check(install))
+}
+
+/// Compares and checks the assembly alone.
+pub(crate) fn asm(install: Install) -> ExitCode {
+    finish(check_assembly(install))
+}
+
+fn finish(outcome: Result<(), Failure>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("\nxtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What `bench` does.
+pub(crate) fn check(install: Install) -> Result<(), Failure> {
+    process::watch_signals();
+    let workspace = build::Workspace::ask()?;
+    tools::debian(install, &[tools::VALGRIND, tools::OBJDUMP])?;
+    let valgrind = tools::valgrind_version()?;
+    let runner = tools::runner(install, &workspace)?;
+    let binaries = build::binaries()?;
+
+    let mut complaints = assembly::check(&binaries, &workspace.rustc)?;
+    let (ran, counts) = measure::run(&workspace, &runner)?;
+    let verdict = judge::judge(&counts);
+    if verdict.is_complete {
+        let header = results::Header { valgrind, rustc: workspace.rustc, harness: workspace.harness };
+        results::write(&header, &counts, &peers::read()?)?;
+    }
+    complaints.extend(verdict.complaints);
+    verdict.notes.iter().for_each(|note| println!("note: {note}"));
+    match (complaints.is_empty(), ran) {
+        // What the runner finds, we find too, and say it with the budget; anything else is its own failure.
+        (true, ran) => ran,
+        (false, _) => Err(failure(&complaints)),
+    }
+}
+
+fn check_assembly(install: Install) -> Result<(), Failure> {
+    process::watch_signals();
+    let workspace = build::Workspace::ask()?;
+    tools::debian(install, &[tools::OBJDUMP])?;
+    let complaints = assembly::check(&build::binaries()?, &workspace.rustc)?;
+    if complaints.is_empty() { Ok(()) } else { Err(failure(&complaints)) }
+}
+
+fn failure(complaints: &[String]) -> Failure {
+    Failure::Found(complaints.join("\n       "))
+}

@@ -1,0 +1,171 @@
+//! `benches/RESULTS.md`: the counts as a table. The same counts give the same file.
+
+use std::fmt::Write;
+use std::fs;
+
+use super::budget::{self, BATCH, Budget, Level, ROUNDS};
+use super::judge;
+use super::measure::Count;
+use super::peers::Peers;
+use crate::process::{Failure, repository};
+
+const FILE: &str = "benches/RESULTS.md";
+
+/// What the counts depend on.
+#[derive(Debug)]
+pub(super) struct Header {
+    /// `valgrind --version`.
+    pub(super) valgrind: String,
+    /// `rustc -V`.
+    pub(super) rustc: String,
+    /// Version of iai-callgrind.
+    pub(super) harness: String,
+}
+
+/// Writes the file.
+pub(super) fn write(header: &Header, counts: &[Count], peers: &Peers) -> Result<(), Failure> {
+    let path = repository().join(FILE);
+    fs::write(&path, render(header, counts, peers))
+        .map_err(|error| Failure::Found(format!("cannot write {}: {error}", path.display())))?;
+    println!("wrote {FILE}");
+    Ok(())
+}
+
+fn render(header: &Header, counts: &[Count], peers: &Peers) -> String {
+    let mut text = introduction(header);
+    for (level, title) in [
+        (Level::Driver, "Driver: the mlx5 crate, over queues in plain memory"),
+        (Level::Api, "Transport API: rc_mlx5 over the software HCA, the device not counted"),
+    ] {
+        let _ = write!(text, "\n## {title}\n\n");
+        table(&mut text, level, counts, peers);
+    }
+    text.push_str("\n## Dynamic door minus static door\n\n");
+    differences(&mut text, counts);
+    text
+}
+
+fn introduction(Header { valgrind, rustc, harness }: &Header) -> String {
+    format!(
+        "# Instructions per operation\n\
+         \n\
+         Written by `cargo xtask bench`; edits are lost. The limits are in `benches/budget/`, the peers' counts and how they were \
+         taken in `benches/peers.txt`.\n\
+         \n\
+         Counted by callgrind ({valgrind}) through iai-callgrind {harness}, built by {rustc} for baseline x86-64 (SSE2) with the \
+         bench profile. A count is the share of one operation in a loop of {ROUNDS} ({} where it is a share of a batch of {BATCH}), \
+         with the loop's own instructions: nothing is subtracted. Only instructions are counted: neither time nor the cost \
+         of a fence, a cache miss or a write to a device.\n\
+         \n\
+         - *held*: one function that is never inlined, with every argument at run time; call and return are included.\n\
+         - *inlined*: in the loop.\n\
+         - *must* and *aim* are for the held shape. *limit* is what the gate holds today; where a must is missed, and where there is \
+         none, it is a little above the count.\n\
+         - *ratio* is our count divided by the peer's.\n",
+        ROUNDS * BATCH,
+    )
+}
+
+fn table(text: &mut String, level: Level, counts: &[Count], peers: &Peers) {
+    let names = peers.of(level);
+    text.push_str("| operation | shape | instructions | must | aim | limit |");
+    for name in &names {
+        let _ = write!(text, " {name} | ratio |");
+    }
+    text.push_str("\n|---|---|---:|---:|---:|---:|");
+    text.push_str(&"---:|---:|".repeat(names.len()));
+    text.push('\n');
+    for budget in budget::all().filter(|budget| budget.level == level) {
+        let Some(instructions) = judge::counted(budget, counts) else { continue };
+        let tenths = judge::tenths(budget, instructions);
+        let _ = write!(
+            text,
+            "| {} | {} | {} | {} | {} | {} |",
+            budget.operation,
+            budget.shape.name(),
+            judge::decimal(tenths as i64),
+            must(budget, instructions),
+            number(budget.aim),
+            budget.limit,
+        );
+        for name in &names {
+            let peer = peers.instructions(budget, name);
+            let ratio =
+                peer.map_or(String::new(), |peer| format!("{:.2}", tenths as f64 / 10.0 / peer as f64));
+            let _ = write!(text, " {} | {ratio} |", number(peer));
+        }
+        text.push('\n');
+    }
+}
+
+/// The 'must', and whether it is missed.
+fn must(budget: &Budget, instructions: u64) -> String {
+    match budget.must {
+        Some(must) if !budget.holds_must(instructions) => format!("{must} **missed**"),
+        must => number(must),
+    }
+}
+
+fn differences(text: &mut String, counts: &[Count]) {
+    text.push_str(
+        "| operation | shape | instructions more | must | aim | limit |\n|---|---|---:|---:|---:|---:|\n",
+    );
+    for limited in budget::differences() {
+        let Some(more) = judge::difference(limited, counts) else { continue };
+        let missed = if more > limited.must as i64 * 10 { " **missed**" } else { "" };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {}{missed} | {} | {} |",
+            limited.operation,
+            limited.shape.name(),
+            judge::decimal(more),
+            limited.must,
+            limited.aim,
+            limited.limit,
+        );
+    }
+}
+
+fn number(value: Option<u64>) -> String {
+    value.map_or(String::new(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peers;
+    use super::*;
+
+    /// Every bench as if it took exactly what it may.
+    fn counts() -> Vec<Count> {
+        let count = |budget: &Budget| Count {
+            bench: format!("{}::{}::{}", budget.level.name(), budget.shape.name(), budget.bench),
+            instructions: budget.limit * budget.operations,
+        };
+        budget::all().map(count).collect()
+    }
+
+    #[test]
+    fn a_row_for_every_bench_and_the_same_text_for_the_same_counts() {
+        let header = Header {
+            valgrind: "valgrind-3.19.0".to_owned(),
+            rustc: "rustc 1.95.0".to_owned(),
+            harness: "0.16.1".to_owned(),
+        };
+        let (mut counts, peers) = (counts(), peers::read().unwrap());
+        let text = render(&header, &counts, &peers);
+        for budget in budget::all() {
+            let row = format!("| {} | {} | {}.0 |", budget.operation, budget.shape.name(), budget.limit);
+            assert!(text.contains(&row), "{row}");
+        }
+        counts.reverse();
+        assert_eq!(render(&header, &counts, &peers), text);
+    }
+
+    #[test]
+    fn a_missed_must_is_marked() {
+        let budget = budget::all().find(|budget| budget.bench == "write_8").unwrap();
+        let must = budget.must.unwrap();
+        assert_eq!(super::must(budget, must * ROUNDS), must.to_string());
+        assert_eq!(super::must(budget, (must + 1) * ROUNDS), format!("{must} **missed**"));
+    }
+}
