@@ -66,3 +66,8 @@ pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice};
 pub use status::{FlushMode, PendingResult, Post, Posted};
 pub use worker::Worker;
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -130,3 +130,29 @@ fn a_completion_of_what_was_never_posted_changes_nothing() {
     check::<List>();
     check::<Cyclic>();
 }
+
+/// The WQE of the lap before is posted again by counting, as long as it is its turn.
+#[test]
+fn a_wqe_is_posted_again_in_its_turn() {
+    let ring = Shared::new(UNTOUCHED, 4);
+    // SAFETY: four WQEs of a segment, which the queue alone writes and `keep` holds.
+    let mut queue = unsafe {
+        ReceiveQueue::<1>::from_parts(ReceiveParts {
+            ring: ring.start().cast(),
+            entries: 4,
+            doorbell_record: ring.record(),
+            keep: ring.clone(),
+        })
+    };
+    for number in 1..=4 {
+        assert!(queue.push(segment(number)));
+    }
+    assert!(queue.push_again(0) && queue.push_again(1));
+    assert!(!queue.push_again(3), "2 was not given back");
+    queue.reap();
+    assert!(queue.push(segment(9)));
+    assert!(queue.push_again(3) && queue.push_again(4));
+    queue.publish();
+    assert_eq!(ring.published(), 9);
+    assert_eq!([0, 1, 2, 3].map(|at| ring.get(at)), [1, 2, 9, 4].map(bytes));
+}

@@ -107,6 +107,25 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         true
     }
 
+    /// Posts the WQE that lies in entry `counter` (modulo [`Self::entries`]) once more, in place of [`Self::reap`] and [`Self::push`] of the
+    /// same buffer. Returns `false`, and does nothing, if it is not that entry's turn: then those two do it.
+    #[inline]
+    #[must_use]
+    pub fn push_again(&mut self, counter: u32) -> bool {
+        // What was reaped with this call has its entry free; what is in it is the WQE of the lap before.
+        if (self.producer ^ counter) & self.mask != 0 {
+            return false;
+        }
+        self.producer = self.producer.wrapping_add(1);
+        true
+    }
+
+    /// WQEs pushed, free running.
+    #[inline]
+    pub fn producer(&self) -> u32 {
+        self.producer
+    }
+
     /// The WQE that is written next.
     #[inline(always)]
     fn entry(&self) -> NonNull<DataSegment> {

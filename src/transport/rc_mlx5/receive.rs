@@ -1,6 +1,7 @@
 //! The receiving side of an endpoint: which buffer lies in which slot of the receive ring.
 
 use std::cell::Cell;
+use std::ptr::NonNull;
 
 use barewire_mlx5::{DataSegment, ReceiveQueue};
 
@@ -17,10 +18,8 @@ pub(super) struct Receiver {
     key: u32,
     /// The buffer in each slot of the ring.
     slots: Box<[Cell<Option<Lease>>]>,
-    /// Buffers posted, free running; its low bits are the next slot.
-    producer: Cell<u32>,
-    /// Posted, but not yet published to the device.
-    unpublished: Cell<u32>,
+    closed: Cell<bool>,
+    /// Buffers are given to the device whenever the producer is a multiple of this, a power of two.
     batch: u32,
 }
 
@@ -32,9 +31,8 @@ impl Receiver {
         Ok(Self {
             key: block.key(),
             pool: Pool::new(block),
+            closed: Cell::new(false),
             slots: (0..entries).map(|_| Cell::new(None)).collect(),
-            producer: Cell::new(0),
-            unpublished: Cell::new(0),
             // The device never has less than three quarters of the ring because of batching.
             batch: (entries / 4).clamp(1, BATCH),
         })
@@ -46,30 +44,63 @@ impl Receiver {
         self.slots.get(index as usize & (self.slots.len() - 1))
     }
 
-    /// The buffer that the WQE `counter` was posted with; it is the caller's from now on.
+    /// First byte of the buffer that the WQE `counter` was posted with; `None` after [`Self::close`].
     #[inline]
-    pub(super) fn take(&self, queue: &mut ReceiveQueue, counter: u16) -> Option<Lease> {
-        queue.reap();
+    pub(super) fn start(&self, counter: u16) -> Option<NonNull<u8>> {
+        if self.closed.get() {
+            return None;
+        }
+        let slot = self.slot(counter.into())?;
+        let lease = slot.take()?;
+        let start = self.pool.start_of(&lease);
+        slot.set(Some(lease));
+        Some(start)
+    }
+
+    /// Takes the buffer of WQE `counter` out of its slot.
+    pub(super) fn take(&self, counter: u16) -> Option<Lease> {
         self.slot(counter.into())?.take()
     }
 
-    /// Posts `buffer` again.
+    /// The message of WQE `counter` is done with: its buffer goes back to the device.
     #[inline]
-    pub(super) fn post(&self, queue: &mut ReceiveQueue, buffer: Lease) {
+    pub(super) fn repost(&self, queue: &mut ReceiveQueue, counter: u16) {
+        // As a rule it is the turn of the very slot, whose WQE is there already.
+        if !queue.push_again(counter.into()) {
+            return self.repost_elsewhere(queue, counter);
+        }
+        if queue.producer() & (self.batch - 1) == 0 {
+            queue.publish();
+        }
+    }
+
+    /// Slots before this one are empty: their buffers were kept.
+    #[cold]
+    fn repost_elsewhere(&self, queue: &mut ReceiveQueue, counter: u16) {
+        queue.reap();
+        if let Some(buffer) = self.take(counter) {
+            self.post(queue, buffer);
+        }
+        // The ring is short of buffers: the device must not wait for a batch to fill.
+        queue.publish();
+    }
+
+    /// The buffer of WQE `counter` was kept: another takes its place, if there is one.
+    #[cold]
+    pub(super) fn replace(&self, queue: &mut ReceiveQueue) {
+        queue.reap();
+        self.refill(queue);
+    }
+
+    /// Posts `buffer` in the next slot.
+    fn post(&self, queue: &mut ReceiveQueue, buffer: Lease) {
         let address = self.pool.start_of(&buffer).addr().get() as u64 + MESSAGE as u64;
+        let producer = queue.producer();
         if !queue.push(DataSegment::new(address, SEGMENT as u32, self.key)) {
             return self.pool.give(buffer);
         }
-        let producer = self.producer.get();
-        self.producer.set(producer.wrapping_add(1));
         if let Some(slot) = self.slot(producer) {
             slot.set(Some(buffer));
-        }
-        let unpublished = self.unpublished.get() + 1;
-        self.unpublished.set(unpublished);
-        // With room left the ring is short of buffers, and the device must not wait for a batch to fill.
-        if unpublished >= self.batch || queue.room() > 0 {
-            self.publish(queue);
         }
     }
 
@@ -80,20 +111,11 @@ impl Receiver {
         {
             self.post(queue, buffer.into_lease());
         }
-        self.publish(queue);
+        queue.publish();
     }
 
-    #[inline]
-    fn publish(&self, queue: &mut ReceiveQueue) {
-        if self.unpublished.replace(0) > 0 {
-            queue.publish();
-        }
-    }
-
-    /// Forgets which buffers are posted: messages still to be reaped are not delivered.
+    /// Messages still to be reaped are not delivered from now on.
     pub(super) fn close(&self) {
-        for slot in &self.slots {
-            slot.set(None);
-        }
+        self.closed.set(true);
     }
 }

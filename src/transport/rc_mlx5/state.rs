@@ -273,11 +273,8 @@ impl State {
     /// A message of `length` bytes lies in the buffer of receive WQE `counter`.
     #[inline]
     pub(super) fn receive(&self, counter: u16, length: u32) {
-        let Some(buffer) = self.with_pair(|pair| self.receiver.take(&mut pair.receive, counter)) else {
-            return;
-        };
-        let start = self.receiver.pool.start_of(&buffer);
-        let received = Received { state: self, buffer: Cell::new(Some(buffer)) };
+        let Some(start) = self.receiver.start(counter) else { return };
+        let received = Received { state: self, counter, kept: Cell::new(false) };
         let length = (length as usize).min(SEGMENT);
         // SAFETY: `MESSAGE + SEGMENT` bytes lie in the buffer. It was posted and is completed, so the device does not write
         // it before it is posted again, which is after the message, or what a handler kept of it, is dropped.
@@ -326,15 +323,17 @@ impl Drop for Unwinding<'_> {
 /// The buffer of the message being handled: it goes back to the device unless the handler kept it.
 struct Received<'a> {
     state: &'a State,
-    /// `None` once it is kept.
-    buffer: Cell<Option<Lease>>,
+    /// The receive WQE that names it.
+    counter: u16,
+    kept: Cell<bool>,
 }
 
 impl Keeper for Received<'_> {
     #[cold]
     fn keep(&self, data: &[u8]) -> KeptMessage {
         let owner: Rc<dyn Reclaim> = self.state.me.upgrade().expect("a state that is borrowed is alive");
-        let buffer = self.buffer.take().expect("a message is kept once");
+        let buffer = self.state.receiver.take(self.counter).expect("a message is kept once");
+        self.kept.set(true);
         // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
@@ -347,10 +346,13 @@ impl Drop for Received<'_> {
         if !gate.is_alive() {
             return;
         }
-        let buffer = self.buffer.take();
-        self.state.with_pair(|pair| match buffer {
-            Some(buffer) => receiver.post(&mut pair.receive, buffer),
-            None => receiver.refill(&mut pair.receive),
+        let kept = self.kept.get();
+        self.state.with_pair(|pair| {
+            if kept {
+                receiver.replace(&mut pair.receive);
+            } else {
+                receiver.repost(&mut pair.receive, self.counter);
+            }
         });
     }
 }
