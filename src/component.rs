@@ -137,7 +137,7 @@ fn hardware(findings: &[Finding]) -> Vec<Absent> {
 }
 
 /// The device of findings about the machine as a whole.
-const MACHINE: &str = "rdma";
+const MACHINE: &str = barewire_verbs::MACHINE;
 
 fn hardware_name(finding: &Finding) -> String {
     if finding.device == MACHINE { "ConnectX hardware".to_owned() } else { finding.device.clone() }

@@ -15,4 +15,4 @@ mod sys;
 
 #[cfg(feature = "rdma-sys")]
 pub use device::{Context, Device, LinkLayer, OpenError, Port, PortState, QueryError, devices};
-pub use probe::{Finding, Roots, probe};
+pub use probe::{Finding, MACHINE, Roots, probe};

@@ -5,10 +5,13 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+/// The device name of a finding about the machine as a whole.
+pub const MACHINE: &str = "rdma";
+
 /// One device, or the machine where it has none, and whether this build can use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The RDMA device (`mlx5_0`); `rdma` where the finding is about the machine as a whole.
+    /// The RDMA device (`mlx5_0`); [`MACHINE`] where the finding is about the machine as a whole.
     pub device: String,
     /// True if this build of the crate can open the device and one of its ports is active.
     pub usable: bool,
@@ -196,7 +199,7 @@ struct Candidate {
 }
 
 fn machine(reason: String) -> Finding {
-    Finding { device: "rdma".to_owned(), usable: false, reason }
+    Finding { device: MACHINE.to_owned(), usable: false, reason }
 }
 
 fn names(folder: &Path) -> io::Result<Vec<String>> {
@@ -307,7 +310,7 @@ mod tests {
         let tree = Tree::new();
         let finding = tree.one(true);
         assert!(!finding.usable);
-        assert_eq!(finding.device, "rdma");
+        assert_eq!(finding.device, MACHINE);
         let folder = tree.roots().sys.join("class/infiniband_verbs");
         let wanted =
             format!("no RDMA device: {} does not exist (no ib_uverbs in this kernel)", folder.display());
