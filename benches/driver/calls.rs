@@ -7,13 +7,16 @@
 use std::hint::black_box;
 
 use barewire_mlx5::doorbell::PlainDoorbell;
+use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{Completion, CompletionQueue, ReceiveQueue, SendQueue};
 use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{BATCH, Level, ROUNDS, Shape};
 use crate::operation::{self, Local, Remote};
 use crate::queues::{
-    completed, empty_completion_queue, posted, pushed, reaped, receive_queue, send_queue, still_empty,
+    completed, destination, empty_completion_queue, posted, pushed, pushed_shared, reaped, receive_queue,
+    send_queue, shared_receive_queue, still_empty,
 };
 
 fn gate(bench: &str) -> iai_callgrind::LibraryBenchmarkConfig {
@@ -228,6 +231,45 @@ fn compare_swap(queue: &'static mut SendQueue) -> &'static mut SendQueue {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
+fn held_masked_fetch_add(
+    queue: &mut SendQueue,
+    local: u64,
+    lkey: u32,
+    address: u64,
+    rkey: u32,
+    operand: u64,
+) -> bool {
+    let local = Local { address: local, length: 8, lkey };
+    operation::masked_fetch_add(queue, local, Remote { address, rkey }, operand)
+}
+
+#[library_benchmark(config = gate("masked_fetch_add"))]
+#[bench::run(args = (send_queue()), teardown = posted::<1, _>)]
+fn masked_fetch_add(queue: &'static mut SendQueue) -> &'static mut SendQueue {
+    let (local, lkey, address, rkey) = black_box((0x2000, 9, 0x1000, 7));
+    for round in 0..ROUNDS {
+        held_masked_fetch_add(queue, local, lkey, address, rkey, round);
+    }
+    queue
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn held_send_datagram(queue: &mut SendQueue, destination: &AddressVector, payload: u64) -> bool {
+    operation::send_datagram(queue, destination, payload)
+}
+
+#[library_benchmark(config = gate("send_datagram"))]
+#[bench::run(args = (send_queue(), destination()), teardown = posted::<2, _>)]
+fn send_datagram(queue: &'static mut SendQueue, destination: AddressVector) -> &'static mut SendQueue {
+    for round in 0..ROUNDS {
+        held_send_datagram(queue, &destination, round);
+    }
+    queue
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
 fn held_write_batch(queue: &mut SendQueue, words: &[u64; BATCH as usize], address: u64, rkey: u32) -> bool {
     operation::write_batch(queue, words, Remote { address, rkey })
 }
@@ -305,8 +347,25 @@ fn receive_batch(queue: &'static mut ReceiveQueue) -> &'static mut ReceiveQueue 
     queue
 }
 
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn held_shared_receive(queue: &mut SharedReceiveQueue, address: u64, length: u32, lkey: u32) -> bool {
+    operation::shared_receive(queue, Local { address, length, lkey })
+}
+
+#[library_benchmark(config = gate("shared_receive"))]
+#[bench::run(args = (shared_receive_queue()), teardown = pushed_shared)]
+fn shared_receive(queue: &'static mut SharedReceiveQueue) -> &'static mut SharedReceiveQueue {
+    let (address, length, lkey) = black_box((0x1000, 8192, 7));
+    for _ in 0..ROUNDS {
+        held_shared_receive(queue, address, length, lkey);
+    }
+    queue
+}
+
 library_benchmark_group!(
     name = held;
     benchmarks = write_8, write_8_run_time, write_8_plain, write_64, write_segment, read_segment, send_8,
-        send_prefixed, send_segment, fetch_add, compare_swap, write_batch, poll_empty, reap, receive, receive_batch
+        send_prefixed, send_segment, fetch_add, compare_swap, masked_fetch_add, send_datagram, write_batch,
+        poll_empty, reap, receive, receive_batch, shared_receive
 );

@@ -3,13 +3,16 @@
 use std::hint::black_box;
 
 use barewire_mlx5::doorbell::PlainDoorbell;
+use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{CompletionQueue, ReceiveQueue, SendQueue};
 use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{BATCH, Level, ROUNDS, Shape};
 use crate::operation::{self, Local, Remote};
 use crate::queues::{
-    completed, empty_completion_queue, posted, pushed, reaped, receive_queue, send_queue, still_empty,
+    completed, destination, empty_completion_queue, posted, pushed, pushed_shared, reaped, receive_queue,
+    send_queue, shared_receive_queue, still_empty,
 };
 
 fn gate(bench: &str) -> iai_callgrind::LibraryBenchmarkConfig {
@@ -129,6 +132,25 @@ fn compare_swap(queue: &'static mut SendQueue) -> &'static mut SendQueue {
     queue
 }
 
+#[library_benchmark(config = gate("masked_fetch_add"))]
+#[bench::run(args = (send_queue()), teardown = posted::<1, _>)]
+fn masked_fetch_add(queue: &'static mut SendQueue) -> &'static mut SendQueue {
+    let (local, remote) = black_box((WORD, REMOTE));
+    for round in 0..ROUNDS {
+        operation::masked_fetch_add(queue, local, remote, round);
+    }
+    queue
+}
+
+#[library_benchmark(config = gate("send_datagram"))]
+#[bench::run(args = (send_queue(), destination()), teardown = posted::<2, _>)]
+fn send_datagram(queue: &'static mut SendQueue, destination: AddressVector) -> &'static mut SendQueue {
+    for round in 0..ROUNDS {
+        operation::send_datagram(queue, &destination, round);
+    }
+    queue
+}
+
 #[library_benchmark(config = gate("write_batch"))]
 #[bench::run(args = (send_queue()), teardown = posted::<BATCH, _>)]
 fn write_batch(queue: &'static mut SendQueue) -> &'static mut SendQueue {
@@ -180,8 +202,19 @@ fn receive_batch(queue: &'static mut ReceiveQueue) -> &'static mut ReceiveQueue 
     queue
 }
 
+#[library_benchmark(config = gate("shared_receive"))]
+#[bench::run(args = (shared_receive_queue()), teardown = pushed_shared)]
+fn shared_receive(queue: &'static mut SharedReceiveQueue) -> &'static mut SharedReceiveQueue {
+    let buffer = black_box(LOCAL);
+    for _ in 0..ROUNDS {
+        operation::shared_receive(queue, buffer);
+    }
+    queue
+}
+
 library_benchmark_group!(
     name = inlined;
     benchmarks = write_8, write_8_run_time, write_8_plain, write_64, write_segment, read_segment, send_8,
-        send_prefixed, send_segment, fetch_add, compare_swap, write_batch, poll_empty, reap, receive, receive_batch
+        send_prefixed, send_segment, fetch_add, compare_swap, masked_fetch_add, send_datagram, write_batch,
+        poll_empty, reap, receive, receive_batch, shared_receive
 );

@@ -1,7 +1,9 @@
 //! What is measured in both shapes: a post each, with arguments as a caller has them.
 
 use barewire_mlx5::doorbell::Doorbell;
-use barewire_mlx5::queue::send::PREFIX;
+use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::queue::send::{MaskedAdd, PREFIX};
+use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{
     Completion, CompletionQueue, ControlFlags, DataSegment, ReceiveQueue, RemoteAddressSegment, SendQueue,
 };
@@ -93,6 +95,18 @@ pub(crate) fn compare_swap(
     queue.compare_swap(local.segment(), remote.segment(), compare, swap, NO_FLAGS).is_ok()
 }
 
+/// To a queue pair of a datagram service (UD), with a full address vector.
+#[inline(always)]
+pub(crate) fn send_datagram(queue: &mut SendQueue, destination: &AddressVector, payload: u64) -> bool {
+    queue.send_inline_to(destination, &payload.to_ne_bytes(), NO_FLAGS).is_ok()
+}
+
+#[inline(always)]
+pub(crate) fn masked_fetch_add(queue: &mut SendQueue, local: Local, remote: Remote, operand: u64) -> bool {
+    let operands = MaskedAdd { operand, field_boundary: 1 << 31 };
+    queue.masked_fetch_add_64(local.segment(), remote.segment(), operands, NO_FLAGS).is_ok()
+}
+
 /// A word each to places one after the other, with one doorbell.
 #[inline(always)]
 pub(crate) fn write_batch(queue: &mut SendQueue, words: &[u64; BATCH as usize], remote: Remote) -> bool {
@@ -127,6 +141,13 @@ pub(crate) fn receive(queue: &mut ReceiveQueue, buffer: Local) -> bool {
     let pushed = queue.push(buffer.segment());
     queue.publish();
     pushed
+}
+
+#[inline(always)]
+pub(crate) fn shared_receive(queue: &mut SharedReceiveQueue, buffer: Local) -> bool {
+    let pushed = queue.push(&[buffer.segment()]);
+    queue.publish();
+    pushed.is_some()
 }
 
 /// Buffers one after the other, published together.

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::be::{Be16, Be32};
 use barewire_mlx5::layouts::cqe::Cqe64;
+use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue};
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
+use barewire_mlx5::queue::shared_receive::{SharedReceiveParts, SharedReceiveQueue};
 
 use crate::budget::{BATCH, ROUNDS};
 
@@ -83,6 +85,26 @@ pub(crate) fn receive_queue() -> &'static mut ReceiveQueue {
     })
 }
 
+/// An empty shared receive queue.
+pub(crate) fn shared_receive_queue() -> &'static mut SharedReceiveQueue {
+    let memory = memory();
+    // SAFETY: as above; a WQE of one segment is half a block.
+    leak(unsafe {
+        SharedReceiveQueue::from_parts(SharedReceiveParts {
+            ring: pointer(&memory.ring),
+            entries: BLOCKS as u32,
+            segments: 1,
+            doorbell_record: pointer(&memory.record),
+            keep: memory.clone(),
+        })
+    })
+}
+
+/// Where the datagrams go, as a bench does not know it.
+pub(crate) fn destination() -> AddressVector {
+    black_box(AddressVector::roce(9, 0x1234, [2; 6], [3; 16], 49152, 0, 64))
+}
+
 /// An empty completion queue.
 pub(crate) fn empty_completion_queue() -> &'static mut CompletionQueue {
     leak(completion_queue(0))
@@ -129,6 +151,12 @@ pub(crate) fn posted<const N: u64, D: Doorbell>(
 /// Every round pushed `N` receive WQEs.
 pub(crate) fn pushed<const N: u64>(queue: &'static mut ReceiveQueue) -> &'static mut ReceiveQueue {
     assert_eq!(u64::from(queue.entries() - queue.room()), ROUNDS * N, "receive WQEs posted");
+    queue
+}
+
+/// Every round pushed a WQE; one entry of a list always stays behind.
+pub(crate) fn pushed_shared(queue: &'static mut SharedReceiveQueue) -> &'static mut SharedReceiveQueue {
+    assert_eq!(u64::from(queue.entries() - 1 - queue.room()), ROUNDS, "receive WQEs posted");
     queue
 }
 

@@ -80,8 +80,7 @@ fn no_operation_of_the_api_allocates() {
             assert!(posted, "{name}");
             assert!(pass == 0 || calls == 0, "{name}: {calls} calls of the allocator in {AT_ONCE} posts");
             loop {
-                let device = &sides.pair.devices[0];
-                while device.step() {}
+                sides.let_the_device_work();
                 let (done, calls) =
                     counted(|| sides.pair.worker.progress() + sides.pair.server_worker.progress());
                 assert!(pass == 0 || calls == 0, "{name}: {calls} calls of the allocator in progress");

@@ -4,14 +4,16 @@ use std::alloc::Layout;
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 use barewire::{
     Access, Completion, Endpoint, FetchResult, InterfaceConfig, Memory, PostError, RemoteKey, Unpack,
 };
-use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, SendParts};
+use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd, MaskedSwap, SendParts};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
-use crate::support::Pair;
+use crate::support::{DEADLINE, Pair};
 
 /// Times that each operation is posted.
 pub(crate) const ROUNDS: u32 = 1000;
@@ -54,6 +56,14 @@ impl Sides {
             completion: Completion::counter(u32::MAX),
             unpack: Unpack::new(|_| ()),
             result: FetchResult::new(),
+        }
+    }
+
+    /// Lets the device work until it has nothing to do.
+    pub(crate) fn let_the_device_work(&self) {
+        let start = Instant::now();
+        while self.pair.devices[0].step() {
+            assert!(start.elapsed() < DEADLINE, "the device does not come to rest");
         }
     }
 
@@ -199,6 +209,8 @@ type DriverPost = fn(&mut SendQueue) -> bool;
 const REMOTE: RemoteAddressSegment = RemoteAddressSegment::new(0x1000, 7);
 const LOCAL: DataSegment = DataSegment::new(0x2000, 64, 9);
 const WORD: DataSegment = DataSegment::new(0x2000, 8, 9);
+const HALF: DataSegment = DataSegment::new(0x2000, 4, 9);
+const ADDRESS: AddressVector = AddressVector::roce(9, 0x1234, [2; 6], [3; 16], 49152, 0, 64);
 const FLAGS: ControlFlags = ControlFlags::empty();
 const LONG: &[u8] = &[7; MAX_WRITE_INLINE];
 
@@ -226,6 +238,28 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
     ("send_immediate", |queue| queue.send_immediate(&[LOCAL; 2], 5, FLAGS).is_ok()),
     ("fetch_add", |queue| queue.fetch_add(WORD, REMOTE, 1, FLAGS).is_ok()),
     ("compare_swap", |queue| queue.compare_swap(WORD, REMOTE, 0, 1, FLAGS).is_ok()),
+    ("masked_compare_swap_32", |queue| {
+        queue.masked_compare_swap_32(HALF, REMOTE, MaskedSwap::default(), FLAGS).is_ok()
+    }),
+    ("masked_compare_swap_64", |queue| {
+        queue.masked_compare_swap_64(WORD, REMOTE, MaskedSwap::default(), FLAGS).is_ok()
+    }),
+    ("masked_fetch_add_32", |queue| {
+        queue.masked_fetch_add_32(HALF, REMOTE, MaskedAdd::default(), FLAGS).is_ok()
+    }),
+    ("masked_fetch_add_64", |queue| {
+        queue.masked_fetch_add_64(WORD, REMOTE, MaskedAdd::default(), FLAGS).is_ok()
+    }),
+    ("send_to", |queue| queue.send_to(&ADDRESS, LOCAL, FLAGS).is_ok()),
+    ("send_gather_to", |queue| queue.send_gather_to(&ADDRESS.base, &[LOCAL; 2], FLAGS).is_ok()),
+    ("send_immediate_to", |queue| queue.send_immediate_to(&ADDRESS, &[LOCAL; 2], 5, FLAGS).is_ok()),
+    ("send_inline_to", |queue| queue.send_inline_to(&ADDRESS, &[7; 30], FLAGS).is_ok()),
+    ("send_inline_immediate_to", |queue| {
+        queue.send_inline_immediate_to(&ADDRESS.base, &[7; 30], 5, FLAGS).is_ok()
+    }),
+    ("send_invalidate", |queue| queue.send_invalidate(&[LOCAL; 2], 9, FLAGS).is_ok()),
+    ("send_inline_invalidate", |queue| queue.send_inline_invalidate(&[7; 30], 9, FLAGS).is_ok()),
+    ("local_invalidate", |queue| queue.local_invalidate(9, FLAGS).is_ok()),
     ("nop", |queue| queue.nop(FLAGS).is_ok()),
     ("batch", |queue| {
         let mut batch = queue.batch();

@@ -61,8 +61,7 @@ fn no_progress_of_the_api_makes_one() {
                 fail(name);
             }
         }
-        let device = sides.pair.devices[0].clone();
-        while device.step() {}
+        sides.let_the_device_work();
         forbid_system_calls();
         for worker in [&mut sides.pair.worker, &mut sides.pair.server_worker] {
             let mut events = 0;

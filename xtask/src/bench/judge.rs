@@ -46,14 +46,19 @@ pub(super) fn decimal(tenths: i64) -> String {
 
 /// Holds every count against its budget.
 pub(super) fn judge(counts: &[Count]) -> Verdict {
-    let mut verdict = Verdict { is_complete: true, ..Verdict::default() };
+    let mut verdict = Verdict::default();
+    let mut missing = Vec::new();
     for budget in budget::all() {
-        if let Some(instructions) = counted(budget, counts) {
-            verdict.judge(budget, instructions);
-        } else {
-            verdict.is_complete = false;
-            verdict.complaints.push(format!("{} counted nothing", name(budget)));
+        match counted(budget, counts) {
+            Some(instructions) => verdict.judge(budget, instructions),
+            None => missing.push(name(budget)),
         }
+    }
+    verdict.is_complete = missing.is_empty();
+    // The first bench of a binary that fails takes the rest with it.
+    if let [first, rest @ ..] = &missing[..] {
+        let others = if rest.is_empty() { String::new() } else { format!(", and {} others", rest.len()) };
+        verdict.complaints.push(format!("{first} counted nothing{others}"));
     }
     for limited in budget::differences() {
         if let Some(more) = difference(limited, counts)
@@ -132,6 +137,13 @@ mod tests {
         assert_eq!(verdict(&BUDGET, 70_100), (1, 0));
         assert_eq!(verdict(&BUDGET, 0), (1, 0), "a loop without a body");
         assert_eq!(verdict(&BUDGET, 19_999), (1, 0));
+    }
+
+    #[test]
+    fn a_bench_that_did_not_run_is_no_success() {
+        let verdict = judge(&[]);
+        assert!(!verdict.is_complete);
+        assert_eq!(verdict.complaints.len(), 1, "{:?}", verdict.complaints);
     }
 
     #[test]

@@ -45,6 +45,9 @@ fn finish(outcome: Result<(), Failure>) -> ExitCode {
 /// What `bench` does.
 pub(crate) fn check(install: Install) -> Result<(), Failure> {
     process::watch_signals();
+    if !cfg!(target_arch = "x86_64") {
+        return Err(Failure::Found("the budgets are for x86-64".to_owned()));
+    }
     let workspace = build::Workspace::ask()?;
     tools::debian(install, &[tools::VALGRIND, tools::OBJDUMP])?;
     let valgrind = tools::valgrind_version()?;

@@ -70,7 +70,7 @@ fn compare(name: &str, listing: &str, rustc: &str, bless: bool) -> Result<Option
         return Ok(Some(format!("{file} is missing: BLESS=1 cargo xtask asm writes it")));
     };
     if !then.starts_with(&head) {
-        let compiler = then.lines().next().unwrap_or_default().trim_start_matches("# ");
+        let compiler = then.split(',').next().unwrap_or_default().trim_start_matches("# ");
         println!("{file}: not compared, written by '{compiler}', this is {rustc}");
         return Ok(None);
     }
