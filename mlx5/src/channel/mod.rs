@@ -108,30 +108,28 @@ impl<R: Request> Command<R> {
 
     /// Sends it.
     pub(crate) fn send(&self, channel: &dyn CommandChannel) -> Result<Answer<R>, Error> {
-        self.exchange(|input, output| channel.execute(input, output))
+        self.exchange(|input, output| channel.execute(input, output)).map(|((), answer)| answer)
     }
 
     /// Sends it to change or query `object`.
     pub(crate) fn send_to(&self, object: &dyn Object) -> Result<Answer<R>, Error> {
-        self.exchange(|input, output| object.execute(input, output))
+        self.exchange(|input, output| object.execute(input, output)).map(|((), answer)| answer)
     }
 
     /// Sends it to make an object.
     pub(crate) fn create(&self, channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, Answer<R>), Error> {
-        let mut object = None;
-        let answer = self.exchange(|input, output| {
-            object = Some(channel.create(input, output)?);
-            Ok(())
-        })?;
-        // `exchange` fails if the closure did, so that the object is there.
-        object.map(|object| (object, answer)).ok_or_else(|| unreachable!("no object without an error"))
+        self.exchange(|input, output| channel.create(input, output))
     }
 
-    fn exchange(&self, run: impl FnOnce(&[u8], &mut [u8]) -> Result<(), Error>) -> Result<Answer<R>, Error> {
+    /// Runs the request and checks the answer's status. Gives what `run` gave, too.
+    fn exchange<T>(
+        &self,
+        run: impl FnOnce(&[u8], &mut [u8]) -> Result<T, Error>,
+    ) -> Result<(T, Answer<R>), Error> {
         let mut output = vec![0; R::Answer::BYTES];
-        run(&self.0, &mut output)?;
+        let made = run(&self.0, &mut output)?;
         command::answer::<R>(&output)?;
-        Ok(Answer(output, PhantomData))
+        Ok((made, Answer(output, PhantomData)))
     }
 }
 

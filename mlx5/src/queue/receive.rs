@@ -112,7 +112,7 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
     #[inline]
     #[must_use]
     pub fn push_again(&mut self, counter: u32) -> bool {
-        // What was reaped with this call has its entry free; what is in it is the WQE of the lap before.
+        // The message took the entry from the device; what lies in it is still the WQE of the lap before.
         if (self.producer ^ counter) & self.mask != 0 {
             return false;
         }

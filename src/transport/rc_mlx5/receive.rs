@@ -85,7 +85,7 @@ impl Receiver {
         queue.publish();
     }
 
-    /// The buffer of WQE `counter` was kept: another takes its place, if there is one.
+    /// A buffer was taken for good: another takes its place, if there is one.
     #[cold]
     pub(super) fn replace(&self, queue: &mut ReceiveQueue) {
         queue.reap();
