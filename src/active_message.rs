@@ -1,7 +1,8 @@
 //! Active messages on the receiving side: handlers and the messages they get.
 
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -15,47 +16,73 @@ pub const MAX_HANDLERS: u8 = 32;
 pub const SHORT_HEADER: usize = size_of::<u64>();
 
 /// A message as its handler sees it. The bytes live until the handler returns, or longer if it keeps them.
+///
+/// Two words, so that it reaches the handler in registers.
 pub struct Message<'a> {
-    data: &'a [u8],
-    keeper: &'a dyn Keeper,
+    /// First byte, [`HOME`] bytes behind the start of its buffer.
+    data: NonNull<u8>,
+    length: usize,
+    buffer: PhantomData<&'a [u8]>,
+}
+
+/// Bytes in front of a message's data: who keeps it ([`write_home`]), and what a transport puts before the data.
+pub(crate) const HOME: usize = 24;
+
+/// Notes in a buffer that starts at `start` who keeps a message whose data lies [`HOME`] bytes behind.
+///
+/// # Safety
+/// `start` is valid for writes of 16 bytes and aligned to 8.
+pub(crate) unsafe fn write_home(start: NonNull<u8>, keeper: &dyn Keeper) {
+    // SAFETY: the caller's contract; the lifetime is that of `Message::new`.
+    unsafe { start.cast::<NonNull<dyn Keeper + '_>>().write(NonNull::from(keeper)) };
 }
 
 impl<'a> Message<'a> {
-    pub(crate) fn new(data: &'a [u8], keeper: &'a dyn Keeper) -> Self {
-        Self { data, keeper }
+    /// # Safety
+    /// `data` lies [`HOME`] bytes behind the start of a buffer, is valid for reads of `length` bytes, which nobody writes for `'a`, and the
+    /// buffer's home was written with a keeper that lives for `'a`.
+    #[inline(always)]
+    pub(crate) unsafe fn new(data: NonNull<u8>, length: usize) -> Self {
+        Self { data, length, buffer: PhantomData }
     }
 
     /// Everything that was sent: for `am_short` the 8-byte header and the payload, for `am_zcopy` the header
     /// and the slices, for `am_bcopy` what was packed.
     #[inline]
     pub fn data(&self) -> &'a [u8] {
-        self.data
+        // SAFETY: the contract of `new`.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.length) }
     }
 
     /// A message of `am_short` as its header and payload; `None` if it is shorter than a header.
     #[inline]
     pub fn split_short(&self) -> Option<(u64, &'a [u8])> {
-        let (header, payload) = self.data.split_first_chunk::<SHORT_HEADER>()?;
+        let (header, payload) = self.data().split_first_chunk::<SHORT_HEADER>()?;
         Some((u64::from_le_bytes(*header), payload))
     }
 
     /// Keeps the bytes beyond the handler without copying them. The receive buffer is missing from its queue
     /// until the result is dropped; a receiver out of buffers slows its senders down and loses nothing.
     pub fn keep(self) -> KeptMessage {
-        self.keeper.keep(self.data)
+        // SAFETY: the contract of `new`.
+        let (start, keeper) = unsafe {
+            let start = self.data.sub(HOME);
+            (start, start.cast::<NonNull<dyn Keeper + 'a>>().read().as_ref())
+        };
+        keeper.keep(start, self.data())
     }
 }
 
 impl fmt::Debug for Message<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message").field("data", &self.data).finish_non_exhaustive()
+        f.debug_struct("Message").field("data", &self.data()).finish_non_exhaustive()
     }
 }
 
 /// Bytes of a message that its handler kept. Dropping it gives the buffer back.
 pub struct KeptMessage {
     data: NonNull<[u8]>,
-    /// Taken when it is dropped.
+    /// Taken when it is dropped; `None` if the owner has no use for it any more.
     buffer: Option<Lease>,
     owner: Rc<dyn Reclaim>,
 }
@@ -63,9 +90,9 @@ pub struct KeptMessage {
 impl KeptMessage {
     /// # Safety
     /// `data` lies in `buffer`, a buffer of `owner`, and stays valid and unwritten until `owner.reclaim(buffer)` is
-    /// called.
-    pub(crate) unsafe fn new(data: &[u8], buffer: Lease, owner: Rc<dyn Reclaim>) -> Self {
-        Self { data: NonNull::from(data), buffer: Some(buffer), owner }
+    /// called, or, if it is not to be given back, while `owner` lives.
+    pub(crate) unsafe fn new(data: &[u8], buffer: Option<Lease>, owner: Rc<dyn Reclaim>) -> Self {
+        Self { data: NonNull::from(data), buffer, owner }
     }
 }
 
@@ -94,8 +121,8 @@ impl fmt::Debug for KeptMessage {
 
 /// Turns the message being handled into a kept one.
 pub(crate) trait Keeper {
-    /// Called once per message, if at all, with its data.
-    fn keep(&self, data: &[u8]) -> KeptMessage;
+    /// Called once per message, if at all, with its data and the start of its buffer.
+    fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage;
 }
 
 /// Takes the buffer of a kept message back.
@@ -108,7 +135,11 @@ type ErrorHandler = Box<dyn FnMut(&EndpointError)>;
 
 /// The handlers of one interface.
 pub(crate) struct Handlers {
-    slots: [Cell<Option<Handler>>; MAX_HANDLERS as usize],
+    /// Reached by [`Running`] alone, of which there is one at a time.
+    slots: [UnsafeCell<Option<Handler>>; MAX_HANDLERS as usize],
+    running: Cell<bool>,
+    /// Those that were set take their places before the next message.
+    newer: Cell<Vec<(u8, Handler)>>,
     error: Cell<Option<ErrorHandler>>,
     unhandled: Cell<u64>,
     /// No handler is taken any more.
@@ -118,19 +149,26 @@ pub(crate) struct Handlers {
 impl Handlers {
     pub(crate) fn new() -> Self {
         Self {
-            slots: [const { Cell::new(None) }; MAX_HANDLERS as usize],
+            slots: [const { UnsafeCell::new(None) }; MAX_HANDLERS as usize],
+            running: Cell::new(false),
+            newer: Cell::default(),
             error: Cell::new(None),
             unhandled: Cell::new(0),
             closed: Cell::new(false),
         }
     }
 
+    /// Sets a handler; who owns these calls [`Running::renew`] before the next message.
     pub(crate) fn set(&self, id: u8, handler: Handler) -> Result<(), HandlerError> {
-        let slot = self.slots.get(usize::from(id)).ok_or(HandlerError::UnknownHandlerId(id))?;
+        if id >= MAX_HANDLERS {
+            return Err(HandlerError::UnknownHandlerId(id));
+        }
         if self.closed.get() {
             return Err(HandlerError::Closed);
         }
-        drop(slot.replace(Some(handler)));
+        let mut newer = self.newer.take();
+        newer.push((id, handler));
+        self.newer.set(newer);
         Ok(())
     }
 
@@ -145,22 +183,22 @@ impl Handlers {
         self.unhandled.get()
     }
 
-    /// Runs the handler for `id`. It is out of its slot meanwhile, so it may replace itself; nothing may
-    /// dispatch the same id from inside it, which the transports see to.
-    #[inline]
-    pub(crate) fn dispatch(&self, id: u8, message: Message<'_>) {
-        if let Some(slot) = self.slots.get(usize::from(id))
-            && let Some(mut handler) = slot.take()
-        {
-            handler(message);
-            restore(slot, handler);
-        } else {
-            self.count_unhandled();
-        }
+    /// The right to run handlers, one at a time; `None` to one of them that asks for it again.
+    pub(crate) fn run(&self) -> Option<Running<'_, true>> {
+        (!self.running.replace(true)).then(|| Running(self))
+    }
+
+    /// As [`Self::run`], for who has this right to himself anyway.
+    ///
+    /// # Safety
+    /// While the result lives, there is no other, neither by this function nor by [`Self::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn run_alone(&self) -> Running<'_, false> {
+        Running(self)
     }
 
     #[cold]
-    pub(crate) fn count_unhandled(&self) {
+    fn count_unhandled(&self) {
         self.unhandled.set(self.unhandled.get() + 1);
     }
 
@@ -168,25 +206,71 @@ impl Handlers {
     pub(crate) fn dispatch_error(&self, error: &EndpointError) {
         if let Some(mut handler) = self.error.take() {
             handler(error);
-            restore(&self.error, handler);
+            // Unless it was replaced meanwhile.
+            let newer = self.error.replace(Some(handler));
+            if newer.is_some() {
+                drop(self.error.replace(newer));
+            }
         }
     }
 
-    /// Drops every handler for good, and with them the endpoints they captured.
+    /// Takes no handler any more; those that are set go with the next [`Running::renew`].
     pub(crate) fn close(&self) {
         self.closed.set(true);
-        for slot in &self.slots {
-            drop(slot.take());
-        }
         drop(self.error.take());
+        drop(self.newer.take());
     }
 }
 
-/// Puts a handler back after it ran, unless it was replaced meanwhile.
-#[inline]
-fn restore<T>(slot: &Cell<Option<T>>, handler: T) {
-    let newer = slot.replace(Some(handler));
-    if newer.is_some() {
-        drop(slot.replace(newer));
+/// The right to run handlers. `NOTED`: it is given back when it is dropped, also by a handler that panics.
+pub(crate) struct Running<'h, const NOTED: bool>(&'h Handlers);
+
+impl<const NOTED: bool> Running<'_, NOTED> {
+    /// Runs the handler for `id`.
+    #[inline(always)]
+    pub(crate) fn dispatch(&mut self, id: u8, message: Message<'_>) {
+        if let Some(slot) = self.0.slots.get(usize::from(id))
+            // SAFETY: only this value reaches the slots, and it is borrowed while the handler runs.
+            && let Some(handler) = unsafe { &mut *slot.get() }
+        {
+            handler(message);
+        } else {
+            self.0.count_unhandled();
+        }
+    }
+
+    /// A message came that has no id.
+    #[cold]
+    pub(crate) fn count_unhandled(&self) {
+        self.0.count_unhandled();
+    }
+
+    /// Handlers that were set since take their places; after [`Handlers::close`] all are dropped, and with them the endpoints that
+    /// they captured.
+    pub(crate) fn renew(&mut self) {
+        for (id, handler) in self.0.newer.take() {
+            self.replace(id, Some(handler));
+        }
+        if self.0.closed.get() {
+            (0..MAX_HANDLERS).for_each(|id| self.replace(id, None));
+        }
+    }
+
+    fn replace(&mut self, id: u8, handler: Option<Handler>) {
+        if let Some(slot) = self.0.slots.get(usize::from(id)) {
+            // SAFETY: as in `dispatch`, and nothing is called meanwhile.
+            let older = unsafe { std::mem::replace(&mut *slot.get(), handler) };
+            // The user's code, when nothing is borrowed.
+            drop(older);
+        }
+    }
+}
+
+impl<const NOTED: bool> Drop for Running<'_, NOTED> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if NOTED {
+            self.0.running.set(false);
+        }
     }
 }

@@ -16,11 +16,13 @@ pub(crate) unsafe trait Block {
 /// The pool of buffers of `SIZE` bytes. A buffer belongs to whoever took it, as a [`Buffer`] or a [`Lease`], until it is
 /// given back.
 pub(crate) struct Pool<M, const SIZE: usize> {
-    block: M,
+    /// First byte of the block.
+    start: NonNull<u8>,
     /// Index of the first free buffer; out of range when there is none.
     head: Cell<u32>,
     /// For each free buffer the next one.
     next: Box<[Cell<u32>]>,
+    _block: M,
 }
 
 const NONE: u32 = u32::MAX;
@@ -31,7 +33,7 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         const { assert!(SIZE > 0) };
         let count = (block.len() / SIZE) as u32;
         let next = (1..count).chain([NONE]).take(count as usize).map(Cell::new).collect();
-        Self { block, head: Cell::new(if count == 0 { NONE } else { 0 }), next }
+        Self { start: block.start(), head: Cell::new(if count == 0 { NONE } else { 0 }), next, _block: block }
     }
 
     /// True if nothing can be taken.
@@ -73,11 +75,16 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         self.pointer(lease.0)
     }
 
+    /// The lease of the buffer that starts at `start`. It was taken from this pool and put away as [`Self::start_of`] gave it.
+    pub(crate) fn lease_of(&self, start: NonNull<u8>) -> Lease {
+        Lease(((start.addr().get() - self.start.addr().get()) / SIZE) as u32)
+    }
+
     #[inline]
     fn pointer(&self, index: u32) -> NonNull<u8> {
         debug_assert!((index as usize) < self.next.len());
         // SAFETY: indices come from `take`, so the buffer lies inside the block.
-        unsafe { self.block.start().add(index as usize * SIZE) }
+        unsafe { self.start.add(index as usize * SIZE) }
     }
 }
 
@@ -86,6 +93,13 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Lease(u32);
+
+impl Lease {
+    /// Which of the pool's buffers it is.
+    pub(crate) fn index(&self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// A buffer taken from a pool; dropping it gives it back.
 pub(crate) struct Buffer<'p, M: Block, const SIZE: usize> {

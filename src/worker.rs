@@ -9,6 +9,24 @@ pub(crate) enum Progress {
     RcMlx5(rc_mlx5::Progress),
 }
 
+impl Progress {
+    /// Nothing is there to be done.
+    #[inline(always)]
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Self_(progress) => progress.is_idle(),
+            Self::RcMlx5(progress) => progress.is_idle(),
+        }
+    }
+
+    fn progress(&mut self) -> usize {
+        match self {
+            Self::Self_(progress) => progress.progress(),
+            Self::RcMlx5(progress) => progress.progress(),
+        }
+    }
+}
+
 /// Drives the interfaces opened through it, on one thread.
 ///
 /// Handlers and completion callbacks run inside [`progress`](Self::progress). They may post, but they cannot
@@ -41,14 +59,12 @@ impl Worker {
     /// Answers how many events there were; zero says that nothing happened.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        let mut events = 0;
-        for progress in &mut self.progress {
-            events += match progress {
-                Progress::Self_(progress) => progress.progress(),
-                Progress::RcMlx5(progress) => progress.progress(),
-            };
-        }
-        events
+        if self.progress.iter().all(Progress::is_idle) { 0 } else { self.progress_all() }
+    }
+
+    #[inline(never)]
+    fn progress_all(&mut self) -> usize {
+        self.progress.iter_mut().map(Progress::progress).sum()
     }
 }
 

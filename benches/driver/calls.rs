@@ -9,7 +9,7 @@ use std::hint::black_box;
 use barewire_mlx5::doorbell::PlainDoorbell;
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
-use barewire_mlx5::{Completion, CompletionQueue, ReceiveQueue, SendQueue};
+use barewire_mlx5::{CompletionQueue, Polled, ReceiveQueue, SendQueue};
 use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{BATCH, Level, ROUNDS, Shape};
@@ -286,7 +286,7 @@ fn write_batch(queue: &'static mut SendQueue) -> &'static mut SendQueue {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-fn held_poll(queue: &mut CompletionQueue) -> Option<Completion> {
+fn held_poll(queue: &mut CompletionQueue) -> Option<Polled<'_>> {
     operation::poll(queue)
 }
 

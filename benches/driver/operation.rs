@@ -5,7 +5,7 @@ use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{MaskedAdd, PREFIX};
 use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
 use barewire_mlx5::{
-    Completion, CompletionQueue, ControlFlags, DataSegment, ReceiveQueue, RemoteAddressSegment, SendQueue,
+    CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment, SendQueue,
 };
 
 use crate::budget::BATCH;
@@ -121,7 +121,7 @@ pub(crate) fn write_batch(queue: &mut SendQueue, words: &[u64; BATCH as usize], 
 }
 
 #[inline(always)]
-pub(crate) fn poll(queue: &mut CompletionQueue) -> Option<Completion> {
+pub(crate) fn poll(queue: &mut CompletionQueue) -> Option<Polled<'_>> {
     queue.poll()
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn poll(queue: &mut CompletionQueue) -> Option<Completion> {
 pub(crate) fn reap(completions: &mut CompletionQueue, queue: &mut SendQueue) -> bool {
     match completions.poll() {
         Some(completion) => {
-            queue.reap(completion.wqe_counter);
+            queue.reap(completion.wqe_counter());
             true
         }
         None => false,

@@ -9,7 +9,7 @@ use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::be::{Be16, Be32};
 use barewire_mlx5::layouts::cqe::Cqe64;
 use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue};
+use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue, Polled};
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
 use barewire_mlx5::queue::shared_receive::{SharedReceiveParts, SharedReceiveQueue};
@@ -162,7 +162,7 @@ pub(crate) fn pushed_shared(queue: &'static mut SharedReceiveQueue) -> &'static 
 
 /// Nothing was there.
 pub(crate) fn still_empty(queue: &'static mut CompletionQueue) -> &'static mut CompletionQueue {
-    assert_eq!(queue.poll(), None);
+    assert_eq!(queue.poll().map(Polled::completion), None);
     queue
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn reaped(
     queues: &'static mut (CompletionQueue, SendQueue),
 ) -> &'static mut (CompletionQueue, SendQueue) {
     let (completions, queue) = queues;
-    assert_eq!(completions.poll(), None);
+    assert_eq!(completions.poll().map(Polled::completion), None);
     let freed = ROUNDS * u64::from(SIGNAL_PERIOD);
     assert_eq!(u64::from(queue.room() - queue.blocks()), freed, "blocks freed");
     queues

@@ -48,17 +48,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn wait(completions: &mut CompletionQueue, pair: &mut RcQueuePair) -> Result<Completion, Box<dyn Error>> {
     let deadline = Instant::now() + Duration::from_secs(5);
     while Instant::now() < deadline {
-        match completions.poll() {
-            Some(Completion { kind: CompletionKind::SendError(failure), .. }) => {
-                return Err(failure.to_string().into());
-            }
-            Some(completion) => {
-                pair.send.reap(completion.wqe_counter);
-                return Ok(completion);
-            }
+        let Some(polled) = completions.poll() else {
             // The software HCA is a thread: let it run.
-            None => std::thread::yield_now(),
+            std::thread::yield_now();
+            continue;
+        };
+        let completion = polled.completion();
+        if let CompletionKind::SendError(failure) = completion.kind {
+            return Err(failure.to_string().into());
         }
+        pair.send.reap(completion.wqe_counter);
+        return Ok(completion);
     }
     Err("no completion within 5 s".into())
 }

@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 use barewire_layouts::doorbell::BLUEFLAME_HALF;
-use barewire_layouts::wqe::DS;
+use barewire_layouts::wqe::{DS, WQEBB};
 use volatile::VolatilePtr;
 use volatile::access::WriteOnly;
 
@@ -96,19 +96,20 @@ impl<D: Doorbell> Register<D> {
         Self { half: register, mode: PhantomData }
     }
 
-    /// Announces a WQE of one block that is still in registers.
+    /// Announces a WQE that is still in registers.
     #[inline(always)]
-    pub(crate) fn ring_block(&mut self, block: &Block) {
+    pub(crate) fn ring_blocks<const BLOCKS: usize>(&mut self, blocks: &[Block; BLOCKS]) {
+        const { assert!(BLOCKS * WQEBB <= BLUEFLAME_HALF) };
         if !D::AT_ONCE {
             return;
         }
         if D::WHOLE_WQE {
-            for (at, unit) in block.iter().enumerate() {
-                // SAFETY: the first four units of a half.
+            for (at, unit) in blocks.as_flattened().iter().enumerate() {
+                // SAFETY: units of a half, which holds the blocks, as asserted.
                 unsafe { unit.store_volatile(self.half.cast::<Unit>().add(at)) };
             }
         } else {
-            self.store_word(block[0].low());
+            self.store_word(blocks[0][0].low());
         }
         self.flip();
     }

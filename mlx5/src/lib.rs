@@ -27,7 +27,7 @@ pub use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment}
 pub use context::{Capabilities, Context, PortAddress, ProtectionDomain, Uar};
 pub use error::Error;
 pub use memory::{Access, Buffer, MemoryRegion};
-pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure};
+pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};
 pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};
 pub use rc::{RcConfig, RcPath, RcQueuePair};

@@ -7,7 +7,7 @@ use barewire_mlx5::layouts::be::Be32;
 use barewire_mlx5::layouts::cqe::compressed::MiniFormat;
 use barewire_mlx5::layouts::cqe::{Cqe64, Cqe128, CqeFormat, CqeOpcode};
 use barewire_mlx5::queue::completion::{Enhanced, Layout, Slot};
-use barewire_mlx5::{Completion, CompletionKind, CompletionQueue};
+use barewire_mlx5::{Completion, CompletionKind, CompletionQueue, Polled};
 use plain::{Device, Entry, cqe, mini};
 
 fn plain_queue<S: Entry>(device: &Device<S>) -> CompletionQueue<S> {
@@ -21,7 +21,7 @@ fn enhanced_queue<S: Entry>(device: &Device<S>) -> CompletionQueue<S, Enhanced> 
 }
 
 fn drain<S: Slot, L: Layout>(queue: &mut CompletionQueue<S, L>) -> Vec<Completion> {
-    std::iter::from_fn(|| queue.poll()).collect()
+    std::iter::from_fn(|| queue.poll().map(Polled::completion)).collect()
 }
 
 fn counters(completions: &[Completion]) -> Vec<u16> {
@@ -31,7 +31,7 @@ fn counters(completions: &[Completion]) -> Vec<u16> {
 fn every_kind<S: Entry>() {
     let mut device = Device::<S>::new(4);
     let mut queue = plain_queue(&device);
-    assert_eq!(queue.poll(), None);
+    assert_eq!(queue.poll().map(Polled::completion), None);
     let mut immediate = cqe(CqeOpcode::ResponderSendImmediate, 7, 2, 20);
     immediate.immediate = Be32::new(0x01020304);
     immediate.srqn_user_index = Be32::new(0x77ab_cdef);
@@ -47,8 +47,8 @@ fn every_kind<S: Entry>() {
     ] {
         device.complete(Cqe64 { op_own: (opcode as u8) << 4, ..immediate });
         let wanted = Completion { kind, qpn: 7, wqe_counter: 2, byte_count: 20, user_index: 0xab_cdef };
-        assert_eq!(queue.poll(), Some(wanted), "{opcode:?}");
-        assert_eq!(queue.poll(), None);
+        assert_eq!(queue.poll().map(Polled::completion), Some(wanted), "{opcode:?}");
+        assert_eq!(queue.poll().map(Polled::completion), None);
         assert_eq!(queue.inline_data().as_deref(), None);
     }
 }
@@ -68,7 +68,7 @@ fn errors_carry_syndrome_vendor_syndrome_and_counter() {
         error.timestamp = barewire_mlx5::layouts::be::Be64::new(0x8813);
         error.srqn_user_index = Be32::new(0x00ab_cdef);
         device.complete(error);
-        let completion = queue.poll().unwrap();
+        let completion = queue.poll().map(Polled::completion).unwrap();
         let (CompletionKind::SendError(failure) | CompletionKind::ReceiveError(failure)) = completion.kind
         else {
             panic!("{completion:?}");
@@ -92,7 +92,7 @@ fn a_datagrams_sender_is_handed_out() {
     let mut received = cqe(CqeOpcode::ResponderSend, 1, 0, 64);
     received.metadata[24..28].copy_from_slice(&[0x10, 0, 0, 0x4d]);
     device.complete(received);
-    queue.poll().unwrap();
+    queue.poll().map(Polled::completion).unwrap();
     let packet = queue.last_cqe().packet();
     assert_eq!((packet.source_qpn(), packet.has_global_route()), (0x4d, true));
 }
@@ -115,20 +115,20 @@ fn inline_data_of_either_size() {
         (CqeFormat::Inline32, 0, &[]),
     ] {
         device.complete_with(data, Cqe64 { op_own: format(scatter), byte_count: Be32::new(count), ..small });
-        let completion = queue.poll().unwrap();
+        let completion = queue.poll().map(Polled::completion).unwrap();
         assert_eq!((completion.kind, completion.byte_count), (CompletionKind::Receive, count));
         assert_eq!(queue.inline_data().as_deref(), Some(wanted), "{scatter:?}, {count} bytes");
     }
     let mut device = Device::<Cqe64>::new(2);
     let mut queue = plain_queue(&device);
     device.complete(Cqe64 { op_own: format(CqeFormat::Inline64), ..small });
-    queue.poll().unwrap();
+    queue.poll().map(Polled::completion).unwrap();
     assert_eq!(queue.inline_data(), None, "there are no 64 bytes before a 64-byte CQE");
     device.complete(Cqe64 {
         op_own: (CqeOpcode::RequesterError as u8) << 4 | CqeFormat::Inline32.bits(),
         ..small
     });
-    queue.poll().unwrap();
+    queue.poll().map(Polled::completion).unwrap();
     assert_eq!(queue.inline_data(), None, "an error has no data");
 }
 
@@ -146,7 +146,7 @@ fn compressed_blocks_of_the_basic_layout() {
             let minis: Vec<_> = (0..count).map(|at| mini([0xaa, at as u8, 0, 0], 1000 + at)).collect();
             device.compress(cqe(CqeOpcode::ResponderSend, 9, index, 0), &minis);
             for at in 0..count {
-                let completion = queue.poll().unwrap();
+                let completion = queue.poll().map(Polled::completion).unwrap();
                 let wanted = Completion {
                     kind: CompletionKind::Receive,
                     qpn: 9,
@@ -158,11 +158,11 @@ fn compressed_blocks_of_the_basic_layout() {
                 assert_eq!(queue.last_cqe().packet().checksum.get(), 0xaa00 | at as u16);
                 assert_eq!(queue.inline_data(), None);
             }
-            assert_eq!(queue.poll(), None, "round {round}: the block is through");
+            assert_eq!(queue.poll().map(Polled::completion), None, "round {round}: the block is through");
             index = index.wrapping_add(count as u16);
             device.complete(cqe(CqeOpcode::ResponderSend, 9, index, 7));
-            assert_eq!(queue.poll().map(|completion| completion.byte_count), Some(7));
-            assert_eq!(queue.poll(), None);
+            assert_eq!(queue.poll().map(Polled::completion).map(|completion| completion.byte_count), Some(7));
+            assert_eq!(queue.poll().map(Polled::completion), None);
             index = index.wrapping_add(1);
             total += count + 1;
             queue.publish_consumer();
@@ -234,7 +234,7 @@ fn an_entry_of_the_device_is_not_looked_at() {
     let device = Device::<Cqe64>::new(2);
     let mut queue = plain_queue(&device);
     device.ring.set(0, Cqe64 { metadata: [0xff; 32], op_own: 0x01, signature: 3, ..Cqe64::INITIAL });
-    assert_eq!(queue.poll(), None);
+    assert_eq!(queue.poll().map(Polled::completion), None);
     device.ring.set(0, Cqe64 { metadata: [0xff; 32], op_own: 0x00, ..Cqe64::INITIAL });
-    assert!(queue.poll().is_some());
+    assert!(queue.poll().map(Polled::completion).is_some());
 }

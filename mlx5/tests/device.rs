@@ -6,8 +6,8 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::queue::send::MAX_WRITE_INLINE;
 use barewire_mlx5::{
-    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error, PostError,
-    ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
+    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error, Polled,
+    PostError, ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -70,7 +70,7 @@ impl Pair {
 fn poll(completions: &mut CompletionQueue) -> Completion {
     let start = Instant::now();
     loop {
-        if let Some(completion) = completions.poll() {
+        if let Some(completion) = completions.poll().map(Polled::completion) {
             return completion;
         }
         assert!(start.elapsed() < DEADLINE, "no completion");
@@ -203,7 +203,7 @@ fn a_sender_waits_for_a_receive_wqe() {
     let mut pair = Pair::new(RcConfig { receive_entries: 1, ..RcConfig::default() });
     pair.ours.send.send_inline(b"early", ControlFlags::COMPLETION).unwrap();
     std::thread::sleep(Duration::from_millis(20));
-    assert!(pair.completions.poll().is_none(), "nobody can have received it");
+    assert!(pair.completions.poll().map(Polled::completion).is_none(), "nobody can have received it");
     let inbox = pair.buffer(64, Access::LOCAL_WRITE);
     assert!(pair.theirs.receive.push(inbox.region().segment(0, 64).unwrap()));
     pair.theirs.receive.publish();
@@ -255,12 +255,12 @@ fn mistakes_give_the_devices_own_syndrome() {
         assert!(pair.ours.send.is_idle());
         assert_eq!(pair.ours.state().unwrap(), QpState::Err, "{what}");
         std::thread::sleep(Duration::from_millis(2));
-        assert!(pair.completions.poll().is_none(), "{what}: one completion each");
+        assert!(pair.completions.poll().map(Polled::completion).is_none(), "{what}: one completion each");
 
         // And on with the same queue pairs.
         pair.ours.reset().unwrap();
         pair.theirs.reset().unwrap();
-        while pair.peer_completions.poll().is_some() {}
+        while pair.peer_completions.poll().map(Polled::completion).is_some() {}
         pair.connect();
         pair.ours.send.write_inline_8(*b"works on", target.region().remote(0), signaled).unwrap();
         assert_eq!(pair.wait().kind, CompletionKind::Send, "{what}");

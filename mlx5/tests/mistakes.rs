@@ -16,7 +16,7 @@ use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{MAX_SEND_INLINE, MAX_WRITE_INLINE};
 use barewire_mlx5::queue::shared_receive::{List, SharedReceiveParts, SharedReceiveQueue, wqe_bytes};
 use barewire_mlx5::{
-    CompletionKind, CompletionQueue, ControlFlags, DataSegment, PostError, RemoteAddressSegment,
+    CompletionKind, CompletionQueue, ControlFlags, DataSegment, Polled, PostError, RemoteAddressSegment,
 };
 use plain::{Device, Shared, cqe, mini};
 use replay::memory::PlainQueue;
@@ -117,10 +117,10 @@ fn mistake_05_compressed_blocks_go_on_and_on() {
     for round in 0..500u32 {
         let minis = [mini([0; 4], round); 5];
         device.compress(cqe(CqeOpcode::ResponderSend, 1, 0, 0), &minis);
-        assert_eq!(std::iter::from_fn(|| basic.poll()).count(), 5);
+        assert_eq!(std::iter::from_fn(|| basic.poll().map(Polled::completion)).count(), 5);
         other.complete(cqe(CqeOpcode::ResponderSend, 1, 0, round));
         other.compress_enhanced(&minis);
-        let completions: Vec<_> = std::iter::from_fn(|| enhanced.poll()).collect();
+        let completions: Vec<_> = std::iter::from_fn(|| enhanced.poll().map(Polled::completion)).collect();
         assert_eq!(completions.len(), 6);
         assert!(completions.iter().all(|completion| completion.byte_count == round));
         basic.publish_consumer();
@@ -142,11 +142,11 @@ fn mistake_06_errors_of_unsignalled_wqes_are_told() {
     let mut error = cqe(CqeOpcode::RequesterError, 5, index.0, 0);
     error.timestamp = barewire_mlx5::layouts::be::Be64::new(0x05);
     device.complete(error);
-    let completion = completions.poll().unwrap();
+    let completion = completions.poll().map(Polled::completion).unwrap();
     let CompletionKind::SendError(failure) = completion.kind else { panic!("{completion:?}") };
     assert!(failure.is_flush());
     assert_eq!((completion.qpn, completion.wqe_counter), (5, index.0));
-    assert_eq!(completions.poll(), None);
+    assert_eq!(completions.poll().map(Polled::completion), None);
     plain.queue.reap(completion.wqe_counter);
     assert!(plain.queue.is_idle() && plain.queue.room() == 16);
 }
@@ -159,13 +159,16 @@ fn mistake_07_no_opcode_stops_the_queue() {
     let mut queue = unsafe { CompletionQueue::from_parts(device.parts()) };
     for opcode in 0..16u8 {
         device.complete(Cqe64 { op_own: opcode << 4, ..cqe(CqeOpcode::Requester, 1, 2, 3) });
-        let completion = queue.poll().unwrap();
+        let completion = queue.poll().map(Polled::completion).unwrap();
         if !(0..5).contains(&opcode) && opcode != 0xd && opcode != 0xe {
             assert_eq!(completion.kind, CompletionKind::Other(opcode));
         }
         device.complete(cqe(CqeOpcode::Requester, 1, 2, 3));
-        assert_eq!(queue.poll().map(|completion| completion.kind), Some(CompletionKind::Send));
-        assert_eq!(queue.poll(), None);
+        assert_eq!(
+            queue.poll().map(Polled::completion).map(|completion| completion.kind),
+            Some(CompletionKind::Send)
+        );
+        assert_eq!(queue.poll().map(Polled::completion), None);
     }
 }
 
@@ -214,8 +217,11 @@ fn mistake_09_completions_go_on_without_a_published_counter() {
     let mut queue = unsafe { CompletionQueue::from_parts(device.parts()) };
     for counter in 0..1001u16 {
         device.complete(cqe(CqeOpcode::Requester, 1, counter, 0));
-        assert_eq!(queue.poll().map(|completion| completion.wqe_counter), Some(counter));
-        assert_eq!(queue.poll(), None);
+        assert_eq!(
+            queue.poll().map(Polled::completion).map(|completion| completion.wqe_counter),
+            Some(counter)
+        );
+        assert_eq!(queue.poll().map(Polled::completion), None);
     }
     assert_eq!(device.ring.published(), 0);
     queue.publish_consumer();
@@ -313,11 +319,11 @@ fn mistake_12_nothing_is_read_before_it_is_ours() {
     // SAFETY: as above.
     let mut queue = unsafe { CompletionQueue::from_parts(device.parts()) };
     device.ring.set(0, Cqe64 { op_own: 0x01, ..cqe(CqeOpcode::Requester, 9, 9, 9) });
-    assert_eq!(queue.poll(), None, "the rest may be there before the validity byte");
+    assert_eq!(queue.poll().map(Polled::completion), None, "the rest may be there before the validity byte");
     let mut done = cqe(CqeOpcode::ResponderSendImmediate, 1, 2, 3);
     done.immediate = Be32::new(4);
     device.complete(done);
-    let completion = queue.poll().unwrap();
+    let completion = queue.poll().map(Polled::completion).unwrap();
     assert_eq!(completion.kind, CompletionKind::ReceiveImmediate(4));
     assert_eq!((completion.qpn, completion.wqe_counter, completion.byte_count), (1, 2, 3));
 }

@@ -51,6 +51,8 @@ struct Oracle {
     producer: u32,
     /// Start, length in blocks, signalled.
     posted: VecDeque<(u32, u32, bool)>,
+    /// Start and length of the WQE of several blocks that was posted last.
+    long: (u32, u32),
     /// Blocks given back.
     freed: u32,
 }
@@ -70,6 +72,9 @@ impl Oracle {
         // Some block of the WQE is the last of a period.
         let moderated = (start..self.producer).any(|block| (block + 1) % self.period == 0);
         self.posted.push_back((start, blocks, signaled || moderated));
+        if blocks > 1 {
+            self.long = (start, blocks);
+        }
         Ok(WqeIndex(start as u16))
     }
 
@@ -77,8 +82,9 @@ impl Oracle {
     fn complete(&mut self) -> Option<u16> {
         let at = self.posted.iter().position(|(_, _, signaled)| *signaled)?;
         let (start, _, _) = self.posted.drain(..=at).next_back()?;
-        // The blocks of the WQE that follow its first come back with the next completion, unless it is the last.
-        self.freed = if self.posted.is_empty() { self.producer } else { start + 1 };
+        // The blocks of the WQE that follow its first come back with the next completion, unless it is the last of several blocks.
+        let (long, blocks) = self.long;
+        self.freed = start + if start == long { blocks } else { 1 };
         Some(start as u16)
     }
 }
@@ -230,7 +236,7 @@ proptest! {
         let mut plain = PlainQueue::new(72, blocks, period);
         plain.advance(start);
         let mut oracle =
-            Oracle { blocks, period, producer: start, posted: VecDeque::new(), freed: start };
+            Oracle { blocks, period, producer: start, posted: VecDeque::new(), long: (u32::MAX, 0), freed: start };
         // As after the NOPs that moved the queue on, of which the last may not have asked for a completion.
         plain.queue.nop(ControlFlags::COMPLETION).unwrap();
         oracle.post(1, true).unwrap();

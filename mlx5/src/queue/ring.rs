@@ -26,48 +26,46 @@ impl Ring {
         self.mask + 1
     }
 
-    /// Stores the first `UNITS` units of `block` at counter value `index`.
+    /// Stores the first `units` units of `block`, or all of it if they are more, at counter value `index`.
     #[inline(always)]
-    pub(crate) fn store_block<const UNITS: usize>(self, index: u32, block: &Block) {
+    pub(crate) fn store_block(self, index: u64, block: &Block, units: usize) {
         let place = self.block(index);
-        let mut at = 0;
-        while at < UNITS && at < BLOCK_UNITS {
+        for (at, unit) in block.iter().enumerate().take(units) {
             // SAFETY: a unit of the block at `place`.
-            unsafe { block[at].store(place.add(at)) };
-            at += 1;
+            unsafe { unit.store(place.add(at)) };
         }
     }
 
     /// The control segment's flags byte of the WQE at `index`, as it was posted.
-    pub(crate) fn flags(self, index: u32) -> u8 {
+    pub(crate) fn flags(self, index: u64) -> u8 {
         // SAFETY: byte 11 of a block of the ring, which the owner wrote when it posted there.
         unsafe { self.block(index).cast::<u8>().add(11).read() }
     }
 
     /// The first 8 bytes of the WQE at `index`, as it was posted.
     #[inline(always)]
-    pub(crate) fn word(self, index: u32) -> u64 {
+    pub(crate) fn word(self, index: u64) -> u64 {
         // SAFETY: a block of the ring, which the owner wrote when it posted there.
         unsafe { self.block(index).cast::<u64>().read() }
     }
 
     /// A sink for a WQE of `blocks` blocks at `index` that does not reach the ring's end; `None` if it does.
     #[inline(always)]
-    pub(crate) fn linear(self, index: u32, blocks: u32) -> Option<Linear> {
-        ((index & self.mask) + blocks <= self.mask + 1).then(|| Linear { at: self.block(index) })
+    pub(crate) fn linear(self, index: u64, blocks: u32) -> Option<Linear> {
+        ((index as u32 & self.mask) + blocks <= self.mask + 1).then(|| Linear { at: self.block(index) })
     }
 
     /// A sink for a WQE at `index` that may go on at the ring's start.
-    pub(crate) fn wrapping(self, index: u32) -> Wrapping {
+    pub(crate) fn wrapping(self, index: u64) -> Wrapping {
         // SAFETY: one past the ring's last block.
         let end = unsafe { self.start.add((self.mask as usize + 1) * BLOCK_UNITS) };
         Wrapping { at: self.block(index), start: self.start, end }
     }
 
     #[inline(always)]
-    fn block(self, index: u32) -> NonNull<Unit> {
+    fn block(self, index: u64) -> NonNull<Unit> {
         // SAFETY: the mask keeps the block inside the ring.
-        unsafe { self.start.add((index & self.mask) as usize * BLOCK_UNITS) }
+        unsafe { self.start.add((index as u32 & self.mask) as usize * BLOCK_UNITS) }
     }
 }
 

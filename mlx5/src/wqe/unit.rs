@@ -34,6 +34,18 @@ impl Unit {
         Self(transmute!([low, high]))
     }
 
+    /// From the first 4 bytes; zeros behind them.
+    #[inline(always)]
+    pub(crate) fn from_low(low: u32) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            // SAFETY: SSE2 is part of x86-64.
+            Self(unsafe { core::arch::x86_64::_mm_cvtsi32_si128(low.cast_signed()) })
+        }
+        #[cfg(target_arch = "aarch64")]
+        Self::from_words(low.into(), 0)
+    }
+
     /// From one number whose bytes are in memory order.
     #[inline(always)]
     pub(crate) fn from_number(number: u128) -> Self {
@@ -136,5 +148,20 @@ impl Unit {
     pub(crate) fn low(self) -> u64 {
         let [low, _]: [u64; 2] = transmute!(self.0);
         low
+    }
+}
+
+impl core::ops::BitOr for Unit {
+    type Output = Self;
+
+    #[inline(always)]
+    fn bitor(self, other: Self) -> Self {
+        // As a vector, lest the compiler take it apart into words.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: SSE2 is part of x86-64.
+        return Self(unsafe { core::arch::x86_64::_mm_or_si128(self.0, other.0) });
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: NEON is part of aarch64.
+        return Self(unsafe { core::arch::aarch64::vorrq_u64(self.0, other.0) });
     }
 }

@@ -3,7 +3,7 @@
 use barewire_mlx5::{ControlFlags, RcQueuePair};
 
 use super::operation::Done;
-use super::state::{DIRTY, FENCE, State};
+use super::state::State;
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::gate::Block;
@@ -19,21 +19,21 @@ impl State {
         if completion.is_some() && !self.in_flight.has_flush_room() {
             return Err(PostError::NoResource);
         }
-        if mode == FlushMode::Remote && self.marks.get() & DIRTY != 0 {
+        if mode == FlushMode::Remote && self.is_dirty() {
             // An acknowledgement says that the peer's device has the data, not that they are in its memory. A read is
             // carried out after the writes before it and its answer pushes them ahead (PCIe ordering), so that
             // what it answers is proof. It reads a word of the peer's interface.
             let (local, remote) = (self.unwanted_result(), self.flush_target.get());
-            self.post(|queue, flags| queue.read(local, remote, flags | ControlFlags::COMPLETION))
+            self.post(|queue| queue.read(local, remote, ControlFlags::COMPLETION))
                 .map_err(|_| PostError::NoResource)?;
-            self.marks.set(0);
+            self.note_flush();
         } else if self.is_idle() {
             return Ok(Posted::Done);
         } else {
             self.signal_last()?;
         }
         if let Some(completion) = completion {
-            self.in_flight.push_flush(self.last(), Done::Notify(completion.clone()));
+            self.in_flight.push_flush(self.last(), Done::Flushed(completion.clone()));
         }
         Ok(Posted::InProgress)
     }
@@ -43,9 +43,11 @@ impl State {
         if self.with_pair(|pair| pair.send.last_is_signaled()) {
             return Ok(());
         }
-        let marks = self.marks.get();
-        self.post(|queue, _| queue.nop(ControlFlags::COMPLETION)).map_err(|_| PostError::NoResource)?;
-        self.marks.set(marks);
+        let clean = !self.is_dirty();
+        self.post(|queue| queue.nop(ControlFlags::COMPLETION)).map_err(|_| PostError::NoResource)?;
+        if clean {
+            self.note_flush();
+        }
         Ok(())
     }
 
@@ -86,15 +88,17 @@ impl State {
         if !self.gate.has(Block::Failed) {
             self.signal_last()?;
         }
-        self.in_flight.push_flush(self.last(), Done::Notify(completion.clone()));
+        self.in_flight.push_flush(self.last(), Done::Flushed(completion.clone()));
         Ok(())
     }
 
     /// What is posted next takes effect after what is outstanding. Writes and sends of a connection are carried out in
     /// order anyway; the fence bit makes them wait for reads and atomics, too (IBTA 10.8.3.3).
     pub(super) fn fence(&self) {
-        if !self.with_pair(|pair| pair.send.is_idle()) {
-            self.marks.set(self.marks.get() | FENCE);
-        }
+        self.with_pair(|pair| {
+            if !pair.send.is_idle() {
+                pair.send.fence();
+            }
+        });
     }
 }

@@ -127,7 +127,9 @@ impl Interface {
         id: u8,
         handler: impl FnMut(Message<'_>) + 'static,
     ) -> Result<(), HandlerError> {
-        self.0.handlers.set(id, Box::new(handler))
+        self.0.handlers.set(id, Box::new(handler))?;
+        self.0.call_attention();
+        Ok(())
     }
 
     /// Sets the handler that is called once for each endpoint that fails.

@@ -27,7 +27,7 @@ pub use progress::Progress;
 
 use barewire_mlx5::queue::send::{MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE};
 
-use crate::active_message::SHORT_HEADER;
+use crate::active_message::{HOME, SHORT_HEADER};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
 
@@ -38,10 +38,10 @@ pub const NAME: &str = "rc_mlx5";
 const SEGMENT: usize = 8256;
 /// Handler id and reserved bytes in front of every active message.
 const AM_HEADER: usize = 4;
-/// Where a message starts in a buffer, so that what follows its header is aligned to 8 bytes.
-const MESSAGE: usize = 4;
 /// Where data starts in a buffer.
-const DATA: usize = MESSAGE + AM_HEADER;
+const DATA: usize = HOME;
+/// Where a message starts in a buffer, so that what follows its header is aligned to 8 bytes.
+const MESSAGE: usize = DATA - AM_HEADER;
 /// Bytes of a buffer: `DATA` and a segment, in whole cache lines.
 const BUFFER: usize = (DATA + SEGMENT).next_multiple_of(64);
 

@@ -4,7 +4,6 @@ use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 
 use crate::completion::{Completion, FetchResult, Unpack};
-use crate::error::Operation;
 use crate::pool::Lease;
 
 /// What is to be done when an operation is finished.
@@ -19,7 +18,9 @@ pub(super) enum Done {
     Unpack { buffer: Lease, length: u32, unpack: Unpack, completion: Option<Completion> },
     /// Store the value that was fetched and tell the caller.
     Fetch { result: FetchResult, completion: Option<Completion> },
-    /// Tell the caller that everything before is given up, which is no error.
+    /// A flush: tell the caller that everything before is finished.
+    Flushed(Completion),
+    /// A flush: tell the caller that everything before is given up, which is no error.
     Canceled(Completion),
 }
 
@@ -27,7 +28,6 @@ pub(super) enum Done {
 pub(super) struct InFlight {
     /// Index of its WQE; for a flush of the last one before it.
     pub(super) index: u16,
-    pub(super) operation: Operation,
     pub(super) done: Done,
 }
 
@@ -44,9 +44,10 @@ impl InFlight {
 pub(super) struct InFlightQueue {
     slots: Box<[UnsafeCell<MaybeUninit<InFlight>>]>,
     mask: u32,
-    /// Slots `head..tail` (free running) are filled.
-    head: Cell<u32>,
+    /// Slots up to `tail` (free running) are filled.
     tail: Cell<u32>,
+    /// The `tail` at which all slots are filled: a ring of them behind the first that is.
+    limit: Cell<u32>,
     /// Entries of flushes, which need no WQE of their own.
     flushes: Cell<u32>,
     max_flushes: u32,
@@ -61,14 +62,15 @@ impl InFlightQueue {
         Self {
             slots,
             mask: size - 1,
-            head: Cell::new(0),
             tail: Cell::new(0),
+            limit: Cell::new(size),
             flushes: Cell::new(0),
             max_flushes: blocks,
         }
     }
 
     /// Slots of the ring.
+    #[inline(always)]
     pub(super) fn slots(&self) -> u32 {
         self.mask + 1
     }
@@ -81,7 +83,13 @@ impl InFlightQueue {
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.head.get() == self.tail.get()
+        self.head() == self.tail.get()
+    }
+
+    /// The first slot that is filled, if one is.
+    #[inline(always)]
+    fn head(&self) -> u32 {
+        self.limit.get().wrapping_sub(self.slots())
     }
 
     /// Room for another flush.
@@ -95,7 +103,7 @@ impl InFlightQueue {
         let tail = self.tail.get();
         // The room counter of the send queue and the count of flushes exclude more entries than slots. It is tested all the
         // same, since memory would be at stake; forgetting the entry is free, dropping it here is not.
-        if tail.wrapping_sub(self.head.get()) > self.mask {
+        if tail == self.limit.get() {
             debug_assert!(false, "more operations in flight than WQEs");
             return std::mem::forget(entry);
         }
@@ -114,11 +122,11 @@ impl InFlightQueue {
     /// Appends a flush; the caller saw [`Self::has_flush_room`].
     pub(super) fn push_flush(&self, index: u16, done: Done) {
         self.flushes.set(self.flushes.get() + 1);
-        self.push(InFlight { index, operation: Operation::Flush, done });
+        self.push(InFlight { index, done });
     }
 
     /// Takes the first entry and its slot, if `counter` covers it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pop_covered(&self, counter: u16) -> Option<(InFlight, u32)> {
         self.pop_if(|entry| entry.is_covered_by(counter))
     }
@@ -128,25 +136,14 @@ impl InFlightQueue {
         self.pop_if(|entry| is_done(entry.index))
     }
 
-    /// The kind of the first entry, if `counter` covers it.
-    pub(super) fn first_covered(&self, counter: u16) -> Option<Operation> {
-        let mut operation = None;
-        let none = self.pop_if(|entry| {
-            operation = entry.is_covered_by(counter).then_some(entry.operation);
-            false
-        });
-        debug_assert!(none.is_none());
-        operation
-    }
-
     /// Takes the first entry and its slot.
     pub(super) fn pop(&self) -> Option<(InFlight, u32)> {
         self.pop_if(|_| true)
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop_if(&self, take: impl FnOnce(&InFlight) -> bool) -> Option<(InFlight, u32)> {
-        let head = self.head.get();
+        let head = self.head();
         if head == self.tail.get() {
             return None;
         }
@@ -159,8 +156,8 @@ impl InFlightQueue {
         }
         // SAFETY: filled, and given up by moving the head past it.
         let entry = unsafe { (*slot).assume_init_read() };
-        self.head.set(head.wrapping_add(1));
-        if entry.operation == Operation::Flush {
+        self.limit.set(self.limit.get().wrapping_add(1));
+        if matches!(entry.done, Done::Flushed(_) | Done::Canceled(_)) {
             self.flushes.set(self.flushes.get().saturating_sub(1));
         }
         Some((entry, head & self.mask))
@@ -191,7 +188,7 @@ mod tests {
             let mut index = start;
             for (step, n) in steps {
                 if step < 2 && oracle.len() < 16 {
-                    queue.push(InFlight { index, operation: Operation::Put, done: Done::Notify(completion.clone()) });
+                    queue.push(InFlight { index, done: Done::Notify(completion.clone()) });
                     oracle.push_back(index);
                     index = index.wrapping_add(n);
                 } else if let Some(&counter) = oracle.get(usize::from(n).min(oracle.len()).saturating_sub(1)) {

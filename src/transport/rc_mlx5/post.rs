@@ -1,6 +1,9 @@
 //! Posting: what each operation makes of its arguments.
 
+use std::hint::cold_path;
+
 use barewire_mlx5 as mlx5;
+use barewire_mlx5::queue::send::PREFIX;
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue, WqeIndex};
 
 use super::domain::{Registered, RemoteKey};
@@ -12,7 +15,7 @@ use super::{
 };
 use crate::active_message::MAX_HANDLERS;
 use crate::completion::{Completion, FetchResult, Unpack};
-use crate::error::{Operation, PostError};
+use crate::error::PostError;
 use crate::memory::Slice;
 use crate::pool::Buffer;
 use crate::status::{Post, Posted};
@@ -22,22 +25,58 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        let state = &*self.0;
-        state.gate.check()?;
-        let remote = RemoteAddressSegment::new(remote, key.0);
-        match state.post(|queue, flags| queue.write_inline(payload, remote, flags)) {
-            Ok(_) => Ok(Posted::Done),
-            Err(error) => Err(refused(error, payload.len(), MAX_PUT_SHORT)),
+        // A word stays in registers; the other sizes are out of the way.
+        match payload.try_into() {
+            Ok(word) => {
+                self.0.gate.check()?;
+                let remote = RemoteAddressSegment::new(remote, key.0);
+                self.post_sized(|queue| queue.write_inline_8(word, remote, NO_FLAGS))?;
+                Ok(Posted::Done)
+            }
+            Err(_) => match payload.try_into() {
+                Ok(line) => {
+                    if self.put_line(line, remote, key.0) {
+                        Ok(Posted::Done)
+                    } else {
+                        Err(self.refusal())
+                    }
+                }
+                Err(_) => self.put_short_other(payload, remote, key.0),
+            },
         }
+    }
+
+    /// `put_short` of a cache line; `false` if it was refused.
+    #[inline(never)]
+    fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.0.gate.check().is_ok()
+            && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
+    }
+
+    #[cold]
+    fn refusal(&self) -> PostError {
+        self.0.gate.check().err().unwrap_or(PostError::NoResource)
+    }
+
+    #[inline(never)]
+    fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Post {
+        self.0.gate.check()?;
+        if payload.len() > MAX_PUT_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
+        }
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.post_sized(|queue| queue.write_inline(payload, remote, NO_FLAGS))?;
+        Ok(Posted::Done)
     }
 
     /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn put_bcopy(
         &self,
         pack: impl FnOnce(&mut [u8]) -> usize,
@@ -47,10 +86,10 @@ impl Endpoint {
         let (buffer, length) = self.pack(SEGMENT, pack)?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
-        let signal = self.signal_if_last();
-        let index = self.post_sized(|queue, flags| queue.write(local, remote, flags | signal))?;
+        self.signal_if_last();
+        let index = self.post_sized(|queue| queue.write(local, remote, NO_FLAGS))?;
         let done = Done::Release { buffer: buffer.into_lease() };
-        self.await_done(index, Operation::Put, done);
+        self.await_done(index, done);
         Ok(length)
     }
 
@@ -58,7 +97,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn put_zcopy(
         &self,
         slices: &[Slice<'_>],
@@ -71,18 +110,28 @@ impl Endpoint {
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
             let local = self.segment(slice, limit)?;
-            return self.zcopy(Operation::Put, completion, |queue, flags| queue.write(local, remote, flags));
+            return self.zcopy(completion, |queue, flags| queue.write(local, remote, flags));
         }
+        self.put_gather(slices, remote, completion)
+    }
+
+    #[inline(never)]
+    fn put_gather(
+        &self,
+        slices: &[Slice<'_>],
+        remote: RemoteAddressSegment,
+        completion: Option<&Completion>,
+    ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let local = self.segments(&mut local, slices, limit)?;
-        self.zcopy(Operation::Put, completion, |queue, flags| queue.write_gather(local, remote, flags))
+        let local = self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
+        self.zcopy(completion, |queue, flags| queue.write_gather(local, remote, flags))
     }
 
     /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn get_bcopy(
         &self,
         unpack: &Unpack,
@@ -98,15 +147,14 @@ impl Endpoint {
         let buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
-        let index =
-            self.post_sized(|queue, flags| queue.read(local, remote, flags | ControlFlags::COMPLETION))?;
+        let index = self.post_sized(|queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
         let done = Done::Unpack {
             buffer: buffer.into_lease(),
             length: length as u32,
             unpack: unpack.clone(),
             completion: completion.cloned(),
         };
-        self.await_done(index, Operation::Get, done);
+        self.await_done(index, done);
         Ok(Posted::InProgress)
     }
 
@@ -114,7 +162,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn get_zcopy(
         &self,
         slices: &[Slice<'_>],
@@ -125,42 +173,66 @@ impl Endpoint {
         self.0.gate.check()?;
         let limit = self.0.shared.attributes.get.max_zcopy;
         let remote = RemoteAddressSegment::new(remote, key.0);
+        if let [slice] = slices {
+            let local = self.segment(slice, limit)?;
+            return self.zcopy(completion, |queue, flags| queue.read(local, remote, flags));
+        }
+        self.get_scatter(slices, remote, completion)
+    }
+
+    #[inline(never)]
+    fn get_scatter(
+        &self,
+        slices: &[Slice<'_>],
+        remote: RemoteAddressSegment,
+        completion: Option<&Completion>,
+    ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let local = self.segments(&mut local, slices, limit)?;
-        self.zcopy(Operation::Get, completion, |queue, flags| queue.read_scatter(local, remote, flags))
+        let local = self.segments(&mut local, slices, self.0.shared.attributes.get.max_zcopy)?;
+        self.zcopy(completion, |queue, flags| queue.read_scatter(local, remote, flags))
     }
 
     /// Sends `header` and `payload` to the peer's handler `id`.
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        let state = &*self.0;
-        state.gate.check()?;
+        self.0.gate.check()?;
         check_id(id)?;
-        let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
-        let prefix = *prefix.first_chunk().unwrap_or(&[0; 12]);
-        match state.post(|queue, flags| queue.send_inline_prefixed(prefix, payload, flags)) {
-            Ok(_) => Ok(Posted::Done),
-            Err(error) => Err(refused(error, payload.len(), MAX_AM_SHORT)),
+        let prefix = am_prefix(id, header);
+        match payload.try_into() {
+            Ok(word) => {
+                self.post_sized(|queue| queue.send_inline_prefixed_8(prefix, word, NO_FLAGS))?;
+                Ok(Posted::Done)
+            }
+            Err(_) => self.am_short_other(id, header, payload),
         }
+    }
+
+    #[inline(never)]
+    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        if payload.len() > MAX_AM_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
+        }
+        self.post_sized(|queue| queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS))?;
+        Ok(Posted::Done)
     }
 
     /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         check_id(id)?;
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
         let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
-        let signal = self.signal_if_last();
-        let index = self.post_sized(|queue, flags| queue.send(local, flags | signal))?;
+        self.signal_if_last();
+        let index = self.post_sized(|queue| queue.send(local, NO_FLAGS))?;
         let done = Done::Release { buffer: buffer.into_lease() };
-        self.await_done(index, Operation::ActiveMessage, done);
+        self.await_done(index, done);
         Ok(length)
     }
 
@@ -168,7 +240,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn am_zcopy(
         &self,
         id: u8,
@@ -188,14 +260,15 @@ impl Endpoint {
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
         buffer.bytes()[DATA..DATA + header.len()].copy_from_slice(header);
         local[0] = self.in_buffer(&buffer, MESSAGE, AM_HEADER + header.len());
-        let signal = if completion.is_some() { ControlFlags::COMPLETION } else { self.signal_if_last() };
-        let index = self.post_sized(|queue, flags| queue.send_gather(&local[..count], flags | signal))?;
+        self.signal_if_last();
+        let signal = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
+        let index = self.post_sized(|queue| queue.send_gather(&local[..count], signal))?;
         let buffer = buffer.into_lease();
         let done = match completion {
             Some(completion) => Done::ReleaseNotify { buffer, completion: completion.clone() },
             None => Done::Release { buffer },
         };
-        self.await_done(index, Operation::ActiveMessage, done);
+        self.await_done(index, done);
         Ok(Posted::InProgress)
     }
 
@@ -203,12 +276,12 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
         self.0.gate.check()?;
         let remote = atomic_target(remote, *key)?;
         let local = self.0.unwanted_result();
-        self.post_sized(|queue, flags| queue.fetch_add(local, remote, operand, flags))?;
+        self.post_sized(|queue| queue.fetch_add(local, remote, operand, NO_FLAGS))?;
         Ok(Posted::Done)
     }
 
@@ -216,7 +289,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn atomic_fetch_add64(
         &self,
         operand: u64,
@@ -234,7 +307,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn atomic_compare_swap64(
         &self,
         compare: u64,
@@ -256,7 +329,7 @@ type Posting = Result<WqeIndex, mlx5::PostError>;
 /// What the operations are made of.
 impl Endpoint {
     /// Lets `pack` fill a buffer; nothing is taken if nothing could be posted.
-    #[inline]
+    #[inline(always)]
     fn pack(
         &self,
         limit: usize,
@@ -279,23 +352,23 @@ impl Endpoint {
     }
 
     /// `length` bytes at `offset` of a buffer.
-    #[inline]
+    #[inline(always)]
     fn in_buffer(&self, buffer: &PooledBuffer<'_>, offset: usize, length: usize) -> DataSegment {
         DataSegment::new(buffer.address() + offset as u64, length as u32, self.0.shared.buffers_key)
     }
 
     /// Whoever takes the last buffer asks for a completion, so that buffers come back.
-    #[inline]
-    fn signal_if_last(&self) -> ControlFlags {
-        if self.0.shared.buffers.is_empty() { ControlFlags::COMPLETION } else { ControlFlags::empty() }
+    #[inline(always)]
+    fn signal_if_last(&self) {
+        if self.0.shared.buffers.is_empty() {
+            cold_path();
+            self.0.with_pair(|pair| pair.send.request_completion());
+        }
     }
 
     /// Posts what was found to be within the limits, so that a refusal means a full queue.
     #[inline(always)]
-    fn post_sized(
-        &self,
-        run: impl FnOnce(&mut SendQueue, ControlFlags) -> Posting,
-    ) -> Result<u16, PostError> {
+    fn post_sized(&self, run: impl FnOnce(&mut SendQueue) -> Posting) -> Result<u16, PostError> {
         self.0.post(run).map_err(|_| PostError::NoResource)
     }
 
@@ -303,16 +376,15 @@ impl Endpoint {
     #[inline(always)]
     fn zcopy(
         &self,
-        operation: Operation,
         completion: Option<&Completion>,
-        run: impl FnOnce(&mut SendQueue, ControlFlags) -> Posting,
+        run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
     ) -> Post {
         let Some(completion) = completion else {
-            self.post_sized(run)?;
+            self.post_sized(|queue| run(queue, NO_FLAGS))?;
             return Ok(Posted::InProgress);
         };
-        let index = self.post_sized(|queue, flags| run(queue, flags | ControlFlags::COMPLETION))?;
-        self.await_done(index, operation, Done::Notify(completion.clone()));
+        let index = self.post_sized(|queue| run(queue, ControlFlags::COMPLETION))?;
+        self.await_done(index, Done::Notify(completion.clone()));
         Ok(Posted::InProgress)
     }
 
@@ -328,21 +400,20 @@ impl Endpoint {
         self.0.gate.check()?;
         let remote = atomic_target(remote, key)?;
         let local = self.0.next_result();
-        let index =
-            self.post_sized(|queue, flags| run(queue, local, remote, flags | ControlFlags::COMPLETION))?;
+        let index = self.post_sized(|queue| run(queue, local, remote, ControlFlags::COMPLETION))?;
         let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
-        self.await_done(index, Operation::Atomic, done);
+        self.await_done(index, done);
         Ok(Posted::InProgress)
     }
 
     /// Remembers what is to be done once the WQE at `index` is done.
-    #[inline]
-    fn await_done(&self, index: u16, operation: Operation, done: Done) {
-        self.0.in_flight.push(InFlight { index, operation, done });
+    #[inline(always)]
+    fn await_done(&self, index: u16, done: Done) {
+        self.0.in_flight.push(InFlight { index, done });
     }
 
     /// The segment of a slice of at most `limit` bytes.
-    #[inline]
+    #[inline(always)]
     fn segment(&self, slice: &Slice<'_>, limit: usize) -> Result<DataSegment, PostError> {
         if slice.domain != self.0.shared.tag {
             return Err(PostError::ForeignMemory);
@@ -354,7 +425,7 @@ impl Endpoint {
     }
 
     /// The segments of the slices, in `into`, if there is room and together they have at most `limit` bytes.
-    #[inline]
+    #[inline(always)]
     fn segments<'s>(
         &self,
         into: &'s mut [DataSegment],
@@ -380,6 +451,14 @@ impl Endpoint {
     }
 }
 
+/// What goes in front of the payload of `am_short`.
+#[inline(always)]
+fn am_prefix(id: u8, header: u64) -> [u8; PREFIX] {
+    let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
+    *prefix.first_chunk().unwrap_or(&[0; PREFIX])
+}
+
+const NO_FLAGS: ControlFlags = ControlFlags::empty();
 /// A segment without bytes; posting leaves it out.
 const EMPTY: DataSegment = DataSegment::new(0, 0, 0);
 
@@ -389,12 +468,12 @@ fn total_too_long(slices: &[Slice<'_>], limit: usize) -> PostError {
     PostError::too_long(total, limit)
 }
 
-#[inline]
+#[inline(always)]
 fn check_id(id: u8) -> Result<(), PostError> {
     if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
 }
 
-#[inline]
+#[inline(always)]
 fn atomic_target(remote: u64, key: RemoteKey) -> Result<RemoteAddressSegment, PostError> {
     if !remote.is_multiple_of(size_of::<u64>() as u64) {
         return Err(PostError::Unaligned);
@@ -403,16 +482,8 @@ fn atomic_target(remote: u64, key: RemoteKey) -> Result<RemoteAddressSegment, Po
 }
 
 /// Where the header of a message lies in its buffer.
-#[inline]
+#[inline(always)]
 fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
     let (header, _) = buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
     header
-}
-
-#[cold]
-fn refused(error: mlx5::PostError, length: usize, limit: usize) -> PostError {
-    match error {
-        mlx5::PostError::QueueFull => PostError::NoResource,
-        mlx5::PostError::TooLong => PostError::too_long(length, limit),
-    }
 }

@@ -3,56 +3,36 @@
 use std::fmt;
 use std::rc::Rc;
 
-use barewire_mlx5::layouts::cqe::{Cqe64, CqeOpcode};
-use barewire_mlx5::{Completion, CompletionKind, CompletionQueue};
+use barewire_mlx5::layouts::cqe::CqeOpcode;
+use barewire_mlx5::{Completion, CompletionKind};
 
 use super::NAME;
 use super::interface::Shared;
 use super::state::State;
+use crate::active_message::Running;
 use crate::gate::Block;
-
-/// Completions taken per call of progress, so that a busy queue does not keep the caller for ever.
-const POLL_BATCH: usize = 16;
-
-/// User indices are numbers of 24 bits; what shares their word in a CQE is not looked at.
-const MASK24: u32 = 0x00ff_ffff;
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
 pub struct Progress(pub(super) Rc<Shared>);
 
 impl Progress {
-    /// Delivers messages, finishes operations and gives pending requests their turn. Never blocks. Answers how many events
-    /// there were.
+    /// Takes one completion and does what follows: delivers a message, or finishes operations. Before it, what waits gets its
+    /// turn: pending requests, handlers that were set, endpoints to be closed. Never blocks. Answers how many events there were; zero
+    /// says that there was nothing to do.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        if self.completions().is_empty() && !self.0.attention.get() {
-            return 0;
-        }
-        self.drain()
+        let shared = &*self.0;
+        // SAFETY: `Progress` is the only one to call either, and is borrowed mutably.
+        unsafe { if shared.attention.get() { shared.settle() } else { shared.take() } }
     }
 
-    /// The completion queue, for as long as nothing else of ours runs.
+    /// Nothing is there to be done.
     #[inline(always)]
-    fn completions(&mut self) -> &mut CompletionQueue {
-        // SAFETY: `Progress` is the one that polls and is borrowed mutably; `open_endpoint` borrows the queue only while it
-        // creates a queue pair, which does not poll, and no caller keeps this borrow while an event is delivered.
-        unsafe { &mut *self.0.completions.get() }
-    }
-
-    #[inline(never)]
-    fn drain(&mut self) -> usize {
-        let mut events = 0;
-        while events < POLL_BATCH
-            && let Some(cqe) = self.completions().poll_cqe()
-        {
-            self.0.dispatch(&cqe);
-            events += 1;
-        }
-        if self.0.attention.get() {
-            events += self.0.settle(events < POLL_BATCH);
-        }
-        events
+    pub(crate) fn is_idle(&self) -> bool {
+        // SAFETY: as in `Shared::take`.
+        let completions = unsafe { &*self.0.completions.get() };
+        completions.is_empty() && !self.0.attention.get()
     }
 }
 
@@ -63,12 +43,37 @@ impl Drop for Progress {
 }
 
 impl Shared {
-    /// What progress does besides completions. `drained`: the completion queue was just found empty.
+    /// Takes one completion.
+    ///
+    /// # Safety
+    /// To be called by [`Progress`], borrowed mutably, and by what it called so.
+    #[inline(always)]
+    unsafe fn take(&self) -> usize {
+        // SAFETY: nobody else polls, by the contract; `open_endpoint` borrows the queue only while it creates a queue pair, which does
+        // not poll. The borrow ends before the event is delivered.
+        let Some(polled) = (unsafe { &mut *self.completions.get() }).poll() else { return 0 };
+        let (opcode, counter, peer) = (polled.opcode(), polled.wqe_counter(), polled.user_index());
+        if opcode == CqeOpcode::ResponderSend as u8 {
+            self.deliver(peer, counter.into(), polled.byte_count())
+        } else if opcode == CqeOpcode::Requester as u8 {
+            self.complete(peer, counter)
+        } else {
+            self.take_other()
+        }
+    }
+
+    /// What progress does besides completions, and then takes one.
+    ///
+    /// # Safety
+    /// As [`Self::take`].
     #[cold]
-    fn settle(&self, drained: bool) -> usize {
+    #[inline(never)]
+    unsafe fn settle(&self) -> usize {
+        self.running().renew();
         let mut events = 0;
         // First, before callbacks close endpoints whose completions may have come since.
-        if drained && self.closing.get() > 0 {
+        // SAFETY: as in `take`.
+        if self.closing.get() > 0 && unsafe { &*self.completions.get() }.is_empty() {
             events += self.closing.get() as usize;
             self.bury();
         }
@@ -78,25 +83,66 @@ impl Shared {
                 state.catch_up();
             }
         }
+        self.attention.set(false);
         events += self.arbiter.dispatch();
-        self.attention.set(self.closing.get() > 0 || !self.arbiter.is_empty());
-        events
+        if self.closing.get() > 0 || !self.arbiter.is_empty() {
+            self.call_attention();
+        }
+        // SAFETY: the caller's contract.
+        events + unsafe { self.take() }
+    }
+
+    /// A message of `bytes` bytes lies in the buffer of the receive WQE `counter` of the endpoint `peer`. One event.
+    #[inline(never)]
+    fn deliver(&self, peer: u32, counter: u32, bytes: u32) -> usize {
+        if let Some(state) = self.peer(peer) {
+            state.receive(&mut self.running(), counter, bytes);
+        }
+        1
+    }
+
+    /// The send WQE `counter` of the endpoint `peer` is done, and everything before it. One event.
+    #[inline(never)]
+    fn complete(&self, peer: u32, counter: u16) -> usize {
+        if let Some(state) = self.peer(peer) {
+            state.complete(counter);
+        }
+        1
+    }
+
+    /// The completion that was taken is a rare one: an error, or a message that nothing of ours sends. One event.
+    #[cold]
+    #[inline(never)]
+    fn take_other(&self) -> usize {
+        // SAFETY: as in `take`, the only caller.
+        let event = Completion::from(&unsafe { &*self.completions.get() }.last_cqe());
+        let Some(state) = self.peer(event.user_index) else { return 1 };
+        match event.kind {
+            CompletionKind::SendError(failure) => state.fail_send(event.wqe_counter, failure),
+            CompletionKind::ReceiveError(failure) => state.fail_receive(failure),
+            // Nothing of ours sends with an immediate or a key; the receive WQE is gone all the same.
+            CompletionKind::ReceiveImmediate(_)
+            | CompletionKind::ReceiveInvalidate(_)
+            | CompletionKind::WriteImmediate(_) => {
+                state.receive(&mut self.running(), event.wqe_counter.into(), 0);
+            }
+            CompletionKind::Receive | CompletionKind::Send | CompletionKind::Other(_) => {}
+        }
+        1
     }
 
     #[inline(always)]
-    fn dispatch(&self, cqe: &Cqe64) {
-        let Some(state) = self.peers.get(cqe.srqn_user_index.get() & MASK24) else { return };
+    fn peer(&self, index: u32) -> Option<&State> {
+        let state = self.peers.get(index)?;
         // SAFETY: `peers` points into `endpoints`, whose entries are dropped by `bury` and `close` only. Both are called by
-        // `Progress`, with `&mut self`, when no `dispatch` is running.
-        let state = unsafe { state.as_ref() };
-        let opcode = cqe.opcode();
-        if opcode == CqeOpcode::ResponderSend as u8 {
-            state.receive(cqe.wqe_counter.get(), cqe.byte_count.get());
-        } else if opcode == CqeOpcode::Requester as u8 {
-            state.complete(cqe.wqe_counter.get());
-        } else {
-            dispatch_other(state, cqe);
-        }
+        // `Progress`, with `&mut self`, when no caller of this function is running.
+        Some(unsafe { state.as_ref() })
+    }
+
+    #[inline(always)]
+    fn running(&self) -> Running<'_, false> {
+        // SAFETY: called by `Progress` only, with `&mut self`, and dropped before the next call.
+        unsafe { self.handlers.run_alone() }
     }
 
     /// Finishes and drops endpoints without handles. To be called when the completion queue is empty: then no completion
@@ -123,22 +169,7 @@ impl Shared {
         }
         self.arbiter.clear();
         self.handlers.close();
-    }
-}
-
-/// What is rare: errors, and messages that nothing of ours sends.
-#[cold]
-#[inline(never)]
-fn dispatch_other(state: &State, cqe: &Cqe64) {
-    let event = Completion::from(cqe);
-    match event.kind {
-        CompletionKind::SendError(failure) => state.fail_send(event.wqe_counter, failure),
-        CompletionKind::ReceiveError(failure) => state.fail_receive(failure),
-        // Nothing of ours sends with an immediate or a key; the receive WQE is gone all the same.
-        CompletionKind::ReceiveImmediate(_)
-        | CompletionKind::ReceiveInvalidate(_)
-        | CompletionKind::WriteImmediate(_) => state.receive(event.wqe_counter, 0),
-        CompletionKind::Receive | CompletionKind::Send | CompletionKind::Other(_) => {}
+        self.running().renew();
     }
 }
 

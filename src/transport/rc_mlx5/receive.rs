@@ -7,6 +7,7 @@ use barewire_mlx5::{DataSegment, ReceiveQueue};
 
 use super::domain::{Domain, Registered};
 use super::{BUFFER, MESSAGE, SEGMENT};
+use crate::active_message::{Keeper, write_home};
 use crate::error::MemoryError;
 use crate::pool::{Lease, Pool};
 
@@ -16,11 +17,14 @@ const BATCH: u32 = 16;
 pub(super) struct Receiver {
     pub(super) pool: Pool<Registered, BUFFER>,
     key: u32,
-    /// The buffer in each slot of the ring.
-    slots: Box<[Cell<Option<Lease>>]>,
-    closed: Cell<bool>,
-    /// Buffers are given to the device whenever the producer is a multiple of this, a power of two.
-    batch: u32,
+    /// Where the buffer in each slot of the ring starts; `None` once it was kept, and after [`Self::close`].
+    slots: Box<[Cell<Option<NonNull<u8>>>]>,
+    /// Slots - 1.
+    mask: u32,
+    /// The slot that each buffer was put in last.
+    homes: Box<[Cell<u32>]>,
+    /// Buffers are given to the device whenever the producer is a multiple of a power of two; this is one less.
+    batch_mask: u32,
 }
 
 impl Receiver {
@@ -31,52 +35,54 @@ impl Receiver {
         Ok(Self {
             key: block.key(),
             pool: Pool::new(block),
-            closed: Cell::new(false),
             slots: (0..entries).map(|_| Cell::new(None)).collect(),
+            mask: entries - 1,
+            homes: (0..count).map(|_| Cell::new(0)).collect(),
             // The device never has less than three quarters of the ring because of batching.
-            batch: (entries / 4).clamp(1, BATCH),
+            batch_mask: (entries / 4).clamp(1, BATCH) - 1,
         })
     }
 
-    #[inline]
-    fn slot(&self, index: u32) -> Option<&Cell<Option<Lease>>> {
-        // The length is a power of two.
-        self.slots.get(index as usize & (self.slots.len() - 1))
+    /// The place of WQE `counter` in the ring, which stands for it: one WQE at a time is there.
+    #[inline(always)]
+    pub(super) fn index(&self, counter: u32) -> u32 {
+        counter & self.mask
     }
 
-    /// First byte of the buffer that the WQE `counter` was posted with; `None` after [`Self::close`].
-    #[inline]
-    pub(super) fn start(&self, counter: u16) -> Option<NonNull<u8>> {
-        if self.closed.get() {
-            return None;
-        }
-        let slot = self.slot(counter.into())?;
-        let lease = slot.take()?;
-        let start = self.pool.start_of(&lease);
-        slot.set(Some(lease));
-        Some(start)
+    /// The slot of WQE `counter`.
+    #[inline(always)]
+    pub(super) fn slot(&self, counter: u32) -> &Cell<Option<NonNull<u8>>> {
+        // SAFETY: the mask keeps the index below the length, a power of two.
+        unsafe { self.slots.get_unchecked(self.index(counter) as usize) }
     }
 
     /// Takes the buffer of WQE `counter` out of its slot.
-    pub(super) fn take(&self, counter: u16) -> Option<Lease> {
-        self.slot(counter.into())?.take()
+    fn take(&self, counter: u32) -> Option<Lease> {
+        self.slot(counter).take().map(|start| self.pool.lease_of(start))
+    }
+
+    /// Takes the buffer that starts at `start` out of its slot, if it is in it.
+    pub(super) fn take_at(&self, start: NonNull<u8>) -> Option<Lease> {
+        let home = self.homes.get(self.pool.lease_of(start).index())?.get();
+        if self.slot(home).get() == Some(start) { self.take(home) } else { None }
     }
 
     /// The message of WQE `counter` is done with: its buffer goes back to the device.
-    #[inline]
-    pub(super) fn repost(&self, queue: &mut ReceiveQueue, counter: u16) {
+    #[inline(always)]
+    pub(super) fn repost(&self, queue: &mut ReceiveQueue, counter: u32) {
         // As a rule it is the turn of the very slot, whose WQE is there already.
-        if !queue.push_again(counter.into()) {
+        if !queue.push_again(counter) {
             return self.repost_elsewhere(queue, counter);
         }
-        if queue.producer() & (self.batch - 1) == 0 {
+        if queue.producer() & self.batch_mask == 0 {
             queue.publish();
         }
     }
 
     /// Slots before this one are empty: their buffers were kept.
     #[cold]
-    fn repost_elsewhere(&self, queue: &mut ReceiveQueue, counter: u16) {
+    #[inline(never)]
+    fn repost_elsewhere(&self, queue: &mut ReceiveQueue, counter: u32) {
         queue.reap();
         if let Some(buffer) = self.take(counter) {
             self.post(queue, buffer);
@@ -87,9 +93,9 @@ impl Receiver {
 
     /// A buffer was taken for good: another takes its place, if there is one.
     #[cold]
-    pub(super) fn replace(&self, queue: &mut ReceiveQueue) {
+    pub(super) fn replace(&self, queue: &mut ReceiveQueue, keeper: &dyn Keeper) {
         queue.reap();
-        self.refill(queue);
+        self.refill(queue, keeper);
     }
 
     /// Posts `buffer` in the next slot.
@@ -99,23 +105,27 @@ impl Receiver {
         if !queue.push(DataSegment::new(address, SEGMENT as u32, self.key)) {
             return self.pool.give(buffer);
         }
-        if let Some(slot) = self.slot(producer) {
-            slot.set(Some(buffer));
+        self.slot(producer).set(Some(self.pool.start_of(&buffer)));
+        if let Some(home) = self.homes.get(buffer.index()) {
+            home.set(producer);
         }
     }
 
-    /// Posts as many free buffers as the ring takes.
-    pub(super) fn refill(&self, queue: &mut ReceiveQueue) {
+    /// Posts as many free buffers as the ring takes. `keeper` keeps their messages.
+    pub(super) fn refill(&self, queue: &mut ReceiveQueue, keeper: &dyn Keeper) {
         while queue.room() > 0
             && let Some(buffer) = self.pool.take()
         {
-            self.post(queue, buffer.into_lease());
+            let buffer = buffer.into_lease();
+            // SAFETY: the first bytes of a buffer, which are not the device's.
+            unsafe { write_home(self.pool.start_of(&buffer), keeper) };
+            self.post(queue, buffer);
         }
         queue.publish();
     }
 
     /// Messages still to be reaped are not delivered from now on.
     pub(super) fn close(&self) {
-        self.closed.set(true);
+        self.slots.iter().for_each(|slot| slot.set(None));
     }
 }

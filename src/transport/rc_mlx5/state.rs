@@ -1,13 +1,12 @@
 //! What an endpoint is behind its handles: the queue pair, the operations in flight, and what completions do to them.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
 use barewire_mlx5 as mlx5;
 use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
-use barewire_mlx5::{
-    Buffer, ControlFlags, DataSegment, Failure, RcQueuePair, RemoteAddressSegment, SendQueue, WqeIndex,
-};
+use barewire_mlx5::{Buffer, DataSegment, Failure, RcQueuePair, RemoteAddressSegment, SendQueue, WqeIndex};
 
 use super::address::{Peer, QueueAddress};
 use super::endpoint::Endpoint;
@@ -15,22 +14,17 @@ use super::failure;
 use super::interface::Shared;
 use super::operation::{Done, InFlight, InFlightQueue};
 use super::receive::Receiver;
-use super::{AM_HEADER, DATA, MESSAGE, NAME, SEGMENT};
-use crate::active_message::{Keeper, KeptMessage, Message, Reclaim};
+use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
+use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
 use crate::error::{EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
 
-/// In `State::marks`: something was posted since the last remote flush.
-pub(super) const DIRTY: u8 = 1;
-/// In `State::marks`: the next WQE waits for what is outstanding.
-pub(super) const FENCE: u8 = ControlFlags::FENCE.bits();
-const _: () = assert!(DIRTY & FENCE == 0);
-
 pub(super) struct State {
     pub(super) gate: Gate,
-    pub(super) marks: Cell<u8>,
+    /// What the send queue had posted when the last remote flush was.
+    flushed: Cell<u64>,
     pair: UnsafeCell<RcQueuePair>,
     pub(super) in_flight: InFlightQueue,
     /// A word for the result of the operation in each slot of `in_flight`, and one for results that nobody wants.
@@ -68,7 +62,7 @@ impl State {
     pub(super) fn new(parts: Parts) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {
             gate: Gate::default(),
-            marks: Cell::new(0),
+            flushed: Cell::new(0),
             pair: UnsafeCell::new(parts.pair),
             in_flight: parts.in_flight,
             results: parts.results,
@@ -85,7 +79,7 @@ impl State {
             me: me.clone(),
         });
         state.gate.set(Block::Unconnected, true);
-        state.with_pair(|pair| state.receiver.refill(&mut pair.receive));
+        state.with_pair(|pair| state.receiver.refill(&mut pair.receive, &*state));
         state
     }
 
@@ -102,12 +96,19 @@ impl State {
     #[inline(always)]
     pub(super) fn post(
         &self,
-        run: impl FnOnce(&mut SendQueue, ControlFlags) -> Result<WqeIndex, mlx5::PostError>,
+        run: impl FnOnce(&mut SendQueue) -> Result<WqeIndex, mlx5::PostError>,
     ) -> Result<u16, mlx5::PostError> {
-        let flags = ControlFlags::from_bits_retain(self.marks.get() & FENCE);
-        let WqeIndex(index) = self.with_pair(|pair| run(&mut pair.send, flags))?;
-        self.marks.set(DIRTY);
-        Ok(index)
+        self.with_pair(|pair| run(&mut pair.send)).map(|WqeIndex(index)| index)
+    }
+
+    /// Something was posted since [`Self::note_flush`].
+    pub(super) fn is_dirty(&self) -> bool {
+        self.with_pair(|pair| pair.send.posted()) != self.flushed.get()
+    }
+
+    /// A remote flush was posted.
+    pub(super) fn note_flush(&self) {
+        self.flushed.set(self.with_pair(|pair| pair.send.posted()));
     }
 
     #[inline]
@@ -167,13 +168,15 @@ impl State {
 
     /// The device is done with WQE `counter` and everything before it. Credits go back after the callbacks ran, so that
     /// a post of a callback does not overtake requests that wait for them.
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&self, counter: u16) {
-        let unwinding = Unwinding { state: self, counter };
-        while let Some((entry, slot)) = self.in_flight.pop_covered(counter) {
-            self.finish(entry, slot, Ok(()));
+        if !self.in_flight.is_empty() {
+            let unwinding = Unwinding { state: self, counter };
+            while let Some((entry, slot)) = self.in_flight.pop_covered(counter) {
+                self.finish(entry, slot, Ok(()));
+            }
+            std::mem::forget(unwinding);
         }
-        std::mem::forget(unwinding);
         self.with_pair(|pair| pair.send.reap(counter));
     }
 
@@ -188,8 +191,7 @@ impl State {
         if self.canceled.get() {
             error = OperationError::CANCELED;
         }
-        let operation = self.in_flight.first_covered(counter).unwrap_or_else(|| failure::operation(failure));
-        let report = self.enter_failed(operation, error);
+        let report = self.enter_failed(failure::operation(failure), error);
         while let Some((entry, slot)) = self.in_flight.pop_covered(counter) {
             self.finish(entry, slot, Err(error));
         }
@@ -235,10 +237,20 @@ impl State {
         Some(report)
     }
 
+    #[inline(always)]
     fn finish(&self, entry: InFlight, slot: u32, result: Result<(), OperationError>) {
+        match entry.done {
+            Done::Notify(completion) => completion.count_down(result),
+            Done::Release { buffer } => self.shared.buffers.give(buffer),
+            done => self.finish_other(done, slot, result),
+        }
+    }
+
+    #[inline(never)]
+    fn finish_other(&self, done: Done, slot: u32, result: Result<(), OperationError>) {
         let buffers = &self.shared.buffers;
-        let completion = match entry.done {
-            Done::Notify(completion) => Some(completion),
+        let completion = match done {
+            Done::Notify(completion) | Done::Flushed(completion) => Some(completion),
             Done::Canceled(completion) => return completion.count_down(Ok(())),
             Done::Release { buffer } => return buffers.give(buffer),
             Done::ReleaseNotify { buffer, completion } => {
@@ -271,17 +283,47 @@ impl State {
     // Receiving.
 
     /// A message of `length` bytes lies in the buffer of receive WQE `counter`.
-    #[inline]
-    pub(super) fn receive(&self, counter: u16, length: u32) {
-        let Some(start) = self.receiver.start(counter) else { return };
-        let received = Received { state: self, counter, kept: Cell::new(false) };
-        let length = (length as usize).min(SEGMENT);
-        // SAFETY: `MESSAGE + SEGMENT` bytes lie in the buffer. It was posted and is completed, so the device does not write
-        // it before it is posted again, which is after the message, or what a handler kept of it, is dropped.
-        let message = unsafe { std::slice::from_raw_parts(start.add(MESSAGE).as_ptr(), length) };
-        match message.split_first_chunk::<AM_HEADER>() {
-            Some((header, data)) => self.shared.handlers.dispatch(header[0], Message::new(data, &received)),
-            None => self.shared.handlers.count_unhandled(),
+    #[inline(always)]
+    pub(super) fn receive(&self, running: &mut Running<'_, false>, counter: u32, length: u32) {
+        // Not the counter: fewer values that outlive the handler.
+        let counter = self.receiver.index(counter);
+        let slot = self.receiver.slot(counter);
+        let Some(start) = slot.get() else { return };
+        // Shorter than its header, or longer than a buffer: no peer of ours sends such a thing.
+        let length = length.wrapping_sub(AM_HEADER as u32) as usize;
+        if length > MAX_AM {
+            running.count_unhandled();
+        } else {
+            let unwinding = Received { state: self, counter };
+            // SAFETY: in front of `DATA` there is a header, behind it there are `MAX_AM` bytes. The buffer was posted, and with it its
+            // home written, and is completed, so that the device does not write it before it is posted again, which is after the
+            // message, or what a handler kept of it, is dropped. The home names this state.
+            let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+            running.dispatch(id, message);
+            std::mem::forget(unwinding);
+        }
+        if slot.get().is_none() {
+            return self.replace();
+        }
+        self.with_pair(|pair| self.receiver.repost(&mut pair.receive, counter));
+    }
+
+    /// The message of receive WQE `counter` was not handled to the end.
+    #[cold]
+    #[inline(never)]
+    fn repost(&self, counter: u32) {
+        if self.receiver.slot(counter).get().is_none() {
+            return self.replace();
+        }
+        self.with_pair(|pair| self.receiver.repost(&mut pair.receive, counter));
+    }
+
+    /// The message was kept, or the endpoint was closed.
+    #[cold]
+    #[inline(never)]
+    fn replace(&self) {
+        if self.gate.is_alive() {
+            self.with_pair(|pair| self.receiver.replace(&mut pair.receive, self));
         }
     }
 
@@ -320,40 +362,27 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-/// The buffer of the message being handled: it goes back to the device unless the handler kept it.
-struct Received<'a> {
-    state: &'a State,
-    /// The receive WQE that names it.
-    counter: u16,
-    kept: Cell<bool>,
-}
-
-impl Keeper for Received<'_> {
+impl Keeper for State {
     #[cold]
-    fn keep(&self, data: &[u8]) -> KeptMessage {
-        let owner: Rc<dyn Reclaim> = self.state.me.upgrade().expect("a state that is borrowed is alive");
-        let buffer = self.state.receiver.take(self.counter).expect("a message is kept once");
-        self.kept.set(true);
+    fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
+        let owner: Rc<dyn Reclaim> = self.me.upgrade().expect("a state that is borrowed is alive");
+        // If the handler closed the endpoint before, the slot is empty: the buffer is not given back, and lives as long as its owner.
+        let buffer = self.receiver.take_at(start);
         // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
 }
 
+/// A handler panicked: its message's buffer goes back to the device all the same.
+struct Received<'a> {
+    state: &'a State,
+    counter: u32,
+}
+
 impl Drop for Received<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        let State { receiver, gate, .. } = self.state;
-        if !gate.is_alive() {
-            return;
-        }
-        let kept = self.kept.get();
-        self.state.with_pair(|pair| {
-            if kept {
-                receiver.replace(&mut pair.receive);
-            } else {
-                receiver.repost(&mut pair.receive, self.counter);
-            }
-        });
+        self.state.repost(self.counter);
     }
 }
 
@@ -361,7 +390,7 @@ impl Reclaim for State {
     fn reclaim(&self, buffer: Lease) {
         self.receiver.pool.give(buffer);
         if self.gate.is_alive() {
-            self.with_pair(|pair| self.receiver.refill(&mut pair.receive));
+            self.with_pair(|pair| self.receiver.refill(&mut pair.receive, self));
         }
     }
 }

@@ -119,7 +119,7 @@ impl Endpoint {
     ) -> Result<usize, PostError> {
         self.check()?;
         let mut segment = self.0.shared.segments.0.take().ok_or(PostError::NoResource)?;
-        let buffer = segment.bytes();
+        let buffer = super::data(segment.bytes());
         let length = pack(buffer);
         let packed = buffer.get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)?;
@@ -165,7 +165,9 @@ impl Endpoint {
     ) -> Post {
         self.check()?;
         let mut segment = self.0.shared.segments.0.take().ok_or(PostError::NoResource)?;
-        let target = segment.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
+        let target = super::data(segment.bytes())
+            .get_mut(..length)
+            .ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_READ)?;
         // SAFETY: the key keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.read(at, target) };

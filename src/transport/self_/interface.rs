@@ -3,12 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use super::domain::Domain;
 use super::endpoint::Endpoint;
-use super::{NAME, SEGMENT};
-use crate::active_message::{Handlers, Keeper, KeptMessage, Message, Reclaim};
+use super::{BUFFER, NAME};
+use crate::active_message::{HOME, Handlers, Keeper, KeptMessage, Message, Reclaim, write_home};
 use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
 use crate::allocation::Allocation;
 use crate::attributes::Attributes;
@@ -21,7 +22,7 @@ use crate::random;
 use crate::status::{Post, Posted};
 
 /// The buffers that messages travel in.
-pub(super) struct Segments(pub(super) Pool<Allocation, SEGMENT>);
+pub(super) struct Segments(pub(super) Pool<Allocation, BUFFER>);
 
 impl Reclaim for Segments {
     fn reclaim(&self, buffer: Lease) {
@@ -42,7 +43,6 @@ pub(super) struct Shared {
     handlers: Handlers,
     pub(super) segments: Rc<Segments>,
     queue: RefCell<VecDeque<Queued>>,
-    delivering: Cell<bool>,
     pub(super) pending: Arbiter<Endpoint>,
     closed: Cell<bool>,
 }
@@ -63,7 +63,7 @@ impl Interface {
     /// segments.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let count = config.checked_bcopy_buffers(NAME)?;
-        let allocation = Allocation::new(count * SEGMENT).map_err(|error| OpenError::Device {
+        let allocation = Allocation::new(count * BUFFER).map_err(|error| OpenError::Device {
             device: super::DEVICE.to_owned(),
             step: "allocate message segments",
             source: error.into(),
@@ -75,7 +75,6 @@ impl Interface {
             handlers: Handlers::new(),
             segments: Rc::new(Segments(Pool::new(allocation))),
             queue: RefCell::new(VecDeque::with_capacity(count)),
-            delivering: Cell::new(false),
             pending: Arbiter::new(),
             closed: Cell::new(false),
         });
@@ -161,7 +160,7 @@ impl Shared {
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
     ) -> Result<usize, PostError> {
         let mut segment = self.segments.0.take().ok_or(PostError::NoResource)?;
-        let length = fill(segment.bytes())?;
+        let length = fill(super::data(segment.bytes()))?;
         let segment = segment.into_lease();
         // As many places as segments: this never grows.
         self.queue.borrow_mut().push_back(Queued { id, segment, length });
@@ -170,19 +169,21 @@ impl Shared {
     }
 
     fn deliver(&self) {
-        if self.delivering.get() {
-            return;
-        }
-        let _delivering = Delivering::start(&self.delivering);
+        // A handler that posts leaves the delivery to the loop that called it.
+        let Some(mut running) = self.handlers.run() else { return };
         loop {
+            running.renew();
             let next = self.queue.borrow_mut().pop_front();
             let Some(next) = next else { break };
-            let start = self.segments.0.start_of(&next.segment).as_ptr();
+            let start = self.segments.0.start_of(&next.segment);
             let current = Current { segments: &self.segments, segment: Cell::new(Some(next.segment)) };
-            // SAFETY: the segment was filled up to `length` and belongs to this message until it is given
-            // back, by `current` or by the kept message; nobody writes it until then.
-            let data = unsafe { std::slice::from_raw_parts(start, next.length) };
-            self.handlers.dispatch(next.id, Message::new(data, &current));
+            // SAFETY: the segment was filled up to `length` and belongs to this message until it is given back, by `current` or by
+            // the kept message; nobody writes it until then. Segments are aligned, and `current` outlives the message.
+            let message = unsafe {
+                write_home(start, &current);
+                Message::new(start.add(HOME), next.length)
+            };
+            running.dispatch(next.id, message);
         }
     }
 
@@ -190,26 +191,14 @@ impl Shared {
         self.closed.set(true);
         self.pending.clear();
         self.handlers.close();
+        // If a handler runs, the loop that called it does the rest.
+        if let Some(mut running) = self.handlers.run() {
+            running.renew();
+        }
         let queued = self.queue.take();
         for message in queued {
             self.segments.0.give(message.segment);
         }
-    }
-}
-
-/// Resets the flag also when a handler panics.
-struct Delivering<'a>(&'a Cell<bool>);
-
-impl<'a> Delivering<'a> {
-    fn start(flag: &'a Cell<bool>) -> Self {
-        flag.set(true);
-        Self(flag)
-    }
-}
-
-impl Drop for Delivering<'_> {
-    fn drop(&mut self) {
-        self.0.set(false);
     }
 }
 
@@ -221,8 +210,8 @@ struct Current<'a> {
 }
 
 impl Keeper for Current<'_> {
-    fn keep(&self, data: &[u8]) -> KeptMessage {
-        let segment = self.segment.take().expect("a message is kept once");
+    fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
+        let segment = self.segment.take();
         // SAFETY: `data` lies in the segment, which is now the kept message's alone, and the pool outlives it.
         unsafe { KeptMessage::new(data, segment, Rc::clone(self.segments) as Rc<dyn Reclaim>) }
     }
@@ -241,6 +230,12 @@ impl Progress {
     pub fn progress(&mut self) -> usize {
         self.0.deliver();
         self.0.pending.dispatch()
+    }
+
+    /// Nothing is there to be done.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.0.pending.is_empty() && self.0.queue.borrow().is_empty()
     }
 }
 

@@ -11,6 +11,7 @@ pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::{Interface, Progress};
 
+use crate::active_message::HOME;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 
 /// The name of the transport.
@@ -20,6 +21,15 @@ pub const DEVICE: &str = "memory";
 
 /// Bytes of a message.
 const SEGMENT: usize = 8256;
+/// Bytes of a buffer: data behind what the message's keeper needs.
+const BUFFER: usize = HOME + SEGMENT;
+const _: () =
+    assert!(BUFFER.is_multiple_of(align_of::<usize>()), "buffers that follow each other are aligned");
+
+/// Where data lies in a buffer.
+fn data(buffer: &mut [u8; BUFFER]) -> &mut [u8; SEGMENT] {
+    buffer.last_chunk_mut().expect("a buffer is longer than its data")
+}
 /// Slices per zero-copy operation; there is no reason for a limit but that one is promised.
 const MAX_IOV: usize = 16;
 

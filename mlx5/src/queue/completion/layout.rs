@@ -5,6 +5,7 @@
 //! block is through, all its slots have the validity of their lap, which the next lap tells from its own.
 
 use core::fmt;
+use core::ptr::NonNull;
 
 use barewire_layouts::cqe::compressed::{MiniArray, MiniCqe, MiniFormat};
 use barewire_layouts::cqe::{Cqe64, CqeFormat, OP_OWN_OFFSET, OWNER, SIGNATURE_OFFSET};
@@ -13,7 +14,7 @@ use super::CompletionQueue;
 use super::slot::Slot;
 
 pub(super) mod sealed {
-    use super::{CompletionQueue, Cqe64, Slot};
+    use super::{CompletionQueue, Cqe64, NonNull, Slot};
 
     pub trait Sealed: Sized {
         /// Offset of the byte of a CQE that says whose it is.
@@ -29,8 +30,8 @@ pub(super) mod sealed {
         /// A CQE that is not compressed was taken.
         fn took_plain(&mut self);
 
-        /// Takes the next completion of a block: `cqe` is what lies in its slot.
-        fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64
+        /// Takes the next completion of a block: `cqe` is what lies in its slot. Answers where the completion is.
+        fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> NonNull<Cqe64>
         where
             Self: super::Layout;
 
@@ -98,14 +99,13 @@ impl Block {
         (self.title, self.counter) = (title, counter);
     }
 
-    fn next(&mut self, owner: u8) -> Cqe64 {
+    fn next(&mut self, owner: u8) {
         // `at` is in the array as both layouts see to it; what a faulty block would give is a zero.
         let mini = self.array.get(self.at).copied().unwrap_or_default();
         self.expanded = MiniCqe::expand(mini, &self.title, self.format, self.counter, owner);
         self.counter = self.counter.wrapping_add(1);
         self.at += 1;
         self.left = self.left.saturating_sub(1);
-        self.expanded
     }
 }
 
@@ -134,8 +134,9 @@ impl sealed::Sealed for Plain {
     #[inline(always)]
     fn took_plain(&mut self) {}
 
-    #[inline(always)]
-    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64 {
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, _: Cqe64) -> NonNull<Cqe64> {
+        // Never called: `EXPANDS` says so.
+        let cqe = queue.next_cqe();
         queue.advance();
         cqe
     }
@@ -159,7 +160,7 @@ impl sealed::Sealed for Compressed {
     fn took_plain(&mut self) {}
 
     #[inline(never)]
-    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64 {
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> NonNull<Cqe64> {
         if queue.layout.0.left == 0 {
             let array = queue.after_next().cqe().mini_array();
             let completions = cqe.basic_count().min(queue.entries());
@@ -167,7 +168,7 @@ impl sealed::Sealed for Compressed {
             queue.layout.0.start(array, completions);
         }
         let owner = queue.lap & OWNER;
-        let cqe = queue.layout.0.next(owner);
+        queue.layout.0.next(owner);
         queue.advance();
         let left = queue.layout.0.left;
         if left > 0 {
@@ -177,7 +178,7 @@ impl sealed::Sealed for Compressed {
             }
             queue.mark_next(CqeFormat::Compressed.bits() | queue.lap & OWNER, 0);
         }
-        cqe
+        NonNull::from(&mut queue.layout.0.expanded)
     }
 
     fn expanded(&self) -> Option<&Cqe64> {
@@ -201,7 +202,7 @@ impl sealed::Sealed for Enhanced {
     }
 
     #[inline(never)]
-    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> Cqe64 {
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> NonNull<Cqe64> {
         if queue.layout.block.left == 0 {
             if !queue.layout.titled {
                 let title = *queue.before_next().cqe();
@@ -210,12 +211,12 @@ impl sealed::Sealed for Enhanced {
             }
             queue.layout.block.start(cqe.mini_array(), cqe.enhanced_count());
         }
-        let cqe = queue.layout.block.next(0);
+        queue.layout.block.next(0);
         queue.advance();
         if queue.layout.block.left > 0 {
             queue.mark_next(CqeFormat::Compressed.bits(), queue.lap);
         }
-        cqe
+        NonNull::from(&mut queue.layout.block.expanded)
     }
 
     fn expanded(&self) -> Option<&Cqe64> {

@@ -6,10 +6,12 @@
 mod inline;
 mod layout;
 mod outcome;
+mod polled;
 mod slot;
 
 use core::any::Any;
 use core::fmt;
+use core::hint::cold_path;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
@@ -24,6 +26,7 @@ use crate::doorbell::RecordWord;
 pub use inline::InlineData;
 pub use layout::{Compressed, Enhanced, Layout, Plain};
 pub use outcome::{Completion, CompletionKind, Failure};
+pub use polled::Polled;
 pub use slot::Slot;
 
 /// What a completion queue is built from. See [`CompletionQueue::from_parts`].
@@ -49,8 +52,8 @@ pub struct CompletionQueue<S: Slot = Cqe64, L: Layout = Plain> {
     lap: u8,
     start: NonNull<S>,
     end: NonNull<S>,
-    /// CQEs taken, free running.
-    consumer: u32,
+    /// Times that `next` went back to the start.
+    laps: u32,
     doorbell_record: RecordWord,
     layout: L,
     keep: Arc<dyn Any + Send + Sync>,
@@ -61,7 +64,7 @@ unsafe impl<S: Slot, L: Layout> Send for CompletionQueue<S, L> {}
 
 impl<S: Slot, L: Layout> fmt::Debug for CompletionQueue<S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue").field("consumer", &self.consumer).finish_non_exhaustive()
+        f.debug_struct("CompletionQueue").field("consumer", &self.consumer()).finish_non_exhaustive()
     }
 }
 
@@ -124,7 +127,7 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
             lap: 0,
             start: parts.ring,
             end,
-            consumer: 0,
+            laps: 0,
             // SAFETY: the caller's contract covers the record.
             doorbell_record: unsafe { RecordWord::new(parts.doorbell_record) },
             layout,
@@ -140,18 +143,18 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
 
     /// Takes the next completion, if there is one. Those of a compressed block come one by one, in order.
     #[inline(always)]
-    pub fn poll(&mut self) -> Option<Completion> {
-        self.poll_cqe().map(|cqe| Completion::from(&cqe))
-    }
-
-    /// As [`Self::poll`], and gives the CQE as it is: for who decides by [`Cqe64::opcode`] what else to look at.
-    #[inline(always)]
-    pub fn poll_cqe(&mut self) -> Option<Cqe64> {
-        let validity = self.validity();
-        if (validity ^ self.lap) & L::VALIDITY_MASK != 0 {
+    pub fn poll(&mut self) -> Option<Polled<'_>> {
+        let foreign = self.validity() ^ self.lap;
+        if foreign & L::VALIDITY_MASK != 0 {
             return None;
         }
-        Some(self.take(validity))
+        barrier::owner_before_completion();
+        let cqe = self.take(self.next_cqe());
+        // SAFETY: `take` gives a CQE of the ring, or one that it expanded in this queue. Both stay while the queue is borrowed, and any
+        // bytes are a CQE.
+        let polled = unsafe { Polled::new(cqe) };
+        // What was tested has the opcode, unless a block was expanded: it need not be read again.
+        Some(if L::EXPANDS { polled } else { polled.with_op_own(foreign) })
     }
 
     /// The byte of the next entry that says whose it is.
@@ -163,22 +166,25 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         }
     }
 
+    /// The CQE of the next entry.
     #[inline(always)]
-    fn take(&mut self, validity: u8) -> Cqe64 {
-        barrier::owner_before_completion();
-        // SAFETY: the validity byte says that the device is done with the entry, and it does not come back to it before a whole lap, which
-        // the bound on outstanding WQEs excludes. A device that broke this bound would give garbled numbers, nothing worse: plain bytes.
-        let mut cqe = unsafe { self.next.cast::<u8>().add(S::CQE).cast::<Cqe64>().read() };
-        if !L::EXPANDS {
-            self.advance();
-            // The byte that was tested, not one that was read again: the compiler need not look twice.
-            cqe.op_own = validity;
-            return cqe;
+    fn next_cqe(&self) -> NonNull<Cqe64> {
+        // SAFETY: inside the entry.
+        unsafe { self.next.cast::<u8>().add(S::CQE).cast() }
+    }
+
+    /// Steps over the entry whose CQE is `cqe`. Answers where the CQE of the completion is.
+    #[inline(always)]
+    fn take(&mut self, cqe: NonNull<Cqe64>) -> NonNull<Cqe64> {
+        if L::EXPANDS {
+            // SAFETY: a CQE of the ring. The device does not come back to it before a whole lap, which the bound on outstanding WQEs
+            // excludes; one that broke this bound would give garbled numbers, nothing worse: plain bytes.
+            let taken = unsafe { cqe.read() };
+            if taken.is_compressed() {
+                return L::expand(self, taken);
+            }
+            self.layout.took_plain();
         }
-        if cqe.is_compressed() {
-            return L::expand(self, cqe);
-        }
-        self.layout.took_plain();
         self.advance();
         cqe
     }
@@ -187,9 +193,10 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     fn advance(&mut self) {
         // SAFETY: at most one past the last entry, where it goes back to the start.
         self.next = unsafe { self.next.add(1) };
-        self.consumer = self.consumer.wrapping_add(1);
         if self.next == self.end {
+            cold_path();
             self.next = self.start;
+            self.laps = self.laps.wrapping_add(1);
             self.lap = L::next_lap(self.lap);
         }
     }
@@ -214,7 +221,14 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     /// Tells the device how far this queue was consumed. Not needed as the queue is created; useful to whoever reads the record.
     #[inline]
     pub fn publish_consumer(&mut self) {
-        self.doorbell_record.store(self.consumer & 0x00ff_ffff);
+        self.doorbell_record.store(self.consumer() & 0x00ff_ffff);
+    }
+
+    /// CQEs taken, free running.
+    fn consumer(&self) -> u32 {
+        // SAFETY: both are of one ring.
+        let taken = unsafe { self.next.offset_from_unsigned(self.start) } as u32;
+        self.laps.wrapping_mul(self.entries()).wrapping_add(taken)
     }
 
     /// CQEs of the ring.

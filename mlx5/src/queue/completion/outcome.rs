@@ -77,29 +77,10 @@ pub struct Completion {
     pub user_index: u32,
 }
 
-impl From<&Cqe64> for Completion {
-    #[inline(always)]
-    fn from(cqe: &Cqe64) -> Self {
-        // The two of a loop that posts and receives first; a table of jumps for the others is out of the way.
-        let kind = match cqe.opcode() {
-            opcode if opcode == CqeOpcode::ResponderSend as u8 => CompletionKind::Receive,
-            opcode if opcode == CqeOpcode::Requester as u8 => CompletionKind::Send,
-            opcode => other(cqe, opcode),
-        };
-        Self {
-            kind,
-            qpn: cqe.qpn(),
-            wqe_counter: cqe.wqe_counter.get(),
-            byte_count: cqe.byte_count.get(),
-            user_index: cqe.srqn_user_index.get() & 0x00ff_ffff,
-        }
-    }
-}
-
 #[cold]
 #[inline(never)]
-fn other(cqe: &Cqe64, opcode: u8) -> CompletionKind {
-    let immediate = cqe.immediate.get();
+pub(super) fn other(cqe: &Cqe64) -> CompletionKind {
+    let (opcode, immediate) = (cqe.opcode(), cqe.immediate.get());
     match CqeOpcode::from_bits(opcode) {
         Some(CqeOpcode::ResponderSendImmediate) => CompletionKind::ReceiveImmediate(immediate),
         Some(CqeOpcode::ResponderSendInvalidate) => CompletionKind::ReceiveInvalidate(immediate),

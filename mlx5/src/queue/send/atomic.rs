@@ -1,21 +1,21 @@
-//! Extended atomics: 4 or 8 bytes, under masks.
+//! Atomics: of 8 bytes, and extended ones of 4 or 8 bytes under masks.
 //!
-//! A device offers them by its capabilities (PRM: atomic capabilities, masked compare-swap and fetch-add).
+//! A device offers the latter by its capabilities (PRM: atomic capabilities, masked compare-swap and fetch-add).
 
 use barewire_layouts::be::{Be32, Be64};
 use barewire_layouts::wqe::{
-    ControlFlags, ControlSegment, DS, DataSegment, MaskedCompareSwap32, MaskedCompareSwap64,
-    MaskedFetchAdd32, MaskedFetchAdd64, Opcode, RemoteAddressSegment, extended_atomic_modifier,
+    AtomicSegment, ControlFlags, DS, DataSegment, MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32,
+    MaskedFetchAdd64, Opcode, RemoteAddressSegment, extended_atomic_modifier,
 };
 use zerocopy::transmute;
 
-use super::{PostError, SendQueue, WqeIndex, emit_wrapped};
+use super::{PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
-use crate::wqe::{BLOCK_UNITS, Body, Sink, Unit};
+use crate::wqe::Unit;
 
-/// log2 of the bytes that an operation works on.
-const BYTES_4: u8 = 2;
-const BYTES_8: u8 = 3;
+/// Opcode modifiers of extended atomics on 4 and on 8 bytes.
+const BYTES_4: u8 = extended_atomic_modifier(2);
+const BYTES_8: u8 = extended_atomic_modifier(3);
 
 /// What a masked compare-and-swap compares and swaps: `(remote & compare_mask) == (compare & compare_mask)` replaces the bits of
 /// `swap_mask` by those of `swap`.
@@ -40,27 +40,42 @@ pub struct MaskedAdd<T> {
     pub field_boundary: T,
 }
 
-/// Where to, with what, and where what was there before lands.
-#[derive(Clone, Copy)]
-struct Operands<const N: usize> {
-    remote: Unit,
-    values: [Unit; N],
-    local: Unit,
-}
-
-impl<const N: usize> Body for Operands<N> {
-    #[inline(always)]
-    fn units(&self) -> u32 {
-        2 + N as u32
+/// Atomics of 8 bytes.
+impl<D: Doorbell> SendQueue<D> {
+    /// Adds `operand` to the remote 8 bytes (aligned to 8); what was there before lands in `local` (8 bytes, host order).
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn fetch_add(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        operand: u64,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let atomic = AtomicSegment { swap_or_add: Be64::new(operand), compare: Be64::ZERO };
+        let units = [Unit::remote(&remote), Unit::segment(&atomic), Unit::local(&local)];
+        self.post_block::<4>(Opcode::AtomicFetchAdd, 0, flags, units)
     }
 
-    #[inline(always)]
-    fn emit(&self, sink: &mut impl Sink) {
-        sink.unit(self.remote);
-        for unit in self.values {
-            sink.unit(unit);
-        }
-        sink.unit(self.local);
+    /// Puts `swap` into the remote 8 bytes (aligned to 8) if they are `compare`; what was there before lands in `local` (8 bytes, host
+    /// order).
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn compare_swap(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        compare: u64,
+        swap: u64,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let atomic = AtomicSegment { swap_or_add: Be64::new(swap), compare: Be64::new(compare) };
+        let units = [Unit::remote(&remote), Unit::segment(&atomic), Unit::local(&local)];
+        self.post_block::<4>(Opcode::AtomicCompareSwap, 0, flags, units)
     }
 }
 
@@ -84,14 +99,8 @@ impl<D: Doorbell> SendQueue<D> {
             swap_mask: Be32::new(operands.swap_mask),
             compare_mask: Be32::new(operands.compare_mask),
         };
-        self.post_extended(
-            Opcode::MaskedCompareSwap,
-            BYTES_4,
-            flags,
-            local,
-            remote,
-            [Unit::segment(&operands)],
-        )
+        let units = [Unit::remote(&remote), Unit::segment(&operands), Unit::local(&local)];
+        self.post_extended(Opcode::MaskedCompareSwap, BYTES_4, flags, units)
     }
 
     /// Masked compare-and-swap of the remote 8 bytes.
@@ -112,8 +121,10 @@ impl<D: Doorbell> SendQueue<D> {
             swap_mask: Be64::new(operands.swap_mask),
             compare_mask: Be64::new(operands.compare_mask),
         });
-        let operands = operands.map(|unit| Unit::load(&unit));
-        self.post_extended(Opcode::MaskedCompareSwap, BYTES_8, flags, local, remote, operands)
+        let [low, high] = operands.map(|unit| Unit::load(&unit));
+        let (zero, local) = (Unit::zero(), Unit::local(&local));
+        let blocks = [[zero, Unit::remote(&remote), low, high], [local, zero, zero, zero]];
+        self.post_blocks::<2, 5>(Opcode::MaskedCompareSwap, BYTES_8, 0, flags, blocks)
     }
 
     /// Adds to the fields of the remote 4 bytes.
@@ -133,7 +144,8 @@ impl<D: Doorbell> SendQueue<D> {
             field_boundary: Be32::new(operands.field_boundary),
             reserved: Be64::ZERO,
         };
-        self.post_extended(Opcode::MaskedFetchAdd, BYTES_4, flags, local, remote, [Unit::segment(&operands)])
+        let units = [Unit::remote(&remote), Unit::segment(&operands), Unit::local(&local)];
+        self.post_extended(Opcode::MaskedFetchAdd, BYTES_4, flags, units)
     }
 
     /// Adds to the fields of the remote 8 bytes.
@@ -152,38 +164,19 @@ impl<D: Doorbell> SendQueue<D> {
             add: Be64::new(operands.operand),
             field_boundary: Be64::new(operands.field_boundary),
         };
-        self.post_extended(Opcode::MaskedFetchAdd, BYTES_8, flags, local, remote, [Unit::segment(&operands)])
+        let units = [Unit::remote(&remote), Unit::segment(&operands), Unit::local(&local)];
+        self.post_extended(Opcode::MaskedFetchAdd, BYTES_8, flags, units)
     }
 
-    /// As [`SendQueue::post_wqe`], with an opcode modifier: kept apart, so that the usual operations need not carry one.
+    /// An extended atomic of one block.
     #[inline(always)]
-    fn post_extended<const N: usize>(
+    fn post_extended(
         &mut self,
         opcode: Opcode,
-        log_bytes: u8,
+        modifier: u8,
         flags: ControlFlags,
-        local: DataSegment,
-        remote: RemoteAddressSegment,
-        operands: [Unit; N],
+        [remote, operands, local]: [Unit; 3],
     ) -> Result<WqeIndex, PostError> {
-        let body = Operands { remote: Unit::remote(&remote), values: operands, local: Unit::local(&local) };
-        let units = 1 + body.units();
-        let blocks = units.div_ceil(BLOCK_UNITS as u32);
-        let index = self.reserve(blocks)?;
-        let signaled = (index & self.signal_mask) + blocks > self.signal_mask;
-        let flags = if signaled { flags | ControlFlags::COMPLETION } else { flags };
-        let control = ControlSegment::new(opcode, index as u16, self.qpn(), units, flags, 0)
-            .with_modifier(extended_atomic_modifier(log_bytes));
-        let control = Unit::segment(&control);
-        match self.ring.linear(index, blocks) {
-            Some(mut sink) => {
-                sink.unit(control);
-                body.emit(&mut sink);
-            }
-            None => emit_wrapped(control, body, self.ring.wrapping(index)),
-        }
-        self.publish(index, blocks);
-        self.register.ring_wqe(control, &body, units);
-        Ok(WqeIndex(index as u16))
+        self.post_blocks::<1, 4>(opcode, modifier, 0, flags, [[Unit::zero(), remote, operands, local]])
     }
 }

@@ -1,0 +1,213 @@
+//! RDMA writes and reads.
+
+use core::hint::cold_path;
+
+use barewire_layouts::wqe::{ControlFlags, DS, DataSegment, InlineHeader, Opcode, RemoteAddressSegment};
+
+use super::{PREFIX, PostError, SendQueue, WqeIndex};
+use crate::doorbell::Doorbell;
+use crate::wqe::Unit;
+
+/// RDMA writes and reads, for queues of connected queue pairs.
+impl<D: Doorbell> SendQueue<D> {
+    /// RDMA write of 8 bytes that travel in the WQE.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn write_inline_8(
+        &mut self,
+        payload: [u8; 8],
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let data = Unit::inline_8(InlineHeader::new(8), payload);
+        self.post_block::<3>(Opcode::RdmaWrite, 0, flags, [Unit::remote(&remote), data, Unit::zero()])
+    }
+
+    /// RDMA write of a cache line that travels in the WQE, of two blocks.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline(always)]
+    pub fn write_inline_64(
+        &mut self,
+        line: &[u8; 64],
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        let (head, rest) = line.split_first_chunk().unwrap_or((&[0; PREFIX], &[]));
+        let (middle, tail) = rest.as_chunks();
+        let [a, b, c] = *middle.first_chunk().unwrap_or(&[[0; DS]; 3]);
+        let tail = *tail.first_chunk().unwrap_or(&[0; 4]);
+        let (zero, remote) = (Unit::zero(), Unit::remote(&remote));
+        let head = Unit::inline_prefix(InlineHeader::new(64), *head);
+        let (a, b, c) = (Unit::load(&a), Unit::load(&b), Unit::load(&c));
+        let tail = Unit::from_low(u32::from_le_bytes(tail));
+        self.post_blocks::<2, 7>(
+            Opcode::RdmaWrite,
+            0,
+            0,
+            flags,
+            [[zero, remote, head, a], [b, c, tail, zero]],
+        )
+    }
+
+    /// RDMA write of a payload of up to [`MAX_WRITE_INLINE`] bytes that travels in the WQE; reusable at once.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`], or [`PostError::TooLong`].
+    #[inline(always)]
+    pub fn write_inline(
+        &mut self,
+        payload: &[u8],
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        // Usual sizes have code in which nothing depends on the length any more.
+        if let Ok(word) = payload.try_into() {
+            return self.write_inline_8(word, remote, flags);
+        }
+        // As numbers, which travel in registers.
+        let (address, rkey) = (remote.address.get(), remote.rkey.get());
+        match payload.try_into() {
+            Ok(line) => self.write_line(line, address, rkey, flags),
+            Err(_) => self.write_inline_any(payload, address, rkey, flags),
+        }
+    }
+
+    #[inline(never)]
+    fn write_line(
+        &mut self,
+        line: &[u8; 64],
+        address: u64,
+        rkey: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.write_inline_64(line, RemoteAddressSegment::new(address, rkey), flags)
+    }
+
+    #[inline(never)]
+    fn write_inline_any(
+        &mut self,
+        payload: &[u8],
+        address: u64,
+        rkey: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_inline(Opcode::RdmaWrite, 0, flags, Some(RemoteAddressSegment::new(address, rkey)), payload)
+    }
+
+    /// Like [`Self::write_inline`], and consumes a receive WQE at the peer, whose completion carries `immediate`.
+    ///
+    /// # Errors
+    /// As [`Self::write_inline`].
+    #[inline]
+    pub fn write_inline_immediate(
+        &mut self,
+        payload: &[u8],
+        remote: RemoteAddressSegment,
+        immediate: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_inline(Opcode::RdmaWriteImmediate, immediate, flags, Some(remote), payload)
+    }
+
+    /// RDMA write of one local segment. Its memory must stay registered and unchanged until the completion.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn write(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_rdma(Opcode::RdmaWrite, local, remote, flags)
+    }
+
+    /// RDMA write gathered from up to [`MAX_SEGMENTS`] segments.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
+    #[inline]
+    pub fn write_gather(
+        &mut self,
+        local: &[DataSegment],
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_segments(Opcode::RdmaWrite, 0, flags, Some(remote), local)
+    }
+
+    /// Like [`Self::write_gather`], and consumes a receive WQE at the peer, whose completion carries `immediate`.
+    ///
+    /// # Errors
+    /// As [`Self::write_gather`].
+    #[inline]
+    pub fn write_immediate(
+        &mut self,
+        local: &[DataSegment],
+        remote: RemoteAddressSegment,
+        immediate: u32,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_segments(Opcode::RdmaWriteImmediate, immediate, flags, Some(remote), local)
+    }
+
+    /// RDMA read into one local segment.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn read(
+        &mut self,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_rdma(Opcode::RdmaRead, local, remote, flags)
+    }
+
+    /// RDMA read scattered over up to [`MAX_SEGMENTS`] segments.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
+    #[inline]
+    pub fn read_scatter(
+        &mut self,
+        local: &[DataSegment],
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_segments(Opcode::RdmaRead, 0, flags, Some(remote), local)
+    }
+
+    #[inline(always)]
+    fn post_rdma(
+        &mut self,
+        opcode: Opcode,
+        local: DataSegment,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        // A byte count of zero means 2 GiB to the device: an empty segment must not be written.
+        if local.byte_count.get() == 0 {
+            cold_path();
+            return self.post_empty(opcode, remote, flags);
+        }
+        self.post_block::<3>(opcode, 0, flags, [Unit::remote(&remote), Unit::local(&local), Unit::zero()])
+    }
+
+    /// An RDMA operation of no bytes. Inlined, lest the answers of two ways be packed to be told apart again.
+    #[inline(always)]
+    fn post_empty(
+        &mut self,
+        opcode: Opcode,
+        remote: RemoteAddressSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        self.post_block::<2>(opcode, 0, flags, [Unit::remote(&remote), Unit::zero(), Unit::zero()])
+    }
+}
