@@ -132,8 +132,26 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        match (self, key) {
+            (Self::RcMlx5(endpoint), RemoteKey::RcMlx5(key)) => endpoint.put_short(payload, remote, key),
+            // A word by value: if its address were taken, it would have to be in memory above, too.
+            _ => match payload.try_into() {
+                Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
+                Err(_) => self.put_short_other(payload, remote, key),
+            },
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
+        self.put_short_other(&word.to_ne_bytes(), remote, key)
+    }
+
+    #[inline(never)]
+    fn put_short_other(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
         each_with_key!(self, key, (endpoint, key) => endpoint.put_short(payload, remote, key))
     }
 
@@ -204,7 +222,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
         each!(self, endpoint => endpoint.am_short(id, header, payload))
     }

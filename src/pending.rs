@@ -118,7 +118,7 @@ impl<E: HasPending> Arbiter<E> {
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.borrow().is_empty()
+        self.waiting.try_borrow().is_ok_and(|waiting| waiting.is_empty())
     }
 
     /// Queues a request on `endpoint`.

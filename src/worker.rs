@@ -59,7 +59,12 @@ impl Worker {
     /// Answers how many events there were; zero says that nothing happened.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        if self.progress.iter().all(Progress::is_idle) { 0 } else { self.progress_all() }
+        let idle = match &*self.progress {
+            // As a rule; it saves the loop.
+            [only] => only.is_idle(),
+            all => all.iter().all(Progress::is_idle),
+        };
+        if idle { 0 } else { self.progress_all() }
     }
 
     #[inline(never)]

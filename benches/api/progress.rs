@@ -33,7 +33,9 @@ fn receive_batches(sides: &mut Static, progress: Counted, size: u64) {
             let _ = sides.client.endpoint.am_short(ID, round, &[7; 8]).expect("posted");
         }
         sides.devices.settle();
-        progress(&mut sides.server.progress, &mut events);
+        for _ in 0..size {
+            progress(&mut sides.server.progress, &mut events);
+        }
         assert_eq!(events, (round + 1) * size, "events");
     }
 }

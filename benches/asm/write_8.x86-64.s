@@ -1,58 +1,71 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 54 instructions
+# 65 instructions
 held_write_8:
-        mov     eax,DWORD PTR [rdi+0x20]
-        dec     eax
-        js      .1
-        bswap   ecx
+        mov     eax,DWORD PTR [rdi+0x38]
+        mov     r8,QWORD PTR [rdi+0x30]
+        cmp     eax,r8d
+        je      .2
         bswap   rdx
+        movq    xmm0,rsi
+        pslldq  xmm0,0x4
+        por     xmm0,XMMWORD PTR [80000008000000000000000000000000]
+        bswap   ecx
+        movd    xmm3,ecx
+        movzx   ecx,r8w
+        shl     ecx,0x8
+        or      ecx,0x8
+        bswap   ecx
         movd    xmm2,ecx
-        movq    xmm0,rdx
-        movq    xmm1,rsi
-        pslldq  xmm1,0x4
-        por     xmm1,XMMWORD PTR [80000008000000000000000000000000]
-        punpcklqdq xmm0,xmm2
-        mov     DWORD PTR [rdi+0x20],eax
-        mov     edx,DWORD PTR [rdi+0x24]
-        lea     ecx,[rdx+0x1]
-        xor     esi,esi
-        test    DWORD PTR [rdi+0x30],ecx
-        sete    sil
-        movzx   r8d,dx
-        shl     r8d,0x8
-        or      r8d,0x8
-        bswap   r8d
-        mov     r9d,0x3000000
-        or      r9d,DWORD PTR [rdi+0x2c]
-        shl     r9,0x20
-        or      r9,r8
-        movd    xmm2,esi
-        pslld   xmm2,0x1b
-        movq    xmm3,r9
-        punpcklqdq xmm3,xmm2
-        mov     rsi,QWORD PTR [rdi]
-        mov     r8d,DWORD PTR [rdi+0x8]
-        and     r8d,edx
-        shl     r8,0x6
-        movdqa  XMMWORD PTR [rsi+r8*1],xmm3
-        movdqa  XMMWORD PTR [rsi+r8*1+0x10],xmm0
-        movdqa  XMMWORD PTR [rsi+r8*1+0x20],xmm1
-        mov     DWORD PTR [rdi+0x28],edx
-        mov     DWORD PTR [rdi+0x24],ecx
+        movsd   xmm1,QWORD PTR [0000000000000003]
+        movss   xmm1,xmm2
+        movq    xmm2,rdx
+        orps    xmm1,XMMWORD PTR [rdi+0x20]
+        punpcklqdq xmm2,xmm3
+        lea     ecx,[r8+0x1]
+        cmp     ecx,DWORD PTR [rdi+0x3c]
+        je      .3
+.1:
+        mov     rcx,QWORD PTR [rdi]
+        mov     edx,DWORD PTR [rdi+0x8]
+        and     edx,r8d
+        shl     rdx,0x6
+        movaps  XMMWORD PTR [rcx+rdx*1],xmm1
+        movdqa  XMMWORD PTR [rcx+rdx*1+0x10],xmm2
+        movdqa  XMMWORD PTR [rcx+rdx*1+0x20],xmm0
+        mov     rcx,r8
+        inc     rcx
+        mov     QWORD PTR [rdi+0x30],rcx
         mov     rdx,QWORD PTR [rdi+0x10]
         movzx   ecx,cx
         bswap   ecx
         mov     DWORD PTR [rdx],ecx
         sfence
         mov     rcx,QWORD PTR [rdi+0x18]
-        movdqa  XMMWORD PTR [rcx],xmm3
-        movdqa  XMMWORD PTR [rcx+0x10],xmm0
-        movdqa  XMMWORD PTR [rcx+0x20],xmm1
+        movaps  XMMWORD PTR [rcx],xmm1
+        movdqa  XMMWORD PTR [rcx+0x10],xmm2
+        movdqa  XMMWORD PTR [rcx+0x20],xmm0
         pxor    xmm0,xmm0
         movdqa  XMMWORD PTR [rcx+0x30],xmm0
         xor     rcx,0x100
         mov     QWORD PTR [rdi+0x18],rcx
-.1:
-        test    eax,eax
-        setns   al
+.2:
+        cmp     eax,r8d
+        setne   al
         ret
+.3:
+        mov     edx,DWORD PTR [rdi+0x40]
+        mov     esi,DWORD PTR [rdi+0x44]
+        mov     r9d,edx
+        or      r9b,0x8
+        test    esi,ecx
+        movzx   r9d,r9b
+        cmovne  r9d,edx
+        mov     BYTE PTR [rdi+0x40],0x0
+        or      esi,ecx
+        inc     esi
+        mov     DWORD PTR [rdi+0x3c],esi
+        movd    xmm3,r9d
+        pslld   xmm3,0x18
+        pslldq  xmm3,0x8
+        orps    xmm1,xmm3
+        jmp     .1

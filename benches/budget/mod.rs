@@ -87,11 +87,6 @@ impl Budget {
         Self { must: Some(must), limit: must, ..self }
     }
 
-    /// The 'must' is not held yet: the limit stays, so that it does not get worse.
-    const fn misses(self, must: u64) -> Self {
-        Self { must: Some(must), ..self }
-    }
-
     const fn aim(self, aim: u64) -> Self {
         Self { aim: Some(aim), ..self }
     }

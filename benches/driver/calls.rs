@@ -293,7 +293,15 @@ fn held_poll(queue: &mut CompletionQueue) -> Option<Polled<'_>> {
 #[library_benchmark(config = gate("poll_empty"))]
 #[bench::run(args = (empty_completion_queue()), teardown = still_empty)]
 fn poll_empty(queue: &'static mut CompletionQueue) -> &'static mut CompletionQueue {
-    for _ in 0..ROUNDS {
+    // Eight in a round, as the loop would be a quarter of what is counted.
+    for _ in 0..ROUNDS / 8 {
+        held_poll(queue);
+        held_poll(queue);
+        held_poll(queue);
+        held_poll(queue);
+        held_poll(queue);
+        held_poll(queue);
+        held_poll(queue);
         held_poll(queue);
     }
     queue

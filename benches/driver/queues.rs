@@ -8,7 +8,7 @@ use std::sync::Arc;
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::be::{Be16, Be32};
 use barewire_mlx5::layouts::cqe::Cqe64;
-use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::layouts::wqe::{AddressVector, ControlFlags};
 use barewire_mlx5::queue::completion::{CompletionParts, CompletionQueue, Polled};
 use barewire_mlx5::queue::receive::{ReceiveParts, ReceiveQueue};
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
@@ -110,12 +110,16 @@ pub(crate) fn empty_completion_queue() -> &'static mut CompletionQueue {
     leak(completion_queue(0))
 }
 
-/// A send queue with [`ROUNDS`] times [`SIGNAL_PERIOD`] WQEs posted, as far as a completion tells, and their completions.
+/// A send queue with [`ROUNDS`] times [`BATCH`] WQEs posted, and their completions.
 pub(crate) fn completed() -> &'static mut (CompletionQueue, SendQueue) {
-    leak((completion_queue(ROUNDS as u32), new_send_queue()))
+    let mut queue = new_send_queue();
+    for _ in 0..BLOCKS {
+        queue.nop(ControlFlags::empty()).expect("room for all");
+    }
+    leak((completion_queue(ROUNDS as u32), queue))
 }
 
-/// A completion queue with `filled` send completions, each of the last of [`SIGNAL_PERIOD`] WQEs.
+/// A completion queue with `filled` send completions, each of the last of [`BATCH`] WQEs.
 fn completion_queue(filled: u32) -> CompletionQueue {
     let memory = memory();
     let ring: NonNull<Cqe64> = pointer(&memory.ring);
@@ -125,7 +129,7 @@ fn completion_queue(filled: u32) -> CompletionQueue {
         for at in 0..filled {
             let cqe = Cqe64 {
                 opcode_qpn: Be32::new(0x0800_0048),
-                wqe_counter: Be16::new(((at + 1) * SIGNAL_PERIOD - 1) as u16),
+                wqe_counter: Be16::new(((at + 1) * BATCH as u32 - 1) as u16),
                 op_own: 0,
                 ..Cqe64::INITIAL
             };
@@ -172,7 +176,6 @@ pub(crate) fn reaped(
 ) -> &'static mut (CompletionQueue, SendQueue) {
     let (completions, queue) = queues;
     assert_eq!(completions.poll().map(Polled::completion), None);
-    let freed = ROUNDS * u64::from(SIGNAL_PERIOD);
-    assert_eq!(u64::from(queue.room() - queue.blocks()), freed, "blocks freed");
+    assert!(queue.is_idle(), "all blocks are free again");
     queues
 }

@@ -86,7 +86,6 @@ impl Endpoint {
         let (buffer, length) = self.pack(SEGMENT, pack)?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
-        self.signal_if_last();
         let index = self.post_sized(|queue| queue.write(local, remote, NO_FLAGS))?;
         let done = Done::Release { buffer: buffer.into_lease() };
         self.await_done(index, done);
@@ -229,7 +228,6 @@ impl Endpoint {
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
         let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
-        self.signal_if_last();
         let index = self.post_sized(|queue| queue.send(local, NO_FLAGS))?;
         let done = Done::Release { buffer: buffer.into_lease() };
         self.await_done(index, done);
@@ -253,22 +251,61 @@ impl Endpoint {
         if header.len() > MAX_AM_HEADER {
             return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
         }
+        if let [slice] = slices {
+            let local = self.segment(slice, MAX_AM - header.len())?;
+            let (buffer, header) = self.header_buffer(id, header)?;
+            return self
+                .am_segments(buffer, completion, |queue, flags| queue.send_pair(header, local, flags));
+        }
+        self.am_gather(id, header, slices, completion)
+    }
+
+    #[inline(never)]
+    fn am_gather(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
         // The first segment is the header's.
         let mut local = [EMPTY; 1 + MAX_AM_SLICES];
-        let count = 1 + self.segments(&mut local[1..], slices, MAX_AM - header.len())?.len();
+        let [first, rest @ ..] = &mut local;
+        let count = 1 + self.segments(rest, slices, MAX_AM.saturating_sub(header.len()))?.len();
+        let (buffer, header) = self.header_buffer(id, header)?;
+        *first = header;
+        let local = local.get(..count).unwrap_or(&local);
+        self.am_segments(buffer, completion, |queue, flags| queue.send_gather(local, flags))
+    }
+
+    /// A buffer with the header of a message to handler `id`, and its segment.
+    #[inline(always)]
+    fn header_buffer(&self, id: u8, header: &[u8]) -> Result<(PooledBuffer<'_>, DataSegment), PostError> {
         let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
-        buffer.bytes()[DATA..DATA + header.len()].copy_from_slice(header);
-        local[0] = self.in_buffer(&buffer, MESSAGE, AM_HEADER + header.len());
         self.signal_if_last();
-        let signal = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
-        let index = self.post_sized(|queue| queue.send_gather(&local[..count], signal))?;
-        let buffer = buffer.into_lease();
-        let done = match completion {
-            Some(completion) => Done::ReleaseNotify { buffer, completion: completion.clone() },
-            None => Done::Release { buffer },
+        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {
+            place.copy_from_slice(header);
+        }
+        let segment = self.in_buffer(&buffer, MESSAGE, AM_HEADER + header.len());
+        Ok((buffer, segment))
+    }
+
+    #[inline(always)]
+    fn am_segments(
+        &self,
+        buffer: PooledBuffer<'_>,
+        completion: Option<&Completion>,
+        run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
+    ) -> Post {
+        let Some(completion) = completion else {
+            let index = self.post_sized(|queue| run(queue, NO_FLAGS))?;
+            self.await_done(index, Done::Release { buffer: buffer.into_lease() });
+            return Ok(Posted::InProgress);
         };
-        self.await_done(index, done);
+        let index = self.post_sized(|queue| run(queue, ControlFlags::COMPLETION))?;
+        let buffer = buffer.into_lease();
+        self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.clone() });
         Ok(Posted::InProgress)
     }
 
@@ -341,6 +378,7 @@ impl Endpoint {
             return Err(PostError::NoResource);
         }
         let mut buffer = state.shared.buffers.take().ok_or(PostError::NoResource)?;
+        self.signal_if_last();
         let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];
         let length = pack(data.get_mut(..limit).unwrap_or_default());
         if length > limit {
@@ -357,7 +395,7 @@ impl Endpoint {
         DataSegment::new(buffer.address() + offset as u64, length as u32, self.0.shared.buffers_key)
     }
 
-    /// Whoever takes the last buffer asks for a completion, so that buffers come back.
+    /// Whoever took the last buffer asks for a completion, so that buffers come back.
     #[inline(always)]
     fn signal_if_last(&self) {
         if self.0.shared.buffers.is_empty() {

@@ -22,17 +22,97 @@ impl Progress {
     /// says that there was nothing to do.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        let shared = &*self.0;
-        // SAFETY: `Progress` is the only one to call either, and is borrowed mutably.
-        unsafe { if shared.attention.get() { shared.settle() } else { shared.take() } }
+        if self.0.attention.get() { self.settle() } else { self.take() }
     }
 
     /// Nothing is there to be done.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
-        // SAFETY: as in `Shared::take`.
+        // SAFETY: as in `take`.
         let completions = unsafe { &*self.0.completions.get() };
         completions.is_empty() && !self.0.attention.get()
+    }
+
+    /// Takes one completion.
+    #[inline(always)]
+    fn take(&mut self) -> usize {
+        // SAFETY: nobody else polls; `open_endpoint` borrows the queue only while it creates a queue pair, which does not poll. The borrow
+        // ends before the event is delivered.
+        let Some(polled) = (unsafe { &mut *self.0.completions.get() }).poll() else { return 0 };
+        let (opcode, counter, peer) = (polled.opcode(), polled.wqe_counter(), polled.user_index());
+        if opcode == CqeOpcode::ResponderSend as u8 {
+            let bytes = polled.byte_count();
+            self.deliver(peer, counter.into(), bytes)
+        } else if opcode == CqeOpcode::Requester as u8 {
+            self.complete(peer, counter)
+        } else {
+            self.take_other()
+        }
+    }
+
+    /// What progress does besides completions, and then takes one.
+    #[cold]
+    #[inline(never)]
+    fn settle(&mut self) -> usize {
+        self.0.running().renew();
+        let mut events = 0;
+        // First, before callbacks close endpoints whose completions may have come since.
+        // SAFETY: as in `take`.
+        if self.0.closing.get() > 0 && unsafe { &*self.0.completions.get() }.is_empty() {
+            events += self.0.closing.get() as usize;
+            self.0.bury();
+        }
+        if self.0.unwound.replace(false) {
+            let endpoints = self.0.endpoints.borrow().clone();
+            for state in &endpoints {
+                state.catch_up();
+            }
+        }
+        self.0.attention.set(false);
+        events += self.0.arbiter.dispatch();
+        if self.0.closing.get() > 0 || !self.0.arbiter.is_empty() {
+            self.0.call_attention();
+        }
+        events + self.take()
+    }
+
+    /// A message of `bytes` bytes lies in the buffer of the receive WQE `counter` of the endpoint `peer`. One event.
+    #[inline(never)]
+    fn deliver(&mut self, peer: u32, counter: u32, bytes: u32) -> usize {
+        if let Some(state) = self.0.peer(peer) {
+            state.receive(&mut self.0.running(), counter, bytes);
+        }
+        1
+    }
+
+    /// The send WQE `counter` of the endpoint `peer` is done, and everything before it. One event.
+    #[inline(never)]
+    fn complete(&mut self, peer: u32, counter: u16) -> usize {
+        if let Some(state) = self.0.peer(peer) {
+            state.complete(counter);
+        }
+        1
+    }
+
+    /// The completion that was taken is a rare one: an error, or a message that nothing of ours sends. One event.
+    #[cold]
+    #[inline(never)]
+    fn take_other(&mut self) -> usize {
+        // SAFETY: as in `take`.
+        let event = Completion::from(&unsafe { &*self.0.completions.get() }.last_cqe());
+        let Some(state) = self.0.peer(event.user_index) else { return 1 };
+        match event.kind {
+            CompletionKind::SendError(failure) => state.fail_send(event.wqe_counter, failure),
+            CompletionKind::ReceiveError(failure) => state.fail_receive(failure),
+            // Nothing of ours sends with an immediate or a key; the receive WQE is gone all the same.
+            CompletionKind::ReceiveImmediate(_)
+            | CompletionKind::ReceiveInvalidate(_)
+            | CompletionKind::WriteImmediate(_) => {
+                state.receive(&mut self.0.running(), event.wqe_counter.into(), 0);
+            }
+            CompletionKind::Receive | CompletionKind::Send | CompletionKind::Other(_) => {}
+        }
+        1
     }
 }
 
@@ -43,94 +123,6 @@ impl Drop for Progress {
 }
 
 impl Shared {
-    /// Takes one completion.
-    ///
-    /// # Safety
-    /// To be called by [`Progress`], borrowed mutably, and by what it called so.
-    #[inline(always)]
-    unsafe fn take(&self) -> usize {
-        // SAFETY: nobody else polls, by the contract; `open_endpoint` borrows the queue only while it creates a queue pair, which does
-        // not poll. The borrow ends before the event is delivered.
-        let Some(polled) = (unsafe { &mut *self.completions.get() }).poll() else { return 0 };
-        let (opcode, counter, peer) = (polled.opcode(), polled.wqe_counter(), polled.user_index());
-        if opcode == CqeOpcode::ResponderSend as u8 {
-            self.deliver(peer, counter.into(), polled.byte_count())
-        } else if opcode == CqeOpcode::Requester as u8 {
-            self.complete(peer, counter)
-        } else {
-            self.take_other()
-        }
-    }
-
-    /// What progress does besides completions, and then takes one.
-    ///
-    /// # Safety
-    /// As [`Self::take`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn settle(&self) -> usize {
-        self.running().renew();
-        let mut events = 0;
-        // First, before callbacks close endpoints whose completions may have come since.
-        // SAFETY: as in `take`.
-        if self.closing.get() > 0 && unsafe { &*self.completions.get() }.is_empty() {
-            events += self.closing.get() as usize;
-            self.bury();
-        }
-        if self.unwound.replace(false) {
-            let endpoints = self.endpoints.borrow().clone();
-            for state in &endpoints {
-                state.catch_up();
-            }
-        }
-        self.attention.set(false);
-        events += self.arbiter.dispatch();
-        if self.closing.get() > 0 || !self.arbiter.is_empty() {
-            self.call_attention();
-        }
-        // SAFETY: the caller's contract.
-        events + unsafe { self.take() }
-    }
-
-    /// A message of `bytes` bytes lies in the buffer of the receive WQE `counter` of the endpoint `peer`. One event.
-    #[inline(never)]
-    fn deliver(&self, peer: u32, counter: u32, bytes: u32) -> usize {
-        if let Some(state) = self.peer(peer) {
-            state.receive(&mut self.running(), counter, bytes);
-        }
-        1
-    }
-
-    /// The send WQE `counter` of the endpoint `peer` is done, and everything before it. One event.
-    #[inline(never)]
-    fn complete(&self, peer: u32, counter: u16) -> usize {
-        if let Some(state) = self.peer(peer) {
-            state.complete(counter);
-        }
-        1
-    }
-
-    /// The completion that was taken is a rare one: an error, or a message that nothing of ours sends. One event.
-    #[cold]
-    #[inline(never)]
-    fn take_other(&self) -> usize {
-        // SAFETY: as in `take`, the only caller.
-        let event = Completion::from(&unsafe { &*self.completions.get() }.last_cqe());
-        let Some(state) = self.peer(event.user_index) else { return 1 };
-        match event.kind {
-            CompletionKind::SendError(failure) => state.fail_send(event.wqe_counter, failure),
-            CompletionKind::ReceiveError(failure) => state.fail_receive(failure),
-            // Nothing of ours sends with an immediate or a key; the receive WQE is gone all the same.
-            CompletionKind::ReceiveImmediate(_)
-            | CompletionKind::ReceiveInvalidate(_)
-            | CompletionKind::WriteImmediate(_) => {
-                state.receive(&mut self.running(), event.wqe_counter.into(), 0);
-            }
-            CompletionKind::Receive | CompletionKind::Send | CompletionKind::Other(_) => {}
-        }
-        1
-    }
-
     #[inline(always)]
     fn peer(&self, index: u32) -> Option<&State> {
         let state = self.peers.get(index)?;

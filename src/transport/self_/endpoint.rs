@@ -98,7 +98,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(never)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
         self.check()?;
         let (bytes, at) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
@@ -207,7 +207,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`PostError`]
-    #[inline]
+    #[inline(never)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
         Self::check_id(id)?;
         if payload.len() > SEGMENT - SHORT_HEADER {

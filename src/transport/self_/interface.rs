@@ -235,7 +235,7 @@ impl Progress {
     /// Nothing is there to be done.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.0.pending.is_empty() && self.0.queue.borrow().is_empty()
+        self.0.pending.is_empty() && self.0.queue.try_borrow().is_ok_and(|queue| queue.is_empty())
     }
 }
 

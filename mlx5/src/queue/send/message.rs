@@ -1,5 +1,7 @@
 //! Sends.
 
+use core::hint::cold_path;
+
 use barewire_layouts::wqe::{ControlFlags, DataSegment, InlineHeader, Opcode};
 
 use super::{MAX_SEND_INLINE, PREFIX, PostError, SendQueue, WqeIndex};
@@ -88,9 +90,29 @@ impl<D: Doorbell> SendQueue<D> {
     #[inline]
     pub fn send(&mut self, local: DataSegment, flags: ControlFlags) -> Result<WqeIndex, PostError> {
         if local.byte_count.get() == 0 {
-            return self.post_segments(Opcode::Send, 0, flags, None, &[]);
+            cold_path();
+            return self.post_block::<1>(Opcode::Send, 0, flags, [Unit::zero(); 3]);
         }
         self.post_block::<2>(Opcode::Send, 0, flags, [Unit::local(&local), Unit::zero(), Unit::zero()])
+    }
+
+    /// Send of a header and one local segment; what is empty of both is left out.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`].
+    #[inline]
+    pub fn send_pair(
+        &mut self,
+        header: DataSegment,
+        local: DataSegment,
+        flags: ControlFlags,
+    ) -> Result<WqeIndex, PostError> {
+        if header.byte_count.get() == 0 || local.byte_count.get() == 0 {
+            cold_path();
+            return self.post_segments(Opcode::Send, 0, flags, None, &[header, local]);
+        }
+        let units = [Unit::local(&header), Unit::local(&local), Unit::zero()];
+        self.post_block::<3>(Opcode::Send, 0, flags, units)
     }
 
     /// Send gathered from up to [`MAX_SEGMENTS`] segments.
