@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::bench;
 use crate::closure;
 use crate::count::{Runner, Tally};
 use crate::packages::{self, Install};
@@ -22,6 +23,7 @@ enum Work {
     /// Tests, counted from the runner's summary.
     Test(Runner, Invocation),
     Closure,
+    Bench(Install),
 }
 
 impl Step {
@@ -35,6 +37,7 @@ impl Step {
             Work::Install(_) => "cargo xtask test".to_owned(),
             Work::Run(command) | Work::Test(_, command) => command.to_string(),
             Work::Closure => format!("{}; ldd target/debug/barewire", closure::tree()),
+            Work::Bench(_) => "cargo xtask bench".to_owned(),
         }
     }
 }
@@ -47,7 +50,7 @@ pub(crate) fn test(install: Install) -> ExitCode {
     let outcome = run.step(&first).and_then(|()| {
         run.left_out = packages::left_out();
         let features: &[&str] = if run.left_out.is_empty() { &["--all-features"] } else { &[] };
-        steps(features).iter().try_for_each(|step| run.step(step))
+        steps(features, install).iter().try_for_each(|step| run.step(step))
     });
     println!();
     if let Err(complaint) = &outcome {
@@ -58,7 +61,7 @@ pub(crate) fn test(install: Install) -> ExitCode {
 }
 
 /// Everything after the packages. `features` selects all that the machine allows.
-fn steps(features: &[&str]) -> Vec<Step> {
+fn steps(features: &[&str], install: Install) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
     let clippy = |features: &[&str]| {
         cargo(&["clippy", "--workspace", "--all-targets"]).with(features).with(&["--", "-D", "warnings"])
@@ -95,6 +98,9 @@ fn steps(features: &[&str]) -> Vec<Step> {
         cargo(&["doc", "--workspace", "--no-deps"]).with(features).environment("RUSTDOCFLAGS", "-Dwarnings"),
     ));
     steps.push(Step { name: "default build", deadline: Duration::from_mins(10), work: Work::Closure });
+    if cfg!(target_arch = "x86_64") && !features.is_empty() {
+        steps.push(Step { name: "instructions", deadline: Duration::from_mins(20), work: Work::Bench(install) });
+    }
     steps
 }
 
@@ -135,6 +141,7 @@ impl Run {
             Work::Install(install) => packages::install(*install, step.deadline),
             Work::Run(command) => process::run(command, step.deadline, Output::Inherit),
             Work::Closure => closure::check(step.deadline),
+            Work::Bench(install) => bench::check(*install),
             Work::Test(runner, command) => {
                 let before = self.tests;
                 let colour = if std::io::stdout().is_terminal() { "always" } else { "auto" };
