@@ -4,7 +4,7 @@ use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
-use crate::memory::{RemoteKey, Slice};
+use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
 use crate::transport::{rc_mlx5, self_};
 
@@ -41,6 +41,24 @@ macro_rules! each_with_key {
         }
     };
 }
+
+/// The transfers of a list with the keys of one transport; a list is not the place to save an allocation per call.
+macro_rules! of_transport {
+    ($name:ident, $transport:ident, $variant:ident) => {
+        fn $name<'a>(
+            transfers: &[Transfer<'a>],
+        ) -> Result<Vec<Transfer<'a, $transport::RemoteKey>>, PostError> {
+            let of = |&Transfer { local, remote, key }: &Transfer<'a>| match key {
+                RemoteKey::$variant(key) => Ok(Transfer { local, remote, key }),
+                _ => Err(PostError::ForeignKey),
+            };
+            transfers.iter().map(of).collect()
+        }
+    };
+}
+
+of_transport!(of_self, self_, Self_);
+of_transport!(of_rc_mlx5, rc_mlx5, RcMlx5);
 
 impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
@@ -183,6 +201,29 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         each_with_key!(self, key, (endpoint, key) => endpoint.put_zcopy(slices, remote, key, completion))
+    }
+
+    /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All are posted, or none (`self` stops at
+    /// the first that cannot be done). The completion is counted down once, when all are finished.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::TooManyTransfers`] for a list longer than the send queue.
+    pub fn put_list(&self, transfers: &[Transfer<'_>], completion: Option<&Completion>) -> Post {
+        match self {
+            Self::Self_(endpoint) => endpoint.put_list(&of_self(transfers)?, completion),
+            Self::RcMlx5(endpoint) => endpoint.put_list(&of_rc_mlx5(transfers)?, completion),
+        }
+    }
+
+    /// Reads into every transfer's slice from its remote address, as [`Self::put_list`] writes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn get_list(&self, transfers: &[Transfer<'_>], completion: Option<&Completion>) -> Post {
+        match self {
+            Self::Self_(endpoint) => endpoint.get_list(&of_self(transfers)?, completion),
+            Self::RcMlx5(endpoint) => endpoint.get_list(&of_rc_mlx5(transfers)?, completion),
+        }
     }
 
     /// Reads `length` bytes at `remote` and gives them to `unpack`.

@@ -63,7 +63,7 @@ pub use error::{
     OperationError, PostError, Syndrome,
 };
 pub use interface::Interface;
-pub use memory::{Access, Memory, RemoteKey, Slice};
+pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
 pub use status::{FlushMode, PendingResult, Post, Posted};
 pub use worker::Worker;
 

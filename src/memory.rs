@@ -48,6 +48,17 @@ impl Slice<'_> {
     }
 }
 
+/// One of a list of puts or gets: local memory, and where on the other side.
+#[derive(Debug, Clone, Copy)]
+pub struct Transfer<'a, K = RemoteKey> {
+    /// What is read by a put, written by a get.
+    pub local: Slice<'a>,
+    /// Remote address.
+    pub remote: u64,
+    /// The right to it.
+    pub key: &'a K,
+}
+
 /// A number of its own for each domain of this process, so that a slice cannot stray to another device.
 pub(crate) fn domain_tag() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,6 +1,7 @@
 //! An open device: its capabilities, protection domains and UAR pages.
 
-use core::cell::Cell;
+use core::any::Any;
+use core::cell::OnceCell;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, BLUEFLAME_REGISTERS, BLUEFLAME_STRIDE};
 
 use crate::channel::{self, Command, CommandChannel, Object};
+use crate::doorbell::SharedRegister;
 use crate::error::Error;
 
 /// What the device can do, as far as this driver asks (QUERY_HCA_CAP, general page).
@@ -33,6 +35,8 @@ pub struct Capabilities {
     pub atomics: bool,
     /// BlueFlame registers take whole WQEs.
     pub blueflame: bool,
+    /// The UAR pages are mapped so that a burst of stores reaches the device in one piece; known from who maps them.
+    pub write_combining: bool,
     /// RoCE (Ethernet) or InfiniBand.
     pub port_type: PortType,
 }
@@ -105,6 +109,7 @@ fn query_capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Erro
         log_max_reads_responder: general.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
         atomics: general.get(HcaCap::ATOMIC),
         blueflame: general.get(HcaCap::BF),
+        write_combining: channel.maps_write_combining(),
         port_type: general.get(HcaCap::PORT_TYPE)?,
     })
 }
@@ -156,9 +161,14 @@ impl ProtectionDomain {
 #[derive(Clone, Debug)]
 pub struct Uar {
     page: Arc<dyn channel::Uar>,
-    next_register: Cell<usize>,
+    shared: OnceCell<Arc<SharedRegister>>,
     thread_bound: PhantomData<*mut ()>,
 }
+
+/// Registers of a page: one for the queues of the thread that has it, one for those of several threads.
+const OWN_REGISTER: usize = 0;
+const SHARED_REGISTER: usize = 1;
+const _: () = assert!(SHARED_REGISTER < BLUEFLAME_REGISTERS);
 
 impl Uar {
     /// Takes a page from the device.
@@ -167,18 +177,31 @@ impl Uar {
     /// If the device has none left.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
         let page = Arc::from(context.channel().allocate_uar()?);
-        Ok(Self { page, next_register: Cell::new(0), thread_bound: PhantomData })
+        Ok(Self { page, shared: OnceCell::new(), thread_bound: PhantomData })
     }
 
     pub(crate) fn page(&self) -> &Arc<dyn channel::Uar> {
         &self.page
     }
 
-    /// A BlueFlame register for the next queue, in turns.
-    pub(crate) fn assign_register(&self) -> NonNull<u8> {
-        let register = self.next_register.get();
-        self.next_register.set((register + 1) % BLUEFLAME_REGISTERS);
+    /// The BlueFlame register of the thread's own queues. Each post drains what an other queue's burst left in the write-combining buffer
+    /// before it writes its own ([`crate::barrier::doorbell_record_before_doorbell`]).
+    pub(crate) fn own_register(&self) -> NonNull<u8> {
+        self.register(OWN_REGISTER)
+    }
+
+    /// The register that queues of several threads ring through, under a lock.
+    pub(crate) fn shared_register(&self) -> Arc<SharedRegister> {
+        let share = || {
+            let keep: Arc<dyn Any + Send + Sync> = Arc::new(self.page.clone());
+            // SAFETY: a register of the page that `keep` holds; no queue is assigned it for itself.
+            unsafe { SharedRegister::new(self.register(SHARED_REGISTER), keep) }
+        };
+        self.shared.get_or_init(share).clone()
+    }
+
+    fn register(&self, index: usize) -> NonNull<u8> {
         // SAFETY: the registers lie inside the page.
-        unsafe { self.page.base().add(BLUEFLAME_OFFSET + register * BLUEFLAME_STRIDE) }
+        unsafe { self.page.base().add(BLUEFLAME_OFFSET + index * BLUEFLAME_STRIDE) }
     }
 }

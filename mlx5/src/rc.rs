@@ -12,7 +12,7 @@ use barewire_layouts::wqe::{DataSegment, WQEBB};
 
 use crate::channel::{self, Command, Object};
 use crate::context::{Context, PortAddress, ProtectionDomain, Uar};
-use crate::doorbell::{BlueFlame, Doorbell};
+use crate::doorbell::{BlueFlame, Doorbell, Width};
 use crate::error::Error;
 use crate::memory::{Access, QueueMemory};
 use crate::queue::completion::CompletionQueue;
@@ -130,6 +130,13 @@ impl<D: Doorbell> RcQueuePair<D> {
         receive_completions: &CompletionQueue,
         config: &RcConfig,
     ) -> Result<Self, Error> {
+        if !D::Width::is_available() {
+            return Err(Error::parameter(
+                "bytes of a store to the register",
+                D::Width::BYTES,
+                "what this CPU has",
+            ));
+        }
         let context = domain.context();
         let most = context.capabilities().max_queue_entries;
         let size = |what, value: u32, least: u32| {
@@ -192,17 +199,18 @@ impl<D: Doorbell> RcQueuePair<D> {
             domain: domain.clone(),
         });
         // SAFETY: ring, record word and register lie in memory that `keep` holds and that nothing else has the address of, save the
-        // register, which queues of the same thread share (`Uar`).
+        // register, which queues of the same thread share (`Uar`), or of several under its lock. The CPU was asked.
         let send = unsafe {
-            SendQueue::from_parts(SendParts {
+            let parts = SendParts {
                 ring,
                 blocks: send_blocks,
                 doorbell_record: record.add(1),
-                register: uar.assign_register(),
+                register: uar.own_register(),
                 qpn: number,
                 signal_period,
                 keep: resources.clone(),
-            })
+            };
+            SendQueue::build(parts, D::LOCKED.then(|| uar.shared_register()))
         };
         // SAFETY: as above.
         let receive = unsafe {

@@ -202,14 +202,17 @@ fn a_sender_waits_for_a_receive_wqe() {
     // The smallest receive ring, too: the send ring lies behind it.
     let mut pair = Pair::new(RcConfig { receive_entries: 1, ..RcConfig::default() });
     pair.ours.send.send_inline(b"early", ControlFlags::COMPLETION).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    let start = Instant::now();
+    while pair.device.counters().rnr_naks_sent == 0 {
+        assert!(start.elapsed() < DEADLINE, "{:?}", pair.device.counters());
+        std::thread::yield_now();
+    }
     assert!(pair.completions.poll().map(Polled::completion).is_none(), "nobody can have received it");
     let inbox = pair.buffer(64, Access::LOCAL_WRITE);
     assert!(pair.theirs.receive.push(inbox.region().segment(0, 64).unwrap()));
     pair.theirs.receive.publish();
     assert_eq!(pair.wait().kind, CompletionKind::Send);
     assert_eq!(pair.wait_peer().byte_count, 5);
-    assert!(pair.device.counters().rnr_naks_sent > 0, "{:?}", pair.device.counters());
 }
 
 /// Each mistake: the device's own syndrome, then everything behind it flushed once, and the queue pair in error.

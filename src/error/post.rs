@@ -24,6 +24,12 @@ pub enum PostError {
         /// Slices possible.
         limit: u32,
     },
+    /// More transfers in a list than the send queue ever holds.
+    #[error("more than the {limit} transfers that the send queue holds: post the list in parts")]
+    TooManyTransfers {
+        /// Transfers possible.
+        limit: u32,
+    },
     /// Active-message ids are 0 to 31.
     #[error("active-message id {0} is not in 0..32")]
     UnknownHandlerId(u8),

@@ -4,6 +4,7 @@ mod atomics;
 mod callbacks;
 mod closing;
 mod full_queues;
+mod lists;
 mod memory;
 mod messages;
 mod ordering;

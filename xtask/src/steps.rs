@@ -99,7 +99,11 @@ fn steps(features: &[&str], install: Install) -> Vec<Step> {
     ));
     steps.push(Step { name: "default build", deadline: Duration::from_mins(10), work: Work::Closure });
     if cfg!(target_arch = "x86_64") && !features.is_empty() {
-        steps.push(Step { name: "instructions", deadline: Duration::from_mins(20), work: Work::Bench(install) });
+        steps.push(Step {
+            name: "instructions",
+            deadline: Duration::from_mins(20),
+            work: Work::Bench(install),
+        });
     }
     steps
 }

@@ -39,6 +39,9 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// If the device has none left, or it could not be mapped.
     fn allocate_uar(&self) -> Result<Box<dyn Uar>, Error>;
 
+    /// `true` if a burst of stores to a UAR page reaches the device in one piece: who maps the pages knows.
+    fn maps_write_combining(&self) -> bool;
+
     /// Gives the device access to memory.
     ///
     /// # Safety

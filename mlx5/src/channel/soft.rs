@@ -53,6 +53,11 @@ unsafe impl CommandChannel for Soft {
         Ok(Box::new(SoftUar { channel: self.clone(), index, page }))
     }
 
+    fn maps_write_combining(&self) -> bool {
+        // Memory of this machine: the device sees every store, and waits for a burst to end.
+        true
+    }
+
     unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
         // SAFETY: the caller's contract is the device's.
         let id = unsafe { self.0.register_umem(start, length, UmemAccess::all()) }

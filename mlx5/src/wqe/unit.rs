@@ -16,7 +16,7 @@ type Vector = core::arch::aarch64::uint64x2_t;
 /// One 16-byte unit of a WQE. SSE2 and NEON are part of x86-64 and aarch64, so that this is one register and one store.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct Unit(Vector);
+pub struct Unit(Vector);
 
 impl fmt::Debug for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -141,6 +141,13 @@ impl Unit {
     pub(crate) unsafe fn store_volatile(self, place: NonNull<Self>) {
         // SAFETY: the caller's contract.
         unsafe { VolatilePtr::new_restricted(WriteOnly, place) }.write(self);
+    }
+
+    /// The register.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn vector(self) -> Vector {
+        self.0
     }
 
     /// The first 8 bytes.

@@ -58,6 +58,10 @@ impl Object for Recorded {
 
 // SAFETY: what it does is done by a channel that keeps the contract.
 unsafe impl CommandChannel for Recording {
+    fn maps_write_combining(&self) -> bool {
+        self.soft.maps_write_combining()
+    }
+
     fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         self.commands.keep(input);
         self.soft.execute(input, output)

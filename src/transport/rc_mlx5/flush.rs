@@ -39,7 +39,7 @@ impl State {
     }
 
     /// Sees to it that the last WQE gives a completion: if it does not, a NOP behind it does.
-    fn signal_last(&self) -> Result<(), PostError> {
+    pub(super) fn signal_last(&self) -> Result<(), PostError> {
         if self.with_pair(|pair| pair.send.last_is_signaled()) {
             return Ok(());
         }

@@ -13,6 +13,7 @@ mod endpoint;
 mod failure;
 mod flush;
 mod interface;
+mod list;
 mod operation;
 mod peers;
 mod post;

@@ -452,7 +452,7 @@ impl Endpoint {
 
     /// The segment of a slice of at most `limit` bytes.
     #[inline(always)]
-    fn segment(&self, slice: &Slice<'_>, limit: usize) -> Result<DataSegment, PostError> {
+    pub(super) fn segment(&self, slice: &Slice<'_>, limit: usize) -> Result<DataSegment, PostError> {
         if slice.domain != self.0.shared.tag {
             return Err(PostError::ForeignMemory);
         }

@@ -13,7 +13,7 @@ use crate::capability::RemoteMemory;
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, ConnectError, PostError};
 use crate::gate::{Block, Gate};
-use crate::memory::{Access, Slice};
+use crate::memory::{Access, Slice, Transfer};
 use crate::pending::{HasPending, PendingQueue};
 use crate::status::{FlushMode, PendingResult, Post, Posted};
 
@@ -149,6 +149,28 @@ impl Endpoint {
             at += slice.length;
         }
         Ok(Posted::Done)
+    }
+
+    /// Writes every transfer's slice to its remote address, in order, at once. Stops at the first that cannot be done.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+        let put = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
+            self.put_zcopy(&[local], remote, key, None).map(drop)
+        };
+        transfers.iter().try_for_each(put).map(|()| Posted::Done)
+    }
+
+    /// Reads into every transfer's slice from its remote address, in order, at once. Stops at the first that cannot be done.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+        let get = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
+            self.get_zcopy(&[local], remote, key, None).map(drop)
+        };
+        transfers.iter().try_for_each(get).map(|()| Posted::Done)
     }
 
     /// Reads `length` bytes at `remote` and gives them to `unpack` before it returns.

@@ -49,7 +49,7 @@ impl<D: Doorbell> Drop for Batch<'_, D> {
         if queue.producer != self.start {
             queue.record();
             let word = queue.ring.word(queue.last());
-            queue.register.ring_word(word);
+            queue.ring(|register| register.ring_word(word));
         }
     }
 }

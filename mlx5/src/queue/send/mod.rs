@@ -18,7 +18,7 @@ use barewire_layouts::wqe::{
 
 use super::ring::{Ring, Wrapping};
 use crate::barrier;
-use crate::doorbell::{BlueFlame, Doorbell, RecordWord, Register};
+use crate::doorbell::{BlueFlame, BlueFlameShared, Doorbell, RecordWord, Register, SharedRegister, Width};
 use crate::wqe::{BLOCK_UNITS, Block, Body, Inline, Segments, Sink, Unit};
 
 mod atomic;
@@ -107,8 +107,14 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     signal_mask: u32,
     /// The WQE of more than one block that was posted last: its index and where it ends.
     long: (u64, u64),
+    /// The register, if it is shared: see [`SharedRegister`].
+    shared: Option<Arc<SharedRegister>>,
     _keep: Arc<dyn Any + Send + Sync>,
 }
+
+// SAFETY: what is written without being this queue's own is the register, under its lock (`from_parts_shared`); the pointers are not tied to a
+// thread.
+unsafe impl<W: Width> Send for SendQueue<BlueFlameShared<W>> {}
 
 const _: () =
     assert!(core::mem::offset_of!(SendQueue, next_flags) == 64, "what every post touches is one cache line");
@@ -134,7 +140,27 @@ impl<D: Doorbell> SendQueue<D> {
     /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `blocks * 64` bytes and 64-byte aligned; the doorbell record
     /// word is valid and 4-byte aligned; `register` is valid for writes of 512 bytes and 512-byte aligned; and nothing but this queue
     /// writes any of them, save that a register may be shared if its other users are on the same thread. `blocks` and `signal_period` are as [`SendParts`] says.
+    /// The CPU has the instructions of `D::Width`. `D` is not [`BlueFlameShared`], whose queues come from [`Self::from_parts_shared`].
     pub unsafe fn from_parts(parts: SendParts) -> Self {
+        const { assert!(!D::LOCKED, "a shared register needs its lock") };
+        // SAFETY: the caller's contract.
+        unsafe { Self::build(parts, None) }
+    }
+
+    /// As [`Self::from_parts`], for a queue that rings through a register which others ring through, too; `parts.register` is not written.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn from_parts_shared(parts: SendParts, register: Arc<SharedRegister>) -> Self {
+        const { assert!(D::LOCKED, "only a locked doorbell takes the lock") };
+        // SAFETY: the caller's contract.
+        unsafe { Self::build(parts, Some(register)) }
+    }
+
+    /// # Safety
+    /// As [`Self::from_parts`]; `shared` is there if `D` is locked.
+    pub(crate) unsafe fn build(parts: SendParts, shared: Option<Arc<SharedRegister>>) -> Self {
+        debug_assert_eq!(D::LOCKED, shared.is_some());
         debug_assert!(parts.signal_period.is_power_of_two());
         debug_assert!(parts.signal_period <= parts.blocks / 8 || parts.signal_period == UNMODERATED);
         Self {
@@ -151,6 +177,7 @@ impl<D: Doorbell> SendQueue<D> {
             next_flags: ControlFlags::empty(),
             signal_mask: parts.signal_period - 1,
             long: NONE,
+            shared,
             _keep: parts.keep,
         }
     }
@@ -298,7 +325,7 @@ impl<D: Doorbell> SendQueue<D> {
             self.ring.store_block(index.wrapping_add(at as u64), block, UNITS - at * BLOCK_UNITS);
         }
         self.publish(index, BLOCKS as u32);
-        self.register.ring_blocks(&blocks);
+        self.ring(|register| register.ring_blocks(&blocks));
         Ok(WqeIndex(index as u16))
     }
 
@@ -356,7 +383,7 @@ impl<D: Doorbell> SendQueue<D> {
             None => emit_wrapped(control, body, self.ring.wrapping(index)),
         }
         self.publish(index, blocks);
-        self.register.ring_wqe(control, &body, units);
+        self.ring(|register| register.ring_wqe(control, &body, units));
         Ok(WqeIndex(index as u16))
     }
 
@@ -420,6 +447,16 @@ impl<D: Doorbell> SendQueue<D> {
         }
         if D::AT_ONCE {
             self.record();
+        }
+    }
+
+    /// Writes the register.
+    #[inline(always)]
+    fn ring(&mut self, ring: impl FnOnce(&mut Register<D>)) {
+        match &self.shared {
+            // SAFETY: the CPU has the instructions, by the contract of `from_parts`.
+            Some(shared) if D::LOCKED => unsafe { shared.ring(ring) },
+            _ => ring(&mut self.register),
         }
     }
 

@@ -13,50 +13,67 @@ use volatile::access::WriteOnly;
 use crate::barrier;
 use crate::wqe::{BLOCK_UNITS, Block, Body, Sink, Unit};
 
+mod choose;
+mod shared;
+mod width;
+
+pub use choose::{Choose, choose};
+pub use shared::SharedRegister;
+use width::sealed::Sealed as _;
+#[cfg(target_arch = "x86_64")]
+pub use width::{Direct, Wide32, Wide64};
+pub use width::{Wide16, Width};
+
 mod sealed {
     pub trait Sealed {}
 }
 
 /// How a send queue tells the device about new WQEs. Chosen by type when the queue is created, never tested per post.
 pub trait Doorbell: sealed::Sealed + core::fmt::Debug + 'static {
+    /// How the register is written.
+    type Width: Width;
     /// The whole WQE is written, not only its first 8 bytes.
     const WHOLE_WQE: bool;
     /// The write-combining buffer is flushed after every write.
     const FLUSH: bool;
     /// The device is told with every post, not when a batch ends.
     const AT_ONCE: bool;
+    /// The register may be written by other threads, too.
+    const LOCKED: bool;
 }
 
 macro_rules! doorbells {
-    ($($(#[$doc:meta])* $name:ident { whole_wqe: $whole:literal, flush: $flush:literal, at_once: $at_once:literal })+) => {$(
+    ($($(#[$doc:meta])* $name:ident { $($constant:ident: $value:literal),* })+) => {$(
         $(#[$doc])*
         #[derive(Debug)]
-        pub enum $name {}
+        pub struct $name<W = Wide16>(PhantomData<W>);
 
-        impl sealed::Sealed for $name {}
+        impl<W> sealed::Sealed for $name<W> {}
 
-        impl Doorbell for $name {
-            const WHOLE_WQE: bool = $whole;
-            const FLUSH: bool = $flush;
-            const AT_ONCE: bool = $at_once;
+        impl<W: Width> Doorbell for $name<W> {
+            type Width = W;
+            $(const $constant: bool = $value;)*
         }
     )+};
 }
 
 doorbells! {
     /// Pushes the whole WQE through the BlueFlame register, so that the device need not fetch it. For a queue that stays on one core.
-    BlueFlame { whole_wqe: true, flush: false, at_once: true }
+    BlueFlame { WHOLE_WQE: true, FLUSH: false, AT_ONCE: true, LOCKED: false }
 
     /// [`BlueFlame`], and flushes the write-combining buffer: for a queue that moves between cores, where the next burst may come
     /// from another one.
-    BlueFlameFlush { whole_wqe: true, flush: true, at_once: true }
+    BlueFlameFlush { WHOLE_WQE: true, FLUSH: true, AT_ONCE: true, LOCKED: false }
+
+    /// [`BlueFlameFlush`] through a register that queues of several threads share, under a lock: see [`SharedRegister`].
+    BlueFlameShared { WHOLE_WQE: true, FLUSH: true, AT_ONCE: true, LOCKED: true }
 
     /// Writes 8 bytes; the device fetches the WQE from the ring. For pages that are not write-combining, and for machines where a
     /// burst costs more than the fetch (ucx#3748).
-    PlainDoorbell { whole_wqe: false, flush: true, at_once: true }
+    PlainDoorbell { WHOLE_WQE: false, FLUSH: true, AT_ONCE: true, LOCKED: false }
 
     /// Nothing is written until the batch ends: see `SendQueue::batch`.
-    Deferred { whole_wqe: false, flush: false, at_once: false }
+    Deferred { WHOLE_WQE: false, FLUSH: false, AT_ONCE: false, LOCKED: false }
 }
 
 /// One of the two words of a doorbell record.
@@ -83,6 +100,7 @@ impl RecordWord {
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Register<D> {
+    /// The one that is next.
     half: NonNull<u8>,
     mode: PhantomData<D>,
 }
@@ -90,10 +108,20 @@ pub(crate) struct Register<D> {
 impl<D: Doorbell> Register<D> {
     /// # Safety
     /// `register` is valid for writes over both halves for as long as the value is used, and aligned to twice
-    /// [`BLUEFLAME_HALF`], so that flipping the half bit of its address stays inside.
+    /// [`BLUEFLAME_HALF`], so that flipping the half bit of its address stays inside. The CPU has the instructions of `D::Width`.
     pub(crate) unsafe fn new(register: NonNull<u8>) -> Self {
         debug_assert_eq!(register.addr().get() % (2 * BLUEFLAME_HALF), 0);
-        Self { half: register, mode: PhantomData }
+        // SAFETY: the first half.
+        unsafe { Self::at(register) }
+    }
+
+    /// The register of which `half` is next.
+    ///
+    /// # Safety
+    /// As [`Self::new`].
+    #[inline(always)]
+    unsafe fn at(half: NonNull<u8>) -> Self {
+        Self { half, mode: PhantomData }
     }
 
     /// Announces a WQE that is still in registers.
@@ -104,9 +132,9 @@ impl<D: Doorbell> Register<D> {
             return;
         }
         if D::WHOLE_WQE {
-            for (at, unit) in blocks.as_flattened().iter().enumerate() {
-                // SAFETY: units of a half, which holds the blocks, as asserted.
-                unsafe { unit.store_volatile(self.half.cast::<Unit>().add(at)) };
+            for (at, block) in blocks.iter().enumerate() {
+                // SAFETY: blocks of a half, which holds them, as asserted; the CPU has the width, by the contract of `new`.
+                unsafe { D::Width::store(block, self.half.cast::<Block>().add(at)) };
             }
         } else {
             self.store_word(blocks[0][0].low());
@@ -122,7 +150,7 @@ impl<D: Doorbell> Register<D> {
         }
         // A half holds four blocks; the device fetches what is longer.
         if D::WHOLE_WQE && units as usize <= BLUEFLAME_HALF / DS {
-            let mut burst = Burst { at: self.half.cast() };
+            let mut burst = Burst::<D::Width>::new(self.half.cast());
             burst.unit(control);
             body.emit(&mut burst);
             for _ in units..units.next_multiple_of(BLOCK_UNITS as u32) {
@@ -162,17 +190,40 @@ impl<D: Doorbell> Register<D> {
 }
 
 /// Stores units to a register half.
-struct Burst {
+struct Burst<W> {
     at: NonNull<Unit>,
+    /// What is not stored yet of a block, for widths that store whole ones.
+    block: Block,
+    filled: usize,
+    width: PhantomData<W>,
 }
 
-impl Sink for Burst {
+impl<W: Width> Burst<W> {
+    #[inline(always)]
+    fn new(at: NonNull<Unit>) -> Self {
+        Self { at, block: [Unit::zero(); BLOCK_UNITS], filled: 0, width: PhantomData }
+    }
+}
+
+impl<W: Width> Sink for Burst<W> {
     #[inline(always)]
     fn unit(&mut self, unit: Unit) {
-        // SAFETY: `ring_wqe` stores at most the four blocks that a half holds.
-        unsafe {
-            unit.store_volatile(self.at);
-            self.at = self.at.add(1);
+        if !W::WHOLE_BLOCKS {
+            // SAFETY: `ring_wqe` stores at most the four blocks that a half holds.
+            unsafe {
+                unit.store_volatile(self.at);
+                self.at = self.at.add(1);
+            }
+            return;
+        }
+        self.block[self.filled % BLOCK_UNITS] = unit;
+        self.filled += 1;
+        if self.filled.is_multiple_of(BLOCK_UNITS) {
+            // SAFETY: as above; the CPU has the width, by the contract of `Register::new`.
+            unsafe {
+                W::store(&self.block, self.at.cast());
+                self.at = self.at.add(BLOCK_UNITS);
+            }
         }
     }
 }

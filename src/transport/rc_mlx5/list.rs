@@ -1,0 +1,84 @@
+//! Lists: many puts or gets in one call, with one doorbell.
+
+use barewire_mlx5::doorbell::Deferred;
+use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue, WqeIndex};
+
+use super::domain::RemoteKey;
+use super::endpoint::Endpoint;
+use super::operation::{Done, InFlight};
+use crate::completion::Completion;
+use crate::error::PostError;
+use crate::memory::Transfer;
+use crate::status::{Post, Posted};
+
+type Queue = SendQueue<Deferred>;
+type Posting = Result<WqeIndex, barewire_mlx5::PostError>;
+
+impl Endpoint {
+    /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are
+    /// finished.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::TooManyTransfers`] for more than the send ring ever takes.
+    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        let limit = self.0.shared.attributes.put.max_zcopy;
+        self.list(transfers, limit, completion, |queue, local, remote, flags| {
+            queue.write(local, remote, flags)
+        })
+    }
+
+    /// Reads into every transfer's slice from its remote address. All are posted, or none. The completion is counted down once, when all
+    /// are finished.
+    ///
+    /// # Errors
+    /// As [`Self::put_list`].
+    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        let limit = self.0.shared.attributes.get.max_zcopy;
+        self.list(transfers, limit, completion, |queue, local, remote, flags| {
+            queue.read(local, remote, flags)
+        })
+    }
+
+    #[inline(always)]
+    fn list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        limit: usize,
+        completion: Option<&Completion>,
+        run: impl Fn(&mut Queue, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
+    ) -> Post {
+        self.0.gate.check()?;
+        let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
+        for transfer in transfers {
+            self.segment(&transfer.local, limit)?;
+        }
+        let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { ControlFlags::empty() };
+        let (blocks, room) = self.0.with_pair(|pair| (pair.send.blocks(), pair.send.room()));
+        // A block each.
+        if transfers.len() > room as usize {
+            if transfers.len() > blocks as usize {
+                return Err(PostError::TooManyTransfers { limit: blocks });
+            }
+            // Room comes back with completions, and what is outstanding may not have asked for one: other posts need less room than that.
+            self.0.signal_last()?;
+            return Err(PostError::NoResource);
+        }
+        let index = self.0.with_pair(|pair| {
+            let mut batch = pair.send.batch();
+            let mut post = |transfer: &Transfer<'_, RemoteKey>, flags| {
+                let Transfer { local, remote, key } = transfer;
+                let local = DataSegment::new(local.address, local.length as u32, local.key);
+                let remote = RemoteAddressSegment::new(*remote, key.0);
+                run(&mut batch, local, remote, flags).map_err(|_| PostError::NoResource)
+            };
+            for transfer in others {
+                post(transfer, ControlFlags::empty())?;
+            }
+            post(last, last_flags)
+        })?;
+        if let Some(completion) = completion {
+            self.0.in_flight.push(InFlight { index: index.0, done: Done::Notify(completion.clone()) });
+        }
+        Ok(Posted::InProgress)
+    }
+}
