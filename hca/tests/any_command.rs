@@ -70,10 +70,14 @@ fn total(counts: ObjectCounts) -> usize {
         shared_receive_queues,
         counter_sets,
         queue_pairs,
+        xrc_domains,
+        dynamic_targets,
+        dynamic_connections,
         memory_keys,
         umems,
     } = counts;
     let queues = event_queues + completion_queues + shared_receive_queues + queue_pairs;
+    let queues = queues + xrc_domains + dynamic_targets + dynamic_connections;
     queues + protection_domains + uar_pages + counter_sets + memory_keys + umems
 }
 

@@ -52,8 +52,8 @@ pub(super) fn init2rtr(
             return Err(CommandSyndrome::ResponderDepth);
         }
         attributes.mtu = context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
-        // Datagrams have no peer.
-        if service != ServiceType::Ud {
+        // Datagrams have no peer, and each request of dynamic connections names its own.
+        if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
             attributes.remote_address =
                 gid::address(path.array(AddressPath::RGID_RIP)).ok_or(CommandSyndrome::RemoteGid)?;
             attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);

@@ -22,6 +22,7 @@ mod requester;
 mod responder;
 mod service;
 mod shared;
+mod target;
 mod timer;
 
 use std::collections::VecDeque;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 
 use barewire_layouts::command::qp::QpState;
 
+pub(crate) use completer::NO_USER_INDEX;
 pub use counters::Counters;
 pub(crate) use events::{fatal, link_changed};
 pub(crate) use report::Reports;
@@ -73,6 +75,8 @@ pub(crate) struct QpEngine {
     queued: bool,
     /// Whether it is among those that are flushed.
     failed: bool,
+    /// Whether a packet has come since it is ready to receive.
+    established: bool,
     /// Its earliest entry among the timers.
     timer: Option<u64>,
 }
@@ -196,6 +200,7 @@ impl Engine {
         let uar = qp.uar;
         match (from, qp.state) {
             (_, QpState::Rst) => {
+                requester::hang_up(qp, &mut port);
                 let QpEngine { queued, failed, timer, .. } = qp.engine;
                 qp.engine = QpEngine { queued, failed, timer, ..QpEngine::default() };
                 self.uars.detach(uar, qpn, context);
@@ -206,7 +211,7 @@ impl Engine {
             }
             (QpState::Init, QpState::Rtr) => qp.engine.responder.start(&qp.attributes),
             (QpState::Rtr, QpState::Rts) => {
-                qp.engine.requester.start(&qp.attributes);
+                qp.engine.requester.start(qp.service, &qp.attributes);
                 // The driver may have posted before; only states from here on execute it. The driver waits for this command, so what is
                 // found now was posted before, and nothing that it posts later is found ahead of its doorbell.
                 self.uars.scan(uar);
@@ -219,7 +224,9 @@ impl Engine {
 
     /// Queue pair `qpn` is about to be destroyed.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
-        if let Some(uar) = context.objects.qps.get(qpn).map(|qp| qp.uar) {
+        if let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) {
+            requester::hang_up(qp, &mut port);
+            let uar = qp.uar;
             self.uars.detach(uar, qpn, context);
         }
         self.failed.retain(|&failed| failed != qpn);
@@ -254,6 +261,10 @@ impl Engine {
     fn expire(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some((deadline, qpn)) = self.timers.expired(context.now) {
+            if self.expire_drain(context, qpn) {
+                busy = true;
+                continue;
+            }
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             if qp.engine.timer != Some(deadline) {
                 continue;
@@ -309,8 +320,14 @@ impl Engine {
 
     /// Remembers a queue pair that is in error, so that later posts to it are flushed.
     fn note_failure(&mut self, context: &mut Context<'_>, qpn: u32) {
-        let Some(qp) = context.objects.qps.get_mut(qpn) else { return };
+        // A responder context has nothing to flush but what it flushed at once.
+        let Some((qp, mut port)) =
+            split(context, &mut self.built, self.address, qpn).filter(|(qp, _)| qp.dct.is_none())
+        else {
+            return;
+        };
         if qp.state == QpState::Err && !std::mem::replace(&mut qp.engine.failed, true) {
+            requester::hang_up(qp, &mut port);
             self.failed.push_back(qpn);
         }
     }

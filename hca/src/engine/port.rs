@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{Context, Counters, Finding, Report, Reports};
 use crate::memory::Memory;
-use crate::object::{Cq, Events, Objects, Qp, Srq, Table};
+use crate::object::{Cq, Events, FIRST_DCT, Objects, Qp, Srq, Table};
 use crate::wire::Wire;
 
 /// What the work on one queue pair needs beside the queue pair itself.
@@ -21,16 +21,36 @@ pub(super) struct Port<'a> {
     pub(super) frame: &'a mut Vec<u8>,
     pub(super) address: IpAddr,
     pub(super) now: u64,
+    /// The number of the last dynamic connection that was asked for.
+    pub(super) last_connection: &'a mut u64,
 }
 
-/// Borrows queue pair `qpn` and, apart from it, what the work on it needs.
+/// Borrows what a packet needs that is no queue pair's.
+pub(super) fn port<'a>(context: &'a mut Context<'_>, frame: &'a mut Vec<u8>, address: IpAddr) -> Port<'a> {
+    let Objects { cqs, events, srqs, memory, last_connection, .. } = &mut *context.objects;
+    Port {
+        memory,
+        cqs,
+        events,
+        srqs,
+        wire: &mut *context.wire,
+        counters: &mut *context.counters,
+        reports: &mut *context.reports,
+        frame,
+        address,
+        now: context.now,
+        last_connection,
+    }
+}
+
+/// Borrows queue pair or responder context `qpn` and, apart from it, what the work on it needs.
 pub(super) fn split<'a>(
     context: &'a mut Context<'_>,
     frame: &'a mut Vec<u8>,
     address: IpAddr,
     qpn: u32,
 ) -> Option<(&'a mut Qp, Port<'a>)> {
-    let Objects { qps, cqs, events, srqs, memory, .. } = &mut *context.objects;
+    let Objects { qps, contexts, cqs, events, srqs, memory, last_connection, .. } = &mut *context.objects;
     let port = Port {
         memory,
         cqs,
@@ -42,8 +62,11 @@ pub(super) fn split<'a>(
         frame,
         address,
         now: context.now,
+        last_connection,
     };
-    Some((qps.get_mut(qpn)?, port))
+    let qp =
+        if qpn < FIRST_DCT { qps.get_mut(qpn) } else { contexts.get_mut(qpn).map(|context| &mut context.qp) };
+    Some((qp?, port))
 }
 
 impl Port<'_> {

@@ -76,6 +76,8 @@ impl Qpc {
     pub const MIN_RNR_NAK: Field<Self, u8> = Field::new(0x4a3, 5);
     /// The packet sequence number that the responder expects.
     pub const NEXT_RCV_PSN: Field<Self> = Field::new(0x4a8, 24);
+    /// The XRC domain.
+    pub const XRCD: Field<Self> = Field::new(0x4c8, 24);
     /// The receive queue's completion queue.
     pub const CQN_RCV: Field<Self> = Field::new(0x4e8, 24);
     /// Offset of the doorbell record in its umem, bytes.
