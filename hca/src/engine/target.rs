@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use barewire_layouts::command::dct::DctState;
 use barewire_layouts::command::qp::{Mtu, QpState, ServiceType};
 use barewire_layouts::eqe::{Eqe, EventType};
-use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, ack_timeout_ns};
+use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, MASK_24, ack_timeout_ns};
 
 use super::{Context, Engine, QpEngine, completer, split};
 use crate::memory::Window;
@@ -73,7 +73,7 @@ impl Engine {
     /// Finds or makes the responder context of a connection. `Err(None)` for a request that came too late.
     fn admit(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) -> Result<u32, Option<DcRefusal>> {
         let dctn = packet.bth.destination();
-        let initiator = (packet.source, packet.dc.qpn.get());
+        let initiator = (packet.source, packet.dc.qpn.get() & MASK_24);
         let connection = packet.dc.connection.get();
         let dct = context.objects.dcts.get_mut(dctn).ok_or(DcRefusal::Unknown)?;
         if dct.access_key != packet.dc.access_key.get() {
