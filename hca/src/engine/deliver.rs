@@ -71,10 +71,8 @@ impl Engine {
             port.counters.wrong_source += 1;
             return;
         }
-        if qp.state == QpState::Rtr
-            && qp.dct.is_none()
-            && !std::mem::replace(&mut qp.engine.established, true)
-        {
+        let told = matches!(qp.service, ServiceType::Ud | ServiceType::Dct);
+        if !told && qp.state == QpState::Rtr && !std::mem::replace(&mut qp.engine.established, true) {
             port.tell(EventType::CommunicationEstablished, qpn);
         }
         match qp.service {
