@@ -136,6 +136,18 @@ fn small_results_lie_in_the_completion() {
     settle(&[&a, &b]);
     assert_eq!(syndromes(&mut dci), [None]);
     assert_eq!((&dci.send_cq.last[..32], local.memory.read(0, 32)), (&pattern(32, 9)[..], vec![0; 32]));
+
+    // At the target, up to what an entry of its queue holds.
+    let mut target = Target::with(&b, &connection, |context| _ = context.set(Dctc::CS_RES, 2));
+    local.memory.write(0, &pattern(32, 10));
+    for length in [32, 31] {
+        target.srq.post(&[(remote.address(), 32, remote.key)]);
+        dci.post(&send(&target, &local, length));
+        settle(&[&a, &b]);
+        assert_eq!(target.cq.drain().iter().map(|one| one.length).collect::<Vec<_>>(), [length as u32]);
+        assert_eq!(target.cq.last[..length], pattern(32, 10)[..length]);
+    }
+    assert_eq!(remote.memory.read(0, 32), pattern(32, 9));
 }
 
 #[test]

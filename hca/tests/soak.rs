@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use barewire_hca::{Fabric, Faults, ObjectCounts};
+use barewire_hca::{Config, Fabric, Faults, Mode, ObjectCounts, Strict, WireKind};
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::wqe::{AddressVector, MaskedFetchAdd64, Opcode};
 use support::dynamic::{Target, initiator};
@@ -291,7 +291,18 @@ fn run(seed: u64) -> (usize, usize) {
     let context = format!("BAREWIRE_HCA_SOAK_FIRST={seed} BAREWIRE_HCA_SOAK_SEEDS=1");
     let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let fabric = Fabric::new();
-    let [a, b] = [seed, !seed].map(|seed| Node::stepped(&fabric, faults(&mut random, seed)));
+    // Sometimes there is room for one dynamic connection only.
+    let dynamic_connections = [1, 4096][random.below(2)];
+    let [a, b] = [seed, !seed].map(|seed| {
+        Node::open(Config {
+            mode: Mode::Stepped,
+            wire: WireKind::Fabric(fabric.clone()),
+            faults: faults(&mut random, seed),
+            strict: Strict::Panic,
+            dynamic_connections,
+            ..Config::default()
+        })
+    });
     let services = [ServiceType::Rc, ServiceType::Rc, ServiceType::Xrc, ServiceType::Dci, ServiceType::Dci];
     let mut reliable: Vec<_> = (0..)
         .zip(services)

@@ -206,6 +206,12 @@ fn dispatch(
         CommandOpcode::Rtr2RtsQp => {
             run(input, output, |request, _| modify_qp::rtr2rts(engine, device, request))
         }
+        CommandOpcode::Rts2RtsQp => {
+            run(input, output, |request, _| modify_qp::rts2rts(engine, device, request))
+        }
+        CommandOpcode::Init2InitQp => {
+            run(input, output, |request, _| modify_qp::init2init(engine, device, request))
+        }
         CommandOpcode::ToErrQp => run(input, output, |request, _| modify_qp::to_err(engine, device, request)),
         CommandOpcode::ToRstQp => run(input, output, |request, _| modify_qp::to_rst(engine, device, request)),
     }

@@ -65,6 +65,9 @@ pub(super) fn create(
     if !matches!(service, Rc | Uc | Ud | Xrc | Dci) {
         return Err(CommandSyndrome::Service);
     }
+    if service == Dci && context.get(Qpc::LOG_NUM_DCI_STREAM_CHANNELS) > 0 {
+        return Err(CommandSyndrome::StreamChannels);
+    }
     if context.get(Qpc::WQ_SIGNATURE) {
         return Err(CommandSyndrome::QpFeature);
     }

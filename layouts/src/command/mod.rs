@@ -77,12 +77,16 @@ field_enum! {
         Init2RtrQp = 0x503, "INIT2RTR_QP";
         /// Moves a queue pair from ready-to-receive to ready-to-send.
         Rtr2RtsQp = 0x504, "RTR2RTS_QP";
+        /// Changes a queue pair that is ready to send.
+        Rts2RtsQp = 0x505, "RTS2RTS_QP";
         /// Moves a queue pair to error.
         ToErrQp = 0x507, "2ERR_QP";
         /// Moves a queue pair to reset.
         ToRstQp = 0x50a, "2RST_QP";
         /// Reads a queue pair's context.
         QueryQp = 0x50b, "QUERY_QP";
+        /// Changes a queue pair in state init.
+        Init2InitQp = 0x50e, "INIT2INIT_QP";
         /// Makes a shared receive queue.
         CreateSrq = 0x700, "CREATE_SRQ";
         /// Destroys a shared receive queue.

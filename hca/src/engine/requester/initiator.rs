@@ -228,11 +228,12 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
             return fail(qp, port, Syndrome::TransportRetryExceeded);
         }
         DcRefusal::Unknown | DcRefusal::Closed => requester.retries += 1,
-        DcRefusal::Busy if rnr_retry == RNR_RETRY_INFINITE => {}
+        // It is there, and will be asked as often as its user allows.
+        DcRefusal::Busy if rnr_retry == RNR_RETRY_INFINITE => requester.retries = 0,
         DcRefusal::Busy if requester.rnr_retries >= rnr_retry => {
             return fail(qp, port, Syndrome::RnrRetryExceeded);
         }
-        DcRefusal::Busy => requester.rnr_retries += 1,
+        DcRefusal::Busy => (requester.retries, requester.rnr_retries) = (0, requester.rnr_retries + 1),
     }
     requester.pause = Some(port.now + rnr_delay_ns(timer));
 }
