@@ -506,7 +506,7 @@ fn contexts_of_initiators_that_died_are_taken_back() {
     dci.post(&send(&target, &data, 8));
     settle(&[&b]);
     let refused = b.device.counters().dc_refusals_received;
-    assert!(refused > 1000, "{refused}");
+    assert!(refused > 50, "{refused}");
     assert_eq!(syndromes(&mut dci), [None]);
     // The receive WQE that the dead one had begun to fill, and the other's.
     let arrived: Vec<_> = target.cq.drain().iter().map(|one| one.syndrome).collect();

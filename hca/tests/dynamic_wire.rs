@@ -146,6 +146,32 @@ fn a_newer_connection_takes_the_place_of_the_older_one_only() {
 }
 
 #[test]
+fn a_silent_initiator_is_asked_and_forgotten() {
+    let test = Stranger::new();
+    let context = test.accepted(7, 5);
+    let header = DcEth { connection: 7.into(), qpn: DCI.into(), ..DcEth::default() };
+    let (mut questions, mut answered) = (0, 0);
+    for _ in 0..100_000 {
+        test.foreign.node.device.step();
+        for (opcode, to, psn, rest) in replies(&test.foreign.socket, test.foreign.address()) {
+            assert_eq!((opcode, to, psn), (BthOpcode::Accept, DCI, 5));
+            assert_eq!(DcEth::read_from_bytes(&rest).unwrap().qpn.get(), context);
+            questions += 1;
+            // It answers the fiftieth, and once more in another's name.
+            if questions == 50 {
+                answered += test.say(BthOpcode::KeepAlive, context, 0, &[header.as_bytes()]).len();
+                let other = DcEth { connection: 8.into(), ..header };
+                answered += test.say(BthOpcode::KeepAlive, context, 0, &[other.as_bytes()]).len();
+            }
+        }
+        if test.open() == 0 {
+            break;
+        }
+    }
+    assert_eq!((questions, answered, test.open()), (50 + 64, 0, 0));
+}
+
+#[test]
 fn refusals_say_why() {
     let mut test = Stranger::new();
     let why = |answers: Vec<Reply>| {

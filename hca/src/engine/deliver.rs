@@ -45,7 +45,7 @@ impl Engine {
     fn transport(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let qpn = packet.bth.destination();
         if let Some(open) = context.objects.contexts.get_mut(qpn) {
-            open.heard = context.now;
+            (open.heard, open.asked) = (context.now, 0);
         }
         let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else {
             context.counters.unknown_qp += 1;

@@ -261,7 +261,7 @@ impl Engine {
     fn expire(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some((deadline, qpn)) = self.timers.expired(context.now) {
-            if self.expire_drain(context, qpn) {
+            if self.expire_drain(context, qpn) || self.expire_context(context, deadline, qpn) {
                 busy = true;
                 continue;
             }

@@ -18,10 +18,11 @@ use crate::wire::packet::{self, Packet};
 
 /// Nanoseconds that a draining target waits for its initiators to end their connections.
 const DRAIN: u64 = 1_000_000_000;
-/// An initiator that asks for acknowledgments is gone when it was silent for so many of its timeouts, and this time, in nanoseconds,
-/// which covers the longest pause that a target can ask for.
-const TIMEOUTS: u64 = 64;
-const SILENCE: u64 = 2_000_000_000;
+/// An initiator that was silent for its acknowledgment timeout is asked whether it still wants its connection; for so many nanoseconds
+/// if it waits for acknowledgments for ever, and not less than so many. If it answers none of so many questions, it is gone.
+const QUESTION: u64 = 67_000_000;
+const SHORTEST_QUESTION: u64 = 100_000;
+const QUESTIONS: u8 = 64;
 /// Timer code of the pause before an initiator tries again after a refusal: 0.64 ms.
 const PAUSE: u8 = 12;
 
@@ -48,12 +49,18 @@ impl Engine {
                 let number = packet.bth.destination();
                 let open = context.objects.contexts.get(number);
                 // One that has ended already is told to have ended once more: the last answer may be lost.
-                if open.is_some_and(|open| {
-                    open.connection == connection.get() && open.qp.attributes.remote_address == packet.source
-                }) {
+                if open.is_some_and(|open| open.is(connection.get(), packet.source)) {
                     self.end(context, number);
                 }
                 (BthOpcode::Disconnected, DcEth { connection, ..DcEth::default() })
+            }
+            BthOpcode::KeepAlive => {
+                let open = context.objects.contexts.get_mut(packet.bth.destination());
+                let ours = |open: &&mut ResponderContext| open.is(connection.get(), packet.source);
+                if let Some(open) = open.filter(ours) {
+                    (open.heard, open.asked) = (context.now, 0);
+                }
+                return;
             }
             _ => {
                 context.counters.malformed += 1;
@@ -105,9 +112,6 @@ impl Engine {
             next_receive_psn: packet.bth.psn(),
             ..dct.attributes
         };
-        let patience = ack_timeout_ns(packet.dc.timer())
-            .map(|timeout| timeout.saturating_mul(TIMEOUTS).saturating_add(SILENCE));
-        self.make_room(context);
         let dct = context.objects.dcts.get_mut(dctn).ok_or(DcRefusal::Unknown)?;
         let mut engine = QpEngine::default();
         engine.responder.start(&attributes);
@@ -134,33 +138,41 @@ impl Engine {
                 engine,
             },
             connection,
+            period: ack_timeout_ns(packet.dc.timer()).unwrap_or(QUESTION).max(SHORTEST_QUESTION),
             heard: context.now,
-            patience,
+            asked: 0,
         });
-        let (number, _) = made.ok_or(DcRefusal::Busy)?;
+        let (number, open) = made.ok_or(DcRefusal::Busy)?;
+        self.timers.arm(number, context.now + open.period, &mut open.qp.engine.timer);
         dct.connections.insert(initiator, number);
         context.counters.dc_connects += 1;
         Ok(number)
     }
 
-    /// Takes responder contexts away whose initiators must be gone, if there is none left.
-    fn make_room(&mut self, context: &mut Context<'_>) {
-        if !context.objects.contexts.is_full() {
-            return;
+    /// A connection's initiator was silent for some time. It is asked by another acceptance: it ends a connection that it does not want,
+    /// or has forgotten. False if `number` is no responder context's.
+    pub(super) fn expire_context(&mut self, context: &mut Context<'_>, deadline: u64, number: u32) -> bool {
+        let Some(open) = context.objects.contexts.get_mut(number) else { return false };
+        if open.qp.engine.timer.take_if(|armed| *armed == deadline).is_none() {
+            return true;
         }
-        let gone = |open: &ResponderContext| {
-            open.patience.is_some_and(|patience| open.heard.saturating_add(patience) < context.now)
-        };
-        let gone: Vec<u32> = context
-            .objects
-            .contexts
-            .iter()
-            .filter(|(_, open)| gone(open))
-            .map(|(number, _)| number)
-            .collect();
-        for number in gone {
+        let due = open.heard + open.period;
+        if due > context.now {
+            self.timers.arm(number, due, &mut open.qp.engine.timer);
+            return true;
+        }
+        if open.asked == QUESTIONS {
             self.end(context, number);
+            return true;
         }
+        open.asked += 1;
+        self.timers.arm(number, context.now + open.period, &mut open.qp.engine.timer);
+        let header = DcEth { connection: open.connection.into(), qpn: number.into(), ..DcEth::default() };
+        let attributes = &open.qp.attributes;
+        let bth = Bth::new(BthOpcode::Accept, attributes.remote_qpn, attributes.next_receive_psn);
+        let to = attributes.remote_address;
+        self.tell_initiator(context, to, bth, &header);
+        true
     }
 
     /// Takes a responder context away. A receive WQE that a message has begun to fill is flushed.

@@ -42,7 +42,16 @@ pub(crate) struct ResponderContext {
     pub(crate) qp: Qp,
     /// The number that the initiator gave the connection.
     pub(crate) connection: u64,
-    /// When the last packet came, and nanoseconds after which the initiator must be gone; `None` if it may be silent for ever.
+    /// Nanoseconds of silence after which the initiator is asked whether it still wants the connection.
+    pub(crate) period: u64,
+    /// When it was heard last, and how often it was asked since.
     pub(crate) heard: u64,
-    pub(crate) patience: Option<u64>,
+    pub(crate) asked: u8,
+}
+
+impl ResponderContext {
+    /// Whether it stands for connection `number` of an initiator at `host`.
+    pub(crate) fn is(&self, number: u64, host: IpAddr) -> bool {
+        self.connection == number && self.qp.attributes.remote_address == host
+    }
 }

@@ -9,6 +9,8 @@
 //! | refuse | target, initiator | there is, or from now on there is, no connection ([`DcRefusal`]) |
 //! | disconnect | initiator, responder context | everything is acknowledged: the context is free |
 //! | disconnected | target, initiator | so it is |
+//! | accept, again | target, initiator | there was silence: is the connection still wanted? |
+//! | keep alive | initiator, responder context | it is; otherwise a disconnect answers |
 //!
 //! Between accept and disconnect requests go to the responder context's number, responses to the initiator's, with the operations and
 //! headers of reliable connections.
@@ -29,7 +31,7 @@ pub struct DcEth {
     pub access_key: Be64,
     /// The connection: a number that its initiator's device gives to no other, and that goes up.
     pub connection: Be64,
-    /// Connect and disconnect: the initiator. Accept: the responder context. Zero in the others.
+    /// Connect, disconnect and keep alive: the initiator. Accept: the responder context. Zero in the others.
     pub qpn: Be32,
     /// Connect: path MTU code (8 bits), acknowledgment timeout code (8). Refuse: a [`DcRefusal`] (8) and the timer code of the pause
     /// before the next attempt (8), see [`super::rnr_delay_ns`]. The upper half is zero.

@@ -87,6 +87,8 @@ field_enum! {
         Disconnect = 0x1b, "disconnect";
         /// Dynamic connections only: the connection is no more.
         Disconnected = 0x1c, "disconnected";
+        /// Dynamic connections only: the initiator still wants the connection.
+        KeepAlive = 0x1d, "keep alive";
     }
 }
 
@@ -183,9 +185,12 @@ impl BthOpcode {
             Self::AtomicAcknowledge => Headers::AETH.union(Headers::ATOMIC_ACK_ETH),
             Self::CompareSwap | Self::FetchAdd => Headers::ATOMIC_ETH,
             Self::SendLastInvalidate | Self::SendOnlyInvalidate => Headers::IETH,
-            Self::Connect | Self::Accept | Self::Refuse | Self::Disconnect | Self::Disconnected => {
-                Headers::DC_ETH
-            }
+            Self::Connect
+            | Self::Accept
+            | Self::Refuse
+            | Self::Disconnect
+            | Self::Disconnected
+            | Self::KeepAlive => Headers::DC_ETH,
         }
     }
 

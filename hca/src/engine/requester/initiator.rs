@@ -191,7 +191,13 @@ pub(in crate::engine) fn answered(qp: &mut Qp, port: &mut Port<'_>, packet: &Pac
             qp.attributes.remote_address = packet.source;
             qp.attributes.remote_qpn = packet.dc.qpn.get();
         }
-        // Doubled.
+        // The target asks whether it is still wanted, or the network doubled its answer.
+        (BthOpcode::Accept, Link::Up) => {
+            let header =
+                DcEth { connection: initiator.number.into(), qpn: qp.number.into(), ..DcEth::default() };
+            let bth = Bth::new(BthOpcode::KeepAlive, packet.dc.qpn.get(), packet.bth.psn());
+            port.send_connection(packet.source, bth, &header);
+        }
         (BthOpcode::Accept, _) => {}
         (BthOpcode::Disconnected, Link::Closing) => {
             initiator.link = Link::Down;
