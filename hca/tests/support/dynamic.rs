@@ -1,15 +1,17 @@
 //! Targets and initiators of dynamic connections of tests.
 
+use barewire_hca::{Config, Fabric, Faults, Mode, Strict, WireKind};
 use barewire_layouts::command::answer;
 use barewire_layouts::command::dct::{
     CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn, QueryDctOut,
 };
 use barewire_layouts::command::qp::{AtomicMode, Qpc, ReceiveQueueType, ServiceType};
+use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::prm::ViewMut;
-use barewire_layouts::wqe::AddressVector;
+use barewire_layouts::wqe::{AddressVector, Opcode};
 
 use super::srq::{Shape, Srq};
-use super::{Connection, Cq, LOG_CQ, Node, Qp, command};
+use super::{Connection, Cq, LOG_CQ, Node, Qp, Region, Wqe, command};
 
 pub const KEY: u64 = 0x0123_4567_89ab_cdef;
 pub const USER_INDEX: u32 = 0x55;
@@ -113,4 +115,42 @@ pub fn initiator_with(
     // As UCX does it, without an address.
     qp.connect_to([0; 16], 0, connection, (connection.psn, 0));
     qp
+}
+
+/// Steps devices until none has anything to do or to wait for.
+pub fn settle(nodes: &[&Node]) {
+    for _ in 0..1_000_000 {
+        if !nodes.iter().fold(false, |busy, node| busy | node.device.step()) {
+            return;
+        }
+    }
+    panic!(
+        "the devices do not come to rest: {:?}",
+        nodes.iter().map(|node| node.device.counters()).collect::<Vec<_>>()
+    );
+}
+
+pub fn nodes<const N: usize>() -> [Node; N] {
+    let fabric = Fabric::new();
+    std::array::from_fn(|_| Node::stepped(&fabric, Faults::default()))
+}
+
+/// One with room for so many connections.
+pub fn narrow(fabric: &Fabric, connections: usize, faults: Faults) -> Node {
+    Node::open(Config {
+        mode: Mode::Stepped,
+        wire: WireKind::Fabric(fabric.clone()),
+        faults,
+        strict: Strict::Panic,
+        dynamic_connections: connections,
+        ..Config::default()
+    })
+}
+
+pub fn send(target: &Target, region: &Region, length: usize) -> Wqe {
+    Wqe::new(Opcode::Send).addressed(&target.address()).data(region.address(), length, region.key)
+}
+
+pub fn syndromes(qp: &mut Qp) -> Vec<Option<Syndrome>> {
+    qp.send_cq.drain().iter().map(|one| one.syndrome).collect()
 }
