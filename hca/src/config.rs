@@ -19,7 +19,7 @@ pub const FAULTS_VARIABLE: &str = "BAREWIRE_HCA_FAULTS";
 pub const PCAP_VARIABLE: &str = "BAREWIRE_HCA_PCAP";
 
 /// What a device shall be. The default is a thread of its own, UDP on a free address, no faults, findings on standard error.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// The device's IP address, IPv4 or IPv6; `None` for a free one in 127.0.0.0/8, or the fabric's next.
     pub address: Option<IpAddr>,
@@ -33,6 +33,23 @@ pub struct Config {
     pub pcap: Option<PathBuf>,
     /// What the device does about mistakes in WQEs and doorbells.
     pub strict: Strict,
+    /// Connections that the device's targets of dynamic connections hold at a time, all together: 4096, at most 16384. Who asks for
+    /// one more is told to come again.
+    pub dynamic_connections: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            address: None,
+            mode: Mode::default(),
+            wire: WireKind::default(),
+            faults: Faults::default(),
+            pcap: None,
+            strict: Strict::default(),
+            dynamic_connections: 4096,
+        }
+    }
 }
 
 /// Who runs a device's engine.

@@ -7,12 +7,13 @@ use std::panic::resume_unwind;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::command::{self, CommandSyndrome};
 use crate::config::{Config, Mode, OpenError, WireKind};
 use crate::engine::{Counters, Report, Strict};
 use crate::memory::{UmemAccess, UmemError};
-use crate::object::{EventChannel, ObjectCounts, UarPage};
+use crate::object::{EventChannel, ObjectCounts, Objects, UarPage};
 use crate::state::{Fault, State};
 use crate::thread::{self, DoorbellWake, Shared, Wake};
 use crate::wire::udp::Udp;
@@ -54,12 +55,14 @@ impl Device {
     /// # Errors
     /// [`OpenError`] if the address or its port cannot be had, or the thread cannot be started.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { address, mode, wire, faults, pcap, strict } = config;
+        let Config { address, mode, wire, faults, pcap, strict, dynamic_connections } = config;
         if let Some(address) = address.filter(|&address| !crate::wire::is_host(address)) {
             return Err(OpenError::Address { address });
         }
         let stepped = mode == Mode::Stepped;
         let decoration = Decoration { faults: &faults, pcap: pcap.as_deref(), stepped };
+        let mut objects = Objects::new(dynamic_connections);
+        // Dynamic connections get higher numbers than those of whatever device had the address before.
         let (address, wire): (_, io::Result<Box<dyn Wire>>) = match wire {
             WireKind::Udp => {
                 let udp = Udp::bind(address).map_err(|source| match address {
@@ -67,6 +70,8 @@ impl Device {
                     None => OpenError::NoAddress { source },
                 })?;
                 let address = udp.address();
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                objects.last_connection = since.as_nanos() as u64;
                 (address, assemble(udp, address, decoration))
             }
             WireKind::Fabric(fabric) => {
@@ -75,6 +80,7 @@ impl Device {
                     None => OpenError::FabricFull,
                 })?;
                 let address = port.address();
+                objects.last_connection = port.number() << 32;
                 let port = if stepped {
                     port
                 } else {
@@ -85,7 +91,7 @@ impl Device {
         };
         let wire =
             wire.map_err(|source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source })?;
-        let mut state = State::new(address, wire, strict, stepped);
+        let mut state = State::new(address, wire, strict, stepped, objects);
         state.set_slow_dma(faults.slow_dma_us);
         let (shared, thread) = match mode {
             Mode::Stepped => (Shared::new(state, None), None),

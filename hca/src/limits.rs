@@ -12,6 +12,12 @@ pub(crate) const LOG_CQS: u8 = 16;
 pub(crate) const LOG_QPS: u8 = 16;
 /// Shared receive queues and receive memory pools.
 pub(crate) const LOG_SRQS: u8 = 14;
+/// Domains of extended reliable connections.
+pub(crate) const LOG_XRCDS: u8 = 10;
+/// Targets of dynamic connections.
+pub(crate) const LOG_DCTS: u8 = 10;
+/// The most connections that the targets of a device hold at a time.
+pub(crate) const DC_CONTEXTS: usize = 1 << 14;
 /// Memory keys.
 pub(crate) const LOG_MKEYS: u8 = 20;
 /// User memory registrations.
@@ -29,6 +35,10 @@ pub(crate) const CQS: usize = 1 << LOG_CQS;
 pub(crate) const QPS: usize = 1 << LOG_QPS;
 /// Shared receive queues and receive memory pools.
 pub(crate) const SRQS: usize = 1 << LOG_SRQS;
+/// Domains of extended reliable connections.
+pub(crate) const XRCDS: usize = 1 << LOG_XRCDS;
+/// Targets of dynamic connections.
+pub(crate) const DCTS: usize = 1 << LOG_DCTS;
 /// Memory keys.
 pub(crate) const MKEYS: usize = 1 << LOG_MKEYS;
 /// User memory registrations.

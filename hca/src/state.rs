@@ -60,11 +60,17 @@ impl Clock {
 }
 
 impl State {
-    pub(crate) fn new(address: IpAddr, wire: Box<dyn Wire>, strict: Strict, stepped: bool) -> Self {
+    pub(crate) fn new(
+        address: IpAddr,
+        wire: Box<dyn Wire>,
+        strict: Strict,
+        stepped: bool,
+        objects: Objects,
+    ) -> Self {
         Self {
             link_up: true,
             broken: false,
-            objects: Objects::new(),
+            objects,
             reports: Reports::new(strict),
             engine: Engine::new(address, stepped),
             wire,

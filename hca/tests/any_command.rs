@@ -4,10 +4,10 @@ mod rig;
 
 use barewire_hca::{CommandSyndrome, ObjectCounts};
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
-use barewire_layouts::command::qp::{CreateQpIn, Qpc, ReceiveQueueType};
+use barewire_layouts::command::qp::{CreateQpIn, Qpc, ReceiveQueueType, ServiceType};
 use barewire_layouts::command::{CommandOpcode, CommandStatus, OutHeader};
 use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET};
-use barewire_layouts::prm::View;
+use barewire_layouts::prm::{View, ViewMut};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use rig::{MEMORY, Rig};
@@ -37,6 +37,16 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
     let address = rig.device.address();
     rig.connect(qpns[0], (address, qpns[1])).expect("valid");
     rig.connect(qpns[1], (address, qpns[0])).expect("valid");
+    let xrcd = rig.alloc_xrcd().expect("valid");
+    let xrc_srqn = rig.create_xrc_srq(xrcd, cqn, |_| ()).expect("valid");
+    let dctn = rig.create_dct(cqn, rmpn, |_| ()).expect("valid");
+    for service in [ServiceType::Xrc, ServiceType::Dci] {
+        let change = |create: &mut ViewMut<'_, CreateQpIn>| {
+            create.nested(CreateQpIn::QPC).set(Qpc::ST, service).set(Qpc::XRCD, xrcd);
+        };
+        let qpn = rig.create_qp(cqn, change).expect("valid");
+        rig.connect(qpn, (address, qpn)).expect("valid");
+    }
     let mkey = rig.create_mkey(0, MEMORY as u64, |_| ()).expect("valid");
     let made = rig.requests.borrow().clone();
     // These fail and do nothing yet: what they name is in use, or they start from another state.
@@ -55,6 +65,10 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
         sister.to_err(qpns[0]),
         sister.to_rst(qpns[0]),
         sister.destroy_qp(qpns[1]),
+        sister.drain_dct(dctn),
+        sister.destroy_dct(dctn),
+        sister.destroy_xrc_srq(xrc_srqn),
+        sister.dealloc_xrcd(xrcd),
     );
     let _ = sister.query_qp(qpns[0], |_| ());
     requests.extend(sister.requests.take());
@@ -70,10 +84,15 @@ fn total(counts: ObjectCounts) -> usize {
         shared_receive_queues,
         counter_sets,
         queue_pairs,
+        xrc_domains,
+        dynamic_targets,
+        dynamic_connections: _,
         memory_keys,
         umems,
     } = counts;
     let queues = event_queues + completion_queues + shared_receive_queues + queue_pairs;
+    // Connections are made and ended by packets.
+    let queues = queues + xrc_domains + dynamic_targets;
     queues + protection_domains + uar_pages + counter_sets + memory_keys + umems
 }
 
@@ -118,7 +137,7 @@ fn turn(rig: &Rig, doorbell: u64) -> Result<(), TestCaseError> {
 
 /// A request of a known opcode with numbers that may be those of objects.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
-    let byte = prop_oneof![4 => Just(0_u8), 2 => 0..8_u8, 1 => 0x40..0x44_u8, 1 => any::<u8>()];
+    let byte = prop_oneof![4 => Just(0_u8), 2 => 0..8_u8, 1 => 0x40..0x46_u8, 1 => any::<u8>()];
     (select(CommandOpcode::ALL), prop::collection::vec(byte, LONGEST)).prop_map(|(opcode, mut bytes)| {
         bytes[..2].copy_from_slice(&(opcode as u16).to_be_bytes());
         bytes[2..8].fill(0);

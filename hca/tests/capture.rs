@@ -8,6 +8,7 @@ use std::process::Command;
 use barewire_hca::{Config, Fabric, Mode, OpenError, WireKind};
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::wqe::{AddressVector, Opcode};
+use support::xrc::{Domain, XrcSrq};
 use support::{Connection, Node, Pair, Wqe};
 
 /// A file name of this test's own.
@@ -37,6 +38,15 @@ fn run(addresses: [&str; 2], pcap: &Path) {
     rc.qa.post(&data(there(Opcode::AtomicFetchAdd).atomic(1, 2), 8));
     rc.settle();
     assert!(rc.qa.send_cq.drain().len() == 4);
+    let domains = [Domain::new(&a), Domain::new(&b)];
+    let mut queue = XrcSrq::new(&domains[1], 2, 1, true);
+    let qps = (domains[0].queue_pair(true), domains[1].queue_pair(false));
+    let mut xrc = Pair::of(a.clone(), b.clone(), qps, &Connection::default());
+    queue.post(&[(remote.address(), 1024, remote.key)]);
+    xrc.qa.post(&data(Wqe::new(Opcode::Send).shared_queue(queue.number), 600));
+    xrc.qa.post(&data(Wqe::new(Opcode::RdmaWrite).shared_queue(0).remote(remote.address(), remote.key), 6));
+    xrc.settle();
+    assert!(xrc.qa.send_cq.drain().len() == 2);
     let mut ud = Pair::with_service(ServiceType::Ud, a, b, &Connection::default());
     let to = AddressVector::roce(ud.qb.number, 0x1111_1111, [0; 6], ud.b.device.gid(), 0, 0, 64);
     ud.qa.post(&data(Wqe::new(Opcode::Send).addressed(&to), 32));
@@ -89,7 +99,11 @@ fn tshark_reads_every_header_over_ipv4_and_ipv6() {
         for one in [6, 7, 8, 5, 12, 16, 20, 18, 100] {
             assert_eq!(opcode(one), 1, "opcode {one}: {lines:#?}");
         }
-        assert!(opcode(17) >= 1, "acknowledgments: {lines:#?}");
+        // XRC: send first, middle, last; write only. Its acknowledgments.
+        for one in [160, 161, 162, 170] {
+            assert_eq!(opcode(one), 1, "opcode {one}: {lines:#?}");
+        }
+        assert!(opcode(17) >= 1 && opcode(177) >= 1, "acknowledgments: {lines:#?}");
         let field = |opcode: &str, at: usize| {
             let line = lines.iter().find(|line| line.split(';').nth(1) == Some(opcode));
             line.and_then(|line| line.split(';').nth(at)).unwrap_or_default().to_owned()

@@ -9,7 +9,10 @@ use barewire_layouts::command::capability::{
 };
 use barewire_layouts::command::cq::{CqStatus, Cqc, CqeSize, CreateCqIn, QueryCqIn, QueryCqOut};
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
-use barewire_layouts::command::qp::{AddressPath, Mtu, QpState, Qpc, ReceiveQueueType, ServiceType};
+use barewire_layouts::command::qp::{
+    AddressPath, Init2InitQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc, ReceiveQueueType,
+    Rts2RtsQpIn, ServiceType,
+};
 use barewire_layouts::command::umem::DestroyUmemIn;
 use barewire_layouts::command::{CommandStatus, InHeader};
 use barewire_layouts::prm::{Layout, View, ViewMut};
@@ -107,6 +110,55 @@ fn a_queue_pair_walks_its_states() {
     // A second life.
     rig.connect(qpn, peer).unwrap();
     assert_eq!(rig.state(qpn), QpState::Rts);
+}
+
+#[test]
+fn a_queue_pair_changes_where_it_is() {
+    let rig = Rig::new();
+    let cqn = rig.create_cq(|_| ()).unwrap();
+    let qpn = rig.create_qp(cqn, |_| ()).unwrap();
+    let rights = OptionalParameters::REMOTE_WRITE | OptionalParameters::REMOTE_ATOMIC;
+    // Reads stay allowed: their bit is not set.
+    let init2init = |mask: OptionalParameters, port| {
+        rig.run::<Init2InitQpIn, _>(
+            |request| {
+                request.set(Init2InitQpIn::QPN, qpn).set(Init2InitQpIn::OPT_PARAM_MASK, mask.bits());
+                let mut context = request.nested(Init2InitQpIn::QPC);
+                context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, port);
+            },
+            |_| (),
+        )
+    };
+    let rts2rts = |mask: OptionalParameters| {
+        rig.run::<Rts2RtsQpIn, _>(
+            |request| {
+                request.set(Rts2RtsQpIn::QPN, qpn).set(Rts2RtsQpIn::OPT_PARAM_MASK, mask.bits());
+                request.nested(Rts2RtsQpIn::QPC).set(Qpc::RWE, true).set(Qpc::MIN_RNR_NAK, 7);
+            },
+            |_| (),
+        )
+    };
+    let standing = || {
+        let read = |context: View<'_, Qpc>| {
+            let rights = [Qpc::RRE, Qpc::RWE, Qpc::RAE].map(|field| context.get(field));
+            (context.get(Qpc::STATE).unwrap(), rights, context.get(Qpc::MIN_RNR_NAK))
+        };
+        rig.query_qp(qpn, read).unwrap()
+    };
+    let wrong = Err(refused(Why::QpTransition));
+    assert_eq!(init2init(rights, 1), wrong);
+    rig.rst2init(qpn, |_| ()).unwrap();
+    let port = OptionalParameters::PRIMARY_PORT;
+    assert_eq!(init2init(port, 2), Err(refused(Why::Port)));
+    assert_eq!(init2init(rights, 2), Ok(()));
+    assert_eq!(standing(), (QpState::Init, [true, false, false], 0));
+    assert_eq!(rts2rts(rights), wrong);
+    rig.init2rtr(qpn, (rig.device.address(), qpn), |_| ()).unwrap();
+    rig.rtr2rts(qpn, |_| ()).unwrap();
+    assert_eq!(rts2rts(OptionalParameters::REMOTE_WRITE), Ok(()));
+    assert_eq!(standing(), (QpState::Rts, [true, true, false], 12));
+    assert_eq!(rts2rts(OptionalParameters::RNR_TIMEOUT), Ok(()));
+    assert_eq!(standing(), (QpState::Rts, [true, true, false], 7));
 }
 
 #[test]

@@ -77,6 +77,7 @@ fn sends_of_every_size_arrive_scattered() {
             let immediate = if round % 2 == 0 { 0x0102_0304 } else { 0 };
             let qpn = pair.qb.number;
             let want = Completion {
+                user_index: 0x77,
                 packet: zerocopy::FromZeros::new_zeroed(),
                 opcode,
                 qpn,
@@ -108,6 +109,7 @@ fn writes_with_immediate_take_a_receive() {
             pair.settle();
             sent(&mut pair);
             let want = Completion {
+                user_index: 0x77,
                 packet: zerocopy::FromZeros::new_zeroed(),
                 opcode: CqeOpcode::ResponderWriteImmediate,
                 qpn: pair.qb.number,

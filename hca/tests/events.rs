@@ -228,3 +228,27 @@ fn a_thread_wakes_the_sleeper() {
     assert!(completions.channel.wait(Some(Duration::from_secs(30))).unwrap());
     assert_eq!(pair.qb.receive_cq.wait().length, 0);
 }
+
+#[test]
+fn the_first_packet_at_a_queue_pair_that_only_receives_is_told() {
+    let fabric = Fabric::new();
+    let (a, b) = (node(&fabric, Strict::Panic), node(&fabric, Strict::Panic));
+    let mut events = Eq::new(&b, 4, ALL);
+    let (mut qa, mut qb) = (Qp::new(&a), Qp::new(&b));
+    let connection = Connection::default();
+    qb.ready_to_receive(a.device.gid(), qa.number, &connection, connection.psn);
+    qa.connect(&b, qb.number, &connection, (connection.psn, 5));
+    (0..2).for_each(|_| _ = qb.post_receive(&[]));
+    for told in [true, false] {
+        qa.post(&Wqe::new(Opcode::Send));
+        while a.device.step() | b.device.step() {}
+        let want = [(EventType::CommunicationEstablished, qb.number)];
+        assert_eq!(events.drain(), want[..usize::from(told)]);
+        assert!(qa.send_cq.poll().is_some_and(|one| one.is_ok()));
+        if told {
+            qb.ready_to_send(&connection, 5);
+        }
+    }
+    // From ready-to-send on the user knows anyway.
+    assert_eq!(qb.receive_cq.drain().len(), 2);
+}

@@ -117,6 +117,8 @@ fn every_page_of_capabilities_answers() {
             let general = answer::<QueryHcaCapIn>(&output).unwrap().nested(QueryHcaCapOut::GENERAL);
             assert!(general.get(HcaCap::LOG_MAX_RMP) > 0 && general.get(HcaCap::LOG_MAX_EQ) > 0);
             assert_eq!(general.get(HcaCap::LOG_MAX_MSG), 30);
+            assert!(general.get(HcaCap::XRC) && general.get(HcaCap::LOG_MAX_XRCD) > 0);
+            assert!(general.get(HcaCap::DCT) && general.get(HcaCap::LOG_MAX_RA_REQ_DC) > 0);
         }
     }
 }

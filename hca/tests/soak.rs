@@ -1,16 +1,18 @@
-//! Random operations over RC, UC and UD under random faults, against a copy of the memory that does the same in order.
+//! Random operations over RC, XRC, DC, UC and UD under random faults, against a copy of the memory that does the same in order.
 //!
 //! Stepped devices and seeds: whatever fails, fails again. `BAREWIRE_HCA_SOAK_SEEDS` sets how many seeds run, and
 //! `BAREWIRE_HCA_SOAK_FIRST` the first, to run one again.
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use barewire_hca::{Fabric, Faults, ObjectCounts};
+use barewire_hca::{Config, Fabric, Faults, Mode, ObjectCounts, Strict, WireKind};
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::wqe::{AddressVector, MaskedFetchAdd64, Opcode};
-use support::{Connection, Node, Pair, Region, Wqe, pattern};
+use support::dynamic::{Target, initiator};
+use support::xrc::{Domain, XrcSrq};
+use support::{Completion, Connection, Node, Pair, Qp, Region, Wqe, pattern};
 use zerocopy::IntoBytes;
 
 /// Seeds of an ordinary run.
@@ -59,28 +61,55 @@ fn faults(random: &mut Random, seed: u64) -> Faults {
     }
 }
 
-/// A reliable connection, its memories, and what they must hold.
+/// Where messages go, and how a WQE says so.
+enum Way {
+    /// To the queue pair that the sender is connected to.
+    Connected,
+    /// To a shared receive queue of an XRC domain. The domains live as long.
+    Extended { queue: Box<XrcSrq>, _domains: [Domain; 2] },
+    /// To either of two targets.
+    Dynamic(Box<[Target; 2]>),
+}
+
+/// A reliable service, its memories, and what they must hold.
 struct Reliable {
     pair: Pair,
+    way: Way,
+    /// WQEs that are not completed.
+    posted: VecDeque<u16>,
+    /// Messages that came, for each receiver.
+    received: [u16; 2],
     local: Region,
     remote: Region,
     own: Vec<u8>,
     theirs: Vec<u8>,
-    posted: u16,
-    received: u16,
     /// Receive WQEs posted, and where they put what arrives.
     inboxes: Vec<usize>,
 }
 
 impl Reliable {
-    fn new(a: Node, b: Node, seed: u64) -> Self {
+    fn new(a: Node, b: Node, service: ServiceType, seed: u64) -> Self {
         let (local, remote) = (a.region(SIZE), b.region(SIZE));
         let (own, theirs) = (pattern(SIZE, seed), pattern(SIZE, !seed));
         local.memory.write(0, &own);
         remote.memory.write(0, &theirs);
         let connection = Connection { psn: seed as u32 & 0xff_ffff, ..Connection::default() };
-        let pair = Pair::over(a, b, &connection);
-        Self { pair, local, remote, own, theirs, posted: 0, received: 0, inboxes: Vec::new() }
+        let (pair, way) = match service {
+            ServiceType::Xrc => {
+                let domains = [Domain::new(&a), Domain::new(&b)];
+                let qps = (domains[0].queue_pair(true), domains[1].queue_pair(false));
+                let queue = Box::new(XrcSrq::new(&domains[1], 5, 1, seed.is_multiple_of(2)));
+                (Pair::of(a, b, qps, &connection), Way::Extended { queue, _domains: domains })
+            }
+            ServiceType::Dci => {
+                let targets = Box::new([(); 2].map(|()| Target::new(&b, &connection)));
+                let (qa, qb) = (initiator(&a, &connection), Qp::new(&b));
+                (Pair { a, b, qa, qb }, Way::Dynamic(targets))
+            }
+            _ => (Pair::over(a, b, &connection), Way::Connected),
+        };
+        let (posted, received, inboxes) = (VecDeque::new(), [0; 2], Vec::new());
+        Self { pair, way, posted, received, local, remote, own, theirs, inboxes }
     }
 
     /// Posts a random operation and does the same to the copies. Fenced, so that what an earlier read or atomic fetches is there.
@@ -92,7 +121,13 @@ impl Reliable {
         let word = SIZE - 8 * (1 + random.below(4));
         let (remote, rkey) = (self.remote.address(), self.remote.key);
         let (local, lkey) = (self.local.address(), self.local.key);
-        let there = |opcode, at: usize| Wqe::new(opcode).remote(remote + at as u64, rkey);
+        let receiver = random.below(2);
+        let towards = |opcode| match &self.way {
+            Way::Connected => Wqe::new(opcode),
+            Way::Extended { queue, .. } => Wqe::new(opcode).shared_queue(queue.number),
+            Way::Dynamic(targets) => Wqe::new(opcode).addressed(&targets[receiver].address()),
+        };
+        let there = |opcode, at: usize| towards(opcode).remote(remote + at as u64, rkey);
         let here = |wqe: Wqe, at: usize, length| wqe.data(local + at as u64, length, lkey);
         let wqe = match random.below(5) {
             0 => {
@@ -105,36 +140,35 @@ impl Reliable {
                 here(there(Opcode::RdmaRead, to), from, length)
             }
             2 => {
-                self.receive(inbox);
+                let wqe = here(towards(Opcode::Send), from, length);
+                self.receive(receiver, inbox);
                 self.theirs[inbox..inbox + length].copy_from_slice(&self.own[from..from + length]);
-                here(Wqe::new(Opcode::Send), from, length)
+                wqe
             }
             3 => {
-                let old = self.add(word, 3);
+                let old = add(&mut self.theirs, word, 3);
                 self.own[word..word + 8].copy_from_slice(&old.to_ne_bytes());
                 here(there(Opcode::AtomicFetchAdd, word).atomic(3, 0), word, 8)
             }
             _ => {
                 // A boundary above what is counted here changes nothing but the packet.
-                let old = self.add(word, 5);
+                let old = add(&mut self.theirs, word, 5);
                 self.own[word..word + 8].copy_from_slice(&old.to_ne_bytes());
                 let operands = MaskedFetchAdd64 { add: 5.into(), field_boundary: (1 << 63 | 1 << 62).into() };
                 here(there(Opcode::MaskedFetchAdd, word).masked(3, operands.as_bytes()), word, 8)
             }
         };
-        self.pair.qa.post(&wqe.flags(barewire_layouts::wqe::ControlFlags::FENCE));
+        let index = self.pair.qa.post(&wqe.flags(barewire_layouts::wqe::ControlFlags::FENCE));
+        self.posted.push_back(index);
     }
 
-    fn add(&mut self, word: usize, operand: u64) -> u64 {
-        let bytes = &mut self.theirs[word..word + 8];
-        let old = u64::from_ne_bytes(bytes.try_into().unwrap());
-        bytes.copy_from_slice(&old.wrapping_add(operand).to_ne_bytes());
-        old
-    }
-
-    fn receive(&mut self, inbox: usize) {
-        let at = self.remote.address() + inbox as u64;
-        self.pair.qb.post_receive(&[(at, LONGEST, self.remote.key)]);
+    fn receive(&mut self, receiver: usize, inbox: usize) {
+        let segments = [(self.remote.address() + inbox as u64, LONGEST, self.remote.key)];
+        match &mut self.way {
+            Way::Connected => _ = self.pair.qb.post_receive(&segments),
+            Way::Extended { queue, .. } => queue.post(&segments),
+            Way::Dynamic(targets) => targets[receiver].srq.post(&segments),
+        }
         self.inboxes.push(inbox);
     }
 
@@ -142,23 +176,42 @@ impl Reliable {
     fn check(&mut self, context: &str) {
         for done in self.pair.qa.send_cq.drain() {
             assert!(done.is_ok(), "{context}: {done:?} {:?}", self.pair.a.device.counters());
-            // Masked fetch and add takes two WQEBBs at most; the index only goes up.
-            assert!(done.index.wrapping_sub(self.posted) < 64, "{context}: {done:?} after {}", self.posted);
-            self.posted = done.index.wrapping_add(1);
+            assert_eq!(Some(done.index), self.posted.pop_front(), "{context}: {done:?}");
         }
-        for done in self.pair.qb.receive_cq.drain() {
-            assert!(done.is_ok() && done.index == self.received, "{context}: {done:?}");
-            self.received += 1;
+        let arrived: [Vec<Completion>; 2] = match &mut self.way {
+            Way::Connected => [self.pair.qb.receive_cq.drain(), Vec::new()],
+            Way::Extended { queue, .. } => [queue.cq.drain(), Vec::new()],
+            Way::Dynamic(targets) => targets.each_mut().map(|target| target.cq.drain()),
+        };
+        for (done, received) in arrived.into_iter().zip(&mut self.received) {
+            for done in done {
+                assert!(done.is_ok(), "{context}: {done:?}");
+                let slots = if matches!(self.way, Way::Connected) { u16::MAX } else { 31 };
+                assert_eq!(done.index & slots, *received & slots, "{context}: {done:?}");
+                *received += 1;
+            }
         }
+    }
+
+    fn arrived(&self) -> usize {
+        self.received.iter().copied().map(usize::from).sum()
     }
 
     fn finish(&mut self, context: &str) {
         self.check(context);
-        assert_eq!(self.posted, self.pair.qa.producer, "{context}: something never completed");
-        assert_eq!(usize::from(self.received), self.inboxes.len(), "{context}");
+        assert!(self.posted.is_empty(), "{context}: {:?} never completed", self.posted);
+        assert_eq!(self.arrived(), self.inboxes.len(), "{context}");
         assert!(self.local.memory.read(0, SIZE) == self.own, "{context}: local memory differs");
         assert!(self.remote.memory.read(0, SIZE) == self.theirs, "{context}: remote memory differs");
     }
+}
+
+/// Adds to the number at `word`, and gives what was there.
+fn add(memory: &mut [u8], word: usize, operand: u64) -> u64 {
+    let bytes = &mut memory[word..word + 8];
+    let old = u64::from_ne_bytes(bytes.try_into().unwrap());
+    bytes.copy_from_slice(&old.wrapping_add(operand).to_ne_bytes());
+    old
 }
 
 /// Messages that may be lost, and doubled, but not changed: each is what one of its number was.
@@ -238,9 +291,23 @@ fn run(seed: u64) -> (usize, usize) {
     let context = format!("BAREWIRE_HCA_SOAK_FIRST={seed} BAREWIRE_HCA_SOAK_SEEDS=1");
     let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let fabric = Fabric::new();
-    let [a, b] = [seed, !seed].map(|seed| Node::stepped(&fabric, faults(&mut random, seed)));
-    let mut reliable: Vec<_> =
-        (0..3).map(|number| Reliable::new(a.clone(), b.clone(), seed << 2 | number)).collect();
+    // Sometimes there is room for one dynamic connection only.
+    let dynamic_connections = [1, 4096][random.below(2)];
+    let [a, b] = [seed, !seed].map(|seed| {
+        Node::open(Config {
+            mode: Mode::Stepped,
+            wire: WireKind::Fabric(fabric.clone()),
+            faults: faults(&mut random, seed),
+            strict: Strict::Panic,
+            dynamic_connections,
+            ..Config::default()
+        })
+    });
+    let services = [ServiceType::Rc, ServiceType::Rc, ServiceType::Xrc, ServiceType::Dci, ServiceType::Dci];
+    let mut reliable: Vec<_> = (0..)
+        .zip(services)
+        .map(|(number, service)| Reliable::new(a.clone(), b.clone(), service, seed << 3 | number))
+        .collect();
     let mut unreliable =
         [ServiceType::Uc, ServiceType::Ud].map(|service| Unreliable::new(a.clone(), b.clone(), service));
     for _ in 0..OPERATIONS {
@@ -259,9 +326,7 @@ fn run(seed: u64) -> (usize, usize) {
         for one in &mut reliable {
             one.check(&context);
         }
-        if reliable.iter().any(|one| one.pair.qa.producer.wrapping_sub(one.posted) > 40)
-            || reliable.iter().any(|one| one.inboxes.len() - usize::from(one.received) > 24)
-        {
+        if reliable.iter().any(|one| one.posted.len() > 20 || one.inboxes.len() - one.arrived() > 20) {
             reliable[0].pair.settle();
         }
         for one in &mut unreliable {

@@ -53,6 +53,12 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::LOG_MAX_MSG, limits::LOG_MESSAGE_BYTES)
         .set(HcaCap::LOG_MAX_RA_REQ_QP, limits::LOG_RESPONDER_RESOURCES)
         .set(HcaCap::LOG_MAX_RA_RES_QP, limits::LOG_RESPONDER_RESOURCES)
+        .set(HcaCap::LOG_MAX_RA_REQ_DC, limits::LOG_RESPONDER_RESOURCES)
+        .set(HcaCap::LOG_MAX_RA_RES_DC, limits::LOG_RESPONDER_RESOURCES)
+        .set(HcaCap::LOG_MAX_XRCD, limits::LOG_XRCDS)
+        .set(HcaCap::DC_REQ_SCAT_DATA_CQE, true)
+        .set(HcaCap::DCT, true)
+        .set(HcaCap::XRC, true)
         .set(HcaCap::MAX_WQE_SZ_SQ, limits::SEND_WQE_BYTES)
         .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
         .set(HcaCap::NUM_PORTS, limits::PORT)
@@ -74,7 +80,8 @@ fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
     page.set(AtomicCap::REQ_8B_ENDIANNESS_MODE, 1)
         .set(AtomicCap::SUPPORTED_REQ_8B_ENDIANNESS_MODE_1, true)
         .set(AtomicCap::ATOMIC_OPERATIONS, ATOMIC_COMPARE_SWAP | ATOMIC_FETCH_ADD)
-        .set(AtomicCap::ATOMIC_SIZE_QP, size_of::<u64>() as u16);
+        .set(AtomicCap::ATOMIC_SIZE_QP, size_of::<u64>() as u16)
+        .set(AtomicCap::ATOMIC_SIZE_DC, size_of::<u64>() as u16);
 }
 
 fn roce(page: &mut ViewMut<'_, RoceCap>) {

@@ -11,6 +11,7 @@ use barewire_layouts::command::pd::AllocPdIn;
 use barewire_layouts::command::port::{QueryAdapterIn, QueryLagIn};
 use barewire_layouts::command::q_counter::AllocQCounterIn;
 use barewire_layouts::command::uar::AllocUarIn;
+use barewire_layouts::command::xrc::AllocXrcdIn;
 use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
@@ -20,6 +21,7 @@ use crate::object::DoorbellRecord;
 
 mod capability;
 mod cq;
+mod dct;
 mod eq;
 mod gid;
 mod mkey;
@@ -34,6 +36,7 @@ mod srq;
 mod syndrome;
 mod uar;
 mod umem;
+mod xrc;
 
 pub(crate) use gid::{address as gid_address, gid, mac};
 pub use syndrome::CommandSyndrome;
@@ -154,6 +157,31 @@ fn dispatch(
         }
         CommandOpcode::DestroySrq => run(input, output, |request, _| srq::destroy(device.objects, request)),
         CommandOpcode::ArmRq => run(input, output, |request, _| srq::arm(device.objects, request)),
+        CommandOpcode::AllocXrcd => {
+            run::<AllocXrcdIn>(input, output, |_, answer| xrc::alloc(device.objects, answer))
+        }
+        CommandOpcode::DeallocXrcd => run(input, output, |request, _| xrc::dealloc(device.objects, request)),
+        CommandOpcode::CreateXrcSrq => {
+            run(input, output, |request, answer| xrc::create(device.objects, request, answer))
+        }
+        CommandOpcode::QueryXrcSrq => {
+            run(input, output, |request, answer| xrc::query(device.objects, request, answer))
+        }
+        CommandOpcode::DestroyXrcSrq => {
+            run(input, output, |request, _| xrc::destroy(device.objects, request))
+        }
+        CommandOpcode::ArmXrcSrq => run(input, output, |request, _| xrc::arm(device.objects, request)),
+        CommandOpcode::CreateDct => {
+            run(input, output, |request, answer| dct::create(device.objects, request, answer))
+        }
+        CommandOpcode::QueryDct => {
+            run(input, output, |request, answer| dct::query(device.objects, request, answer))
+        }
+        CommandOpcode::DrainDct => run(input, output, |request, _| dct::drain(engine, device, request)),
+        CommandOpcode::DestroyDct => run(input, output, |request, _| dct::destroy(engine, device, request)),
+        CommandOpcode::ArmDctForKeyViolation => {
+            run(input, output, |request, _| dct::arm(device.objects, request))
+        }
         CommandOpcode::CreateRmp => {
             run(input, output, |request, answer| rmp::create(device.objects, request, answer))
         }
@@ -178,6 +206,12 @@ fn dispatch(
         CommandOpcode::Rtr2RtsQp => {
             run(input, output, |request, _| modify_qp::rtr2rts(engine, device, request))
         }
+        CommandOpcode::Rts2RtsQp => {
+            run(input, output, |request, _| modify_qp::rts2rts(engine, device, request))
+        }
+        CommandOpcode::Init2InitQp => {
+            run(input, output, |request, _| modify_qp::init2init(engine, device, request))
+        }
         CommandOpcode::ToErrQp => run(input, output, |request, _| modify_qp::to_err(engine, device, request)),
         CommandOpcode::ToRstQp => run(input, output, |request, _| modify_qp::to_rst(engine, device, request)),
     }
@@ -185,7 +219,8 @@ fn dispatch(
 
 /// Whether the command knows operation modifiers, and checks them itself.
 fn has_modifier(opcode: CommandOpcode) -> bool {
-    matches!(opcode, CommandOpcode::QueryHcaCap | CommandOpcode::ModifyCq | CommandOpcode::ArmRq)
+    use CommandOpcode::{ArmRq, ArmXrcSrq, ModifyCq, QueryHcaCap};
+    matches!(opcode, QueryHcaCap | ModifyCq | ArmRq | ArmXrcSrq)
 }
 
 /// Gives `command` its request and answer, if both are as long as they must be. A list after the request's fixed part is let be.

@@ -1,8 +1,9 @@
-//! The moves of a queue pair: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP.
+//! The moves of a queue pair: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP, and changes without a move: INIT2INIT_QP,
+//! RTS2RTS_QP. No public command leads to a draining send queue.
 
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc, Rst2InitQpIn,
-    Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc,
+    Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::View;
 
@@ -18,18 +19,58 @@ pub(super) fn rst2init(
     input: View<'_, Rst2InitQpIn>,
 ) -> Outcome {
     step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
-        let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
-        if path.get(AddressPath::VHCA_PORT_NUM) != limits::PORT {
-            return Err(CommandSyndrome::Port);
-        }
-        if path.get(AddressPath::PKEY_INDEX) != 0 {
-            return Err(CommandSyndrome::PkeyIndex);
-        }
-        if service == ServiceType::Ud {
-            attributes.qkey = context.get(Qpc::Q_KEY);
-        }
+        take_port(context, OptionalParameters::all(), service, attributes)?;
         take_rights(context, OptionalParameters::all(), attributes)
     })
+}
+
+/// PRM: INIT2INIT_QP. Takes the same as RST2INIT_QP, as far as the mask names it.
+pub(super) fn init2init(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, Init2InitQpIn>,
+) -> Outcome {
+    step(engine, device, input, (QpState::Init, QpState::Init), |context, optional, service, attributes| {
+        take_port(context, optional, service, attributes)?;
+        take_rights(context, optional, attributes)
+    })
+}
+
+/// PRM: RTS2RTS_QP. Takes what may change in the middle of traffic, as far as the mask names it.
+pub(super) fn rts2rts(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, Rts2RtsQpIn>,
+) -> Outcome {
+    step(engine, device, input, (QpState::Rts, QpState::Rts), |context, optional, service, attributes| {
+        if optional.contains(OptionalParameters::RNR_TIMEOUT) {
+            attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+        }
+        take_port(context, optional & OptionalParameters::Q_KEY, service, attributes)?;
+        take_rights(context, optional, attributes)
+    })
+}
+
+/// Takes port, partition and queue key, if their bits are set in `optional`.
+fn take_port(
+    context: View<'_, Qpc>,
+    optional: OptionalParameters,
+    service: ServiceType,
+    attributes: &mut Attributes,
+) -> Outcome {
+    let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
+    if optional.contains(OptionalParameters::PRIMARY_PORT)
+        && path.get(AddressPath::VHCA_PORT_NUM) != limits::PORT
+    {
+        return Err(CommandSyndrome::Port);
+    }
+    if optional.contains(OptionalParameters::PKEY_INDEX) && path.get(AddressPath::PKEY_INDEX) != 0 {
+        return Err(CommandSyndrome::PkeyIndex);
+    }
+    if optional.contains(OptionalParameters::Q_KEY) && service == ServiceType::Ud {
+        attributes.qkey = context.get(Qpc::Q_KEY);
+    }
+    Ok(())
 }
 
 /// PRM: INIT2RTR_QP. Takes the peer and what the responder does.
@@ -52,8 +93,8 @@ pub(super) fn init2rtr(
             return Err(CommandSyndrome::ResponderDepth);
         }
         attributes.mtu = context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
-        // Datagrams have no peer.
-        if service != ServiceType::Ud {
+        // Datagrams have no peer, and each request of dynamic connections names its own.
+        if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
             attributes.remote_address =
                 gid::address(path.array(AddressPath::RGID_RIP)).ok_or(CommandSyndrome::RemoteGid)?;
             attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
@@ -85,9 +126,7 @@ pub(super) fn rtr2rts(
         if optional.contains(OptionalParameters::RNR_TIMEOUT) {
             attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
         }
-        if service == ServiceType::Ud && optional.contains(OptionalParameters::Q_KEY) {
-            attributes.qkey = context.get(Qpc::Q_KEY);
-        }
+        take_port(context, optional & OptionalParameters::Q_KEY, service, attributes)?;
         take_rights(context, optional, attributes)
     })
 }

@@ -14,8 +14,9 @@ use crate::object::Objects;
 /// A counter of the answer, and where the device keeps it.
 type Counter = (Field<QueryQCounterOut>, fn(&Counters) -> u64);
 
-const COUNTERS: [Counter; 8] = [
+const COUNTERS: [Counter; 9] = [
     (QueryQCounterOut::RX_ATOMIC_REQUESTS, |counters| counters.atomics),
+    (QueryQCounterOut::RX_DCT_CONNECT, |counters| counters.dc_connects),
     (QueryQCounterOut::OUT_OF_BUFFER, |counters| counters.rnr_naks_sent),
     (QueryQCounterOut::OUT_OF_SEQUENCE, |counters| counters.out_of_sequence),
     (QueryQCounterOut::DUPLICATE_REQUEST, |counters| counters.duplicates),

@@ -59,10 +59,14 @@ pub(super) fn create(
     input: View<'_, CreateQpIn>,
     mut output: ViewMut<'_, CreateQpOut>,
 ) -> Outcome {
+    use ServiceType::{Dci, Rc, Uc, Ud, Xrc};
     let context = input.nested(CreateQpIn::QPC);
     let service = context.get(Qpc::ST).map_err(|_| CommandSyndrome::Service)?;
-    if !matches!(service, ServiceType::Rc | ServiceType::Uc | ServiceType::Ud) {
+    if !matches!(service, Rc | Uc | Ud | Xrc | Dci) {
         return Err(CommandSyndrome::Service);
+    }
+    if service == Dci && context.get(Qpc::LOG_NUM_DCI_STREAM_CHANNELS) > 0 {
+        return Err(CommandSyndrome::StreamChannels);
     }
     if context.get(Qpc::WQ_SIGNATURE) {
         return Err(CommandSyndrome::QpFeature);
@@ -70,17 +74,35 @@ pub(super) fn create(
     let rings = Rings::of(context)?;
     let (rq_bytes, sq_bytes) = (Rings::bytes(rings.rq), Rings::bytes(rings.sq));
     let ring_umem = (input.get(CreateQpIn::WQ_UMEM_ID), input.get(CreateQpIn::WQ_UMEM_OFFSET));
-    let memory = ring_window(&objects.memory, ring_umem.0, ring_umem.1, (rq_bytes + sq_bytes) as u64, false)?;
     let doorbell_umem = (context.get(Qpc::DBR_UMEM_ID), context.get(Qpc::DBR_ADDR));
-    let doorbell = DoorbellRecord::new(doorbell_window(&objects.memory, doorbell_umem)?);
+    // The receiver of an extended reliable connection has no queue of its own, and nothing that goes with one.
+    let bare = service == Xrc && rq_bytes + sq_bytes == 0;
+    let (memory, doorbell, ring_umem, doorbell_umem) = if bare {
+        (Window::EMPTY, Window::EMPTY, (0, 0), (0, 0))
+    } else {
+        let bytes = (rq_bytes + sq_bytes) as u64;
+        let memory = ring_window(&objects.memory, ring_umem.0, ring_umem.1, bytes, false)?;
+        (memory, doorbell_window(&objects.memory, doorbell_umem)?, ring_umem, doorbell_umem)
+    };
+    let doorbell = DoorbellRecord::new(doorbell);
     let (pd, uar) = (context.get(Qpc::PD), context.get(Qpc::UAR_PAGE));
     let (send_cq, receive_cq) = (context.get(Qpc::CQN_SND), context.get(Qpc::CQN_RCV));
     objects.pds.get(pd).ok_or(CommandSyndrome::UnknownPd)?;
-    objects.uars.get(uar).ok_or(CommandSyndrome::UnknownUar)?;
+    if !bare {
+        objects.uars.get(uar).ok_or(CommandSyndrome::UnknownUar)?;
+    }
     objects.cqs.get(send_cq).ok_or(CommandSyndrome::UnknownSendCq)?;
     objects.cqs.get(receive_cq).ok_or(CommandSyndrome::UnknownReceiveCq)?;
-    let srq =
-        (context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared)).then(|| context.get(Qpc::SRQN_RMPN_XRQN));
+    // Packets name the shared receive queue of extended reliable connections, and initiators of dynamic ones receive nothing: the kernel
+    // fills the field with any that it has.
+    let shared = context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared) && !matches!(service, Xrc | Dci);
+    let srq = shared.then(|| context.get(Qpc::SRQN_RMPN_XRQN));
+    // One that only sends needs no domain.
+    let xrcd = context.get(Qpc::XRCD);
+    let xrcd = (service == Xrc && (xrcd != 0 || context.get(Qpc::NO_SQ))).then_some(xrcd);
+    if xrcd.is_some_and(|xrcd| objects.xrcds.get(xrcd).is_none()) {
+        return Err(CommandSyndrome::UnknownXrcd);
+    }
     if srq.is_some_and(|srq| objects.srqs.get(srq).is_none()) {
         return Err(CommandSyndrome::UnknownSharedQueue);
     }
@@ -96,6 +118,8 @@ pub(super) fn create(
             user_index: context.get(Qpc::USER_INDEX),
             send_cq,
             receive_cq,
+            xrcd,
+            dct: None,
             srq,
             scatter,
             uar,
@@ -109,6 +133,7 @@ pub(super) fn create(
         })
         .ok_or(CommandSyndrome::NoQps)?;
     objects.share(srq, true);
+    objects.use_xrcd(xrcd, true);
     objects.hold_for_qp(pd, uar, [send_cq, receive_cq], [ring_umem.0, doorbell_umem.0]);
     output.set(CreateQpOut::QPN, number);
     Ok(())
@@ -152,6 +177,7 @@ pub(super) fn query(
         .set(Qpc::RMSN, standing.messages_received)
         .set(Qpc::HW_SQ_WQEBB_COUNTER, standing.send_wqebbs)
         .set(Qpc::HW_RQ_COUNTER, standing.receive_wqes.into())
+        .set(Qpc::XRCD, qp.xrcd.unwrap_or(0))
         .set(Qpc::CQN_RCV, qp.receive_cq)
         .set(Qpc::Q_KEY, attributes.qkey)
         .set(Qpc::SW_SQ_WQEBB_COUNTER, qp.doorbell.send())
@@ -198,6 +224,7 @@ pub(super) fn destroy(
     engine.qp_destroyed(device, number);
     if let Some(qp) = device.objects.qps.remove(number) {
         device.objects.share(qp.srq, false);
+        device.objects.use_xrcd(qp.xrcd, false);
         let umems = [qp.ring_umem.0, qp.doorbell_umem.0];
         device.objects.release_for_qp(qp.pd, qp.uar, [qp.send_cq, qp.receive_cq], umems);
     }

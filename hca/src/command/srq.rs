@@ -11,7 +11,7 @@ use crate::limits;
 use crate::object::{DoorbellRecord, Objects, Order, Ring, Srq, SrqKind};
 
 /// log2 of the unit of `log_rq_stride`.
-const LOG_STRIDE_UNIT: u8 = 4;
+pub(super) const LOG_STRIDE_UNIT: u8 = 4;
 /// log2 of the smallest WQE with a header.
 const LOG_SMALLEST: u8 = 5;
 

@@ -87,7 +87,7 @@ syndromes! {
 
     UnknownQp = 0x0601, BadResource, "there is no such queue pair";
     NoQps = 0x0602, NoResources, "the device has no queue pair left";
-    Service = 0x0603, BadParameter, "the service type (st) is not RC, which is the only one supported";
+    Service = 0x0603, BadParameter, "the service type (st) is none of RC, UC, UD, XRC and DCI";
     ReceiveSource = 0x0604, BadParameter, "the receive queue type (rq_type) is not regular, shared or none";
     ReceiveStride = 0x0605, LimitExceeded, "a receive WQE (log_rq_stride) is longer than max_wqe_sz_rq";
     QpFeature = 0x0606, BadParameter, "WQE signatures (wq_signature) are not supported";
@@ -95,6 +95,7 @@ syndromes! {
     UnknownReceiveCq = 0x0608, BadResource, "there is no such completion queue for the receive queue (cqn_rcv)";
     UnknownSharedQueue = 0x0609, BadResource, "there is no such shared receive queue for the queue pair (srqn_rmpn_xrqn)";
     ScatterToCqe = 0x060a, BadParameter, "scatter to CQE is none of off, 32 and 64 bytes (cs_req 0, 0x11, 0x22; cs_res 0, 1, 2)";
+    StreamChannels = 0x060b, BadParameter, "stream channels of dynamic connections (log_num_dci_stream_channels) are not supported";
     QpTransition = 0x0610, BadResourceState, "the queue pair is not in the state that this move starts from";
     Port = 0x0611, BadParameter, "there is no such port (vhca_port_num)";
     PkeyIndex = 0x0612, BadIndex, "the partition key index (pkey_index) is beyond the table";
@@ -139,11 +140,28 @@ syndromes! {
     RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the receive memory pool is neither linked list nor cyclic";
     RmpTransition = 0x0a0a, BadResourceState, "the receive memory pool is not in the state that the command says (rmp_state)";
 
+    UnknownXrcd = 0x0a10, BadResource, "there is no such XRC domain (xrcd)";
+    XrcdInUse = 0x0a11, ResourceBusy, "queue pairs or shared receive queues of the XRC domain still exist";
+    NoXrcds = 0x0a12, NoResources, "the device has no XRC domain left";
+    XrcSrqUnknownCq = 0x0a13, BadResource, "there is no such completion queue (cqn) for the shared receive queue";
+
     UnknownCounterSet = 0x0b01, BadResource, "there is no such counter set";
     NoCounterSets = 0x0b02, NoResources, "the device has no counter set left";
 
     VportPort = 0x0c01, BadParameter, "there is no such port, or it is another function's";
     VportPkey = 0x0c02, BadIndex, "the index is beyond the partition key table";
+
+    UnknownDct = 0x0d01, BadResource, "there is no such target of dynamic connections (dctn)";
+    NoDcts = 0x0d02, NoResources, "the device has no target of dynamic connections left";
+    DctTransition = 0x0d03, BadResourceState, "the target is draining or drained already";
+    DctUnknownCq = 0x0d04, BadResource, "there is no such completion queue (cqn) for the target";
+    DctUnknownSrq = 0x0d05, BadResource, "there is no such shared receive queue (srqn_xrqn) for the target";
+    DctMtu = 0x0d06, BadParameter, "the target's path MTU (mtu) is none of 256 to 4096 bytes";
+    DctPort = 0x0d07, BadParameter, "the target's port (port) is neither 0 nor one that exists";
+    DctPkeyIndex = 0x0d08, BadIndex, "the target's partition key index (pkey_index) is beyond the table";
+    DctGid = 0x0d09, BadIndex, "the target's source address index (my_addr_index) is beyond the GID table";
+    DctScatterToCqe = 0x0d0a, BadParameter, "scatter to CQE of a target (cs_res) is neither off (0) nor up to 64 bytes (2)";
+    DctAtomicMode = 0x0d0b, BadParameter, "remote atomics of the target are enabled (rae) without an atomic mode that the device has";
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
-//! Where a datagram goes: the address vector of its WQE.
+//! Where a message goes that no connection leads: the address vector, or the XRC segment, of its WQE.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use barewire_layouts::be::Be32;
+use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::roce::MASK_24;
-use barewire_layouts::wqe::{AddressVector, CompactAddressVector, EXTENDED_ADDRESS_VECTOR};
+use barewire_layouts::wqe::{
+    AddressVector, CompactAddressVector, EXTENDED_ADDRESS_VECTOR, Opcode, XrcSegment,
+};
 
-use super::fetch::Segments;
+use super::fetch::{Segments, Wqe};
 use super::report::Finding;
 use crate::command::gid_address;
 use crate::limits;
@@ -20,11 +24,11 @@ enum Route {
     Lid(u16),
 }
 
-/// The receiver of a datagram.
+/// The receiver of a datagram, or the target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Destination {
     pub(super) qpn: u32,
-    qkey: u32,
+    key: u64,
     route: Route,
 }
 
@@ -39,12 +43,50 @@ impl Destination {
 
     /// The key that the datagram carries, sent by a queue pair with key `own`.
     pub(super) fn qkey(&self, own: u32) -> u32 {
-        if self.qkey & OWN_QKEY == 0 { self.qkey } else { own }
+        let qkey = (self.key >> 32) as u32;
+        if qkey & OWN_QKEY == 0 { qkey } else { own }
+    }
+
+    /// The key that a target of dynamic connections asks for.
+    pub(super) fn access_key(&self) -> u64 {
+        self.key
     }
 }
 
-/// Reads the address vector behind the control segment, in either form.
-pub(super) fn destination(segments: &mut Segments<'_>, ds: u32) -> Result<Destination, Finding> {
+/// What the service puts between the control segment and those of the operation.
+pub(super) fn transport(
+    opcode: Opcode,
+    service: ServiceType,
+    segments: &mut Segments<'_>,
+    ds: u32,
+    wqe: &mut Wqe,
+) -> Result<(), Finding> {
+    match service {
+        // Nothing goes anywhere.
+        _ if matches!(opcode, Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr) => {}
+        ServiceType::Ud | ServiceType::Dci => {
+            wqe.destination = Some(destination(segments, ds, service)?);
+        }
+        ServiceType::Xrc => {
+            let xrc: XrcSegment = segments.next(ds, "room for the XRC segment")?;
+            let [first, second, third] = xrc.reserved.map(Be32::get);
+            for (what, got) in [
+                ("XRC segment: shared receive queue", xrc.srqn.get() & !MASK_24),
+                ("XRC segment", first | second | third),
+            ] {
+                if got != 0 {
+                    return Err(Finding::Reserved { what, got: got.into() });
+                }
+            }
+            wqe.xrc_srqn = xrc.srqn.get();
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Reads the address vector, in either form.
+fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Result<Destination, Finding> {
     const ROOM: &str = "room for the address vector";
     let extended = segments
         .peek::<CompactAddressVector>()
@@ -64,11 +106,16 @@ pub(super) fn destination(segments: &mut Segments<'_>, ds: u32) -> Result<Destin
         let vector: CompactAddressVector = segments.next(ds, ROOM)?;
         (vector, Route::Lid(vector.lid_or_port.get()))
     };
-    let reserved = base.reserved.get();
+    // Of datagrams half of the key is used; of dynamic connections, all.
+    let (what, reserved) = if service == ServiceType::Ud {
+        ("address vector", base.reserved.get())
+    } else {
+        ("address vector: target number", base.qpn.get() & !(MASK_24 | EXTENDED_ADDRESS_VECTOR))
+    };
     if reserved != 0 {
-        return Err(Finding::Reserved { what: "address vector", got: reserved.into() });
+        return Err(Finding::Reserved { what, got: reserved.into() });
     }
-    Ok(Destination { qpn: base.qpn.get() & MASK_24, qkey: base.qkey.get(), route })
+    Ok(Destination { qpn: base.qpn.get() & MASK_24, key: base.access_key(), route })
 }
 
 /// The local identifier (LID) that goes for an address where InfiniBand has one: its last 16 bits.

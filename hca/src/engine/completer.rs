@@ -1,7 +1,7 @@
 //! Writes completions, and flushes queue pairs in error.
 
 use barewire_layouts::be::{Be16, Be32};
-use barewire_layouts::command::qp::QpState;
+use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, Syndrome};
 use barewire_layouts::eqe::EventType;
 use zerocopy::{FromZeros, transmute};
@@ -76,9 +76,9 @@ fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, cqe: Cqe64, data: Option<&In
         port.events.check(cqn, cq, port.now);
     } else {
         port.counters.cq_overruns += 1;
-        port.report(qp.number, cqe.wqe_counter.get(), Finding::CompletionOverrun { cqn });
+        port.report(qp.known_as(), cqe.wqe_counter.get(), Finding::CompletionOverrun { cqn });
         port.tell_overrun(cqn);
-        port.tell(EventType::WqCatastrophic, qp.number);
+        port.tell(EventType::WqCatastrophic, qp.known_as());
         fail(qp, port);
     }
 }
@@ -89,24 +89,51 @@ pub(super) fn inline(port: &Port<'_>, cqn: u32, most: usize, bytes: &[u8]) -> Op
     Inline::new(bytes, most.min(room))
 }
 
-fn done(qp: &Qp, opcode: CqeOpcode, wqe_opcode: u8, index: u16) -> Cqe64 {
+/// The user index of who works with CQE version 0: there its place has the number of the shared receive queue (linux
+/// `create_user_qp`).
+pub(crate) const NO_USER_INDEX: u32 = 0x00ff_ffff;
+
+/// Where the completion of a receive WQE goes, and the user's own number in it. `None` if its shared receive queue has gone and, being
+/// one of an XRC domain, took the knowledge with it.
+fn receiver(qp: &Qp, port: &Port<'_>, queue: Option<u32>) -> Option<(u32, u32)> {
+    match queue.filter(|_| qp.service == ServiceType::Xrc) {
+        Some(queue) => port.srqs.get(queue).and_then(|srq| srq.xrc).map(|xrc| (xrc.cqn, xrc.user_index)),
+        None if qp.user_index == NO_USER_INDEX => Some((qp.receive_cq, queue.unwrap_or(NO_USER_INDEX))),
+        None => Some((qp.receive_cq, qp.user_index)),
+    }
+}
+
+/// The message `bytes`, for the completion of `receive`, if the queue pair wants it there and it fits.
+pub(super) fn inline_received(qp: &Qp, port: &Port<'_>, receive: &Receive, bytes: &[u8]) -> Option<Inline> {
+    let (cqn, _) = receiver(qp, port, receive.queue)?;
+    inline(port, cqn, qp.scatter.responder, bytes)
+}
+
+fn done(qp: &Qp, opcode: CqeOpcode, user_index: u32, wqe_opcode: u8, index: u16) -> Cqe64 {
     Cqe64 {
-        srqn_user_index: Be32::new(qp.user_index),
-        opcode_qpn: Be32::new(u32::from(wqe_opcode) << 24 | qp.number),
+        srqn_user_index: Be32::new(user_index),
+        opcode_qpn: Be32::new(u32::from(wqe_opcode) << 24 | qp.known_as()),
         wqe_counter: Be16::new(index),
         op_own: (opcode as u8) << 4,
         ..Cqe64::INITIAL
     }
 }
 
-fn failed(qp: &Qp, opcode: CqeOpcode, wqe_opcode: u8, index: u16, syndrome: Syndrome) -> Cqe64 {
+fn failed(
+    qp: &Qp,
+    opcode: CqeOpcode,
+    user_index: u32,
+    wqe_opcode: u8,
+    index: u16,
+    syndrome: Syndrome,
+) -> Cqe64 {
     let error = ErrorCqe {
         reserved_0: [0; 32],
-        srqn_user_index: Be32::new(qp.user_index),
+        srqn_user_index: Be32::new(user_index),
         reserved_36: [0; 18],
         vendor_syndrome: vendor_syndrome(syndrome),
         syndrome: syndrome as u8,
-        opcode_qpn: Be32::new(u32::from(wqe_opcode) << 24 | qp.number),
+        opcode_qpn: Be32::new(u32::from(wqe_opcode) << 24 | qp.known_as()),
         wqe_counter: Be16::new(index),
         signature: 0,
         op_own: (opcode as u8) << 4,
@@ -117,7 +144,8 @@ fn failed(qp: &Qp, opcode: CqeOpcode, wqe_opcode: u8, index: u16, syndrome: Synd
 /// A send WQE was done.
 pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
     if request.wqe.signalled {
-        let mut cqe = done(qp, CqeOpcode::Requester, request.wqe.opcode_bits, request.wqe.index);
+        let mut cqe =
+            done(qp, CqeOpcode::Requester, qp.user_index, request.wqe.opcode_bits, request.wqe.index);
         cqe.byte_count = Be32::new(request.wqe.local.length() as u32);
         push(port, qp, qp.send_cq, cqe, request.result.as_ref());
     }
@@ -125,26 +153,28 @@ pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
 
 /// A send WQE failed; signalled or not, it completes.
 pub(super) fn send_failed(qp: &mut Qp, port: &mut Port<'_>, opcode: u8, index: u16, syndrome: Syndrome) {
-    let cqe = failed(qp, CqeOpcode::RequesterError, opcode, index, syndrome);
+    let cqe = failed(qp, CqeOpcode::RequesterError, qp.user_index, opcode, index, syndrome);
     push(port, qp, qp.send_cq, cqe, None);
 }
 
-/// A message arrived that takes receive WQE `index`.
-pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, index: u16, arrival: Arrival) {
-    let mut cqe = done(qp, arrival.opcode, 0, index);
+/// A message arrived that takes `receive`.
+pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arrival: Arrival) {
+    let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
+    let mut cqe = done(qp, arrival.opcode, user_index, 0, receive.index);
     cqe.byte_count = Be32::new(arrival.length);
     cqe.immediate = Be32::new(arrival.immediate);
     cqe.op_own |= if arrival.solicited { SOLICITED } else { 0 };
     if let Some(datagram) = arrival.datagram {
         cqe.metadata = transmute!(datagram.fields());
     }
-    push(port, qp, qp.receive_cq, cqe, arrival.data.as_ref());
+    push(port, qp, cqn, cqe, arrival.data.as_ref());
 }
 
-/// Receive WQE `index` failed.
-pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, index: u16, syndrome: Syndrome) {
-    let cqe = failed(qp, CqeOpcode::ResponderError, 0, index, syndrome);
-    push(port, qp, qp.receive_cq, cqe, None);
+/// A receive WQE failed.
+pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, syndrome: Syndrome) {
+    let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
+    let cqe = failed(qp, CqeOpcode::ResponderError, user_index, 0, receive.index, syndrome);
+    push(port, qp, cqn, cqe, None);
 }
 
 /// Moves a queue pair to the error state and flushes it.
@@ -191,12 +221,12 @@ fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
 
 fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let mut any = false;
-    if let Some(Receive { index, .. }) = qp.engine.responder.abandon() {
+    if let Some(receive) = qp.engine.responder.abandon() {
         any = true;
-        receive_failed(qp, port, index, Syndrome::WorkRequestFlushed);
+        receive_failed(qp, port, &receive, Syndrome::WorkRequestFlushed);
     }
     // The WQEs of a shared queue are not the queue pair's to flush; once it holds none, its user may destroy it.
-    if qp.srq.is_some() && !qp.engine.responder.tell_last_wqe() {
+    if qp.srq.is_some() && qp.dct.is_none() && !qp.engine.responder.tell_last_wqe() {
         port.tell(EventType::LastWqeReached, qp.number);
     }
     if qp.rq.entries() == 0 {
@@ -207,8 +237,8 @@ fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     while left > 0 {
         any = true;
         left -= 1;
-        let index = qp.engine.responder.consume();
-        receive_failed(qp, port, index, Syndrome::WorkRequestFlushed);
+        let receive = Receive { index: qp.engine.responder.consume(), ..Receive::default() };
+        receive_failed(qp, port, &receive, Syndrome::WorkRequestFlushed);
     }
     qp.engine.responder.skip_to(posted);
     any

@@ -9,7 +9,7 @@ use crate::wire::packet::{self, Packet};
 impl Engine {
     /// Tells the sender of `packet` that it met congestion (IBTA annex A17.9.3), if it is a queue pair's peer.
     pub(super) fn notify_congestion(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
-        let Some(qp) = context.objects.qps.get(packet.bth.destination()) else { return };
+        let Some(qp) = context.objects.queue_pair(packet.bth.destination()) else { return };
         let peer = qp.attributes.remote_address;
         if qp.service == ServiceType::Ud || packet.source != peer {
             return;

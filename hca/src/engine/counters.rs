@@ -25,6 +25,12 @@ pub struct Counters {
     pub wrong_qkey: u64,
     /// Messages of unreliable services dropped: incomplete, without a receive WQE, or not allowed.
     pub messages_dropped: u64,
+    /// Dynamic connections that targets accepted.
+    pub dc_connects: u64,
+    /// Dynamic connections that targets refused.
+    pub dc_refusals_sent: u64,
+    /// Refusals of dynamic connections received.
+    pub dc_refusals_received: u64,
     /// Congestion notifications received.
     pub cnps_received: u64,
     /// Congestion notifications sent.

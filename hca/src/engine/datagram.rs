@@ -7,6 +7,7 @@ use barewire_layouts::roce::{Headers, MASK_24};
 use super::Port;
 use super::address::address_lid;
 use super::completer::{self, Arrival, Datagram};
+use super::fetch::Receive;
 use super::responder::{Refusal, take_receive};
 use crate::object::Qp;
 use crate::wire::headers::{GRH, network};
@@ -26,7 +27,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         port.counters.malformed += 1;
         return;
     }
-    let receive = match take_receive(qp, port) {
+    let receive = match take_receive(qp, port, qp.srq) {
         Ok(receive) => receive,
         Err(Refusal::NotReady) => {
             port.counters.messages_dropped += 1;
@@ -36,7 +37,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     };
     let length = (GRH + packet.payload.len()) as u64;
     if length > receive.local.length() {
-        return fail(qp, port, Some(receive.index), Some(Syndrome::LocalLength));
+        return fail(qp, port, Some(receive), Some(Syndrome::LocalLength));
     }
     let header = network(packet.source, port.address, packet.length);
     let scattered = receive
@@ -44,7 +45,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         .copy_from(port.memory, receive.pd, 0, &header)
         .and_then(|()| receive.local.copy_from(port.memory, receive.pd, GRH as u64, packet.payload));
     if scattered.is_err() {
-        return fail(qp, port, Some(receive.index), Some(Syndrome::LocalProtection));
+        return fail(qp, port, Some(receive), Some(Syndrome::LocalProtection));
     }
     let with_immediate = packet.headers.contains(Headers::IMM_DT);
     let arrival = Arrival {
@@ -59,15 +60,15 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
             ipv4: packet.source.is_ipv4(),
         }),
     };
-    completer::received(qp, port, receive.index, arrival);
+    completer::received(qp, port, &receive, arrival);
     qp.engine.responder.keep(receive);
 }
 
-/// The receive queue failed, with the WQE at `index` or with the one that a bad fetch left behind.
-fn fail(qp: &mut Qp, port: &mut Port<'_>, index: Option<u16>, syndrome: Option<Syndrome>) {
-    let index = index.or_else(|| qp.engine.responder.abandon().map(|receive| receive.index));
-    if let Some((index, syndrome)) = index.zip(syndrome) {
-        completer::receive_failed(qp, port, index, syndrome);
+/// The receive queue failed, with the WQE given or with the one that a bad fetch left behind.
+fn fail(qp: &mut Qp, port: &mut Port<'_>, receive: Option<Receive>, syndrome: Option<Syndrome>) {
+    let receive = receive.or_else(|| qp.engine.responder.abandon());
+    if let Some((receive, syndrome)) = receive.zip(syndrome) {
+        completer::receive_failed(qp, port, &receive, syndrome);
     }
     completer::fail(qp, port);
 }

@@ -7,7 +7,7 @@ use barewire_layouts::roce::NakCode;
 
 use super::{Context, Port};
 use crate::limits;
-use crate::object::{Events, Objects};
+use crate::object::{Events, Objects, Qp};
 
 /// Looks at the doorbells that are not send queues', and at moderations. True if there was anything.
 pub(super) fn look(context: &mut Context<'_>) -> bool {
@@ -66,16 +66,18 @@ pub(super) fn overrun(events: &mut Events, cqn: u32) {
 }
 
 impl Port<'_> {
-    /// Something happened to queue pair or shared receive queue `number`.
+    /// Something happened to queue pair, target or shared receive queue `number`.
     pub(super) fn tell(&mut self, event_type: EventType, number: u32) {
         self.events.tell(event_type, Eqe::queue(event_type, number));
     }
 
-    /// The responder of queue pair `qpn` ended the connection with this NAK; no completion tells its user why.
-    pub(super) fn tell_refusal(&mut self, qpn: u32, code: NakCode) {
+    /// The responder of `qp` ended the connection with this NAK; no completion tells its user why. Targets of dynamic connections
+    /// have no such event.
+    pub(super) fn tell_refusal(&mut self, qp: &Qp, code: NakCode) {
         match code {
-            NakCode::RemoteAccess => self.tell(EventType::WqAccess, qpn),
-            NakCode::InvalidRequest => self.tell(EventType::WqInvalidRequest, qpn),
+            _ if qp.dct.is_some() => {}
+            NakCode::RemoteAccess => self.tell(EventType::WqAccess, qp.number),
+            NakCode::InvalidRequest => self.tell(EventType::WqInvalidRequest, qp.number),
             // The receive WQE at fault, if it is one, completes with its own syndrome.
             NakCode::RemoteOperational | NakCode::PsnSequence => {}
         }

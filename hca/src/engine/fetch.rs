@@ -56,7 +56,9 @@ pub(super) struct Wqe {
     pub(super) remote: u64,
     pub(super) rkey: u32,
     pub(super) atomic: Atomic,
-    /// Of a datagram.
+    /// Of an extended reliable connection: the shared receive queue at the peer.
+    pub(super) xrc_srqn: u32,
+    /// Of a datagram, and of dynamic connections.
     pub(super) destination: Option<Destination>,
     pub(super) local: Gather,
 }
@@ -140,9 +142,7 @@ pub(super) fn send(
     ring.read(index, 0, bytes);
     let opcode = header(&control, service, wqe)?;
     let mut rest = Segments { rest: &bytes[DS..] };
-    if service == ServiceType::Ud && opcode != Opcode::Nop {
-        wqe.destination = Some(address::destination(&mut rest, ds)?);
-    }
+    address::transport(opcode, service, &mut rest, ds, wqe)?;
     segments(opcode, control.opcode_modifier(), ds, &mut rest, wqe)?;
     if wqe.local.length() > MAX_MESSAGE {
         return Err(Finding::MessageLength { got: wqe.local.length(), wanted: MAX_MESSAGE });
@@ -330,6 +330,8 @@ fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather)
 pub(super) struct Receive {
     /// The WQE's number, modulo 2^16.
     pub(super) index: u16,
+    /// The shared receive queue that it was taken from, if it was.
+    pub(super) queue: Option<u32>,
     /// The protection domain of its buffers.
     pub(super) pd: u32,
     pub(super) local: Gather,

@@ -29,7 +29,9 @@ impl Engine {
         };
         cq.status = CqStatus::Overflow;
         context.counters.cq_overruns += 1;
-        let users = context.objects.qps.iter().filter(|(_, qp)| qp.send_cq == cqn || qp.receive_cq == cqn);
+        let contexts = context.objects.contexts.iter().map(|(number, context)| (number, &context.qp));
+        let users = context.objects.qps.iter().chain(contexts);
+        let users = users.filter(|(_, qp)| qp.send_cq == cqn || qp.receive_cq == cqn);
         let users: Vec<u32> = users.map(|(qpn, _)| qpn).collect();
         events::overrun(&mut context.objects.events, cqn);
         for qpn in users {

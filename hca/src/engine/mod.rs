@@ -9,37 +9,40 @@ mod completer;
 mod congestion;
 mod counters;
 mod datagram;
+mod deliver;
 mod doorbell;
 mod events;
 mod fetch;
 mod gather;
 mod injected;
+mod port;
 mod psn;
 mod report;
 mod requester;
 mod responder;
 mod service;
 mod shared;
+mod target;
 mod timer;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use barewire_layouts::command::qp::{QpState, ServiceType};
-use barewire_layouts::roce::Transport;
+use barewire_layouts::command::qp::QpState;
 
+pub(crate) use completer::NO_USER_INDEX;
 pub use counters::Counters;
 pub(crate) use events::{fatal, link_changed};
 pub(crate) use report::Reports;
 pub use report::{Finding, Report, Strict};
 pub(crate) use timer::StepClock;
 
+use port::{Port, split};
 use service::{is_reliable, transport};
 
-use crate::memory::Memory;
-use crate::object::{Cq, Events, Objects, Qp, Srq, Table, UarPage};
-use crate::wire::packet::{self, Packet};
+use crate::object::{Objects, Qp, UarPage};
+use crate::wire::packet;
 use crate::wire::{MAX_FRAME, Wire};
 
 /// Packets that one pass takes from the wire.
@@ -72,6 +75,8 @@ pub(crate) struct QpEngine {
     queued: bool,
     /// Whether it is among those that are flushed.
     failed: bool,
+    /// Whether a packet has come since it is ready to receive.
+    established: bool,
     /// Its earliest entry among the timers.
     timer: Option<u64>,
 }
@@ -107,22 +112,6 @@ impl QpEngine {
             receive_wqes: self.responder.consumer(),
         }
     }
-}
-
-/// What the work on one queue pair needs beside the queue pair itself.
-#[derive(Debug)]
-struct Port<'a> {
-    memory: &'a Memory,
-    cqs: &'a mut Table<Cq>,
-    events: &'a mut Events,
-    srqs: &'a mut Table<Srq>,
-    wire: &'a mut dyn Wire,
-    counters: &'a mut Counters,
-    reports: &'a mut Reports,
-    /// The packet being built.
-    frame: &'a mut Vec<u8>,
-    address: IpAddr,
-    now: u64,
 }
 
 /// All queue pairs' doorbells, turns and timers.
@@ -211,6 +200,7 @@ impl Engine {
         let uar = qp.uar;
         match (from, qp.state) {
             (_, QpState::Rst) => {
+                requester::hang_up(qp, &mut port);
                 let QpEngine { queued, failed, timer, .. } = qp.engine;
                 qp.engine = QpEngine { queued, failed, timer, ..QpEngine::default() };
                 self.uars.detach(uar, qpn, context);
@@ -221,7 +211,7 @@ impl Engine {
             }
             (QpState::Init, QpState::Rtr) => qp.engine.responder.start(&qp.attributes),
             (QpState::Rtr, QpState::Rts) => {
-                qp.engine.requester.start(&qp.attributes);
+                qp.engine.requester.start(qp.service, &qp.attributes);
                 // The driver may have posted before; only states from here on execute it. The driver waits for this command, so what is
                 // found now was posted before, and nothing that it posts later is found ahead of its doorbell.
                 self.uars.scan(uar);
@@ -234,7 +224,9 @@ impl Engine {
 
     /// Queue pair `qpn` is about to be destroyed.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
-        if let Some(uar) = context.objects.qps.get(qpn).map(|qp| qp.uar) {
+        if let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) {
+            requester::hang_up(qp, &mut port);
+            let uar = qp.uar;
             self.uars.detach(uar, qpn, context);
         }
         self.failed.retain(|&failed| failed != qpn);
@@ -265,49 +257,14 @@ impl Engine {
         taken > 0
     }
 
-    /// Hands a packet to the queue pair that it is for.
-    fn deliver(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
-        let qpn = packet.bth.destination();
-        if packet.transport == Transport::Congestion {
-            // Nothing is sent fast enough here to be slowed down.
-            context.counters.cnps_received += 1;
-            return;
-        }
-        if packet.bth.met_congestion() {
-            self.notify_congestion(context, packet);
-        }
-        let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else {
-            context.counters.unknown_qp += 1;
-            return;
-        };
-        if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Err) {
-            port.counters.wrong_state += 1;
-            return;
-        }
-        let fits = packet.transport == transport(qp.service)
-            || qp.service == ServiceType::Rc && packet.transport == Transport::Vendor;
-        if !fits {
-            port.counters.wrong_service += 1;
-            return;
-        }
-        if qp.service != ServiceType::Ud && packet.source != qp.attributes.remote_address {
-            port.counters.wrong_source += 1;
-            return;
-        }
-        match qp.service {
-            ServiceType::Ud => datagram::receive(qp, &mut port, packet),
-            ServiceType::Uc => responder::receive_unreliable(qp, &mut port, packet),
-            _ if packet.opcode.is_response() => requester::receive(qp, &mut port, packet),
-            _ => responder::receive(qp, &mut port, packet),
-        }
-        mark_ready(&mut self.ready, qp);
-        self.note_failure(context, qpn);
-    }
-
     /// Lets timers that passed do their work.
     fn expire(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some((deadline, qpn)) = self.timers.expired(context.now) {
+            if self.expire_drain(context, qpn) || self.expire_context(context, deadline, qpn) {
+                busy = true;
+                continue;
+            }
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             if qp.engine.timer != Some(deadline) {
                 continue;
@@ -363,47 +320,22 @@ impl Engine {
 
     /// Remembers a queue pair that is in error, so that later posts to it are flushed.
     fn note_failure(&mut self, context: &mut Context<'_>, qpn: u32) {
-        let Some(qp) = context.objects.qps.get_mut(qpn) else { return };
+        // A responder context has nothing to flush but what it flushed at once.
+        let Some((qp, mut port)) =
+            split(context, &mut self.built, self.address, qpn).filter(|(qp, _)| qp.dct.is_none())
+        else {
+            return;
+        };
         if qp.state == QpState::Err && !std::mem::replace(&mut qp.engine.failed, true) {
+            requester::hang_up(qp, &mut port);
             self.failed.push_back(qpn);
         }
     }
-}
-
-/// Borrows queue pair `qpn` and, apart from it, what the work on it needs.
-fn split<'a>(
-    context: &'a mut Context<'_>,
-    frame: &'a mut Vec<u8>,
-    address: IpAddr,
-    qpn: u32,
-) -> Option<(&'a mut Qp, Port<'a>)> {
-    let Objects { qps, cqs, events, srqs, memory, .. } = &mut *context.objects;
-    let port = Port {
-        memory,
-        cqs,
-        events,
-        srqs,
-        wire: &mut *context.wire,
-        counters: &mut *context.counters,
-        reports: &mut *context.reports,
-        frame,
-        address,
-        now: context.now,
-    };
-    Some((qps.get_mut(qpn)?, port))
 }
 
 /// Queues `qp` for a turn, once.
 fn mark_ready(ready: &mut VecDeque<u32>, qp: &mut Qp) {
     if !std::mem::replace(&mut qp.engine.queued, true) {
         ready.push_back(qp.number);
-    }
-}
-
-impl Port<'_> {
-    /// Notes a strict finding.
-    fn report(&mut self, qpn: u32, index: u16, finding: Finding) {
-        self.counters.findings += 1;
-        self.reports.add(Report { qpn, index, finding });
     }
 }

@@ -3,11 +3,13 @@
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::roce::Transport;
 
-/// The transport service that packets of a queue pair have.
+/// The transport service that packets of a queue pair have. Masked atomics have another, see `atomic.rs`.
 pub(super) fn transport(service: ServiceType) -> Transport {
     match service {
         ServiceType::Uc => Transport::Uc,
         ServiceType::Ud => Transport::Ud,
+        ServiceType::Xrc => Transport::Xrc,
+        ServiceType::Dci | ServiceType::Dct => Transport::Dc,
         _ => Transport::Rc,
     }
 }

@@ -20,6 +20,7 @@ pub(super) fn take(qp: &Qp, port: &mut Port<'_>, number: u32, receive: &mut Rece
     let entries = srq.ring.entries();
     let index = srq.take();
     receive.index = index;
+    receive.queue = Some(number);
     receive.pd = srq.pd;
     receive.local.clear();
     let checked = if available > entries {
@@ -31,7 +32,7 @@ pub(super) fn take(qp: &Qp, port: &mut Port<'_>, number: u32, receive: &mut Rece
         port.tell(EventType::SrqLimit, number);
     }
     checked.map_err(|finding| {
-        port.report(qp.number, index, finding);
+        port.report(qp.known_as(), index, finding);
         Refusal::Fatal(NakCode::RemoteOperational, Some(fetch::BAD_WQE))
     })
 }

@@ -5,6 +5,7 @@ use crate::limits;
 use crate::memory::Memory;
 
 mod cq;
+mod dct;
 mod eq;
 mod event_channel;
 mod events;
@@ -17,20 +18,24 @@ mod table;
 mod uar;
 
 pub(crate) use cq::Cq;
+pub(crate) use dct::{Dct, ResponderContext};
 pub(crate) use eq::Eq;
 pub use event_channel::EventChannel;
 pub(crate) use events::Events;
 pub(crate) use notify::{Notify, UNARMED};
-pub(crate) use pd::Pd;
+pub(crate) use pd::{Pd, Xrcd};
 pub(crate) use qp::{Attributes, DoorbellRecord, Qp, Ring};
 pub(crate) use scatter::{Inline, Scatter};
-pub(crate) use srq::{Order, Srq, SrqKind};
+pub(crate) use srq::{Order, Srq, SrqKind, Xrc};
 pub(crate) use table::Table;
 pub(crate) use uar::Uar;
 pub use uar::UarPage;
 
 /// Numbers of queue pairs start here: 0 and 1 are the management ones.
 const FIRST_QP: u32 = 0x40;
+/// Packets name queue pairs, targets of dynamic connections and their responder contexts alike: the number tells which it is.
+pub(crate) const FIRST_DCT: u32 = 0x0040_0000;
+const FIRST_CONTEXT: u32 = 0x0080_0000;
 /// Numbers of all objects have 24 bits.
 const LAST: u32 = 0x00ff_ffff;
 
@@ -41,6 +46,7 @@ const LAST_COUNTER_SET: u32 = 0xff;
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) pds: Table<Pd>,
+    pub(crate) xrcds: Table<Xrcd>,
     pub(crate) uars: Table<Uar>,
     pub(crate) events: Events,
     pub(crate) cqs: Table<Cq>,
@@ -48,35 +54,50 @@ pub(crate) struct Objects {
     /// What the device had counted when each set began.
     pub(crate) counter_sets: Table<Counters>,
     pub(crate) qps: Table<Qp>,
+    pub(crate) dcts: Table<Dct>,
+    /// Of all targets.
+    pub(crate) contexts: Table<ResponderContext>,
+    /// The number of the last connection that was asked for.
+    pub(crate) last_connection: u64,
     pub(crate) memory: Memory,
 }
 
 impl Objects {
-    pub(crate) fn new() -> Self {
+    /// None yet. Of responder contexts there are at most `contexts`.
+    pub(crate) fn new(contexts: usize) -> Self {
         Self {
             pds: Table::new(1, LAST, limits::PDS),
+            xrcds: Table::new(1, LAST, limits::XRCDS),
             uars: Table::new(1, LAST, limits::UARS),
             events: Events::new(),
             cqs: Table::new(1, LAST, limits::CQS),
             counter_sets: Table::new(1, LAST_COUNTER_SET, limits::COUNTER_SETS),
             srqs: Table::new(1, LAST, limits::SRQS),
-            qps: Table::new(FIRST_QP, LAST, limits::QPS),
+            qps: Table::new(FIRST_QP, FIRST_DCT - 1, limits::QPS),
+            dcts: Table::new(FIRST_DCT, FIRST_CONTEXT - 1, limits::DCTS),
+            contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS)),
+            last_connection: 0,
             memory: Memory::new(),
+        }
+    }
+
+    /// The queue pair of that number, or the one that a responder context is.
+    pub(crate) fn queue_pair(&self, number: u32) -> Option<&Qp> {
+        if number < FIRST_DCT {
+            self.qps.get(number)
+        } else {
+            self.contexts.get(number).map(|context| &context.qp)
         }
     }
 
     /// Counts a new queue pair with everything that it refers to.
     pub(crate) fn hold_for_qp(&mut self, pd: u32, uar: u32, cqs: [u32; 2], umems: [u32; 2]) {
-        if let Some(pd) = self.pds.get_mut(pd) {
-            pd.users += 1;
-        }
+        self.hold_pd(pd);
         if let Some(uar) = self.uars.get_mut(uar) {
             uar.users += 1;
         }
         for cq in cqs {
-            if let Some(cq) = self.cqs.get_mut(cq) {
-                cq.users += 1;
-            }
+            self.hold_cq(cq);
         }
         for umem in umems {
             self.memory.hold(umem);
@@ -88,12 +109,31 @@ impl Objects {
         self.release_pd(pd);
         self.release_uar(uar);
         for cq in cqs {
-            if let Some(cq) = self.cqs.get_mut(cq) {
-                cq.users -= 1;
-            }
+            self.release_cq(cq);
         }
         for umem in umems {
             self.memory.release(umem);
+        }
+    }
+
+    /// Protection domain `pd` has a user more.
+    pub(crate) fn hold_pd(&mut self, pd: u32) {
+        if let Some(pd) = self.pds.get_mut(pd) {
+            pd.users += 1;
+        }
+    }
+
+    /// Completion queue `cq` has a user more.
+    pub(crate) fn hold_cq(&mut self, cq: u32) {
+        if let Some(cq) = self.cqs.get_mut(cq) {
+            cq.users += 1;
+        }
+    }
+
+    /// One user of completion queue `cq` is gone.
+    pub(crate) fn release_cq(&mut self, cq: u32) {
+        if let Some(cq) = self.cqs.get_mut(cq) {
+            cq.users -= 1;
         }
     }
 
@@ -101,6 +141,13 @@ impl Objects {
     pub(crate) fn release_pd(&mut self, pd: u32) {
         if let Some(pd) = self.pds.get_mut(pd) {
             pd.users -= 1;
+        }
+    }
+
+    /// Domain `xrcd` has a user more, or one less.
+    pub(crate) fn use_xrcd(&mut self, xrcd: Option<u32>, used: bool) {
+        if let Some(xrcd) = xrcd.and_then(|xrcd| self.xrcds.get_mut(xrcd)) {
+            xrcd.users = if used { xrcd.users + 1 } else { xrcd.users.saturating_sub(1) };
         }
     }
 
@@ -135,6 +182,9 @@ impl Objects {
             shared_receive_queues: self.srqs.len(),
             counter_sets: self.counter_sets.len(),
             queue_pairs: self.qps.len(),
+            xrc_domains: self.xrcds.len(),
+            dynamic_targets: self.dcts.len(),
+            dynamic_connections: self.contexts.len(),
             memory_keys: self.memory.mkeys.len(),
             umems: self.memory.umem_count(),
         }
@@ -158,6 +208,12 @@ pub struct ObjectCounts {
     pub counter_sets: usize,
     /// Queue pairs.
     pub queue_pairs: usize,
+    /// XRC domains.
+    pub xrc_domains: usize,
+    /// Targets of dynamic connections.
+    pub dynamic_targets: usize,
+    /// Responder contexts of those targets: connections that are open.
+    pub dynamic_connections: usize,
     /// Memory keys.
     pub memory_keys: usize,
     /// User memory registrations.

@@ -26,6 +26,10 @@ pub(crate) struct Qp {
     pub(crate) send_cq: u32,
     /// The receive queue's completion queue.
     pub(crate) receive_cq: u32,
+    /// The XRC domain to whose shared receive queues it delivers.
+    pub(crate) xrcd: Option<u32>,
+    /// Of a responder context: the target of dynamic connections.
+    pub(crate) dct: Option<u32>,
     /// The shared receive queue that it takes from, if it does.
     pub(crate) srq: Option<u32>,
     /// Which results go into the completion itself.
@@ -46,6 +50,13 @@ pub(crate) struct Qp {
     pub(crate) doorbell_umem: (u32, u64),
     /// Where execution stands.
     pub(crate) engine: QpEngine,
+}
+
+impl Qp {
+    /// The number that its user knows it by.
+    pub(crate) fn known_as(&self) -> u32 {
+        self.dct.unwrap_or(self.number)
+    }
 }
 
 /// What the commands that move a queue pair's state set. Zeros until then.

@@ -12,6 +12,19 @@ pub(crate) enum SrqKind {
     Srq,
     /// CREATE_RMP.
     Rmp,
+    /// CREATE_XRC_SRQ.
+    Xrc,
+}
+
+/// What a shared receive queue of an XRC domain has beside the others: the queue pairs through which its messages come know neither
+/// its completion queue nor its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Xrc {
+    pub(crate) domain: u32,
+    /// The completion queue of what arrives.
+    pub(crate) cqn: u32,
+    /// The user's own number, for CQEs.
+    pub(crate) user_index: u32,
 }
 
 /// How the next WQE is found.
@@ -45,6 +58,8 @@ pub(crate) struct Srq {
     pub(crate) taken: u16,
     /// Index of the next WQE of a linked list.
     next: u16,
+    /// Of one that belongs to an XRC domain.
+    pub(crate) xrc: Option<Xrc>,
     /// The umem of the ring, and where it starts there.
     pub(crate) ring_umem: (u32, u64),
     /// The umem of the doorbell record, and where it is there.
@@ -72,6 +87,7 @@ impl Srq {
             failed: false,
             taken: 0,
             next: 0,
+            xrc: None,
             ring_umem,
             doorbell_umem,
             users: 0,

@@ -26,6 +26,8 @@ pub struct Fabric {
 #[derive(Debug, Default)]
 struct Switch {
     ports: BTreeMap<IpAddr, Slot>,
+    /// Ports that ever were.
+    attached: u64,
     spare: Vec<Vec<u8>>,
 }
 
@@ -61,8 +63,10 @@ impl Fabric {
                 .find(|address| !switch.ports.contains_key(address))?,
         };
         switch.ports.insert(address, Slot::default());
+        switch.attached += 1;
+        let number = switch.attached;
         drop(switch);
-        Some(FabricPort { fabric: self.clone(), address, wake: None, failures: 0 })
+        Some(FabricPort { fabric: self.clone(), address, number, wake: None, failures: 0 })
     }
 }
 
@@ -71,6 +75,7 @@ impl Fabric {
 pub(crate) struct FabricPort {
     fabric: Fabric,
     address: IpAddr,
+    number: u64,
     wake: Option<Arc<Wake>>,
     failures: u64,
 }
@@ -88,6 +93,11 @@ impl FabricPort {
 
     pub(crate) fn address(&self) -> IpAddr {
         self.address
+    }
+
+    /// How many ports there were with it: higher than that of whoever had the address before.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 }
 

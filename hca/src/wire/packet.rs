@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4, icrc_ipv6};
 use barewire_layouts::roce::{
-    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, Deth, Headers, Ieth, ImmDt,
-    MaskedAtomicEth, Reth, Transport,
+    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, DEFAULT_PKEY, DcEth, Deth, Headers, Ieth,
+    ImmDt, MaskedAtomicEth, Reth, Transport, XrcEth,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -25,6 +25,8 @@ pub(crate) struct Packet<'a> {
     pub(crate) headers: Headers,
     /// Bytes of the whole frame.
     pub(crate) length: usize,
+    pub(crate) xrc: XrcEth,
+    pub(crate) dc: DcEth,
     pub(crate) deth: Deth,
     pub(crate) reth: Reth,
     pub(crate) atomic: AtomicEth,
@@ -93,6 +95,8 @@ pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Re
         opcode,
         headers,
         length: frame.len(),
+        xrc: XrcEth::default(),
+        dc: DcEth::default(),
         deth: Deth::default(),
         reth: Reth::default(),
         atomic: AtomicEth::default(),
@@ -102,6 +106,12 @@ pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Re
         immediate: 0,
         payload: &[],
     };
+    if headers.contains(Headers::XRC_ETH) {
+        packet.xrc = cut(&mut rest)?;
+    }
+    if headers.contains(Headers::DC_ETH) {
+        packet.dc = cut(&mut rest)?;
+    }
     if headers.contains(Headers::DETH) {
         packet.deth = cut(&mut rest)?;
     }
@@ -136,6 +146,13 @@ pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Re
 pub(crate) fn start(frame: &mut Vec<u8>, bth: Bth, payload: usize) {
     frame.clear();
     header(frame, &bth.padded_for(payload));
+}
+
+/// Puts a packet that makes or ends a dynamic connection into `frame`.
+pub(crate) fn connection(frame: &mut Vec<u8>, bth: Bth, dc: &DcEth, (source, destination): (IpAddr, IpAddr)) {
+    start(frame, bth.with_transport(Transport::Dc), 0);
+    header(frame, dc);
+    finish(frame, source, destination);
 }
 
 /// Appends an extended header.

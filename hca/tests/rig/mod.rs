@@ -1,6 +1,8 @@
 //! What tests of commands and devices share: a device, memory that it may touch, and commands as functions.
 #![allow(dead_code, reason = "each test binary takes what it needs")]
 
+mod services;
+
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::ptr::NonNull;
@@ -31,6 +33,9 @@ pub(crate) const QP_DOORBELL: u64 = 0x140;
 const EQ_RING: u64 = 0x3_0000;
 const RMP_RING: u64 = 0x4_0000;
 const RMP_DOORBELL: u64 = 0x180;
+/// And of an XRC SRQ.
+const XRC_SRQ_RING: u64 = 0x5_0000;
+const XRC_SRQ_DOORBELL: u64 = 0x1c0;
 
 const PAGE: usize = 4096;
 

@@ -3,12 +3,14 @@
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "every test file uses a part of it")]
 #![allow(missing_docs, missing_debug_implementations, reason = "test code")]
 
+pub mod dynamic;
 pub mod events;
 pub mod foreign;
 mod memory;
 mod queue;
 pub mod srq;
 mod wqe;
+pub mod xrc;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

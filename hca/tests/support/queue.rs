@@ -40,6 +40,8 @@ pub struct Completion {
     pub length: u32,
     pub immediate: u32,
     pub syndrome: Option<Syndrome>,
+    /// The user's own number of the queue pair, target or shared receive queue.
+    pub user_index: u32,
     /// Of a datagram: the sender's queue pair and LID, and the flags that go with them.
     pub packet: PacketFields,
 }
@@ -144,6 +146,7 @@ impl Cq {
             index: cqe.wqe_counter.get(),
             length: if failed { 0 } else { cqe.byte_count.get() },
             immediate: if failed { 0 } else { cqe.immediate.get() },
+            user_index: cqe.srqn_user_index.get(),
             packet: cqe.packet(),
             syndrome: failed.then(|| Syndrome::from_bits(error.syndrome).expect("a known syndrome")),
         })
@@ -220,6 +223,8 @@ pub struct Qp {
     pub receive_producer: u16,
     half: usize,
     destroyed: bool,
+    /// Where the send ring starts.
+    send_ring: usize,
 }
 
 const DOORBELL: usize = RQ_BYTES + SQ_BYTES;
@@ -278,7 +283,13 @@ impl Qp {
             receive_producer: 0,
             half: 0,
             destroyed: false,
+            send_ring: RQ_BYTES,
         }
+    }
+
+    /// The context says that there is none, so the send ring comes first.
+    pub fn without_receive_ring(&mut self) {
+        self.send_ring = 0;
     }
 
     /// Moves the queue pair to RTS; `psns` are those of the first packet it sends and of the first it expects.
@@ -287,6 +298,12 @@ impl Qp {
     }
 
     pub fn connect_to(&mut self, gid: [u8; 16], peer_qpn: u32, connection: &Connection, psns: (u32, u32)) {
+        self.ready_to_receive(gid, peer_qpn, connection, psns.1);
+        self.ready_to_send(connection, psns.0);
+    }
+
+    /// Moves the queue pair to RTR.
+    pub fn ready_to_receive(&mut self, gid: [u8; 16], peer_qpn: u32, connection: &Connection, psn: u32) {
         let device = &self.node.device;
         let rights = OptionalParameters::REMOTE_READ
             | OptionalParameters::REMOTE_WRITE
@@ -312,21 +329,25 @@ impl Qp {
                 .set(Qpc::REMOTE_QPN, peer_qpn)
                 .set(Qpc::LOG_RRA_MAX, connection.log_depth)
                 .set(Qpc::MIN_RNR_NAK, connection.min_rnr_nak)
-                .set(Qpc::NEXT_RCV_PSN, psns.1 & 0x00ff_ffff);
+                .set(Qpc::NEXT_RCV_PSN, psn & 0x00ff_ffff);
             context
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::VHCA_PORT_NUM, 1)
                 .set_array(AddressPath::RGID_RIP, gid);
         })
         .unwrap();
-        command::<Rtr2RtsQpIn>(device, |modify| {
+    }
+
+    /// From there to RTS.
+    pub fn ready_to_send(&mut self, connection: &Connection, psn: u32) {
+        command::<Rtr2RtsQpIn>(&self.node.device, |modify| {
             modify.set(Rtr2RtsQpIn::QPN, self.number);
             let mut context = modify.nested(Rtr2RtsQpIn::QPC);
             context
                 .set(Qpc::LOG_SRA_MAX, connection.log_depth)
                 .set(Qpc::RETRY_COUNT, connection.retry_count)
                 .set(Qpc::RNR_RETRY, connection.rnr_retry)
-                .set(Qpc::NEXT_SEND_PSN, psns.0 & 0x00ff_ffff);
+                .set(Qpc::NEXT_SEND_PSN, psn & 0x00ff_ffff);
             context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::ACK_TIMEOUT, connection.ack_timeout);
         })
         .unwrap();
@@ -361,7 +382,7 @@ impl Qp {
     fn ring_write(&self, index: u16, bytes: &[u8]) {
         for (number, unit) in bytes.chunks(DS).enumerate() {
             let at = (usize::from(index) * WQEBB + number * DS) % SQ_BYTES;
-            self.memory.write(RQ_BYTES + at, unit);
+            self.memory.write(self.send_ring + at, unit);
         }
     }
 

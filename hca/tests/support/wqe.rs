@@ -3,7 +3,7 @@
 use barewire_layouts::be::Be64;
 use barewire_layouts::wqe::{
     AddressVector, AtomicSegment, CompactAddressVector, ControlFlags, ControlSegment, DS, DataSegment,
-    InlineHeader, Opcode, RemoteAddressSegment, extended_atomic_modifier,
+    InlineHeader, Opcode, RemoteAddressSegment, XrcSegment, extended_atomic_modifier,
 };
 use zerocopy::IntoBytes;
 
@@ -41,7 +41,13 @@ impl Wqe {
         self
     }
 
-    /// Where a datagram goes.
+    /// The shared receive queue of an extended reliable connection.
+    pub fn shared_queue(mut self, srqn: u32) -> Self {
+        self.body.extend(XrcSegment::new(srqn).as_bytes());
+        self
+    }
+
+    /// Where a datagram, or a request of dynamic connections, goes.
     pub fn addressed(mut self, address: &AddressVector) -> Self {
         self.body.extend(address.as_bytes());
         self

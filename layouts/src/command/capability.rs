@@ -105,6 +105,10 @@ impl HcaCap {
     pub const RETRANSMISSION_Q_COUNTERS: Field<Self, bool> = Field::new(0x182, 1);
     /// Counter sets.
     pub const MAX_QP_CNT: Field<Self, u16> = Field::new(0x186, 10);
+    /// Small results of dynamic connections may lie in the completion.
+    pub const DC_REQ_SCAT_DATA_CQE: Field<Self, bool> = Field::new(0x20c, 1);
+    /// Dynamic connections.
+    pub const DCT: Field<Self, bool> = Field::new(0x21a, 1);
     /// Small results may lie in the completion.
     pub const SCTR_DATA_CQE: Field<Self, bool> = Field::new(0x215, 1);
     /// A completion queue may be resized.
@@ -133,6 +137,10 @@ impl HcaCap {
     pub const LOG_MAX_MKEY: Field<Self, u8> = Field::new(0xea, 6);
     /// log2 of the most bytes of a memory region.
     pub const LOG_MAX_MRW_SZ: Field<Self, u8> = Field::new(0x109, 7);
+    /// log2 of the most outstanding reads and atomics that an initiator of dynamic connections may request.
+    pub const LOG_MAX_RA_REQ_DC: Field<Self, u8> = Field::new(0x12a, 6);
+    /// log2 of the most outstanding reads and atomics that a target of dynamic connections answers to each.
+    pub const LOG_MAX_RA_RES_DC: Field<Self, u8> = Field::new(0x13a, 6);
     /// log2 of the most outstanding reads and atomics that a queue pair may request.
     pub const LOG_MAX_RA_REQ_QP: Field<Self, u8> = Field::new(0x14a, 6);
     /// log2 of the most outstanding reads and atomics that a queue pair may answer.
@@ -159,6 +167,8 @@ impl HcaCap {
     pub const ATOMIC: Field<Self, bool> = Field::new(0x21e, 1);
     /// A completion queue may ignore overruns.
     pub const CQ_OI: Field<Self, bool> = Field::new(0x220, 1);
+    /// Extended reliable connected queue pairs.
+    pub const XRC: Field<Self, bool> = Field::new(0x23c, 1);
     /// Reliable connected queue pairs.
     pub const RC: Field<Self, bool> = Field::new(0x23f, 1);
     /// A UAR page is 4 KiB, whatever the host's page.
@@ -177,6 +187,8 @@ impl HcaCap {
     pub const MAX_WQE_SZ_RQ: Field<Self, u16> = Field::new(0x2b0, 16);
     /// log2 of the most protection domains.
     pub const LOG_MAX_PD: Field<Self, u8> = Field::new(0x32b, 5);
+    /// log2 of the most XRC domains.
+    pub const LOG_MAX_XRCD: Field<Self, u8> = Field::new(0x33b, 5);
     /// log2 of the most umems.
     pub const LOG_MAX_UMEM: Field<Self, u8> = Field::new(0x46b, 5);
     /// log2 of a UAR page's bytes, minus 12.
@@ -199,6 +211,8 @@ impl AtomicCap {
     pub const ATOMIC_OPERATIONS: Field<Self, u16> = Field::new(0x90, 16);
     /// A mask of operand sizes in bytes.
     pub const ATOMIC_SIZE_QP: Field<Self, u16> = Field::new(0xb0, 16);
+    /// The same of dynamic connections.
+    pub const ATOMIC_SIZE_DC: Field<Self, u16> = Field::new(0xd0, 16);
 }
 
 /// In [`RoceCap::ROCE_VERSION`]: RoCE v2 (mlx5 device.h: `MLX5_ROCE_VERSION_2_CAP`).

@@ -25,6 +25,7 @@ use crate::prm::{Field, Layout, View, ViewMut, field_enum, layouts};
 
 pub mod capability;
 pub mod cq;
+pub mod dct;
 pub mod eq;
 pub mod gid;
 pub mod klm;
@@ -37,6 +38,7 @@ pub mod rmp;
 pub mod srq;
 pub mod uar;
 pub mod umem;
+pub mod xrc;
 
 field_enum! {
     /// What a command does (mlx5_ifc.h: `MLX5_CMD_OP_*`); the ones that barewire sends or answers.
@@ -75,12 +77,16 @@ field_enum! {
         Init2RtrQp = 0x503, "INIT2RTR_QP";
         /// Moves a queue pair from ready-to-receive to ready-to-send.
         Rtr2RtsQp = 0x504, "RTR2RTS_QP";
+        /// Changes a queue pair that is ready to send.
+        Rts2RtsQp = 0x505, "RTS2RTS_QP";
         /// Moves a queue pair to error.
         ToErrQp = 0x507, "2ERR_QP";
         /// Moves a queue pair to reset.
         ToRstQp = 0x50a, "2RST_QP";
         /// Reads a queue pair's context.
         QueryQp = 0x50b, "QUERY_QP";
+        /// Changes a queue pair in state init.
+        Init2InitQp = 0x50e, "INIT2INIT_QP";
         /// Makes a shared receive queue.
         CreateSrq = 0x700, "CREATE_SRQ";
         /// Destroys a shared receive queue.
@@ -89,6 +95,24 @@ field_enum! {
         QuerySrq = 0x702, "QUERY_SRQ";
         /// Sets a shared receive queue's limit.
         ArmRq = 0x703, "ARM_RQ";
+        /// Makes a shared receive queue of an XRC domain.
+        CreateXrcSrq = 0x705, "CREATE_XRC_SRQ";
+        /// Destroys a shared receive queue of an XRC domain.
+        DestroyXrcSrq = 0x706, "DESTROY_XRC_SRQ";
+        /// Reads the context of a shared receive queue of an XRC domain.
+        QueryXrcSrq = 0x707, "QUERY_XRC_SRQ";
+        /// Sets the limit of a shared receive queue of an XRC domain.
+        ArmXrcSrq = 0x708, "ARM_XRC_SRQ";
+        /// Makes a target of dynamic connections.
+        CreateDct = 0x710, "CREATE_DCT";
+        /// Destroys a target of dynamic connections.
+        DestroyDct = 0x711, "DESTROY_DCT";
+        /// Lets a target of dynamic connections take no more.
+        DrainDct = 0x712, "DRAIN_DCT";
+        /// Reads the context of a target of dynamic connections.
+        QueryDct = 0x713, "QUERY_DCT";
+        /// Asks for an event when an initiator has a wrong access key.
+        ArmDctForKeyViolation = 0x714, "ARM_DCT_FOR_KEY_VIOLATION";
         /// Reads whether the port is up.
         QueryVportState = 0x750, "QUERY_VPORT_STATE";
         /// Reads the Ethernet side of the port.
@@ -115,6 +139,10 @@ field_enum! {
         AllocUar = 0x802, "ALLOC_UAR";
         /// Gives a UAR page back.
         DeallocUar = 0x803, "DEALLOC_UAR";
+        /// Makes an XRC domain.
+        AllocXrcd = 0x80e, "ALLOC_XRCD";
+        /// Gives an XRC domain back.
+        DeallocXrcd = 0x80f, "DEALLOC_XRCD";
         /// Reads how ports are bonded.
         QueryLag = 0x842, "QUERY_LAG";
         /// Makes a receive memory pool.

@@ -44,6 +44,8 @@ impl QueryQCounterIn {
 impl QueryQCounterOut {
     /// Atomics executed for peers.
     pub const RX_ATOMIC_REQUESTS: Field<Self> = Field::new(0x100, 32);
+    /// Dynamic connections accepted.
+    pub const RX_DCT_CONNECT: Field<Self> = Field::new(0x140, 32);
     /// Messages that found no receive WQE.
     pub const OUT_OF_BUFFER: Field<Self> = Field::new(0x180, 32);
     /// Requests ahead of the expected packet sequence number.

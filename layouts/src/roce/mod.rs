@@ -10,9 +10,11 @@ use crate::be::{Be16, Be32, Be64};
 use crate::prm::UnknownValue;
 
 mod aeth;
+mod connection;
 mod opcode;
 
 pub use aeth::{Aeth, AethSyndrome, INVALID_CREDITS, NakCode, ack_timeout_ns, rnr_delay_ns};
+pub use connection::{DcEth, DcRefusal};
 pub use opcode::{BthOpcode, CONGESTION_NOTIFICATION, CONGESTION_RESERVED, Headers, Transport};
 
 /// The UDP port of RoCEv2 (IANA, IBTA A17.4.5.1).
@@ -210,6 +212,18 @@ pub struct AtomicEth {
 
 const_assert_eq!(size_of::<AtomicEth>(), 28);
 
+/// XRC extended transport header (IBTA annex A14): starts every request of an extended reliable connection.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct XrcEth {
+    /// The shared receive queue that the message goes to: 8 reserved bits and 24 of its number.
+    pub srqn: Be32,
+}
+
+const_assert_eq!(size_of::<XrcEth>(), 4);
+
 /// Datagram extended transport header (IBTA 9.3.1): who sent it, and the key that the receiver must have.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -344,6 +358,7 @@ mod tests {
 
         let deth = Deth { qkey: 0x0102_0304.into(), source_qpn: 0x48.into() };
         assert_eq!(deth.as_bytes(), [1, 2, 3, 4, 0, 0, 0, 0x48]);
+        assert_eq!(XrcEth { srqn: 0x0102_0304.into() }.as_bytes(), [1, 2, 3, 4]);
         assert_eq!(AtomicAckEth { original: 1.into() }.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!(ImmDt { data: 0x0102_0304.into() }.as_bytes(), [1, 2, 3, 4]);
         assert_eq!(Ieth { rkey: 0x0102_0304.into() }.as_bytes(), [1, 2, 3, 4]);

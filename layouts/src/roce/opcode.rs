@@ -1,6 +1,6 @@
 //! Opcodes of packets: the transport service, the operation, and which headers each carries.
 
-use super::{Aeth, AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, MaskedAtomicEth, Reth};
+use super::{Aeth, AtomicAckEth, AtomicEth, DcEth, Deth, Ieth, ImmDt, MaskedAtomicEth, Reth, XrcEth};
 use crate::prm::field_enum;
 
 field_enum! {
@@ -14,8 +14,12 @@ field_enum! {
         Ud = 0b011, "UD";
         /// Congestion notification (IBTA annex A17.9.3): [`CONGESTION_NOTIFICATION`] is its only operation.
         Congestion = 0b100, "CNP";
-        /// Left to manufacturers. Here: the masked atomics of reliable connections.
+        /// Extended reliable connected.
+        Xrc = 0b101, "XRC";
+        /// Left to manufacturers. Here: the masked atomics of every reliable service.
         Vendor = 0b110, "vendor";
+        /// Left to manufacturers. Here: dynamically connected, see [`DcEth`].
+        Dc = 0b111, "DC";
     }
 }
 
@@ -73,13 +77,25 @@ field_enum! {
         SendLastInvalidate = 0x16, "SEND last with invalidate";
         /// A send of one packet that invalidates a key.
         SendOnlyInvalidate = 0x17, "SEND only with invalidate";
+        /// Dynamic connections only: an initiator asks a target for a connection.
+        Connect = 0x18, "connect";
+        /// Dynamic connections only: the target has made the connection.
+        Accept = 0x19, "accept";
+        /// Dynamic connections only: the target has no connection for the initiator, or ends it (CNAK).
+        Refuse = 0x1a, "refuse";
+        /// Dynamic connections only: the initiator ends the connection.
+        Disconnect = 0x1b, "disconnect";
+        /// Dynamic connections only: the connection is no more.
+        Disconnected = 0x1c, "disconnected";
+        /// Dynamic connections only: the initiator still wants the connection.
+        KeepAlive = 0x1d, "keep alive";
     }
 }
 
 bitflags::bitflags! {
-    /// The extended headers of a packet, in the order in which they follow the [`Bth`].
+    /// The extended headers of a packet, in the order in which they follow the [`Bth`](super::Bth) unless noted.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Headers: u8 {
+    pub struct Headers: u16 {
         /// [`Deth`].
         const DETH = 1 << 0;
         /// [`Reth`].
@@ -96,6 +112,10 @@ bitflags::bitflags! {
         const IMM_DT = 1 << 6;
         /// [`Ieth`].
         const IETH = 1 << 7;
+        /// [`XrcEth`]: before all others.
+        const XRC_ETH = 1 << 8;
+        /// [`DcEth`]: alone.
+        const DC_ETH = 1 << 9;
     }
 }
 
@@ -115,7 +135,7 @@ impl Headers {
 }
 
 /// Bytes of the extended headers, by bit of [`Headers`].
-const HEADER_BYTES: [usize; 8] = [
+const HEADER_BYTES: [usize; 10] = [
     size_of::<Deth>(),
     size_of::<Reth>(),
     size_of::<AtomicEth>(),
@@ -124,13 +144,18 @@ const HEADER_BYTES: [usize; 8] = [
     size_of::<AtomicAckEth>(),
     size_of::<ImmDt>(),
     size_of::<Ieth>(),
+    size_of::<XrcEth>(),
+    size_of::<DcEth>(),
 ];
 
 impl BthOpcode {
     /// The extended headers of such a packet of `transport`; `None` if that has no such operation (IBTA table 38).
     pub const fn headers_in(self, transport: Transport) -> Option<Headers> {
         match (transport, self) {
-            (Transport::Rc, _) => Some(self.headers()),
+            (Transport::Dc, _) => Some(self.headers()),
+            (Transport::Rc, _) if !self.is_connection() => Some(self.headers()),
+            (Transport::Xrc, _) if self.is_response() => Some(self.headers()),
+            (Transport::Xrc, _) if !self.is_connection() => Some(Headers::XRC_ETH.union(self.headers())),
             (Transport::Uc, _) if self as u8 <= Self::WriteOnlyImmediate as u8 => Some(self.headers()),
             (Transport::Ud, Self::SendOnly | Self::SendOnlyImmediate) => {
                 Some(Headers::DETH.union(self.headers()))
@@ -160,12 +185,23 @@ impl BthOpcode {
             Self::AtomicAcknowledge => Headers::AETH.union(Headers::ATOMIC_ACK_ETH),
             Self::CompareSwap | Self::FetchAdd => Headers::ATOMIC_ETH,
             Self::SendLastInvalidate | Self::SendOnlyInvalidate => Headers::IETH,
+            Self::Connect
+            | Self::Accept
+            | Self::Refuse
+            | Self::Disconnect
+            | Self::Disconnected
+            | Self::KeepAlive => Headers::DC_ETH,
         }
     }
 
     /// Whether the packet goes from responder to requester.
     pub const fn is_response(self) -> bool {
         self as u8 >= Self::ReadResponseFirst as u8 && self as u8 <= Self::AtomicAcknowledge as u8
+    }
+
+    /// Whether the packet makes or ends a dynamic connection.
+    pub const fn is_connection(self) -> bool {
+        self as u8 >= Self::Connect as u8
     }
 
     /// Whether a message starts with this packet.
@@ -233,7 +269,9 @@ mod tests {
                 BthOpcode::ALL.iter().copied().filter(move |opcode| opcode.headers_in(transport).is_some());
             known.map(|opcode| opcode as u8).collect::<std::vec::Vec<_>>()
         };
-        assert_eq!(known(Transport::Rc).len(), BthOpcode::ALL.len());
+        assert_eq!(known(Transport::Rc), (0..=0x14).chain([0x16, 0x17]).collect::<std::vec::Vec<_>>());
+        assert_eq!(known(Transport::Xrc), known(Transport::Rc));
+        assert_eq!(known(Transport::Dc).len(), BthOpcode::ALL.len());
         assert_eq!(known(Transport::Uc), (0..=0x0b).collect::<std::vec::Vec<_>>());
         assert_eq!(known(Transport::Ud), [0x04, 0x05]);
         assert_eq!(known(Transport::Congestion), [CONGESTION_NOTIFICATION]);
@@ -241,5 +279,9 @@ mod tests {
         let bytes = |opcode: BthOpcode, transport| opcode.headers_in(transport).unwrap().bytes();
         assert_eq!(bytes(BthOpcode::SendOnlyImmediate, Transport::Ud), 12);
         assert_eq!(bytes(BthOpcode::CompareSwap, Transport::Vendor), 48);
+        assert_eq!(bytes(BthOpcode::WriteOnly, Transport::Xrc), 20);
+        assert_eq!(bytes(BthOpcode::Acknowledge, Transport::Xrc), 4);
+        assert_eq!(bytes(BthOpcode::Connect, Transport::Dc), 24);
+        assert_eq!(bytes(BthOpcode::WriteOnly, Transport::Dc), 16);
     }
 }

@@ -56,6 +56,29 @@ impl CompactAddressVector {
     }
 }
 
+/// The same for the other kind of receiver: the target of dynamic connections `dctn`, whose access key fills the first 8 bytes
+/// (mlx5dv.h: `mlx5dv_set_dgram_seg`).
+impl CompactAddressVector {
+    /// This address with access key `key` and target `dctn` in the place of queue key and queue pair.
+    #[inline]
+    #[must_use]
+    pub const fn to_target(self, dctn: u32, key: u64) -> Self {
+        let extended = self.qpn.get() & EXTENDED_ADDRESS_VECTOR;
+        Self {
+            qkey: Be32::new((key >> 32) as u32),
+            reserved: Be32::new(key as u32),
+            qpn: Be32::new(dctn & 0x00ff_ffff | extended),
+            ..self
+        }
+    }
+
+    /// The access key of a target of dynamic connections.
+    #[inline]
+    pub const fn access_key(&self) -> u64 {
+        (self.qkey.get() as u64) << 32 | self.reserved.get() as u64
+    }
+}
+
 /// The full form of an address vector.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -163,6 +186,16 @@ mod tests {
             "11111111000000008000004d0000000100000000000000000000000000000000\
              00000000000000000000000000000000",
         );
+    }
+
+    #[test]
+    fn a_target_has_an_access_key() {
+        let base = CompactAddressVector::new(0, 0, 7).to_target(0x0a0b0c, 0x0102_0304_0506_0708);
+        golden::<_, 16>(base, "0102030405060708000a0b0c00000007");
+        assert_eq!(base.access_key(), 0x0102_0304_0506_0708);
+        let mut full = AddressVector::infiniband(0, 0, 7);
+        full.base = full.base.to_target(5, 1);
+        assert_eq!((full.base.access_key(), full.qpn(), full.base.qpn.get() >> 31), (1, 5, 1));
     }
 
     #[test]

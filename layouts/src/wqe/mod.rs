@@ -190,6 +190,27 @@ impl ControlSegment {
     }
 }
 
+/// Which shared receive queue the message of an extended reliable connection goes to: follows the control segment of every operation
+/// but NOP (linux qp.h: `struct mlx5_wqe_xrc_seg`).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct XrcSegment {
+    /// The shared receive queue at the receiver, 24 bits.
+    pub srqn: Be32,
+    /// Zero.
+    pub reserved: [Be32; 3],
+}
+
+impl XrcSegment {
+    /// A segment that names shared receive queue `srqn`.
+    #[inline]
+    pub const fn new(srqn: u32) -> Self {
+        Self { srqn: Be32::new(srqn & 0x00ff_ffff), reserved: [Be32::ZERO; 3] }
+    }
+}
+
 /// Where an RDMA operation goes (mlx5dv.h: `struct mlx5_wqe_raddr_seg`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -261,6 +282,8 @@ const_assert_eq!(core::mem::offset_of!(ControlSegment, opmod_index_opcode), 0);
 const_assert_eq!(core::mem::offset_of!(ControlSegment, qpn_ds), 4);
 const_assert_eq!(core::mem::offset_of!(ControlSegment, signature_stream_flags), 8);
 const_assert_eq!(core::mem::offset_of!(ControlSegment, immediate), 12);
+const_assert_eq!(size_of::<XrcSegment>(), 16);
+const_assert_eq!(core::mem::offset_of!(XrcSegment, reserved), 4);
 const_assert_eq!(size_of::<RemoteAddressSegment>(), 16);
 const_assert_eq!(core::mem::offset_of!(RemoteAddressSegment, rkey), 8);
 const_assert_eq!(core::mem::offset_of!(RemoteAddressSegment, reserved), 12);
@@ -318,6 +341,7 @@ mod tests {
         golden::<_, 16>(RemoteAddressSegment::new(536_871_176, 4779), "0000000020000108000012ab00000000");
         golden::<_, 16>(DataSegment::new(268_468_224, 256, 4523), "00000100000011ab0000000010008000");
         golden::<_, 4>(InlineHeader::new(8), "80000008");
+        golden::<_, 16>(XrcSegment::new(0x0a0b0c), "000a0b0c000000000000000000000000");
     }
 
     #[test]

@@ -4,16 +4,18 @@
 //! are sent; a retransmission puts it back to the oldest unacknowledged packet (go back N). Three sequence numbers tell the rest:
 //! `unacknowledged <= cursor <= sent`, where `sent` is one past the newest ever sent.
 
+mod initiator;
 mod receive;
 mod transmit;
 
 use std::collections::VecDeque;
 
-use barewire_layouts::command::qp::QpState;
+use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::ack_timeout_ns;
 use barewire_layouts::wqe::Opcode;
 
+pub(super) use initiator::{answered, decline, hang_up};
 pub(super) use receive::receive;
 pub(super) use transmit::transmit;
 
@@ -21,6 +23,7 @@ use super::fetch::{Fence, Wqe};
 use super::psn::Psn;
 use super::{Port, completer};
 use crate::object::{Attributes, Inline, Qp};
+use initiator::Initiator;
 
 /// Packets that may be unacknowledged. At 4096 bytes they and their overhead fit a UDP socket buffer of default size.
 const WINDOW: u32 = 32;
@@ -111,11 +114,14 @@ pub(super) struct Requester {
     awaited: Option<u64>,
     /// The receiver is not ready: nothing is sent before.
     pause: Option<u64>,
+    /// Of dynamic connections: where they lead.
+    initiator: Option<Box<Initiator>>,
 }
 
 impl Requester {
     /// Ready to send.
-    pub(super) fn start(&mut self, attributes: &Attributes) {
+    pub(super) fn start(&mut self, service: ServiceType, attributes: &Attributes) {
+        self.initiator = (service == ServiceType::Dci).then(Box::default);
         let first = Psn::new(attributes.next_send_psn);
         (self.next, self.unacknowledged, self.sent) = (first, first, first);
     }
@@ -171,7 +177,9 @@ impl Requester {
     /// Sequence numbers that the packet at the cursor takes, or `None` if it must wait or there is none.
     fn sendable(&self, attributes: &Attributes) -> Option<u32> {
         let request = self.requests.get(self.cursor)?;
-        if self.pause.is_some() || request.fault.is_some() {
+        let elsewhere =
+            self.initiator.as_ref().is_some_and(|initiator| !initiator.reaches(request.wqe.destination));
+        if self.pause.is_some() || request.fault.is_some() || elsewhere {
             return None;
         }
         let numbers = if request.is_read() {
@@ -257,13 +265,14 @@ fn fail(qp: &mut Qp, port: &mut Port<'_>, syndrome: Syndrome) {
     completer::fail(qp, port);
 }
 
-/// The next deadline: the end of a pause, or the time by which an acknowledgment must come.
+/// The next deadline: the end of a pause, the time by which an acknowledgment must come, or the end of an idle connection.
 pub(super) fn deadline(qp: &Qp) -> Option<u64> {
     let requester = &qp.engine.requester;
     let timeout = ack_timeout_ns(qp.attributes.ack_timeout)
         .zip(requester.awaited)
         .map(|(timeout, since)| since + (timeout << requester.retries.min(MAX_BACKOFF)));
-    requester.pause.or(timeout).filter(|_| qp.state == QpState::Rts)
+    let idle = requester.initiator.as_ref().and_then(|initiator| initiator.idle_until());
+    requester.pause.or(timeout).or(idle).filter(|_| qp.state == QpState::Rts)
 }
 
 /// Does what a passed deadline asks for; false if none has passed.
@@ -275,14 +284,23 @@ pub(super) fn expire(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     if requester.pause.take().is_some() {
         return true;
     }
+    if requester.awaited.is_none() {
+        initiator::close(qp, port);
+        return true;
+    }
     port.counters.timeouts += 1;
+    if initiator::give_up(requester, qp.attributes.retry_count) {
+        return true;
+    }
     if requester.retries >= qp.attributes.retry_count {
         fail(qp, port, Syndrome::TransportRetryExceeded);
     } else {
         requester.retries += 1;
         requester.awaited = Some(port.now);
         requester.went_back = false;
-        requester.go_back();
+        if !initiator::repeat(qp, port) {
+            qp.engine.requester.go_back();
+        }
     }
     true
 }

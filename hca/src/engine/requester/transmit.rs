@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::Syndrome;
-use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, ImmDt, Reth};
+use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, ImmDt, Reth, Transport, XrcEth};
 use barewire_layouts::wqe::Opcode;
 
-use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete};
+use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, initiator};
 use crate::engine::report::Finding;
 use crate::engine::{Port, fetch, is_reliable, transport};
 use crate::memory::{Access, TranslationError};
@@ -78,6 +78,7 @@ pub(in crate::engine) fn transmit(qp: &mut Qp, port: &mut Port<'_>, budget: u32)
         if qp.state != QpState::Rts {
             return false;
         }
+        initiator::steer(qp, port);
         let Some(numbers) = qp.engine.requester.sendable(&qp.attributes) else { return false };
         send(qp, port, numbers);
     }
@@ -150,19 +151,21 @@ fn build(
     port: &mut Port<'_>,
 ) -> Result<Option<IpAddr>, TranslationError> {
     let (wqe, attributes) = (&request.wqe, &qp.attributes);
-    let (address, remote_qpn) = match wqe.destination {
+    let (address, remote_qpn) = match wqe.destination.filter(|_| qp.service == ServiceType::Ud) {
         None => (Some(attributes.remote_address), attributes.remote_qpn),
         Some(destination) => (destination.address(port.address), destination.qpn),
     };
     let Some(address) = address else { return Ok(None) };
     let (first, last) = (number == 0, number + numbers == request.packets);
+    let service = transport(qp.service);
     let (transport, opcode) = if request.is_atomic() {
-        wqe.atomic.packet()
+        let (transport, opcode) = wqe.atomic.packet();
+        (if transport == Transport::Rc { service } else { transport }, opcode)
     } else {
         let Some(opcode) = wqe.opcode.and_then(|opcode| packet_opcode(opcode, first, last)) else {
             return Ok(None);
         };
-        (transport(qp.service), opcode)
+        (service, opcode)
     };
     let carries = opcode.headers();
     let offset = u64::from(number) * attributes.mtu as u64;
@@ -173,7 +176,10 @@ fn build(
         .with_solicited(wqe.solicited && last);
     let frame = &mut *port.frame;
     packet::start(frame, bth, payload);
-    if let Some(destination) = wqe.destination {
+    if transport == Transport::Xrc {
+        packet::header(frame, &XrcEth { srqn: wqe.xrc_srqn.into() });
+    }
+    if let Some(destination) = wqe.destination.filter(|_| transport == Transport::Ud) {
         let qkey = destination.qkey(attributes.qkey);
         packet::header(frame, &Deth { qkey: qkey.into(), source_qpn: qp.number.into() });
     }

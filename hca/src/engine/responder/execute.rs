@@ -1,7 +1,8 @@
 //! Executes request packets.
 
+use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
-use barewire_layouts::roce::{BthOpcode, Headers, NakCode, Transport};
+use barewire_layouts::roce::{BthOpcode, Headers, MASK_24, NakCode, Transport};
 
 use super::{ACCESS, Executed, INVALID, Message, Refusal, Response};
 use crate::engine::atomic::Atomic;
@@ -55,13 +56,28 @@ pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> 
     }
 }
 
-/// Takes the next receive WQE. One that is bad is left with the message, to be abandoned.
-pub(in crate::engine) fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Result<Receive, Refusal> {
+/// The shared receive queue that a message goes to, if it goes to one. That of an extended reliable connection is named in every
+/// request, and must belong to the domain of the queue pair.
+fn shared_queue(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> Result<Option<u32>, Refusal> {
+    if qp.service != ServiceType::Xrc {
+        return Ok(qp.srq);
+    }
+    let number = packet.xrc.srqn.get() & MASK_24;
+    let domain = port.srqs.get(number).and_then(|srq| srq.xrc).map(|xrc| xrc.domain);
+    if domain.is_some() && domain == qp.xrcd { Ok(Some(number)) } else { Err(INVALID) }
+}
+
+/// Takes the next receive WQE, of a shared receive queue if one is given. One that is bad is left with the message, to be abandoned.
+pub(in crate::engine) fn take_receive(
+    qp: &mut Qp,
+    port: &mut Port<'_>,
+    shared: Option<u32>,
+) -> Result<Receive, Refusal> {
     let responder = &mut qp.engine.responder;
     if let Some(receive) = responder.taken.take() {
         return Ok(receive);
     }
-    if let Some(number) = qp.srq {
+    if let Some(number) = shared {
         let mut receive = std::mem::take(&mut responder.spare);
         let taken = shared::take(qp, port, number, &mut receive);
         return match taken {
@@ -82,6 +98,7 @@ pub(in crate::engine) fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Resul
     }
     let index = responder.consumer;
     let mut receive = std::mem::take(&mut responder.spare);
+    receive.queue = None;
     let checked = if available > qp.rq.entries() {
         receive.index = index;
         Err(Finding::Overflow { queue: "receive", got: available, wanted: qp.rq.entries() })
@@ -91,7 +108,7 @@ pub(in crate::engine) fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Resul
     };
     responder.consume();
     if let Err(finding) = checked {
-        port.report(qp.number, index, finding);
+        port.report(qp.known_as(), index, finding);
         qp.engine.responder.message = Message::Send { receive, done: 0 };
         return Err(Refusal::Fatal(NakCode::RemoteOperational, Some(fetch::BAD_WQE)));
     }
@@ -99,13 +116,19 @@ pub(in crate::engine) fn take_receive(qp: &mut Qp, port: &mut Port<'_>) -> Resul
 }
 
 fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
+    let shared = shared_queue(qp, port, packet)?;
     let (receive, done) = match std::mem::take(&mut qp.engine.responder.message) {
-        Message::Send { receive, done } => (receive, done),
-        _ => (take_receive(qp, port)?, 0),
+        Message::Send { receive, done } if receive.queue == shared => (receive, done),
+        // Its other packets went elsewhere.
+        message @ Message::Send { .. } => {
+            qp.engine.responder.message = message;
+            return Err(INVALID);
+        }
+        _ => (take_receive(qp, port, shared)?, 0),
     };
     let after = done + packet.payload.len() as u64;
     let data = if packet.opcode.is_first() && packet.opcode.is_last() {
-        completer::inline(port, qp.receive_cq, qp.scatter.responder, packet.payload)
+        completer::inline_received(qp, port, &receive, packet.payload)
     } else {
         None
     };
@@ -150,7 +173,7 @@ fn finish(
         data,
         datagram: None,
     };
-    completer::received(qp, port, receive.index, arrival);
+    completer::received(qp, port, &receive, arrival);
     qp.engine.responder.keep(receive);
 }
 
@@ -175,7 +198,12 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     }
     let immediate = packet.headers.contains(Headers::IMM_DT);
     // Taken before the bytes are written, so that a repetition after RNR writes them once.
-    let receive = if immediate { Some(take_receive(qp, port)?) } else { None };
+    let receive = if immediate {
+        let shared = shared_queue(qp, port, packet)?;
+        Some(take_receive(qp, port, shared)?)
+    } else {
+        None
+    };
     let written = port
         .memory
         .translate(rkey, qp.pd, address.wrapping_add(done), packet.payload.len() as u64, Access::REMOTE_WRITE)

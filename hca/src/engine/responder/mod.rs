@@ -215,11 +215,11 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         Err(Refusal::Fatal(code, syndrome)) => {
             qp.engine.responder.refuse(psn, AethSyndrome::Nak(code));
             qp.engine.responder.fatal = Some((psn, code));
-            port.tell_refusal(qp.number, code);
+            port.tell_refusal(qp, code);
             if let Some(syndrome) = syndrome
                 && let Some(receive) = qp.engine.responder.abandon()
             {
-                completer::receive_failed(qp, port, receive.index, syndrome);
+                completer::receive_failed(qp, port, &receive, syndrome);
             }
             completer::fail(qp, port);
         }

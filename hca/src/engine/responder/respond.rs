@@ -2,7 +2,7 @@
 
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::roce::{
-    Aeth, AethSyndrome, AtomicAckEth, Bth, BthOpcode, Headers, INVALID_CREDITS, NakCode,
+    Aeth, AethSyndrome, AtomicAckEth, Bth, BthOpcode, Headers, INVALID_CREDITS, NakCode, Transport,
 };
 
 use super::Response;
@@ -10,6 +10,7 @@ use super::execute::packets;
 use crate::engine::Port;
 use crate::engine::completer::fail;
 use crate::engine::psn::Psn;
+use crate::engine::transport;
 use crate::memory::Access;
 use crate::object::{Attributes, Qp};
 use crate::wire::packet;
@@ -24,10 +25,17 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
     for _ in 0..budget {
         let Some(response) = qp.engine.responder.responses.front_mut() else { return false };
         let attributes = &qp.attributes;
+        let transport = transport(qp.service);
         let done = match *response {
             Response::Ack { psn, msn } => {
                 port.counters.acks_sent += 1;
-                acknowledgment(attributes, port, psn, Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), msn));
+                acknowledgment(
+                    attributes,
+                    transport,
+                    port,
+                    psn,
+                    Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), msn),
+                );
                 true
             }
             Response::Nak { psn, msn, syndrome } => {
@@ -35,16 +43,13 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
                     AethSyndrome::RnrNak(_) => port.counters.rnr_naks_sent += 1,
                     _ => port.counters.naks_sent += 1,
                 }
-                acknowledgment(attributes, port, psn, Aeth::new(syndrome, msn));
+                acknowledgment(attributes, transport, port, psn, Aeth::new(syndrome, msn));
                 true
             }
             Response::Atomic { psn, msn, original, .. } => {
                 let aeth = Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), msn);
-                packet::start(
-                    port.frame,
-                    Bth::new(BthOpcode::AtomicAcknowledge, attributes.remote_qpn, psn.get()),
-                    0,
-                );
+                let bth = Bth::new(BthOpcode::AtomicAcknowledge, attributes.remote_qpn, psn.get());
+                packet::start(port.frame, bth.with_transport(transport), 0);
                 packet::header(port.frame, &aeth);
                 packet::header(port.frame, &AtomicAckEth { original: original.into() });
                 dispatch(attributes, port);
@@ -55,7 +60,7 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
                 *sent += 1;
                 let last = *sent == packets(length, attributes.mtu);
                 let part = Part { psn, msn, address, rkey, length, number, last };
-                if !read_response(attributes, qp.pd, port, part) {
+                if !read_response(attributes, (transport, qp.pd), port, part) {
                     // The key went away in the middle: what is still wanted of it is refused.
                     let psn = psn.plus(number);
                     qp.engine.responder.responses.clear();
@@ -74,8 +79,9 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
     !qp.engine.responder.responses.is_empty()
 }
 
-fn acknowledgment(attributes: &Attributes, port: &mut Port<'_>, psn: Psn, aeth: Aeth) {
-    packet::start(port.frame, Bth::new(BthOpcode::Acknowledge, attributes.remote_qpn, psn.get()), 0);
+fn acknowledgment(attributes: &Attributes, transport: Transport, port: &mut Port<'_>, psn: Psn, aeth: Aeth) {
+    let bth = Bth::new(BthOpcode::Acknowledge, attributes.remote_qpn, psn.get());
+    packet::start(port.frame, bth.with_transport(transport), 0);
     packet::header(port.frame, &aeth);
     dispatch(attributes, port);
 }
@@ -93,7 +99,12 @@ struct Part {
 }
 
 /// Sends one packet of a read's response; false if the key does not allow it any more.
-fn read_response(attributes: &Attributes, pd: u32, port: &mut Port<'_>, part: Part) -> bool {
+fn read_response(
+    attributes: &Attributes,
+    (transport, pd): (Transport, u32),
+    port: &mut Port<'_>,
+    part: Part,
+) -> bool {
     let offset = u64::from(part.number) * attributes.mtu as u64;
     let payload = (u64::from(part.length) - offset).min(attributes.mtu as u64);
     let opcode = match (part.number == 0, part.last) {
@@ -106,7 +117,8 @@ fn read_response(attributes: &Attributes, pd: u32, port: &mut Port<'_>, part: Pa
     let Ok(span) = port.memory.translate(part.rkey, pd, address, payload, Access::REMOTE_READ) else {
         return false;
     };
-    let bth = Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get());
+    let bth =
+        Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get()).with_transport(transport);
     packet::start(port.frame, bth, payload as usize);
     if opcode.headers().contains(Headers::AETH) {
         packet::header(port.frame, &Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), part.msn));

@@ -35,7 +35,7 @@ pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, pa
         }
         Err(Refusal::Fatal(_, Some(syndrome))) => {
             if let Some(receive) = qp.engine.responder.abandon() {
-                completer::receive_failed(qp, port, receive.index, syndrome);
+                completer::receive_failed(qp, port, &receive, syndrome);
             }
             completer::fail(qp, port);
         }

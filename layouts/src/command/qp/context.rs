@@ -54,6 +54,8 @@ impl Qpc {
     pub const CUR_RETRY_COUNT: Field<Self, u8> = Field::new(0x398, 3);
     /// The requester's next packet sequence number.
     pub const NEXT_SEND_PSN: Field<Self> = Field::new(0x3c8, 24);
+    /// log2 of the channels whose requests an initiator of dynamic connections keeps apart; 0 for none.
+    pub const LOG_NUM_DCI_STREAM_CHANNELS: Field<Self, u8> = Field::new(0x3e3, 5);
     /// The send queue's completion queue.
     pub const CQN_SND: Field<Self> = Field::new(0x3e8, 24);
     /// The last packet sequence number that the peer acknowledged.
@@ -76,6 +78,8 @@ impl Qpc {
     pub const MIN_RNR_NAK: Field<Self, u8> = Field::new(0x4a3, 5);
     /// The packet sequence number that the responder expects.
     pub const NEXT_RCV_PSN: Field<Self> = Field::new(0x4a8, 24);
+    /// The XRC domain.
+    pub const XRCD: Field<Self> = Field::new(0x4c8, 24);
     /// The receive queue's completion queue.
     pub const CQN_RCV: Field<Self> = Field::new(0x4e8, 24);
     /// Offset of the doorbell record in its umem, bytes.

@@ -1,5 +1,6 @@
 //! Queue pairs: CREATE_QP, the state moves, QUERY_QP, DESTROY_QP (mlx5_ifc.h: `create_qp_*`, `rst2init_qp_*`, `init2rtr_qp_*`,
-//! `rtr2rts_qp_*`, `qp_2err_*`, `qp_2rst_*`, `query_qp_*`, `destroy_qp_*`, `qpc`, `ads`).
+//! `rtr2rts_qp_*`, `rts2rts_qp_*`,
+//! `init2init_qp_*`, `qp_2err_*`, `qp_2rst_*`, `query_qp_*`, `destroy_qp_*`, `qpc`, `ads`).
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
@@ -133,6 +134,10 @@ layouts! {
     Init2RtrQpIn: 272, "init2rtr_qp_in";
     /// RTR to RTS: sets what the requester does.
     Rtr2RtsQpIn: 272, "rtr2rts_qp_in";
+    /// Changes what the mask names, in state RTS.
+    Rts2RtsQpIn: 272, "rts2rts_qp_in";
+    /// Changes what the mask names, in state INIT.
+    Init2InitQpIn: 272, "init2init_qp_in";
     /// Any state to ERR.
     ToErrQpIn: 16, "qp_2err_in";
     /// Any state to RST.
@@ -153,6 +158,8 @@ requests! {
     Rst2InitQpIn => Rst2InitQp, StatusOut;
     Init2RtrQpIn => Init2RtrQp, StatusOut;
     Rtr2RtsQpIn => Rtr2RtsQp, StatusOut;
+    Rts2RtsQpIn => Rts2RtsQp, StatusOut;
+    Init2InitQpIn => Init2InitQp, StatusOut;
     ToErrQpIn => ToErrQp, StatusOut;
     ToRstQpIn => ToRstQp, StatusOut;
     QueryQpIn => QueryQp, QueryQpOut;
@@ -179,7 +186,7 @@ impl DestroyQpIn {
     pub const QPN: Field<Self> = Field::new(0x48, 24);
 }
 
-/// The commands that move a queue pair to a next state and carry a context: they share one layout.
+/// The commands that carry a context, and move a queue pair to a next state or change it where it is: they share one layout.
 pub trait ModifyQp: Layout + Sized {
     /// The queue pair.
     const QPN: Field<Self> = Field::new(0x48, 24);
@@ -192,6 +199,8 @@ pub trait ModifyQp: Layout + Sized {
 impl ModifyQp for Rst2InitQpIn {}
 impl ModifyQp for Init2RtrQpIn {}
 impl ModifyQp for Rtr2RtsQpIn {}
+impl ModifyQp for Rts2RtsQpIn {}
+impl ModifyQp for Init2InitQpIn {}
 
 bitflags::bitflags! {
     /// Parameters that a state move may leave out (mlx5 qp.h: `MLX5_QP_OPTPAR_*`).

@@ -1,0 +1,152 @@
+//! CREATE_DCT, QUERY_DCT, DRAIN_DCT, DESTROY_DCT, ARM_DCT_FOR_KEY_VIOLATION.
+
+use std::collections::HashMap;
+
+use barewire_layouts::command::dct::{
+    ArmDctIn, CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn, QueryDctOut,
+};
+use barewire_layouts::command::qp::{AtomicMode, Mtu};
+use barewire_layouts::prm::{View, ViewMut};
+
+use super::{CommandSyndrome, Outcome};
+use crate::engine::{Context, Engine};
+use crate::limits;
+use crate::object::{Attributes, Dct, Objects, Scatter};
+
+/// `cs_res` of messages of up to 32 bytes: queue pairs have it, targets do not (mlx5_ifc.h: `MLX5_DCTC_CS_RES_NA`).
+const NO_SUCH_SCATTER: u8 = 1;
+
+/// PRM: CREATE_DCT.
+pub(super) fn create(
+    objects: &mut Objects,
+    input: View<'_, CreateDctIn>,
+    mut output: ViewMut<'_, CreateDctOut>,
+) -> Outcome {
+    let context = input.nested(CreateDctIn::DCT_CONTEXT_ENTRY);
+    if !matches!(context.get(Dctc::PORT), 0 | limits::PORT) {
+        return Err(CommandSyndrome::DctPort);
+    }
+    if context.get(Dctc::PKEY_INDEX) != 0 {
+        return Err(CommandSyndrome::DctPkeyIndex);
+    }
+    if u16::from(context.get(Dctc::MY_ADDR_INDEX)) >= limits::GIDS {
+        return Err(CommandSyndrome::DctGid);
+    }
+    let mtu = context.get(Dctc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::DctMtu)?;
+    let scatter = match context.get(Dctc::CS_RES) {
+        NO_SUCH_SCATTER => None,
+        mode => Scatter::new(0, mode),
+    };
+    let scatter = scatter.ok_or(CommandSyndrome::DctScatterToCqe)?;
+    let remote_atomic = context.get(Dctc::RAE);
+    if remote_atomic && matches!(context.get(Dctc::ATOMIC_MODE), Err(_) | Ok(AtomicMode::None)) {
+        return Err(CommandSyndrome::DctAtomicMode);
+    }
+    let (pd, cq, srq) = (context.get(Dctc::PD), context.get(Dctc::CQN), context.get(Dctc::SRQN_XRQN));
+    objects.pds.get(pd).ok_or(CommandSyndrome::UnknownPd)?;
+    objects.cqs.get(cq).ok_or(CommandSyndrome::DctUnknownCq)?;
+    objects.srqs.get(srq).ok_or(CommandSyndrome::DctUnknownSrq)?;
+    let attributes = Attributes {
+        mtu,
+        log_message_max: limits::LOG_MESSAGE_BYTES,
+        min_rnr_nak: context.get(Dctc::MIN_RNR_NAK),
+        max_responder_depth: 1 << limits::LOG_RESPONDER_RESOURCES,
+        remote_read: context.get(Dctc::RRE),
+        remote_write: context.get(Dctc::RWE),
+        remote_atomic,
+        ..Attributes::default()
+    };
+    let (number, _) = objects
+        .dcts
+        .insert_with(|_| Dct {
+            state: DctState::Active,
+            pd,
+            user_index: context.get(Dctc::USER_INDEX),
+            cq,
+            srq,
+            scatter,
+            access_key: context.get(Dctc::DC_ACCESS_KEY),
+            attributes,
+            violations: 0,
+            violation_armed: false,
+            connections: HashMap::new(),
+            traffic_class: context.get(Dctc::TCLASS),
+            hop_limit: context.get(Dctc::HOP_LIMIT),
+            counter_set: context.get(Dctc::COUNTER_SET_ID),
+        })
+        .ok_or(CommandSyndrome::NoDcts)?;
+    objects.share(Some(srq), true);
+    objects.hold_cq(cq);
+    objects.hold_pd(pd);
+    output.set(CreateDctOut::DCTN, number);
+    Ok(())
+}
+
+/// PRM: QUERY_DCT.
+pub(super) fn query(
+    objects: &Objects,
+    input: View<'_, QueryDctIn>,
+    mut output: ViewMut<'_, QueryDctOut>,
+) -> Outcome {
+    let dct = objects.dcts.get(input.get(QueryDctIn::DCTN)).ok_or(CommandSyndrome::UnknownDct)?;
+    let attributes = &dct.attributes;
+    let mut context = output.nested(QueryDctOut::DCT_CONTEXT_ENTRY);
+    context
+        .set(Dctc::STATE, dct.state)
+        .set(Dctc::USER_INDEX, dct.user_index)
+        .set(Dctc::CQN, dct.cq)
+        .set(Dctc::COUNTER_SET_ID, dct.counter_set)
+        .set(Dctc::ATOMIC_MODE, if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None })
+        .set(Dctc::RRE, attributes.remote_read)
+        .set(Dctc::RWE, attributes.remote_write)
+        .set(Dctc::RAE, attributes.remote_atomic)
+        .set(Dctc::CS_RES, dct.scatter.modes().1)
+        .set(Dctc::MIN_RNR_NAK, attributes.min_rnr_nak)
+        .set(Dctc::SRQN_XRQN, dct.srq)
+        .set(Dctc::PD, dct.pd)
+        .set(Dctc::TCLASS, dct.traffic_class)
+        .set(Dctc::DC_ACCESS_KEY, dct.access_key)
+        .set(Dctc::PORT, limits::PORT)
+        .set(Dctc::HOP_LIMIT, dct.hop_limit)
+        .set(Dctc::DC_ACCESS_KEY_VIOLATION_COUNT, dct.violations);
+    if let Some(&mtu) = Mtu::ALL.iter().find(|mtu| mtu.bytes() == attributes.mtu) {
+        context.set(Dctc::MTU, mtu);
+    }
+    Ok(())
+}
+
+/// PRM: DRAIN_DCT. An event tells when no connection is left, at once if there is none.
+pub(super) fn drain(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, DrainDctIn>) -> Outcome {
+    let number = input.get(DrainDctIn::DCTN);
+    let dct = device.objects.dcts.get_mut(number).ok_or(CommandSyndrome::UnknownDct)?;
+    if dct.state != DctState::Active {
+        return Err(CommandSyndrome::DctTransition);
+    }
+    dct.state = DctState::Draining;
+    engine.dct_drained(device, number);
+    Ok(())
+}
+
+/// PRM: DESTROY_DCT, in any state. Connections end, and their initiators are told.
+pub(super) fn destroy(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, DestroyDctIn>,
+) -> Outcome {
+    let number = input.get(DestroyDctIn::DCTN);
+    device.objects.dcts.get(number).ok_or(CommandSyndrome::UnknownDct)?;
+    engine.dct_closed(device, number);
+    if let Some(dct) = device.objects.dcts.remove(number) {
+        device.objects.share(Some(dct.srq), false);
+        device.objects.release_cq(dct.cq);
+        device.objects.release_pd(dct.pd);
+    }
+    Ok(())
+}
+
+/// PRM: ARM_DCT_FOR_KEY_VIOLATION.
+pub(super) fn arm(objects: &mut Objects, input: View<'_, ArmDctIn>) -> Outcome {
+    let dct = objects.dcts.get_mut(input.get(ArmDctIn::DCT_NUMBER)).ok_or(CommandSyndrome::UnknownDct)?;
+    dct.violation_armed = true;
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Hands packets to the queue pairs that they are for.
+
+use barewire_layouts::command::qp::{QpState, ServiceType};
+use barewire_layouts::eqe::EventType;
+use barewire_layouts::roce::Transport;
+
+use super::service::{is_reliable, transport};
+use super::{Context, Engine, datagram, mark_ready, requester, responder, split};
+use crate::object::FIRST_DCT;
+use crate::wire::packet::Packet;
+
+impl Engine {
+    /// Hands a packet to the queue pair, target or responder context that it is for.
+    pub(super) fn deliver(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
+        let number = packet.bth.destination();
+        if packet.transport == Transport::Congestion {
+            // Nothing is sent fast enough here to be slowed down.
+            context.counters.cnps_received += 1;
+            return;
+        }
+        if packet.bth.met_congestion() {
+            self.notify_congestion(context, packet);
+        }
+        match (packet.opcode.is_connection(), number < FIRST_DCT) {
+            (false, _) => self.transport(context, packet),
+            (true, false) => self.asked(context, packet),
+            (true, true) => self.answered(context, packet),
+        }
+    }
+
+    /// What a target says of a dynamic connection.
+    fn answered(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
+        let qpn = packet.bth.destination();
+        if let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) {
+            requester::answered(qp, &mut port, packet);
+            mark_ready(&mut self.ready, qp);
+            self.note_failure(context, qpn);
+        } else {
+            context.counters.unknown_qp += 1;
+            requester::decline(&mut super::port::port(context, &mut self.built, self.address), packet);
+        }
+    }
+
+    /// A request or a response of a message.
+    fn transport(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
+        let qpn = packet.bth.destination();
+        if let Some(open) = context.objects.contexts.get_mut(qpn) {
+            (open.heard, open.asked) = (context.now, 0);
+        }
+        let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else {
+            context.counters.unknown_qp += 1;
+            return;
+        };
+        if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Err) {
+            port.counters.wrong_state += 1;
+            return;
+        }
+        let response = packet.opcode.is_response();
+        let fits = match qp.service {
+            ServiceType::Dci => response,
+            ServiceType::Dct => !response,
+            _ => true,
+        };
+        let spoken = packet.transport == transport(qp.service)
+            || is_reliable(qp.service) && packet.transport == Transport::Vendor;
+        if !fits || !spoken {
+            port.counters.wrong_service += 1;
+            return;
+        }
+        if qp.service != ServiceType::Ud && packet.source != qp.attributes.remote_address {
+            port.counters.wrong_source += 1;
+            return;
+        }
+        let told = matches!(qp.service, ServiceType::Ud | ServiceType::Dct);
+        if !told && qp.state == QpState::Rtr && !std::mem::replace(&mut qp.engine.established, true) {
+            port.tell(EventType::CommunicationEstablished, qpn);
+        }
+        match qp.service {
+            ServiceType::Ud => datagram::receive(qp, &mut port, packet),
+            ServiceType::Uc => responder::receive_unreliable(qp, &mut port, packet),
+            _ if response => requester::receive(qp, &mut port, packet),
+            _ => responder::receive(qp, &mut port, packet),
+        }
+        mark_ready(&mut self.ready, qp);
+        self.note_failure(context, qpn);
+    }
+}

@@ -1,0 +1,78 @@
+//! What the work on one queue pair borrows.
+
+use std::net::IpAddr;
+
+use super::{Context, Counters, Finding, Report, Reports};
+use crate::memory::Memory;
+use crate::object::{Cq, Events, FIRST_DCT, Objects, Qp, Srq, Table};
+use crate::wire::Wire;
+
+/// What the work on one queue pair needs beside the queue pair itself.
+#[derive(Debug)]
+pub(super) struct Port<'a> {
+    pub(super) memory: &'a Memory,
+    pub(super) cqs: &'a mut Table<Cq>,
+    pub(super) events: &'a mut Events,
+    pub(super) srqs: &'a mut Table<Srq>,
+    pub(super) wire: &'a mut dyn Wire,
+    pub(super) counters: &'a mut Counters,
+    pub(super) reports: &'a mut Reports,
+    /// The packet being built.
+    pub(super) frame: &'a mut Vec<u8>,
+    pub(super) address: IpAddr,
+    pub(super) now: u64,
+    /// The number of the last dynamic connection that was asked for.
+    pub(super) last_connection: &'a mut u64,
+}
+
+/// Borrows what a packet needs that is no queue pair's.
+pub(super) fn port<'a>(context: &'a mut Context<'_>, frame: &'a mut Vec<u8>, address: IpAddr) -> Port<'a> {
+    let Objects { cqs, events, srqs, memory, last_connection, .. } = &mut *context.objects;
+    Port {
+        memory,
+        cqs,
+        events,
+        srqs,
+        wire: &mut *context.wire,
+        counters: &mut *context.counters,
+        reports: &mut *context.reports,
+        frame,
+        address,
+        now: context.now,
+        last_connection,
+    }
+}
+
+/// Borrows queue pair or responder context `qpn` and, apart from it, what the work on it needs.
+pub(super) fn split<'a>(
+    context: &'a mut Context<'_>,
+    frame: &'a mut Vec<u8>,
+    address: IpAddr,
+    qpn: u32,
+) -> Option<(&'a mut Qp, Port<'a>)> {
+    let Objects { qps, contexts, cqs, events, srqs, memory, last_connection, .. } = &mut *context.objects;
+    let port = Port {
+        memory,
+        cqs,
+        events,
+        srqs,
+        wire: &mut *context.wire,
+        counters: &mut *context.counters,
+        reports: &mut *context.reports,
+        frame,
+        address,
+        now: context.now,
+        last_connection,
+    };
+    let qp =
+        if qpn < FIRST_DCT { qps.get_mut(qpn) } else { contexts.get_mut(qpn).map(|context| &mut context.qp) };
+    Some((qp?, port))
+}
+
+impl Port<'_> {
+    /// Notes a strict finding.
+    pub(super) fn report(&mut self, qpn: u32, index: u16, finding: Finding) {
+        self.counters.findings += 1;
+        self.reports.add(Report { qpn, index, finding });
+    }
+}
