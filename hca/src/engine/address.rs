@@ -17,6 +17,9 @@ use crate::limits;
 /// A key with this bit stands for the sender's own (IBTA 10.2.5: what only privileged users may name).
 const OWN_QKEY: u32 = 1 << 31;
 
+/// The unspecified GID, which is nobody's.
+const NO_GID: [u8; 16] = [0; 16];
+
 /// How the receiver is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
@@ -101,7 +104,12 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
             let (what, got) = ("address vector: source GID index", vector.source_index().into());
             return Err(Finding::Value { what, got, wanted: "0: the port has one GID" });
         }
-        (vector.base, Route::Gid(vector.gid))
+        // InfiniBand without a global route.
+        let route = match vector.gid {
+            NO_GID => Route::Lid(vector.base.lid_or_port.get()),
+            gid => Route::Gid(gid),
+        };
+        (vector.base, route)
     } else {
         let vector: CompactAddressVector = segments.next(ds, ROOM)?;
         (vector, Route::Lid(vector.lid_or_port.get()))
