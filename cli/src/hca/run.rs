@@ -5,7 +5,8 @@ use super::tree::Tree;
 use crate::args::HcaRunArgs;
 use crate::error::{Error, local};
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -34,6 +35,8 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         command.env("BAREWIRE_HCA_FAULTS", faults);
     }
     pass_signals();
+    // SAFETY: the call is one that a child between fork and exec may make.
+    unsafe { command.pre_exec(end_with_parent) };
     let mut child = command
         .spawn()
         .map_err(|error| local(format_args!("cannot start {}", program.to_string_lossy()), &error))?;
@@ -41,6 +44,15 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     let code = wait(&mut child);
     CHILD.store(0, Ordering::SeqCst);
     code
+}
+
+/// The program ends with this process, however that ends: nobody else removes the tree.
+fn end_with_parent() -> io::Result<()> {
+    // SAFETY: no pointers.
+    match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn wait(child: &mut Child) -> Result<ExitCode, Error> {

@@ -135,7 +135,7 @@ pub(super) fn address_lid(address: IpAddr) -> u16 {
 }
 
 /// The address of `lid` as a device at `own` sees it: they differ in the last 16 bits only.
-fn lid_address(own: IpAddr, lid: u16) -> IpAddr {
+pub(crate) fn lid_address(own: IpAddr, lid: u16) -> IpAddr {
     match own {
         IpAddr::V4(own) => Ipv4Addr::from_bits(own.to_bits() & !0xffff | u32::from(lid)).into(),
         IpAddr::V6(own) => Ipv6Addr::from_bits(own.to_bits() & !0xffff | u128::from(lid)).into(),

@@ -115,6 +115,18 @@ impl Face {
         self.state().contexts.get(&descriptor).cloned().ok_or(Errno::IO)
     }
 
+    /// `copy` is another descriptor of what is behind `descriptor`.
+    pub(crate) fn copy(&self, descriptor: RawFd, copy: RawFd) -> Result<(), Errno> {
+        let (word, bit) = bit(copy).ok_or(Errno(libc::EMFILE))?;
+        let mut state = self.state();
+        let context = state.contexts.get(&descriptor).cloned().ok_or(Errno::IO)?;
+        let before = state.contexts.insert(copy, context);
+        word.fetch_or(bit, Ordering::AcqRel);
+        drop(state);
+        drop(before);
+        Ok(())
+    }
+
     /// A descriptor is about to be closed.
     pub(crate) fn close(&self, descriptor: RawFd) {
         if let Some((word, bit)) = bit(descriptor) {

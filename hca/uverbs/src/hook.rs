@@ -325,6 +325,47 @@ pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     unsafe { next(descriptor) }
 }
 
+/// `copy` was made of `descriptor`: if that is a device, so is the copy.
+fn copied(descriptor: c_int, copy: c_int) -> c_int {
+    if copy >= 0 && face::is_ours(descriptor) {
+        // A child's copy of what its parent opened stays what it is: a descriptor that answers with errors.
+        let _ = catch_unwind(|| face::get().copy(descriptor, copy));
+    }
+    copy
+}
+
+/// The C library's function of this name.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(descriptor: c_int) -> c_int {
+    let next = next!(dup(c_int) -> c_int);
+    // SAFETY: as we were called.
+    copied(descriptor, unsafe { next(descriptor) })
+}
+
+macro_rules! fcntl_hooks {
+    ($($name:ident),+) => {$(
+        /// The C library's function of this name.
+        ///
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
+            let next = next!($name(c_int, c_int, c_ulong) -> c_int);
+            // SAFETY: as we were called.
+            let result = unsafe { next(descriptor, command, argument) };
+            match command {
+                libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(descriptor, result),
+                _ => result,
+            }
+        }
+    )+};
+}
+
+fcntl_hooks!(fcntl, fcntl64);
+
 /// Runs when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]

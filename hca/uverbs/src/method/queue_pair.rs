@@ -116,7 +116,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     if flags & !SIGNAL_ALL != 0 || request.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE | UAR_PAGE_INDEX) != 0 {
         return Err(Errno::UNSUPPORTED);
     }
-    let cap: QpCap = call.structure(CAP)?;
+    let mut cap: QpCap = call.structure(CAP)?;
     let signal_all = flags & SIGNAL_ALL != 0;
     let adapter = &context.adapter;
     let mut state = context.state();
@@ -129,6 +129,11 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         None => None,
     };
     let rings = Rings::of(&request, srq.is_some())?;
+    // As mlx5_ib answers: what there is room for.
+    (cap.max_recv_wr, cap.max_recv_sge) = match rings.receive {
+        Some((log_entries, log_segments)) => (1 << log_entries, 1 << log_segments),
+        None => (0, 0),
+    };
     let mut memory = Vec::new();
     if rings.bytes > 0 {
         memory.push(UserMemory::register(adapter, request.buf_addr, rings.bytes, true)?);

@@ -1,0 +1,119 @@
+//! Pairs of programs over the software HCA.
+
+use super::support::{Barewire, PATIENCE, start_with};
+use std::env;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Once;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Builds the library for LD_PRELOAD where this build's `barewire` looks for it.
+pub(crate) fn library() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let folder = Path::new(env!("CARGO_BIN_EXE_barewire")).parent().unwrap();
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo
+            .args(["build", "--quiet", "-p", "barewire-hca-uverbs", "--target-dir"])
+            .arg(folder.parent().unwrap());
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built =
+            cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output().expect("cargo starts");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    });
+}
+
+/// Whether a program can be started; says which package it is in if it cannot.
+pub(crate) fn installed(program: &str, package: &str) -> bool {
+    library();
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&paths).any(|folder| folder.join(program).is_file());
+    if !found {
+        println!("skipped: {program} is not installed (Debian: {package})");
+    }
+    found
+}
+
+/// Runs one program to its end and gives what it printed.
+pub(crate) fn alone(options: &[&str], program: &[&str]) -> String {
+    let ended = start(options, program, &[]).end(PATIENCE);
+    assert!(ended.status.success(), "{program:?}: {ended:#?}");
+    no_findings(&ended.stderr);
+    ended.stdout
+}
+
+fn start(options: &[&str], program: &[&str], environment: &[(&str, &str)]) -> Barewire {
+    start_with(&[&["hca", "run"], options, &["--"], program].concat(), environment)
+}
+
+/// The device's strict checks have nothing to say about libmlx5.
+fn no_findings(stderr: &str) {
+    assert!(!stderr.contains("barewire-hca"), "{stderr}");
+}
+
+/// A server and a client.
+pub(crate) struct Pair<'a> {
+    program: &'a [&'a str],
+    options: &'a [&'a str],
+    environment: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Pair<'a> {
+    /// Of this program, which takes the port by `-p` and, as the client, a host at the end.
+    pub(crate) fn of(program: &'a [&'a str]) -> Self {
+        Self { program, options: &[], environment: Vec::new() }
+    }
+
+    /// With options of `barewire hca run`.
+    pub(crate) fn with(mut self, options: &'a [&'a str]) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// With a variable in the environment.
+    pub(crate) fn set(mut self, variable: &'a str, value: &'a str) -> Self {
+        self.environment.push((variable, value));
+        self
+    }
+
+    /// Both end well.
+    pub(crate) fn run(self) {
+        let port = free_port();
+        let port_text = port.to_string();
+        let with_port = [self.program, &["-p", &port_text]].concat();
+        let mut server = start(self.options, &with_port, &self.environment);
+        let deadline = Instant::now() + PATIENCE;
+        while !is_listening(port) && !server.has_ended() {
+            assert!(Instant::now() < deadline, "{:?} does not listen", self.program);
+            thread::sleep(Duration::from_millis(5));
+        }
+        let client = start(self.options, &[&with_port[..], &["127.0.0.1"]].concat(), &self.environment);
+        let (client, server) = (client.end(PATIENCE), server.end(PATIENCE));
+        let both = client.status.success() && server.status.success();
+        assert!(both, "{:?}: client {client:#?} server {server:#?}", self.program);
+        no_findings(&client.stderr);
+        no_findings(&server.stderr);
+    }
+}
+
+/// A port that nobody listened on a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Whether somebody listens on a port: connecting would be the program's one connection.
+fn is_listening(port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        fs::read_to_string(table).unwrap_or_default().lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().unwrap_or_default();
+            local.ends_with(&format!(":{port:04X}")) && words.nth(1) == Some(LISTEN)
+        })
+    })
+}
