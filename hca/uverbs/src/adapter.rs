@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_hca::{Device, UarPage, UmemAccess};
+use barewire_layouts::command::capability::{CapabilityPage, QueryHcaCapIn, QueryHcaCapOut, RoceCap};
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut, DeallocUarIn};
 use barewire_layouts::command::{Request, answer, request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
+use crate::clock::ClockPage;
 use crate::config::{self, Link};
 use crate::errno::Errno;
 use crate::event::{Events, Queue};
@@ -22,6 +24,8 @@ pub(crate) struct Adapter {
     pub(crate) link: Link,
     /// The event queue for everything that verbs objects tell.
     pub(crate) eqn: u32,
+    /// What programs read the device's clock by.
+    pub(crate) clock: ClockPage,
     events: Mutex<Events>,
 }
 
@@ -49,8 +53,9 @@ impl Adapter {
         let blocked = Blocked::all();
         let device = config::open(number, link).map_err(|error| fail(&error))?;
         let queue = Queue::new(&device).map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
-        let adapter =
-            Arc::new(Self { device, link, eqn: queue.number(), events: Mutex::new(Events::default()) });
+        let clock = ClockPage::new(device.clock());
+        let (eqn, events) = (queue.number(), Mutex::new(Events::default()));
+        let adapter = Arc::new(Self { device, link, eqn, clock, events });
         queue.serve(Arc::clone(&adapter)).map_err(|error| fail(&error))?;
         drop(blocked);
         Ok(adapter)
@@ -91,16 +96,29 @@ impl Adapter {
         .map(drop)
     }
 
-    /// The Ethernet address that stands for the device.
-    pub(crate) fn mac(&self) -> Result<[u8; 6], Errno> {
-        let answer = self.command::<QueryRoceAddressIn>(|_| {})?;
-        let view = answer.view::<QueryRoceAddressIn>()?;
-        Ok(view.nested(QueryRoceAddressOut::ROCE_ADDRESS).array(RoceAddress::SOURCE_MAC))
+    /// Entries of the GID table.
+    pub(crate) fn gids(&self) -> Result<u16, Errno> {
+        // RoCE capabilities, current values.
+        let answer = self.command::<QueryHcaCapIn>(|input| {
+            input.set(QueryHcaCapIn::OP_MOD, (CapabilityPage::Roce as u16) << 1 | 1);
+        })?;
+        let page = answer.view::<QueryHcaCapIn>()?;
+        Ok(page.nested(QueryHcaCapOut::ROCE).get(RoceCap::ROCE_ADDRESS_TABLE_SIZE))
+    }
+
+    /// Entry `index` of the GID table and its Ethernet address; `None` if it is empty.
+    pub(crate) fn gid(&self, index: u16) -> Result<Option<([u8; 16], [u8; 6])>, Errno> {
+        let answer = self.command::<QueryRoceAddressIn>(|input| {
+            input.set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, index);
+        })?;
+        let entry = answer.view::<QueryRoceAddressIn>()?.nested(QueryRoceAddressOut::ROCE_ADDRESS);
+        let gid = entry.array(RoceAddress::SOURCE_L3_ADDRESS);
+        Ok((gid != [0; 16]).then(|| (gid, entry.array(RoceAddress::SOURCE_MAC))))
     }
 
     /// The EUI-64 made of it.
     pub(crate) fn guid(&self) -> Result<[u8; 8], Errno> {
-        let [a, b, c, d, e, f] = self.mac()?;
+        let (_, [a, b, c, d, e, f]) = self.gid(0)?.ok_or(Errno::IO)?;
         Ok([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 

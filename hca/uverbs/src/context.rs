@@ -6,6 +6,7 @@ use barewire_hca::UarPage;
 
 use crate::adapter::Adapter;
 use crate::attributes::Attributes;
+use crate::clock;
 use crate::errno::Errno;
 use crate::event::Channel;
 use crate::method;
@@ -61,11 +62,31 @@ impl Context {
         method::call(self, attributes)
     }
 
-    /// The memory of the UAR page at an offset of the descriptor.
-    pub(crate) fn map(&self, offset: u64) -> Result<Arc<UarPage>, Errno> {
+    /// What is to be mapped at an offset of the descriptor.
+    pub(crate) fn map(&self, offset: u64) -> Result<Mapping, Errno> {
+        if offset == clock::OFFSET {
+            return Ok(Mapping::Clock(Arc::clone(&self.adapter)));
+        }
         let state = self.state();
         let uar = state.objects.uar_at(offset).ok_or(Errno::INVALID)?;
-        Ok(Arc::clone(&uar.page))
+        Ok(Mapping::Uar(Arc::clone(&uar.page)))
+    }
+}
+
+/// Memory of the device's, for as long as the program has it mapped.
+#[derive(Debug)]
+pub(crate) enum Mapping {
+    Uar(Arc<UarPage>),
+    Clock(Arc<Adapter>),
+}
+
+impl Mapping {
+    /// Where it is.
+    pub(crate) fn address(&self) -> usize {
+        match self {
+            Self::Uar(page) => page.as_ptr().as_ptr().addr(),
+            Self::Clock(adapter) => adapter.clock.address(),
+        }
     }
 }
 

@@ -5,11 +5,9 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use barewire_hca::UarPage;
-
 use crate::adapter::Adapter;
 use crate::config::Settings;
-use crate::context::Context;
+use crate::context::{Context, Mapping};
 use crate::errno::Errno;
 
 /// The process's face. A child made by fork gets one of its own: threads, and with them the parent's devices, are not inherited.
@@ -19,7 +17,7 @@ static FACE: AtomicPtr<Face> = AtomicPtr::new(std::ptr::null_mut());
 const QUICK: usize = 1 << 16;
 /// One bit for each descriptor that is an open device.
 static OURS: [AtomicU64; QUICK / 64] = [const { AtomicU64::new(0) }; QUICK / 64];
-/// Lowest and highest address of the UAR pages that were mapped: to see quickly that other memory is meant.
+/// Lowest and highest address of what was mapped of devices: to see quickly that other memory is meant.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
@@ -34,8 +32,8 @@ pub(crate) struct Face {
 struct State {
     adapters: HashMap<usize, Arc<Adapter>>,
     contexts: HashMap<RawFd, Arc<Context>>,
-    /// UAR pages by address, with how many times each is mapped.
-    mapped: HashMap<usize, (Arc<UarPage>, usize)>,
+    /// Memory of devices by address, with how many times it is mapped.
+    mapped: HashMap<usize, (Mapping, usize)>,
 }
 
 /// The bit of a descriptor that could be a device's.
@@ -49,8 +47,8 @@ pub(crate) fn is_ours(descriptor: RawFd) -> bool {
     bit(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
 }
 
-/// Whether memory at this address could be a UAR page. Costs two loads.
-pub(crate) fn may_be_uar(address: usize) -> bool {
+/// Whether memory at this address could be a device's. Costs two loads.
+pub(crate) fn may_be_mapped(address: usize) -> bool {
     address >= LOWEST.load(Ordering::Relaxed) && address <= HIGHEST.load(Ordering::Relaxed)
 }
 
@@ -137,25 +135,25 @@ impl Face {
         drop(context);
     }
 
-    /// The address of the UAR page at an offset of a descriptor.
+    /// The address of what is to be mapped at an offset of a descriptor.
     pub(crate) fn map(&self, descriptor: RawFd, offset: u64) -> Result<usize, Errno> {
-        let page = self.context(descriptor)?.map(offset)?;
-        let address = page.as_ptr().as_ptr().addr();
+        let mapping = self.context(descriptor)?.map(offset)?;
+        let address = mapping.address();
         LOWEST.fetch_min(address, Ordering::Relaxed);
         HIGHEST.fetch_max(address, Ordering::Relaxed);
-        self.state().mapped.entry(address).or_insert((page, 0)).1 += 1;
+        self.state().mapped.entry(address).or_insert((mapping, 0)).1 += 1;
         Ok(address)
     }
 
-    /// Ends a mapping; false if the memory is no UAR page.
+    /// Ends a mapping; false if the memory is no device's.
     pub(crate) fn unmap(&self, address: usize) -> bool {
         let mut state = self.state();
         let Some((_, count)) = state.mapped.get_mut(&address) else { return false };
         *count -= 1;
         if *count == 0 {
-            let page = state.mapped.remove(&address);
+            let mapping = state.mapped.remove(&address);
             drop(state);
-            drop(page);
+            drop(mapping);
         }
         true
     }

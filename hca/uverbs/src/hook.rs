@@ -278,7 +278,7 @@ macro_rules! mmap_hooks {
 
 mmap_hooks!(mmap, mmap64);
 
-/// Maps a UAR page.
+/// Maps a page of a device's.
 fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c_void {
     const PAGE: size_t = 4096;
     let mut address = 0;
@@ -298,7 +298,7 @@ fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c
 /// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
-    let ours = face::may_be_uar(address.addr())
+    let ours = face::may_be_mapped(address.addr())
         && catch_unwind(|| face::get().unmap(address.addr())).unwrap_or(false);
     if ours {
         return 0;

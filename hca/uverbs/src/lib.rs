@@ -9,6 +9,7 @@
 mod abi;
 mod adapter;
 mod attributes;
+mod clock;
 mod config;
 mod context;
 mod errno;

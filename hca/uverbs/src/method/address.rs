@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::{Object, Pd};
 
-use super::device::{GIDS, check_port};
+use super::device::{check_gid, check_port};
 use super::legacy::{CORE_IN, CORE_OUT};
 
 /// CREATE_AH.
@@ -18,7 +18,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let path = &request.attr;
     check_port(path.port_num)?;
     let roce = context.adapter.link == Link::Roce;
-    if roce && path.is_global == 0 || path.is_global != 0 && u32::from(path.sgid_index) >= GIDS {
+    if path.is_global != 0 {
+        check_gid(&context.adapter, path.sgid_index)?;
+    } else if roce {
         return Err(Errno::INVALID);
     }
     let mut state = context.state();

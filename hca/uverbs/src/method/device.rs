@@ -10,16 +10,15 @@ use zerocopy::IntoBytes;
 use crate::abi::{GetContext, GetContextResponse, GidEntry, QueryDevice, QueryDeviceEx, QueryPort, driver};
 use crate::adapter::{Adapter, Answer};
 use crate::attributes::Attributes;
+use crate::clock;
 use crate::config::Link;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::event::Channel;
-use crate::object::Object;
+use crate::object::{Object, Pd};
 
 /// The only port.
 pub(super) const PORT: u8 = 1;
-/// The GID of the port is the first, and the only one so far.
-pub(super) const GIDS: u32 = 1;
 /// Interrupt vectors that a program may choose from. They all lead to one event queue.
 pub(super) const VECTORS: u32 = 4;
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
@@ -84,7 +83,8 @@ fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
         cmds_supp_uhw: 3,
         // `MLX5_USER_INLINE_MODE_NONE`: no header needs to be in the WQE.
         eth_min_inline: 1,
-        clock_info_versions: 0,
+        // Version 1 of `mlx5_ib_clock_info` can be mapped.
+        clock_info_versions: 1,
         hca_core_clock_offset: 0,
         log_uar_size: 12,
         num_uars_per_page: 1,
@@ -169,8 +169,8 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         comp_mask: 0,
         response_length: size_of::<QueryDeviceEx>() as u32,
         odp_caps: [0; 3],
-        timestamp_mask: 0,
-        hca_core_clock: 0,
+        timestamp_mask: u64::MAX,
+        hca_core_clock: clock::KILOHERTZ,
         device_cap_flags_ex: base.device_cap_flags.into(),
         rss_caps: [0; 4],
         max_wq_type_rq: 0,
@@ -218,7 +218,7 @@ fn port(adapter: &Adapter) -> Result<QueryPort, Errno> {
         max_msg_sz: longest,
         bad_pkey_cntr: 0,
         qkey_viol_cntr: 0,
-        gid_tbl_len: GIDS,
+        gid_tbl_len: adapter.gids()?.into(),
         pkey_tbl_len: 1,
         lid: if roce { 0 } else { adapter.lid() },
         sm_lid: u16::from(!roce),
@@ -242,40 +242,54 @@ fn port(adapter: &Adapter) -> Result<QueryPort, Errno> {
     })
 }
 
-fn gid(adapter: &Adapter) -> GidEntry {
+/// Refuses an index beyond the GID table.
+pub(super) fn check_gid(adapter: &Adapter, index: impl Into<u64>) -> Result<u16, Errno> {
+    let gids = adapter.gids()?;
+    u16::try_from(index.into()).ok().filter(|&index| index < gids).ok_or(Errno::INVALID)
+}
+
+fn gid(adapter: &Adapter, index: u16) -> Result<Option<GidEntry>, Errno> {
     let roce = adapter.link == Link::Roce;
-    GidEntry {
-        gid: adapter.device.gid(),
-        gid_index: 0,
+    Ok(adapter.gid(index)?.map(|(gid, _)| GidEntry {
+        gid,
+        gid_index: index.into(),
         port_num: PORT.into(),
         gid_type: GID_TYPES[usize::from(roce)],
         netdev_ifindex: if roce { INTERFACE } else { 0 },
-    }
+    }))
 }
 
 /// `UVERBS_METHOD_QUERY_GID_ENTRY`.
 pub(super) fn gid_entry(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0, 1, 2, 3])?;
     check_port(call.number(0)?)?;
-    if call.number(1)? >= GIDS.into() || call.optional_number(2)?.unwrap_or(0) != 0 {
+    if call.optional_number(2)?.unwrap_or(0) != 0 {
         return Err(Errno::INVALID);
     }
-    call.put(3, gid(&context.adapter).as_bytes())
+    let index = check_gid(&context.adapter, call.number(1)?)?;
+    call.put(3, gid(&context.adapter, index)?.ok_or(Errno(libc::ENODATA))?.as_bytes())
 }
 
 /// `UVERBS_METHOD_QUERY_GID_TABLE`: every entry that is set, of every port.
 pub(super) fn gid_table(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0, 1, 2, 3])?;
     let size = usize::try_from(call.number(0)?).map_err(|_| Errno::INVALID)?;
-    let entry = gid(&context.adapter);
-    if size == 0 || call.optional_number(1)?.unwrap_or(0) != 0 || call.room(2) < GIDS as usize * size {
+    if size == 0 || call.optional_number(1)?.unwrap_or(0) != 0 {
         return Err(Errno::INVALID);
     }
-    let mut bytes = vec![0; size];
-    let common = size.min(size_of::<GidEntry>());
-    bytes[..common].copy_from_slice(&entry.as_bytes()[..common]);
+    let room = call.room(2) / size;
+    let (mut bytes, mut count) = (Vec::new(), 0_usize);
+    for index in 0..context.adapter.gids()? {
+        let Some(entry) = gid(&context.adapter, index)? else { continue };
+        count += 1;
+        if count > room {
+            return Err(Errno::INVALID);
+        }
+        bytes.extend(entry.as_bytes().iter().take(size));
+        bytes.resize(count * size, 0);
+    }
     call.put(2, &bytes)?;
-    call.put(3, &u64::from(GIDS).to_ne_bytes())
+    call.put(3, &(count as u64).to_ne_bytes())
 }
 
 /// `UVERBS_METHOD_INFO_HANDLES`.
@@ -295,6 +309,13 @@ pub(super) fn handles(context: &Context, call: &Attributes) -> Result<(), Errno>
     let bytes: Vec<u8> = handles.iter().take(room).flat_map(|handle| handle.to_ne_bytes()).collect();
     call.put(2, &bytes)?;
     call.put_word(1, handles.len() as u32)
+}
+
+/// `MLX5_IB_METHOD_PD_QUERY`: the device's number of a protection domain.
+pub(super) fn query_pd(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0x1000, 0x1001])?;
+    let number = context.state().objects.get::<Pd>(call.handle(0x1000)?)?.number;
+    call.put_word(0x1001, number)
 }
 
 /// `UVERBS_METHOD_ASYNC_EVENT_ALLOC`.

@@ -123,7 +123,7 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     call.put(CORE_OUT, RegMrResponse { mr_handle, lkey: key, rkey: key }.as_bytes())
 }
 
-/// REREG_MR: a new key over what shall be, then the old one goes.
+/// REREG_MR: a new key is made of what shall be, takes the place of the old one, and goes with what that was.
 pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `enum ib_mr_rereg_flags`.
     const TRANSLATION: u32 = 1;
@@ -149,11 +149,17 @@ pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> 
     }
     let pd = state.objects.get::<Pd>(wanted.pd)?.number;
     let new = wanted.make(adapter, pd)?;
-    let key = new.key;
-    let old = std::mem::replace(state.objects.get_mut::<Mr>(request.mr_handle)?, new);
+    let mr = state.objects.get_mut::<Mr>(request.mr_handle)?;
+    let (index, key) = (mr.index, mr.key);
+    if !adapter.device.exchange_mkeys(index, new.index) {
+        return Err(Errno::IO);
+    }
+    let passing = new.index;
+    let old = std::mem::replace(mr, Mr { index, key, ..new });
     adapter.command::<DestroyMkeyIn>(|input| {
-        input.set(DestroyMkeyIn::MKEY_INDEX, old.index);
+        input.set(DestroyMkeyIn::MKEY_INDEX, passing);
     })?;
+    drop(old);
     call.put(CORE_OUT, [key, key].as_bytes())
 }
 

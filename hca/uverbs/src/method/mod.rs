@@ -45,6 +45,7 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         (id::DEVICE, 5) => device::gid_table(context, call),
         (id::DEVICE, 6) => device::gid_entry(context, call),
         (id::PD, 0) => destroy(context, call, crate::object::is_pd, None),
+        (id::PD, 0x1000) => device::query_pd(context, call),
         (id::CQ, 0) => completion::create(context, call),
         (id::CQ, 1) => destroy(context, call, |object| matches!(object, Object::Cq(_)), Some(Counts::Both)),
         (id::QP, 0) => queue_pair::create(context, call),

@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::Qp;
 
-use super::device::{GIDS, PORT, check_port};
+use super::device::{PORT, check_gid, check_port};
 use super::legacy::CORE_IN;
 use super::queue_pair::kind;
 use super::transition::{bit, is_allowed};
@@ -100,9 +100,9 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
     if is(bit::PATH) {
         let path = &request.dest;
         check_port(path.port_num)?;
-        let roce = adapter.link == Link::Roce;
-        let global = path.is_global != 0;
-        if roce && !global || global && u32::from(path.sgid_index) >= GIDS {
+        if path.is_global != 0 {
+            check_gid(adapter, path.sgid_index)?;
+        } else if adapter.link == Link::Roce {
             return Err(Errno::INVALID);
         }
     }
