@@ -34,6 +34,8 @@ const RESULT_NUMBER: u16 = 14;
 
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 const SIGNAL_ALL: u64 = 1 << 12;
+/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: there is no multicast that could come back.
+const BLOCK_MULTICAST_LOOPBACK: u64 = 1 << 1;
 /// `MLX5_QP_FLAG_...`.
 const SCATTER_CQE: u32 = 1 << 1;
 const ALLOW_SCATTER_CQE: u32 = 1 << 8;
@@ -113,7 +115,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     };
     let request: CreateQpDriver = call.structure(driver::IN)?;
     let flags = call.optional_number(FLAGS)?.unwrap_or(0);
-    if flags & !SIGNAL_ALL != 0 || request.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE | UAR_PAGE_INDEX) != 0 {
+    if flags & !(SIGNAL_ALL | BLOCK_MULTICAST_LOOPBACK) != 0 || request.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE | UAR_PAGE_INDEX) != 0 {
         return Err(Errno::UNSUPPORTED);
     }
     let mut cap: QpCap = call.structure(CAP)?;
