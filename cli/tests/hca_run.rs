@@ -157,3 +157,39 @@ fn ucx_protocols_run_over_rc() {
         Pair::of(arguments).set("UCX_TLS", "rc_x").run();
     }
 }
+
+#[test]
+fn pyverbs_runs_but_for_what_is_listed() {
+    const PYTHON: &str = "/usr/bin/python3";
+    const SUITE: &str = "/usr/share/doc/rdma-core/tests";
+    if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
+        || !std::path::Path::new(SUITE).is_dir()
+    {
+        hca::skipped("pyverbs and its tests", "python3-pyverbs rdma-core");
+        return;
+    }
+    hca::library();
+    let folder = hca::unpack(SUITE);
+    let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/suite.py");
+    let printed = {
+        let ended =
+            support::start(&["hca", "run", "--", PYTHON, "-B", runner, folder.path()]).end(support::PATIENCE);
+        assert!(ended.status.success(), "{ended:#?}");
+        ended.stdout
+    };
+    let verdict = hca::judge(&printed, include_str!("hca/pyverbs.txt"));
+    assert!(verdict.is_empty(), "{}", verdict.join("\n"));
+}
+
+#[test]
+fn a_child_that_uses_its_parents_device_gets_an_error() {
+    if !installed("ibv_devinfo", "ibverbs-utils")
+        || !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
+    {
+        hca::skipped("pyverbs", "python3-pyverbs");
+        return;
+    }
+    let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/fork.py");
+    let shown = alone(&[], &["/usr/bin/python3", "-B", runner]);
+    assert_eq!(shown, "parent's device: errno 5\nits own: ok\nparent: ok\n");
+}

@@ -117,3 +117,74 @@ fn is_listening(port: u16) -> bool {
         })
     })
 }
+
+/// Says that something is not installed.
+pub(crate) fn skipped(what: &str, package: &str) {
+    println!("skipped: {what} not installed (Debian: {package})");
+}
+
+/// A folder that goes away when this is dropped.
+pub(crate) struct Folder(String);
+
+impl Folder {
+    pub(crate) fn path(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Copies a folder of Debian's documentation, `tests`, with its compressed files unpacked.
+pub(crate) fn unpack(suite: &str) -> Folder {
+    let folder = env::temp_dir().join(format!("barewire-pyverbs-{}", std::process::id()));
+    let tests = folder.join("tests");
+    fs::create_dir_all(&tests).unwrap();
+    let folder = Folder(folder.to_str().unwrap().to_owned());
+    let mut packed = Vec::new();
+    for entry in fs::read_dir(suite).unwrap().flatten() {
+        let to = tests.join(entry.file_name());
+        fs::copy(entry.path(), &to).unwrap();
+        if to.extension().is_some_and(|extension| extension == "gz") {
+            packed.push(to);
+        }
+    }
+    let unpacked = Command::new("gzip").arg("-d").args(&packed).status().unwrap();
+    assert!(unpacked.success());
+    folder
+}
+
+/// What is wrong with a run of the suite, compared with the list of what may not run.
+pub(crate) fn judge(printed: &str, list: &str) -> Vec<String> {
+    let listed: Vec<(&str, &str)> = list
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once('\t'))
+        .map(|(class, rest)| (rest.split('\t').next().unwrap_or(rest), class))
+        .collect();
+    let mut wrong = Vec::new();
+    let mut ran = 0;
+    for line in printed.lines().filter_map(|line| line.strip_prefix("pyverbs\t")) {
+        let mut words = line.split('\t');
+        let (Some(test), Some(outcome)) = (words.next(), words.next()) else { continue };
+        let reason = words.next().unwrap_or_default();
+        let class = listed.iter().find(|(name, _)| *name == test).map(|(_, class)| *class);
+        match (outcome, class) {
+            ("ok", None | Some("here")) => ran += 1,
+            ("skipped", Some("later" | "other" | "here")) | ("error" | "failed", Some("fails")) => {}
+            ("ok", Some(class)) => wrong.push(format!("{test} runs: take it off the list ({class})")),
+            (outcome, _) => wrong.push(format!("{test} {outcome}: {reason}")),
+        }
+    }
+    if !printed.lines().any(|line| line == "pyverbs\tend") {
+        wrong.push("the suite did not come to its end".to_owned());
+    }
+    println!("pyverbs: {ran} tests ran well");
+    if ran < 90 {
+        wrong.push(format!("only {ran} tests ran"));
+    }
+    wrong
+}
