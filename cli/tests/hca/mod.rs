@@ -175,6 +175,10 @@ pub(crate) fn judge(printed: &str, list: &str) -> Vec<String> {
         match (outcome, class) {
             ("ok", None | Some("here")) => ran += 1,
             ("skipped", Some("later" | "other" | "here")) | ("error" | "failed", Some("fails")) => {}
+            ("ok", Some("fails")) => {
+                println!("{test} runs now: take it off the list");
+                ran += 1;
+            }
             ("ok", Some(class)) => wrong.push(format!("{test} runs: take it off the list ({class})")),
             (outcome, _) => wrong.push(format!("{test} {outcome}: {reason}")),
         }

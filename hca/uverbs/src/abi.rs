@@ -8,6 +8,7 @@ macro_rules! structures {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]
+        #[allow(clippy::struct_field_names, reason = "the headers' own names")]
         pub(crate) struct $name { $(pub(crate) $field: $type),+ }
         const _: () = assert!(size_of::<$name>() == $bytes);
     )+};
@@ -136,11 +137,12 @@ pub(crate) mod command {
     pub(crate) const MODIFY_QP: u32 = 26;
     pub(crate) const MODIFY_SRQ: u32 = 33;
     pub(crate) const QUERY_SRQ: u32 = 34;
+    const MODIFY_CQ: u32 = 57;
     /// Marks the extended form of a command.
     pub(crate) const EXTENDED: u32 = 1 << 31;
     pub(crate) const QUERY_DEVICE_EX: u32 = EXTENDED | QUERY_DEVICE;
     pub(crate) const MODIFY_QP_EX: u32 = EXTENDED | MODIFY_QP;
-    pub(crate) const MODIFY_CQ_EX: u32 = EXTENDED | 57;
+    pub(crate) const MODIFY_CQ_EX: u32 = EXTENDED | MODIFY_CQ;
 }
 
 /// Attributes of every method that takes driver data.

@@ -29,6 +29,14 @@ pub(crate) struct Adapter {
     events: Mutex<Events>,
 }
 
+/// An entry of the GID table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gid {
+    pub(crate) gid: [u8; 16],
+    /// The Ethernet address that goes with it.
+    pub(crate) mac: [u8; 6],
+}
+
 /// The answer of a command that succeeded.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -107,19 +115,19 @@ impl Adapter {
     }
 
     /// Entry `index` of the GID table and its Ethernet address; `None` if it is empty.
-    pub(crate) fn gid(&self, index: u16) -> Result<Option<([u8; 16], [u8; 6])>, Errno> {
+    pub(crate) fn gid(&self, index: u16) -> Result<Option<Gid>, Errno> {
         let answer = self.command::<QueryRoceAddressIn>(|input| {
             input.set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, index);
         })?;
         let entry = answer.view::<QueryRoceAddressIn>()?.nested(QueryRoceAddressOut::ROCE_ADDRESS);
         let gid = entry.array(RoceAddress::SOURCE_L3_ADDRESS);
-        Ok((gid != [0; 16]).then(|| (gid, entry.array(RoceAddress::SOURCE_MAC))))
+        Ok((gid != [0; 16]).then(|| Gid { gid, mac: entry.array(RoceAddress::SOURCE_MAC) }))
     }
 
     /// The EUI-64 made of it.
     pub(crate) fn guid(&self) -> Result<[u8; 8], Errno> {
-        let (_, [a, b, c, d, e, f]) = self.gid(0)?.ok_or(Errno::IO)?;
-        Ok([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+        let mac = self.gid(0)?.ok_or(Errno::IO)?.mac;
+        Ok([mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]])
     }
 
     /// The LID where the port shows InfiniBand: the last 16 bits of the address, which the device takes for it.

@@ -73,6 +73,7 @@ impl Attributes {
             return Err(Errno::INVALID);
         }
         // SAFETY: the attributes follow the header.
+        #[expect(clippy::cast_ptr_alignment, reason = "every access is an unaligned one")]
         let origin = unsafe { argument.add(size_of::<Header>()) }.cast::<Attribute>();
         let mut list: Vec<Attribute> = Vec::with_capacity(count);
         for at in 0..count {

@@ -1,6 +1,7 @@
 //! The process's devices and open descriptors.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -92,13 +93,9 @@ impl Face {
     pub(crate) fn open(&self, number: usize, descriptor: RawFd) -> Result<(), Errno> {
         let (word, bit) = bit(descriptor).ok_or(Errno(libc::EMFILE))?;
         let mut state = self.state();
-        let adapter = match state.adapters.get(&number) {
-            Some(adapter) => Arc::clone(adapter),
-            None => {
-                let adapter = Adapter::open(number, self.settings.link)?;
-                state.adapters.insert(number, Arc::clone(&adapter));
-                adapter
-            }
+        let adapter = match state.adapters.entry(number) {
+            Entry::Occupied(adapter) => Arc::clone(adapter.get()),
+            Entry::Vacant(place) => Arc::clone(place.insert(Adapter::open(number, self.settings.link)?)),
         };
         let before = state.contexts.insert(descriptor, Arc::new(Context::new(adapter)));
         word.fetch_or(bit, Ordering::AcqRel);

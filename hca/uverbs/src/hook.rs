@@ -1,7 +1,7 @@
 //! The C library's functions that libibverbs, libmlx5 and programs above them reach the kernel by. Each looks whether it is about a file
 //! of ours, by the path's beginning or one bit of the descriptor, and else is the C library's own.
 //!
-//! No panic leaves a hook: it is an I/O error.
+//! No panic leaves a hook: it is an I/O error. A test has them under other names, for its own C library is to stay.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -113,7 +113,7 @@ macro_rules! open_hooks {
         ///
         /// # Safety
         /// As the C library's.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
             // SAFETY: the caller's promise about the path.
             match unsafe { device(path) } {
@@ -136,7 +136,7 @@ macro_rules! openat_hooks {
         ///
         /// # Safety
         /// As the C library's.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(
             folder: c_int,
             path: *const c_char,
@@ -164,7 +164,7 @@ macro_rules! fortified_open_hooks {
         ///
         /// # Safety
         /// As the C library's.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int) -> c_int {
             // SAFETY: the caller's promise about the path.
             match unsafe { device(path) } {
@@ -188,7 +188,7 @@ macro_rules! path_hooks {
         ///
         /// # Safety
         /// As the C library's.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> $result {
             let next = next!($name(*const c_char $(, $type)*) -> $result);
             // SAFETY: the caller's promise about the path.
@@ -217,7 +217,7 @@ path_hooks! {
 ///
 /// # Safety
 /// As the C library's.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
         fail(Errno::UNKNOWN);
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 ///
 /// # Safety
 /// As the C library's.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if !face::is_ours(descriptor) {
         let next = next!(ioctl(c_int, c_ulong, *mut c_void) -> c_int);
@@ -257,7 +257,7 @@ macro_rules! mmap_hooks {
         ///
         /// # Safety
         /// As the C library's.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(
             address: *mut c_void,
             length: size_t,
@@ -296,7 +296,7 @@ fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c
 ///
 /// # Safety
 /// As the C library's.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
     let ours = face::may_be_mapped(address.addr())
         && catch_unwind(|| face::get().unmap(address.addr())).unwrap_or(false);
@@ -312,7 +312,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
 ///
 /// # Safety
 /// As the C library's.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     if face::is_ours(descriptor) {
         answer(|| {
@@ -338,7 +338,7 @@ fn copied(descriptor: c_int, copy: c_int) -> c_int {
 ///
 /// # Safety
 /// As the C library's.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup(descriptor: c_int) -> c_int {
     let next = next!(dup(c_int) -> c_int);
     // SAFETY: as we were called.
@@ -351,7 +351,7 @@ macro_rules! fcntl_hooks {
         ///
         /// # Safety
         /// As the C library's.
-        #[unsafe(no_mangle)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
             let next = next!($name(c_int, c_int, c_ulong) -> c_int);
             // SAFETY: as we were called.
@@ -367,8 +367,9 @@ macro_rules! fcntl_hooks {
 fcntl_hooks!(fcntl, fcntl64);
 
 /// Runs when the library is loaded.
-#[used]
-#[unsafe(link_section = ".init_array")]
+#[cfg_attr(test, expect(dead_code, reason = "nobody loads a test"))]
+#[cfg_attr(not(test), used)]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static LOADED: extern "C" fn() = {
     extern "C" fn loaded() {
         // SAFETY: the handler stores one pointer only.

@@ -15,8 +15,6 @@ mod context;
 mod errno;
 mod event;
 mod face;
-// In a test these would stand in front of the test's own C library.
-#[cfg(not(test))]
 pub mod hook;
 mod method;
 mod object;

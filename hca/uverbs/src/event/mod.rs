@@ -101,12 +101,12 @@ impl Events {
 
     /// No more completion events; those that nobody read vanish. How many were read.
     pub(crate) fn end_completions(&mut self, cqn: u32) -> u32 {
-        self.completions.remove(&cqn).map_or(0, |listener| listener.end())
+        self.completions.remove(&cqn).map_or(0, Listener::end)
     }
 
     /// No more asynchronous events of an object; those that nobody read vanish. How many were read.
     pub(crate) fn end_events(&mut self, kind: Kind, number: u32) -> u32 {
-        self.asynchronous.remove(&(kind, number)).map_or(0, |listener| listener.end())
+        self.asynchronous.remove(&(kind, number)).map_or(0, Listener::end)
     }
 
     /// Hands an entry of the event queue on.

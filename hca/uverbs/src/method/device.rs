@@ -110,6 +110,8 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
     const FLAGS: u32 = 1 << 1 | 1 << 10 | 1 << 12;
     /// `IB_ATOMIC_HCA`.
     const ATOMIC_HCA: u32 = 1;
+    /// 28.43.1000.
+    const FIRMWARE: u64 = 28 << 32 | 43 << 16 | 0x3e8;
     let answer = capabilities(adapter)?;
     let general = general(&answer)?;
     let guid = adapter.guid()?;
@@ -117,7 +119,7 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
     let queue_pairs = 1 << general.get(HcaCap::LOG_MAX_QP);
     let receive_entries = 1_u32 << general.get(HcaCap::LOG_MAX_SRQ_SZ);
     Ok(QueryDevice {
-        fw_ver: 28 << 32 | 43 << 16 | 1000,
+        fw_ver: FIRMWARE,
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: u64::MAX,
@@ -250,8 +252,8 @@ pub(super) fn check_gid(adapter: &Adapter, index: impl Into<u64>) -> Result<u16,
 
 fn gid(adapter: &Adapter, index: u16) -> Result<Option<GidEntry>, Errno> {
     let roce = adapter.link == Link::Roce;
-    Ok(adapter.gid(index)?.map(|(gid, _)| GidEntry {
-        gid,
+    Ok(adapter.gid(index)?.map(|entry| GidEntry {
+        gid: entry.gid,
         gid_index: index.into(),
         port_num: PORT.into(),
         gid_type: GID_TYPES[usize::from(roce)],

@@ -115,7 +115,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     };
     let request: CreateQpDriver = call.structure(driver::IN)?;
     let flags = call.optional_number(FLAGS)?.unwrap_or(0);
-    if flags & !(SIGNAL_ALL | BLOCK_MULTICAST_LOOPBACK) != 0 || request.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE | UAR_PAGE_INDEX) != 0 {
+    if flags & !(SIGNAL_ALL | BLOCK_MULTICAST_LOOPBACK) != 0
+        || request.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE | UAR_PAGE_INDEX) != 0
+    {
         return Err(Errno::UNSUPPORTED);
     }
     let mut cap: QpCap = call.structure(CAP)?;
