@@ -105,9 +105,9 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
             return Err(Finding::Value { what, got, wanted: "0: the port has one GID" });
         }
         // InfiniBand without a global route.
-        let route = match vector.gid {
-            NO_GID => Route::Lid(vector.base.lid_or_port.get()),
-            gid => Route::Gid(gid),
+        let route = match (vector.gid, vector.base.lid_or_port.get()) {
+            (NO_GID, lid) if lid != 0 => Route::Lid(lid),
+            (gid, _) => Route::Gid(gid),
         };
         (vector.base, route)
     } else {
