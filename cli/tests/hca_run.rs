@@ -183,13 +183,25 @@ fn pyverbs_runs_but_for_what_is_listed() {
 
 #[test]
 fn a_child_that_uses_its_parents_device_gets_an_error() {
-    if !installed("ibv_devinfo", "ibverbs-utils")
-        || !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
-    {
-        hca::skipped("pyverbs", "python3-pyverbs");
-        return;
+    if let Some(shown) = pyverbs("fork.py") {
+        assert_eq!(shown, "parent's device: errno 5\nits own: ok\nparent: ok\n");
     }
-    let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/fork.py");
-    let shown = alone(&[], &["/usr/bin/python3", "-B", runner]);
-    assert_eq!(shown, "parent's device: errno 5\nits own: ok\nparent: ok\n");
+}
+
+#[test]
+fn asynchronous_events_are_told_and_counted() {
+    if let Some(shown) = pyverbs("events.py") {
+        assert_eq!(shown, "limit reached: True\nclosed\n");
+    }
+}
+
+/// What a script of ours prints, where pyverbs is installed.
+fn pyverbs(script: &str) -> Option<String> {
+    if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
+        hca::skipped("pyverbs", "python3-pyverbs");
+        return None;
+    }
+    hca::library();
+    let script = format!("{}/tests/hca/{script}", env!("CARGO_MANIFEST_DIR"));
+    Some(alone(&[], &["/usr/bin/python3", "-B", &script]))
 }
