@@ -15,7 +15,14 @@ if child == 0:
         print("parent's device: ok")
     except PyverbsRDMAError as error:
         print("parent's device: errno", error.error_code)
-    PD(Context(name="mlx5_0"))
+    own = Context(name="mlx5_0")
+    PD(own).close()
+    own.close()
+    # Its UAR page, whose memory is the parent's device's.
+    try:
+        parents.close()
+    except PyverbsRDMAError:
+        pass
     print("its own: ok")
     sys.stdout.flush()
     os._exit(0)

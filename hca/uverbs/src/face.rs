@@ -18,9 +18,13 @@ static FACE: AtomicPtr<Face> = AtomicPtr::new(std::ptr::null_mut());
 const QUICK: usize = 1 << 16;
 /// One bit for each descriptor that is an open device.
 static OURS: [AtomicU64; QUICK / 64] = [const { AtomicU64::new(0) }; QUICK / 64];
+/// What devices have mapped has one page.
+pub(crate) const PAGE: usize = 4096;
 /// Lowest and highest address of what was mapped of devices: to see quickly that other memory is meant.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+/// In a child by fork: up to where its parent had mapped something. The child never gives it back: it is memory of the allocator's.
+static INHERITED: AtomicUsize = AtomicUsize::new(0);
 
 /// What there is.
 #[derive(Debug)]
@@ -56,8 +60,9 @@ pub(crate) fn may_be_mapped(address: usize) -> bool {
 /// A child by fork begins with nothing. What the parent had stays where it is, for the child's copy of its locks may be taken.
 ///
 /// # Safety
-/// There is nothing to keep: it stores a pointer.
+/// There is nothing to keep: it stores a pointer and an address.
 pub(crate) unsafe extern "C" fn forget_parent_at_fork() {
+    INHERITED.store(HIGHEST.load(Ordering::Relaxed), Ordering::Relaxed);
     FACE.store(std::ptr::null_mut(), Ordering::Release);
 }
 
@@ -143,9 +148,11 @@ impl Face {
     }
 
     /// Ends a mapping; false if the memory is no device's.
-    pub(crate) fn unmap(&self, address: usize) -> bool {
+    pub(crate) fn unmap(&self, address: usize, length: usize) -> bool {
         let mut state = self.state();
-        let Some((_, count)) = state.mapped.get_mut(&address) else { return false };
+        let Some((_, count)) = state.mapped.get_mut(&address) else {
+            return address <= INHERITED.load(Ordering::Relaxed) && length <= PAGE;
+        };
         *count -= 1;
         if *count == 0 {
             let mapping = state.mapped.remove(&address);

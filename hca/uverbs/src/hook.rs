@@ -280,10 +280,9 @@ mmap_hooks!(mmap, mmap64);
 
 /// Maps a page of a device's.
 fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c_void {
-    const PAGE: size_t = 4096;
     let mut address = 0;
     let result = answer(|| {
-        if length == 0 || length > PAGE || flags & libc::MAP_FIXED != 0 {
+        if length == 0 || length > face::PAGE || flags & libc::MAP_FIXED != 0 {
             return Err(Errno::INVALID);
         }
         address = face::get().map(descriptor, offset as u64)?;
@@ -299,7 +298,7 @@ fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
     let ours = face::may_be_mapped(address.addr())
-        && catch_unwind(|| face::get().unmap(address.addr())).unwrap_or(false);
+        && catch_unwind(|| face::get().unmap(address.addr(), length)).unwrap_or(false);
     if ours {
         return 0;
     }
