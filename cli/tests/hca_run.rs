@@ -125,7 +125,7 @@ fn ucx_finds_every_transport() {
         return;
     }
     let shown = alone(&[], &["ucx_info", "-d"]);
-    for transport in ["rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5"] {
+    for transport in ["rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5", "dc_mlx5"] {
         assert!(shown.contains(&format!("Transport: {transport}")), "{transport}: {shown}");
     }
 }
@@ -136,7 +136,7 @@ fn ucx_runs_over_every_transport() {
         return;
     }
     let size = ["-n", "50", "-w", "5", "-d", "mlx5_0:1"];
-    for transport in ["rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5"] {
+    for transport in ["rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5", "dc_mlx5"] {
         Pair::of(&[&["ucx_perftest", "-t", "am_lat", "-x", transport], &size[..]].concat()).run();
     }
     for (test, layout) in [("put_lat", "short"), ("get", "bcopy"), ("fadd", "short"), ("am_bw", "bcopy")] {

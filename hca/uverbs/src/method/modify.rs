@@ -2,8 +2,8 @@
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2RtrQpIn, ModifyQp as Modify, Mtu, OptionalParameters, QpState, Qpc,
-    QueryQpIn, QueryQpOut, Rst2InitQpIn, Rtr2RtsQpIn, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu, OptionalParameters,
+    QpState, Qpc, QueryQpIn, QueryQpOut, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::{Field, Nested, ViewMut};
 use zerocopy::{FromZeros, IntoBytes};
@@ -65,15 +65,11 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
                 input.set(ToErrQpIn::QPN, number);
             })?;
         }
-        (state::INIT, state::INIT) => {
-            adapter.command::<ToRstQpIn>(|input| {
-                input.set(ToRstQpIn::QPN, number);
-            })?;
-            init(adapter, number, &attributes)?;
-        }
-        (_, state::INIT) => init(adapter, number, &attributes)?,
+        (state::INIT, state::INIT) => init::<Init2InitQpIn>(adapter, number, &attributes, mask)?,
+        (_, state::INIT) => init::<Rst2InitQpIn>(adapter, number, &attributes, mask)?,
         (_, state::RTR) => receive(adapter, qp, &attributes, mask)?,
-        (state::RTR, state::RTS) => send(adapter, number, &attributes, mask)?,
+        (state::RTR, state::RTS) => send::<Rtr2RtsQpIn>(adapter, number, &attributes, mask)?,
+        (state::RTS, state::RTS) => send::<Rts2RtsQpIn>(adapter, number, &attributes, mask)?,
         _ => return Err(Errno::UNSUPPORTED),
     }
     qp.attributes = if to == state::RESET { ModifyQp::new_zeroed() } else { attributes };
@@ -181,8 +177,15 @@ fn step<R: Request + Modify>(
         .map(drop)
 }
 
-fn init(adapter: &Adapter, number: u32, attributes: &ModifyQp) -> Result<(), Errno> {
-    step::<Rst2InitQpIn>(adapter, number, OptionalParameters::empty(), |qpc| {
+fn init<R: Request + Modify>(
+    adapter: &Adapter,
+    number: u32,
+    attributes: &ModifyQp,
+    mask: u32,
+) -> Result<(), Errno> {
+    let mut optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
+    optional.set(OptionalParameters::Q_KEY, mask & bit::QKEY != 0);
+    step::<R>(adapter, number, optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::Q_KEY, attributes.qkey);
         qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, PORT);
@@ -224,11 +227,16 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
     })
 }
 
-fn send(adapter: &Adapter, number: u32, attributes: &ModifyQp, mask: u32) -> Result<(), Errno> {
+fn send<R: Request + Modify>(
+    adapter: &Adapter,
+    number: u32,
+    attributes: &ModifyQp,
+    mask: u32,
+) -> Result<(), Errno> {
     let mut optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
     optional.set(OptionalParameters::RNR_TIMEOUT, mask & bit::RNR_TIMER != 0);
     optional.set(OptionalParameters::Q_KEY, mask & bit::QKEY != 0);
-    step::<Rtr2RtsQpIn>(adapter, number, optional, |qpc| {
+    step::<R>(adapter, number, optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::LOG_SRA_MAX, log2_up(attributes.max_rd_atomic))
             .set(Qpc::RETRY_COUNT, attributes.retry_cnt)
