@@ -4,6 +4,7 @@ use crate::control::Work;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Hello(HelloArgs),
     /// Measure latency, bandwidth and message rate, as ucx_perftest does
     Perf(PerfArgs),
+    /// Let other programs see the software HCA as mlx5 devices
+    Hca(HcaArgs),
     /// The second process of a pair, started by `demo` and `perf`
     #[command(hide = true)]
     Second(SecondArgs),
@@ -158,6 +161,60 @@ pub(crate) struct PerfArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct HcaArgs {
+    #[command(subcommand)]
+    pub(crate) command: HcaCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum HcaCommand {
+    /// Run a program that uses libibverbs on devices mlx5_0, mlx5_1 ...; programs run so on this machine reach each other
+    Run(HcaRunArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HcaRunArgs {
+    /// Number of devices
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]
+    pub(crate) devices: usize,
+    /// Ports that look like Ethernet, with RoCEv2 [default]
+    #[arg(long, conflicts_with = "ib")]
+    pub(crate) roce: bool,
+    /// Ports that look like InfiniBand
+    #[arg(long)]
+    pub(crate) ib: bool,
+    /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) faults: Option<String>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// What the ports look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    Roce,
+    Ib,
+}
+
+impl HcaRunArgs {
+    pub(crate) fn link(&self) -> Link {
+        if self.ib { Link::Ib } else { Link::Roce }
+    }
+}
+
+/// The most devices that a program sees.
+const MAX_DEVICES: usize = 16;
+
+fn devices(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if (1..=MAX_DEVICES).contains(&count) => Ok(count),
+        _ => Err(format!("expected a number from 1 to {MAX_DEVICES}")),
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct SecondArgs {
     /// Process that started this one
     pub(crate) parent: u32,
@@ -221,7 +278,7 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
         // clap would list the hidden one, too.
-        return "a command is missing: demo, info, hello or perf (see 'barewire --help')".to_owned();
+        return "a command is missing: demo, info, hello, perf or hca (see 'barewire --help')".to_owned();
     }
     let text = error.render().to_string();
     let mut parts: Vec<&str> = Vec::new();
@@ -273,7 +330,7 @@ mod tests {
         let error = Cli::try_parse_from(["barewire"]).unwrap_err();
         assert_eq!(
             usage_line(&error),
-            "a command is missing: demo, info, hello or perf (see 'barewire --help')"
+            "a command is missing: demo, info, hello, perf or hca (see 'barewire --help')"
         );
         let error = Cli::try_parse_from(["barewire", "hello", "-b", "-z"]).unwrap_err();
         assert!(usage_line(&error).contains("cannot be used with"), "{}", usage_line(&error));

@@ -4,6 +4,7 @@ mod args;
 mod control;
 mod demo;
 mod error;
+mod hca;
 mod hello;
 mod info;
 mod link;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Info(args) => end(info::run(&args, &mut out)),
         Command::Hello(args) => end(hello::run(&args, &mut out)),
         Command::Perf(args) => end(perf::run(&args, &mut out)),
+        Command::Hca(args) => hca::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Second(args) => match remote::second(&args) {
             // The first process prints the line for both.
             Err((_, true)) => ExitCode::FAILURE,

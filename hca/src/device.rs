@@ -151,6 +151,12 @@ impl Device {
         self.handle.shared.lock().map_err(|_| UmemError::Stopped)?.objects.memory.deregister(id)
     }
 
+    /// What two memory keys stand for changes places: memory, rights, protection domain. Their numbers stay. With it a region is
+    /// registered anew under its old key, as a kernel's driver does by work requests of its own. False if one of them does not exist.
+    pub fn exchange_mkeys(&self, a: u32, b: u32) -> bool {
+        self.handle.shared.lock().is_ok_and(|mut state| state.objects.memory.exchange(a, b))
+    }
+
     /// The UAR page that ALLOC_UAR named, if it is allocated. The page stays valid as long as the result is held, even when
     /// the device no longer looks at it.
     pub fn uar_page(&self, index: u32) -> Option<Arc<UarPage>> {
@@ -215,6 +221,11 @@ impl Device {
     /// What the device counted since it was opened.
     pub fn counters(&self) -> Counters {
         self.handle.shared.lock().unwrap_or_else(PoisonError::into_inner).counters()
+    }
+
+    /// The device's clock, in nanoseconds from any start: what completions' time stamps are taken from.
+    pub fn clock(&self) -> u64 {
+        self.handle.shared.lock().unwrap_or_else(PoisonError::into_inner).clock()
     }
 
     /// How many objects the device holds: what a tidy user leaves at zero.

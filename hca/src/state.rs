@@ -186,6 +186,11 @@ impl State {
         self.counters.doorbell_wakes += 1;
     }
 
+    /// The device's clock.
+    pub(crate) fn clock(&self) -> u64 {
+        self.clock.now()
+    }
+
     /// A copy of all counters.
     pub(crate) fn counters(&self) -> Counters {
         let mut counters = self.counters;

@@ -12,7 +12,7 @@ pub(crate) enum Install {
     Nothing,
 }
 
-/// An optional feature of the workspace that needs more than a Rust toolchain.
+/// An optional feature of the workspace, or some of its tests, that needs more than a Rust toolchain.
 struct Feature {
     name: &'static str,
     needs: &'static [Need],
@@ -25,8 +25,37 @@ struct Need {
     present: fn() -> bool,
 }
 
-const FEATURES: &[Feature] = &[Feature {
-    name: "barewire-verbs/rdma-sys",
+/// Programs that the tests run over the software HCA (`cli/tests/hca_run.rs`).
+const PROGRAMS: Feature = Feature {
+    name: "tests of other programs",
+    needs: &[
+        Need {
+            what: "libmlx5",
+            package: "ibverbs-providers",
+            present: || Path::new("/etc/libibverbs.d/mlx5.driver").exists(),
+        },
+        Need {
+            what: "ibv_devinfo and the ping-pongs",
+            package: "ibverbs-utils",
+            present: || on_path("ibv_rc_pingpong"),
+        },
+        Need { what: "perftest", package: "perftest", present: || on_path("ib_write_lat") },
+        Need { what: "ucx_info and ucx_perftest", package: "ucx-utils", present: || on_path("ucx_perftest") },
+        Need {
+            what: "pyverbs",
+            package: "python3-pyverbs",
+            present: || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir(),
+        },
+        Need {
+            what: "the tests of pyverbs, in the documentation of rdma-core",
+            package: "rdma-core",
+            present: || Path::new("/usr/share/doc/rdma-core/tests").is_dir(),
+        },
+    ],
+};
+
+const VERBS: Feature = Feature {
+    name: "feature barewire-verbs/rdma-sys",
     needs: &[
         Need { what: "pkg-config, to find the libraries", package: "pkg-config", present: has_pkg_config },
         Need {
@@ -45,14 +74,21 @@ const FEATURES: &[Feature] = &[Feature {
             present: has_libclang,
         },
     ],
-}];
+};
 
-/// The features that the tests go without, each with the reason; empty when the machine allows them all.
+const FEATURES: &[Feature] = &[VERBS, PROGRAMS];
+
+/// Whether every feature of the workspace can be built here.
+pub(crate) fn all_features() -> bool {
+    missing(&VERBS).next().is_none()
+}
+
+/// The features and programs that the tests go without, each with the reason; empty when the machine allows them all.
 pub(crate) fn left_out() -> Vec<String> {
     let reason = |feature: &Feature| {
         let missing: Vec<String> =
             missing(feature).map(|n| format!("{} (Debian: {})", n.what, n.package)).collect();
-        (!missing.is_empty()).then(|| format!("feature {}: missing {}", feature.name, missing.join(", ")))
+        (!missing.is_empty()).then(|| format!("{}: missing {}", feature.name, missing.join(", ")))
     };
     FEATURES.iter().filter_map(reason).collect()
 }
@@ -63,10 +99,7 @@ pub(crate) fn install(install: Install, deadline: Duration) -> Result<(), Failur
     let mut wanted: Vec<&str> = Vec::new();
     for feature in FEATURES {
         for need in missing(feature) {
-            println!(
-                "missing: {} (Debian package {}), for feature {}",
-                need.what, need.package, feature.name
-            );
+            println!("missing: {} (Debian package {}), for {}", need.what, need.package, feature.name);
             if !wanted.contains(&need.package) {
                 wanted.push(need.package);
             }

@@ -18,7 +18,7 @@ pub(super) fn query(input: View<'_, QueryHcaCapIn>, mut output: ViewMut<'_, Quer
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
         CapabilityPage::Roce => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
         // All zero: nothing of it is supported.
-        CapabilityPage::Odp | CapabilityPage::General2 => {}
+        _ => {}
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! The moves of a queue pair: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP, and changes without a move: INIT2INIT_QP,
 //! RTS2RTS_QP. No public command leads to a draining send queue.
 
+use std::net::IpAddr;
+
 use barewire_layouts::command::qp::{
     AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc,
     Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
@@ -8,7 +10,7 @@ use barewire_layouts::command::qp::{
 use barewire_layouts::prm::View;
 
 use super::{CommandSyndrome, Outcome, gid};
-use crate::engine::{Context, Engine};
+use crate::engine::{Context, Engine, lid_address};
 use crate::limits;
 use crate::object::Attributes;
 
@@ -79,6 +81,7 @@ pub(super) fn init2rtr(
     device: &mut Context<'_>,
     input: View<'_, Init2RtrQpIn>,
 ) -> Outcome {
+    let own = engine.address();
     step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, service, attributes| {
         let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
         if u16::from(path.get(AddressPath::SRC_ADDR_INDEX)) >= limits::GIDS {
@@ -95,8 +98,7 @@ pub(super) fn init2rtr(
         attributes.mtu = context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
         // Datagrams have no peer, and each request of dynamic connections names its own.
         if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
-            attributes.remote_address =
-                gid::address(path.array(AddressPath::RGID_RIP)).ok_or(CommandSyndrome::RemoteGid)?;
+            attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;
             attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
         }
         attributes.log_message_max = log_message_max;
@@ -105,6 +107,15 @@ pub(super) fn init2rtr(
         attributes.next_receive_psn = context.get(Qpc::NEXT_RCV_PSN);
         take_rights(context, optional, attributes)
     })
+}
+
+/// Where an address path leads: to its GID or, on InfiniBand without a global route, to its LID.
+fn peer(own: IpAddr, path: View<'_, AddressPath>) -> Option<IpAddr> {
+    let (gid, lid) = (path.array(AddressPath::RGID_RIP), path.get(AddressPath::RLID));
+    if gid == [0; 16] && lid != 0 && !path.get(AddressPath::GRH) {
+        return Some(lid_address(own, lid));
+    }
+    gid::address(gid)
 }
 
 /// PRM: RTR2RTS_QP. Takes what the requester does.

@@ -17,6 +17,9 @@ use crate::limits;
 /// A key with this bit stands for the sender's own (IBTA 10.2.5: what only privileged users may name).
 const OWN_QKEY: u32 = 1 << 31;
 
+/// The unspecified GID, which is nobody's.
+const NO_GID: [u8; 16] = [0; 16];
+
 /// How the receiver is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
@@ -101,7 +104,12 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
             let (what, got) = ("address vector: source GID index", vector.source_index().into());
             return Err(Finding::Value { what, got, wanted: "0: the port has one GID" });
         }
-        (vector.base, Route::Gid(vector.gid))
+        // InfiniBand without a global route.
+        let route = match (vector.gid, vector.base.lid_or_port.get()) {
+            (NO_GID, lid) if lid != 0 => Route::Lid(lid),
+            (gid, _) => Route::Gid(gid),
+        };
+        (vector.base, route)
     } else {
         let vector: CompactAddressVector = segments.next(ds, ROOM)?;
         (vector, Route::Lid(vector.lid_or_port.get()))
@@ -127,7 +135,7 @@ pub(super) fn address_lid(address: IpAddr) -> u16 {
 }
 
 /// The address of `lid` as a device at `own` sees it: they differ in the last 16 bits only.
-fn lid_address(own: IpAddr, lid: u16) -> IpAddr {
+pub(crate) fn lid_address(own: IpAddr, lid: u16) -> IpAddr {
     match own {
         IpAddr::V4(own) => Ipv4Addr::from_bits(own.to_bits() & !0xffff | u32::from(lid)).into(),
         IpAddr::V6(own) => Ipv6Addr::from_bits(own.to_bits() & !0xffff | u128::from(lid)).into(),

@@ -1,6 +1,6 @@
 //! Writes completions, and flushes queue pairs in error.
 
-use barewire_layouts::be::{Be16, Be32};
+use barewire_layouts::be::{Be16, Be32, Be64};
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED, Syndrome};
 use barewire_layouts::eqe::EventType;
@@ -68,10 +68,17 @@ fn vendor_syndrome(syndrome: Syndrome) -> u8 {
 }
 
 /// Writes `cqe` to queue `cqn`. A full queue takes the queue pair down with it: its completions can no longer be told.
-fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, cqe: Cqe64, data: Option<&Inline>) {
+fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, mut cqe: Cqe64, data: Option<&Inline>) {
     // A CQ cannot be destroyed while a queue pair uses it.
     let Some(cq) = port.cqs.get_mut(cqn) else { return };
     port.counters.cqes += 1;
+    // An error's syndrome stands where others have their time.
+    if !matches!(
+        CqeOpcode::from_bits(cqe.op_own >> 4),
+        Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError)
+    ) {
+        cqe.timestamp = Be64::new(port.now);
+    }
     if cq.push_with(cqe, data).is_ok() {
         port.events.check(cqn, cq, port.now);
     } else {

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use barewire_layouts::command::qp::QpState;
 
+pub(crate) use address::lid_address;
 pub(crate) use completer::NO_USER_INDEX;
 pub use counters::Counters;
 pub(crate) use events::{fatal, link_changed};
@@ -144,6 +145,11 @@ impl Engine {
             received: Vec::with_capacity(MAX_FRAME),
             built: Vec::with_capacity(MAX_FRAME),
         }
+    }
+
+    /// The device's address.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
     }
 
     /// Does a bounded amount of work; false if there was none.

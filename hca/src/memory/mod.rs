@@ -82,6 +82,21 @@ impl Memory {
         }
     }
 
+    /// What two keys stand for changes places; their numbers stay. False if one of them does not exist.
+    pub(crate) fn exchange(&mut self, a: u32, b: u32) -> bool {
+        let (Some(one), Some(other)) = (self.mkeys.get(a).cloned(), self.mkeys.get(b).cloned()) else {
+            return false;
+        };
+        let (index, variant) = (one.index, one.variant);
+        if let Some(place) = self.mkeys.get_mut(b) {
+            *place = Mkey { index: other.index, variant: other.variant, ..one };
+        }
+        if let Some(place) = self.mkeys.get_mut(a) {
+            *place = Mkey { index, variant, ..other };
+        }
+        true
+    }
+
     /// Number of registrations.
     pub(crate) fn umem_count(&self) -> usize {
         self.umems.len()

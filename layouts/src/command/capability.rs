@@ -13,12 +13,30 @@ field_enum! {
     CapabilityPage: u16, "capability page" {
         /// The device in general: [`HcaCap`].
         General = 0x0, "general";
+        /// Ethernet offloads.
+        Ethernet = 0x1, "Ethernet offloads";
         /// On-demand paging.
         Odp = 0x2, "ODP";
         /// Atomic operations: [`AtomicCap`].
         Atomic = 0x3, "atomic";
         /// RoCE: [`RoceCap`].
         Roce = 0x4, "RoCE";
+        /// Steering of what the port receives and sends.
+        FlowTable = 0x7, "flow table";
+        /// Steering inside the embedded switch.
+        EswitchFlowTable = 0x8, "embedded switch's flow table";
+        /// The embedded switch.
+        Eswitch = 0x9, "embedded switch";
+        /// Quality of service.
+        Qos = 0xc, "QoS";
+        /// Memory on the device.
+        DeviceMemory = 0xf, "device memory";
+        /// Emulated virtio devices.
+        VdpaEmulation = 0x13, "VDPA emulation";
+        /// Events of the device that DEVX may subscribe to.
+        DeviceEvent = 0x14, "device event";
+        /// Encryption.
+        Crypto = 0x1a, "crypto";
         /// The second general page.
         General2 = 0x20, "general 2";
     }

@@ -1,0 +1,81 @@
+//! Starts the program and waits for it.
+
+use super::library;
+use super::tree::Tree;
+use crate::args::HcaRunArgs;
+use crate::error::{Error, local};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitCode};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// Runs the program with the library in place; its exit code, or 128 and the signal that ended it.
+pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
+    let library = library::find()?;
+    let tree = Tree::new(args.devices, args.link())
+        .map_err(|error| local("cannot make the devices' part of /sys", &error))?;
+    let mut preload = OsString::from(library);
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let (program, arguments) =
+        args.program.split_first().ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("LD_PRELOAD", preload)
+        .env("SYSFS_PATH", tree.root())
+        .env("BAREWIRE_HCA_DEVICES", args.devices.to_string())
+        .env("BAREWIRE_HCA_LINK", if args.ib { "ib" } else { "roce" })
+        // UCX 1.13 would patch mmap itself, over the library's.
+        .env("UCX_MEM_MMAP_HOOK_MODE", "none");
+    if let Some(faults) = &args.faults {
+        command.env("BAREWIRE_HCA_FAULTS", faults);
+    }
+    pass_signals();
+    // SAFETY: the call is one that a child between fork and exec may make.
+    unsafe { command.pre_exec(end_with_parent) };
+    let mut child = command
+        .spawn()
+        .map_err(|error| local(format_args!("cannot start {}", program.to_string_lossy()), &error))?;
+    CHILD.store(child.id() as i32, Ordering::SeqCst);
+    let code = wait(&mut child);
+    CHILD.store(0, Ordering::SeqCst);
+    code
+}
+
+/// The program ends with this process, however that ends: nobody else removes the tree.
+fn end_with_parent() -> io::Result<()> {
+    // SAFETY: no pointers.
+    match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn wait(child: &mut Child) -> Result<ExitCode, Error> {
+    let status = child.wait().map_err(|error| local("cannot wait for the program", &error))?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(code as u8))
+}
+
+/// The program, once it runs.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// What would end this program ends the other one, and this one then as it ends. A terminal tells both by itself.
+fn pass_signals() {
+    extern "C" fn pass(signal: libc::c_int) {
+        let child = CHILD.load(Ordering::SeqCst);
+        if child > 0 && signal != libc::SIGINT && signal != libc::SIGQUIT {
+            // SAFETY: no pointers; kill may be called from a handler.
+            unsafe { libc::kill(child, signal) };
+        }
+    }
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
+        let handler: extern "C" fn(libc::c_int) = pass;
+        // SAFETY: the handler calls nothing but kill and reads one atomic.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+}

@@ -1,0 +1,194 @@
+//! Pairs of programs over the software HCA.
+
+use super::support::{Barewire, PATIENCE, start_with};
+use std::env;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Once;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Builds the library for LD_PRELOAD where this build's `barewire` looks for it.
+pub(crate) fn library() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let folder = Path::new(env!("CARGO_BIN_EXE_barewire")).parent().unwrap();
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo
+            .args(["build", "--quiet", "-p", "barewire-hca-uverbs", "--target-dir"])
+            .arg(folder.parent().unwrap());
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built =
+            cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output().expect("cargo starts");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    });
+}
+
+/// Whether a program can be started; says which package it is in if it cannot.
+pub(crate) fn installed(program: &str, package: &str) -> bool {
+    library();
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&paths).any(|folder| folder.join(program).is_file());
+    if !found {
+        println!("skipped: {program} is not installed (Debian: {package})");
+    }
+    found
+}
+
+/// Runs one program to its end and gives what it printed.
+pub(crate) fn alone(options: &[&str], program: &[&str]) -> String {
+    let ended = start(options, program, &[]).end(PATIENCE);
+    assert!(ended.status.success(), "{program:?}: {ended:#?}");
+    no_findings(&ended.stderr);
+    ended.stdout
+}
+
+fn start(options: &[&str], program: &[&str], environment: &[(&str, &str)]) -> Barewire {
+    start_with(&[&["hca", "run"], options, &["--"], program].concat(), environment)
+}
+
+/// The device's strict checks have nothing to say about libmlx5.
+fn no_findings(stderr: &str) {
+    assert!(!stderr.contains("barewire-hca"), "{stderr}");
+}
+
+/// A server and a client.
+pub(crate) struct Pair<'a> {
+    program: &'a [&'a str],
+    options: &'a [&'a str],
+    environment: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Pair<'a> {
+    /// Of this program, which takes the port by `-p` and, as the client, a host at the end.
+    pub(crate) fn of(program: &'a [&'a str]) -> Self {
+        Self { program, options: &[], environment: Vec::new() }
+    }
+
+    /// With options of `barewire hca run`.
+    pub(crate) fn with(mut self, options: &'a [&'a str]) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// With a variable in the environment.
+    pub(crate) fn set(mut self, variable: &'a str, value: &'a str) -> Self {
+        self.environment.push((variable, value));
+        self
+    }
+
+    /// Both end well.
+    pub(crate) fn run(self) {
+        let port = free_port();
+        let port_text = port.to_string();
+        let with_port = [self.program, &["-p", &port_text]].concat();
+        let mut server = start(self.options, &with_port, &self.environment);
+        let deadline = Instant::now() + PATIENCE;
+        while !is_listening(port) && !server.has_ended() {
+            assert!(Instant::now() < deadline, "{:?} does not listen", self.program);
+            thread::sleep(Duration::from_millis(5));
+        }
+        let client = start(self.options, &[&with_port[..], &["127.0.0.1"]].concat(), &self.environment);
+        let (client, server) = (client.end(PATIENCE), server.end(PATIENCE));
+        let both = client.status.success() && server.status.success();
+        assert!(both, "{:?}: client {client:#?} server {server:#?}", self.program);
+        no_findings(&client.stderr);
+        no_findings(&server.stderr);
+    }
+}
+
+/// A port that nobody listened on a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Whether somebody listens on a port: connecting would be the program's one connection.
+fn is_listening(port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        fs::read_to_string(table).unwrap_or_default().lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().unwrap_or_default();
+            local.ends_with(&format!(":{port:04X}")) && words.nth(1) == Some(LISTEN)
+        })
+    })
+}
+
+/// Says that something is not installed.
+pub(crate) fn skipped(what: &str, package: &str) {
+    println!("skipped: {what} not installed (Debian: {package})");
+}
+
+/// A folder that goes away when this is dropped.
+pub(crate) struct Folder(String);
+
+impl Folder {
+    pub(crate) fn path(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Copies a folder of Debian's documentation, `tests`, with its compressed files unpacked.
+pub(crate) fn unpack(suite: &str) -> Folder {
+    let folder = env::temp_dir().join(format!("barewire-pyverbs-{}", std::process::id()));
+    let tests = folder.join("tests");
+    fs::create_dir_all(&tests).unwrap();
+    let folder = Folder(folder.to_str().unwrap().to_owned());
+    let mut packed = Vec::new();
+    for entry in fs::read_dir(suite).unwrap().flatten() {
+        let to = tests.join(entry.file_name());
+        fs::copy(entry.path(), &to).unwrap();
+        if to.extension().is_some_and(|extension| extension == "gz") {
+            packed.push(to);
+        }
+    }
+    let unpacked = Command::new("gzip").arg("-d").args(&packed).status().unwrap();
+    assert!(unpacked.success());
+    folder
+}
+
+/// What is wrong with a run of the suite, compared with the list of what may not run.
+pub(crate) fn judge(printed: &str, list: &str) -> Vec<String> {
+    let listed: Vec<(&str, &str)> = list
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once('\t'))
+        .map(|(class, rest)| (rest.split('\t').next().unwrap_or(rest), class))
+        .collect();
+    let mut wrong = Vec::new();
+    let mut ran = 0;
+    for line in printed.lines().filter_map(|line| line.strip_prefix("pyverbs\t")) {
+        let mut words = line.split('\t');
+        let (Some(test), Some(outcome)) = (words.next(), words.next()) else { continue };
+        let reason = words.next().unwrap_or_default();
+        let class = listed.iter().find(|(name, _)| *name == test).map(|(_, class)| *class);
+        match (outcome, class) {
+            ("ok", None | Some("here")) => ran += 1,
+            ("skipped", Some("later" | "other" | "here")) | ("error" | "failed", Some("fails")) => {}
+            ("ok", Some("fails")) => {
+                println!("{test} runs now: take it off the list");
+                ran += 1;
+            }
+            ("ok", Some(class)) => wrong.push(format!("{test} runs: take it off the list ({class})")),
+            (outcome, _) => wrong.push(format!("{test} {outcome}: {reason}")),
+        }
+    }
+    if !printed.lines().any(|line| line == "pyverbs\tend") {
+        wrong.push("the suite did not come to its end".to_owned());
+    }
+    println!("pyverbs: {ran} tests ran well");
+    if ran < 90 {
+        wrong.push(format!("only {ran} tests ran"));
+    }
+    wrong
+}

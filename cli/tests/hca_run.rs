@@ -1,0 +1,207 @@
+//! Programs of Debian's own over the software HCA: `barewire hca run -- PROGRAM`.
+//!
+//! A program that is not installed is no failure here: `cargo xtask test` installs them all, and says which are missing where it may not.
+
+mod support;
+
+#[path = "hca/mod.rs"]
+mod hca;
+
+use hca::{Pair, alone, installed};
+
+#[test]
+fn devinfo_shows_the_devices() {
+    if !installed("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    let shown = alone(&["--devices", "2"], &["ibv_devinfo", "-v"]);
+    for words in
+        ["mlx5_0", "mlx5_1", "PORT_ACTIVE", "Ethernet", "::ffff:127.", "RoCE v2", "vendor_part_id:\t\t\t4129"]
+    {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let shown = alone(&["--ib"], &["ibv_devinfo", "-v"]);
+    assert!(shown.contains("InfiniBand") && shown.contains("PORT_ACTIVE"), "{shown}");
+}
+
+#[test]
+fn a_run_leaves_nothing_behind() {
+    let folder = std::env::temp_dir().join(format!("barewire-test-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    hca::library();
+    let environment = [("TMPDIR", folder.to_str().unwrap())];
+    let script = "test -d \"$SYSFS_PATH/class/infiniband/mlx5_0\" && exit 7";
+    let ended =
+        support::start_with(&["hca", "run", "--", "sh", "-c", script], &environment).end(support::PATIENCE);
+    assert_eq!(ended.status.code(), Some(7), "{ended:#?}");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    let ended = support::start_with(&["hca", "run", "--", "sh", "-c", "kill -9 $$"], &environment)
+        .end(support::PATIENCE);
+    assert_eq!(ended.status.code(), Some(128 + 9), "{ended:#?}");
+    std::fs::remove_dir(&folder).expect("it is empty");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_one_line() {
+    hca::library();
+    let ended = support::run(&["hca", "run", "--", "no-such-program"]);
+    assert!(ended.failed().contains("cannot start no-such-program"), "{ended:#?}");
+    assert_eq!(ended.status.code(), Some(1));
+    let ended = support::run(&["hca", "run", "--devices", "17", "--", "true"]);
+    assert_eq!(ended.status.code(), Some(2), "{ended:#?}");
+}
+
+#[test]
+fn pingpongs_deliver_the_right_data() {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
+        for events in [&[][..], &["-e"]] {
+            let validate = if program == "ibv_rc_pingpong" { &["-c"][..] } else { &[] };
+            let arguments = [&[program, "-g", "0", "-n", "50"], events, validate].concat();
+            Pair::of(&arguments).run();
+        }
+    }
+}
+
+#[test]
+fn pingpongs_over_infiniband_go_by_lid() {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    for program in ["ibv_rc_pingpong", "ibv_ud_pingpong"] {
+        Pair::of(&[program, "-n", "50", "-e"]).with(&["--ib"]).run();
+    }
+}
+
+#[test]
+fn a_pingpong_survives_a_bad_wire() {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    let faults = ["--faults", "drop=0.02,duplicate=0.02,reorder=0.02,seed=5"];
+    Pair::of(&["ibv_rc_pingpong", "-g", "0", "-n", "200", "-c"]).with(&faults).run();
+}
+
+#[test]
+fn perftest_measures_every_operation() {
+    if !installed("ib_write_lat", "perftest") {
+        return;
+    }
+    for arguments in [
+        &["ib_write_lat", "-n", "10", "-s", "2"][..],
+        &["ib_write_lat", "-n", "10", "-s", "4096", "-I", "0"],
+        &["ib_read_lat", "-n", "10", "-s", "65536"],
+        &["ib_send_lat", "-n", "10", "-s", "64"],
+        &["ib_send_lat", "-n", "10", "-s", "64", "-c", "UD"],
+        &["ib_send_lat", "-n", "10", "-s", "64", "-c", "UC"],
+        &["ib_atomic_lat", "-n", "10"],
+        &["ib_atomic_lat", "-n", "10", "-A", "CMP_AND_SWAP"],
+    ] {
+        Pair::of(arguments).run();
+    }
+}
+
+#[test]
+fn perftest_streams_every_size() {
+    if !installed("ib_write_bw", "perftest") {
+        return;
+    }
+    for arguments in [
+        &["ib_write_bw", "-n", "20", "-s", "65536"][..],
+        &["ib_write_bw", "-n", "20", "-s", "4096", "-q", "4"],
+        &["ib_send_bw", "-n", "20", "-s", "4096", "-c", "UD"],
+        &["ib_send_bw", "-n", "20", "-s", "65536", "-e"],
+        &["ib_send_bw", "-a", "-n", "5"],
+    ] {
+        Pair::of(arguments).run();
+    }
+}
+
+#[test]
+fn ucx_finds_every_transport() {
+    if !installed("ucx_info", "ucx-utils") {
+        return;
+    }
+    let shown = alone(&[], &["ucx_info", "-d"]);
+    for transport in ["rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5", "dc_mlx5"] {
+        assert!(shown.contains(&format!("Transport: {transport}")), "{transport}: {shown}");
+    }
+}
+
+#[test]
+fn ucx_runs_over_every_transport() {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let size = ["-n", "50", "-w", "5", "-d", "mlx5_0:1"];
+    for transport in ["rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5", "dc_mlx5"] {
+        Pair::of(&[&["ucx_perftest", "-t", "am_lat", "-x", transport], &size[..]].concat()).run();
+    }
+    for (test, layout) in [("put_lat", "short"), ("get", "bcopy"), ("fadd", "short"), ("am_bw", "bcopy")] {
+        let arguments = ["ucx_perftest", "-t", test, "-D", layout, "-x", "rc_mlx5"];
+        Pair::of(&[&arguments, &size[..]].concat()).run();
+    }
+}
+
+#[test]
+fn ucx_protocols_run_over_rc() {
+    if !installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    for arguments in [
+        &["ucx_perftest", "-t", "tag_lat", "-n", "50", "-w", "5"][..],
+        &["ucx_perftest", "-t", "tag_bw", "-s", "65536", "-n", "20", "-w", "5"],
+    ] {
+        Pair::of(arguments).set("UCX_TLS", "rc_x").run();
+    }
+}
+
+#[test]
+fn pyverbs_runs_but_for_what_is_listed() {
+    const PYTHON: &str = "/usr/bin/python3";
+    const SUITE: &str = "/usr/share/doc/rdma-core/tests";
+    if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
+        || !std::path::Path::new(SUITE).is_dir()
+    {
+        hca::skipped("pyverbs and its tests", "python3-pyverbs rdma-core");
+        return;
+    }
+    hca::library();
+    let folder = hca::unpack(SUITE);
+    let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/suite.py");
+    let printed = {
+        let ended =
+            support::start(&["hca", "run", "--", PYTHON, "-B", runner, folder.path()]).end(support::PATIENCE);
+        assert!(ended.status.success(), "{ended:#?}");
+        ended.stdout
+    };
+    let verdict = hca::judge(&printed, include_str!("hca/pyverbs.txt"));
+    assert!(verdict.is_empty(), "{}", verdict.join("\n"));
+}
+
+#[test]
+fn a_child_that_uses_its_parents_device_gets_an_error() {
+    if let Some(shown) = pyverbs("fork.py") {
+        assert_eq!(shown, "parent's device: errno 5\nits own: ok\nparent: ok\n");
+    }
+}
+
+#[test]
+fn asynchronous_events_are_told_and_counted() {
+    if let Some(shown) = pyverbs("events.py") {
+        assert_eq!(shown, "limit reached: True\nclosed\n");
+    }
+}
+
+/// What a script of ours prints, where pyverbs is installed.
+fn pyverbs(script: &str) -> Option<String> {
+    if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
+        hca::skipped("pyverbs", "python3-pyverbs");
+        return None;
+    }
+    hca::library();
+    let script = format!("{}/tests/hca/{script}", env!("CARGO_MANIFEST_DIR"));
+    Some(alone(&[], &["/usr/bin/python3", "-B", &script]))
+}

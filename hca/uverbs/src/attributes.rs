@@ -1,0 +1,295 @@
+//! The argument of RDMA_VERBS_IOCTL: a header that names object and method, and a list of attributes
+//! (rdma_user_ioctl_cmds.h: `ib_uverbs_ioctl_hdr`, `ib_uverbs_attr`).
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::errno::Errno;
+
+/// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
+pub(crate) const RDMA_VERBS_IOCTL: u64 = 3 << 30 | (size_of::<Header>() as u64) << 16 | 0x1b << 8 | 1;
+/// `RDMA_DRIVER_MLX5`.
+const MLX5: u32 = 1;
+/// No method has more attributes.
+const MOST: usize = 64;
+/// Values of at most so many bytes lie in the attribute itself.
+const INLINE: usize = 8;
+/// `UVERBS_ATTR_F_MANDATORY`: whoever does not know the attribute must refuse.
+const MANDATORY: u16 = 1 << 0;
+/// `UVERBS_ATTR_F_VALID_OUTPUT`.
+const VALID_OUTPUT: u16 = 1 << 1;
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    length: u16,
+    object: u16,
+    method: u16,
+    count: u16,
+    reserved_1: u64,
+    driver: u32,
+    reserved_2: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Attribute {
+    id: u16,
+    length: u16,
+    flags: u16,
+    reserved: u16,
+    data: u64,
+}
+
+/// A call's object, method and attributes, read once: what the program does to its copy meanwhile has no effect.
+#[derive(Debug)]
+pub(crate) struct Attributes {
+    pub(crate) object: u16,
+    pub(crate) method: u16,
+    list: Vec<Attribute>,
+    /// The program's own list, for what it gets back.
+    origin: *mut Attribute,
+}
+
+impl Attributes {
+    /// Reads the header at `argument` and the attributes behind it.
+    ///
+    /// # Safety
+    /// As for the ioctl: `argument` points to a header with as many attributes as it says, both writable, and every attribute of more than
+    /// 8 bytes to as many bytes of the kind that its method asks for, all until the value is dropped.
+    pub(crate) unsafe fn read(argument: *mut u8) -> Result<Self, Errno> {
+        if argument.is_null() {
+            return Err(Errno::FAULT);
+        }
+        // SAFETY: a header, by the contract; it may lie anywhere.
+        let header: Header = unsafe { argument.cast::<Header>().read_unaligned() };
+        let count = usize::from(header.count);
+        if usize::from(header.length) != size_of::<Header>() + count * size_of::<Attribute>()
+            || count > MOST
+            || (header.reserved_1, header.reserved_2) != (0, 0)
+        {
+            return Err(Errno::INVALID);
+        }
+        if header.driver != MLX5 {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the attributes follow the header.
+        #[expect(clippy::cast_ptr_alignment, reason = "every access is an unaligned one")]
+        let origin = unsafe { argument.add(size_of::<Header>()) }.cast::<Attribute>();
+        let mut list: Vec<Attribute> = Vec::with_capacity(count);
+        for at in 0..count {
+            // SAFETY: one of the attributes.
+            let attribute = unsafe { origin.add(at).read_unaligned() };
+            if list.iter().any(|other| other.id == attribute.id) || attribute.flags & !MANDATORY != 0 {
+                return Err(Errno::INVALID);
+            }
+            list.push(attribute);
+        }
+        Ok(Self { object: header.object, method: header.method, list, origin })
+    }
+
+    /// Refuses attributes that the caller must have understood, and that are not among `known`.
+    pub(crate) fn only(&self, known: &[u16]) -> Result<(), Errno> {
+        let strange =
+            |attribute: &&Attribute| attribute.flags & MANDATORY != 0 && !known.contains(&attribute.id);
+        if self.list.iter().any(|attribute| strange(&attribute)) { Err(Errno::UNKNOWN) } else { Ok(()) }
+    }
+
+    fn find(&self, id: u16) -> Option<(usize, &Attribute)> {
+        self.list.iter().enumerate().find(|(_, attribute)| attribute.id == id)
+    }
+
+    /// Whether the call has this attribute.
+    pub(crate) fn has(&self, id: u16) -> bool {
+        self.find(id).is_some()
+    }
+
+    /// A number of at most eight bytes.
+    pub(crate) fn number(&self, id: u16) -> Result<u64, Errno> {
+        self.optional_number(id)?.ok_or(Errno::INVALID)
+    }
+
+    /// A number of at most eight bytes, if it was given.
+    pub(crate) fn optional_number(&self, id: u16) -> Result<Option<u64>, Errno> {
+        let Some((_, attribute)) = self.find(id) else { return Ok(None) };
+        let length = usize::from(attribute.length);
+        if length == 0 || length > INLINE {
+            return Err(Errno::INVALID);
+        }
+        let mut bytes = [0; INLINE];
+        bytes[..length].copy_from_slice(&attribute.data.to_ne_bytes()[..length]);
+        Ok(Some(u64::from_ne_bytes(bytes)))
+    }
+
+    /// A number of 32 bits.
+    pub(crate) fn word(&self, id: u16) -> Result<u32, Errno> {
+        u32::try_from(self.number(id)?).map_err(|_| Errno::INVALID)
+    }
+
+    /// The handle of an object, if it was given.
+    pub(crate) fn optional_handle(&self, id: u16) -> Result<Option<u32>, Errno> {
+        let Some((_, attribute)) = self.find(id) else { return Ok(None) };
+        if attribute.length != 0 {
+            return Err(Errno::INVALID);
+        }
+        u32::try_from(attribute.data).map(Some).map_err(|_| Errno::INVALID)
+    }
+
+    /// The handle of an object.
+    pub(crate) fn handle(&self, id: u16) -> Result<u32, Errno> {
+        self.optional_handle(id)?.ok_or(Errno::INVALID)
+    }
+
+    /// A file descriptor, if it was given.
+    pub(crate) fn optional_descriptor(&self, id: u16) -> Result<Option<i32>, Errno> {
+        let Some((_, attribute)) = self.find(id) else { return Ok(None) };
+        if attribute.length != 0 {
+            return Err(Errno::INVALID);
+        }
+        i32::try_from(attribute.data as i64).map(Some).map_err(|_| Errno::BAD_DESCRIPTOR)
+    }
+
+    /// Bytes of any length.
+    pub(crate) fn bytes(&self, id: u16) -> Result<Vec<u8>, Errno> {
+        let (_, attribute) = self.find(id).ok_or(Errno::INVALID)?;
+        let length = usize::from(attribute.length);
+        if length <= INLINE {
+            return Ok(attribute.data.to_ne_bytes()[..length].to_vec());
+        }
+        let Some(start) = std::ptr::NonNull::new(attribute.data as usize as *mut u8) else {
+            return Err(Errno::FAULT);
+        };
+        let mut bytes = vec![0; length];
+        // SAFETY: the contract of `read`: so many bytes are there. The copy goes to memory of our own.
+        unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        Ok(bytes)
+    }
+
+    /// A structure: zeros where the caller's is shorter. What it has beyond ours must be zero.
+    pub(crate) fn structure<T: FromZeros + IntoBytes + FromBytes>(&self, id: u16) -> Result<T, Errno> {
+        let given = self.bytes(id)?;
+        let mut structure = T::new_zeroed();
+        let bytes = structure.as_mut_bytes();
+        let common = given.len().min(bytes.len());
+        bytes[..common].copy_from_slice(&given[..common]);
+        if given[common..].iter().any(|&byte| byte != 0) { Err(Errno(libc::E2BIG)) } else { Ok(structure) }
+    }
+
+    /// Bytes of room for an answer; 0 if there is no such attribute.
+    pub(crate) fn room(&self, id: u16) -> usize {
+        self.find(id).map_or(0, |(_, attribute)| attribute.length.into())
+    }
+
+    /// Gives bytes back, as many as the caller has room for and zeros behind them. Without the attribute nobody asked.
+    pub(crate) fn put(&self, id: u16, bytes: &[u8]) -> Result<(), Errno> {
+        let Some((at, attribute)) = self.find(id) else { return Ok(()) };
+        let room = usize::from(attribute.length);
+        let start = attribute.data as usize as *mut u8;
+        if start.is_null() {
+            return Err(Errno::FAULT);
+        }
+        let common = bytes.len().min(room);
+        // SAFETY: the contract of `read`: there is room for so many bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, common);
+            start.add(common).write_bytes(0, room - common);
+        }
+        self.mark(at);
+        Ok(())
+    }
+
+    /// Gives a number back.
+    pub(crate) fn put_word(&self, id: u16, number: u32) -> Result<(), Errno> {
+        self.put(id, &number.to_ne_bytes())
+    }
+
+    /// Gives a handle or a descriptor back.
+    pub(crate) fn put_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
+        let (at, _) = self.find(id).ok_or(Errno::INVALID)?;
+        // SAFETY: one of the program's attributes, which are writable by the contract of `read`.
+        unsafe { (&raw mut (*self.origin.add(at)).data).write_unaligned(handle.into()) };
+        self.mark(at);
+        Ok(())
+    }
+
+    fn mark(&self, at: usize) {
+        // SAFETY: as in `put_handle`.
+        unsafe {
+            let flags = &raw mut (*self.origin.add(at)).flags;
+            flags.write_unaligned(flags.read_unaligned() | VALID_OUTPUT);
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Header>() == 24 && size_of::<Attribute>() == 16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Call {
+        words: Vec<u64>,
+    }
+
+    impl Call {
+        fn new(object: u16, method: u16, list: &[(u16, u16, u64)]) -> Self {
+            let length = (24 + 16 * list.len()) as u64;
+            let first =
+                length | u64::from(object) << 16 | u64::from(method) << 32 | (list.len() as u64) << 48;
+            let mut words = vec![first, 0, 1];
+            for &(id, length, data) in list {
+                words.extend([u64::from(id) | u64::from(length) << 16 | 1 << 32, data]);
+            }
+            Self { words }
+        }
+
+        fn read(&mut self) -> Result<Attributes, Errno> {
+            // SAFETY: the words are what they say, unless a test cuts the count, which is checked before use.
+            unsafe { Attributes::read(self.words.as_mut_ptr().cast()) }
+        }
+    }
+
+    #[test]
+    fn the_request_is_the_headers_own() {
+        assert_eq!(RDMA_VERBS_IOCTL, 0xc018_1b01);
+    }
+
+    #[test]
+    fn numbers_handles_and_bytes() {
+        let bytes = [7_u8; 12];
+        let mut room = [0xff_u8; 12];
+        let list = [
+            (0, 8, 0x1234),
+            (1, 2, 0xffff_0005),
+            (2, 0, 9),
+            (3, 12, bytes.as_ptr() as u64),
+            (4, 12, room.as_mut_ptr() as u64),
+            (5, 0, u64::from(u32::MAX)),
+        ];
+        let mut call = Call::new(3, 1, &list);
+        let attributes = call.read().unwrap();
+        assert_eq!((attributes.object, attributes.method), (3, 1));
+        assert_eq!((attributes.number(0), attributes.number(1)), (Ok(0x1234), Ok(5)));
+        assert_eq!((attributes.handle(2), attributes.handle(0)), (Ok(9), Err(Errno::INVALID)));
+        assert_eq!(attributes.bytes(3), Ok(bytes.to_vec()));
+        assert_eq!((attributes.number(3), attributes.number(77)), (Err(Errno::INVALID), Err(Errno::INVALID)));
+        attributes.put(4, &[1, 2]).unwrap();
+        attributes.put_handle(2, 0x55).unwrap();
+        assert_eq!(attributes.only(&[0, 1, 2, 3]), Err(Errno::UNKNOWN));
+        assert_eq!(attributes.only(&[0, 1, 2, 3, 4, 5]), Ok(()));
+        assert_eq!(room, [1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!((call.words[3 + 4], call.words[3 + 5]), (2 | 3 << 32, 0x55));
+    }
+
+    #[test]
+    fn a_bad_header_is_refused() {
+        for (word, value) in [(0, 25), (1, 1), (2, 2), (2, 1 | 1 << 32)] {
+            let mut call = Call::new(0, 0, &[]);
+            call.words[word] = call.words[word] & !0xff | value;
+            assert_eq!(call.read().unwrap_err(), Errno::INVALID, "{word} {value}");
+        }
+        let mut twice = Call::new(0, 0, &[(1, 0, 0), (1, 0, 0)]);
+        assert_eq!(twice.read().unwrap_err(), Errno::INVALID);
+        // SAFETY: refused before anything is read.
+        assert_eq!(unsafe { Attributes::read(std::ptr::null_mut()) }.unwrap_err(), Errno::FAULT);
+    }
+}

@@ -1,0 +1,71 @@
+//! How a call fails: the number that the C library leaves in `errno`.
+
+use barewire_hca::UmemError;
+use barewire_layouts::command::{CommandError, CommandStatus};
+
+/// An error number of the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+impl Errno {
+    /// A value is out of its range or contradicts another.
+    pub(crate) const INVALID: Self = Self(libc::EINVAL);
+    /// No object has this handle.
+    pub(crate) const NO_ENTRY: Self = Self(libc::ENOENT);
+    /// Something still uses the object.
+    pub(crate) const BUSY: Self = Self(libc::EBUSY);
+    /// There is no such method, or it knows no such attribute.
+    pub(crate) const UNKNOWN: Self = Self(libc::EPROTONOSUPPORT);
+    /// The device cannot do it.
+    pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
+    /// Memory that is not there, or not for this use.
+    pub(crate) const FAULT: Self = Self(libc::EFAULT);
+    /// A descriptor of the wrong kind.
+    pub(crate) const BAD_DESCRIPTOR: Self = Self(libc::EBADF);
+    /// The buffer has no room.
+    pub(crate) const NO_SPACE: Self = Self(libc::ENOSPC);
+    /// Nothing left.
+    pub(crate) const NO_MEMORY: Self = Self(libc::ENOMEM);
+    /// The device is gone, or failed.
+    pub(crate) const IO: Self = Self(libc::EIO);
+    /// A DEVX command failed; its answer says why.
+    pub(crate) const REMOTE: Self = Self(libc::EREMOTEIO);
+
+    /// What the C library says of its last failure.
+    pub(crate) fn last() -> Self {
+        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<CommandError> for Errno {
+    /// As mlx5_core reports a command's status (linux cmd.c: `cmd_status_to_err`).
+    fn from(error: CommandError) -> Self {
+        match error.status {
+            Ok(CommandStatus::ResourceBusy) => Self::BUSY,
+            Ok(CommandStatus::LimitExceeded) => Self::NO_MEMORY,
+            Ok(CommandStatus::NoResources | CommandStatus::NotReady) => Self(libc::EAGAIN),
+            Ok(
+                CommandStatus::BadOperation
+                | CommandStatus::BadParameter
+                | CommandStatus::BadResource
+                | CommandStatus::BadResourceState
+                | CommandStatus::BadIndex
+                | CommandStatus::BadQpState
+                | CommandStatus::BadPacket
+                | CommandStatus::BadSize,
+            ) => Self::INVALID,
+            _ => Self::IO,
+        }
+    }
+}
+
+impl From<UmemError> for Errno {
+    fn from(error: UmemError) -> Self {
+        match error {
+            UmemError::BadRange { .. } | UmemError::Unknown { .. } => Self::INVALID,
+            UmemError::NoResources { .. } => Self::NO_MEMORY,
+            UmemError::Busy { .. } => Self::BUSY,
+            UmemError::Stopped => Self::IO,
+        }
+    }
+}

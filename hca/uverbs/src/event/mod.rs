@@ -1,0 +1,229 @@
+//! Completion and asynchronous events on their way from the device's event queue to the descriptors that programs read.
+
+mod channel;
+mod queue;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use barewire_layouts::eqe::{Eqe, EventType, PortChange};
+use zerocopy::IntoBytes;
+
+use crate::abi::AsyncEvent;
+
+pub(crate) use channel::Channel;
+pub(crate) use queue::Queue;
+
+/// What kind of object an asynchronous event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Cq,
+    Qp,
+    Srq,
+}
+
+/// Who is told of an object, and how often that was.
+#[derive(Debug)]
+struct Listener {
+    /// What the program calls the object.
+    user_handle: u64,
+    channel: Weak<Channel>,
+    told: u32,
+}
+
+/// A program's wish to be told of events of an object that it made by DEVX.
+#[derive(Debug)]
+struct Subscription {
+    /// Event type and number of the object; none for events of the device.
+    event_type: u16,
+    object: Option<u32>,
+    cookie: u64,
+    target: Target,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// A DEVX event channel.
+    Channel(Weak<Channel>),
+    /// An eventfd of the program's.
+    Counter(i32),
+}
+
+/// Who is told of what.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    completions: HashMap<u32, Listener>,
+    asynchronous: HashMap<(Kind, u32), Listener>,
+    /// The asynchronous channels of the open contexts, for events of the port and the device.
+    contexts: Vec<Weak<Channel>>,
+    subscriptions: Vec<Subscription>,
+}
+
+impl Events {
+    /// Completions of queue `cqn` go to `channel` from now on.
+    pub(crate) fn on_completion(&mut self, cqn: u32, user_handle: u64, channel: &Arc<Channel>) {
+        let listener = Listener { user_handle, channel: Arc::downgrade(channel), told: 0 };
+        self.completions.insert(cqn, listener);
+    }
+
+    /// Asynchronous events of an object go to `channel` from now on.
+    pub(crate) fn on_event(&mut self, kind: Kind, number: u32, user_handle: u64, channel: &Weak<Channel>) {
+        let listener = Listener { user_handle, channel: channel.clone(), told: 0 };
+        self.asynchronous.insert((kind, number), listener);
+    }
+
+    /// A context wants to know of its port and device.
+    pub(crate) fn on_device(&mut self, channel: &Arc<Channel>) {
+        self.contexts.retain(|context| context.strong_count() > 0);
+        self.contexts.push(Arc::downgrade(channel));
+    }
+
+    /// A DEVX object's events go to a channel, or to an eventfd.
+    pub(crate) fn subscribe(
+        &mut self,
+        (event_type, object): (u16, Option<u32>),
+        cookie: u64,
+        channel: Option<&Arc<Channel>>,
+        counter: Option<i32>,
+    ) {
+        let target = match (counter, channel) {
+            (Some(counter), _) => Target::Counter(counter),
+            (None, Some(channel)) => Target::Channel(Arc::downgrade(channel)),
+            (None, None) => return,
+        };
+        self.subscriptions.push(Subscription { event_type, object, cookie, target });
+    }
+
+    /// The object with this number is gone.
+    pub(crate) fn unsubscribe(&mut self, object: u32) {
+        self.subscriptions.retain(|subscription| subscription.object != Some(object));
+    }
+
+    /// No more completion events; those that nobody read vanish. How many were read.
+    pub(crate) fn end_completions(&mut self, cqn: u32) -> u32 {
+        self.completions.remove(&cqn).map_or(0, Listener::end)
+    }
+
+    /// No more asynchronous events of an object; those that nobody read vanish. How many were read.
+    pub(crate) fn end_events(&mut self, kind: Kind, number: u32) -> u32 {
+        self.asynchronous.remove(&(kind, number)).map_or(0, Listener::end)
+    }
+
+    /// Hands an entry of the event queue on.
+    fn deliver(&mut self, event: &Eqe) {
+        self.notify_subscribers(event);
+        let Some(event_type) = EventType::from_bits(event.event_type) else { return };
+        match event_type {
+            EventType::Completion => {
+                if let Some(listener) = self.completions.get_mut(&event.number()) {
+                    listener.tell(&listener.user_handle.to_ne_bytes());
+                }
+            }
+            EventType::PortChange => {
+                let up = event.sub_type == PortChange::Active as u8;
+                self.tell_contexts(if up { IB_EVENT_PORT_ACTIVE } else { IB_EVENT_PORT_ERR }, 1);
+            }
+            EventType::InternalError => self.tell_contexts(IB_EVENT_DEVICE_FATAL, 0),
+            EventType::CqError => {
+                self.tell_owner(Kind::Cq, event.failed_cqn(), IB_EVENT_CQ_ERR);
+            }
+            EventType::SrqLimit => self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_LIMIT_REACHED),
+            EventType::SrqCatastrophic => self.tell_owner(Kind::Srq, event.number(), IB_EVENT_SRQ_ERR),
+            EventType::CommunicationEstablished => {
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_COMM_EST);
+            }
+            EventType::SendQueueDrained => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_SQ_DRAINED),
+            EventType::WqCatastrophic => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_FATAL),
+            EventType::WqInvalidRequest => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_REQ_ERR),
+            EventType::WqAccess => self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_ACCESS_ERR),
+            EventType::LastWqeReached => {
+                self.tell_owner(Kind::Qp, event.number(), IB_EVENT_QP_LAST_WQE_REACHED);
+            }
+            EventType::DctDrained | EventType::DctKeyViolation => {}
+        }
+    }
+
+    fn tell_owner(&mut self, kind: Kind, number: u32, event_type: u32) {
+        if let Some(listener) = self.asynchronous.get_mut(&(kind, number)) {
+            let event = AsyncEvent { element: listener.user_handle, event_type, reserved: 0 };
+            listener.tell(event.as_bytes());
+        }
+    }
+
+    fn tell_contexts(&mut self, event_type: u32, element: u64) {
+        let event = AsyncEvent { element, event_type, reserved: 0 };
+        for channel in self.contexts.iter().filter_map(Weak::upgrade) {
+            channel.send(event.as_bytes());
+        }
+    }
+
+    fn notify_subscribers(&mut self, event: &Eqe) {
+        let number = match EventType::from_bits(event.event_type) {
+            Some(EventType::CqError) => event.failed_cqn(),
+            _ => event.number(),
+        };
+        let meant = |subscription: &&Subscription| {
+            subscription.event_type == u16::from(event.event_type)
+                && subscription.object.is_none_or(|object| object == number)
+        };
+        for subscription in self.subscriptions.iter().filter(meant) {
+            match &subscription.target {
+                Target::Channel(channel) => {
+                    if let Some(channel) = channel.upgrade() {
+                        channel.send_event(subscription.cookie, event.as_bytes());
+                    }
+                }
+                Target::Counter(counter) => {
+                    let one = 1_u64;
+                    // SAFETY: eight bytes from a live number, to a descriptor that the program gave for this.
+                    unsafe { libc::write(*counter, (&raw const one).cast(), size_of_val(&one)) };
+                }
+            }
+        }
+    }
+
+    /// Sends what found no room before. True if something still waits.
+    fn send_rest(&mut self) -> bool {
+        let listeners = self.completions.values().chain(self.asynchronous.values());
+        let subscribers = self.subscriptions.iter().filter_map(|subscription| match &subscription.target {
+            Target::Channel(channel) => Some(channel),
+            Target::Counter(_) => None,
+        });
+        let channels = listeners.map(|listener| &listener.channel).chain(&self.contexts).chain(subscribers);
+        let mut waits = false;
+        for channel in channels.filter_map(Weak::upgrade) {
+            waits |= channel.send_rest();
+        }
+        waits
+    }
+}
+
+impl Listener {
+    fn tell(&mut self, event: &[u8]) {
+        if let Some(channel) = self.channel.upgrade()
+            && channel.send(event)
+        {
+            self.told = self.told.wrapping_add(1);
+        }
+    }
+
+    /// Takes back what nobody read. How many events were read.
+    fn end(self) -> u32 {
+        let unread = self.channel.upgrade().map_or(0, |channel| channel.take_back(self.user_handle));
+        self.told.wrapping_sub(unread)
+    }
+}
+
+// `enum ib_event_type`.
+const IB_EVENT_CQ_ERR: u32 = 0;
+const IB_EVENT_QP_FATAL: u32 = 1;
+const IB_EVENT_QP_REQ_ERR: u32 = 2;
+const IB_EVENT_QP_ACCESS_ERR: u32 = 3;
+const IB_EVENT_COMM_EST: u32 = 4;
+const IB_EVENT_SQ_DRAINED: u32 = 5;
+const IB_EVENT_DEVICE_FATAL: u32 = 8;
+const IB_EVENT_PORT_ACTIVE: u32 = 9;
+const IB_EVENT_PORT_ERR: u32 = 10;
+const IB_EVENT_SRQ_ERR: u32 = 14;
+const IB_EVENT_SRQ_LIMIT_REACHED: u32 = 15;
+const IB_EVENT_QP_LAST_WQE_REACHED: u32 = 16;

@@ -1,0 +1,104 @@
+//! The device's event queue and the thread that serves it, as a kernel's interrupt handler would.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use barewire_hca::{Device, EventChannel, UmemAccess};
+use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, EQE_BYTES, Eqc};
+use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut};
+use barewire_layouts::eqe::{Eqe, INITIAL_OWNER, OWNER, OWNER_OFFSET};
+use zerocopy::FromBytes;
+
+use crate::adapter::{Adapter, command};
+use crate::errno::Errno;
+
+const LOG_ENTRIES: u8 = 13;
+const ENTRIES: usize = 1 << LOG_ENTRIES;
+/// How long the thread sleeps while a full channel waits to be read.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// An event queue that nobody serves yet.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    number: u32,
+    channel: Arc<EventChannel>,
+    /// As long as the process: the device writes here until its end.
+    ring: &'static [AtomicU8],
+}
+
+impl Queue {
+    /// Makes the event queue of a device, for every kind of event.
+    pub(crate) fn new(device: &Device) -> Result<Self, Errno> {
+        let ring: &'static [AtomicU8] =
+            Vec::leak((0..(ENTRIES + 1) * EQE_BYTES).map(|_| AtomicU8::new(0)).collect());
+        let skip = ring.as_ptr().align_offset(EQE_BYTES);
+        let ring = &ring[skip..skip + ENTRIES * EQE_BYTES];
+        for entry in 0..ENTRIES {
+            ring[entry * EQE_BYTES + OWNER_OFFSET].store(INITIAL_OWNER, Ordering::Relaxed);
+        }
+        let start = NonNull::from(ring).cast::<u8>();
+        // SAFETY: the memory is never freed, may be written through shared references, and is read by atomic loads only.
+        let umem = unsafe { device.register_umem(start, ring.len(), UmemAccess::LOCAL_WRITE) }?;
+        let uar = command::<AllocUarIn>(device, |_| {})?.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
+        let answer = command::<CreateEqIn>(device, |create| {
+            create
+                .set(CreateEqIn::EQ_UMEM_VALID, true)
+                .set(CreateEqIn::EQ_UMEM_ID, umem)
+                .set(CreateEqIn::EVENT_BITMASK_0, u64::MAX);
+            create
+                .nested(CreateEqIn::EQ_CONTEXT_ENTRY)
+                .set(Eqc::LOG_EQ_SIZE, LOG_ENTRIES)
+                .set(Eqc::UAR_PAGE, uar);
+        })?;
+        let number = answer.view::<CreateEqIn>()?.get(CreateEqOut::EQ_NUMBER);
+        let channel = device.event_channel(number).ok_or(Errno::IO)?;
+        Ok(Self { number, channel, ring })
+    }
+
+    /// The event queue's number in contexts of completion queues.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Starts the thread that hands events on until the process ends.
+    pub(crate) fn serve(self, adapter: Arc<Adapter>) -> io::Result<()> {
+        thread::Builder::new().name("barewire-events".to_owned()).spawn(move || self.run(&adapter)).map(drop)
+    }
+
+    fn run(&self, adapter: &Adapter) {
+        let mut consumer = 0_u32;
+        let mut waits = false;
+        loop {
+            // A signal cannot end the sleep: they are blocked. Whatever else does is no reason to stop.
+            let _ = self.channel.wait(waits.then_some(RETRY));
+            self.channel.take();
+            let mut events = adapter.events();
+            while let Some(event) = self.entry(consumer) {
+                events.deliver(&event);
+                consumer = consumer.wrapping_add(1);
+            }
+            waits = events.send_rest();
+            drop(events);
+            adapter.device.consume_events(self.number, consumer);
+        }
+    }
+
+    /// The entry that comes after `consumer` others, if the device has written it.
+    fn entry(&self, consumer: u32) -> Option<Eqe> {
+        let at = (consumer as usize & (ENTRIES - 1)) * EQE_BYTES;
+        let entry = &self.ring[at..at + EQE_BYTES];
+        let lap = (consumer >> LOG_ENTRIES) as u8 & OWNER;
+        if entry[OWNER_OFFSET].load(Ordering::Acquire) & OWNER != lap {
+            return None;
+        }
+        let mut bytes = [0; EQE_BYTES];
+        for (byte, source) in bytes.iter_mut().zip(entry) {
+            *byte = source.load(Ordering::Relaxed);
+        }
+        Eqe::read_from_bytes(&bytes).ok()
+    }
+}

@@ -1,0 +1,331 @@
+//! Methods of the device: its context, its ports, its GIDs.
+
+use std::sync::Arc;
+
+use barewire_layouts::command::capability::{HcaCap, QueryHcaCapIn, QueryHcaCapOut};
+use barewire_layouts::command::port::{QueryVportStateIn, QueryVportStateOut, VportState};
+use barewire_layouts::prm::View;
+use zerocopy::IntoBytes;
+
+use crate::abi::{GetContext, GetContextResponse, GidEntry, QueryDevice, QueryDeviceEx, QueryPort, driver};
+use crate::adapter::{Adapter, Answer};
+use crate::attributes::Attributes;
+use crate::clock;
+use crate::config::Link;
+use crate::context::Context;
+use crate::errno::Errno;
+use crate::event::Channel;
+use crate::object::{Object, Pd};
+
+/// The only port.
+pub(super) const PORT: u8 = 1;
+/// Interrupt vectors that a program may choose from. They all lead to one event queue.
+pub(super) const VECTORS: u32 = 4;
+/// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
+const CORE_SUPPORT: u64 = 1;
+/// `enum ib_uverbs_gid_type`: InfiniBand, and RoCE version 2.
+const GID_TYPES: [u32; 2] = [0, 2];
+/// The loopback interface, which the wire runs over.
+const INTERFACE: u32 = 1;
+
+/// Receive and send WQEs, and the most of either.
+const SEND_WQE_BYTES: u16 = 1024;
+const RECEIVE_WQE_BYTES: u16 = 512;
+/// The most data segments of a WQE, as for any ConnectX.
+const SEGMENTS: u32 = 30;
+const RDMA_READ_SEGMENTS: u32 = 30;
+
+/// `UVERBS_METHOD_GET_CONTEXT`.
+pub(super) fn get_context(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0, 1, driver::IN, driver::OUT])?;
+    let request: GetContext = call.structure(driver::IN)?;
+    if request.total_num_bfregs == 0 {
+        return Err(Errno::INVALID);
+    }
+    answer_context(context, call)
+}
+
+/// `UVERBS_METHOD_QUERY_CONTEXT`.
+pub(super) fn query_context(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0, 1, 0x1000])?;
+    call.put_word(0, VECTORS)?;
+    call.put(1, &CORE_SUPPORT.to_ne_bytes())?;
+    call.put(0x1000, response(&context.adapter)?.as_bytes())
+}
+
+fn answer_context(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.put_word(0, VECTORS)?;
+    call.put(1, &CORE_SUPPORT.to_ne_bytes())?;
+    call.put(driver::OUT, response(&context.adapter)?.as_bytes())
+}
+
+/// What libmlx5 learns of the device. No UAR pages come with a context (`tot_bfregs` 0): each is an object of its own.
+fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
+    let answer = capabilities(adapter)?;
+    let general = general(&answer)?;
+    let entries = 1 << general.get(HcaCap::LOG_MAX_QP_SZ);
+    Ok(GetContextResponse {
+        qp_tab_size: 1 << general.get(HcaCap::LOG_MAX_QP),
+        bf_reg_size: 1 << general.get(HcaCap::LOG_BF_REG_SIZE),
+        tot_bfregs: 0,
+        cache_line_size: 64,
+        max_sq_desc_sz: SEND_WQE_BYTES,
+        max_rq_desc_sz: RECEIVE_WQE_BYTES,
+        max_send_wqebb: entries,
+        max_recv_wr: entries,
+        max_srq_recv_wr: (1 << general.get(HcaCap::LOG_MAX_SRQ_SZ)) - 1,
+        num_ports: PORT.into(),
+        flow_action_flags: 0,
+        comp_mask: 0,
+        response_length: size_of::<GetContextResponse>() as u32,
+        cqe_version: 1,
+        // QUERY_DEVICE and CREATE_AH take driver data.
+        cmds_supp_uhw: 3,
+        // `MLX5_USER_INLINE_MODE_NONE`: no header needs to be in the WQE.
+        eth_min_inline: 1,
+        // Version 1 of `mlx5_ib_clock_info` can be mapped.
+        clock_info_versions: 1,
+        hca_core_clock_offset: 0,
+        log_uar_size: 12,
+        num_uars_per_page: 1,
+        num_dyn_bfregs: 512,
+        dump_fill_mkey: 0,
+    })
+}
+
+fn capabilities(adapter: &Adapter) -> Result<Answer, Errno> {
+    // General capabilities, current values.
+    adapter.command::<QueryHcaCapIn>(|input| {
+        input.set(QueryHcaCapIn::OP_MOD, 1);
+    })
+}
+
+fn general(answer: &Answer) -> Result<View<'_, HcaCap>, Errno> {
+    Ok(answer.view::<QueryHcaCapIn>()?.nested(QueryHcaCapOut::GENERAL))
+}
+
+/// `ib_uverbs_query_device_resp`.
+pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
+    /// Bit of `device_cap_flags`: a bad partition key is counted; that port events are told; that RNR NAKs are sent.
+    const FLAGS: u32 = 1 << 1 | 1 << 10 | 1 << 12;
+    /// `IB_ATOMIC_HCA`.
+    const ATOMIC_HCA: u32 = 1;
+    /// 28.43.1000.
+    const FIRMWARE: u64 = 28 << 32 | 43 << 16 | 0x3e8;
+    let answer = capabilities(adapter)?;
+    let general = general(&answer)?;
+    let guid = adapter.guid()?;
+    let reads = 1 << general.get(HcaCap::LOG_MAX_RA_RES_QP);
+    let queue_pairs = 1 << general.get(HcaCap::LOG_MAX_QP);
+    let receive_entries = 1_u32 << general.get(HcaCap::LOG_MAX_SRQ_SZ);
+    Ok(QueryDevice {
+        fw_ver: FIRMWARE,
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX,
+        page_size_cap: 0xffff_ffff_ffff_f000,
+        vendor_id: 0x02c9,
+        vendor_part_id: 0x1021,
+        hw_ver: 0,
+        max_qp: queue_pairs,
+        max_qp_wr: 1 << general.get(HcaCap::LOG_MAX_QP_SZ),
+        device_cap_flags: FLAGS,
+        max_sge: SEGMENTS,
+        max_sge_rd: RDMA_READ_SEGMENTS,
+        max_cq: 1 << general.get(HcaCap::LOG_MAX_CQ),
+        max_cqe: (1 << general.get(HcaCap::LOG_MAX_CQ_SZ)) - 1,
+        max_mr: 1 << general.get(HcaCap::LOG_MAX_MKEY),
+        max_pd: 1 << general.get(HcaCap::LOG_MAX_PD),
+        max_qp_rd_atom: reads,
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: reads * queue_pairs,
+        max_qp_init_rd_atom: 1 << general.get(HcaCap::LOG_MAX_RA_REQ_QP),
+        max_ee_init_rd_atom: 0,
+        atomic_cap: ATOMIC_HCA,
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: 0,
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
+        max_total_mcast_qp_attach: 0,
+        max_ah: i32::MAX as u32,
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: 1 << general.get(HcaCap::LOG_MAX_SRQ),
+        max_srq_wr: receive_entries - 1,
+        max_srq_sge: u32::from(RECEIVE_WQE_BYTES) / 16 - 1,
+        max_pkeys: 1,
+        local_ca_ack_delay: 16,
+        phys_port_cnt: PORT,
+        reserved: [0; 4],
+    })
+}
+
+/// `ib_uverbs_ex_query_device_resp`.
+pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
+    let base = attributes(adapter)?;
+    Ok(QueryDeviceEx {
+        base,
+        comp_mask: 0,
+        response_length: size_of::<QueryDeviceEx>() as u32,
+        odp_caps: [0; 3],
+        timestamp_mask: u64::MAX,
+        hca_core_clock: clock::KILOHERTZ,
+        device_cap_flags_ex: base.device_cap_flags.into(),
+        rss_caps: [0; 4],
+        max_wq_type_rq: 0,
+        raw_packet_caps: 0,
+        tm_caps: [0; 6],
+        max_cq_moderation_count: u16::MAX,
+        max_cq_moderation_period: 0xfff,
+        reserved: 0,
+        max_dm_size: 0,
+        xrc_odp_caps: 0,
+        reserved_2: 0,
+    })
+}
+
+/// `UVERBS_METHOD_QUERY_PORT`.
+pub(super) fn query_port(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0, 1])?;
+    check_port(call.number(0)?)?;
+    call.put(1, port(&context.adapter)?.as_bytes())
+}
+
+/// There is one port.
+pub(super) fn check_port(number: impl Into<u64>) -> Result<(), Errno> {
+    if number.into() == u64::from(PORT) { Ok(()) } else { Err(Errno::INVALID) }
+}
+
+fn port(adapter: &Adapter) -> Result<QueryPort, Errno> {
+    /// `enum ib_port_state`: down and active; physical: disabled and up.
+    const STATES: [(u8, u8); 2] = [(1, 3), (4, 5)];
+    /// 4 lanes; NDR.
+    const WIDTH: u8 = 2;
+    const SPEED: u8 = 128;
+    const MTU_4096: u8 = 5;
+    /// Ports name themselves by IP addresses; they follow the connection manager's protocol.
+    const IP_BASED_GIDS: u32 = 1 << 26;
+    const CONNECTION_MANAGER: u32 = 1 << 16;
+    let answer = adapter.command::<QueryVportStateIn>(|_| {})?;
+    let up = answer.view::<QueryVportStateIn>()?.get(QueryVportStateOut::STATE) == Ok(VportState::Up);
+    let (state, physical) = STATES[usize::from(up)];
+    let general_answer = capabilities(adapter)?;
+    let longest = 1 << general(&general_answer)?.get(HcaCap::LOG_MAX_MSG);
+    let roce = adapter.link == Link::Roce;
+    Ok(QueryPort {
+        port_cap_flags: if roce { IP_BASED_GIDS | CONNECTION_MANAGER } else { CONNECTION_MANAGER },
+        max_msg_sz: longest,
+        bad_pkey_cntr: 0,
+        qkey_viol_cntr: 0,
+        gid_tbl_len: adapter.gids()?.into(),
+        pkey_tbl_len: 1,
+        lid: if roce { 0 } else { adapter.lid() },
+        sm_lid: u16::from(!roce),
+        state,
+        max_mtu: MTU_4096,
+        active_mtu: MTU_4096,
+        lmc: 0,
+        max_vl_num: 1,
+        sm_sl: 0,
+        subnet_timeout: 18,
+        init_type_reply: 0,
+        active_width: WIDTH,
+        active_speed: SPEED,
+        phys_state: physical,
+        link_layer: if roce { 2 } else { 1 },
+        // `IB_UVERBS_QPF_GRH_REQUIRED`.
+        flags: u8::from(roce),
+        reserved: 0,
+        port_cap_flags2: 0,
+        reserved_2: [0; 6],
+    })
+}
+
+/// Refuses an index beyond the GID table.
+pub(super) fn check_gid(adapter: &Adapter, index: impl Into<u64>) -> Result<u16, Errno> {
+    let gids = adapter.gids()?;
+    u16::try_from(index.into()).ok().filter(|&index| index < gids).ok_or(Errno::INVALID)
+}
+
+fn gid(adapter: &Adapter, index: u16) -> Result<Option<GidEntry>, Errno> {
+    let roce = adapter.link == Link::Roce;
+    Ok(adapter.gid(index)?.map(|entry| GidEntry {
+        gid: entry.gid,
+        gid_index: index.into(),
+        port_num: PORT.into(),
+        gid_type: GID_TYPES[usize::from(roce)],
+        netdev_ifindex: if roce { INTERFACE } else { 0 },
+    }))
+}
+
+/// `UVERBS_METHOD_QUERY_GID_ENTRY`.
+pub(super) fn gid_entry(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0, 1, 2, 3])?;
+    check_port(call.number(0)?)?;
+    if call.optional_number(2)?.unwrap_or(0) != 0 {
+        return Err(Errno::INVALID);
+    }
+    let index = check_gid(&context.adapter, call.number(1)?)?;
+    call.put(3, gid(&context.adapter, index)?.ok_or(Errno(libc::ENODATA))?.as_bytes())
+}
+
+/// `UVERBS_METHOD_QUERY_GID_TABLE`: every entry that is set, of every port.
+pub(super) fn gid_table(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0, 1, 2, 3])?;
+    let size = usize::try_from(call.number(0)?).map_err(|_| Errno::INVALID)?;
+    if size == 0 || call.optional_number(1)?.unwrap_or(0) != 0 {
+        return Err(Errno::INVALID);
+    }
+    let room = call.room(2) / size;
+    let (mut bytes, mut count) = (Vec::new(), 0_usize);
+    for index in 0..context.adapter.gids()? {
+        let Some(entry) = gid(&context.adapter, index)? else { continue };
+        count += 1;
+        if count > room {
+            return Err(Errno::INVALID);
+        }
+        bytes.extend(entry.as_bytes().iter().take(size));
+        bytes.resize(count * size, 0);
+    }
+    call.put(2, &bytes)?;
+    call.put(3, &(count as u64).to_ne_bytes())
+}
+
+/// `UVERBS_METHOD_INFO_HANDLES`.
+pub(super) fn handles(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0, 1, 2])?;
+    let is: fn(&Object) -> bool = match call.number(0)? {
+        1 => |object| matches!(object, Object::Pd(_)),
+        3 => |object| matches!(object, Object::Cq(_)),
+        4 => |object| matches!(object, Object::Qp(_)),
+        5 => |object| matches!(object, Object::Srq(_)),
+        6 => |object| matches!(object, Object::Ah { .. }),
+        7 => |object| matches!(object, Object::Mr(_)),
+        _ => return Err(Errno::INVALID),
+    };
+    let handles = context.state().objects.handles(is);
+    let room = call.room(2) / size_of::<u32>();
+    let bytes: Vec<u8> = handles.iter().take(room).flat_map(|handle| handle.to_ne_bytes()).collect();
+    call.put(2, &bytes)?;
+    call.put_word(1, handles.len() as u32)
+}
+
+/// `MLX5_IB_METHOD_PD_QUERY`: the device's number of a protection domain.
+pub(super) fn query_pd(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0x1000, 0x1001])?;
+    let number = context.state().objects.get::<Pd>(call.handle(0x1000)?)?.number;
+    call.put_word(0x1001, number)
+}
+
+/// `UVERBS_METHOD_ASYNC_EVENT_ALLOC`.
+pub(super) fn asynchronous(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0])?;
+    let channel = Arc::new(Channel::new(false)?);
+    context.adapter.events().on_device(&channel);
+    call.put_handle(0, channel.descriptor() as u32)?;
+    context.state().asynchronous = Some(channel);
+    Ok(())
+}

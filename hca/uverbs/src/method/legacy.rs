@@ -1,0 +1,68 @@
+//! The commands of the older, write() ABI, which come through `UVERBS_METHOD_INVOKE_WRITE`.
+
+use std::sync::Arc;
+
+use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
+use zerocopy::IntoBytes;
+
+use crate::abi::{command, driver};
+use crate::attributes::Attributes;
+use crate::context::Context;
+use crate::errno::Errno;
+use crate::event::Channel;
+use crate::object::{Object, Pd};
+
+use super::{address, completion, device, memory, modify, queue_pair, shared_receive};
+
+/// The command's request and answer, without the header of the write() ABI.
+pub(super) const CORE_IN: u16 = 0;
+pub(super) const CORE_OUT: u16 = 1;
+const COMMAND: u16 = 2;
+
+/// `UVERBS_METHOD_INVOKE_WRITE`.
+pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[CORE_IN, CORE_OUT, COMMAND, driver::IN, driver::OUT])?;
+    let number = call.word(COMMAND)?;
+    if !call.has(CORE_IN) && !call.has(CORE_OUT) {
+        // libibverbs asks so whether commands may come this way: too little room means yes.
+        return Err(Errno::NO_SPACE);
+    }
+    let result = match number {
+        command::QUERY_DEVICE => call.put(CORE_OUT, device::attributes(&context.adapter)?.as_bytes()),
+        command::QUERY_DEVICE_EX => {
+            call.put(CORE_OUT, device::attributes_ex(&context.adapter)?.as_bytes())?;
+            let room = call.room(driver::OUT) as u32;
+            // mlx5_ib_query_device_resp: nothing beyond its own length.
+            call.put(driver::OUT, [0, room].as_bytes())
+        }
+        command::ALLOC_PD => alloc_pd(context, call),
+        command::CREATE_AH => address::create(context, call),
+        command::REG_MR => memory::register(context, call),
+        command::REREG_MR => memory::change(context, call),
+        command::CREATE_COMP_CHANNEL => completion_channel(context, call),
+        command::RESIZE_CQ => completion::resize(context, call),
+        command::MODIFY_CQ_EX => completion::modify(context, call),
+        command::QUERY_QP => queue_pair::query(context, call),
+        command::MODIFY_QP | command::MODIFY_QP_EX => modify::modify(context, call),
+        command::MODIFY_SRQ => shared_receive::modify(context, call),
+        command::QUERY_SRQ => shared_receive::query(context, call),
+        _ => Err(Errno::UNSUPPORTED),
+    };
+    // Commands of this ABI do not tell apart why a handle is none.
+    result.map_err(|error| if error == Errno::NO_ENTRY { Errno::INVALID } else { error })
+}
+
+fn alloc_pd(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    let answer = context.adapter.command::<AllocPdIn>(|_| {})?;
+    let number = answer.view::<AllocPdIn>()?.get(AllocPdOut::PD);
+    let handle = context.state().objects.insert(Object::Pd(Pd { number }));
+    call.put_word(driver::OUT, number)?;
+    call.put_word(CORE_OUT, handle)
+}
+
+fn completion_channel(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    let channel = Arc::new(Channel::new(false)?);
+    call.put_word(CORE_OUT, channel.descriptor() as u32)?;
+    context.state().keep(&channel);
+    Ok(())
+}

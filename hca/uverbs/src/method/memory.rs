@@ -1,0 +1,175 @@
+//! Memory regions: REG_MR, REREG_MR, `UVERBS_METHOD_QUERY_MR`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use barewire_layouts::command::mkey::{
+    ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, key,
+};
+use zerocopy::IntoBytes;
+
+use crate::abi::{RegMr, RegMrResponse, ReregMr, access};
+use crate::adapter::{Adapter, UserMemory};
+use crate::attributes::Attributes;
+use crate::context::Context;
+use crate::errno::Errno;
+use crate::object::{Mr, Object, Pd};
+
+use super::legacy::{CORE_IN, CORE_OUT};
+
+const KNOWN: u32 = access::LOCAL_WRITE
+    | access::REMOTE_WRITE
+    | access::REMOTE_READ
+    | access::REMOTE_ATOMIC
+    | access::MW_BIND
+    | access::ZERO_BASED
+    | access::HUGETLB
+    | access::OPTIONAL;
+const REMOTE_CHANGES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+const PAGE: u64 = 4096;
+const LOG_PAGE: u8 = 12;
+
+/// The eight bits of a key that the driver chooses: another for every key, so that an old key of a used index is no key.
+static VARIANT: AtomicU8 = AtomicU8::new(0);
+
+/// What a region shall be.
+#[derive(Clone, Copy)]
+struct Wanted {
+    pd: u32,
+    start: u64,
+    length: u64,
+    address: u64,
+    access: u32,
+}
+
+impl Wanted {
+    /// As the kernel refuses (`ib_check_mr_access`, `ib_umem_get`). On-demand paging is not among the known rights.
+    fn check(&self) -> Result<(), Errno> {
+        if self.access & access::HUGETLB != 0 && self.access & !KNOWN == 0 {
+            // A hint that only regions paged on demand may give.
+            return Err(Errno::INVALID);
+        }
+        if self.access & !KNOWN != 0 {
+            return Err(Errno::UNSUPPORTED);
+        }
+        if self.access & REMOTE_CHANGES != 0 && self.access & access::LOCAL_WRITE == 0 {
+            return Err(Errno::INVALID);
+        }
+        let address_in_page = if self.access & access::ZERO_BASED != 0 { self.start } else { self.address };
+        if self.length == 0
+            || self.start.checked_add(self.length).is_none()
+            || self.address.checked_add(self.length).is_none()
+            || self.start % PAGE != address_in_page % PAGE
+        {
+            return Err(Errno::INVALID);
+        }
+        Ok(())
+    }
+
+    fn make(self, adapter: &Arc<Adapter>, pd_number: u32) -> Result<Mr, Errno> {
+        self.check()?;
+        let writable = self.access & (access::LOCAL_WRITE | REMOTE_CHANGES) != 0;
+        let memory = UserMemory::register(adapter, self.start, self.length, writable)?;
+        let variant = VARIANT.fetch_add(1, Ordering::Relaxed);
+        let has = |right| self.access & right != 0;
+        let answer = adapter.command::<CreateMkeyIn>(|create| {
+            create.set(CreateMkeyIn::MKEY_UMEM_VALID, true).set(CreateMkeyIn::MKEY_UMEM_ID, memory.id());
+            create
+                .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+                .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
+                .set(Mkc::LR, true)
+                .set(Mkc::LW, has(access::LOCAL_WRITE))
+                .set(Mkc::RR, has(access::REMOTE_READ))
+                .set(Mkc::RW, has(access::REMOTE_WRITE))
+                .set(Mkc::A, has(access::REMOTE_ATOMIC))
+                .set(Mkc::RELAXED_ORDERING_READ, has(access::RELAXED_ORDERING))
+                .set(Mkc::RELAXED_ORDERING_WRITE, has(access::RELAXED_ORDERING))
+                .set(Mkc::QPN, ANY_QPN)
+                .set(Mkc::MKEY_7_0, variant)
+                .set(Mkc::PD, pd_number)
+                .set(Mkc::START_ADDR, self.address)
+                .set(Mkc::LEN, self.length)
+                .set(Mkc::LOG_PAGE_SIZE, LOG_PAGE);
+        })?;
+        let index = answer.view::<CreateMkeyIn>()?.get(CreateMkeyOut::MKEY_INDEX);
+        Ok(Mr {
+            pd: self.pd,
+            index,
+            key: key(index, variant),
+            start: self.start,
+            length: self.length,
+            address: self.address,
+            access: self.access,
+            memory,
+        })
+    }
+}
+
+/// REG_MR.
+pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    let request: RegMr = call.structure(CORE_IN)?;
+    let mut state = context.state();
+    let pd = state.objects.get::<Pd>(request.pd_handle)?.number;
+    let mr = Wanted {
+        pd: request.pd_handle,
+        start: request.start,
+        length: request.length,
+        address: request.hca_va,
+        access: request.access_flags,
+    }
+    .make(&context.adapter, pd)?;
+    let key = mr.key;
+    let mr_handle = state.objects.insert(Object::Mr(mr));
+    call.put(CORE_OUT, RegMrResponse { mr_handle, lkey: key, rkey: key }.as_bytes())
+}
+
+/// REREG_MR: a new key is made of what shall be, takes the place of the old one, and goes with what that was.
+pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    /// `enum ib_mr_rereg_flags`.
+    const TRANSLATION: u32 = 1;
+    const PD: u32 = 2;
+    const ACCESS: u32 = 4;
+    let request: ReregMr = call.structure(CORE_IN)?;
+    if request.flags == 0 || request.flags & !(TRANSLATION | PD | ACCESS) != 0 {
+        return Err(Errno::INVALID);
+    }
+    let adapter = &context.adapter;
+    let mut state = context.state();
+    let mr: &Mr = state.objects.get(request.mr_handle)?;
+    let mut wanted =
+        Wanted { pd: mr.pd, start: mr.start, length: mr.length, address: mr.address, access: mr.access };
+    if request.flags & TRANSLATION != 0 {
+        (wanted.start, wanted.length, wanted.address) = (request.start, request.length, request.hca_va);
+    }
+    if request.flags & PD != 0 {
+        wanted.pd = request.pd_handle;
+    }
+    if request.flags & ACCESS != 0 {
+        wanted.access = request.access_flags;
+    }
+    let pd = state.objects.get::<Pd>(wanted.pd)?.number;
+    let new = wanted.make(adapter, pd)?;
+    let mr = state.objects.get_mut::<Mr>(request.mr_handle)?;
+    let (index, key) = (mr.index, mr.key);
+    if !adapter.device.exchange_mkeys(index, new.index) {
+        return Err(Errno::IO);
+    }
+    let passing = new.index;
+    let old = std::mem::replace(mr, Mr { index, key, ..new });
+    adapter.command::<DestroyMkeyIn>(|input| {
+        input.set(DestroyMkeyIn::MKEY_INDEX, passing);
+    })?;
+    drop(old);
+    call.put(CORE_OUT, [key, key].as_bytes())
+}
+
+/// `UVERBS_METHOD_QUERY_MR`.
+pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    call.only(&[0, 1, 2, 3, 4])?;
+    let state = context.state();
+    let mr: &Mr = state.objects.get(call.handle(0)?)?;
+    call.put_word(1, mr.key)?;
+    call.put_word(2, mr.key)?;
+    call.put(3, &mr.length.to_ne_bytes())?;
+    call.put(4, &mr.address.to_ne_bytes())
+}

@@ -1,0 +1,255 @@
+//! MODIFY_QP: attributes of verbs become PRM commands.
+
+use barewire_layouts::command::Request;
+use barewire_layouts::command::qp::{
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu, OptionalParameters,
+    QpState, Qpc, QueryQpIn, QueryQpOut, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
+};
+use barewire_layouts::prm::{Field, Nested, ViewMut};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::abi::{ModifyQp, access};
+use crate::adapter::Adapter;
+use crate::attributes::Attributes;
+use crate::config::Link;
+use crate::context::Context;
+use crate::errno::Errno;
+use crate::object::Qp;
+
+use super::device::{PORT, check_gid, check_port};
+use super::legacy::CORE_IN;
+use super::queue_pair::kind;
+use super::transition::{bit, is_allowed};
+
+pub(super) use super::transition::state;
+
+const PSN: u32 = 0x00ff_ffff;
+const QPN: u32 = 0x00ff_ffff;
+/// log2 of the longest message, as mlx5_ib sets it.
+const LOG_LONGEST_MESSAGE: u8 = 30;
+/// The most reads and atomics that a queue pair keeps outstanding.
+const DEPTH: u8 = 16;
+/// Datagrams are as long as the largest MTU of the port.
+const DATAGRAM_MTU: Mtu = Mtu::Bytes4096;
+const RETRIES: u8 = 7;
+const TIMER: u8 = 31;
+
+/// MODIFY_QP.
+pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    let mut request = ModifyQp::new_zeroed();
+    // The extended form is longer by the rate limit, which no queue pair here has.
+    let given = call.bytes(CORE_IN)?;
+    request.as_mut_bytes().copy_from_slice(given.get(..size_of::<ModifyQp>()).ok_or(Errno::INVALID)?);
+    let adapter = &context.adapter;
+    let mut objects = context.state();
+    let qp = &mut **objects.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
+    let mask = request.attr_mask;
+    let from = current(adapter, qp)?;
+    let to = if mask & bit::STATE != 0 { request.qp_state } else { from };
+    let claimed = if mask & bit::CURRENT_STATE != 0 { request.cur_qp_state } else { from };
+    if claimed != from || !is_allowed(qp.kind, from, to, mask) {
+        return Err(Errno::INVALID);
+    }
+    check(adapter, qp, &request)?;
+    let attributes = merge(&qp.attributes, &request);
+    let number = qp.number;
+    match (from, to) {
+        (state::RESET, state::RESET) => {}
+        (_, state::RESET) => {
+            adapter.command::<ToRstQpIn>(|input| {
+                input.set(ToRstQpIn::QPN, number);
+            })?;
+        }
+        (_, state::ERROR) => {
+            adapter.command::<ToErrQpIn>(|input| {
+                input.set(ToErrQpIn::QPN, number);
+            })?;
+        }
+        (state::INIT, state::INIT) => init::<Init2InitQpIn>(adapter, number, &attributes, mask)?,
+        (_, state::INIT) => init::<Rst2InitQpIn>(adapter, number, &attributes, mask)?,
+        (_, state::RTR) => receive(adapter, qp, &attributes, mask)?,
+        (state::RTR, state::RTS) => send::<Rtr2RtsQpIn>(adapter, number, &attributes, mask)?,
+        (state::RTS, state::RTS) => send::<Rts2RtsQpIn>(adapter, number, &attributes, mask)?,
+        _ => return Err(Errno::UNSUPPORTED),
+    }
+    qp.attributes = if to == state::RESET { ModifyQp::new_zeroed() } else { attributes };
+    qp.state = to;
+    Ok(())
+}
+
+/// The state now. The device may have moved the queue pair to error.
+fn current(adapter: &Adapter, qp: &Qp) -> Result<u8, Errno> {
+    let answer = adapter.command::<QueryQpIn>(|input| {
+        input.set(QueryQpIn::QPN, qp.number);
+    })?;
+    let failed = answer.view::<QueryQpIn>()?.nested(QueryQpOut::QPC).get(Qpc::STATE) == Ok(QpState::Err);
+    Ok(if failed { state::ERROR } else { qp.state })
+}
+
+/// Values out of range, as the kernel refuses them.
+fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
+    let mask = request.attr_mask;
+    let is = |wanted| mask & wanted != 0;
+    if is(bit::PORT) {
+        check_port(request.port_num)?;
+    }
+    if is(bit::PATH) {
+        let path = &request.dest;
+        check_port(path.port_num)?;
+        if path.is_global != 0 {
+            check_gid(adapter, path.sgid_index)?;
+        } else if adapter.link == Link::Roce {
+            return Err(Errno::INVALID);
+        }
+    }
+    let mtu = is(bit::MTU) && !(Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8).contains(&request.path_mtu);
+    let deep = is(bit::INITIATOR_DEPTH) && request.max_rd_atomic > DEPTH
+        || is(bit::RESPONDER_DEPTH) && request.max_dest_rd_atomic > DEPTH;
+    let far = is(bit::RETRIES) && request.retry_cnt > RETRIES
+        || is(bit::RNR_RETRIES) && request.rnr_retry > RETRIES
+        || is(bit::TIMEOUT) && request.timeout > TIMER
+        || is(bit::RNR_TIMER) && request.min_rnr_timer > TIMER;
+    // One path and one partition key.
+    let other = is(bit::ALTERNATE_PATH | bit::MIGRATION) || is(bit::PKEY) && request.pkey_index != 0;
+    if mtu || deep || far || other || is(bit::QKEY) && qp.kind != kind::UD {
+        return Err(Errno::INVALID);
+    }
+    Ok(())
+}
+
+/// What was set so far with what is set now.
+fn merge(before: &ModifyQp, now: &ModifyQp) -> ModifyQp {
+    let mut all = *before;
+    let mask = now.attr_mask;
+    macro_rules! take {
+        ($($bit:ident: $($field:ident),+;)+) => {
+            $(if mask & bit::$bit != 0 { $(all.$field = now.$field;)+ })+
+        };
+    }
+    take! {
+        ACCESS: qp_access_flags;
+        PKEY: pkey_index;
+        PORT: port_num;
+        QKEY: qkey;
+        PATH: dest;
+        MTU: path_mtu;
+        TIMEOUT: timeout;
+        RETRIES: retry_cnt;
+        RNR_RETRIES: rnr_retry;
+        RECEIVE_PSN: rq_psn;
+        INITIATOR_DEPTH: max_rd_atomic;
+        RNR_TIMER: min_rnr_timer;
+        SEND_PSN: sq_psn;
+        RESPONDER_DEPTH: max_dest_rd_atomic;
+        DESTINATION: dest_qp_num;
+    }
+    all
+}
+
+/// Sets the rights that peers have.
+fn rights(qpc: &mut ViewMut<'_, Qpc>, attributes: &ModifyQp) {
+    let has = |right| attributes.qp_access_flags & right != 0;
+    let atomic = has(access::REMOTE_ATOMIC);
+    qpc.set(Qpc::RRE, has(access::REMOTE_READ))
+        .set(Qpc::RWE, has(access::REMOTE_WRITE))
+        .set(Qpc::RAE, atomic)
+        .set(Qpc::ATOMIC_MODE, if atomic { AtomicMode::IbSpec } else { AtomicMode::None });
+}
+
+const RIGHTS: OptionalParameters = OptionalParameters::REMOTE_READ
+    .union(OptionalParameters::REMOTE_WRITE)
+    .union(OptionalParameters::REMOTE_ATOMIC);
+
+/// A state-changing command with what `fill` puts into its context.
+fn step<R: Request + Modify>(
+    adapter: &Adapter,
+    number: u32,
+    optional: OptionalParameters,
+    fill: impl FnOnce(&mut ViewMut<'_, Qpc>),
+) -> Result<(), Errno> {
+    let qpn: Field<R> = R::QPN;
+    let qpc: Nested<R, Qpc> = R::QPC;
+    adapter
+        .command::<R>(|input| {
+            input.set(qpn, number).set(R::OPT_PARAM_MASK, optional.bits());
+            fill(&mut input.nested(qpc));
+        })
+        .map(drop)
+}
+
+fn init<R: Request + Modify>(
+    adapter: &Adapter,
+    number: u32,
+    attributes: &ModifyQp,
+    mask: u32,
+) -> Result<(), Errno> {
+    let mut optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
+    optional.set(OptionalParameters::Q_KEY, mask & bit::QKEY != 0);
+    step::<R>(adapter, number, optional, |qpc| {
+        rights(qpc, attributes);
+        qpc.set(Qpc::Q_KEY, attributes.qkey);
+        qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, PORT);
+    })
+}
+
+fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Result<(), Errno> {
+    let optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
+    let datagram = qp.kind == kind::UD;
+    let mtu = if datagram { Ok(DATAGRAM_MTU) } else { Mtu::try_from(attributes.path_mtu) };
+    let mtu = mtu.map_err(|_| Errno::INVALID)?;
+    step::<Init2RtrQpIn>(adapter, qp.number, optional, |qpc| {
+        rights(qpc, attributes);
+        qpc.set(Qpc::MTU, mtu)
+            .set(
+                Qpc::LOG_MSG_MAX,
+                if datagram { DATAGRAM_MTU.bytes().ilog2() as u8 } else { LOG_LONGEST_MESSAGE },
+            )
+            .set(Qpc::REMOTE_QPN, attributes.dest_qp_num & QPN)
+            .set(Qpc::LOG_RRA_MAX, log2_up(attributes.max_dest_rd_atomic))
+            .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_timer)
+            .set(Qpc::NEXT_RCV_PSN, attributes.rq_psn & PSN);
+        if datagram {
+            return;
+        }
+        let peer = &attributes.dest;
+        // Without a global route the LID names the peer; the device takes the GID that goes with it.
+        let gid = if peer.is_global != 0 { peer.dgid } else { adapter.gid_of(peer.dlid) };
+        let mut path = qpc.nested(Qpc::PRIMARY_ADDRESS_PATH);
+        path.set(AddressPath::GRH, true)
+            .set(AddressPath::RLID, peer.dlid)
+            .set(AddressPath::SRC_ADDR_INDEX, peer.sgid_index)
+            .set(AddressPath::HOP_LIMIT, peer.hop_limit)
+            .set(AddressPath::TCLASS, peer.traffic_class)
+            .set(AddressPath::FLOW_LABEL, peer.flow_label & 0x000f_ffff)
+            .set(AddressPath::SL, peer.sl & 0xf)
+            .set(AddressPath::VHCA_PORT_NUM, PORT)
+            .set_array(AddressPath::RGID_RIP, gid);
+    })
+}
+
+fn send<R: Request + Modify>(
+    adapter: &Adapter,
+    number: u32,
+    attributes: &ModifyQp,
+    mask: u32,
+) -> Result<(), Errno> {
+    let mut optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
+    optional.set(OptionalParameters::RNR_TIMEOUT, mask & bit::RNR_TIMER != 0);
+    optional.set(OptionalParameters::Q_KEY, mask & bit::QKEY != 0);
+    step::<R>(adapter, number, optional, |qpc| {
+        rights(qpc, attributes);
+        qpc.set(Qpc::LOG_SRA_MAX, log2_up(attributes.max_rd_atomic))
+            .set(Qpc::RETRY_COUNT, attributes.retry_cnt)
+            .set(Qpc::RNR_RETRY, attributes.rnr_retry)
+            .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_timer)
+            .set(Qpc::NEXT_SEND_PSN, attributes.sq_psn & PSN)
+            .set(Qpc::Q_KEY, attributes.qkey)
+            .nested(Qpc::PRIMARY_ADDRESS_PATH)
+            .set(AddressPath::ACK_TIMEOUT, attributes.timeout);
+    })
+}
+
+/// log2, rounded up; 0 of 0.
+fn log2_up(number: u8) -> u8 {
+    u32::from(number).next_power_of_two().ilog2() as u8
+}

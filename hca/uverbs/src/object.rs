@@ -1,0 +1,290 @@
+//! What a context's handles stand for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use barewire_hca::UarPage;
+use barewire_layouts::command::cq::DestroyCqIn;
+use barewire_layouts::command::mkey::DestroyMkeyIn;
+use barewire_layouts::command::pd::DeallocPdIn;
+use barewire_layouts::command::qp::DestroyQpIn;
+use barewire_layouts::command::srq::DestroySrqIn;
+use barewire_layouts::command::{InHeader, OutHeader};
+use barewire_layouts::prm::View;
+
+use crate::abi::{ModifyQp, QpCap};
+use crate::adapter::{Adapter, UserMemory};
+use crate::errno::Errno;
+use crate::event::Kind;
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub(crate) number: u32,
+}
+
+/// A memory region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    pub(crate) pd: u32,
+    pub(crate) index: u32,
+    pub(crate) key: u32,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) address: u64,
+    pub(crate) access: u32,
+    #[expect(dead_code, reason = "held until the object is gone")]
+    pub(crate) memory: UserMemory,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    pub(crate) number: u32,
+    pub(crate) entry_bytes: u32,
+    pub(crate) ring: UserMemory,
+    #[expect(dead_code, reason = "held until the object is gone")]
+    pub(crate) doorbell: UserMemory,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub(crate) number: u32,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    #[expect(dead_code, reason = "held until the object is gone")]
+    pub(crate) memory: [UserMemory; 2],
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) number: u32,
+    /// `ib_uverbs_qp_type`.
+    pub(crate) kind: u8,
+    /// `ib_qp_state`, as it was set last. The device may have moved it to error since.
+    pub(crate) state: u8,
+    pub(crate) cap: QpCap,
+    pub(crate) signal_all: bool,
+    /// What was set so far.
+    pub(crate) attributes: ModifyQp,
+    #[expect(dead_code, reason = "held until the object is gone")]
+    pub(crate) memory: Vec<UserMemory>,
+}
+
+/// A UAR page.
+#[derive(Debug)]
+pub(crate) struct Uar {
+    pub(crate) index: u32,
+    pub(crate) page: Arc<UarPage>,
+}
+
+/// An object made by DEVX.
+#[derive(Debug)]
+pub(crate) struct DevxObject {
+    pub(crate) destroy: [u8; 16],
+}
+
+impl DevxObject {
+    /// The object's number.
+    pub(crate) fn number(&self) -> u32 {
+        u32::from_be_bytes([0, self.destroy[9], self.destroy[10], self.destroy[11]])
+    }
+}
+
+/// What a handle stands for.
+#[derive(Debug)]
+pub(crate) enum Object {
+    Pd(Pd),
+    Mr(Mr),
+    Cq(Cq),
+    Srq(Srq),
+    Qp(Box<Qp>),
+    /// An address handle, which libmlx5 keeps by itself.
+    Ah {
+        pd: u32,
+    },
+    Uar(Uar),
+    Umem(UserMemory),
+    Devx(DevxObject),
+}
+
+/// A kind of object, to be looked up.
+pub(crate) trait Handled: Sized {
+    fn of(object: &Object) -> Option<&Self>;
+    fn of_mut(object: &mut Object) -> Option<&mut Self>;
+}
+
+macro_rules! handled {
+    ($($type:ty => $variant:ident;)+) => {$(
+        impl Handled for $type {
+            fn of(object: &Object) -> Option<&Self> {
+                if let Object::$variant(object) = object { Some(object) } else { None }
+            }
+
+            fn of_mut(object: &mut Object) -> Option<&mut Self> {
+                if let Object::$variant(object) = object { Some(object) } else { None }
+            }
+        }
+    )+};
+}
+
+handled! {
+    Pd => Pd;
+    Mr => Mr;
+    Cq => Cq;
+    Srq => Srq;
+    Box<Qp> => Qp;
+    Uar => Uar;
+    UserMemory => Umem;
+    DevxObject => Devx;
+}
+
+impl Object {
+    /// Makes the device forget it. What was told of events counts as read by the program, or not: `[completion, asynchronous]`.
+    fn destroy(&self, adapter: &Adapter) -> Result<[u32; 2], Errno> {
+        let mut events = [0; 2];
+        match self {
+            Self::Pd(pd) => {
+                adapter.command::<DeallocPdIn>(|input| {
+                    input.set(DeallocPdIn::PD, pd.number);
+                })?;
+            }
+            Self::Mr(mr) => {
+                adapter.command::<DestroyMkeyIn>(|input| {
+                    input.set(DestroyMkeyIn::MKEY_INDEX, mr.index);
+                })?;
+            }
+            Self::Cq(cq) => {
+                adapter.command::<DestroyCqIn>(|input| {
+                    input.set(DestroyCqIn::CQN, cq.number);
+                })?;
+                let mut listeners = adapter.events();
+                events = [listeners.end_completions(cq.number), listeners.end_events(Kind::Cq, cq.number)];
+            }
+            Self::Srq(srq) => {
+                adapter.command::<DestroySrqIn>(|input| {
+                    input.set(DestroySrqIn::SRQN, srq.number);
+                })?;
+                events[1] = adapter.events().end_events(Kind::Srq, srq.number);
+            }
+            Self::Qp(qp) => {
+                adapter.command::<DestroyQpIn>(|input| {
+                    input.set(DestroyQpIn::QPN, qp.number);
+                })?;
+                events[1] = adapter.events().end_events(Kind::Qp, qp.number);
+            }
+            Self::Uar(uar) => adapter.give_uar(uar.index)?,
+            Self::Umem(memory) => memory.give_back()?,
+            Self::Devx(object) => {
+                status(&adapter.raw(&object.destroy, 16))?;
+                adapter.events().unsubscribe(object.number());
+            }
+            Self::Ah { .. } => {}
+        }
+        Ok(events)
+    }
+}
+
+/// The status of a command that was carried out as it came.
+pub(crate) fn status(answer: &[u8]) -> Result<(), Errno> {
+    let header = View::<OutHeader>::new(answer).ok_or(Errno::INVALID)?;
+    let opcode = barewire_layouts::command::CommandOpcode::QueryHcaCap;
+    match header.get(OutHeader::STATUS) {
+        Ok(barewire_layouts::command::CommandStatus::Ok) => Ok(()),
+        status => Err(barewire_layouts::command::CommandError {
+            opcode,
+            status: status.map_err(|unknown| unknown.bits as u8),
+            syndrome: header.get(OutHeader::SYNDROME),
+        }
+        .into()),
+    }
+}
+
+/// The opcode of a command as it came, if it is one.
+pub(crate) fn opcode(input: &[u8]) -> Option<u16> {
+    View::<InHeader>::new(input)?;
+    Some(u16::from_be_bytes([input[0], input[1]]))
+}
+
+/// The objects of one context.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    table: BTreeMap<u32, Object>,
+    next: u32,
+}
+
+impl Objects {
+    /// Gives an object a handle. Handles are not used again before all others were.
+    pub(crate) fn insert(&mut self, object: Object) -> u32 {
+        while self.table.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let handle = self.next;
+        self.table.insert(handle, object);
+        self.next = self.next.wrapping_add(1);
+        handle
+    }
+
+    /// The object of this handle and kind.
+    pub(crate) fn get<T: Handled>(&self, handle: u32) -> Result<&T, Errno> {
+        T::of(self.table.get(&handle).ok_or(Errno::NO_ENTRY)?).ok_or(Errno::INVALID)
+    }
+
+    /// The object of this handle and kind, to be changed.
+    pub(crate) fn get_mut<T: Handled>(&mut self, handle: u32) -> Result<&mut T, Errno> {
+        T::of_mut(self.table.get_mut(&handle).ok_or(Errno::NO_ENTRY)?).ok_or(Errno::INVALID)
+    }
+
+    /// Destroys an object if it is of the kind that `is` knows; events of it that the program read.
+    pub(crate) fn destroy(
+        &mut self,
+        adapter: &Adapter,
+        handle: u32,
+        is: fn(&Object) -> bool,
+    ) -> Result<[u32; 2], Errno> {
+        let object = self.table.get(&handle).ok_or(Errno::NO_ENTRY)?;
+        if !is(object) {
+            return Err(Errno::INVALID);
+        }
+        if is_pd(object) && self.uses(handle) {
+            return Err(Errno::BUSY);
+        }
+        let events = object.destroy(adapter)?;
+        self.table.remove(&handle);
+        Ok(events)
+    }
+
+    /// Objects that the device does not know use protection domain `handle`.
+    fn uses(&self, handle: u32) -> bool {
+        self.table.values().any(|object| matches!(object, Object::Ah { pd } if *pd == handle))
+    }
+
+    /// Destroys everything, what was made last first: that way nothing is in use.
+    pub(crate) fn clear(&mut self, adapter: &Adapter) {
+        while let Some((_, object)) = self.table.pop_last() {
+            // What cannot be destroyed stays with the device until the process ends.
+            let _ = object.destroy(adapter);
+        }
+    }
+
+    /// The handles of all objects that `is` knows.
+    pub(crate) fn handles(&self, is: fn(&Object) -> bool) -> Vec<u32> {
+        self.table.iter().filter(|(_, object)| is(object)).map(|(&handle, _)| handle).collect()
+    }
+
+    /// The UAR page whose memory is to be mapped at this offset.
+    pub(crate) fn uar_at(&self, offset: u64) -> Option<&Uar> {
+        self.table.values().filter_map(Uar::of).find(|uar| offset_of(uar.index) == offset)
+    }
+}
+
+/// Where in a context's descriptor a UAR page is mapped.
+pub(crate) fn offset_of(uar: u32) -> u64 {
+    (u64::from(uar) + 1) << 12
+}
+
+pub(crate) fn is_pd(object: &Object) -> bool {
+    matches!(object, Object::Pd(_))
+}

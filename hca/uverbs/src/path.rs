@@ -1,0 +1,78 @@
+//! Which paths are ours: device files, and what lies in the sysfs tree that stands for the kernel's.
+
+use std::ffi::{CStr, CString, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::OnceLock;
+
+use crate::config::SYSFS_VARIABLE;
+
+/// Device files, without their number.
+const DEVICE: &[u8] = b"/dev/infiniband/uverbs";
+/// Prefixes of `/sys` that are looked up in the tree instead.
+const CLASSES: [&[u8]; 2] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs"];
+/// Where devices are on the bus of the tree; the others are the kernel's.
+const BUS: &[u8] = b"/sys/bus/pci/devices/";
+
+/// The number of the device file at `path`.
+pub(crate) fn device(path: &CStr) -> Option<usize> {
+    let number = path.to_bytes().strip_prefix(DEVICE)?;
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// Where `path` is in our tree, if it belongs there.
+pub(crate) fn in_tree(path: &CStr) -> Option<CString> {
+    let path = path.to_bytes();
+    if !path.starts_with(b"/sys/") {
+        return None;
+    }
+    let root = root()?;
+    let within =
+        |prefix: &[u8]| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
+    let rest = path.strip_prefix(b"/sys")?;
+    let ours = CLASSES.iter().any(|class| within(class))
+        || path.strip_prefix(BUS).is_some_and(|device| {
+            let end = device.iter().position(|&byte| byte == b'/').unwrap_or(device.len());
+            let mut place = root.as_bytes().to_vec();
+            place.extend(b"/bus/pci/devices/");
+            place.extend(&device[..end]);
+            end > 0 && std::path::Path::new(std::ffi::OsStr::from_bytes(&place)).exists()
+        });
+    if !ours {
+        return None;
+    }
+    let mut place = root.as_bytes().to_vec();
+    place.extend(rest);
+    CString::new(place).ok()
+}
+
+/// The tree's root, without a slash at the end.
+fn root() -> Option<&'static OsString> {
+    static ROOT: OnceLock<Option<OsString>> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let mut root = std::env::var_os(SYSFS_VARIABLE)?.into_vec();
+        while root.last() == Some(&b'/') {
+            root.pop();
+        }
+        (!root.is_empty() && root != b"/sys").then(|| OsString::from_vec(root))
+    })
+    .as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_files_by_number() {
+        for (path, number) in [
+            (c"/dev/infiniband/uverbs0", Some(0)),
+            (c"/dev/infiniband/uverbs12", Some(12)),
+            (c"/dev/infiniband/uverbs", None),
+            (c"/dev/infiniband/uverbs0/x", None),
+            (c"/dev/infiniband/rdma_cm", None),
+            (c"", None),
+        ] {
+            assert_eq!(device(path), number, "{path:?}");
+        }
+    }
+}
