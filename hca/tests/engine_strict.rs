@@ -140,6 +140,9 @@ fn a_wqe_must_be_posted_as_a_whole() {
     let reports = pair.a.device.take_reports();
     assert_eq!(reports.len(), 1, "{reports:?}");
     assert_eq!(reports[0].finding, Finding::Posted { got: 4, wanted: 1 });
+    // It completes, and nothing that was not posted does.
+    let done = pair.qa.send_cq.drain();
+    assert!(done.len() == 1 && done[0].syndrome == Some(Syndrome::LocalQpOperation), "{done:?}");
 }
 
 #[test]

@@ -13,8 +13,12 @@ const UDP_HEADER: usize = 8;
 const BTH_HEADER: usize = 12;
 /// The byte of the BTH that holds FECN, BECN and reserved bits: routers may change it.
 const BTH_VARIANT: usize = 4;
+/// Bytes of the IPv4 header up to the end of its identification.
+const IDENTIFICATION_END: usize = 6;
 const DONT_FRAGMENT: u8 = 0x40;
 const UDP: u8 = 17;
+/// Of the Ethernet CRC, its lowest term in the highest bit.
+const POLYNOMIAL: u32 = 0xedb8_8320;
 
 /// The four bytes that end a packet from `source` to `destination`.
 ///
@@ -37,6 +41,51 @@ pub fn icrc_ipv4(
 ) -> [u8; ICRC_BYTES] {
     icrc_identified(0, source, destination, udp_source, udp_destination, transport)
 }
+
+/// The identification of the datagram that brought `transport` and `icrc`, for who received it from a socket, which does not show it;
+/// `None` if the CRC is right under none. The other arguments are those of [`icrc_ipv4`].
+///
+/// Soft-RoCE and hardware number their datagrams. The check is weaker by those 16 bits: of corrupted packets one in 65 536 passes.
+pub fn identification_ipv4(
+    source: [u8; 4],
+    destination: [u8; 4],
+    udp_source: u16,
+    udp_destination: u16,
+    transport: &[u8],
+    icrc: [u8; ICRC_BYTES],
+) -> Option<u16> {
+    let numbered_zero = icrc_ipv4(source, destination, udp_source, udp_destination, transport);
+    // A CRC is linear: what is left is the CRC of the identification with zeros in place of all other bytes. Those before it leave no
+    // trace, those behind it can be taken back, one division step at a time.
+    let difference = u32::from_le_bytes(icrc) ^ u32::from_le_bytes(numbered_zero);
+    let behind = IPV4_HEADER - IDENTIFICATION_END + UDP_HEADER + transport.len();
+    let [high, low, 0, 0] = (0..behind + 2).fold(difference, |crc, _| before_zero(crc)).to_le_bytes() else {
+        return None;
+    };
+    Some(u16::from_be_bytes([high, low]))
+}
+
+/// The state of the CRC register from which a byte of zero makes `crc`.
+fn before_zero(crc: u32) -> u32 {
+    BEFORE_ZERO[(crc >> 24) as usize] ^ crc << 8
+}
+
+/// For each highest byte of the register, what eight steps back make of it.
+static BEFORE_ZERO: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        let mut crc = (byte as u32) << 24;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc >> 31 == 1 { (crc ^ POLYNOMIAL) << 1 | 1 } else { crc << 1 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
 
 /// [`icrc_ipv4`] of a datagram with another identification.
 fn icrc_identified(
@@ -114,7 +163,7 @@ mod tests {
         for &byte in bytes {
             for bit in 0..8 {
                 let carry = (crc ^ u32::from(byte >> bit)) & 1;
-                crc = crc >> 1 ^ if carry == 1 { 0xedb8_8320 } else { 0 };
+                crc = crc >> 1 ^ if carry == 1 { POLYNOMIAL } else { 0 };
             }
         }
         !crc
@@ -162,6 +211,31 @@ mod tests {
     }
 
     #[test]
+    fn an_identification_is_found() {
+        let (source, destination) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let bytes: Vec<u8> = (0..1100_u32).map(|number| (number * number) as u8).collect();
+        for length in [12, 16, 28, 1052, 1100] {
+            for identification in [0, 1, 0xff, 0x100, 0x473f, 0xffff] {
+                let transport = &bytes[..length];
+                let icrc = icrc_identified(identification, source, destination, 0xc440, 4791, transport);
+                let find = |icrc| identification_ipv4(source, destination, 0xc440, 4791, transport, icrc);
+                assert_eq!(find(icrc), Some(identification));
+                let [a, b, c, d] = icrc;
+                assert_eq!(find([a, b ^ 1, c, d]), None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_identification_of_soft_roce_is_found() {
+        // An acknowledgment as rdma_rxe of Linux 6.1 sent it, with identification 0x473f in its IP header.
+        let transport = [0x11, 0, 0xff, 0xff, 0, 0, 0, 0x40, 0, 0xff, 0xff, 0x80, 0x1f, 0, 0, 1];
+        let icrc = [0x1d, 0xd3, 0x2b, 0xc8];
+        let found = identification_ipv4([10, 98, 0, 1], [10, 98, 0, 2], 0xc440, 4791, &transport, icrc);
+        assert_eq!(found, Some(0x473f));
+    }
+
+    #[test]
     fn a_router_may_mark_congestion() {
         let mut transport = [0; 16];
         let plain = icrc_ipv4([10, 0, 0, 1], [10, 0, 0, 2], 4791, 4791, &transport);
@@ -175,6 +249,7 @@ mod tests {
     fn short_input_is_no_panic() {
         for length in 0..14 {
             let _ = icrc_ipv4([0; 4], [0; 4], 0, 0, &[1; 14][..length]);
+            let _ = identification_ipv4([0; 4], [0; 4], 0, 0, &[1; 14][..length], [1; 4]);
         }
     }
 }

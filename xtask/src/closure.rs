@@ -46,7 +46,7 @@ fn binding_in(tree: &str) -> Option<&str> {
 }
 
 /// The path of the binary in cargo's JSON messages.
-fn executable_in(messages: &str) -> Option<&str> {
+pub(crate) fn executable_in(messages: &str) -> Option<&str> {
     const KEY: &str = "\"executable\":\"";
     let start = messages.rfind(KEY)? + KEY.len();
     messages[start..].split('"').next()

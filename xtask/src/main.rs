@@ -8,19 +8,25 @@ mod packages;
 mod process;
 mod report;
 mod steps;
+mod vm;
 
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask test|bench|asm [--no-install]
+usage: cargo xtask test|bench|asm|vm [--no-install]
+       cargo xtask vm -- COMMAND
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, and that
-                 the default build needs no system library. As root on Debian it first installs the
-                 packages that the optional features need and that are missing, and says which.
+                 the default build needs no system library, and what vm does. As root on Debian it first
+                 installs the packages that the optional features and checks need and that are missing, and
+                 says which.
   bench          instructions per operation against their limits, into benches/RESULTS.md, and what asm does.
                  Needs valgrind and the runner of iai-callgrind, and installs what is missing.
   asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it anew), and that
                  no hot function panics, allocates, copies through libc, locks or leaves the program.
+  vm             boots a guest with a kernel that knows RDMA, in plain emulation (qemu), and has the software HCA talk
+                 to that kernel's Soft-RoCE in it. BAREWIRE_VM_OPERATIONS=10000 for more than 500 of each kind.
+                 With a COMMAND for sh, that is run in the guest instead; rxe0 is there.
   --no-install   install nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
@@ -33,6 +39,9 @@ fn main() -> ExitCode {
         ["bench", "--no-install"] => bench::bench(packages::Install::Nothing),
         ["asm"] => bench::asm(packages::Install::Missing),
         ["asm", "--no-install"] => bench::asm(packages::Install::Nothing),
+        ["vm"] => vm::vm(packages::Install::Missing, None),
+        ["vm", "--no-install"] => vm::vm(packages::Install::Nothing, None),
+        ["vm", "--", command] => vm::vm(packages::Install::Nothing, Some(command)),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             ExitCode::SUCCESS
@@ -41,7 +50,7 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["test" | "bench" | "asm", unknown, ..] | [unknown, ..] => {
+        ["test" | "bench" | "asm" | "vm", unknown, ..] | [unknown, ..] => {
             eprintln!("xtask: do not know '{unknown}'\n{USAGE}");
             ExitCode::from(2)
         }

@@ -1,9 +1,10 @@
-//! What the optional features need from the system, and its installation on Debian.
+//! What the optional features and checks need from the system, and its installation on Debian.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::process::{self, Failure, Invocation, Output};
+use crate::vm;
 
 /// Whether missing packages may be installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +13,8 @@ pub(crate) enum Install {
     Nothing,
 }
 
-/// An optional feature of the workspace, or some of its tests, that needs more than a Rust toolchain.
-struct Feature {
+/// A part of the checks that needs more than a Rust toolchain.
+pub(crate) struct Part {
     name: &'static str,
     needs: &'static [Need],
 }
@@ -26,7 +27,7 @@ struct Need {
 }
 
 /// Programs that the tests run over the software HCA (`cli/tests/hca_run.rs`).
-const PROGRAMS: Feature = Feature {
+pub(crate) const PROGRAMS: Part = Part {
     name: "tests of other programs",
     needs: &[
         Need {
@@ -54,8 +55,9 @@ const PROGRAMS: Feature = Feature {
     ],
 };
 
-const VERBS: Feature = Feature {
-    name: "feature barewire-verbs/rdma-sys",
+/// What links libibverbs.
+pub(crate) const VERBS: Part = Part {
+    name: "feature rdma-sys",
     needs: &[
         Need { what: "pkg-config, to find the libraries", package: "pkg-config", present: has_pkg_config },
         Need {
@@ -76,30 +78,60 @@ const VERBS: Feature = Feature {
     ],
 };
 
-const FEATURES: &[Feature] = &[VERBS, PROGRAMS];
+/// What tests read captures with.
+pub(crate) const CAPTURES: Part = Part {
+    name: "tests that read captures",
+    needs: &[Need { what: "tshark", package: "tshark", present: || on_path("tshark") }],
+};
 
-/// Whether every feature of the workspace can be built here.
-pub(crate) fn all_features() -> bool {
-    missing(&VERBS).next().is_none()
-}
+/// What the guest of `cargo xtask vm` is made of, and what is run in it.
+pub(crate) const GUEST: Part = Part {
+    name: "the guest with a kernel that knows RDMA",
+    needs: &[
+        Need {
+            what: "qemu-system-x86_64, which emulates it",
+            package: "qemu-system-x86",
+            present: || on_path("qemu-system-x86_64"),
+        },
+        Need {
+            what: "a kernel with rdma_rxe; it is not booted on this machine",
+            package: "linux-image-amd64",
+            present: vm::has_kernel,
+        },
+        Need { what: "a shell that needs no library", package: "busybox-static", present: vm::has_busybox },
+        Need {
+            what: "the verbs driver of Soft-RoCE",
+            package: "ibverbs-providers",
+            present: || Path::new("/etc/libibverbs.d/rxe.driver").exists(),
+        },
+        Need {
+            what: "ip, tc and rdma",
+            package: "iproute2",
+            present: || ["ip", "tc", "rdma"].into_iter().all(in_system_folders),
+        },
+    ],
+};
 
-/// The features and programs that the tests go without, each with the reason; empty when the machine allows them all.
-pub(crate) fn left_out() -> Vec<String> {
-    let reason = |feature: &Feature| {
+/// Everything.
+pub(crate) const ALL: [&Part; 4] = [&VERBS, &CAPTURES, &PROGRAMS, &GUEST];
+
+/// Those of the parts that this machine goes without, each with the reason; empty when it allows them all.
+pub(crate) fn left_out(parts: &[&Part]) -> Vec<String> {
+    let reason = |part: &&Part| {
         let missing: Vec<String> =
-            missing(feature).map(|n| format!("{} (Debian: {})", n.what, n.package)).collect();
-        (!missing.is_empty()).then(|| format!("{}: missing {}", feature.name, missing.join(", ")))
+            missing(part).map(|n| format!("{} (Debian: {})", n.what, n.package)).collect();
+        (!missing.is_empty()).then(|| format!("{}: missing {}", part.name, missing.join(", ")))
     };
-    FEATURES.iter().filter_map(reason).collect()
+    parts.iter().filter_map(reason).collect()
 }
 
 /// Installs the missing packages where this program may and can; says what it does and why. The deadline
 /// is for each of the two commands.
-pub(crate) fn install(install: Install, deadline: Duration) -> Result<(), Failure> {
+pub(crate) fn install(install: Install, parts: &[&Part], deadline: Duration) -> Result<(), Failure> {
     let mut wanted: Vec<&str> = Vec::new();
-    for feature in FEATURES {
-        for need in missing(feature) {
-            println!("missing: {} (Debian package {}), for {}", need.what, need.package, feature.name);
+    for part in parts {
+        for need in missing(part) {
+            println!("missing: {} (Debian package {}), for {}", need.what, need.package, part.name);
             if !wanted.contains(&need.package) {
                 wanted.push(need.package);
             }
@@ -112,7 +144,7 @@ pub(crate) fn install(install: Install, deadline: Duration) -> Result<(), Failur
     if !debian(install, &wanted, deadline)? {
         return Ok(());
     }
-    match left_out() {
+    match left_out(parts) {
         left_out if left_out.is_empty() => Ok(()),
         left_out => Err(Failure::Found(format!("installed, and yet: {}", left_out.join("; ")))),
     }
@@ -145,8 +177,8 @@ pub(crate) fn debian(install: Install, wanted: &[&str], deadline: Duration) -> R
     Ok(true)
 }
 
-fn missing(feature: &Feature) -> impl Iterator<Item = &'static Need> {
-    feature.needs.iter().filter(|need| !(need.present)())
+fn missing(part: &Part) -> impl Iterator<Item = &'static Need> {
+    part.needs.iter().filter(|need| !(need.present)())
 }
 
 fn is_root() -> bool {
@@ -158,6 +190,11 @@ fn is_root() -> bool {
 pub(crate) fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// The same for programs that only root has on the path.
+fn in_system_folders(program: &str) -> bool {
+    on_path(program) || ["/sbin", "/usr/sbin"].iter().any(|folder| Path::new(folder).join(program).is_file())
 }
 
 fn has_pkg_config() -> bool {

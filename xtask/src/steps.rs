@@ -10,6 +10,7 @@ use crate::count::{Runner, Tally};
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use crate::report::{self, Done};
+use crate::vm;
 
 struct Step {
     name: &'static str,
@@ -24,6 +25,8 @@ enum Work {
     Test(Runner, Invocation),
     Closure,
     Bench(Install),
+    /// Checks in the guest, counted as tests.
+    Guest,
 }
 
 impl Step {
@@ -38,6 +41,7 @@ impl Step {
             Work::Run(command) | Work::Test(_, command) => command.to_string(),
             Work::Closure => format!("{}; ldd target/debug/barewire", closure::tree()),
             Work::Bench(_) => "cargo xtask bench".to_owned(),
+            Work::Guest => "cargo xtask vm".to_owned(),
         }
     }
 }
@@ -48,9 +52,11 @@ pub(crate) fn test(install: Install) -> ExitCode {
     let mut run = Run::default();
     let first = Step { name: "packages", deadline: Duration::from_mins(10), work: Work::Install(install) };
     let outcome = run.step(&first).and_then(|()| {
-        run.left_out = packages::left_out();
-        let features: &[&str] = if packages::all_features() { &["--all-features"] } else { &[] };
-        steps(features, install).iter().try_for_each(|step| run.step(step))
+        run.left_out = packages::left_out(&packages::ALL);
+        let has = |parts: &[&packages::Part]| packages::left_out(parts).is_empty();
+        let features: &[&str] = if has(&[&packages::VERBS]) { &["--all-features"] } else { &[] };
+        let guest = has(&[&packages::VERBS, &packages::GUEST]);
+        steps(features, guest, install).iter().try_for_each(|step| run.step(step))
     });
     println!();
     if let Err(complaint) = &outcome {
@@ -60,8 +66,8 @@ pub(crate) fn test(install: Install) -> ExitCode {
     outcome.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
-/// Everything after the packages. `features` selects all that the machine allows.
-fn steps(features: &[&str], install: Install) -> Vec<Step> {
+/// Everything after the packages. `features` selects all that the machine allows; `guest` if it can have one.
+fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
     let clippy = |features: &[&str]| {
         cargo(&["clippy", "--workspace", "--all-targets"]).with(features).with(&["--", "-D", "warnings"])
@@ -98,6 +104,10 @@ fn steps(features: &[&str], install: Install) -> Vec<Step> {
         cargo(&["doc", "--workspace", "--no-deps"]).with(features).environment("RUSTDOCFLAGS", "-Dwarnings"),
     ));
     steps.push(Step { name: "default build", deadline: Duration::from_mins(10), work: Work::Closure });
+    if guest {
+        // Its build, and the guest with a deadline of its own.
+        steps.push(Step { name: "guest", deadline: Duration::from_mins(30), work: Work::Guest });
+    }
     if cfg!(target_arch = "x86_64") && !features.is_empty() {
         steps.push(Step {
             name: "instructions",
@@ -142,10 +152,11 @@ impl Run {
 
     fn work(&mut self, step: &Step) -> Result<(), Failure> {
         match &step.work {
-            Work::Install(install) => packages::install(*install, step.deadline),
+            Work::Install(install) => packages::install(*install, &packages::ALL, step.deadline),
             Work::Run(command) => process::run(command, step.deadline, Output::Inherit),
             Work::Closure => closure::check(step.deadline),
             Work::Bench(install) => bench::check(*install),
+            Work::Guest => vm::check().map(|passed| self.tests.passed += passed),
             Work::Test(runner, command) => {
                 let before = self.tests;
                 let colour = if std::io::stdout().is_terminal() { "always" } else { "auto" };

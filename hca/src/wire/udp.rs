@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 
+use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4, identification_ipv4};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::fault::SplitMix;
@@ -106,6 +107,17 @@ fn enlarge(socket: &Socket) {
     }
 }
 
+/// The invariant CRC of a foreign packet covers the identification of its datagram, which a socket does not show, and which counts up
+/// where devices of this crate (they send from the RoCEv2 port) have zero. If it is right under any, it becomes the one under zero.
+fn take_number_off(frame: &mut [u8], from: SocketAddr, to: IpAddr) {
+    let (IpAddr::V4(source), IpAddr::V4(to)) = (from.ip(), to) else { return };
+    let Some((transport, icrc)) = frame.split_last_chunk_mut::<ICRC_BYTES>() else { return };
+    let (source, to, port) = (source.octets(), to.octets(), from.port());
+    if identification_ipv4(source, to, port, ROCE_PORT, transport, *icrc).is_some() {
+        *icrc = icrc_ipv4(source, to, port, ROCE_PORT, transport);
+    }
+}
+
 impl Wire for Udp {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
         let to = SockAddr::from(SocketAddr::new(to, ROCE_PORT));
@@ -128,6 +140,9 @@ impl Wire for Udp {
             // SAFETY: the kernel initialised `length` bytes of the spare room.
             unsafe { frame.set_len(length) };
             if let Some(from) = from.as_socket() {
+                if from.port() != ROCE_PORT {
+                    take_number_off(frame, from, self.address);
+                }
                 return Some(from);
             }
         }
@@ -163,6 +178,23 @@ mod tests {
         };
         assert_eq!(from, SocketAddr::new(a.address(), ROCE_PORT));
         assert_eq!(frame, [7; 4200]);
+    }
+
+    #[test]
+    fn a_numbered_packet_looks_like_one_without_number() {
+        // An acknowledgment of rdma_rxe, in a datagram with identification 0x473f.
+        let sent =
+            [0x11, 0, 0xff, 0xff, 0, 0, 0, 0x40, 0, 0xff, 0xff, 0x80, 0x1f, 0, 0, 1, 0x1d, 0xd3, 0x2b, 0xc8];
+        let from = SocketAddr::from(([10, 98, 0, 1], 0xc440));
+        let mut frame = sent;
+        take_number_off(&mut frame, from, [10, 98, 0, 2].into());
+        assert_eq!(frame[..16], sent[..16]);
+        assert_eq!(frame[16..], icrc_ipv4([10, 98, 0, 1], [10, 98, 0, 2], 0xc440, ROCE_PORT, &sent[..16]));
+        let mut corrupt = sent;
+        corrupt[15] = 2;
+        take_number_off(&mut corrupt, from, [10, 98, 0, 2].into());
+        assert_eq!(corrupt[16..], sent[16..]);
+        take_number_off(&mut [1, 2, 3], from, [10, 98, 0, 2].into());
     }
 
     #[test]

@@ -48,8 +48,15 @@ fn bind() -> (UdpSocket, Ipv4Addr) {
 
 impl Foreign {
     pub fn new(connection: &Connection) -> Self {
-        let config =
-            Config { mode: Mode::Stepped, wire: WireKind::Udp, strict: Strict::Report, ..Config::default() };
+        let strict = Strict::Report;
+        Self::with(
+            connection,
+            Config { mode: Mode::Stepped, wire: WireKind::Udp, strict, ..Config::default() },
+        )
+    }
+
+    /// The same with a device of another kind, as long as it is stepped and has a socket.
+    pub fn with(connection: &Connection, config: Config) -> Self {
         let node = Node::open(config);
         let mut qp = Qp::new(&node);
         let (socket, address) = bind();

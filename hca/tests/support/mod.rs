@@ -7,6 +7,7 @@ pub mod dynamic;
 pub mod events;
 pub mod foreign;
 mod memory;
+pub mod pcap;
 mod queue;
 pub mod srq;
 mod wqe;

@@ -2,7 +2,7 @@
 
 use std::sync::Once;
 
-use super::{BlueFlame, Doorbell, PlainDoorbell, Wide16, Width};
+use super::{BlueFlame, Doorbell, PlainDoorbell, Wide16};
 use crate::context::Capabilities;
 
 /// What is to be done with the doorbell that [`choose`] found: a function that is compiled for each of them, so that nothing is decided
@@ -25,7 +25,7 @@ pub fn choose<C: Choose>(capabilities: &Capabilities, program: C) -> C::Output {
     }
     #[cfg(target_arch = "x86_64")]
     {
-        use super::{Direct, Wide32, Wide64};
+        use super::{Direct, Wide32, Wide64, Width};
         if Direct::is_available() {
             return program.with::<BlueFlame<Direct>>();
         }

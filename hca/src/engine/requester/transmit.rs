@@ -49,7 +49,8 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         };
         requester.stopped = request.fault.is_some();
         requester.next = requester.next.plus(request.packets);
-        requester.fetched = index.wrapping_add(request.wqe.blocks);
+        // One that says it is longer than what is posted is refused, and ends there.
+        requester.fetched = index.wrapping_add(request.wqe.blocks.min(posted));
         requester.requests.push_back(request);
     }
     qp.engine.requester.advance_cursor(0);

@@ -1,0 +1,84 @@
+//! What the script asks of a side, whatever it is made of.
+
+use crate::Result;
+
+/// Operations that are outstanding at a time.
+pub(crate) const WINDOW: usize = 16;
+/// Bytes of one operation's place in memory: more than the longest message, so that there is something behind it to be left alone.
+pub(crate) const SLOT: usize = 16 << 10;
+/// Where the places begin that this side's own operations use.
+pub(crate) const LOCAL: usize = 0;
+/// Where those begin that the peer's operations use.
+pub(crate) const TARGET: usize = WINDOW * SLOT;
+/// Bytes of a side's registered memory.
+pub(crate) const MEMORY: usize = 2 * TARGET;
+
+/// Retries of a side, for a machine that may stand still for a second: 268 ms each, seven times.
+pub(crate) const ACK_TIMEOUT: u8 = 16;
+pub(crate) const RETRIES: u8 = 7;
+/// Reads and atomics outstanding, as log2: fewer than [`WINDOW`].
+pub(crate) const LOG_READS: u8 = 2;
+/// How long a sender shall wait while there is no receive WQE: 0.64 ms (IBTA table 45).
+pub(crate) const MIN_RNR_NAK: u8 = 12;
+
+/// What the peer must know of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    pub(crate) qpn: u32,
+    /// Of the first packet that this side sends.
+    pub(crate) psn: u32,
+    pub(crate) gid: [u8; 16],
+    /// Where its memory begins.
+    pub(crate) address: u64,
+    pub(crate) rkey: u32,
+}
+
+/// A part of a side's own memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+}
+
+/// A work request. `remote` is an offset into the peer's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operation {
+    Send { local: Place, immediate: Option<u32> },
+    Write { local: Place, remote: usize, immediate: Option<u32> },
+    Read { local: Place, remote: usize },
+    FetchAdd { local: Place, remote: usize, operand: u64 },
+    CompareSwap { local: Place, remote: usize, compare: u64, swap: u64 },
+}
+
+/// What completed well. Sends and receives each complete in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// An operation of ours.
+    Posted,
+    /// A message of the peer's, or its write with an immediate.
+    Received { length: u32, immediate: Option<u32> },
+}
+
+/// A connected queue pair with its memory.
+pub(crate) trait Side {
+    fn endpoint(&self) -> Endpoint;
+
+    /// From here on operations go to `peer`.
+    fn connect(&mut self, peer: &Endpoint) -> Result<()>;
+
+    fn post(&mut self, operation: &Operation) -> Result<()>;
+
+    fn post_receive(&mut self, place: Place) -> Result<()>;
+
+    /// The next completion; a bad one is an error.
+    fn poll(&mut self) -> Result<Option<Done>>;
+
+    /// Copies to this side's memory.
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Copies from this side's memory.
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()>;
+
+    /// What the device thinks of it all, in the end.
+    fn finish(&mut self) -> Result<()>;
+}

@@ -1,0 +1,186 @@
+//! What is checked in the guest, and how its console tells the outcome.
+
+use std::fmt::Write;
+use std::path::Path;
+
+/// In front of every line of the console that is for us.
+const MARK: &str = "vm: ";
+
+/// A script of the shell that succeeds.
+#[derive(Clone, Debug)]
+pub(super) struct Check {
+    pub(super) name: String,
+    /// After this many seconds of the guest it has failed.
+    seconds: u64,
+    script: String,
+}
+
+/// Soft-RoCE on one end of a pair of network devices; the other end is for us, in the network namespace `soft`.
+const NETWORK: &str = "\
+ip link set lo up
+ip netns add soft
+ip link add v0 type veth peer name v1 netns soft
+ip addr add 10.98.0.1/24 dev v0
+ip link set v0 up
+ip -n soft link set lo up
+ip -n soft addr add 10.98.0.2/24 dev v1
+ip -n soft link set v1 up
+rdma link add rxe0 type rxe netdev v0
+for tenth in $(seq 100); do
+    grep -q 0a62:0001 /sys/class/infiniband/rxe0/ports/1/gids/* 2>/dev/null && exit
+    sleep 0.1
+done
+echo 'rxe0 has no GID for 10.98.0.1'
+exit 1
+";
+
+/// The two sides of the interoperability test, each in its namespace.
+const INTEROP: &str = "\
+$INTEROP rxe0 --listen 10.98.0.1 --port $PORT & kernel=$!
+ip netns exec soft $INTEROP software --address 10.98.0.2 --connect 10.98.0.1 --port $PORT --operations $OPERATIONS
+wait $kernel
+";
+
+const LOSS: &str = "\
+tc qdisc add dev v0 root netem loss 1%
+tc -n soft qdisc add dev v1 root netem loss 1%
+";
+
+/// That there was some, and its end.
+const NO_LOSS: &str = "\
+tc -s qdisc show dev v0 | grep 'dropped [1-9]'
+tc -n soft -s qdisc show dev v1 | grep 'dropped [1-9]'
+tc qdisc del dev v0 root
+tc -n soft qdisc del dev v1 root
+";
+
+/// The checks of this repository. `program` is the binary of `tests/interop`.
+pub(super) fn all(program: &Path, operations: u64) -> Vec<Check> {
+    // What one operation takes here at its slowest, with loss and a busy machine, and what starting takes.
+    let seconds = 100 + operations / 5;
+    let interop =
+        |port: u16| format!("INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}", program.display());
+    let check = |name: &str, seconds, script| Check { name: name.to_owned(), seconds, script };
+    vec![
+        check("rxe0 on a pair of network devices", 60, NETWORK.to_owned()),
+        check("software HCA and rdma_rxe", seconds, interop(7001)),
+        check(
+            "software HCA and rdma_rxe with 1 % loss",
+            seconds,
+            format!("{LOSS}{}{NO_LOSS}", interop(7002)),
+        ),
+    ]
+}
+
+/// One command of whoever asks.
+pub(super) fn one(command: &str) -> Vec<Check> {
+    let named =
+        |name: &str, script: &str| Check { name: name.to_owned(), seconds: 3600, script: script.to_owned() };
+    vec![named("rxe0 on a pair of network devices", NETWORK), named("command", command)]
+}
+
+/// The shell script that runs them in the guest, in `folder`. It ends with the first that fails.
+pub(super) fn script(checks: &[Check], folder: &Path) -> String {
+    let mut text = format!("cd '{}'\necho '{MARK}booted'\n", folder.display());
+    for Check { name, seconds, script } in checks {
+        let _ = write!(
+            text,
+            "cat > /run/check <<'END-OF-CHECK'\n{script}END-OF-CHECK\n\
+             if timeout {seconds} /bin/sh -eu /run/check; then\n    echo \"{MARK}passed {name} ($(cut -d. -f1 /proc/uptime) s)\"\n\
+             else\n    echo \"{MARK}failed {name}: status $? after at most {seconds} s\"\n    exit\nfi\n"
+        );
+    }
+    text.push_str("echo 'vm: end'\n");
+    text
+}
+
+/// What the console has told so far.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    pub(super) passed: u64,
+    complaint: Option<String>,
+    booted: bool,
+    ended: bool,
+}
+
+impl Verdict {
+    /// Takes one line of the console.
+    pub(super) fn read(&mut self, line: &str) {
+        let line = line.trim_end();
+        // The firmware and the kernel leave control characters in front of the first lines.
+        let Some(at) = line.find(MARK) else {
+            if line.contains("Kernel panic") {
+                self.complain(line);
+            }
+            return;
+        };
+        match &line[at + MARK.len()..] {
+            "booted" => self.booted = true,
+            "end" => self.ended = true,
+            text if text.starts_with("passed ") => self.passed += 1,
+            text => self.complain(text),
+        }
+    }
+
+    fn complain(&mut self, text: &str) {
+        self.complaint.get_or_insert_with(|| text.to_owned());
+    }
+
+    /// Why the guest did not do all of `checks`, if it did not.
+    pub(super) fn complaint(&self, checks: usize) -> Option<String> {
+        match &self.complaint {
+            Some(complaint) => Some(complaint.clone()),
+            None if !self.booted => Some("the guest did not come up to its first check".to_owned()),
+            None if !self.ended => Some(format!("the guest ended after {} of {checks} checks", self.passed)),
+            None if self.passed != checks as u64 => {
+                Some(format!("{} of {checks} checks passed", self.passed))
+            }
+            None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(console: &[&str]) -> Verdict {
+        let mut verdict = Verdict::default();
+        for line in console {
+            verdict.read(line);
+        }
+        verdict
+    }
+
+    #[test]
+    fn a_whole_run_is_good() {
+        let verdict = verdict(&[
+            "SeaBIOS\r\n",
+            "\u{1b}[2Jvm: booted\r\n",
+            "chatter vm\r\n",
+            "vm: passed one (3 s)\r\n",
+            "vm: end\r\n",
+        ]);
+        assert_eq!((verdict.passed, verdict.complaint(1)), (1, None));
+        assert_eq!(verdict.complaint(2).as_deref(), Some("1 of 2 checks passed"));
+    }
+
+    #[test]
+    fn whatever_is_missing_is_said() {
+        let complaint = |console: &[&str]| verdict(console).complaint(1).unwrap();
+        assert_eq!(complaint(&["SeaBIOS"]), "the guest did not come up to its first check");
+        assert_eq!(complaint(&["vm: booted", "vm: passed one (3 s)"]), "the guest ended after 1 of 1 checks");
+        assert_eq!(complaint(&["vm: booted", "vm: failed one: status 1"]), "failed one: status 1");
+        assert_eq!(complaint(&["vm: broken no root over 9p"]), "broken no root over 9p");
+        let panic = "[    1.0] Kernel panic - not syncing: VFS";
+        assert_eq!(complaint(&[panic]), panic);
+    }
+
+    #[test]
+    fn the_script_runs_each_check_and_ends() {
+        let text = script(&one("true\n"), Path::new("/work/tree"));
+        assert!(text.starts_with("cd '/work/tree'\necho 'vm: booted'\n"), "{text}");
+        assert!(text.contains("<<'END-OF-CHECK'\ntrue\nEND-OF-CHECK\n"), "{text}");
+        assert!(text.ends_with("echo 'vm: end'\n"), "{text}");
+    }
+}
