@@ -176,7 +176,6 @@ fn bad_memory_keys_are_named() {
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 0)), Why::MkeyMode),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyListBytes),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 1)), Why::MkeyMode),
-        (rig.create_mkey(0, 1, mkc(Mkc::QPN, 5)), Why::MkeyQpn),
         (rig.create_mkey(0, 1, mkc(Mkc::LENGTH64, true)), Why::MkeyFeature),
         (rig.create_mkey(0, 1, mkc(Mkc::PD, rig.pd + 1)), Why::UnknownPd),
         (rig.create_mkey(0, 2, mkc(Mkc::START_ADDR, u64::MAX)), Why::MkeyAddress),

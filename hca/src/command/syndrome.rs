@@ -113,10 +113,10 @@ syndromes! {
     MkeyBounds = 0x0705, BadParameter, "the memory key is not inside its user memory";
     MkeyRights = 0x0706, BadParameter, "the memory key grants writing, its user memory does not";
     MkeyAddress = 0x0707, BadParameter, "the memory key's addresses wrap around";
-    MkeyQpn = 0x0708, BadParameter, "a memory key for one queue pair only (qpn) is not supported";
     MkeyFeature = 0x0709, BadParameter, "a memory key over the whole address space (length64) is not supported";
     MkeyListSize = 0x070a, LimitExceeded, "more ranges in an indirect memory key than log_max_klm_list_size allows";
     MkeyListLength = 0x070b, BadInputLength, "the request ends before the indirect memory key's list does";
+    MkeyList = 0x070d, BadParameter, "a strided block in the memory key's list is not whole, or the list covers more than 2^64 bytes";
     MkeyListBytes = 0x070c, BadParameter, "the ranges of the indirect memory key cover less than its length";
 
     GidIndex = 0x0801, BadIndex, "the index is beyond the GID table";

@@ -53,6 +53,8 @@ pub struct Counters {
     pub rnr_naks_received: u64,
     /// Atomic operations executed.
     pub atomics: u64,
+    /// Memory keys that work requests asked to change.
+    pub key_changes: u64,
     /// Atomic responses sent again from the responder's store, without executing.
     pub atomics_replayed: u64,
     /// Doorbells noticed.

@@ -39,10 +39,11 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         return fail(qp, port, Some(receive.index), Some(Syndrome::LocalLength));
     }
     let header = network(packet.source, port.address, packet.length);
+    let user = qp.receiver(receive.pd);
     let scattered = receive
         .local
-        .copy_from(port.memory, receive.pd, 0, &header)
-        .and_then(|()| receive.local.copy_from(port.memory, receive.pd, GRH as u64, packet.payload));
+        .copy_from(port.memory, user, 0, &header)
+        .and_then(|()| receive.local.copy_from(port.memory, user, GRH as u64, packet.payload));
     if scattered.is_err() {
         return fail(qp, port, Some(receive.index), Some(Syndrome::LocalProtection));
     }

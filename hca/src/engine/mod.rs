@@ -15,6 +15,7 @@ mod fetch;
 mod gather;
 mod injected;
 mod psn;
+mod registration;
 mod report;
 mod requester;
 mod responder;
@@ -112,7 +113,7 @@ impl QpEngine {
 /// What the work on one queue pair needs beside the queue pair itself.
 #[derive(Debug)]
 struct Port<'a> {
-    memory: &'a Memory,
+    memory: &'a mut Memory,
     cqs: &'a mut Table<Cq>,
     events: &'a mut Events,
     srqs: &'a mut Table<Srq>,

@@ -7,7 +7,7 @@ use barewire_layouts::command::qp::{QpState, ServiceType};
 
 use super::Scatter;
 use crate::engine::QpEngine;
-use crate::memory::Window;
+use crate::memory::{User, Window};
 
 /// A queue pair.
 #[derive(Debug)]
@@ -46,6 +46,18 @@ pub(crate) struct Qp {
     pub(crate) doorbell_umem: (u32, u64),
     /// Where execution stands.
     pub(crate) engine: QpEngine,
+}
+
+impl Qp {
+    /// As whom it uses memory keys.
+    pub(crate) fn user(&self) -> User {
+        User { pd: self.pd, qpn: self.number }
+    }
+
+    /// As whom it uses the buffers of a receive WQE, which are in protection domain `pd`.
+    pub(crate) fn receiver(&self, pd: u32) -> User {
+        User { pd, ..self.user() }
+    }
 }
 
 /// What the commands that move a queue pair's state set. Zeros until then.

@@ -171,7 +171,7 @@ impl Requester {
     /// Sequence numbers that the packet at the cursor takes, or `None` if it must wait or there is none.
     fn sendable(&self, attributes: &Attributes) -> Option<u32> {
         let request = self.requests.get(self.cursor)?;
-        if self.pause.is_some() || request.fault.is_some() {
+        if self.is_paused() || request.fault.is_some() || request.wqe.change.is_some() {
             return None;
         }
         let numbers = if request.is_read() {
@@ -180,14 +180,23 @@ impl Requester {
             1
         };
         let in_flight = self.cursor_psn().since(self.unacknowledged) as u32;
-        let fenced = self.packet == 0
-            && match request.wqe.fence {
-                Fence::None => false,
-                Fence::Reads => self.requests.range(..self.cursor).any(Request::is_answered),
-                Fence::All => self.cursor > 0,
-            };
+        let fenced = self.packet == 0 && self.is_fenced(self.cursor);
         let too_deep = request.is_answered() && self.reads >= attributes.max_initiator_depth;
         (in_flight + numbers <= WINDOW && !fenced && !too_deep).then_some(numbers)
+    }
+
+    /// Whether the receiver asked for a pause.
+    fn is_paused(&self) -> bool {
+        self.pause.is_some()
+    }
+
+    /// Whether the request waits for earlier ones.
+    fn is_fenced(&self, at: usize) -> bool {
+        self.requests.get(at).is_some_and(|request| match request.wqe.fence {
+            Fence::None => false,
+            Fence::Reads => self.requests.range(..at).any(Request::is_answered),
+            Fence::All => at > 0,
+        })
     }
 
     /// Moves the cursor on by `numbers`, and over requests that send nothing.
@@ -196,6 +205,7 @@ impl Requester {
         while let Some(request) = self.requests.get(self.cursor)
             && self.packet >= request.packets
             && request.fault.is_none()
+            && request.wqe.change.is_none()
         {
             self.cursor += 1;
             self.packet = 0;
@@ -228,6 +238,9 @@ fn complete(qp: &mut Qp, port: &mut Port<'_>) {
     {
         if let Some(syndrome) = front.fault {
             return fail(qp, port, syndrome);
+        }
+        if front.wqe.change.is_some() {
+            return;
         }
         if qp.engine.requester.unacknowledged.since(front.first) < front.packets as i32 {
             return;

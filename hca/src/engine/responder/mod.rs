@@ -229,16 +229,13 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
 /// A request that was executed before: its response was lost, or the network doubled it (IBTA 9.7.5.1.3, 9.7.5.1.5).
 fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     let depth = qp.attributes.max_responder_depth.max(1) as usize;
-    let responder = &mut qp.engine.responder;
+    let (user, responder) = (qp.user(), &mut qp.engine.responder);
     match packet.opcode {
         BthOpcode::ReadRequest => {
             let (address, rkey, length) =
                 (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
             let allowed = qp.attributes.remote_read
-                && port
-                    .memory
-                    .translate(rkey, qp.pd, address, u64::from(length), Access::REMOTE_READ)
-                    .is_ok();
+                && port.memory.translate(rkey, user, address, u64::from(length), Access::REMOTE_READ).is_ok();
             if allowed && responder.responses.len() < REPEATED_DEPTH * depth {
                 let msn = responder.msn;
                 responder.responses.push_back(Response::Read {

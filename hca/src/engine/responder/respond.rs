@@ -10,7 +10,7 @@ use super::execute::packets;
 use crate::engine::Port;
 use crate::engine::completer::fail;
 use crate::engine::psn::Psn;
-use crate::memory::Access;
+use crate::memory::{Access, User};
 use crate::object::{Attributes, Qp};
 use crate::wire::packet;
 
@@ -23,7 +23,7 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
     }
     for _ in 0..budget {
         let Some(response) = qp.engine.responder.responses.front_mut() else { return false };
-        let attributes = &qp.attributes;
+        let (attributes, user) = (&qp.attributes, User { pd: qp.pd, qpn: qp.number });
         let done = match *response {
             Response::Ack { psn, msn } => {
                 port.counters.acks_sent += 1;
@@ -55,7 +55,7 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
                 *sent += 1;
                 let last = *sent == packets(length, attributes.mtu);
                 let part = Part { psn, msn, address, rkey, length, number, last };
-                if !read_response(attributes, qp.pd, port, part) {
+                if !read_response(attributes, user, port, part) {
                     // The key went away in the middle: what is still wanted of it is refused.
                     let psn = psn.plus(number);
                     qp.engine.responder.responses.clear();
@@ -93,7 +93,7 @@ struct Part {
 }
 
 /// Sends one packet of a read's response; false if the key does not allow it any more.
-fn read_response(attributes: &Attributes, pd: u32, port: &mut Port<'_>, part: Part) -> bool {
+fn read_response(attributes: &Attributes, user: User, port: &mut Port<'_>, part: Part) -> bool {
     let offset = u64::from(part.number) * attributes.mtu as u64;
     let payload = (u64::from(part.length) - offset).min(attributes.mtu as u64);
     let opcode = match (part.number == 0, part.last) {
@@ -103,7 +103,7 @@ fn read_response(attributes: &Attributes, pd: u32, port: &mut Port<'_>, part: Pa
         (false, true) => BthOpcode::ReadResponseLast,
     };
     let address = part.address.wrapping_add(offset);
-    let Ok(span) = port.memory.translate(part.rkey, pd, address, payload, Access::REMOTE_READ) else {
+    let Ok(span) = port.memory.translate(part.rkey, user, address, payload, Access::REMOTE_READ) else {
         return false;
     };
     let bth = Bth::new(opcode, attributes.remote_qpn, part.psn.plus(part.number).get());
