@@ -142,7 +142,13 @@ fn bad_completion_queues_are_named() {
     let raw_size = |r: &mut ViewMut<'_, CreateCqIn>| r.nested(CreateCqIn::CQ_CONTEXT).bytes()[1] = 2 << 5;
     let bad = [
         (rig.create_cq(cqc(Cqc::CC, true)), Why::CqFeature),
-        (rig.create_cq(cqc(Cqc::CQE_COMP_EN, true)), Why::CqFeature),
+        (
+            rig.create_cq(|create| {
+                let mut context = create.nested(CreateCqIn::CQ_CONTEXT);
+                context.set(Cqc::CQE_COMP_EN, true).set(Cqc::MINI_CQE_RES_FORMAT, 2);
+            }),
+            Why::CqCompression,
+        ),
         (rig.create_cq(raw_size), Why::CqEntrySize),
         (rig.create_cq(cqc(Cqc::LOG_CQ_SIZE, 23)), Why::CqSize),
         (rig.create_cq(cqc(Cqc::LOG_CQ_SIZE, 22)), Why::RingBounds),

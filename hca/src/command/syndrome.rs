@@ -77,7 +77,8 @@ syndromes! {
     NoCqs = 0x0503, NoResources, "the device has no completion queue left";
     CqSize = 0x0504, LimitExceeded, "more completion queue entries than log_max_cq_sz allows";
     CqEntrySize = 0x0505, BadParameter, "the CQE size (cqe_sz) is neither 64 nor 128 bytes";
-    CqFeature = 0x0506, BadParameter, "collapsed (cc) and compressing (cqe_comp_en) completion queues are not supported";
+    CqFeature = 0x0506, BadParameter, "collapsed (cc) completion queues are not supported";
+    CqCompression = 0x050d, BadParameter, "what mini CQEs carry (mini_cqe_res_format) or how they lie (cqe_compression_layout) is none that there is";
     CqUnknownEq = 0x0507, BadResource, "there is no such event queue (c_eqn)";
     CqResizeSelect = 0x0508, BadParameter, "a resize must select the ring's size (log_cq_size)";
     CqResizeFull = 0x0509, BadSize, "more completions wait than the new ring holds, or the old one has no room for the resize CQE";

@@ -73,7 +73,11 @@ fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, cqe: Cqe64, data: Option<&In
     let Some(cq) = port.cqs.get_mut(cqn) else { return };
     port.counters.cqes += 1;
     if cq.push_with(cqe, data).is_ok() {
-        port.events.check(cqn, cq, port.now);
+        match cq.open_block() {
+            0 => port.events.check(cqn, cq, port.now),
+            1 => port.events.opened(cqn),
+            _ => {}
+        }
     } else {
         port.counters.cq_overruns += 1;
         port.report(qp.number, cqe.wqe_counter.get(), Finding::CompletionOverrun { cqn });

@@ -171,6 +171,7 @@ impl Engine {
             self.memory_busy = (moved > 0 && self.slow_dma > 0).then(|| context.now + moved * self.slow_dma);
         }
         busy |= self.flush_failed(context);
+        close_blocks(context);
         busy |= events::look(context);
         context.wire.flush();
         busy | context.wire.is_holding()
@@ -231,6 +232,7 @@ impl Engine {
             _ => {}
         }
         self.note_failure(context, qpn);
+        close_blocks(context);
     }
 
     /// Queue pair `qpn` is about to be destroyed.
@@ -392,6 +394,12 @@ fn split<'a>(
         now: context.now,
     };
     Some((qps.get_mut(qpn)?, port))
+}
+
+/// Lets completion queues write what waited for more like it.
+fn close_blocks(context: &mut Context<'_>) {
+    let Objects { events, cqs, .. } = &mut *context.objects;
+    events.close_blocks(cqs, context.now);
 }
 
 /// Queues `qp` for a turn, once.

@@ -4,6 +4,7 @@ use crate::engine::Counters;
 use crate::limits;
 use crate::memory::Memory;
 
+mod compress;
 mod cq;
 mod eq;
 mod event_channel;
@@ -16,6 +17,7 @@ mod srq;
 mod table;
 mod uar;
 
+pub(crate) use compress::Compression;
 pub(crate) use cq::Cq;
 pub(crate) use eq::Eq;
 pub use event_channel::EventChannel;

@@ -1,5 +1,6 @@
 //! Completion queues and queue pairs of tests.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -107,6 +108,14 @@ impl Cq {
             sequence: 0,
             last: Vec::new(),
         }
+    }
+
+    /// The ring, its entries, and the consumer word of the doorbell record: for another reader than [`Cq::poll`].
+    pub fn parts(&self) -> (NonNull<u8>, u32, NonNull<u32>) {
+        let start = self.memory.start();
+        // SAFETY: the record lies behind the ring, in the same allocation.
+        let record = unsafe { start.add(self.entries * self.entry) };
+        (start, self.entries as u32, record.cast())
     }
 
     /// Asks for an event of the next completion, or the next solicited one.
