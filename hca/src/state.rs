@@ -64,7 +64,7 @@ impl State {
         Self {
             link_up: true,
             broken: false,
-            objects: Objects::new(),
+            objects: Objects::new(address),
             reports: Reports::new(strict),
             engine: Engine::new(address, stepped),
             wire,

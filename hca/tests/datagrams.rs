@@ -162,8 +162,8 @@ fn what_a_datagram_queue_does_not_do_is_named() {
         (Opcode::Send, bad, "address vector: reserved bits are 0x1, must be 0"),
         (
             Opcode::Send,
-            address_vector_with(|bytes| bytes[29] = 0x10),
-            "address vector: source GID index is 0x1, must be 0: the port has one GID",
+            address_vector_with(|bytes| bytes[28] |= 1),
+            "address vector: source GID index is 0x10, must be below the size of the GID table",
         ),
     ] {
         let node = Node::open(config.clone());

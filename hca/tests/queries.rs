@@ -18,7 +18,7 @@ use barewire_layouts::command::q_counter::{
 use barewire_layouts::command::qp::{Qpc, QueryQpIn, QueryQpOut};
 use barewire_layouts::command::{CommandStatus, answer};
 use barewire_layouts::wqe::Opcode;
-use support::{Connection, Node, Pair, Wqe, command};
+use support::{Connection, Node, Pair, Qp, Wqe, command};
 
 #[test]
 fn the_port_is_up_and_has_names() {
@@ -54,16 +54,16 @@ fn the_port_is_up_and_has_names() {
 }
 
 #[test]
-fn tables_have_one_entry_each() {
+fn the_tables_of_the_port_answer_by_index_and_whole() {
     let node = Node::stepped(&Fabric::new(), Faults::default());
-    for index in [0, 1, ALL_ENTRIES] {
+    for index in [0, 16, ALL_ENTRIES] {
         let gid = command::<QueryHcaVportGidIn>(&node.device, |query| {
             query.set(QueryHcaVportGidIn::GID_INDEX, index);
         });
         let pkey = command::<QueryHcaVportPkeyIn>(&node.device, |query| {
             query.set(QueryHcaVportPkeyIn::PKEY_INDEX, index);
         });
-        if index == 1 {
+        if index == 16 {
             assert_eq!(gid.unwrap_err().status, Ok(CommandStatus::BadIndex));
             assert_eq!(pkey.unwrap_err().status, Ok(CommandStatus::BadIndex));
         } else {
@@ -79,22 +79,39 @@ fn tables_have_one_entry_each() {
 }
 
 #[test]
-fn a_counter_set_counts_from_its_beginning() {
-    let mut pair = Pair::new(&Connection { rnr_retry: 2, ..Connection::default() });
-    let device = pair.b.device.clone();
-    let output = command::<AllocQCounterIn>(&device, |_| ()).unwrap();
-    let set = answer::<AllocQCounterIn>(&output).unwrap().get(AllocQCounterOut::COUNTER_SET_ID);
-    assert_ne!(set, 0);
-    let query = |clear| {
+fn a_counter_set_counts_what_happens_on_its_queue_pairs() {
+    let fabric = Fabric::new();
+    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let device = b.device.clone();
+    let [set, other] = [(); 2].map(|()| {
+        let output = command::<AllocQCounterIn>(&device, |_| ()).unwrap();
+        answer::<AllocQCounterIn>(&output).unwrap().get(AllocQCounterOut::COUNTER_SET_ID)
+    });
+    assert!(set != 0 && set != other);
+    let (qa, mut qb) = (Qp::new(&a), Qp::new(&b));
+    qb.counter_set = set;
+    let mut pair = Pair::of(a, b, (qa, qb), &Connection { rnr_retry: 2, ..Connection::default() });
+    let count = |set, clear, field| {
         let output = command::<QueryQCounterIn>(&device, |query| {
             query.set(QueryQCounterIn::COUNTER_SET_ID, set).set(QueryQCounterIn::CLEAR, clear);
         });
-        output.map(|output| answer::<QueryQCounterIn>(&output).unwrap().get(QueryQCounterOut::OUT_OF_BUFFER))
+        output.map(|output| answer::<QueryQCounterIn>(&output).unwrap().get(field))
     };
+    let query = |clear| count(set, clear, QueryQCounterOut::OUT_OF_BUFFER);
     assert_eq!(query(false), Ok(0));
+    let target = pair.b.region(64);
+    pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&[1; 8]));
     pair.qa.post(&Wqe::new(Opcode::Send));
     pair.settle();
+    assert_eq!(count(set, false, QueryQCounterOut::RX_WRITE_REQUESTS), Ok(1));
     assert_eq!((query(true), query(false)), (Ok(3), Ok(0)));
+    // A set that no queue pair names counts nothing.
+    assert_eq!(count(other, false, QueryQCounterOut::OUT_OF_BUFFER), Ok(0));
+    // What fails is told by kind.
+    pair.qb.post_receive(&[]);
+    pair.qb.to_error();
+    assert_eq!(count(set, false, QueryQCounterOut::RESP_CQE_FLUSH_ERROR), Ok(1));
+    assert_eq!(count(set, false, QueryQCounterOut::RESP_CQE_ERROR), Ok(1));
     let dealloc = |set| {
         command::<DeallocQCounterIn>(&device, |dealloc| {
             dealloc.set(DeallocQCounterIn::COUNTER_SET_ID, set);

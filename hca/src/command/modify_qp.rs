@@ -17,6 +17,8 @@ pub(super) fn rst2init(
     device: &mut Context<'_>,
     input: View<'_, Rst2InitQpIn>,
 ) -> Outcome {
+    let wanted = input.nested(Rst2InitQpIn::QPC).get(Qpc::COUNTER_SET_ID);
+    let known = wanted == 0 || device.objects.counter_sets.get(wanted.into()).is_some();
     step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
         let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
         if path.get(AddressPath::VHCA_PORT_NUM) != limits::PORT {
@@ -28,6 +30,10 @@ pub(super) fn rst2init(
         if service == ServiceType::Ud {
             attributes.qkey = context.get(Qpc::Q_KEY);
         }
+        attributes.counter_set = wanted;
+        if !known {
+            return Err(CommandSyndrome::UnknownCounterSet);
+        }
         take_rights(context, OptionalParameters::all(), attributes)
     })
 }
@@ -38,10 +44,14 @@ pub(super) fn init2rtr(
     device: &mut Context<'_>,
     input: View<'_, Init2RtrQpIn>,
 ) -> Outcome {
+    let path = input.nested(Init2RtrQpIn::QPC).nested(Qpc::PRIMARY_ADDRESS_PATH);
+    let source = device.objects.gids.address(path.get(AddressPath::SRC_ADDR_INDEX).into());
+    let own = engine.address();
     step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, service, attributes| {
-        let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
-        if u16::from(path.get(AddressPath::SRC_ADDR_INDEX)) >= limits::GIDS {
-            return Err(CommandSyndrome::SourceGid);
+        match source {
+            None => return Err(CommandSyndrome::SourceGid),
+            Some(source) if source != own => return Err(CommandSyndrome::SourceAddress),
+            Some(_) => {}
         }
         let log_message_max = context.get(Qpc::LOG_MSG_MAX);
         if log_message_max > limits::LOG_MESSAGE_BYTES {

@@ -102,7 +102,8 @@ syndromes! {
     PathMtu = 0x0613, BadParameter, "the path MTU (mtu) is none of 256 to 4096 bytes";
     MessageMax = 0x0614, LimitExceeded, "messages (log_msg_max) are longer than the device's log_max_msg";
     RemoteGid = 0x0615, BadParameter, "the remote GID (rgid_rip) is no unicast IPv4 address in IPv6 form (::ffff:a.b.c.d)";
-    SourceGid = 0x0616, BadIndex, "the source address index (src_addr_index) is beyond the GID table";
+    SourceGid = 0x0616, BadIndex, "the source address index (src_addr_index) is beyond the GID table, or its entry is empty";
+    SourceAddress = 0x061a, BadParameter, "the source address (src_addr_index) is in the GID table, but the device's wire does not carry it";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";
@@ -122,6 +123,8 @@ syndromes! {
 
     GidIndex = 0x0801, BadIndex, "the index is beyond the GID table";
     GidPort = 0x0802, BadParameter, "there is no such port";
+    GidAddress = 0x0803, BadParameter, "no host has such an address (source_l3_address), or it is of another version than roce_l3_type says";
+    GidVersion = 0x0804, BadParameter, "the RoCE version (roce_version) is not 2, the only one that packets have here";
 
     UnknownEq = 0x0901, BadResource, "there is no such event queue";
     EqInUse = 0x0902, ResourceBusy, "completion queues that tell the event queue still exist";

@@ -57,7 +57,7 @@ pub(super) fn destination(segments: &mut Segments<'_>, ds: u32) -> Result<Destin
         }
         if u16::from(vector.source_index()) >= limits::GIDS {
             let (what, got) = ("address vector: source GID index", vector.source_index().into());
-            return Err(Finding::Value { what, got, wanted: "0: the port has one GID" });
+            return Err(Finding::Value { what, got, wanted: "below the size of the GID table" });
         }
         (vector.base, Route::Gid(vector.gid))
     } else {

@@ -129,6 +129,7 @@ pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
 
 /// A send WQE failed; signalled or not, it completes.
 pub(super) fn send_failed(qp: &mut Qp, port: &mut Port<'_>, opcode: u8, index: u16, syndrome: Syndrome) {
+    port.counters.send_errors.count(syndrome);
     let cqe = failed(qp, CqeOpcode::RequesterError, opcode, index, syndrome);
     push(port, qp, qp.send_cq, cqe, None);
 }
@@ -147,6 +148,7 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, index: u16, arrival: Ar
 
 /// Receive WQE `index` failed.
 pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, index: u16, syndrome: Syndrome) {
+    port.counters.receive_errors.count(syndrome);
     let cqe = failed(qp, CqeOpcode::ResponderError, 0, index, syndrome);
     push(port, qp, qp.receive_cq, cqe, None);
 }

@@ -1,5 +1,50 @@
 //! What a device counted since it was opened.
 
+use barewire_layouts::cqe::Syndrome;
+
+/// Counts of failed WQEs by syndrome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SyndromeCounts([u64; SYNDROMES.len()]);
+
+const SYNDROMES: [Syndrome; 13] = [
+    Syndrome::LocalLength,
+    Syndrome::LocalQpOperation,
+    Syndrome::LocalProtection,
+    Syndrome::WorkRequestFlushed,
+    Syndrome::MemoryWindowBind,
+    Syndrome::BadResponse,
+    Syndrome::LocalAccess,
+    Syndrome::RemoteInvalidRequest,
+    Syndrome::RemoteAccess,
+    Syndrome::RemoteOperation,
+    Syndrome::TransportRetryExceeded,
+    Syndrome::RnrRetryExceeded,
+    Syndrome::RemoteAborted,
+];
+
+impl SyndromeCounts {
+    /// WQEs that failed so.
+    pub fn of(&self, syndrome: Syndrome) -> u64 {
+        SYNDROMES
+            .iter()
+            .zip(self.0)
+            .filter(|&(&counted, _)| counted == syndrome)
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    /// WQEs that failed in any way.
+    pub fn all(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    pub(super) fn count(&mut self, syndrome: Syndrome) {
+        if let Some(at) = SYNDROMES.iter().position(|&counted| counted == syndrome) {
+            self.0[at] += 1;
+        }
+    }
+}
+
 /// Event counts of one device. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -51,6 +96,22 @@ pub struct Counters {
     pub naks_received: u64,
     /// Receiver-not-ready acknowledgements received.
     pub rnr_naks_received: u64,
+    /// Negative acknowledgements received for a gap in the sequence numbers.
+    pub sequence_naks_received: u64,
+    /// Requests refused as invalid.
+    pub invalid_requests: u64,
+    /// Requests refused because their keys did not do.
+    pub access_errors: u64,
+    /// Messages that found no receive WQE.
+    pub out_of_buffer: u64,
+    /// Send WQEs that failed.
+    pub send_errors: SyndromeCounts,
+    /// Receive WQEs that failed.
+    pub receive_errors: SyndromeCounts,
+    /// RDMA writes executed.
+    pub writes: u64,
+    /// RDMA reads executed.
+    pub reads: u64,
     /// Atomic operations executed.
     pub atomics: u64,
     /// Memory keys that work requests asked to change.

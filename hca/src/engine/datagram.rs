@@ -29,6 +29,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let receive = match take_receive(qp, port) {
         Ok(receive) => receive,
         Err(Refusal::NotReady) => {
+            port.counters.out_of_buffer += 1;
             port.counters.messages_dropped += 1;
             return;
         }

@@ -74,8 +74,14 @@ impl Port<'_> {
     /// The responder of queue pair `qpn` ended the connection with this NAK; no completion tells its user why.
     pub(super) fn tell_refusal(&mut self, qpn: u32, code: NakCode) {
         match code {
-            NakCode::RemoteAccess => self.tell(EventType::WqAccess, qpn),
-            NakCode::InvalidRequest => self.tell(EventType::WqInvalidRequest, qpn),
+            NakCode::RemoteAccess => {
+                self.counters.access_errors += 1;
+                self.tell(EventType::WqAccess, qpn);
+            }
+            NakCode::InvalidRequest => {
+                self.counters.invalid_requests += 1;
+                self.tell(EventType::WqInvalidRequest, qpn);
+            }
             // The receive WQE at fault, if it is one, completes with its own syndrome.
             NakCode::RemoteOperational | NakCode::PsnSequence => {}
         }

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::roce::Transport;
 
-pub use counters::Counters;
+pub use counters::{Counters, SyndromeCounts};
 pub(crate) use events::{fatal, link_changed};
 pub(crate) use report::Reports;
 pub use report::{Finding, Report, Strict};
@@ -158,6 +158,11 @@ impl Engine {
         }
     }
 
+    /// The device's address.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
     /// Does a bounded amount of work; false if there was none.
     pub(crate) fn pass(&mut self, context: &mut Context<'_>) -> bool {
         context.wire.tick(context.now);
@@ -209,6 +214,7 @@ impl Engine {
 
     /// A command moved queue pair `qpn` from state `from` to the one it is in now; its attributes are those of the new state.
     pub(crate) fn qp_modified(&mut self, context: &mut Context<'_>, qpn: u32, from: QpState) {
+        let before = *context.counters;
         let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { return };
         let uar = qp.uar;
         match (from, qp.state) {
@@ -231,6 +237,7 @@ impl Engine {
             }
             _ => {}
         }
+        charge(context, qpn, &before);
         self.note_failure(context, qpn);
         close_blocks(context);
     }
@@ -279,6 +286,7 @@ impl Engine {
         if packet.bth.met_congestion() {
             self.notify_congestion(context, packet);
         }
+        let before = *context.counters;
         let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else {
             context.counters.unknown_qp += 1;
             return;
@@ -304,6 +312,7 @@ impl Engine {
             _ => responder::receive(qp, &mut port, packet),
         }
         mark_ready(&mut self.ready, qp);
+        charge(context, qpn, &before);
         self.note_failure(context, qpn);
     }
 
@@ -311,6 +320,7 @@ impl Engine {
     fn expire(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some((deadline, qpn)) = self.timers.expired(context.now) {
+            let before = *context.counters;
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             if qp.engine.timer != Some(deadline) {
                 continue;
@@ -322,6 +332,7 @@ impl Engine {
             } else if let Some(later) = requester::deadline(qp) {
                 self.timers.arm(qpn, later, &mut qp.engine.timer);
             }
+            charge(context, qpn, &before);
             self.note_failure(context, qpn);
         }
         busy
@@ -333,6 +344,7 @@ impl Engine {
         let (turns, packets) = (self.budget(TURNS) as usize, self.budget(TURN_PACKETS));
         for _ in 0..self.ready.len().min(turns) {
             let Some(qpn) = self.ready.pop_front() else { break };
+            let before = *context.counters;
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             qp.engine.queued = false;
             busy = true;
@@ -344,6 +356,7 @@ impl Engine {
             if let Some(deadline) = requester::deadline(qp) {
                 self.timers.arm(qpn, deadline, &mut qp.engine.timer);
             }
+            charge(context, qpn, &before);
             self.note_failure(context, qpn);
         }
         busy
@@ -354,11 +367,13 @@ impl Engine {
         let mut busy = false;
         for _ in 0..self.failed.len().min(FLUSHES) {
             let Some(qpn) = self.failed.pop_front() else { break };
+            let before = *context.counters;
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             qp.engine.failed = qp.state == QpState::Err;
             if qp.engine.failed {
                 busy |= completer::flush(qp, &mut port);
                 self.failed.push_back(qpn);
+                charge(context, qpn, &before);
             }
         }
         busy
@@ -394,6 +409,15 @@ fn split<'a>(
         now: context.now,
     };
     Some((qps.get_mut(qpn)?, port))
+}
+
+/// Adds what was counted since `before`, while work was done on queue pair `qpn`, to the set that it names.
+fn charge(context: &mut Context<'_>, qpn: u32, before: &Counters) {
+    let Objects { qps, counter_sets, .. } = &mut *context.objects;
+    let set = qps.get(qpn).map_or(0, |qp| qp.attributes.counter_set);
+    if let Some(set) = counter_sets.get_mut(set.into()).filter(|_| *before != *context.counters) {
+        set.charge(before, context.counters);
+    }
 }
 
 /// Lets completion queues write what waited for more like it.

@@ -10,8 +10,10 @@ use barewire_layouts::cqe::compressed::{
 use barewire_layouts::cqe::{Cqe64, CqeFormat, CqeOpcode};
 use zerocopy::transmute;
 
+use crate::limits;
+
 /// Completions of a block in the basic layout.
-const MAX_BASIC: usize = 64;
+const MAX_BASIC: usize = limits::COMPRESSED_CQES as usize;
 
 /// A queue's compression, and the completions that wait to be written.
 #[derive(Debug)]

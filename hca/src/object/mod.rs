@@ -1,6 +1,8 @@
 //! The objects that commands make: each kind in a table of its own, and who uses whom counted.
 
-use crate::engine::Counters;
+use std::net::IpAddr;
+
+use crate::command::CounterSet;
 use crate::limits;
 use crate::memory::Memory;
 
@@ -9,6 +11,7 @@ mod cq;
 mod eq;
 mod event_channel;
 mod events;
+mod gids;
 mod notify;
 mod pd;
 mod qp;
@@ -22,6 +25,7 @@ pub(crate) use cq::Cq;
 pub(crate) use eq::Eq;
 pub use event_channel::EventChannel;
 pub(crate) use events::Events;
+pub(crate) use gids::{Gids, Invalid as InvalidGid};
 pub(crate) use notify::{Notify, UNARMED};
 pub(crate) use pd::Pd;
 pub(crate) use qp::{Attributes, DoorbellRecord, Qp, Ring};
@@ -47,15 +51,17 @@ pub(crate) struct Objects {
     pub(crate) events: Events,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
-    /// What the device had counted when each set began.
-    pub(crate) counter_sets: Table<Counters>,
+    pub(crate) counter_sets: Table<CounterSet>,
     pub(crate) qps: Table<Qp>,
+    pub(crate) gids: Gids,
     pub(crate) memory: Memory,
 }
 
 impl Objects {
-    pub(crate) fn new() -> Self {
+    /// None, of a device at `address`.
+    pub(crate) fn new(address: IpAddr) -> Self {
         Self {
+            gids: Gids::new(address),
             pds: Table::new(1, LAST, limits::PDS),
             uars: Table::new(1, LAST, limits::UARS),
             events: Events::new(),

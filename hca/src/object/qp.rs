@@ -89,6 +89,8 @@ pub(crate) struct Attributes {
     pub(crate) max_responder_depth: u32,
     /// Queue key of datagrams.
     pub(crate) qkey: u32,
+    /// The counter set that counts what happens here; 0 for none.
+    pub(crate) counter_set: u8,
     /// Peers may read.
     pub(crate) remote_read: bool,
     /// Peers may write.
@@ -113,6 +115,7 @@ impl Default for Attributes {
             max_initiator_depth: 0,
             max_responder_depth: 0,
             qkey: 0,
+            counter_set: 0,
             remote_read: false,
             remote_write: false,
             remote_atomic: false,

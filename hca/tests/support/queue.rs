@@ -229,6 +229,9 @@ pub struct Qp {
     pub receive_producer: u16,
     half: usize,
     destroyed: bool,
+    /// The counter set to be named, and the index of the own address, when it is connected.
+    pub counter_set: u8,
+    pub source_index: u8,
 }
 
 const DOORBELL: usize = RQ_BYTES + SQ_BYTES;
@@ -287,6 +290,8 @@ impl Qp {
             receive_producer: 0,
             half: 0,
             destroyed: false,
+            counter_set: 0,
+            source_index: 0,
         }
     }
 
@@ -305,6 +310,7 @@ impl Qp {
             let mut context = modify.nested(Rst2InitQpIn::QPC);
             context
                 .set(Qpc::Q_KEY, connection.qkey)
+                .set(Qpc::COUNTER_SET_ID, self.counter_set)
                 .set(Qpc::RRE, connection.remote_read)
                 .set(Qpc::RWE, connection.remote_write)
                 .set(Qpc::RAE, connection.remote_atomic)
@@ -325,6 +331,7 @@ impl Qp {
             context
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::VHCA_PORT_NUM, 1)
+                .set(AddressPath::SRC_ADDR_INDEX, self.source_index)
                 .set_array(AddressPath::RGID_RIP, gid);
         })
         .unwrap();

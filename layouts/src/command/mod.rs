@@ -95,6 +95,8 @@ field_enum! {
         QueryNicVportContext = 0x754, "QUERY_NIC_VPORT_CONTEXT";
         /// Reads an entry of the GID table.
         QueryRoceAddress = 0x760, "QUERY_ROCE_ADDRESS";
+        /// Changes an entry of the GID table.
+        SetRoceAddress = 0x761, "SET_ROCE_ADDRESS";
         /// Reads the InfiniBand side of the port.
         QueryHcaVportContext = 0x762, "QUERY_HCA_VPORT_CONTEXT";
         /// Reads GIDs.

@@ -68,7 +68,10 @@ pub(in crate::engine) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Pack
                 return qp.engine.requester.gap(port);
             }
             match code {
-                NakCode::PsnSequence => sequence_error(qp, port),
+                NakCode::PsnSequence => {
+                    port.counters.sequence_naks_received += 1;
+                    sequence_error(qp, port);
+                }
                 NakCode::InvalidRequest => fail(qp, port, Syndrome::RemoteInvalidRequest),
                 NakCode::RemoteAccess => fail(qp, port, Syndrome::RemoteAccess),
                 NakCode::RemoteOperational => fail(qp, port, Syndrome::RemoteOperation),

@@ -210,6 +210,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     }
     qp.engine.responder.message =
         if last { Message::None } else { Message::Write { address, rkey, length, done: after } };
+    port.counters.writes += u64::from(last);
     match receive {
         Some(receive) => {
             finish(qp, port, receive, (CqeOpcode::ResponderWriteImmediate, length), packet, None);
@@ -236,6 +237,7 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     port.memory
         .translate(rkey, qp.user(), address, u64::from(length), Access::REMOTE_READ)
         .map_err(|_| ACCESS)?;
+    port.counters.reads += 1;
     let responder = &mut qp.engine.responder;
     let psn = responder.expected;
     responder.message_done();

@@ -209,6 +209,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         }
         Err(Refusal::NotReady) => {
             let timer = qp.attributes.min_rnr_nak;
+            port.counters.out_of_buffer += 1;
             qp.engine.responder.nak_sent = true;
             qp.engine.responder.refuse(psn, AethSyndrome::RnrNak(timer));
         }
