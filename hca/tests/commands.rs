@@ -206,7 +206,10 @@ fn capabilities_are_told_by_page() {
         assert!(general.get(HcaCap::RC) && general.get(HcaCap::ROCE) && general.get(HcaCap::ATOMIC));
         let bytes = page(CapabilityPage::Atomic);
         let atomic = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::ATOMIC);
-        assert_eq!((atomic.get(AtomicCap::ATOMIC_OPERATIONS), atomic.get(AtomicCap::ATOMIC_SIZE_QP)), (15, 12));
+        assert_eq!(
+            (atomic.get(AtomicCap::ATOMIC_OPERATIONS), atomic.get(AtomicCap::ATOMIC_SIZE_QP)),
+            (15, 12)
+        );
         let bytes = page(CapabilityPage::Roce);
         let roce = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::ROCE);
         assert_eq!(roce.get(RoceCap::R_ROCE_DEST_UDP_PORT), 4791);

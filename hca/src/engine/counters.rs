@@ -116,6 +116,8 @@ pub struct Counters {
     pub atomics: u64,
     /// Memory keys that work requests asked to change.
     pub key_changes: u64,
+    /// Atomic requests dropped, to come again, because earlier reads were not answered yet.
+    pub atomics_postponed: u64,
     /// Atomic responses sent again from the responder's store, without executing.
     pub atomics_replayed: u64,
     /// Doorbells noticed.

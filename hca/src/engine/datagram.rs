@@ -41,16 +41,24 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     }
     let header = network(packet.source, port.address, packet.length);
     let user = qp.receiver(receive.pd);
-    let scattered = receive
-        .local
-        .copy_from(port.memory, user, 0, &header)
-        .and_then(|()| receive.local.copy_from(port.memory, user, GRH as u64, packet.payload));
-    if scattered.is_err() {
+    // Header and data go into the completion together, or not at all.
+    let data = if length as usize <= qp.scatter.responder {
+        completer::inline(port, qp.receive_cq, qp.scatter.responder, &[&header, packet.payload].concat())
+    } else {
+        None
+    };
+    let scattered = data.is_some()
+        || receive
+            .local
+            .copy_from(port.memory, user, 0, &header)
+            .and_then(|()| receive.local.copy_from(port.memory, user, GRH as u64, packet.payload))
+            .is_ok();
+    if !scattered {
         return fail(qp, port, Some(receive.index), Some(Syndrome::LocalProtection));
     }
     let with_immediate = packet.headers.contains(Headers::IMM_DT);
     let arrival = Arrival {
-        data: None,
+        data,
         opcode: if with_immediate { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend },
         length: length as u32,
         immediate: packet.immediate,
