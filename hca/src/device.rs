@@ -86,14 +86,14 @@ impl Device {
         let wire =
             wire.map_err(|source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source })?;
         let mut state = State::new(address, wire, strict, stepped);
-        state.set_slow_dma(faults.slow_dma_us);
+        state.set_faults(&faults);
         let (shared, thread) = match mode {
             Mode::Stepped => (Shared::new(state, None), None),
-            Mode::Thread => {
+            Mode::Thread | Mode::PollingThread => {
                 let wake = Wake::new().map_err(|source| OpenError::Thread { source })?;
                 let shared = Shared::new(state, Some(wake));
-                let thread =
-                    thread::spawn(Arc::clone(&shared)).map_err(|source| OpenError::Thread { source })?;
+                let thread = thread::spawn(Arc::clone(&shared), mode == Mode::Thread)
+                    .map_err(|source| OpenError::Thread { source })?;
                 (shared, Some(thread))
             }
         };
