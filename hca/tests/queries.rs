@@ -15,7 +15,11 @@ use barewire_layouts::command::port::{
 use barewire_layouts::command::q_counter::{
     AllocQCounterIn, AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut,
 };
-use barewire_layouts::command::qp::{Qpc, QueryQpIn, QueryQpOut};
+use barewire_layouts::command::qp::{
+    AddressPath, Init2InitQpIn, ModifyQp, OptionalParameters, Qpc, QueryQpIn, QueryQpOut, Rst2InitQpIn,
+    Rts2RtsQpIn,
+};
+use barewire_layouts::command::srq::{CreateXrqIn, DestroyXrqIn};
 use barewire_layouts::command::{CommandStatus, answer};
 use barewire_layouts::wqe::Opcode;
 use support::{Connection, Node, Pair, Qp, Wqe, command};
@@ -166,4 +170,64 @@ fn a_queue_pair_tells_where_it_stands() {
     assert_eq!(query(&pair.a, pair.qa.number), ([2, 0, psn ^ 0x55], (3, 0), 0));
     let (psns, counters, messages) = query(&pair.b, pair.qb.number);
     assert_eq!((psns[0], psns[2], counters, messages), (psn ^ 0x55, 1, (0, 3), 3));
+}
+
+#[test]
+fn a_queue_pair_changes_where_it_stands() {
+    let mut pair = Pair::new(&Connection { remote_write: false, ..Connection::default() });
+    let device = pair.b.device.clone();
+    let (target, qpn) = (pair.b.region(8), pair.qb.number);
+    let output = command::<AllocQCounterIn>(&device, |_| ()).unwrap();
+    let set = answer::<AllocQCounterIn>(&output).unwrap().get(AllocQCounterOut::COUNTER_SET_ID);
+    let change = |set| {
+        let selected = OptionalParameters::REMOTE_WRITE | OptionalParameters::COUNTER_SET_ID;
+        command::<Rts2RtsQpIn>(&device, |modify| {
+            modify.set(Rts2RtsQpIn::QPN, qpn).set(Rts2RtsQpIn::OPT_PARAM_MASK, selected.bits());
+            modify.nested(Rts2RtsQpIn::QPC).set(Qpc::RWE, true).set(Qpc::COUNTER_SET_ID, set);
+        })
+    };
+    assert_eq!(change(set + 1).unwrap_err().status, Ok(CommandStatus::BadResource));
+    assert!(change(set).is_ok());
+    pair.qa.post(&Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&[1; 8]));
+    pair.settle();
+    assert!(pair.qa.send_cq.poll().unwrap().is_ok());
+    let output = command::<QueryQCounterIn>(&device, |query| {
+        query.set(QueryQCounterIn::COUNTER_SET_ID, set);
+    })
+    .unwrap();
+    let counts = answer::<QueryQCounterIn>(&output).unwrap();
+    assert_eq!(counts.get(QueryQCounterOut::RX_WRITE_REQUESTS), 1);
+    // Not from a state that it is not in.
+    let early = command::<Init2InitQpIn>(&device, |modify| {
+        modify.set(Init2InitQpIn::QPN, qpn);
+    });
+    assert_eq!(early.unwrap_err().status, Ok(CommandStatus::BadResourceState));
+    let fresh = Qp::new(&pair.b);
+    let init = |mask: OptionalParameters, port| {
+        command::<Init2InitQpIn>(&device, |modify| {
+            modify.set(Init2InitQpIn::QPN, fresh.number).set(Init2InitQpIn::OPT_PARAM_MASK, mask.bits());
+            let mut context = modify.nested(Init2InitQpIn::QPC);
+            context.set(Qpc::RRE, true);
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, port);
+        })
+    };
+    command::<Rst2InitQpIn>(&device, |modify| {
+        modify.set(Rst2InitQpIn::QPN, fresh.number);
+        let mut context = modify.nested(Rst2InitQpIn::QPC);
+        context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, 1);
+    })
+    .unwrap();
+    assert!(init(OptionalParameters::REMOTE_READ, 9).is_ok(), "the port is not meant");
+    assert!(init(OptionalParameters::PRIMARY_PORT, 9).is_err());
+    let output = command::<QueryQpIn>(&device, |query| _ = query.set(QueryQpIn::QPN, fresh.number)).unwrap();
+    assert!(answer::<QueryQpIn>(&output).unwrap().nested(QueryQpOut::QPC).get(Qpc::RRE));
+}
+
+#[test]
+fn queues_that_match_tags_are_refused_in_words() {
+    let node = Node::stepped(&Fabric::new(), Faults::default());
+    let made = command::<CreateXrqIn>(&node.device, |_| ()).unwrap_err();
+    assert_eq!(made.status, Ok(CommandStatus::NoResources));
+    let gone = command::<DestroyXrqIn>(&node.device, |_| ()).unwrap_err();
+    assert_eq!(gone.status, Ok(CommandStatus::BadResource));
 }

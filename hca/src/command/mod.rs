@@ -10,6 +10,7 @@ use barewire_layouts::command::mkey::CreateMkeyIn;
 use barewire_layouts::command::pd::AllocPdIn;
 use barewire_layouts::command::port::{QueryAdapterIn, QueryLagIn};
 use barewire_layouts::command::q_counter::AllocQCounterIn;
+use barewire_layouts::command::srq::{ArmXrqIn, CreateXrqIn, DestroyXrqIn, QueryXrqIn};
 use barewire_layouts::command::uar::AllocUarIn;
 use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
@@ -167,6 +168,12 @@ fn dispatch(
             run(input, output, |request, answer| rmp::query(device.objects, request, answer))
         }
         CommandOpcode::DestroyRmp => run(input, output, |request, _| rmp::destroy(device.objects, request)),
+        CommandOpcode::CreateXrq => run::<CreateXrqIn>(input, output, |_, _| Err(CommandSyndrome::NoXrqs)),
+        CommandOpcode::QueryXrq => run::<QueryXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq)),
+        CommandOpcode::DestroyXrq => {
+            run::<DestroyXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
+        }
+        CommandOpcode::ArmXrq => run::<ArmXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq)),
         CommandOpcode::CreateQp => {
             run(input, output, |request, answer| qp::create(device.objects, request, answer))
         }
@@ -182,6 +189,12 @@ fn dispatch(
         }
         CommandOpcode::Rtr2RtsQp => {
             run(input, output, |request, _| modify_qp::rtr2rts(engine, device, request))
+        }
+        CommandOpcode::Init2InitQp => {
+            run(input, output, |request, _| modify_qp::init2init(engine, device, request))
+        }
+        CommandOpcode::Rts2RtsQp => {
+            run(input, output, |request, _| modify_qp::rts2rts(engine, device, request))
         }
         CommandOpcode::ToErrQp => run(input, output, |request, _| modify_qp::to_err(engine, device, request)),
         CommandOpcode::ToRstQp => run(input, output, |request, _| modify_qp::to_rst(engine, device, request)),

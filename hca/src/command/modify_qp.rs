@@ -1,8 +1,8 @@
 //! The moves of a queue pair: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP.
 
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc, Rst2InitQpIn,
-    Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp, Mtu, OptionalParameters, QpState, Qpc,
+    Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::View;
 
@@ -95,9 +95,50 @@ pub(super) fn rtr2rts(
         if optional.contains(OptionalParameters::RNR_TIMEOUT) {
             attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
         }
-        if service == ServiceType::Ud && optional.contains(OptionalParameters::Q_KEY) {
-            attributes.qkey = context.get(Qpc::Q_KEY);
+        take_qkey(context, optional, service, attributes);
+        take_rights(context, optional, attributes)
+    })
+}
+
+/// PRM: INIT2INIT_QP. Takes what is selected of access rights, port, partition key and queue key.
+pub(super) fn init2init(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, Init2InitQpIn>,
+) -> Outcome {
+    step(engine, device, input, (QpState::Init, QpState::Init), |context, optional, service, attributes| {
+        let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
+        let port = path.get(AddressPath::VHCA_PORT_NUM);
+        if optional.contains(OptionalParameters::PRIMARY_PORT) && port != limits::PORT {
+            return Err(CommandSyndrome::Port);
         }
+        if optional.contains(OptionalParameters::PKEY_INDEX) && path.get(AddressPath::PKEY_INDEX) != 0 {
+            return Err(CommandSyndrome::PkeyIndex);
+        }
+        take_qkey(context, optional, service, attributes);
+        take_rights(context, optional, attributes)
+    })
+}
+
+/// PRM: RTS2RTS_QP. Takes what is selected of access rights, queue key, RNR timer and counter set.
+pub(super) fn rts2rts(
+    engine: &mut Engine,
+    device: &mut Context<'_>,
+    input: View<'_, Rts2RtsQpIn>,
+) -> Outcome {
+    let set = input.nested(Rts2RtsQpIn::QPC).get(Qpc::COUNTER_SET_ID);
+    let known = set == 0 || device.objects.counter_sets.get(set.into()).is_some();
+    step(engine, device, input, (QpState::Rts, QpState::Rts), |context, optional, service, attributes| {
+        if optional.contains(OptionalParameters::COUNTER_SET_ID) {
+            if !known {
+                return Err(CommandSyndrome::UnknownCounterSet);
+            }
+            attributes.counter_set = set;
+        }
+        if optional.contains(OptionalParameters::RNR_TIMEOUT) {
+            attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
+        }
+        take_qkey(context, optional, service, attributes);
         take_rights(context, optional, attributes)
     })
 }
@@ -147,6 +188,18 @@ fn go(engine: &mut Engine, device: &mut Context<'_>, number: u32, to: QpState) -
     let from = std::mem::replace(&mut qp.state, to);
     engine.qp_modified(device, number, from);
     Ok(())
+}
+
+/// Takes the queue key of a datagram queue pair, if it is selected.
+fn take_qkey(
+    context: View<'_, Qpc>,
+    optional: OptionalParameters,
+    service: ServiceType,
+    attributes: &mut Attributes,
+) {
+    if service == ServiceType::Ud && optional.contains(OptionalParameters::Q_KEY) {
+        attributes.qkey = context.get(Qpc::Q_KEY);
+    }
 }
 
 /// Takes the rights whose bits are set in `optional`.

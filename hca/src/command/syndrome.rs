@@ -143,6 +143,9 @@ syndromes! {
     RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the receive memory pool is neither linked list nor cyclic";
     RmpTransition = 0x0a0a, BadResourceState, "the receive memory pool is not in the state that the command says (rmp_state)";
 
+    NoXrqs = 0x0a0b, NoResources, "the device has no shared receive queue with tag matching (XRQ), and never has any";
+    UnknownXrq = 0x0a0c, BadResource, "there is no such shared receive queue with tag matching (XRQ)";
+
     UnknownCounterSet = 0x0b01, BadResource, "there is no such counter set";
     NoCounterSets = 0x0b02, NoResources, "the device has no counter set left";
 

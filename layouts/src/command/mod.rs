@@ -75,12 +75,16 @@ field_enum! {
         Init2RtrQp = 0x503, "INIT2RTR_QP";
         /// Moves a queue pair from ready-to-receive to ready-to-send.
         Rtr2RtsQp = 0x504, "RTR2RTS_QP";
+        /// Changes a queue pair that is ready to send.
+        Rts2RtsQp = 0x505, "RTS2RTS_QP";
         /// Moves a queue pair to error.
         ToErrQp = 0x507, "2ERR_QP";
         /// Moves a queue pair to reset.
         ToRstQp = 0x50a, "2RST_QP";
         /// Reads a queue pair's context.
         QueryQp = 0x50b, "QUERY_QP";
+        /// Changes a queue pair in init.
+        Init2InitQp = 0x50e, "INIT2INIT_QP";
         /// Makes a shared receive queue.
         CreateSrq = 0x700, "CREATE_SRQ";
         /// Destroys a shared receive queue.
@@ -89,6 +93,14 @@ field_enum! {
         QuerySrq = 0x702, "QUERY_SRQ";
         /// Sets a shared receive queue's limit.
         ArmRq = 0x703, "ARM_RQ";
+        /// Makes a shared receive queue with tag matching.
+        CreateXrq = 0x717, "CREATE_XRQ";
+        /// Destroys one.
+        DestroyXrq = 0x718, "DESTROY_XRQ";
+        /// Reads the context of one.
+        QueryXrq = 0x719, "QUERY_XRQ";
+        /// Sets the limit of one.
+        ArmXrq = 0x71a, "ARM_XRQ";
         /// Reads whether the port is up.
         QueryVportState = 0x750, "QUERY_VPORT_STATE";
         /// Reads the Ethernet side of the port.
