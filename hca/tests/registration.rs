@@ -280,6 +280,27 @@ fn a_window_opens_a_region_to_one_queue_pair_until_it_is_invalidated() {
 }
 
 #[test]
+fn a_window_of_type_1_moves_without_being_freed() {
+    let mut pair = Pair::new(&Connection::default());
+    let (region, mw) = (pair.b.region(256), window(&pair.b));
+    // libmlx5's `ibv_bind_mw`: any queue pair's, and what the window was before does not matter.
+    let flags = UmrFlags::INLINE | UmrFlags::TRANSLATION_OFFSET;
+    let mask = UmrMask::FREE | UmrMask::KEY;
+    for (step, offset) in [(1, 0), (2, 128)] {
+        let (key, start) = (mw + step, region.address() + offset);
+        let (list, octowords) = padded(Klm::new(64, region.key, start).as_bytes());
+        let mask = mask | UmrMask::LENGTH | UmrMask::START_ADDRESS | RIGHTS;
+        let wqe = umr(mw + step - 1, flags, mask, octowords, &context(key, start, 64), &list);
+        assert_eq!(on_b(&mut pair, &wqe), None);
+        assert_eq!(write(&mut pair, &pattern(64, offset), start, key), None);
+        assert_eq!(region.memory.read(offset as usize, 64), pattern(64, offset));
+    }
+    let unbound = umr(mw + 2, flags, mask, 0, MkeyContextSegment::FREE.as_bytes(), &[]);
+    assert_eq!(on_b(&mut pair, &unbound), None);
+    assert_eq!(write(&mut pair, &[1; 8], region.address() + 128, mw + 2), Some(Syndrome::RemoteAccess));
+}
+
+#[test]
 fn a_window_is_not_another_queue_pairs() {
     let mut pair = Pair::new(&Connection::default());
     let (region, mw) = (pair.b.region(64), window(&pair.b));
