@@ -14,8 +14,9 @@ use barewire_layouts::command::qp::{
     AddressPath, Init2RtrQpIn, ModifyQp, Mtu, Qpc, Rst2InitQpIn, ServiceType,
 };
 use barewire_layouts::command::{CommandError, answer, request};
+use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::prm::{Layout, View};
-use barewire_layouts::wqe::Opcode;
+use barewire_layouts::wqe::{AddressVector, Opcode};
 use support::{Connection, Node, Pair, Qp, Wqe, command};
 
 /// `::ffff:127.9.9.9`
@@ -124,5 +125,26 @@ fn a_queue_pair_uses_an_entry_that_is_its_devices_own() {
             context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::SRC_ADDR_INDEX, index);
         });
         assert_eq!(why(moved), want);
+    }
+}
+
+#[test]
+fn a_datagram_names_its_source_too() {
+    for (index, want) in
+        [(0, None), (3, None), (4, Some(Syndrome::LocalQpOperation)), (5, Some(Syndrome::LocalQpOperation))]
+    {
+        let fabric = Fabric::new();
+        let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+        set(&a, 3, a.device.gid(), RoceL3Type::Ipv4, RoceVersion::V2).unwrap();
+        set(&a, 5, FOREIGN, RoceL3Type::Ipv4, RoceVersion::V2).unwrap();
+        let mut pair = Pair::with_service(ServiceType::Ud, a, b, &Connection::default());
+        let inbox = pair.b.region(256);
+        pair.qb.post_receive(&[(inbox.address(), 256, inbox.key)]);
+        let to =
+            AddressVector::roce(pair.qb.number, 0x1111_1111, [2; 6], pair.b.device.gid(), 0xc000, index, 64);
+        pair.qa.post(&Wqe::new(Opcode::Send).addressed(&to).inline(&[7; 8]));
+        pair.settle();
+        assert_eq!(pair.qa.send_cq.poll().unwrap().syndrome, want, "source {index}");
+        assert_eq!(pair.qb.receive_cq.poll().is_some(), want.is_none());
     }
 }

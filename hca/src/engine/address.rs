@@ -26,6 +26,8 @@ pub(super) struct Destination {
     pub(super) qpn: u32,
     qkey: u32,
     route: Route,
+    /// Index of the own address, where the address vector has one.
+    pub(super) source: Option<u16>,
 }
 
 impl Destination {
@@ -49,7 +51,7 @@ pub(super) fn destination(segments: &mut Segments<'_>, ds: u32) -> Result<Destin
     let extended = segments
         .peek::<CompactAddressVector>()
         .is_some_and(|base| base.qpn.get() & EXTENDED_ADDRESS_VECTOR != 0);
-    let (base, route) = if extended {
+    let (base, route, source) = if extended {
         let vector: AddressVector = segments.next(ds, ROOM)?;
         let reserved = vector.reserved.get();
         if reserved != 0 {
@@ -59,16 +61,16 @@ pub(super) fn destination(segments: &mut Segments<'_>, ds: u32) -> Result<Destin
             let (what, got) = ("address vector: source GID index", vector.source_index().into());
             return Err(Finding::Value { what, got, wanted: "below the size of the GID table" });
         }
-        (vector.base, Route::Gid(vector.gid))
+        (vector.base, Route::Gid(vector.gid), Some(vector.source_index().into()))
     } else {
         let vector: CompactAddressVector = segments.next(ds, ROOM)?;
-        (vector, Route::Lid(vector.lid_or_port.get()))
+        (vector, Route::Lid(vector.lid_or_port.get()), None)
     };
     let reserved = base.reserved.get();
     if reserved != 0 {
         return Err(Finding::Reserved { what: "address vector", got: reserved.into() });
     }
-    Ok(Destination { qpn: base.qpn.get() & MASK_24, qkey: base.qkey.get(), route })
+    Ok(Destination { qpn: base.qpn.get() & MASK_24, qkey: base.qkey.get(), route, source })
 }
 
 /// The local identifier (LID) that goes for an address where InfiniBand has one: its last 16 bits.

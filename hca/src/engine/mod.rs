@@ -39,7 +39,7 @@ pub(crate) use timer::StepClock;
 use service::{is_reliable, transport};
 
 use crate::memory::Memory;
-use crate::object::{Cq, Events, Objects, Qp, Srq, Table, UarPage};
+use crate::object::{Cq, Events, Gids, Objects, Qp, Srq, Table, UarPage};
 use crate::wire::packet::{self, Packet};
 use crate::wire::{MAX_FRAME, Wire};
 
@@ -117,6 +117,7 @@ struct Port<'a> {
     cqs: &'a mut Table<Cq>,
     events: &'a mut Events,
     srqs: &'a mut Table<Srq>,
+    gids: &'a Gids,
     wire: &'a mut dyn Wire,
     counters: &'a mut Counters,
     reports: &'a mut Reports,
@@ -395,12 +396,13 @@ fn split<'a>(
     address: IpAddr,
     qpn: u32,
 ) -> Option<(&'a mut Qp, Port<'a>)> {
-    let Objects { qps, cqs, events, srqs, memory, .. } = &mut *context.objects;
+    let Objects { qps, cqs, events, srqs, gids, memory, .. } = &mut *context.objects;
     let port = Port {
         memory,
         cqs,
         events,
         srqs,
+        gids,
         wire: &mut *context.wire,
         counters: &mut *context.counters,
         reports: &mut *context.reports,

@@ -67,6 +67,11 @@ fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
     if qp.service == ServiceType::Ud && request.wqe.local.length() > qp.attributes.mtu as u64 {
         return Some(Syndrome::LocalLength);
     }
+    // The entry is empty, or an address that the wire does not carry.
+    let source = request.wqe.destination.and_then(|destination| destination.source);
+    if source.is_some_and(|source| port.gids.address(source) != Some(port.address)) {
+        return Some(Syndrome::LocalQpOperation);
+    }
     let need = if request.is_answered() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
     request.wqe.local.check(port.memory, qp.user(), need).err().map(|_| Syndrome::LocalProtection)
 }
