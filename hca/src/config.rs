@@ -58,6 +58,9 @@ pub enum Mode {
     /// A thread of the device's own, which ends with the last handle.
     #[default]
     Thread,
+    /// The same, but it looks for doorbells now and then even where the kernel could wake it for one: for who cannot have a userfaultfd on
+    /// the UAR pages, and for tests of what it costs to be without.
+    PollingThread,
     /// Whoever calls [`crate::Device::step`]: the same steps give the same run.
     Stepped,
 }

@@ -61,9 +61,8 @@ impl Device {
         }
         let stepped = mode == Mode::Stepped;
         let decoration = Decoration { faults: &faults, pcap: pcap.as_deref(), stepped };
-        let mut objects = Objects::new(dynamic_connections);
         // Dynamic connections get higher numbers than those of whatever device had the address before.
-        let (address, wire): (_, io::Result<Box<dyn Wire>>) = match wire {
+        let (address, last_connection, wire): (_, _, io::Result<Box<dyn Wire>>) = match wire {
             WireKind::Udp => {
                 let udp = Udp::bind(address).map_err(|source| match address {
                     Some(address) => OpenError::Bind { address, source },
@@ -71,8 +70,7 @@ impl Device {
                 })?;
                 let address = udp.address();
                 let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                objects.last_connection = since.as_nanos() as u64;
-                (address, assemble(udp, address, decoration))
+                (address, since.as_nanos() as u64, assemble(udp, address, decoration))
             }
             WireKind::Fabric(fabric) => {
                 let port = fabric.attach(address).ok_or(match address {
@@ -80,26 +78,28 @@ impl Device {
                     None => OpenError::FabricFull,
                 })?;
                 let address = port.address();
-                objects.last_connection = port.number() << 32;
+                let last_connection = port.number() << 32;
                 let port = if stepped {
                     port
                 } else {
                     port.with_wake(Wake::new().map_err(|source| OpenError::Thread { source })?)
                 };
-                (address, assemble(port, address, decoration))
+                (address, last_connection, assemble(port, address, decoration))
             }
         };
         let wire =
             wire.map_err(|source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source })?;
+        let mut objects = Objects::new(address, dynamic_connections);
+        objects.last_connection = last_connection;
         let mut state = State::new(address, wire, strict, stepped, objects);
-        state.set_slow_dma(faults.slow_dma_us);
+        state.set_faults(&faults);
         let (shared, thread) = match mode {
             Mode::Stepped => (Shared::new(state, None), None),
-            Mode::Thread => {
+            Mode::Thread | Mode::PollingThread => {
                 let wake = Wake::new().map_err(|source| OpenError::Thread { source })?;
                 let shared = Shared::new(state, Some(wake));
-                let thread =
-                    thread::spawn(Arc::clone(&shared)).map_err(|source| OpenError::Thread { source })?;
+                let thread = thread::spawn(Arc::clone(&shared), mode == Mode::Thread)
+                    .map_err(|source| OpenError::Thread { source })?;
                 (shared, Some(thread))
             }
         };

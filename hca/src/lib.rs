@@ -24,7 +24,7 @@ pub use config::{
     ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE, WireKind,
 };
 pub use device::Device;
-pub use engine::{Counters, Finding, Report, Strict};
+pub use engine::{Counters, Finding, Report, Strict, SyndromeCounts};
 pub use memory::{UmemAccess, UmemError};
 pub use object::{EventChannel, ObjectCounts, UarPage};
 pub use state::Fault;

@@ -75,7 +75,9 @@ pub(crate) const LOG_MESSAGE_BYTES: u8 = 30;
 /// log2 of the most reads and atomics that a queue pair keeps outstanding, in either role.
 pub(crate) const LOG_RESPONDER_RESOURCES: u8 = 4;
 /// Entries of the GID table.
-pub(crate) const GIDS: u16 = 1;
+pub(crate) const GIDS: u16 = 16;
+/// The most completions of a compressed block.
+pub(crate) const COMPRESSED_CQES: u16 = 64;
 /// The number of the only port.
 pub(crate) const PORT: u8 = 1;
 /// log2 of the smallest page.

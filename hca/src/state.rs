@@ -8,7 +8,7 @@ use crate::command;
 use crate::engine::{Context, Counters, Engine, Reports, StepClock, Strict, fatal, link_changed};
 use crate::object::Objects;
 use crate::sentry::Sentry;
-use crate::wire::Wire;
+use crate::wire::{Faults, Wire};
 
 /// The whole device.
 #[derive(Debug)]
@@ -22,6 +22,9 @@ pub(crate) struct State {
     clock: Clock,
     /// Whether the link was up after the last pass.
     link_up: bool,
+    /// Completions after which something goes wrong, and what; 0 for never.
+    overrun_after: u64,
+    fatal_after: u64,
     /// The device broke down: commands go on, nothing else does.
     broken: bool,
 }
@@ -70,6 +73,8 @@ impl State {
         Self {
             link_up: true,
             broken: false,
+            overrun_after: 0,
+            fatal_after: 0,
             objects,
             reports: Reports::new(strict),
             engine: Engine::new(address, stepped),
@@ -124,11 +129,26 @@ impl State {
             return false;
         }
         let busy = self.with_engine(Engine::pass);
+        self.go_wrong();
         let link_up = self.wire.is_link_up();
         if std::mem::replace(&mut self.link_up, link_up) != link_up {
             link_changed(&mut self.objects.events, link_up);
         }
         busy
+    }
+
+    /// Lets what the configuration asked for go wrong, once its time has come.
+    fn go_wrong(&mut self) {
+        let due = |after: &mut u64, cqes| *after > 0 && *after <= cqes && std::mem::take(after) > 0;
+        if due(&mut self.overrun_after, self.counters.cqes) {
+            let victim = self.objects.cqs.iter().filter(|(_, cq)| cq.producer > 0).map(|(cqn, _)| cqn).min();
+            if let Some(cqn) = victim {
+                self.inject(Fault::CqOverrun { cqn });
+            }
+        }
+        if due(&mut self.fatal_after, self.counters.cqes) {
+            self.inject(Fault::Fatal);
+        }
     }
 
     /// Makes something go wrong. False if there is nothing that could.
@@ -147,9 +167,10 @@ impl State {
         true
     }
 
-    /// Makes every packet take the device so many microseconds.
-    pub(crate) fn set_slow_dma(&mut self, microseconds: u64) {
-        self.engine.set_slow_dma(microseconds.saturating_mul(1000));
+    /// Takes from `faults` what is not the wire's.
+    pub(crate) fn set_faults(&mut self, faults: &Faults) {
+        self.engine.set_slow_dma(faults.slow_dma_us.saturating_mul(1000));
+        (self.overrun_after, self.fatal_after) = (faults.cq_overrun_after, faults.fatal_after);
     }
 
     /// When the engine or the moderation of events is due next.

@@ -95,9 +95,10 @@ impl Shared {
     }
 }
 
-/// Starts the thread.
-pub(crate) fn spawn(shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
-    let sentry = match Sentry::new() {
+/// Starts the thread; doorbells wake it if they may and the kernel gives a userfaultfd.
+pub(crate) fn spawn(shared: Arc<Shared>, woken: bool) -> io::Result<JoinHandle<()>> {
+    let sentry = if woken { Sentry::new() } else { Err(io::Error::other("not asked for")) };
+    let sentry = match sentry {
         Ok(sentry) => {
             shared.set_doorbell_wake(DoorbellWake::Store);
             Some(sentry)

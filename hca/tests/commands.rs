@@ -258,7 +258,10 @@ fn capabilities_are_told_by_page() {
         assert!(general.get(HcaCap::RC) && general.get(HcaCap::ROCE) && general.get(HcaCap::ATOMIC));
         let bytes = page(CapabilityPage::Atomic);
         let atomic = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::ATOMIC);
-        assert_eq!((atomic.get(AtomicCap::ATOMIC_OPERATIONS), atomic.get(AtomicCap::ATOMIC_SIZE_QP)), (3, 8));
+        assert_eq!(
+            (atomic.get(AtomicCap::ATOMIC_OPERATIONS), atomic.get(AtomicCap::ATOMIC_SIZE_QP)),
+            (15, 12)
+        );
         let bytes = page(CapabilityPage::Roce);
         let roce = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::ROCE);
         assert_eq!(roce.get(RoceCap::R_ROCE_DEST_UDP_PORT), 4791);
@@ -284,7 +287,7 @@ fn the_gid_table_has_the_address() {
     };
     assert_eq!(query(0, 1), Ok(rig.device.gid()));
     assert_eq!(query(0, 0), Ok(rig.device.gid()));
-    assert_eq!(query(1, 1), Err(refused(Why::GidIndex)));
+    assert_eq!(query(16, 1), Err(refused(Why::GidIndex)));
     assert_eq!(query(0, 2), Err(refused(Why::GidPort)));
 }
 

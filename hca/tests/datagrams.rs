@@ -3,10 +3,11 @@
 mod support;
 
 use barewire_hca::{Device, Fabric, Faults};
-use barewire_layouts::command::qp::{Mtu, ServiceType};
-use barewire_layouts::cqe::{CqeOpcode, Syndrome};
+use barewire_layouts::command::cq::CqeSize;
+use barewire_layouts::command::qp::{Mtu, Qpc, ServiceType};
+use barewire_layouts::cqe::{CqeFormat, CqeOpcode, Syndrome};
 use barewire_layouts::wqe::{AddressVector, CompactAddressVector, Opcode};
-use support::{Completion, Connection, Node, Pair, Qp, Wqe, pattern};
+use support::{Completion, Connection, Cq, Node, Pair, Qp, Wqe, pattern};
 
 const QKEY: u32 = 0x1111_1111;
 const GRH: usize = 40;
@@ -162,8 +163,8 @@ fn what_a_datagram_queue_does_not_do_is_named() {
         (Opcode::Send, bad, "address vector: reserved bits are 0x1, must be 0"),
         (
             Opcode::Send,
-            address_vector_with(|bytes| bytes[29] = 0x10),
-            "address vector: source GID index is 0x1, must be 0: the port has one GID",
+            address_vector_with(|bytes| bytes[28] |= 1),
+            "address vector: source GID index is 0x10, must be below the size of the GID table",
         ),
     ] {
         let node = Node::open(config.clone());
@@ -184,4 +185,35 @@ fn address_vector_with(spoil: impl FnOnce(&mut [u8])) -> Vec<u8> {
         zerocopy::IntoBytes::as_bytes(&AddressVector::roce(1, 2, [0; 6], [1; 16], 0, 0, 1)).to_vec();
     spoil(&mut bytes);
     bytes
+}
+
+#[test]
+fn a_short_datagram_lies_in_the_entry_with_its_header() {
+    let fabric = Fabric::new();
+    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let qp = |node: &Node, mode| {
+        let cq = || Cq::with(node, 4, CqeSize::Bytes128, |_| ());
+        Qp::with(node, cq(), cq(), |context| {
+            context.set(Qpc::ST, ServiceType::Ud).set(Qpc::CS_RES, mode);
+        })
+    };
+    let (qa, qb) = (qp(&a, 0), qp(&b, 2));
+    let mut pair = Pair::of(a, b, (qa, qb), &connection());
+    let inbox = pair.b.region(256);
+    // 64 bytes hold the header and 24 more.
+    for length in [1, 24, 25] {
+        inbox.memory.write(0, &[0; 256]);
+        pair.qb.post_receive(&[(inbox.address(), 256, inbox.key)]);
+        let to = address(&pair.b.device, pair.qb.number, QKEY);
+        pair.qa.post(&Wqe::new(Opcode::Send).addressed(&to).inline(&pattern(length, 5)));
+        pair.settle();
+        let done = pair.qb.receive_cq.poll().unwrap();
+        assert_eq!((done.length as usize, done.packet.source_qpn()), (GRH + length, pair.qa.number));
+        let entry = &pair.qb.receive_cq.last;
+        let inline = CqeFormat::from_op_own(entry[127]) == CqeFormat::Inline64;
+        assert_eq!(inline, length <= 24);
+        let bytes = if inline { entry[..64].to_vec() } else { inbox.memory.read(0, 256) };
+        assert_eq!((bytes[20], &bytes[GRH..GRH + length]), (0x45, &pattern(length, 5)[..]));
+        assert_eq!(inbox.memory.read(GRH, 1) == [0], inline);
+    }
 }

@@ -3,14 +3,18 @@
 mod support;
 
 use barewire_hca::{Fabric, Faults};
+use barewire_layouts::command::answer;
 use barewire_layouts::command::dct::{DctState, Dctc};
+use barewire_layouts::command::q_counter::{
+    AllocQCounterIn, AllocQCounterOut, QueryQCounterIn, QueryQCounterOut,
+};
 use barewire_layouts::command::qp::Qpc;
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
 use barewire_layouts::wqe::{CompactAddressVector, MaskedFetchAdd32, Opcode};
 use support::dynamic::{
     KEY, Target, USER_INDEX, initiator, initiator_with, narrow, nodes, send, settle, syndromes,
 };
-use support::{Completion, Connection, MTUS, Wqe, pattern};
+use support::{Completion, Connection, MTUS, Wqe, command, pattern};
 use zerocopy::IntoBytes;
 
 #[test]
@@ -287,4 +291,45 @@ fn the_short_address_names_a_host_by_its_last_bits() {
     dci.post(&wqe.data(local.address(), 8, local.key));
     settle(&[&a, &b]);
     assert_eq!((syndromes(&mut dci), remote.memory.read(0, 8)), (vec![None], b"shortcut".to_vec()));
+}
+
+#[test]
+fn a_counter_set_counts_what_a_targets_connections_do() {
+    const LONG: usize = 1 << 20;
+    let [a, b] = nodes();
+    let connection = Connection::default();
+    let output = command::<AllocQCounterIn>(&b.device, |_| ()).unwrap();
+    let set = answer::<AllocQCounterIn>(&output).unwrap().get(AllocQCounterOut::COUNTER_SET_ID);
+    let count = |field| {
+        let output = command::<QueryQCounterIn>(&b.device, |query| {
+            query.set(QueryQCounterIn::COUNTER_SET_ID, set);
+        });
+        answer::<QueryQCounterIn>(&output.unwrap()).unwrap().get(field)
+    };
+    let target = Target::with(&b, &connection, |context| _ = context.set(Dctc::COUNTER_SET_ID, set));
+    let (other, remote) = (Target::new(&b, &connection), b.region(8));
+    let mut dci = initiator(&a, &connection);
+    for to in [&target, &other, &target] {
+        let write = Wqe::new(Opcode::RdmaWrite).addressed(&to.address());
+        dci.post(&write.remote(remote.address(), remote.key).inline(&[1; 8]));
+    }
+    settle(&[&a, &b]);
+    assert_eq!(syndromes(&mut dci), [None; 3]);
+    let counts = || [QueryQCounterOut::RX_DCT_CONNECT, QueryQCounterOut::RX_WRITE_REQUESTS].map(count);
+    assert_eq!((counts(), b.device.counters().dc_connects), ([2, 2], 3));
+    // A message that does not end leaves its receive WQE behind, which the end of the target flushes.
+    let (source, inbox, mut target) = (a.region(LONG), b.region(LONG), target);
+    source.memory.write(0, &[1]);
+    target.srq.post(&[(inbox.address(), LONG, inbox.key)]);
+    dci.post(&send(&target, &source, LONG));
+    let begun = (0..1000).any(|_| {
+        a.device.step();
+        b.device.step();
+        inbox.memory.read(0, 1) == [1]
+    });
+    assert!(begun);
+    target.destroy();
+    assert_eq!(count(QueryQCounterOut::RESP_CQE_FLUSH_ERROR), 1);
+    settle(&[&a, &b]);
+    assert_eq!(syndromes(&mut dci), [Some(Syndrome::RemoteAborted)]);
 }

@@ -359,3 +359,22 @@ fn a_reset_queue_pair_starts_anew_with_equal_doorbells() {
         pair.qb.connect(&pair.a, pair.qa.number, &connection, (psn_b, psn_a));
     }
 }
+
+#[test]
+fn an_atomic_does_not_overtake_the_reads_before_it() {
+    let mut pair = Pair::new(&Connection { log_depth: 4, ..Connection::default() });
+    let (remote, local, result) = (pair.b.region(8192), pair.a.region(8192), pair.a.region(64));
+    for round in 0..8_u64 {
+        let read = Wqe::new(Opcode::RdmaRead).remote(remote.address(), remote.key);
+        pair.qa.place(&read.data(local.address(), 4096, local.key).unsignalled());
+        let add = Wqe::new(Opcode::AtomicFetchAdd).remote(remote.address() + 4088, remote.key).atomic(1, 0);
+        pair.qa.place(&add.data(result.address(), 8, result.key).unsignalled());
+        let read = Wqe::new(Opcode::RdmaRead).remote(remote.address() + 4088, remote.key);
+        pair.qa.post(&read.data(local.address() + 4096, 8, local.key));
+        pair.settle();
+        assert!(pair.qa.send_cq.poll().unwrap().is_ok());
+        let numbers = [4088, 4096].map(|at| local.memory.read(at, 8));
+        assert_eq!(numbers, [round, round + 1].map(|number| number.to_ne_bytes().to_vec()));
+    }
+    assert_eq!(pair.b.device.counters().atomics_postponed, 0);
+}

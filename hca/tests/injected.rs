@@ -89,3 +89,25 @@ fn a_broken_device_does_nothing_but_commands() {
     assert_eq!(pair.qb.send_cq.poll(), None);
     // Tear-down works: dropping the pair asserts that every command succeeds.
 }
+
+#[test]
+fn the_configuration_can_ask_for_an_overrun_and_for_the_end() {
+    let overrun: Faults = "cq_overrun_after=3".parse().unwrap();
+    let mut pair = Pair::with_faults(&Connection::default(), overrun, Faults::default());
+    for number in 1..=3 {
+        pair.qa.post(&Wqe::new(Opcode::Nop));
+        pair.settle();
+        assert!(pair.qa.send_cq.poll().unwrap().is_ok());
+        assert_eq!(pair.a.device.counters().cq_overruns, u64::from(number == 3));
+    }
+    pair.qa.post(&Wqe::new(Opcode::Nop));
+    pair.settle();
+    assert_eq!((pair.qa.send_cq.poll(), pair.a.device.counters().cq_overruns), (None, 1));
+    let fatal: Faults = "fatal_after=2".parse().unwrap();
+    let mut pair = Pair::with_faults(&Connection::default(), fatal, Faults::default());
+    for _ in 0..3 {
+        pair.qa.post(&Wqe::new(Opcode::Nop));
+        pair.settle();
+    }
+    assert_eq!(pair.qa.send_cq.drain().len(), 2);
+}

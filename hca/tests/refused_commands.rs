@@ -142,7 +142,13 @@ fn bad_completion_queues_are_named() {
     let raw_size = |r: &mut ViewMut<'_, CreateCqIn>| r.nested(CreateCqIn::CQ_CONTEXT).bytes()[1] = 2 << 5;
     let bad = [
         (rig.create_cq(cqc(Cqc::CC, true)), Why::CqFeature),
-        (rig.create_cq(cqc(Cqc::CQE_COMP_EN, true)), Why::CqFeature),
+        (
+            rig.create_cq(|create| {
+                let mut context = create.nested(CreateCqIn::CQ_CONTEXT);
+                context.set(Cqc::CQE_COMP_EN, true).set(Cqc::MINI_CQE_RES_FORMAT, 2);
+            }),
+            Why::CqCompression,
+        ),
         (rig.create_cq(raw_size), Why::CqEntrySize),
         (rig.create_cq(cqc(Cqc::LOG_CQ_SIZE, 23)), Why::CqSize),
         (rig.create_cq(cqc(Cqc::LOG_CQ_SIZE, 22)), Why::RingBounds),
@@ -176,7 +182,6 @@ fn bad_memory_keys_are_named() {
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 0)), Why::MkeyMode),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_1_0, 3)), Why::MkeyListBytes),
         (rig.create_mkey(0, 1, mkc(Mkc::ACCESS_MODE_4_2, 1)), Why::MkeyMode),
-        (rig.create_mkey(0, 1, mkc(Mkc::QPN, 5)), Why::MkeyQpn),
         (rig.create_mkey(0, 1, mkc(Mkc::LENGTH64, true)), Why::MkeyFeature),
         (rig.create_mkey(0, 1, mkc(Mkc::PD, rig.pd + 1)), Why::UnknownPd),
         (rig.create_mkey(0, 2, mkc(Mkc::START_ADDR, u64::MAX)), Why::MkeyAddress),

@@ -56,8 +56,8 @@ fn faults(random: &mut Random, seed: u64) -> Faults {
         delay_us: 40,
         flap: chance() / 20.0,
         flap_us: 200,
-        slow_dma_us: 0,
         seed,
+        ..Faults::default()
     }
 }
 
@@ -342,13 +342,18 @@ fn run(seed: u64) -> (usize, usize) {
     }
     let counts =
         unreliable.iter().fold((0, 0), |(sent, arrived), one| (sent + one.sent.len(), arrived + one.arrived));
+    for one in &reliable {
+        a.destroy_key(one.local.key);
+        b.destroy_key(one.remote.key);
+    }
+    for one in &unreliable {
+        a.destroy_key(one.local.key);
+        b.destroy_key(one.inbox.key);
+    }
     drop((reliable, unreliable));
     for node in [a, b] {
         let left = ObjectCounts { protection_domains: 1, uar_pages: 1, ..ObjectCounts::default() };
-        let objects = node.device.objects();
-        // Keys are not destroyed by this test's driver, nor are the registrations under them given back.
-        let keys = ObjectCounts { memory_keys: objects.memory_keys, umems: objects.umems, ..left };
-        assert_eq!(objects, keys, "{context}: objects are left");
+        assert_eq!(node.device.objects(), left, "{context}: objects are left");
     }
     counts
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use barewire_hca::{DoorbellWake, Faults};
+use barewire_hca::{Config, DoorbellWake, Faults, Mode};
 use barewire_layouts::wqe::Opcode;
 use support::{Connection, Node, Pair, Qp, Wqe};
 
@@ -100,4 +100,24 @@ fn commands_do_not_wait_for_a_sleeping_device() {
     drop((a, qa));
     // SAFETY: inside the page, aligned; the page is held.
     unsafe { page.as_ptr().add(0x800).cast::<u64>().write_volatile(1) };
+}
+
+#[test]
+fn without_a_userfaultfd_doorbells_are_seen_by_looking() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let node = Node::open(Config { mode: Mode::PollingThread, ..Config::default() });
+    let mut qp = Qp::new(&node);
+    let number = qp.number;
+    qp.connect(&node, number, &Connection::default(), (1, 1));
+    assert!(
+        matches!(node.device.doorbell_wake(), DoorbellWake::Polling(why) if why.contains("not asked for"))
+    );
+    // Before it naps, while it naps, and after a second, when it naps deeply.
+    for rest in [0, 5, 1200] {
+        std::thread::sleep(Duration::from_millis(rest));
+        qp.post(&Wqe::new(Opcode::Nop));
+        assert!(qp.send_cq.wait().is_ok());
+    }
+    assert_eq!(node.device.counters().doorbell_wakes, 0);
+    assert!(!node.device.step(), "it has a thread");
 }

@@ -1,8 +1,9 @@
 //! QUERY_HCA_CAP.
 
 use barewire_layouts::command::capability::{
-    ATOMIC_COMPARE_SWAP, ATOMIC_FETCH_ADD, AtomicCap, CapabilityPage, HcaCap, PortType, QueryHcaCapIn,
-    QueryHcaCapOut, ROCE_L3_IPV4, ROCE_VERSION_2, RoceCap,
+    ATOMIC_COMPARE_SWAP, ATOMIC_FETCH_ADD, ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap,
+    CapabilityPage, HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut, ROCE_L3_IPV4, ROCE_L3_IPV6,
+    ROCE_VERSION_2, RoceCap,
 };
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::roce::UDP_PORT;
@@ -66,6 +67,16 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::CQE_VERSION, 1)
         .set(HcaCap::CQ_OI, true)
         .set(HcaCap::RC, true)
+        .set(HcaCap::UC, true)
+        .set(HcaCap::UD, true)
+        .set(HcaCap::COMPACT_ADDRESS_VECTOR, true)
+        .set(HcaCap::IMAICL, true)
+        .set(HcaCap::CQE_COMPRESSION, true)
+        .set(HcaCap::CQE_COMPRESSION_128, true)
+        .set(HcaCap::ENHANCED_CQE_COMPRESSION, true)
+        .set(HcaCap::MINI_CQE_RESP_STRIDE_INDEX, true)
+        .set(HcaCap::CQE_COMPRESSION_MAX_NUM, limits::COMPRESSED_CQES)
+        .set(HcaCap::GID_TABLE_SIZE, (limits::GIDS / 8).ilog2() as u16)
         .set(HcaCap::ROCE, true)
         .set(HcaCap::ATOMIC, true)
         .set(HcaCap::UMEM_UID_0, true)
@@ -79,13 +90,16 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
 fn atomic(page: &mut ViewMut<'_, AtomicCap>) {
     page.set(AtomicCap::REQ_8B_ENDIANNESS_MODE, 1)
         .set(AtomicCap::SUPPORTED_REQ_8B_ENDIANNESS_MODE_1, true)
-        .set(AtomicCap::ATOMIC_OPERATIONS, ATOMIC_COMPARE_SWAP | ATOMIC_FETCH_ADD)
-        .set(AtomicCap::ATOMIC_SIZE_QP, size_of::<u64>() as u16)
-        .set(AtomicCap::ATOMIC_SIZE_DC, size_of::<u64>() as u16);
+        .set(
+            AtomicCap::ATOMIC_OPERATIONS,
+            ATOMIC_COMPARE_SWAP | ATOMIC_FETCH_ADD | ATOMIC_MASKED_COMPARE_SWAP | ATOMIC_MASKED_FETCH_ADD,
+        )
+        .set(AtomicCap::ATOMIC_SIZE_QP, (size_of::<u32>() | size_of::<u64>()) as u16)
+        .set(AtomicCap::ATOMIC_SIZE_DC, (size_of::<u32>() | size_of::<u64>()) as u16);
 }
 
 fn roce(page: &mut ViewMut<'_, RoceCap>) {
-    page.set(RoceCap::L3_TYPE, ROCE_L3_IPV4)
+    page.set(RoceCap::L3_TYPE, ROCE_L3_IPV4 | ROCE_L3_IPV6)
         .set(RoceCap::ROCE_VERSION, ROCE_VERSION_2)
         .set(RoceCap::R_ROCE_DEST_UDP_PORT, UDP_PORT)
         .set(RoceCap::R_ROCE_MIN_SRC_UDP_PORT, UDP_PORT)

@@ -3,12 +3,13 @@
 use barewire_layouts::command::cq::{
     CqState, CqStatus, Cqc, CreateCqIn, CreateCqOut, DestroyCqIn, QueryCqIn, QueryCqOut,
 };
+use barewire_layouts::cqe::compressed::MiniFormat;
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
 use crate::limits;
 use crate::memory::Window;
-use crate::object::{Cq, Notify, Objects, UNARMED};
+use crate::object::{Compression, Cq, Notify, Objects, UNARMED};
 
 /// PRM: CREATE_CQ with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
 pub(super) fn create(
@@ -17,9 +18,10 @@ pub(super) fn create(
     mut output: ViewMut<'_, CreateCqOut>,
 ) -> Outcome {
     let context = input.nested(CreateCqIn::CQ_CONTEXT);
-    if context.get(Cqc::CC) || context.get(Cqc::CQE_COMP_EN) {
+    if context.get(Cqc::CC) {
         return Err(CommandSyndrome::CqFeature);
     }
+    let compression = context.get(Cqc::CQE_COMP_EN).then(|| compression(context)).transpose()?;
     let entry = context.get(Cqc::CQE_SZ).map_err(|_| CommandSyndrome::CqEntrySize)?;
     let log_size = context.get(Cqc::LOG_CQ_SIZE);
     if log_size > limits::LOG_CQ_ENTRIES {
@@ -44,6 +46,7 @@ pub(super) fn create(
             entry,
             ignore_overrun: context.get(Cqc::OI),
             producer: 0,
+            compression: compression.map(Box::new),
             status: CqStatus::Ok,
             notify,
             uar: uar_index,
@@ -61,6 +64,13 @@ pub(super) fn create(
     objects.memory.hold(doorbell_umem.0);
     output.set(CreateCqOut::CQN, number);
     Ok(())
+}
+
+/// What the context says of compression.
+fn compression(context: View<'_, Cqc>) -> Result<Compression, CommandSyndrome> {
+    let layout = context.get(Cqc::CQE_COMPRESSION_LAYOUT).map_err(|_| CommandSyndrome::CqCompression)?;
+    let format = MiniFormat::from_bits(context.get(Cqc::MINI_CQE_RES_FORMAT));
+    Ok(Compression::new(layout, format.ok_or(CommandSyndrome::CqCompression)?))
 }
 
 /// What the context says of events. With an event queue the device owns the record's arm word until software first arms.
@@ -106,6 +116,12 @@ pub(super) fn query(
         .set(Cqc::CONSUMER_COUNTER, cq.consumer())
         .set(Cqc::PRODUCER_COUNTER, cq.producer & Cq::COUNTER)
         .set(Cqc::DBR_ADDR, cq.doorbell_umem.1);
+    if let Some(compression) = &cq.compression {
+        context
+            .set(Cqc::CQE_COMP_EN, true)
+            .set(Cqc::MINI_CQE_RES_FORMAT, compression.format as u8)
+            .set(Cqc::CQE_COMPRESSION_LAYOUT, compression.layout);
+    }
     if let Some(notify) = &cq.notify {
         match notify.request() {
             Some(true) => context.set(Cqc::ST, CqState::SolicitedArmed),

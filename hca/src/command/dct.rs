@@ -1,6 +1,7 @@
 //! CREATE_DCT, QUERY_DCT, DRAIN_DCT, DESTROY_DCT, ARM_DCT_FOR_KEY_VIOLATION.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use barewire_layouts::command::dct::{
     ArmDctIn, CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn, QueryDctOut,
@@ -8,6 +9,7 @@ use barewire_layouts::command::dct::{
 use barewire_layouts::command::qp::{AtomicMode, Mtu};
 use barewire_layouts::prm::{View, ViewMut};
 
+use super::q_counter::counter_set;
 use super::{CommandSyndrome, Outcome};
 use crate::engine::{Context, Engine};
 use crate::limits;
@@ -16,9 +18,10 @@ use crate::object::{Attributes, Dct, Objects, Scatter};
 /// `cs_res` of messages of up to 32 bytes: queue pairs have it, targets do not (mlx5_ifc.h: `MLX5_DCTC_CS_RES_NA`).
 const NO_SUCH_SCATTER: u8 = 1;
 
-/// PRM: CREATE_DCT.
+/// PRM: CREATE_DCT, for a device at `own`.
 pub(super) fn create(
     objects: &mut Objects,
+    own: IpAddr,
     input: View<'_, CreateDctIn>,
     mut output: ViewMut<'_, CreateDctOut>,
 ) -> Outcome {
@@ -29,7 +32,7 @@ pub(super) fn create(
     if context.get(Dctc::PKEY_INDEX) != 0 {
         return Err(CommandSyndrome::DctPkeyIndex);
     }
-    if u16::from(context.get(Dctc::MY_ADDR_INDEX)) >= limits::GIDS {
+    if objects.gids.address(context.get(Dctc::MY_ADDR_INDEX).into()) != Some(own) {
         return Err(CommandSyndrome::DctGid);
     }
     let mtu = context.get(Dctc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::DctMtu)?;
@@ -46,6 +49,7 @@ pub(super) fn create(
     objects.pds.get(pd).ok_or(CommandSyndrome::UnknownPd)?;
     objects.cqs.get(cq).ok_or(CommandSyndrome::DctUnknownCq)?;
     objects.srqs.get(srq).ok_or(CommandSyndrome::DctUnknownSrq)?;
+    let counter_set = counter_set(objects, context.get(Dctc::COUNTER_SET_ID))?;
     let attributes = Attributes {
         mtu,
         log_message_max: limits::LOG_MESSAGE_BYTES,
@@ -54,6 +58,7 @@ pub(super) fn create(
         remote_read: context.get(Dctc::RRE),
         remote_write: context.get(Dctc::RWE),
         remote_atomic,
+        counter_set,
         ..Attributes::default()
     };
     let (number, _) = objects
@@ -72,7 +77,6 @@ pub(super) fn create(
             connections: HashMap::new(),
             traffic_class: context.get(Dctc::TCLASS),
             hop_limit: context.get(Dctc::HOP_LIMIT),
-            counter_set: context.get(Dctc::COUNTER_SET_ID),
         })
         .ok_or(CommandSyndrome::NoDcts)?;
     objects.share(Some(srq), true);
@@ -95,7 +99,7 @@ pub(super) fn query(
         .set(Dctc::STATE, dct.state)
         .set(Dctc::USER_INDEX, dct.user_index)
         .set(Dctc::CQN, dct.cq)
-        .set(Dctc::COUNTER_SET_ID, dct.counter_set)
+        .set(Dctc::COUNTER_SET_ID, attributes.counter_set)
         .set(Dctc::ATOMIC_MODE, if attributes.remote_atomic { AtomicMode::IbSpec } else { AtomicMode::None })
         .set(Dctc::RRE, attributes.remote_read)
         .set(Dctc::RWE, attributes.remote_write)

@@ -1,35 +1,46 @@
-//! QUERY_ROCE_ADDRESS.
+//! QUERY_ROCE_ADDRESS, SET_ROCE_ADDRESS, and what addresses are called.
 
 use std::net::IpAddr;
 
 use barewire_layouts::command::gid::{
-    QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, RoceL3Type, RoceVersion,
+    QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, SetRoceAddressIn,
 };
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome};
 use crate::limits;
+use crate::object::{Gids, InvalidGid};
 use crate::wire::is_host;
 
-/// PRM: QUERY_ROCE_ADDRESS. The table has one entry, the device's own address.
+/// The only port.
+fn check(port: u8) -> Outcome {
+    if matches!(port, 0 | limits::PORT) { Ok(()) } else { Err(CommandSyndrome::GidPort) }
+}
+
+/// PRM: QUERY_ROCE_ADDRESS.
 pub(super) fn query(
-    address: IpAddr,
+    gids: &Gids,
     input: View<'_, QueryRoceAddressIn>,
     mut output: ViewMut<'_, QueryRoceAddressOut>,
 ) -> Outcome {
-    if input.get(QueryRoceAddressIn::ROCE_ADDRESS_INDEX) >= limits::GIDS {
-        return Err(CommandSyndrome::GidIndex);
-    }
-    if !matches!(input.get(QueryRoceAddressIn::VHCA_PORT_NUM), 0 | limits::PORT) {
-        return Err(CommandSyndrome::GidPort);
-    }
-    output
-        .nested(QueryRoceAddressOut::ROCE_ADDRESS)
-        .set_array(RoceAddress::SOURCE_L3_ADDRESS, gid(address))
-        .set_array(RoceAddress::SOURCE_MAC, mac(address))
-        .set(RoceAddress::ROCE_L3_TYPE, if address.is_ipv4() { RoceL3Type::Ipv4 } else { RoceL3Type::Ipv6 })
-        .set(RoceAddress::ROCE_VERSION, RoceVersion::V2);
+    let entry = gids.entry(input.get(QueryRoceAddressIn::ROCE_ADDRESS_INDEX));
+    let entry = entry.ok_or(CommandSyndrome::GidIndex)?;
+    check(input.get(QueryRoceAddressIn::VHCA_PORT_NUM))?;
+    output.nested(QueryRoceAddressOut::ROCE_ADDRESS).bytes().copy_from_slice(&entry);
     Ok(())
+}
+
+/// PRM: SET_ROCE_ADDRESS. Queue pairs that are connected keep the address that they have.
+pub(super) fn set(gids: &mut Gids, input: View<'_, SetRoceAddressIn>) -> Outcome {
+    let index = input.get(SetRoceAddressIn::ROCE_ADDRESS_INDEX);
+    gids.entry(index).ok_or(CommandSyndrome::GidIndex)?;
+    check(input.get(SetRoceAddressIn::VHCA_PORT_NUM))?;
+    let entry: View<'_, RoceAddress> = input.nested(SetRoceAddressIn::ROCE_ADDRESS);
+    let entry = entry.bytes().try_into().map_err(|_| CommandSyndrome::InputLength)?;
+    gids.set(index, entry).map_err(|invalid| match invalid {
+        InvalidGid::Address => CommandSyndrome::GidAddress,
+        InvalidGid::Version => CommandSyndrome::GidVersion,
+    })
 }
 
 /// The GID of an address: an IPv6 address itself, `::ffff:a.b.c.d` for an IPv4 address (IBTA A17.4.6).

@@ -2,7 +2,7 @@
 
 use barewire_layouts::command::klm::Klm;
 use barewire_layouts::command::mkey::{
-    ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, QueryMkeyIn, QueryMkeyOut,
+    AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, QueryMkeyIn, QueryMkeyOut,
 };
 use barewire_layouts::prm::{Field, View, ViewMut};
 
@@ -35,9 +35,6 @@ pub(super) fn create(
     let mode =
         AccessMode::try_from(context.get(Mkc::ACCESS_MODE_4_2) << 2 | context.get(Mkc::ACCESS_MODE_1_0))
             .map_err(|_| CommandSyndrome::MkeyMode)?;
-    if context.get(Mkc::QPN) != ANY_QPN {
-        return Err(CommandSyndrome::MkeyQpn);
-    }
     if context.get(Mkc::LENGTH64) {
         return Err(CommandSyndrome::MkeyFeature);
     }
@@ -64,10 +61,12 @@ pub(super) fn create(
             variant: context.get(Mkc::MKEY_7_0),
             free: context.get(Mkc::FREE),
             pd: pd_number,
+            qpn: context.get(Mkc::QPN),
             start,
             length,
             access,
             updatable: context.get(Mkc::UMR_EN),
+            remote_invalidate: context.get(Mkc::EN_RINVAL),
             relaxed: (context.get(Mkc::RELAXED_ORDERING_READ), context.get(Mkc::RELAXED_ORDERING_WRITE)),
             backing,
         })
@@ -110,7 +109,9 @@ fn indirect(
 ) -> Result<Backing, CommandSyndrome> {
     let context = input.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
     let count = input.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize;
-    if count > limits::RANGES {
+    // What work requests may fill in.
+    let capacity = context.get(Mkc::TRANSLATIONS_OCTWORD_SIZE) as usize;
+    if count.max(capacity) > limits::RANGES {
         return Err(CommandSyndrome::MkeyListSize);
     }
     let (id, offset) = (input.get(CreateMkeyIn::MKEY_UMEM_ID), input.get(CreateMkeyIn::MKEY_UMEM_OFFSET));
@@ -128,9 +129,9 @@ fn indirect(
         &copy
     };
     let ranges = if mode == AccessMode::Ksm {
-        Ranges::equal(list, context.get(Mkc::LOG_PAGE_SIZE))
+        Ranges::equal(list, context.get(Mkc::LOG_PAGE_SIZE), capacity)
     } else {
-        Ranges::sized(list)
+        Ranges::sized(list, capacity).ok_or(CommandSyndrome::MkeyList)?
     };
     // One that work requests will fill may be longer than its list is now.
     if length > ranges.bytes() && !context.get(Mkc::UMR_EN) && !context.get(Mkc::FREE) {
@@ -156,7 +157,8 @@ pub(super) fn query(
         .set(Mkc::UMR_EN, mkey.updatable)
         .set(Mkc::RELAXED_ORDERING_READ, mkey.relaxed.0)
         .set(Mkc::RELAXED_ORDERING_WRITE, mkey.relaxed.1)
-        .set(Mkc::QPN, ANY_QPN)
+        .set(Mkc::EN_RINVAL, mkey.remote_invalidate)
+        .set(Mkc::QPN, mkey.qpn)
         .set(Mkc::MKEY_7_0, mkey.variant)
         .set(Mkc::PD, mkey.pd)
         .set(Mkc::START_ADDR, mkey.start)
@@ -164,7 +166,7 @@ pub(super) fn query(
     let (mode, log_page) = match &mkey.backing {
         Backing::Nothing | Backing::Umem { .. } => (AccessMode::Mtt, limits::LOG_PAGE_BYTES),
         Backing::Ranges(ranges) => {
-            context.set(Mkc::TRANSLATIONS_OCTWORD_SIZE, ranges.len() as u32);
+            context.set(Mkc::TRANSLATIONS_OCTWORD_SIZE, ranges.capacity() as u32);
             match ranges.log_size() {
                 Some(log_size) => (AccessMode::Ksm, log_size),
                 None => (AccessMode::Klm, 0),

@@ -10,6 +10,7 @@ use barewire_layouts::command::mkey::CreateMkeyIn;
 use barewire_layouts::command::pd::AllocPdIn;
 use barewire_layouts::command::port::{QueryAdapterIn, QueryLagIn};
 use barewire_layouts::command::q_counter::AllocQCounterIn;
+use barewire_layouts::command::srq::{ArmXrqIn, CreateXrqIn, DestroyXrqIn, QueryXrqIn};
 use barewire_layouts::command::uar::AllocUarIn;
 use barewire_layouts::command::xrc::AllocXrcdIn;
 use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request};
@@ -39,6 +40,7 @@ mod umem;
 mod xrc;
 
 pub(crate) use gid::{address as gid_address, gid, mac};
+pub(crate) use q_counter::CounterSet;
 pub use syndrome::CommandSyndrome;
 
 /// Done, or why not.
@@ -98,20 +100,24 @@ fn dispatch(
             port::hca(address, device.wire.is_link_up(), request, answer)
         }),
         CommandOpcode::QueryHcaVportGid => {
-            run(input, output, |request, answer| port::gids(address, request, answer))
+            let (request, answer) = parts(input, output)?;
+            port::gids(&device.objects.gids, request, answer)
         }
         CommandOpcode::QueryHcaVportPkey => run(input, output, port::pkeys),
-        CommandOpcode::AllocQCounter => run::<AllocQCounterIn>(input, output, |_, answer| {
-            q_counter::alloc(device.objects, device.counters, answer)
-        }),
+        CommandOpcode::AllocQCounter => {
+            run::<AllocQCounterIn>(input, output, |_, answer| q_counter::alloc(device.objects, answer))
+        }
         CommandOpcode::DeallocQCounter => {
             run(input, output, |request, _| q_counter::dealloc(device.objects, request))
         }
-        CommandOpcode::QueryQCounter => run(input, output, |request, answer| {
-            q_counter::query(device.objects, device.counters, request, answer)
-        }),
+        CommandOpcode::QueryQCounter => {
+            run(input, output, |request, answer| q_counter::query(device.objects, request, answer))
+        }
         CommandOpcode::QueryRoceAddress => {
-            run(input, output, |request, answer| gid::query(address, request, answer))
+            run(input, output, |request, answer| gid::query(&device.objects.gids, request, answer))
+        }
+        CommandOpcode::SetRoceAddress => {
+            run(input, output, |request, _| gid::set(&mut device.objects.gids, request))
         }
         CommandOpcode::AllocPd => {
             run::<AllocPdIn>(input, output, |_, answer| pd::alloc(device.objects, answer))
@@ -172,7 +178,7 @@ fn dispatch(
         }
         CommandOpcode::ArmXrcSrq => run(input, output, |request, _| xrc::arm(device.objects, request)),
         CommandOpcode::CreateDct => {
-            run(input, output, |request, answer| dct::create(device.objects, request, answer))
+            run(input, output, |request, answer| dct::create(device.objects, address, request, answer))
         }
         CommandOpcode::QueryDct => {
             run(input, output, |request, answer| dct::query(device.objects, request, answer))
@@ -190,6 +196,12 @@ fn dispatch(
             run(input, output, |request, answer| rmp::query(device.objects, request, answer))
         }
         CommandOpcode::DestroyRmp => run(input, output, |request, _| rmp::destroy(device.objects, request)),
+        CommandOpcode::CreateXrq => run::<CreateXrqIn>(input, output, |_, _| Err(CommandSyndrome::NoXrqs)),
+        CommandOpcode::QueryXrq => run::<QueryXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq)),
+        CommandOpcode::DestroyXrq => {
+            run::<DestroyXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq))
+        }
+        CommandOpcode::ArmXrq => run::<ArmXrqIn>(input, output, |_, _| Err(CommandSyndrome::UnknownXrq)),
         CommandOpcode::CreateQp => {
             run(input, output, |request, answer| qp::create(device.objects, request, answer))
         }
@@ -232,6 +244,15 @@ fn run<R: Request>(
     let request = View::new(input).ok_or(CommandSyndrome::InputLength)?;
     let answer = ViewMut::new(output).ok_or(CommandSyndrome::OutputLength)?;
     command(request, answer)
+}
+
+/// A request, and its answer with the room for a list behind it.
+fn parts<'a, R: Request>(
+    input: &'a [u8],
+    output: &'a mut [u8],
+) -> Result<(View<'a, R>, &'a mut [u8]), CommandSyndrome> {
+    let request = View::new(input).ok_or(CommandSyndrome::InputLength)?;
+    if output.len() < R::Answer::BYTES { Err(CommandSyndrome::OutputLength) } else { Ok((request, output)) }
 }
 
 /// The memory of a ring, `length` bytes at `offset` of a umem.

@@ -9,6 +9,7 @@ use barewire_layouts::command::qp::{
 };
 use barewire_layouts::prm::View;
 
+use super::q_counter::counter_set;
 use super::{CommandSyndrome, Outcome, gid};
 use crate::engine::{Context, Engine, lid_address};
 use crate::limits;
@@ -20,8 +21,10 @@ pub(super) fn rst2init(
     device: &mut Context<'_>,
     input: View<'_, Rst2InitQpIn>,
 ) -> Outcome {
+    let counter_set = counter_set(device.objects, input.nested(Rst2InitQpIn::QPC).get(Qpc::COUNTER_SET_ID));
     step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
         take_port(context, OptionalParameters::all(), service, attributes)?;
+        attributes.counter_set = counter_set?;
         take_rights(context, OptionalParameters::all(), attributes)
     })
 }
@@ -44,7 +47,11 @@ pub(super) fn rts2rts(
     device: &mut Context<'_>,
     input: View<'_, Rts2RtsQpIn>,
 ) -> Outcome {
+    let counter_set = counter_set(device.objects, input.nested(Rts2RtsQpIn::QPC).get(Qpc::COUNTER_SET_ID));
     step(engine, device, input, (QpState::Rts, QpState::Rts), |context, optional, service, attributes| {
+        if optional.contains(OptionalParameters::COUNTER_SET_ID) {
+            attributes.counter_set = counter_set?;
+        }
         if optional.contains(OptionalParameters::RNR_TIMEOUT) {
             attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
         }
@@ -81,11 +88,14 @@ pub(super) fn init2rtr(
     device: &mut Context<'_>,
     input: View<'_, Init2RtrQpIn>,
 ) -> Outcome {
+    let path = input.nested(Init2RtrQpIn::QPC).nested(Qpc::PRIMARY_ADDRESS_PATH);
+    let source = device.objects.gids.address(path.get(AddressPath::SRC_ADDR_INDEX).into());
     let own = engine.address();
     step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, service, attributes| {
-        let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
-        if u16::from(path.get(AddressPath::SRC_ADDR_INDEX)) >= limits::GIDS {
-            return Err(CommandSyndrome::SourceGid);
+        match source {
+            None => return Err(CommandSyndrome::SourceGid),
+            Some(source) if source != own => return Err(CommandSyndrome::SourceAddress),
+            Some(_) => {}
         }
         let log_message_max = context.get(Qpc::LOG_MSG_MAX);
         if log_message_max > limits::LOG_MESSAGE_BYTES {

@@ -9,10 +9,11 @@ use barewire_layouts::command::port::{
     QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextIn,
     QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut, VportState,
 };
-use barewire_layouts::prm::{View, ViewMut};
+use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use super::{CommandSyndrome, Outcome, gid};
 use crate::limits;
+use crate::object::Gids;
 
 /// Payload of the largest frame, which holds a packet of the largest MTU.
 const ETHERNET_MTU: u16 = 4200;
@@ -90,20 +91,24 @@ pub(super) fn hca(
     Ok(())
 }
 
-/// PRM: QUERY_HCA_VPORT_GID. The table has one entry.
-pub(super) fn gids(
-    address: IpAddr,
-    input: View<'_, QueryHcaVportGidIn>,
-    mut output: ViewMut<'_, QueryHcaVportGidOut>,
-) -> Outcome {
+/// PRM: QUERY_HCA_VPORT_GID. Of all entries, as many as the answer has room for.
+pub(super) fn gids(gids: &Gids, input: View<'_, QueryHcaVportGidIn>, output: &mut [u8]) -> Outcome {
+    const FIXED: usize = QueryHcaVportGidOut::BYTES - size_of::<[u8; 16]>();
     check(input.get(QueryHcaVportGidIn::OTHER_VPORT), input.get(QueryHcaVportGidIn::PORT_NUM))?;
     let index = input.get(QueryHcaVportGidIn::GID_INDEX);
     if index != ALL_ENTRIES && index >= limits::GIDS {
         return Err(CommandSyndrome::GidIndex);
     }
-    output
-        .set(QueryHcaVportGidOut::GIDS_NUM, limits::GIDS)
-        .set_array(QueryHcaVportGidOut::GID, gid::gid(address));
+    let (first, count) =
+        if index == ALL_ENTRIES { (0, limits::GIDS.into()) } else { (usize::from(index), 1) };
+    let mut told = 0;
+    let list = output.get_mut(FIXED..).unwrap_or_default();
+    for (to, gid) in list.chunks_exact_mut(16).zip(gids.all().skip(first).take(count)) {
+        to.copy_from_slice(&gid);
+        told += 1;
+    }
+    let mut answer = ViewMut::<QueryHcaVportGidOut>::new(output).ok_or(CommandSyndrome::OutputLength)?;
+    answer.set(QueryHcaVportGidOut::GIDS_NUM, told);
     Ok(())
 }
 

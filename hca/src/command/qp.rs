@@ -180,6 +180,7 @@ pub(super) fn query(
         .set(Qpc::XRCD, qp.xrcd.unwrap_or(0))
         .set(Qpc::CQN_RCV, qp.receive_cq)
         .set(Qpc::Q_KEY, attributes.qkey)
+        .set(Qpc::COUNTER_SET_ID, attributes.counter_set)
         .set(Qpc::SW_SQ_WQEBB_COUNTER, qp.doorbell.send())
         .set(Qpc::SW_RQ_COUNTER, u32::from(qp.doorbell.receive()))
         .set(Qpc::DBR_UMEM_VALID, true)

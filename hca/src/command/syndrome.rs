@@ -77,7 +77,8 @@ syndromes! {
     NoCqs = 0x0503, NoResources, "the device has no completion queue left";
     CqSize = 0x0504, LimitExceeded, "more completion queue entries than log_max_cq_sz allows";
     CqEntrySize = 0x0505, BadParameter, "the CQE size (cqe_sz) is neither 64 nor 128 bytes";
-    CqFeature = 0x0506, BadParameter, "collapsed (cc) and compressing (cqe_comp_en) completion queues are not supported";
+    CqFeature = 0x0506, BadParameter, "collapsed (cc) completion queues are not supported";
+    CqCompression = 0x050d, BadParameter, "what mini CQEs carry (mini_cqe_res_format) or how they lie (cqe_compression_layout) is none that there is";
     CqUnknownEq = 0x0507, BadResource, "there is no such event queue (c_eqn)";
     CqResizeSelect = 0x0508, BadParameter, "a resize must select the ring's size (log_cq_size)";
     CqResizeFull = 0x0509, BadSize, "more completions wait than the new ring holds, or the old one has no room for the resize CQE";
@@ -102,7 +103,8 @@ syndromes! {
     PathMtu = 0x0613, BadParameter, "the path MTU (mtu) is none of 256 to 4096 bytes";
     MessageMax = 0x0614, LimitExceeded, "messages (log_msg_max) are longer than the device's log_max_msg";
     RemoteGid = 0x0615, BadParameter, "the remote GID (rgid_rip) is no unicast IPv4 address in IPv6 form (::ffff:a.b.c.d)";
-    SourceGid = 0x0616, BadIndex, "the source address index (src_addr_index) is beyond the GID table";
+    SourceGid = 0x0616, BadIndex, "the source address index (src_addr_index) is beyond the GID table, or its entry is empty";
+    SourceAddress = 0x061a, BadParameter, "the source address (src_addr_index) is in the GID table, but the device's wire does not carry it";
     ResponderDepth = 0x0617, LimitExceeded, "responder resources (log_rra_max) exceed log_max_ra_res_qp";
     InitiatorDepth = 0x0618, LimitExceeded, "outstanding reads and atomics (log_sra_max) exceed log_max_ra_req_qp";
     AtomicMode = 0x0619, BadParameter, "remote atomics are enabled (rae) without an atomic mode that the device has";
@@ -114,14 +116,16 @@ syndromes! {
     MkeyBounds = 0x0705, BadParameter, "the memory key is not inside its user memory";
     MkeyRights = 0x0706, BadParameter, "the memory key grants writing, its user memory does not";
     MkeyAddress = 0x0707, BadParameter, "the memory key's addresses wrap around";
-    MkeyQpn = 0x0708, BadParameter, "a memory key for one queue pair only (qpn) is not supported";
     MkeyFeature = 0x0709, BadParameter, "a memory key over the whole address space (length64) is not supported";
     MkeyListSize = 0x070a, LimitExceeded, "more ranges in an indirect memory key than log_max_klm_list_size allows";
     MkeyListLength = 0x070b, BadInputLength, "the request ends before the indirect memory key's list does";
+    MkeyList = 0x070d, BadParameter, "a strided block in the memory key's list is not whole, or the list covers more than 2^64 bytes";
     MkeyListBytes = 0x070c, BadParameter, "the ranges of the indirect memory key cover less than its length";
 
     GidIndex = 0x0801, BadIndex, "the index is beyond the GID table";
     GidPort = 0x0802, BadParameter, "there is no such port";
+    GidAddress = 0x0803, BadParameter, "no host has such an address (source_l3_address), or it is of another version than roce_l3_type says";
+    GidVersion = 0x0804, BadParameter, "the RoCE version (roce_version) is not 2, the only one that packets have here";
 
     UnknownEq = 0x0901, BadResource, "there is no such event queue";
     EqInUse = 0x0902, ResourceBusy, "completion queues that tell the event queue still exist";
@@ -139,6 +143,9 @@ syndromes! {
     RmpState = 0x0a08, BadParameter, "the receive memory pool's state is neither ready nor error, or not ready when it is made";
     RmpType = 0x0a09, BadParameter, "the queue type (wq_type) of the receive memory pool is neither linked list nor cyclic";
     RmpTransition = 0x0a0a, BadResourceState, "the receive memory pool is not in the state that the command says (rmp_state)";
+
+    NoXrqs = 0x0a0b, NoResources, "the device has no shared receive queue with tag matching (XRQ), and never has any";
+    UnknownXrq = 0x0a0c, BadResource, "there is no such shared receive queue with tag matching (XRQ)";
 
     UnknownXrcd = 0x0a10, BadResource, "there is no such XRC domain (xrcd)";
     XrcdInUse = 0x0a11, ResourceBusy, "queue pairs or shared receive queues of the XRC domain still exist";
@@ -159,7 +166,7 @@ syndromes! {
     DctMtu = 0x0d06, BadParameter, "the target's path MTU (mtu) is none of 256 to 4096 bytes";
     DctPort = 0x0d07, BadParameter, "the target's port (port) is neither 0 nor one that exists";
     DctPkeyIndex = 0x0d08, BadIndex, "the target's partition key index (pkey_index) is beyond the table";
-    DctGid = 0x0d09, BadIndex, "the target's source address index (my_addr_index) is beyond the GID table";
+    DctGid = 0x0d09, BadIndex, "the target's source address index (my_addr_index) is beyond the GID table, or its entry is not the address of the device";
     DctScatterToCqe = 0x0d0a, BadParameter, "scatter to CQE of a target (cs_res) is neither off (0) nor up to 64 bytes (2)";
     DctAtomicMode = 0x0d0b, BadParameter, "remote atomics of the target are enabled (rae) without an atomic mode that the device has";
 }

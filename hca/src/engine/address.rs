@@ -33,6 +33,8 @@ pub(super) struct Destination {
     pub(super) qpn: u32,
     key: u64,
     route: Route,
+    /// Index of the own address, where the address vector has one.
+    pub(super) source: Option<u16>,
 }
 
 impl Destination {
@@ -94,7 +96,7 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
     let extended = segments
         .peek::<CompactAddressVector>()
         .is_some_and(|base| base.qpn.get() & EXTENDED_ADDRESS_VECTOR != 0);
-    let (base, route) = if extended {
+    let (base, route, source) = if extended {
         let vector: AddressVector = segments.next(ds, ROOM)?;
         let reserved = vector.reserved.get();
         if reserved != 0 {
@@ -102,17 +104,18 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
         }
         if u16::from(vector.source_index()) >= limits::GIDS {
             let (what, got) = ("address vector: source GID index", vector.source_index().into());
-            return Err(Finding::Value { what, got, wanted: "0: the port has one GID" });
+            return Err(Finding::Value { what, got, wanted: "below the size of the GID table" });
         }
         // InfiniBand without a global route.
         let route = match (vector.gid, vector.base.lid_or_port.get()) {
             (NO_GID, lid) if lid != 0 => Route::Lid(lid),
             (gid, _) => Route::Gid(gid),
         };
-        (vector.base, route)
+        let source = matches!(route, Route::Gid(_)).then(|| vector.source_index().into());
+        (vector.base, route, source)
     } else {
         let vector: CompactAddressVector = segments.next(ds, ROOM)?;
-        (vector, Route::Lid(vector.lid_or_port.get()))
+        (vector, Route::Lid(vector.lid_or_port.get()), None)
     };
     // Of datagrams half of the key is used; of dynamic connections, all.
     let (what, reserved) = if service == ServiceType::Ud {
@@ -123,7 +126,7 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
     if reserved != 0 {
         return Err(Finding::Reserved { what, got: reserved.into() });
     }
-    Ok(Destination { qpn: base.qpn.get() & MASK_24, key: base.access_key(), route })
+    Ok(Destination { qpn: base.qpn.get() & MASK_24, key: base.access_key(), route, source })
 }
 
 /// The local identifier (LID) that goes for an address where InfiniBand has one: its last 16 bits.

@@ -80,7 +80,11 @@ fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, mut cqe: Cqe64, data: Option
         cqe.timestamp = Be64::new(port.now);
     }
     if cq.push_with(cqe, data).is_ok() {
-        port.events.check(cqn, cq, port.now);
+        match cq.open_block() {
+            0 => port.events.check(cqn, cq, port.now),
+            1 => port.events.opened(cqn),
+            _ => {}
+        }
     } else {
         port.counters.cq_overruns += 1;
         port.report(qp.known_as(), cqe.wqe_counter.get(), Finding::CompletionOverrun { cqn });
@@ -160,6 +164,7 @@ pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
 
 /// A send WQE failed; signalled or not, it completes.
 pub(super) fn send_failed(qp: &mut Qp, port: &mut Port<'_>, opcode: u8, index: u16, syndrome: Syndrome) {
+    port.counters.send_errors.count(syndrome);
     let cqe = failed(qp, CqeOpcode::RequesterError, qp.user_index, opcode, index, syndrome);
     push(port, qp, qp.send_cq, cqe, None);
 }
@@ -179,6 +184,7 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arri
 
 /// A receive WQE failed.
 pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, syndrome: Syndrome) {
+    port.counters.receive_errors.count(syndrome);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     let cqe = failed(qp, CqeOpcode::ResponderError, user_index, 0, receive.index, syndrome);
     push(port, qp, cqn, cqe, None);

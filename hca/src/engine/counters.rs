@@ -1,5 +1,53 @@
 //! What a device counted since it was opened.
 
+use barewire_layouts::cqe::Syndrome;
+
+use super::Context;
+use crate::object::Objects;
+
+/// Counts of failed WQEs by syndrome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SyndromeCounts([u64; SYNDROMES.len()]);
+
+const SYNDROMES: [Syndrome; 13] = [
+    Syndrome::LocalLength,
+    Syndrome::LocalQpOperation,
+    Syndrome::LocalProtection,
+    Syndrome::WorkRequestFlushed,
+    Syndrome::MemoryWindowBind,
+    Syndrome::BadResponse,
+    Syndrome::LocalAccess,
+    Syndrome::RemoteInvalidRequest,
+    Syndrome::RemoteAccess,
+    Syndrome::RemoteOperation,
+    Syndrome::TransportRetryExceeded,
+    Syndrome::RnrRetryExceeded,
+    Syndrome::RemoteAborted,
+];
+
+impl SyndromeCounts {
+    /// WQEs that failed so.
+    pub fn of(&self, syndrome: Syndrome) -> u64 {
+        SYNDROMES
+            .iter()
+            .zip(self.0)
+            .filter(|&(&counted, _)| counted == syndrome)
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    /// WQEs that failed in any way.
+    pub fn all(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    pub(super) fn count(&mut self, syndrome: Syndrome) {
+        if let Some(at) = SYNDROMES.iter().position(|&counted| counted == syndrome) {
+            self.0[at] += 1;
+        }
+    }
+}
+
 /// Event counts of one device. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -57,8 +105,28 @@ pub struct Counters {
     pub naks_received: u64,
     /// Receiver-not-ready acknowledgements received.
     pub rnr_naks_received: u64,
+    /// Negative acknowledgements received for a gap in the sequence numbers.
+    pub sequence_naks_received: u64,
+    /// Requests refused as invalid.
+    pub invalid_requests: u64,
+    /// Requests refused because their keys did not do.
+    pub access_errors: u64,
+    /// Messages that found no receive WQE.
+    pub out_of_buffer: u64,
+    /// Send WQEs that failed.
+    pub send_errors: SyndromeCounts,
+    /// Receive WQEs that failed.
+    pub receive_errors: SyndromeCounts,
+    /// RDMA writes executed.
+    pub writes: u64,
+    /// RDMA reads executed.
+    pub reads: u64,
     /// Atomic operations executed.
     pub atomics: u64,
+    /// Memory keys that work requests asked to change.
+    pub key_changes: u64,
+    /// Atomic requests dropped, to come again, because earlier reads were not answered yet.
+    pub atomics_postponed: u64,
     /// Atomic responses sent again from the responder's store, without executing.
     pub atomics_replayed: u64,
     /// Doorbells noticed.
@@ -91,4 +159,30 @@ pub struct Counters {
     pub fault_flaps: u64,
     /// Packets lost, in either direction, because the link was down.
     pub link_dropped: u64,
+}
+
+/// What is counted while work is done on a queue pair, a target or one of its responder contexts.
+#[derive(Debug)]
+pub(super) struct Tally {
+    /// The counter set that it names; 0 for none.
+    set: u8,
+    before: Counters,
+}
+
+impl Tally {
+    /// Work on `number` begins; it may be gone when the work ends.
+    pub(super) fn begin(context: &Context<'_>, number: u32) -> Self {
+        let Objects { dcts, .. } = &*context.objects;
+        let attributes = context.objects.queue_pair(number).map(|qp| &qp.attributes);
+        let attributes = attributes.or_else(|| dcts.get(number).map(|dct| &dct.attributes));
+        Self { set: attributes.map_or(0, |attributes| attributes.counter_set), before: *context.counters }
+    }
+
+    /// Adds what was counted since to the set.
+    pub(super) fn end(self, context: &mut Context<'_>) {
+        let set = context.objects.counter_sets.get_mut(self.set.into());
+        if let Some(set) = set.filter(|_| self.before != *context.counters) {
+            set.charge(&self.before, context.counters);
+        }
+    }
 }

@@ -30,6 +30,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let receive = match take_receive(qp, port, qp.srq) {
         Ok(receive) => receive,
         Err(Refusal::NotReady) => {
+            port.counters.out_of_buffer += 1;
             port.counters.messages_dropped += 1;
             return;
         }
@@ -40,16 +41,25 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         return fail(qp, port, Some(receive), Some(Syndrome::LocalLength));
     }
     let header = network(packet.source, port.address, packet.length);
-    let scattered = receive
-        .local
-        .copy_from(port.memory, receive.pd, 0, &header)
-        .and_then(|()| receive.local.copy_from(port.memory, receive.pd, GRH as u64, packet.payload));
-    if scattered.is_err() {
+    let user = qp.receiver(receive.pd);
+    // Header and data go into the completion together, or not at all.
+    let data = if length as usize <= qp.scatter.responder {
+        completer::inline_received(qp, port, &receive, &[&header, packet.payload].concat())
+    } else {
+        None
+    };
+    let scattered = data.is_some()
+        || receive
+            .local
+            .copy_from(port.memory, user, 0, &header)
+            .and_then(|()| receive.local.copy_from(port.memory, user, GRH as u64, packet.payload))
+            .is_ok();
+    if !scattered {
         return fail(qp, port, Some(receive), Some(Syndrome::LocalProtection));
     }
     let with_immediate = packet.headers.contains(Headers::IMM_DT);
     let arrival = Arrival {
-        data: None,
+        data,
         opcode: if with_immediate { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend },
         length: length as u32,
         immediate: packet.immediate,

@@ -4,6 +4,7 @@ use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::roce::Transport;
 
+use super::counters::Tally;
 use super::service::{is_reliable, transport};
 use super::{Context, Engine, datagram, mark_ready, requester, responder, split};
 use crate::object::FIRST_DCT;
@@ -21,11 +22,13 @@ impl Engine {
         if packet.bth.met_congestion() {
             self.notify_congestion(context, packet);
         }
+        let tally = Tally::begin(context, number);
         match (packet.opcode.is_connection(), number < FIRST_DCT) {
             (false, _) => self.transport(context, packet),
             (true, false) => self.asked(context, packet),
             (true, true) => self.answered(context, packet),
         }
+        tally.end(context);
     }
 
     /// What a target says of a dynamic connection.

@@ -74,12 +74,20 @@ impl Port<'_> {
     /// The responder of `qp` ended the connection with this NAK; no completion tells its user why. Targets of dynamic connections
     /// have no such event.
     pub(super) fn tell_refusal(&mut self, qp: &Qp, code: NakCode) {
-        match code {
-            _ if qp.dct.is_some() => {}
-            NakCode::RemoteAccess => self.tell(EventType::WqAccess, qp.number),
-            NakCode::InvalidRequest => self.tell(EventType::WqInvalidRequest, qp.number),
+        let event = match code {
+            NakCode::RemoteAccess => {
+                self.counters.access_errors += 1;
+                EventType::WqAccess
+            }
+            NakCode::InvalidRequest => {
+                self.counters.invalid_requests += 1;
+                EventType::WqInvalidRequest
+            }
             // The receive WQE at fault, if it is one, completes with its own syndrome.
-            NakCode::RemoteOperational | NakCode::PsnSequence => {}
+            NakCode::RemoteOperational | NakCode::PsnSequence => return,
+        };
+        if qp.dct.is_none() {
+            self.tell(event, qp.number);
         }
     }
 

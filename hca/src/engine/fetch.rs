@@ -12,8 +12,9 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use super::address::{self, Destination};
 use super::atomic::{Atomic, Operation};
 use super::gather::Gather;
-use super::is_reliable;
 use super::report::Finding;
+use super::{is_reliable, registration};
+use crate::memory::Change;
 use crate::object::Ring;
 
 /// Longest message of a WQE, 2^30 bytes (IBTA allows 2^31; a sequence number space of 2^24 packets of 256 bytes must hold several).
@@ -60,6 +61,8 @@ pub(super) struct Wqe {
     pub(super) xrc_srqn: u32,
     /// Of a datagram, and of dynamic connections.
     pub(super) destination: Option<Destination>,
+    /// What becomes of a memory key; taken out when it is done.
+    pub(super) change: Option<Box<Change>>,
     pub(super) local: Gather,
 }
 
@@ -67,7 +70,7 @@ impl Wqe {
     /// What is known of a WQE that cannot be executed; a good one is filled in from there.
     pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
         self.local.clear();
-        (self.opcode, self.destination) = (None, None);
+        (self.opcode, self.destination, self.change) = (None, None, None);
         (self.opcode_bits, self.index, self.blocks) = (control.opcode(), index, blocks(control.ds()).max(1));
         (self.signalled, self.solicited, self.fence) = (false, false, Fence::None);
     }
@@ -106,7 +109,7 @@ impl<'a> Segments<'a> {
         Ok(segment)
     }
 
-    fn take(&mut self, length: usize) -> &'a [u8] {
+    pub(super) fn take(&mut self, length: usize) -> &'a [u8] {
         let (bytes, rest) = self.rest.split_at(length.min(self.rest.len()));
         self.rest = rest;
         bytes
@@ -183,14 +186,15 @@ fn header(control: &ControlSegment, service: ServiceType, wqe: &mut Wqe) -> Resu
     Ok(opcode)
 }
 
-/// Whether queue pairs of `service` execute `opcode`. Invalidation and registration from the queue need memory windows, which this
-/// device does not have.
+/// Whether queue pairs of `service` execute `opcode`. Local keys are invalidated by [`Opcode::Umr`]; the opcode made for it is not for
+/// users, on devices neither.
 fn is_offered(opcode: Opcode, service: ServiceType) -> bool {
     match opcode {
-        Opcode::SendInvalidate | Opcode::LocalInvalidate | Opcode::Umr => false,
+        Opcode::LocalInvalidate => false,
         Opcode::Nop | Opcode::Send | Opcode::SendImmediate => true,
-        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate => service != ServiceType::Ud,
-        Opcode::RdmaRead
+        Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::Umr => service != ServiceType::Ud,
+        Opcode::SendInvalidate
+        | Opcode::RdmaRead
         | Opcode::AtomicCompareSwap
         | Opcode::AtomicFetchAdd
         | Opcode::MaskedCompareSwap
@@ -212,8 +216,12 @@ fn segments(
 ) -> Result<(), Finding> {
     let atomic = is_masked(opcode) || matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
     match opcode {
-        // The longer ones were refused with the control segment.
-        Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr => return Ok(()),
+        // The latter was refused with the control segment.
+        Opcode::Nop | Opcode::LocalInvalidate => return Ok(()),
+        Opcode::Umr => {
+            wqe.change = Some(Box::new(registration::change(segments, ds, wqe.immediate)?));
+            return Ok(());
+        }
         Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate => {}
         Opcode::RdmaWrite | Opcode::RdmaWriteImmediate | Opcode::RdmaRead => remote(segments, ds, wqe)?,
         Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {

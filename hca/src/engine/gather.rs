@@ -1,6 +1,6 @@
 //! The local side of a WQE: scatter/gather elements and inline data.
 
-use crate::memory::{Access, Memory, TranslationError};
+use crate::memory::{Access, Memory, TranslationError, User};
 
 /// One run of local bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +53,11 @@ impl Gather {
         self.length += u64::from(length);
     }
 
-    /// Whether every element may be used for `need` in protection domain `pd`.
-    pub(super) fn check(&self, memory: &Memory, pd: u32, need: Access) -> Result<(), TranslationError> {
+    /// Whether every element may be used for `need` by `user`.
+    pub(super) fn check(&self, memory: &Memory, user: User, need: Access) -> Result<(), TranslationError> {
         for element in &self.elements {
             if let Element::Memory { address, length, lkey } = *element {
-                memory.translate(lkey, pd, address, u64::from(length), need)?;
+                memory.translate(lkey, user, address, u64::from(length), need)?;
             }
         }
         Ok(())
@@ -98,7 +98,7 @@ impl Gather {
     pub(super) fn copy_to(
         &self,
         memory: &Memory,
-        pd: u32,
+        user: User,
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), TranslationError> {
@@ -108,7 +108,9 @@ impl Gather {
             done += part.len();
             match element {
                 Element::Memory { address, length, lkey } => {
-                    memory.translate(lkey, pd, address, u64::from(length), Access::LOCAL_READ)?.copy_to(part);
+                    memory
+                        .translate(lkey, user, address, u64::from(length), Access::LOCAL_READ)?
+                        .copy_to(part);
                 }
                 Element::Inline { start, length } => {
                     part.copy_from_slice(&self.inline[start as usize..(start + length) as usize]);
@@ -122,7 +124,7 @@ impl Gather {
     pub(super) fn copy_from(
         &self,
         memory: &Memory,
-        pd: u32,
+        user: User,
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), TranslationError> {
@@ -132,7 +134,9 @@ impl Gather {
             done += part.len();
             // Inline data is for sending only; the fetch admits none where bytes arrive.
             if let Element::Memory { address, length, lkey } = element {
-                memory.translate(lkey, pd, address, u64::from(length), Access::LOCAL_WRITE)?.copy_from(part);
+                memory
+                    .translate(lkey, user, address, u64::from(length), Access::LOCAL_WRITE)?
+                    .copy_from(part);
             }
             Ok(())
         })

@@ -17,6 +17,7 @@ mod gather;
 mod injected;
 mod port;
 mod psn;
+mod registration;
 mod report;
 mod requester;
 mod responder;
@@ -33,12 +34,13 @@ use barewire_layouts::command::qp::QpState;
 
 pub(crate) use address::lid_address;
 pub(crate) use completer::NO_USER_INDEX;
-pub use counters::Counters;
+pub use counters::{Counters, SyndromeCounts};
 pub(crate) use events::{fatal, link_changed};
 pub(crate) use report::Reports;
 pub use report::{Finding, Report, Strict};
 pub(crate) use timer::StepClock;
 
+use counters::Tally;
 use port::{Port, split};
 use service::{is_reliable, transport};
 
@@ -165,6 +167,7 @@ impl Engine {
             self.memory_busy = (moved > 0 && self.slow_dma > 0).then(|| context.now + moved * self.slow_dma);
         }
         busy |= self.flush_failed(context);
+        close_blocks(context);
         busy |= events::look(context);
         context.wire.flush();
         busy | context.wire.is_holding()
@@ -202,6 +205,7 @@ impl Engine {
 
     /// A command moved queue pair `qpn` from state `from` to the one it is in now; its attributes are those of the new state.
     pub(crate) fn qp_modified(&mut self, context: &mut Context<'_>, qpn: u32, from: QpState) {
+        let tally = Tally::begin(context, qpn);
         let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { return };
         let uar = qp.uar;
         match (from, qp.state) {
@@ -225,7 +229,9 @@ impl Engine {
             }
             _ => {}
         }
+        tally.end(context);
         self.note_failure(context, qpn);
+        close_blocks(context);
     }
 
     /// Queue pair `qpn` is about to be destroyed.
@@ -267,7 +273,13 @@ impl Engine {
     fn expire(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some((deadline, qpn)) = self.timers.expired(context.now) {
-            if self.expire_drain(context, qpn) || self.expire_context(context, deadline, qpn) {
+            if self.expire_drain(context, qpn) {
+                busy = true;
+                continue;
+            }
+            let tally = Tally::begin(context, qpn);
+            if self.expire_context(context, deadline, qpn) {
+                tally.end(context);
                 busy = true;
                 continue;
             }
@@ -282,6 +294,7 @@ impl Engine {
             } else if let Some(later) = requester::deadline(qp) {
                 self.timers.arm(qpn, later, &mut qp.engine.timer);
             }
+            tally.end(context);
             self.note_failure(context, qpn);
         }
         busy
@@ -293,6 +306,7 @@ impl Engine {
         let (turns, packets) = (self.budget(TURNS) as usize, self.budget(TURN_PACKETS));
         for _ in 0..self.ready.len().min(turns) {
             let Some(qpn) = self.ready.pop_front() else { break };
+            let tally = Tally::begin(context, qpn);
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             qp.engine.queued = false;
             busy = true;
@@ -304,6 +318,7 @@ impl Engine {
             if let Some(deadline) = requester::deadline(qp) {
                 self.timers.arm(qpn, deadline, &mut qp.engine.timer);
             }
+            tally.end(context);
             self.note_failure(context, qpn);
         }
         busy
@@ -314,11 +329,13 @@ impl Engine {
         let mut busy = false;
         for _ in 0..self.failed.len().min(FLUSHES) {
             let Some(qpn) = self.failed.pop_front() else { break };
+            let tally = Tally::begin(context, qpn);
             let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
             qp.engine.failed = qp.state == QpState::Err;
             if qp.engine.failed {
                 busy |= completer::flush(qp, &mut port);
                 self.failed.push_back(qpn);
+                tally.end(context);
             }
         }
         busy
@@ -337,6 +354,12 @@ impl Engine {
             self.failed.push_back(qpn);
         }
     }
+}
+
+/// Lets completion queues write what waited for more like it.
+fn close_blocks(context: &mut Context<'_>) {
+    let Objects { events, cqs, .. } = &mut *context.objects;
+    events.close_blocks(cqs, context.now);
 }
 
 /// Queues `qp` for a turn, once.

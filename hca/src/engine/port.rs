@@ -4,16 +4,17 @@ use std::net::IpAddr;
 
 use super::{Context, Counters, Finding, Report, Reports};
 use crate::memory::Memory;
-use crate::object::{Cq, Events, FIRST_DCT, Objects, Qp, Srq, Table};
+use crate::object::{Cq, Events, FIRST_DCT, Gids, Objects, Qp, Srq, Table};
 use crate::wire::Wire;
 
 /// What the work on one queue pair needs beside the queue pair itself.
 #[derive(Debug)]
 pub(super) struct Port<'a> {
-    pub(super) memory: &'a Memory,
+    pub(super) memory: &'a mut Memory,
     pub(super) cqs: &'a mut Table<Cq>,
     pub(super) events: &'a mut Events,
     pub(super) srqs: &'a mut Table<Srq>,
+    pub(super) gids: &'a Gids,
     pub(super) wire: &'a mut dyn Wire,
     pub(super) counters: &'a mut Counters,
     pub(super) reports: &'a mut Reports,
@@ -27,12 +28,13 @@ pub(super) struct Port<'a> {
 
 /// Borrows what a packet needs that is no queue pair's.
 pub(super) fn port<'a>(context: &'a mut Context<'_>, frame: &'a mut Vec<u8>, address: IpAddr) -> Port<'a> {
-    let Objects { cqs, events, srqs, memory, last_connection, .. } = &mut *context.objects;
+    let Objects { cqs, events, srqs, gids, memory, last_connection, .. } = &mut *context.objects;
     Port {
         memory,
         cqs,
         events,
         srqs,
+        gids,
         wire: &mut *context.wire,
         counters: &mut *context.counters,
         reports: &mut *context.reports,
@@ -50,12 +52,14 @@ pub(super) fn split<'a>(
     address: IpAddr,
     qpn: u32,
 ) -> Option<(&'a mut Qp, Port<'a>)> {
-    let Objects { qps, contexts, cqs, events, srqs, memory, last_connection, .. } = &mut *context.objects;
+    let Objects { qps, contexts, cqs, events, srqs, gids, memory, last_connection, .. } =
+        &mut *context.objects;
     let port = Port {
         memory,
         cqs,
         events,
         srqs,
+        gids,
         wire: &mut *context.wire,
         counters: &mut *context.counters,
         reports: &mut *context.reports,

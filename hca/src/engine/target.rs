@@ -11,7 +11,8 @@ use barewire_layouts::command::qp::{Mtu, QpState, ServiceType};
 use barewire_layouts::eqe::{Eqe, EventType};
 use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, MASK_24, ack_timeout_ns};
 
-use super::{Context, Engine, QpEngine, completer, split};
+use super::counters::Tally;
+use super::{Context, Engine, QpEngine, close_blocks, completer, split};
 use crate::memory::Window;
 use crate::object::{Attributes, DoorbellRecord, Qp, ResponderContext, Ring};
 use crate::wire::packet::{self, Packet};
@@ -198,6 +199,7 @@ impl Engine {
     pub(crate) fn dct_closed(&mut self, context: &mut Context<'_>, dctn: u32) {
         let Some(dct) = context.objects.dcts.get(dctn) else { return };
         let mut numbers: Vec<u32> = dct.connections.values().copied().collect();
+        let tally = Tally::begin(context, dctn);
         // A map's order is another in every run.
         numbers.sort_unstable();
         for number in numbers {
@@ -211,6 +213,8 @@ impl Engine {
             self.tell_initiator(context, to, bth, &header);
             self.end(context, number);
         }
+        tally.end(context);
+        close_blocks(context);
     }
 
     /// A draining target has waited long enough. False if `number` is no target's.

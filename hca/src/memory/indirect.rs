@@ -1,7 +1,11 @@
 //! Indirect memory keys: lists of ranges of other keys.
 
 use barewire_layouts::command::klm::Klm;
-use zerocopy::FromBytes;
+use barewire_layouts::wqe::{REPEAT_BLOCK, RepeatBlock, RepeatEntry};
+use zerocopy::{FromBytes, transmute};
+
+/// Entries that lists of work requests come in.
+const ROUNDING: usize = 4;
 
 /// Where the bytes of a memory key are.
 #[derive(Clone, Debug)]
@@ -22,11 +26,14 @@ pub(crate) enum Backing {
 /// A list of ranges.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranges {
-    entries: Box<[Klm]>,
-    /// Where each range ends, counted from the first one's start; empty if all have one size.
-    ends: Box<[u64]>,
+    /// The entries as they were given.
+    entries: Vec<Klm>,
+    /// Where each range or strided block ends, counted from the first one's start, and its entry; empty if all have one size.
+    ends: Vec<(u64, u32)>,
     /// log2 of that size.
-    log_size: u8,
+    log_size: Option<u8>,
+    /// Entries that the list may grow to.
+    capacity: usize,
 }
 
 /// Part of a range.
@@ -38,61 +45,128 @@ pub(crate) struct Part {
 }
 
 impl Ranges {
-    /// Reads a list of KLMs; what is left over at the end is no entry.
-    pub(crate) fn sized(bytes: &[u8]) -> Self {
+    /// Reads a list of KLMs and strided blocks; what is left over at the end is no entry. `None` if a block is not whole, or more is
+    /// addressed than 64 bits count.
+    pub(crate) fn sized(bytes: &[u8], capacity: usize) -> Option<Self> {
         let entries = Self::entries(bytes);
-        let mut end = 0;
-        let ends = entries.iter().map(|entry| {
-            end += u64::from(entry.byte_count.get());
-            end
-        });
-        Self { ends: ends.collect(), entries, log_size: 0 }
+        Some(Self { ends: ends(&entries)?, capacity: capacity.max(entries.len()), entries, log_size: None })
     }
 
     /// Reads a list of KSMs of `1 << log_size` bytes each; `log_size` is below 64.
-    pub(crate) fn equal(bytes: &[u8], log_size: u8) -> Self {
-        Self { entries: Self::entries(bytes), ends: Box::default(), log_size }
+    pub(crate) fn equal(bytes: &[u8], log_size: u8, capacity: usize) -> Self {
+        let entries = Self::entries(bytes);
+        let capacity = capacity.max(entries.len());
+        Self { entries, ends: Vec::new(), log_size: Some(log_size), capacity }
     }
 
-    fn entries(bytes: &[u8]) -> Box<[Klm]> {
+    /// This list with `bytes` from entry `at` on. `None` if there is no room, or they are no list.
+    pub(crate) fn replaced(&self, at: usize, bytes: &[u8]) -> Option<Self> {
+        let new = Self::entries(bytes);
+        let end = at.checked_add(new.len()).filter(|&end| end <= self.room())?;
+        let mut entries = self.entries.clone();
+        entries.resize(entries.len().max(end), Klm::default());
+        entries[at..end].copy_from_slice(&new);
+        let ends = if self.log_size.is_some() { Vec::new() } else { ends(&entries)? };
+        Some(Self { entries, ends, ..*self })
+    }
+
+    fn entries(bytes: &[u8]) -> Vec<Klm> {
         bytes.chunks_exact(size_of::<Klm>()).filter_map(|entry| Klm::read_from_bytes(entry).ok()).collect()
     }
 
-    /// Number of entries.
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+    /// Entries that the key was made for.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The same, with what work requests may add: their lists come in units of 64 bytes.
+    pub(crate) fn room(&self) -> usize {
+        self.capacity.next_multiple_of(ROUNDING)
     }
 
     /// log2 of the ranges' size, if they have one.
     pub(crate) fn log_size(&self) -> Option<u8> {
-        self.ends.is_empty().then_some(self.log_size)
+        self.log_size
     }
 
     /// Bytes of all ranges.
     pub(crate) fn bytes(&self) -> u64 {
-        let equal = || (self.entries.len() as u64).saturating_mul(1 << self.log_size);
-        self.ends.last().copied().unwrap_or_else(equal)
+        match self.log_size {
+            Some(log_size) => (self.entries.len() as u64).saturating_mul(1 << log_size),
+            None => self.ends.last().map_or(0, |&(end, _)| end),
+        }
     }
 
     /// The longest part of one range that starts at byte `offset` of the list; `None` behind the end.
     pub(crate) fn part(&self, offset: u64, most: u64) -> Option<Part> {
-        let (index, start, end) = if self.ends.is_empty() {
-            let index = offset >> self.log_size;
-            let start = index << self.log_size;
-            (usize::try_from(index).ok()?, start, start.saturating_add(1 << self.log_size))
-        } else {
-            // The first range that ends behind the offset; empty ones end before.
-            let index = self.ends.partition_point(|&end| end <= offset);
-            let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-            (index, start, *self.ends.get(index)?)
-        };
-        let entry = self.entries.get(index)?;
-        Some(Part {
-            key: entry.key.get(),
-            address: entry.address.get().wrapping_add(offset - start),
-            length: most.min(end - offset),
-        })
+        if let Some(log_size) = self.log_size {
+            let index = offset >> log_size;
+            let within = offset - (index << log_size);
+            let entry = self.entries.get(usize::try_from(index).ok()?)?;
+            return Some(range(entry, within, (1 << log_size) - within, most));
+        }
+        // The first range that ends behind the offset; empty ones end before.
+        let index = self.ends.partition_point(|&(end, _)| end <= offset);
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before].0);
+        let &(end, at) = self.ends.get(index)?;
+        let (entry, behind) = self.entries.get(at as usize..)?.split_first()?;
+        if entry.key.get() == REPEAT_BLOCK {
+            return strided(transmute!(*entry), behind, offset - start, most);
+        }
+        Some(range(entry, offset - start, end - offset, most))
     }
+}
+
+/// The part of `entry` from `within` on, at most `left` and `most` bytes.
+fn range(entry: &Klm, within: u64, left: u64, most: u64) -> Part {
+    Part { key: entry.key.get(), address: entry.address.get().wrapping_add(within), length: most.min(left) }
+}
+
+/// The part at `offset` of a strided block whose entries are the first of `entries`.
+fn strided(block: RepeatBlock, entries: &[Klm], offset: u64, most: u64) -> Option<Part> {
+    let bytes = u64::from(block.byte_count.get());
+    let (row, mut within) = (offset.checked_div(bytes)?, offset.checked_rem(bytes)?);
+    for entry in entries.iter().take(block.entries.get().into()) {
+        let entry: RepeatEntry = transmute!(*entry);
+        let length = u64::from(entry.byte_count.get());
+        if let Some(left) = length.checked_sub(within).filter(|&left| left > 0) {
+            let skip = row.wrapping_mul(entry.stride.get().into()).wrapping_add(within);
+            let address = entry.address.get().wrapping_add(skip);
+            return Some(Part { key: entry.key.get(), address, length: most.min(left) });
+        }
+        within -= length;
+    }
+    None
+}
+
+/// Where the ranges and blocks of a list end.
+fn ends(entries: &[Klm]) -> Option<Vec<(u64, u32)>> {
+    let (mut ends, mut end, mut at) = (Vec::new(), 0_u64, 0);
+    while let Some((entry, behind)) = entries.get(at..)?.split_first() {
+        let number = at as u32;
+        at += 1;
+        let bytes = if entry.key.get() == REPEAT_BLOCK {
+            let block: RepeatBlock = transmute!(*entry);
+            let repeated = behind.get(..block.entries.get().into())?;
+            at += repeated.len();
+            let row: u64 = repeated
+                .iter()
+                .map(|&entry| {
+                    let entry: RepeatEntry = transmute!(entry);
+                    u64::from(entry.byte_count.get())
+                })
+                .sum();
+            if row != u64::from(block.byte_count.get()) {
+                return None;
+            }
+            row.checked_mul(block.repeat_count.get().into())?
+        } else {
+            entry.byte_count.get().into()
+        };
+        end = end.checked_add(bytes)?;
+        ends.push((end, number));
+    }
+    Some(ends)
 }
 
 #[cfg(test)]
@@ -100,11 +174,14 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
+    fn sized(list: &[Klm]) -> Ranges {
+        Ranges::sized(list.as_bytes(), 0).unwrap()
+    }
+
     #[test]
     fn ranges_follow_each_other() {
-        let list = [Klm::new(4, 1, 0x100), Klm::new(0, 2, 0), Klm::new(8, 3, 0x200)];
-        let ranges = Ranges::sized(list.as_bytes());
-        assert_eq!((ranges.len(), ranges.bytes(), ranges.log_size()), (3, 12, None));
+        let ranges = sized(&[Klm::new(4, 1, 0x100), Klm::new(0, 2, 0), Klm::new(8, 3, 0x200)]);
+        assert_eq!((ranges.capacity(), ranges.bytes(), ranges.log_size()), (3, 12, None));
         assert_eq!(ranges.part(1, 100), Some(Part { key: 1, address: 0x101, length: 3 }));
         assert_eq!(ranges.part(4, 2), Some(Part { key: 3, address: 0x200, length: 2 }));
         assert_eq!((ranges.part(12, 1), ranges.part(u64::MAX, 1)), (None, None));
@@ -113,11 +190,74 @@ mod tests {
     #[test]
     fn equal_ranges_are_found_by_number() {
         let list = [Klm::new(0, 1, 0x100), Klm::new(0, 3, 0x200)];
-        let ranges = Ranges::equal(list.as_bytes(), 4);
-        assert_eq!((ranges.len(), ranges.bytes(), ranges.log_size()), (2, 32, Some(4)));
+        let ranges = Ranges::equal(list.as_bytes(), 4, 0);
+        assert_eq!((ranges.capacity(), ranges.bytes(), ranges.log_size()), (2, 32, Some(4)));
         assert_eq!(ranges.part(17, 100), Some(Part { key: 3, address: 0x201, length: 15 }));
         assert_eq!((ranges.part(32, 1), ranges.part(u64::MAX, 1)), (None, None));
-        assert_eq!(Ranges::equal(&[], 63).part(0, 1), None);
-        assert_eq!(Ranges::sized(&[]).part(0, 1), None);
+        assert_eq!(Ranges::equal(&[], 63, 0).part(0, 1), None);
+        assert_eq!(sized(&[]).part(0, 1), None);
+    }
+
+    /// A block of `entries` (stride, bytes, key, address), `repeat_count` times.
+    fn block(repeat_count: u32, entries: &[(u16, u16, u32, u64)]) -> Vec<Klm> {
+        let head = RepeatBlock {
+            byte_count: entries.iter().map(|entry| u32::from(entry.1)).sum::<u32>().into(),
+            operation: REPEAT_BLOCK.into(),
+            repeat_count: repeat_count.into(),
+            entries: (entries.len() as u16).into(),
+            ..RepeatBlock::default()
+        };
+        let entries = entries.iter().map(|&(stride, bytes, key, address)| {
+            let entry = RepeatEntry {
+                stride: stride.into(),
+                byte_count: bytes.into(),
+                key: key.into(),
+                address: address.into(),
+            };
+            transmute!(entry)
+        });
+        std::iter::once(transmute!(head)).chain(entries).collect()
+    }
+
+    #[test]
+    fn a_block_is_taken_row_by_row() {
+        let mut list = vec![Klm::new(10, 9, 0)];
+        list.extend(block(3, &[(100, 4, 1, 0x1000), (50, 0, 7, 0), (20, 6, 2, 0x2000)]));
+        list.push(Klm::new(5, 8, 0x80));
+        let ranges = sized(&list);
+        assert_eq!(ranges.bytes(), 10 + 3 * 10 + 5);
+        let part = |offset| ranges.part(offset, 100).map(|part| (part.key, part.address, part.length));
+        assert_eq!(part(9), Some((9, 9, 1)));
+        assert_eq!(part(10), Some((1, 0x1000, 4)));
+        assert_eq!(part(14), Some((2, 0x2000, 6)));
+        assert_eq!(part(21), Some((1, 0x1000 + 101, 3)));
+        assert_eq!(part(39), Some((2, 0x2000 + 45, 1)));
+        assert_eq!(part(40), Some((8, 0x80, 5)));
+        assert_eq!(part(45), None);
+    }
+
+    #[test]
+    fn blocks_that_are_not_whole_are_no_list() {
+        let whole = block(u32::MAX, &[(1, u16::MAX, 1, 0)]);
+        assert!(Ranges::sized(whole.as_bytes(), 0).is_some());
+        assert!(Ranges::sized(whole[..1].as_bytes(), 0).is_none());
+        let mut wrong = whole.clone();
+        wrong[0].byte_count = 1.into();
+        assert!(Ranges::sized(wrong.as_bytes(), 0).is_none());
+        // Nothing to take, however often.
+        assert_eq!(sized(&block(u32::MAX, &[])).part(0, 1), None);
+    }
+
+    #[test]
+    fn a_list_is_changed_in_part_and_within_its_room() {
+        let ranges = Ranges::sized([Klm::new(4, 1, 0), Klm::new(4, 2, 0)].as_bytes(), 4).unwrap();
+        let changed = ranges.replaced(1, [Klm::new(8, 3, 0), Klm::new(2, 4, 0)].as_bytes()).unwrap();
+        assert_eq!((changed.bytes(), changed.capacity()), (14, 4));
+        assert_eq!(changed.part(4, 100), Some(Part { key: 3, address: 0, length: 8 }));
+        assert!(ranges.replaced(3, [Klm::default(); 2].as_bytes()).is_none());
+        let one = sized(&[Klm::new(1, 1, 0)]);
+        assert!(one.replaced(0, [Klm::default(); 4].as_bytes()).is_some());
+        assert!(one.replaced(1, [Klm::default(); 4].as_bytes()).is_none());
+        assert!(ranges.replaced(usize::MAX, [Klm::default(); 2].as_bytes()).is_none());
     }
 }

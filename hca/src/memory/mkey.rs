@@ -27,6 +27,24 @@ bitflags! {
 impl Access {
     /// The rights that change memory.
     pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
+
+    /// What the keys behind an indirect one must grant. Peers have their rights from the key that they name: that is how a memory window
+    /// opens a region that peers may not touch (IBTA 10.6.7.2.4).
+    pub(super) fn behind(self) -> Self {
+        let mut need = Self::empty();
+        need.set(Self::LOCAL_READ, self.intersects(Self::LOCAL_READ.union(Self::REMOTE_READ)));
+        need.set(Self::LOCAL_WRITE, self.intersects(Self::WRITES));
+        need
+    }
+}
+
+/// Who uses a memory key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct User {
+    /// Protection domain.
+    pub(crate) pd: u32,
+    /// The queue pair.
+    pub(crate) qpn: u32,
 }
 
 /// A memory key.
@@ -40,6 +58,8 @@ pub(crate) struct Mkey {
     pub(crate) free: bool,
     /// Protection domain.
     pub(crate) pd: u32,
+    /// The only queue pair that may use it, or [`mkey::ANY_QPN`].
+    pub(crate) qpn: u32,
     /// Address of the first byte, as work requests give it.
     pub(crate) start: u64,
     /// Bytes covered.
@@ -48,6 +68,8 @@ pub(crate) struct Mkey {
     pub(crate) access: Access,
     /// Work requests may change it.
     pub(crate) updatable: bool,
+    /// A peer's send may invalidate it.
+    pub(crate) remote_invalidate: bool,
     /// Reads and writes may be reordered on the bus. The device keeps their order anyway.
     pub(crate) relaxed: (bool, bool),
     /// Where its bytes are.
@@ -64,7 +86,7 @@ impl Mkey {
     pub(crate) fn check(
         &self,
         key: u32,
-        pd: u32,
+        User { pd, qpn }: User,
         address: u64,
         length: u64,
         need: Access,
@@ -77,6 +99,9 @@ impl Mkey {
         }
         if self.pd != pd {
             return Err(TranslationError::ProtectionDomain { key, pd, of_key: self.pd });
+        }
+        if self.qpn != mkey::ANY_QPN && self.qpn != qpn {
+            return Err(TranslationError::QueuePair { key, qpn, of_key: self.qpn });
         }
         let missing = need - self.access;
         if !missing.is_empty() {
@@ -102,6 +127,8 @@ pub(crate) enum TranslationError {
     Free { key: u32 },
     /// The key is of another protection domain.
     ProtectionDomain { key: u32, pd: u32, of_key: u32 },
+    /// The key is of another queue pair.
+    QueuePair { key: u32, qpn: u32, of_key: u32 },
     /// The key does not grant this.
     Rights { key: u32, missing: Access },
     /// The key has no translation for the range: it was never given one, or its list is too short.
@@ -119,6 +146,9 @@ impl fmt::Display for TranslationError {
             Self::Free { key } => write!(f, "memory key {key:#010x} is free"),
             Self::ProtectionDomain { key, pd, of_key } => {
                 write!(f, "memory key {key:#010x} is of protection domain {of_key}, the queue pair of {pd}")
+            }
+            Self::QueuePair { key, qpn, of_key } => {
+                write!(f, "memory key {key:#010x} is of queue pair {of_key:#x}, not of {qpn:#x}")
             }
             Self::Rights { key, missing } => write!(f, "memory key {key:#010x} lacks {missing:?}"),
             Self::Unmapped { key } => write!(f, "memory key {key:#010x} has no translation for the range"),
@@ -138,6 +168,7 @@ mod tests {
     use super::*;
 
     const KEY: u32 = 0x0012_3456;
+    const USER: User = User { pd: 2, qpn: 7 };
 
     fn mkey() -> Mkey {
         Mkey {
@@ -145,10 +176,12 @@ mod tests {
             variant: KEY as u8,
             free: false,
             pd: 2,
+            qpn: mkey::ANY_QPN,
             start: 0x1000,
             length: 0x100,
             access: Access::LOCAL_READ | Access::REMOTE_READ,
             updatable: false,
+            remote_invalidate: false,
             relaxed: (false, false),
             backing: Backing::Nothing,
         }
@@ -156,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_range_is_exact() {
-        let check = |address, length| mkey().check(KEY, 2, address, length, Access::LOCAL_READ);
+        let check = |address, length| mkey().check(KEY, USER, address, length, Access::LOCAL_READ);
         assert_eq!(check(0x1000, 0x100), Ok(0));
         assert_eq!(check(0x10ff, 1), Ok(0xff));
         assert_eq!(check(0x1100, 0), Ok(0x100));
@@ -172,7 +205,7 @@ mod tests {
 
     #[test]
     fn key_byte_domain_and_rights_are_checked() {
-        let check = |key, pd, need| mkey().check(key, pd, 0x1000, 1, need);
+        let check = |key, pd, need| mkey().check(key, User { pd, qpn: 0 }, 0x1000, 1, need);
         assert_eq!(check(KEY ^ 1, 2, Access::LOCAL_READ), Err(TranslationError::UnknownKey { key: KEY ^ 1 }));
         assert!(matches!(check(KEY, 3, Access::LOCAL_READ), Err(TranslationError::ProtectionDomain { .. })));
         let wanted = Access::REMOTE_READ | Access::REMOTE_WRITE;
@@ -182,8 +215,23 @@ mod tests {
         );
         let free = Mkey { free: true, ..mkey() };
         assert_eq!(
-            free.check(KEY, 2, 0x1000, 1, Access::LOCAL_READ),
+            free.check(KEY, USER, 0x1000, 1, Access::LOCAL_READ),
             Err(TranslationError::Free { key: KEY })
         );
+    }
+
+    #[test]
+    fn a_key_may_be_of_one_queue_pair() {
+        let bound = |qpn| Mkey { qpn, ..mkey() }.check(KEY, USER, 0x1000, 1, Access::LOCAL_READ);
+        assert_eq!(bound(7), Ok(0));
+        assert_eq!(bound(8), Err(TranslationError::QueuePair { key: KEY, qpn: 7, of_key: 8 }));
+    }
+
+    #[test]
+    fn keys_behind_a_key_answer_to_the_device() {
+        assert_eq!(Access::REMOTE_READ.behind(), Access::LOCAL_READ);
+        for right in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::LOCAL_WRITE] {
+            assert_eq!(right.behind(), Access::LOCAL_WRITE);
+        }
     }
 }

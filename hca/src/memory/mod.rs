@@ -8,13 +8,15 @@ use crate::object::Table;
 mod indirect;
 mod mkey;
 mod umem;
+mod update;
 mod window;
 
 use indirect::Part;
 pub(crate) use indirect::{Backing, Ranges};
-pub(crate) use mkey::{Access, Mkey, TranslationError};
+pub(crate) use mkey::{Access, Mkey, TranslationError, User};
 pub(crate) use umem::Umem;
 pub use umem::{UmemAccess, UmemError};
+pub(crate) use update::{Change, List, Refusal as UpdateRefusal};
 #[cfg(test)]
 pub(crate) use window::leaked;
 pub(crate) use window::{Span, Window};
@@ -133,14 +135,14 @@ impl Memory {
         }
     }
 
-    /// The memory behind `length` bytes at `address` under `key`, for a queue pair of protection domain `pd`.
+    /// The memory behind `length` bytes at `address` under `key`, for `user`.
     ///
-    /// The order of checks is that of the hardware: key, protection domain, rights, range. A length of 0 is always granted
+    /// The order of checks is that of the hardware: key, protection domain, queue pair, rights, range. A length of 0 is always granted
     /// (IBTA 9.4.3, 9.7.4.1.5: the remote key of an empty request is not looked at).
     pub(crate) fn translate(
         &self,
         key: u32,
-        pd: u32,
+        user: User,
         address: u64,
         length: u64,
         need: Access,
@@ -149,14 +151,14 @@ impl Memory {
             return Ok(Span::new(Window::EMPTY));
         }
         let mkey = self.mkeys.get(key >> 8).ok_or(TranslationError::UnknownKey { key })?;
-        let offset = mkey.check(key, pd, address, length, need)?;
+        let offset = mkey.check(key, user, address, length, need)?;
         match &mkey.backing {
             &Backing::Umem { id, offset: start } => {
                 self.window(key, id, start, offset, length).map(Span::new)
             }
             Backing::Ranges(_) => {
                 let mut windows = Vec::new();
-                self.gather(&mut windows, 0, Part { key, address, length }, (pd, need))?;
+                self.gather(&mut windows, 0, Part { key, address, length }, (user, need))?;
                 Ok(Span::of(windows))
             }
             Backing::Nothing => Err(TranslationError::Unmapped { key }),
@@ -184,11 +186,11 @@ impl Memory {
         windows: &mut Vec<Window>,
         depth: u8,
         part: Part,
-        (pd, need): (u32, Access),
+        (user, need): (User, Access),
     ) -> Result<(), TranslationError> {
         let Part { key, address, length } = part;
         let mkey = self.mkeys.get(key >> 8).ok_or(TranslationError::UnknownKey { key })?;
-        let mut offset = mkey.check(key, pd, address, length, need)?;
+        let mut offset = mkey.check(key, user, address, length, need)?;
         let ranges = match &mkey.backing {
             &Backing::Umem { id, offset: start } => {
                 if windows.len() >= limits::RANGES {
@@ -206,7 +208,7 @@ impl Memory {
         let end = offset + length;
         while offset < end {
             let part = ranges.part(offset, end - offset).ok_or(TranslationError::Unmapped { key })?;
-            self.gather(windows, depth + 1, part, (pd, need))?;
+            self.gather(windows, depth + 1, part, (user, need.behind()))?;
             offset += part.length;
         }
         Ok(())
@@ -216,6 +218,8 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const USER: User = User { pd: 1, qpn: 7 };
 
     fn memory(bytes: &'static mut [u8]) -> (Memory, u32) {
         let mut memory = Memory::new();
@@ -231,10 +235,12 @@ mod tests {
             variant: 7,
             free: false,
             pd: 1,
+            qpn: barewire_layouts::command::mkey::ANY_QPN,
             start: 0x8000,
             length: 16,
             access: Access::all(),
             updatable: false,
+            remote_invalidate: false,
             relaxed: (false, false),
             backing: Backing::Umem { id: umem, offset: 8 },
         });
@@ -247,12 +253,12 @@ mod tests {
     fn a_key_leads_to_its_bytes() {
         let (mut memory, umem) = memory(Box::leak(Box::new([0; 32])));
         let key = key(&mut memory, umem);
-        memory.translate(key, 1, 0x8004, 2, Access::REMOTE_WRITE).unwrap().copy_from(&[1, 2]);
+        memory.translate(key, USER, 0x8004, 2, Access::REMOTE_WRITE).unwrap().copy_from(&[1, 2]);
         let mut all = [0; 32];
         memory.umem_window(umem, 0, 32, false).unwrap().read(&mut all);
         assert_eq!(all[11..15], [0, 1, 2, 0]);
         assert!(matches!(
-            memory.translate(key, 1, 0x8010, 1, Access::LOCAL_READ),
+            memory.translate(key, USER, 0x8010, 1, Access::LOCAL_READ),
             Err(TranslationError::Range { .. })
         ));
     }
@@ -260,8 +266,8 @@ mod tests {
     #[test]
     fn an_empty_request_needs_no_key() {
         let memory = Memory::new();
-        assert!(memory.translate(0x1234, 9, u64::MAX, 0, Access::REMOTE_WRITE).is_ok());
-        assert!(memory.translate(0x1234, 9, 0, 1, Access::REMOTE_WRITE).is_err());
+        assert!(memory.translate(0x1234, USER, u64::MAX, 0, Access::REMOTE_WRITE).is_ok());
+        assert!(memory.translate(0x1234, USER, 0, 1, Access::REMOTE_WRITE).is_err());
     }
 
     #[test]
@@ -273,7 +279,7 @@ mod tests {
         memory.release(umem);
         assert_eq!(memory.deregister(umem), Ok(()));
         assert_eq!(memory.deregister(umem), Err(UmemError::Unknown { id: umem }));
-        assert!(memory.translate(key, 1, 0x8000, 1, Access::LOCAL_READ).is_err());
+        assert!(memory.translate(key, USER, 0x8000, 1, Access::LOCAL_READ).is_err());
     }
 
     #[test]

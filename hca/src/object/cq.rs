@@ -1,10 +1,13 @@
 //! Completion queues.
 
-use barewire_layouts::command::cq::{CqStatus, CqeSize};
-use barewire_layouts::cqe::{Cqe64, CqeFormat, CqeOpcode, FORMAT, OP_OWN_OFFSET, OWNER, SOLICITED};
+use barewire_layouts::command::cq::{CompressionLayout, CqStatus, CqeSize};
+use barewire_layouts::cqe::{
+    Cqe64, CqeFormat, CqeOpcode, FORMAT, OP_OWN_OFFSET, OWNER, SIGNATURE_OFFSET, SOLICITED,
+};
 use zerocopy::IntoBytes;
 
-use super::{Inline, Notify};
+use super::compress::Slot;
+use super::{Compression, Inline, Notify};
 use crate::memory::Window;
 
 /// A completion queue: a ring of entries in user memory that the device writes and software reads.
@@ -20,8 +23,10 @@ pub(crate) struct Cq {
     pub(crate) entry: CqeSize,
     /// Software promises that there is room.
     pub(crate) ignore_overrun: bool,
-    /// Entries written, modulo 2^32.
+    /// Entries written, or waiting to be, modulo 2^32.
     pub(crate) producer: u32,
+    /// How it compresses entries, if it does.
+    pub(crate) compression: Option<Box<Compression>>,
     /// Whether it works.
     pub(crate) status: CqStatus,
     /// Whom it tells of completions, if anybody.
@@ -72,6 +77,28 @@ impl Cq {
         self.producer.wrapping_sub(self.consumer()) & Self::COUNTER
     }
 
+    /// Entries that wait for [`Cq::close_block`].
+    pub(crate) fn open_block(&self) -> u32 {
+        self.compression.as_ref().map_or(0, |compression| compression.waiting())
+    }
+
+    /// Writes the entries that waited for more like them.
+    pub(crate) fn close_block(&mut self) {
+        let Some(compression) = &mut self.compression else { return };
+        let first = self.producer.wrapping_sub(compression.waiting());
+        for (slot, content) in compression.close() {
+            let number = first.wrapping_add(slot);
+            match content {
+                Slot::Entry(cqe) => self.write_entry(number, &cqe),
+                Slot::Array(minis) => {
+                    if let Some(slot) = self.slot(number) {
+                        slot.write(minis.as_bytes());
+                    }
+                }
+            }
+        }
+    }
+
     /// Writes the next entry; its owner bit is set here.
     ///
     /// An overrun stops the queue and is told once: from then on entries are dropped in silence.
@@ -88,27 +115,21 @@ impl Cq {
             self.status = CqStatus::Overflow;
             return Err(Overrun);
         }
-        let index = (self.producer & (self.entries() - 1)) as usize;
-        let lap = self.producer >> self.log_size & 1;
-        let bytes = self.entry.bytes();
-        // A 128-byte entry is the 64-byte one in its second half.
-        let offset = (index + 1) * bytes - size_of::<Cqe64>();
         if let Some(data) = data {
             cqe.op_own = cqe.op_own & !FORMAT | data.format().bits();
             match data.format() {
                 CqeFormat::Inline64 => {
-                    if let Some(first) = self.ring.slice(index * bytes, size_of::<Cqe64>()) {
+                    // The first half of a 128-byte entry, and of no compressed one.
+                    let index = (self.producer & (self.entries() - 1)) as usize;
+                    if let Some(first) = self.ring.slice(index * self.entry.bytes(), size_of::<Cqe64>()) {
                         first.write(data.bytes());
                     }
                 }
                 _ => cqe.metadata[..data.bytes().len()].copy_from_slice(data.bytes()),
             }
         }
-        if let (Some(body), Some(owner)) =
-            (self.ring.slice(offset, OP_OWN_OFFSET), self.ring.slice(offset + OP_OWN_OFFSET, 1))
-        {
-            body.write(&cqe.as_bytes()[..OP_OWN_OFFSET]);
-            owner.publish_byte(cqe.op_own & !OWNER | lap as u8);
+        if !self.waits(&cqe) {
+            self.write_entry(self.producer, &cqe);
         }
         self.producer = self.producer.wrapping_add(1);
         if let Some(notify) = &mut self.notify {
@@ -116,6 +137,50 @@ impl Cq {
             notify.wrote(self.producer, cqe.op_own & SOLICITED != 0 || failed.contains(&(cqe.op_own >> 4)));
         }
         Ok(())
+    }
+
+    /// Whether `cqe` waits for more like it. What waited before and is not like it is written first.
+    fn waits(&mut self, cqe: &Cqe64) -> bool {
+        let Some(compression) = &mut self.compression else { return false };
+        if compression.offer(cqe) {
+            return true;
+        }
+        if compression.waiting() == 0 {
+            return false;
+        }
+        self.close_block();
+        self.compression.as_mut().is_some_and(|compression| compression.offer(cqe))
+    }
+
+    /// Where entry `number` lies.
+    fn slot(&self, number: u32) -> Option<Window> {
+        let index = (number & (self.entries() - 1)) as usize;
+        // A 128-byte entry is the 64-byte one in its second half.
+        self.ring.slice((index + 1) * self.entry.bytes() - size_of::<Cqe64>(), size_of::<Cqe64>())
+    }
+
+    /// Writes entry `number` to its slot, and then the byte that makes it software's.
+    fn write_entry(&self, number: u32, cqe: &Cqe64) {
+        let lap = (number >> self.log_size) as u8;
+        let Some(slot) = self.slot(number) else { return };
+        let part = |offset, length| slot.slice(offset, length);
+        let (Some(body), Some(signature), Some(op_own)) =
+            (part(0, SIGNATURE_OFFSET), part(SIGNATURE_OFFSET, 1), part(OP_OWN_OFFSET, 1))
+        else {
+            return;
+        };
+        body.write(cqe.as_bytes());
+        if self
+            .compression
+            .as_ref()
+            .is_some_and(|compression| compression.layout == CompressionLayout::Enhanced)
+        {
+            op_own.publish_byte(cqe.op_own);
+            signature.publish_byte(lap);
+        } else {
+            signature.publish_byte(cqe.signature);
+            op_own.publish_byte(cqe.op_own & !OWNER | lap & OWNER);
+        }
     }
 }
 
@@ -133,6 +198,7 @@ mod tests {
             entry,
             ignore_overrun: false,
             producer: 0,
+            compression: None,
             status: CqStatus::Ok,
             notify: None,
             uar: 0,

@@ -32,7 +32,6 @@ pub(crate) struct Dct {
     /// As QUERY_DCT tells it again.
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
-    pub(crate) counter_set: u8,
 }
 
 /// The responder's end of a connection: a queue pair without queues, made and taken away by packets.

@@ -17,18 +17,40 @@ pub(crate) struct Events {
     pub(crate) queues: Table<Eq>,
     /// Completion queues whose moderation ends at a time, and when.
     moderated: Vec<(u64, u32)>,
+    /// Completion queues with entries that wait for more like them.
+    open: Vec<u32>,
     /// Events that found their queue full.
     lost: u64,
 }
 
 impl Events {
     pub(crate) fn new() -> Self {
-        Self { queues: Table::new(FIRST, LAST, limits::EQS), moderated: Vec::new(), lost: 0 }
+        Self {
+            queues: Table::new(FIRST, LAST, limits::EQS),
+            moderated: Vec::new(),
+            open: Vec::new(),
+            lost: 0,
+        }
     }
 
     /// Events that found their queue full.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// An entry of completion queue `cqn` waits for more like it, until [`Events::close_blocks`].
+    pub(crate) fn opened(&mut self, cqn: u32) {
+        self.open.push(cqn);
+    }
+
+    /// Lets the completion queues write what waits. To be called when a pass or a command ends.
+    pub(crate) fn close_blocks(&mut self, cqs: &mut Table<Cq>, now: u64) {
+        while let Some(cqn) = self.open.pop() {
+            if let Some(cq) = cqs.get_mut(cqn) {
+                cq.close_block();
+                self.check(cqn, cq, now);
+            }
+        }
     }
 
     /// Completion queue `cqn` got an entry, or may have been armed.

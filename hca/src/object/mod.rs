@@ -1,14 +1,18 @@
 //! The objects that commands make: each kind in a table of its own, and who uses whom counted.
 
-use crate::engine::Counters;
+use std::net::IpAddr;
+
+use crate::command::CounterSet;
 use crate::limits;
 use crate::memory::Memory;
 
+mod compress;
 mod cq;
 mod dct;
 mod eq;
 mod event_channel;
 mod events;
+mod gids;
 mod notify;
 mod pd;
 mod qp;
@@ -17,11 +21,13 @@ mod srq;
 mod table;
 mod uar;
 
+pub(crate) use compress::Compression;
 pub(crate) use cq::Cq;
 pub(crate) use dct::{Dct, ResponderContext};
 pub(crate) use eq::Eq;
 pub use event_channel::EventChannel;
 pub(crate) use events::Events;
+pub(crate) use gids::{Gids, Invalid as InvalidGid};
 pub(crate) use notify::{Notify, UNARMED};
 pub(crate) use pd::{Pd, Xrcd};
 pub(crate) use qp::{Attributes, DoorbellRecord, Qp, Ring};
@@ -51,9 +57,9 @@ pub(crate) struct Objects {
     pub(crate) events: Events,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
-    /// What the device had counted when each set began.
-    pub(crate) counter_sets: Table<Counters>,
+    pub(crate) counter_sets: Table<CounterSet>,
     pub(crate) qps: Table<Qp>,
+    pub(crate) gids: Gids,
     pub(crate) dcts: Table<Dct>,
     /// Of all targets.
     pub(crate) contexts: Table<ResponderContext>,
@@ -63,9 +69,10 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// None yet. Of responder contexts there are at most `contexts`.
-    pub(crate) fn new(contexts: usize) -> Self {
+    /// None, of a device at `address`. Of responder contexts there are at most `contexts`.
+    pub(crate) fn new(address: IpAddr, contexts: usize) -> Self {
         Self {
+            gids: Gids::new(address),
             pds: Table::new(1, LAST, limits::PDS),
             xrcds: Table::new(1, LAST, limits::XRCDS),
             uars: Table::new(1, LAST, limits::UARS),

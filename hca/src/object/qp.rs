@@ -7,7 +7,7 @@ use barewire_layouts::command::qp::{QpState, ServiceType};
 
 use super::Scatter;
 use crate::engine::QpEngine;
-use crate::memory::Window;
+use crate::memory::{User, Window};
 
 /// A queue pair.
 #[derive(Debug)]
@@ -57,6 +57,16 @@ impl Qp {
     pub(crate) fn known_as(&self) -> u32 {
         self.dct.unwrap_or(self.number)
     }
+
+    /// As whom it uses memory keys.
+    pub(crate) fn user(&self) -> User {
+        User { pd: self.pd, qpn: self.known_as() }
+    }
+
+    /// As whom it uses the buffers of a receive WQE, which are in protection domain `pd`.
+    pub(crate) fn receiver(&self, pd: u32) -> User {
+        User { pd, ..self.user() }
+    }
 }
 
 /// What the commands that move a queue pair's state set. Zeros until then.
@@ -88,6 +98,8 @@ pub(crate) struct Attributes {
     pub(crate) max_responder_depth: u32,
     /// Queue key of datagrams.
     pub(crate) qkey: u32,
+    /// The counter set that counts what happens here; 0 for none.
+    pub(crate) counter_set: u8,
     /// Peers may read.
     pub(crate) remote_read: bool,
     /// Peers may write.
@@ -112,6 +124,7 @@ impl Default for Attributes {
             max_initiator_depth: 0,
             max_responder_depth: 0,
             qkey: 0,
+            counter_set: 0,
             remote_read: false,
             remote_write: false,
             remote_atomic: false,

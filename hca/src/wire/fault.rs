@@ -36,6 +36,10 @@ pub struct Faults {
     pub flap_us: u64,
     /// How long the device takes to move one packet's bytes, in microseconds: slow memory. 0 means no time.
     pub slow_dma_us: u64,
+    /// After so many completions, the completion queue with the lowest number that has entries is overrun. 0 means never.
+    pub cq_overrun_after: u64,
+    /// After so many completions the device breaks down. 0 means never.
+    pub fatal_after: u64,
     /// Start of the random sequence.
     pub seed: u64,
 }

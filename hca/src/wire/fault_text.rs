@@ -14,7 +14,8 @@ pub enum FaultsError {
     Form(String),
     /// An unknown name.
     #[error(
-        "'{0}' is no fault: use drop, duplicate, reorder, corrupt, delay, flap, delay_us, flap_us, slow_dma_us or seed"
+        "'{0}' is no fault: use drop, duplicate, reorder, corrupt, delay, flap, delay_us, flap_us, slow_dma_us, \
+         cq_overrun_after, fatal_after or seed"
     )]
     Name(String),
     /// A probability that is none.
@@ -25,9 +26,14 @@ pub enum FaultsError {
         /// The text given.
         value: String,
     },
-    /// A seed that is no integer.
-    #[error("seed={0}: a seed is an integer from 0 to 2^64-1")]
-    Seed(String),
+    /// A seed, or a number of completions, that is no integer.
+    #[error("{name}={value}: it is an integer from 0 to 2^64-1")]
+    Number {
+        /// Which.
+        name: String,
+        /// The text given.
+        value: String,
+    },
     /// A time that is no integer, or longer than a minute.
     #[error("{name}={value}: a time is an integer from 0 to 60000000, in microseconds")]
     Time {
@@ -63,8 +69,16 @@ impl FromStr for Faults {
                     }
                     continue;
                 }
-                "seed" => {
-                    faults.seed = value.parse().map_err(|_| FaultsError::Seed(value.to_owned()))?;
+                "seed" | "cq_overrun_after" | "fatal_after" => {
+                    let number = value.parse().map_err(|_| FaultsError::Number {
+                        name: name.to_owned(),
+                        value: value.to_owned(),
+                    })?;
+                    match name {
+                        "seed" => faults.seed = number,
+                        "fatal_after" => faults.fatal_after = number,
+                        _ => faults.cq_overrun_after = number,
+                    }
                     continue;
                 }
                 _ => return Err(FaultsError::Name(name.to_owned())),
@@ -89,7 +103,12 @@ mod tests {
         assert!("".parse::<Faults>().unwrap().is_none());
         assert_eq!("drop".parse::<Faults>(), Err(FaultsError::Form("drop".into())));
         assert_eq!("lose=1".parse::<Faults>(), Err(FaultsError::Name("lose".into())));
-        assert_eq!("seed=-1".parse::<Faults>(), Err(FaultsError::Seed("-1".into())));
+        for name in ["seed", "cq_overrun_after", "fatal_after"] {
+            let error = format!("{name}=-1").parse::<Faults>().unwrap_err();
+            assert_eq!(error, FaultsError::Number { name: name.into(), value: "-1".into() });
+        }
+        let faults: Faults = "cq_overrun_after=3,fatal_after=9".parse().unwrap();
+        assert_eq!((faults.cq_overrun_after, faults.fatal_after, faults.is_none()), (3, 9, true));
         for value in ["1.5", "-0.1", "NaN", "x"] {
             let error = format!("drop={value}").parse::<Faults>().unwrap_err();
             assert_eq!(error.to_string(), format!("drop={value}: a probability is a number from 0 to 1"));

@@ -3,6 +3,7 @@
 //! A *frame* is what UDP carries: base transport header to invariant CRC. Decorators put fault injection, capture and the way
 //! to the own address in front of the carrier: `Faulty<Capture<Loopback<Udp>>>`.
 
+mod batch;
 pub(crate) mod capture;
 pub(crate) mod fabric;
 pub(crate) mod fault;

@@ -36,6 +36,8 @@ pub(crate) struct Packet<'a> {
     /// Of an atomic acknowledge: the value before.
     pub(crate) original: u64,
     pub(crate) immediate: u32,
+    /// The key that the receiver shall invalidate.
+    pub(crate) invalidated: u32,
     pub(crate) payload: &'a [u8],
 }
 
@@ -104,6 +106,7 @@ pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Re
         syndrome: None,
         original: 0,
         immediate: 0,
+        invalidated: 0,
         payload: &[],
     };
     if headers.contains(Headers::XRC_ETH) {
@@ -134,8 +137,7 @@ pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Re
         packet.immediate = cut::<ImmDt>(&mut rest)?.data.get();
     }
     if headers.contains(Headers::IETH) {
-        // The responder refuses such requests, so nobody asks for the key.
-        cut::<Ieth>(&mut rest)?;
+        packet.invalidated = cut::<Ieth>(&mut rest)?.rkey.get();
     }
     let payload = rest.len().checked_sub(bth.pad()).ok_or(Malformed::Header)?;
     packet.payload = &rest[..payload];

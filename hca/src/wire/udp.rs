@@ -1,15 +1,16 @@
 //! RoCEv2 over a UDP socket.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 
 use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4, identification_ipv4};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use barewire_layouts::roce::{FECN, FECN_OFFSET};
+use socket2::{Domain, Protocol, Socket, Type};
 
+use super::batch::{Inbox, Outbox, use_congestion_bits};
 use super::fault::SplitMix;
-use super::{MAX_FRAME, ROCE_PORT, Wire};
+use super::{ROCE_PORT, Wire};
 use crate::engine::Counters;
 
 /// Room that is asked for in the kernel; what it grants may be less.
@@ -23,6 +24,8 @@ const ADDRESS_TRIES: u32 = 64;
 pub(crate) struct Udp {
     socket: Socket,
     address: IpAddr,
+    inbox: Inbox,
+    outbox: Outbox,
     failures: u64,
 }
 
@@ -42,8 +45,9 @@ impl Udp {
             IpAddr::V6(_) => socket.set_only_v6(true)?,
         }
         enlarge(&socket);
+        use_congestion_bits(&socket, address);
         socket.bind(&local.into())?;
-        Ok(Self { socket, address, failures: 0 })
+        Ok(Self { socket, address, inbox: Inbox::default(), outbox: Outbox::default(), failures: 0 })
     }
 
     fn bind_free() -> io::Result<Self> {
@@ -120,32 +124,23 @@ fn take_number_off(frame: &mut [u8], from: SocketAddr, to: IpAddr) {
 
 impl Wire for Udp {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
-        let to = SockAddr::from(SocketAddr::new(to, ROCE_PORT));
-        if self.socket.send_to(frame, &to).is_err() {
-            self.failures += 1;
-        }
+        self.failures += self.outbox.send(&self.socket, to, frame);
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
-        loop {
-            frame.clear();
-            frame.reserve(MAX_FRAME);
-            let room: &mut [MaybeUninit<u8>] = frame.spare_capacity_mut();
-            let (length, from) = match self.socket.recv_from(room) {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // Nothing there, or a queued error of an earlier send: retries will tell.
-                Err(_) => return None,
-            };
-            // SAFETY: the kernel initialised `length` bytes of the spare room.
-            unsafe { frame.set_len(length) };
-            if let Some(from) = from.as_socket() {
-                if from.port() != ROCE_PORT {
-                    take_number_off(frame, from, self.address);
-                }
-                return Some(from);
-            }
+        let (source, congested) = self.inbox.receive(&self.socket, frame)?;
+        if source.port() != ROCE_PORT {
+            take_number_off(frame, source, self.address);
         }
+        // What the network header says of congestion is told by the transport header's bit for it, which the invariant CRC leaves out.
+        if let Some(byte) = frame.get_mut(FECN_OFFSET).filter(|_| congested) {
+            *byte |= FECN;
+        }
+        Some(source)
+    }
+
+    fn flush(&mut self) {
+        self.failures += self.outbox.flush(&self.socket);
     }
 
     fn descriptor(&self) -> Option<RawFd> {
@@ -167,6 +162,7 @@ mod tests {
         let mut b = Udp::bind(None).unwrap();
         assert_ne!(a.address(), b.address());
         a.send(b.address(), &[7; 4200]);
+        a.flush();
         let mut frame = Vec::new();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         let from = loop {
@@ -195,6 +191,53 @@ mod tests {
         take_number_off(&mut corrupt, from, [10, 98, 0, 2].into());
         assert_eq!(corrupt[16..], sent[16..]);
         take_number_off(&mut [1, 2, 3], from, [10, 98, 0, 2].into());
+    }
+
+    #[test]
+    fn bursts_arrive_whole_and_in_order() {
+        let mut a = Udp::bind(None).unwrap();
+        let mut b = Udp::bind(None).unwrap();
+        let frames: Vec<Vec<u8>> =
+            (0..100_u8).map(|number| vec![number; 1 + usize::from(number) * 40]).collect();
+        for frame in &frames {
+            a.send(b.address(), frame);
+        }
+        a.flush();
+        let (mut frame, mut got) = (Vec::new(), Vec::new());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while got.len() < frames.len() {
+            if b.receive(&mut frame).is_some() {
+                got.push(frame.clone());
+            }
+            assert!(std::time::Instant::now() < deadline, "{} of {} datagrams came", got.len(), frames.len());
+        }
+        assert!(got == frames);
+        // What cannot go is counted, and does not keep back what can.
+        a.send("::1".parse().unwrap(), &[1]);
+        a.send(b.address(), &[2]);
+        a.flush();
+        assert_eq!(a.failures, 1);
+        while b.receive(&mut frame).is_none() {
+            assert!(std::time::Instant::now() < deadline, "no datagram came");
+        }
+        assert_eq!(frame, [2]);
+    }
+
+    #[test]
+    fn a_mark_on_the_way_is_seen() {
+        let mut device = Udp::bind(None).unwrap();
+        let to = SocketAddr::new(device.address(), ROCE_PORT);
+        let other = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).unwrap();
+        for (class, want) in [(0, 0x41), (2, 0x41), (3, 0xc1)] {
+            other.set_tos_v4(class).unwrap();
+            other.send_to(&[0x41; 16], &to.into()).unwrap();
+            let (mut frame, deadline) =
+                (Vec::new(), std::time::Instant::now() + std::time::Duration::from_secs(10));
+            while device.receive(&mut frame).is_none() {
+                assert!(std::time::Instant::now() < deadline, "no datagram came");
+            }
+            assert_eq!((frame[3], frame[4], frame[5]), (0x41, want, 0x41), "class {class}");
+        }
     }
 
     #[test]

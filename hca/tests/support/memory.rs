@@ -52,6 +52,10 @@ impl Memory {
         self.start.addr().get() as u64
     }
 
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.length);
         // SAFETY: inside the allocation; `bytes` is Rust memory elsewhere.

@@ -1,5 +1,6 @@
 //! Completion queues and queue pairs of tests.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -109,6 +110,14 @@ impl Cq {
             sequence: 0,
             last: Vec::new(),
         }
+    }
+
+    /// The ring, its entries, and the consumer word of the doorbell record: for another reader than [`Cq::poll`].
+    pub fn parts(&self) -> (NonNull<u8>, u32, NonNull<u32>) {
+        let start = self.memory.start();
+        // SAFETY: the record lies behind the ring, in the same allocation.
+        let record = unsafe { start.add(self.entries * self.entry) };
+        (start, self.entries as u32, record.cast())
     }
 
     /// Asks for an event of the next completion, or the next solicited one.
@@ -225,6 +234,9 @@ pub struct Qp {
     destroyed: bool,
     /// Where the send ring starts.
     send_ring: usize,
+    /// The counter set to be named, and the index of the own address, when it is connected.
+    pub counter_set: u8,
+    pub source_index: u8,
 }
 
 const DOORBELL: usize = RQ_BYTES + SQ_BYTES;
@@ -284,6 +296,8 @@ impl Qp {
             half: 0,
             destroyed: false,
             send_ring: RQ_BYTES,
+            counter_set: 0,
+            source_index: 0,
         }
     }
 
@@ -313,6 +327,7 @@ impl Qp {
             let mut context = modify.nested(Rst2InitQpIn::QPC);
             context
                 .set(Qpc::Q_KEY, connection.qkey)
+                .set(Qpc::COUNTER_SET_ID, self.counter_set)
                 .set(Qpc::RRE, connection.remote_read)
                 .set(Qpc::RWE, connection.remote_write)
                 .set(Qpc::RAE, connection.remote_atomic)
@@ -333,6 +348,7 @@ impl Qp {
             context
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::VHCA_PORT_NUM, 1)
+                .set(AddressPath::SRC_ADDR_INDEX, self.source_index)
                 .set_array(AddressPath::RGID_RIP, gid);
         })
         .unwrap();

@@ -185,8 +185,14 @@ impl HcaCap {
     pub const ATOMIC: Field<Self, bool> = Field::new(0x21e, 1);
     /// A completion queue may ignore overruns.
     pub const CQ_OI: Field<Self, bool> = Field::new(0x220, 1);
+    /// Indirect memory keys may be used as local keys: what memory windows are made of.
+    pub const IMAICL: Field<Self, bool> = Field::new(0x231, 1);
     /// Extended reliable connected queue pairs.
     pub const XRC: Field<Self, bool> = Field::new(0x23c, 1);
+    /// Unreliable datagram queue pairs.
+    pub const UD: Field<Self, bool> = Field::new(0x23d, 1);
+    /// Unreliable connected queue pairs.
+    pub const UC: Field<Self, bool> = Field::new(0x23e, 1);
     /// Reliable connected queue pairs.
     pub const RC: Field<Self, bool> = Field::new(0x23f, 1);
     /// A UAR page is 4 KiB, whatever the host's page.
@@ -213,12 +219,27 @@ impl HcaCap {
     pub const LOG_UAR_PAGE_SZ: Field<Self, u16> = Field::new(0x490, 16);
     /// UARs of one UAR page.
     pub const NUM_OF_UARS_PER_PAGE: Field<Self> = Field::new(0x520, 32);
+    /// Completion queues may compress in the enhanced layout.
+    pub const ENHANCED_CQE_COMPRESSION: Field<Self, bool> = Field::new(0x5b0, 1);
+    /// Mini CQEs may carry the index of the stride.
+    pub const MINI_CQE_RESP_STRIDE_INDEX: Field<Self, bool> = Field::new(0x5bc, 1);
+    /// Completion queues of 128-byte entries may compress.
+    pub const CQE_COMPRESSION_128: Field<Self, bool> = Field::new(0x5be, 1);
+    /// Completion queues may compress.
+    pub const CQE_COMPRESSION: Field<Self, bool> = Field::new(0x5bf, 1);
+    /// The most completions of a compressed block.
+    pub const CQE_COMPRESSION_MAX_NUM: Field<Self, u16> = Field::new(0x5d0, 16);
 }
 
 /// In [`AtomicCap::ATOMIC_OPERATIONS`]: compare and swap (mlx5 driver.h: `MLX5_ATOMIC_OPS_CMP_SWAP`).
 pub const ATOMIC_COMPARE_SWAP: u16 = 1 << 0;
 /// In [`AtomicCap::ATOMIC_OPERATIONS`]: fetch and add (mlx5 driver.h: `MLX5_ATOMIC_OPS_FETCH_ADD`).
 pub const ATOMIC_FETCH_ADD: u16 = 1 << 1;
+
+/// In [`AtomicCap::ATOMIC_OPERATIONS`]: masked compare and swap (mlx5 driver.h: `MLX5_ATOMIC_OPS_EXTENDED_CMP_SWAP`).
+pub const ATOMIC_MASKED_COMPARE_SWAP: u16 = 1 << 2;
+/// In [`AtomicCap::ATOMIC_OPERATIONS`]: masked fetch and add (mlx5 driver.h: `MLX5_ATOMIC_OPS_EXTENDED_FETCH_ADD`).
+pub const ATOMIC_MASKED_FETCH_ADD: u16 = 1 << 3;
 
 impl AtomicCap {
     /// 1: an 8-byte atomic works on, and returns, a number in host byte order; 0: in big-endian order.
@@ -237,6 +258,9 @@ impl AtomicCap {
 pub const ROCE_VERSION_2: u8 = 1 << 2;
 /// In [`RoceCap::L3_TYPE`]: IPv4 (mlx5 device.h: `MLX5_ROCE_L3_TYPE_IPV4_CAP`).
 pub const ROCE_L3_IPV4: u8 = 1 << 1;
+
+/// In [`RoceCap::L3_TYPE`]: IPv6 (mlx5 device.h: `MLX5_ROCE_L3_TYPE_IPV6_CAP`).
+pub const ROCE_L3_IPV6: u8 = 1 << 2;
 
 impl RoceCap {
     /// A mask of IP versions, see [`ROCE_L3_IPV4`].

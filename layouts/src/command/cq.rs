@@ -80,6 +80,16 @@ field_enum! {
     }
 }
 
+field_enum! {
+    /// How compressed entries lie (linux device.h: `MLX5_CQE_COMPRESS_LAYOUT_*`): see [`crate::cqe::compressed`].
+    CompressionLayout: u8, "CQE compression layout" {
+        /// A title, and arrays of mini CQEs behind it.
+        Basic = 0, "basic";
+        /// Blocks behind an entry that is not compressed.
+        Enhanced = 1, "enhanced";
+    }
+}
+
 bitflags::bitflags! {
     /// Parameters that MODIFY_CQ changes (mlx5 cq.h: `MLX5_CQ_MODIFY_*`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +177,10 @@ impl Cqc {
     pub const OI: Field<Self, bool> = Field::new(0xe, 1);
     /// Entries may be compressed.
     pub const CQE_COMP_EN: Field<Self, bool> = Field::new(0x11, 1);
+    /// What mini CQEs carry (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`): see [`crate::cqe::compressed::MiniFormat`].
+    pub const MINI_CQE_RES_FORMAT: Field<Self, u8> = Field::new(0x12, 2);
+    /// How compressed entries lie.
+    pub const CQE_COMPRESSION_LAYOUT: Field<Self, CompressionLayout> = Field::new(0x1e, 2);
     /// Event state.
     pub const ST: Field<Self, CqState> = Field::new(0x14, 4);
     /// The umem that holds the doorbell record.

@@ -1,6 +1,7 @@
-//! The GID table of a RoCE port: QUERY_ROCE_ADDRESS (mlx5_ifc.h: `query_roce_address_*`, `roce_addr_layout`).
+//! The GID table of a RoCE port: QUERY_ROCE_ADDRESS, SET_ROCE_ADDRESS (mlx5_ifc.h: `query_roce_address_*`, `set_roce_address_*`,
+//! `roce_addr_layout`).
 
-use super::requests;
+use super::{StatusOut, requests};
 use crate::prm::{ByteField, Field, Nested, field_enum, layouts};
 
 field_enum! {
@@ -28,12 +29,15 @@ layouts! {
     QueryRoceAddressIn: 16, "query_roce_address_in";
     /// The entry.
     QueryRoceAddressOut: 16 + RoceAddress::BYTES, "query_roce_address_out";
+    /// Changes one entry of the table.
+    SetRoceAddressIn: 16 + RoceAddress::BYTES, "set_roce_address_in";
     /// One source address of a port. All zero: the entry is empty.
     RoceAddress: 32, "roce_addr_layout";
 }
 
 requests! {
     QueryRoceAddressIn => QueryRoceAddress, QueryRoceAddressOut;
+    SetRoceAddressIn => SetRoceAddress, StatusOut;
 }
 
 impl QueryRoceAddressIn {
@@ -41,6 +45,15 @@ impl QueryRoceAddressIn {
     pub const ROCE_ADDRESS_INDEX: Field<Self, u16> = Field::new(0x40, 16);
     /// The port, from 1; 0 means the first.
     pub const VHCA_PORT_NUM: Field<Self, u8> = Field::new(0x5c, 4);
+}
+
+impl SetRoceAddressIn {
+    /// Index into the table.
+    pub const ROCE_ADDRESS_INDEX: Field<Self, u16> = Field::new(0x40, 16);
+    /// The port, from 1; 0 means the first.
+    pub const VHCA_PORT_NUM: Field<Self, u8> = Field::new(0x5c, 4);
+    /// The entry. All zero: none.
+    pub const ROCE_ADDRESS: Nested<Self, RoceAddress> = Nested::new(0x80);
 }
 
 impl QueryRoceAddressOut {

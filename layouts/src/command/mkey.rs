@@ -116,6 +116,8 @@ impl Mkc {
     pub const MKEY_7_0: Field<Self, u8> = Field::new(0x38, 8);
     /// The key covers the whole 64-bit address space.
     pub const LENGTH64: Field<Self, bool> = Field::new(0x60, 1);
+    /// A peer's send may invalidate the key.
+    pub const EN_RINVAL: Field<Self, bool> = Field::new(0x67, 1);
     /// The protection domain.
     pub const PD: Field<Self> = Field::new(0x68, 24);
     /// The address that a work request gives for the first byte.

@@ -85,7 +85,7 @@ field_enum! {
         ToRstQp = 0x50a, "2RST_QP";
         /// Reads a queue pair's context.
         QueryQp = 0x50b, "QUERY_QP";
-        /// Changes a queue pair in state init.
+        /// Changes a queue pair in init.
         Init2InitQp = 0x50e, "INIT2INIT_QP";
         /// Makes a shared receive queue.
         CreateSrq = 0x700, "CREATE_SRQ";
@@ -113,12 +113,22 @@ field_enum! {
         QueryDct = 0x713, "QUERY_DCT";
         /// Asks for an event when an initiator has a wrong access key.
         ArmDctForKeyViolation = 0x714, "ARM_DCT_FOR_KEY_VIOLATION";
+        /// Makes a shared receive queue with tag matching.
+        CreateXrq = 0x717, "CREATE_XRQ";
+        /// Destroys one.
+        DestroyXrq = 0x718, "DESTROY_XRQ";
+        /// Reads the context of one.
+        QueryXrq = 0x719, "QUERY_XRQ";
+        /// Sets the limit of one.
+        ArmXrq = 0x71a, "ARM_XRQ";
         /// Reads whether the port is up.
         QueryVportState = 0x750, "QUERY_VPORT_STATE";
         /// Reads the Ethernet side of the port.
         QueryNicVportContext = 0x754, "QUERY_NIC_VPORT_CONTEXT";
         /// Reads an entry of the GID table.
         QueryRoceAddress = 0x760, "QUERY_ROCE_ADDRESS";
+        /// Changes an entry of the GID table.
+        SetRoceAddress = 0x761, "SET_ROCE_ADDRESS";
         /// Reads the InfiniBand side of the port.
         QueryHcaVportContext = 0x762, "QUERY_HCA_VPORT_CONTEXT";
         /// Reads GIDs.

@@ -36,6 +36,19 @@ pub enum MiniFormat {
     ChecksumStride = 3,
 }
 
+impl MiniFormat {
+    /// Decodes `mini_cqe_res_format`; `None` for a number that means nothing.
+    #[inline]
+    pub const fn from_bits(bits: u8) -> Option<Self> {
+        Some(match bits {
+            0 => Self::Hash,
+            1 => Self::Checksum,
+            3 => Self::ChecksumStride,
+            _ => return None,
+        })
+    }
+}
+
 /// What distinguishes a completion from its title.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,

@@ -24,6 +24,11 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// A packet sequence number (PSN) or a queue pair number has 24 bits.
 pub const MASK_24: u32 = 0x00ff_ffff;
 
+/// Offset of the byte of a [`Bth`] with [`FECN`].
+pub const FECN_OFFSET: usize = 4;
+/// The packet met congestion on its way here (forward explicit congestion notification).
+pub const FECN: u8 = 1 << 7;
+
 /// Base transport header (IBTA 9.2): starts every packet.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,

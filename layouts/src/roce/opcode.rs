@@ -220,6 +220,11 @@ impl BthOpcode {
         )
     }
 
+    /// Whether it asks for an atomic operation.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
     /// Whether a message ends with this packet.
     pub const fn is_last(self) -> bool {
         !matches!(

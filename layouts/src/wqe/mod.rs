@@ -14,7 +14,9 @@ pub use atomic::{
     extended_atomic_modifier,
 };
 pub use receive::SharedReceiveHeader;
-pub use umr::{MkeyContextSegment, UmrControlSegment, UmrFlags, UmrMask};
+pub use umr::{
+    MkeyContextSegment, REPEAT_BLOCK, RepeatBlock, RepeatEntry, UmrControlSegment, UmrFlags, UmrMask,
+};
 
 use bitflags::bitflags;
 use static_assertions::{const_assert, const_assert_eq};

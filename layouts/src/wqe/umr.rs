@@ -1,7 +1,10 @@
 //! User-mode memory registration (UMR): the segments with which a queue pair changes a memory key.
 //!
-//! Only what frees a key is here. It is how libmlx5 invalidates a local key (`set_bind_wr` with no length), as devices do not take
-//! `MLX5_OPCODE_LOCAL_INVAL` from user space. Sources: mlx5dv.h `struct mlx5_wqe_umr_ctrl_seg`, `struct mlx5_wqe_mkey_context_seg`.
+//! A [`UmrControlSegment`] says what changes, a [`MkeyContextSegment`] the new values, and a list of translations may follow, in the WQE
+//! or by a data segment: [`crate::command::klm::Klm`]s, or a [`RepeatBlock`] with its entries. Memory windows are bound and local keys
+//! invalidated so, too (libmlx5 `set_bind_wr`), as devices do not take `MLX5_OPCODE_LOCAL_INVAL` from user space. Sources: mlx5dv.h
+//! `struct mlx5_wqe_umr_ctrl_seg`, `struct mlx5_wqe_mkey_context_seg`, `struct mlx5_wqe_umr_repeat_block_seg`; linux device.h
+//! `MLX5_UMR_*`, `MLX5_MKEY_MASK_*`.
 
 use bitflags::bitflags;
 use static_assertions::const_assert_eq;
@@ -19,6 +22,8 @@ bitflags! {
         const TRANSLATION_OFFSET = 1 << 4;
         /// The key must be free.
         const CHECK_FREE = 1 << 5;
+        /// The key must not be free (linux device.h, where the two have each other's names).
+        const CHECK_NOT_FREE = 1 << 6;
         /// Translations lie in the WQE.
         const INLINE = 1 << 7;
     }
@@ -140,6 +145,50 @@ impl MkeyContextSegment {
     };
 }
 
+/// The `key` of a list's entry that is a [`RepeatBlock`] and no range: what libmlx5 writes as its `op`.
+pub const REPEAT_BLOCK: u32 = 0x400;
+
+/// Starts a part of a list that is strided: the entries behind it, over and over again (mlx5dv.h: `struct
+/// mlx5_wqe_umr_repeat_block_seg`).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct RepeatBlock {
+    /// Bytes of all entries, taken once.
+    pub byte_count: Be32,
+    /// [`REPEAT_BLOCK`].
+    pub operation: Be32,
+    /// How often the entries are taken.
+    pub repeat_count: Be32,
+    /// Zero.
+    pub reserved: Be16,
+    /// Number of the [`RepeatEntry`]s that follow.
+    pub entries: Be16,
+}
+
+/// Bytes that every repetition of a [`RepeatBlock`] takes `stride` further on (mlx5dv.h: `struct mlx5_wqe_umr_repeat_ent_seg`).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct RepeatEntry {
+    /// Bytes from one repetition's start to the next one's.
+    pub stride: Be16,
+    /// Bytes of one repetition.
+    pub byte_count: Be16,
+    /// The other key.
+    pub key: Be32,
+    /// Where the first repetition starts, as the other key counts.
+    pub address: Be64,
+}
+
+const_assert_eq!(size_of::<RepeatBlock>(), 16);
+const_assert_eq!(core::mem::offset_of!(RepeatBlock, repeat_count), 8);
+const_assert_eq!(core::mem::offset_of!(RepeatBlock, entries), 14);
+const_assert_eq!(size_of::<RepeatEntry>(), 16);
+const_assert_eq!(core::mem::offset_of!(RepeatEntry, key), 4);
+const_assert_eq!(core::mem::offset_of!(RepeatEntry, address), 8);
 const_assert_eq!(size_of::<UmrControlSegment>(), 48);
 const_assert_eq!(core::mem::offset_of!(UmrControlSegment, translation_octowords), 4);
 const_assert_eq!(core::mem::offset_of!(UmrControlSegment, translation_offset), 6);
@@ -170,6 +219,29 @@ mod tests {
             MkeyContextSegment::FREE,
             "40000000ffffff000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
              000000000000000000000000000000",
+        );
+    }
+
+    #[test]
+    fn a_strided_list() {
+        golden::<_, 16>(
+            RepeatBlock {
+                byte_count: 24.into(),
+                operation: REPEAT_BLOCK.into(),
+                repeat_count: 3.into(),
+                reserved: Be16::ZERO,
+                entries: 2.into(),
+            },
+            "00000018000004000000000300000002",
+        );
+        golden::<_, 16>(
+            RepeatEntry {
+                stride: 64.into(),
+                byte_count: 16.into(),
+                key: 0x1234.into(),
+                address: 0x1000.into(),
+            },
+            "00400010000012340000000000001000",
         );
     }
 }

@@ -179,7 +179,7 @@ impl Requester {
         let request = self.requests.get(self.cursor)?;
         let elsewhere =
             self.initiator.as_ref().is_some_and(|initiator| !initiator.reaches(request.wqe.destination));
-        if self.pause.is_some() || request.fault.is_some() || elsewhere {
+        if self.is_paused() || request.fault.is_some() || request.wqe.change.is_some() || elsewhere {
             return None;
         }
         let numbers = if request.is_read() {
@@ -188,14 +188,23 @@ impl Requester {
             1
         };
         let in_flight = self.cursor_psn().since(self.unacknowledged) as u32;
-        let fenced = self.packet == 0
-            && match request.wqe.fence {
-                Fence::None => false,
-                Fence::Reads => self.requests.range(..self.cursor).any(Request::is_answered),
-                Fence::All => self.cursor > 0,
-            };
+        let fenced = self.packet == 0 && self.is_fenced(self.cursor);
         let too_deep = request.is_answered() && self.reads >= attributes.max_initiator_depth;
         (in_flight + numbers <= WINDOW && !fenced && !too_deep).then_some(numbers)
+    }
+
+    /// Whether the receiver asked for a pause.
+    fn is_paused(&self) -> bool {
+        self.pause.is_some()
+    }
+
+    /// Whether the request waits for earlier ones.
+    fn is_fenced(&self, at: usize) -> bool {
+        self.requests.get(at).is_some_and(|request| match request.wqe.fence {
+            Fence::None => false,
+            Fence::Reads => self.requests.range(..at).any(Request::is_answered),
+            Fence::All => at > 0,
+        })
     }
 
     /// Moves the cursor on by `numbers`, and over requests that send nothing.
@@ -204,6 +213,7 @@ impl Requester {
         while let Some(request) = self.requests.get(self.cursor)
             && self.packet >= request.packets
             && request.fault.is_none()
+            && request.wqe.change.is_none()
         {
             self.cursor += 1;
             self.packet = 0;
@@ -236,6 +246,9 @@ fn complete(qp: &mut Qp, port: &mut Port<'_>) {
     {
         if let Some(syndrome) = front.fault {
             return fail(qp, port, syndrome);
+        }
+        if front.wqe.change.is_some() {
+            return;
         }
         if qp.engine.requester.unacknowledged.since(front.first) < front.packets as i32 {
             return;

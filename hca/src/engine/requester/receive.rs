@@ -68,7 +68,10 @@ pub(in crate::engine) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Pack
                 return qp.engine.requester.gap(port);
             }
             match code {
-                NakCode::PsnSequence => sequence_error(qp, port),
+                NakCode::PsnSequence => {
+                    port.counters.sequence_naks_received += 1;
+                    sequence_error(qp, port);
+                }
                 NakCode::InvalidRequest => fail(qp, port, Syndrome::RemoteInvalidRequest),
                 NakCode::RemoteAccess => fail(qp, port, Syndrome::RemoteAccess),
                 NakCode::RemoteOperational => fail(qp, port, Syndrome::RemoteOperation),
@@ -126,7 +129,7 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
         return qp.engine.requester.gap(port);
     }
     // Now the request is the oldest, unless a full completion queue took the queue pair down.
-    let mtu = qp.attributes.mtu;
+    let (mtu, user) = (qp.attributes.mtu, qp.user());
     let Some(request) = qp.engine.requester.requests.front_mut().filter(|_| qp.state == QpState::Rts) else {
         return;
     };
@@ -157,7 +160,7 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     if request.packets == 1 && request.wqe.signalled {
         request.result = completer::inline(port, qp.send_cq, qp.scatter.requester, bytes);
     }
-    if request.result.is_none() && request.wqe.local.copy_from(port.memory, qp.pd, offset, bytes).is_err() {
+    if request.result.is_none() && request.wqe.local.copy_from(port.memory, user, offset, bytes).is_err() {
         return fail(qp, port, Syndrome::LocalProtection);
     }
     request.responses = number_after;

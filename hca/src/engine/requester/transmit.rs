@@ -4,19 +4,23 @@ use std::net::IpAddr;
 
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::cqe::Syndrome;
-use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, ImmDt, Reth, Transport, XrcEth};
+use barewire_layouts::roce::{Bth, BthOpcode, Deth, Headers, Ieth, ImmDt, Reth, Transport, XrcEth};
 use barewire_layouts::wqe::Opcode;
 
 use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, initiator};
 use crate::engine::report::Finding;
 use crate::engine::{Port, fetch, is_reliable, transport};
-use crate::memory::{Access, TranslationError};
+use crate::memory::{Access, TranslationError, UpdateRefusal};
 use crate::object::Qp;
 use crate::wire::packet;
 
 /// Fetches posted WQEs, as far ahead as is useful.
 fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
-    while qp.engine.requester.requests.len() < FETCH_AHEAD && !qp.engine.requester.stopped {
+    // What is behind a registration may use the key that it changes.
+    while qp.engine.requester.requests.len() < FETCH_AHEAD
+        && !qp.engine.requester.stopped
+        && qp.engine.requester.requests.back().is_none_or(|last| last.wqe.change.is_none())
+    {
         let requester = &mut qp.engine.requester;
         let posted = requester.posted.wrapping_sub(requester.fetched);
         if posted == 0 {
@@ -43,7 +47,7 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         request.first = requester.next;
         request.packets = match request.wqe.opcode {
             _ if request.fault.is_some() => 0,
-            None | Some(Opcode::Nop) => 0,
+            None | Some(Opcode::Nop | Opcode::Umr) => 0,
             Some(_) if request.is_atomic() => 1,
             Some(_) => (request.wqe.local.length().div_ceil(qp.attributes.mtu as u64) as u32).max(1),
         };
@@ -64,8 +68,35 @@ fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
     if qp.service == ServiceType::Ud && request.wqe.local.length() > qp.attributes.mtu as u64 {
         return Some(Syndrome::LocalLength);
     }
+    // The entry is empty, or an address that the wire does not carry.
+    let source = request.wqe.destination.and_then(|destination| destination.source);
+    if source.is_some_and(|source| port.gids.address(source) != Some(port.address)) {
+        return Some(Syndrome::LocalQpOperation);
+    }
     let need = if request.is_answered() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
-    request.wqe.local.check(port.memory, qp.pd, need).err().map(|_| Syndrome::LocalProtection)
+    request.wqe.local.check(port.memory, qp.user(), need).err().map(|_| Syndrome::LocalProtection)
+}
+
+/// Changes the memory key that the request at the cursor is about. False if it is about none, or must wait.
+fn register(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    let (user, requester) = (qp.user(), &mut qp.engine.requester);
+    let at = requester.cursor;
+    if requester.is_paused() || requester.is_fenced(at) {
+        return false;
+    }
+    let Some(change) = requester.requests.get_mut(at).and_then(|request| request.wqe.change.take()) else {
+        return false;
+    };
+    port.counters.key_changes += 1;
+    if let Err(refusal) = port.memory.change(user, &change) {
+        requester.requests[at].fault = Some(match refusal {
+            UpdateRefusal::List(_) => Syndrome::LocalProtection,
+            UpdateRefusal::Key => Syndrome::MemoryWindowBind,
+        });
+        requester.stopped = true;
+    }
+    requester.advance_cursor(0);
+    true
 }
 
 /// Sends up to `budget` packets. Returns whether more could be sent at once.
@@ -75,6 +106,9 @@ pub(in crate::engine) fn transmit(qp: &mut Qp, port: &mut Port<'_>, budget: u32)
     }
     for _ in 0..budget {
         fetch(qp, port);
+        while register(qp, port) {
+            fetch(qp, port);
+        }
         complete(qp, port);
         if qp.state != QpState::Rts {
             return false;
@@ -202,7 +236,10 @@ fn build(
     if carries.contains(Headers::IMM_DT) {
         packet::header(frame, &ImmDt { data: wqe.immediate.into() });
     }
-    wqe.local.copy_to(port.memory, qp.pd, offset, packet::payload(frame, payload))?;
+    if carries.contains(Headers::IETH) {
+        packet::header(frame, &Ieth { rkey: wqe.immediate.into() });
+    }
+    wqe.local.copy_to(port.memory, qp.user(), offset, packet::payload(frame, payload))?;
     packet::finish(frame, port.address, address);
     Ok(Some(address))
 }
@@ -213,7 +250,6 @@ fn packet_opcode(opcode: Opcode, first: bool, last: bool) -> Option<BthOpcode> {
     Some(match (opcode, first, last) {
         (
             Opcode::Nop
-            | Opcode::SendInvalidate
             | Opcode::AtomicCompareSwap
             | Opcode::AtomicFetchAdd
             | Opcode::MaskedCompareSwap
@@ -223,10 +259,12 @@ fn packet_opcode(opcode: Opcode, first: bool, last: bool) -> Option<BthOpcode> {
             ..,
         ) => return None,
         (Opcode::RdmaRead, ..) => Bth::ReadRequest,
-        (Opcode::Send | Opcode::SendImmediate, true, false) => Bth::SendFirst,
-        (Opcode::Send | Opcode::SendImmediate, false, false) => Bth::SendMiddle,
+        (Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate, true, false) => Bth::SendFirst,
+        (Opcode::Send | Opcode::SendImmediate | Opcode::SendInvalidate, false, false) => Bth::SendMiddle,
         (Opcode::Send, false, true) => Bth::SendLast,
         (Opcode::Send, true, true) => Bth::SendOnly,
+        (Opcode::SendInvalidate, false, true) => Bth::SendLastInvalidate,
+        (Opcode::SendInvalidate, true, true) => Bth::SendOnlyInvalidate,
         (Opcode::SendImmediate, false, true) => Bth::SendLastImmediate,
         (Opcode::SendImmediate, true, true) => Bth::SendOnlyImmediate,
         (Opcode::RdmaWrite | Opcode::RdmaWriteImmediate, true, false) => Bth::WriteFirst,

@@ -21,7 +21,10 @@ pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> 
     let fits = match (&qp.engine.responder.message, packet.opcode) {
         (Message::None, opcode) => opcode.is_first(),
         (Message::Send { .. }, opcode) => {
-            matches!(opcode, Bth::SendMiddle | Bth::SendLast | Bth::SendLastImmediate)
+            matches!(
+                opcode,
+                Bth::SendMiddle | Bth::SendLast | Bth::SendLastImmediate | Bth::SendLastInvalidate
+            )
         }
         (Message::Write { .. }, opcode) => {
             matches!(opcode, Bth::WriteMiddle | Bth::WriteLast | Bth::WriteLastImmediate)
@@ -43,7 +46,9 @@ pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> 
         | Bth::SendLast
         | Bth::SendLastImmediate
         | Bth::SendOnly
-        | Bth::SendOnlyImmediate => send(qp, port, packet),
+        | Bth::SendOnlyImmediate
+        | Bth::SendLastInvalidate
+        | Bth::SendOnlyInvalidate => send(qp, port, packet),
         Bth::WriteFirst
         | Bth::WriteMiddle
         | Bth::WriteLast
@@ -135,9 +140,13 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     let refusal = if after > receive.local.length() {
         Some((NakCode::InvalidRequest, Syndrome::LocalLength))
     } else if data.is_none()
-        && receive.local.copy_from(port.memory, receive.pd, done, packet.payload).is_err()
+        && receive.local.copy_from(port.memory, qp.receiver(receive.pd), done, packet.payload).is_err()
     {
         Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
+    } else if packet.headers.contains(Headers::IETH) && !port.memory.invalidate(qp.user(), packet.invalidated)
+    {
+        // The data is there by now; that its key is not gone must not go unnoticed.
+        Some((NakCode::RemoteAccess, Syndrome::LocalAccess))
     } else {
         None
     };
@@ -149,8 +158,13 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         qp.engine.responder.message = Message::Send { receive, done: after };
         return Ok(());
     }
-    let with_immediate = packet.headers.contains(Headers::IMM_DT);
-    let opcode = if with_immediate { CqeOpcode::ResponderSendImmediate } else { CqeOpcode::ResponderSend };
+    let opcode = if packet.headers.contains(Headers::IETH) {
+        CqeOpcode::ResponderSendInvalidate
+    } else if packet.headers.contains(Headers::IMM_DT) {
+        CqeOpcode::ResponderSendImmediate
+    } else {
+        CqeOpcode::ResponderSend
+    };
     finish(qp, port, receive, (opcode, after), packet, data);
     Ok(())
 }
@@ -168,7 +182,8 @@ fn finish(
     let arrival = Arrival {
         opcode,
         length: length as u32,
-        immediate: packet.immediate,
+        // A packet has one of the two.
+        immediate: packet.immediate | packet.invalidated,
         solicited: packet.bth.solicited(),
         data,
         datagram: None,
@@ -178,19 +193,20 @@ fn finish(
 }
 
 fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
-    let (address, rkey, length, done) =
-        if let Message::Write { address, rkey, length, done } = qp.engine.responder.message {
-            (address, rkey, length, done)
-        } else {
-            if !qp.attributes.remote_write {
-                return Err(INVALID);
-            }
-            let reth = &packet.reth;
-            let (address, rkey, length) = (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
-            // The whole range is checked before the first byte is written.
-            port.memory.translate(rkey, qp.pd, address, length, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
-            (address, rkey, length, 0)
-        };
+    let (address, rkey, length, done) = if let Message::Write { address, rkey, length, done } =
+        qp.engine.responder.message
+    {
+        (address, rkey, length, done)
+    } else {
+        if !qp.attributes.remote_write {
+            return Err(INVALID);
+        }
+        let reth = &packet.reth;
+        let (address, rkey, length) = (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
+        // The whole range is checked before the first byte is written.
+        port.memory.translate(rkey, qp.user(), address, length, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
+        (address, rkey, length, 0)
+    };
     let last = packet.opcode.is_last();
     let after = done + packet.payload.len() as u64;
     if after > length || last != (after == length) {
@@ -206,7 +222,13 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     };
     let written = port
         .memory
-        .translate(rkey, qp.pd, address.wrapping_add(done), packet.payload.len() as u64, Access::REMOTE_WRITE)
+        .translate(
+            rkey,
+            qp.user(),
+            address.wrapping_add(done),
+            packet.payload.len() as u64,
+            Access::REMOTE_WRITE,
+        )
         .map(|span| span.copy_from(packet.payload));
     if written.is_err() {
         // Taken but not filled: it is flushed with the rest.
@@ -216,6 +238,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     }
     qp.engine.responder.message =
         if last { Message::None } else { Message::Write { address, rkey, length, done: after } };
+    port.counters.writes += u64::from(last);
     match receive {
         Some(receive) => {
             finish(qp, port, receive, (CqeOpcode::ResponderWriteImmediate, length), packet, None);
@@ -240,8 +263,9 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     }
     check_depth(qp)?;
     port.memory
-        .translate(rkey, qp.pd, address, u64::from(length), Access::REMOTE_READ)
+        .translate(rkey, qp.user(), address, u64::from(length), Access::REMOTE_READ)
         .map_err(|_| ACCESS)?;
+    port.counters.reads += 1;
     let responder = &mut qp.engine.responder;
     let psn = responder.expected;
     responder.message_done();
@@ -282,7 +306,7 @@ fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), R
     }
     check_depth(qp)?;
     let need = Access::REMOTE_ATOMIC;
-    let span = port.memory.translate(rkey, qp.pd, address, atomic.bytes, need).map_err(|_| ACCESS)?;
+    let span = port.memory.translate(rkey, qp.user(), address, atomic.bytes, need).map_err(|_| ACCESS)?;
     // `None`: the key's addresses are aligned, but the memory behind them is not.
     let original = atomic.execute(&span).ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
     port.counters.atomics += 1;

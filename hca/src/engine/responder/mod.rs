@@ -28,6 +28,9 @@ use execute::execute;
 /// Repeated reads that wait at most, in multiples of the queue pair's depth; a further one is dropped and will be repeated.
 const REPEATED_DEPTH: usize = 2;
 
+/// Response packets of earlier reads that are sent at once when an atomic comes.
+const READ_PACKETS_BEFORE_ATOMIC: u32 = 256;
+
 /// A message that has begun to arrive.
 #[derive(Debug, Default)]
 enum Message {
@@ -194,6 +197,9 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         }
         return;
     }
+    if packet.opcode.is_atomic() && !answer_reads(qp, port) {
+        return;
+    }
     match execute(qp, port, packet) {
         Ok(()) => {
             let responder = &mut qp.engine.responder;
@@ -209,6 +215,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
         }
         Err(Refusal::NotReady) => {
             let timer = qp.attributes.min_rnr_nak;
+            port.counters.out_of_buffer += 1;
             qp.engine.responder.nak_sent = true;
             qp.engine.responder.refuse(psn, AethSyndrome::RnrNak(timer));
         }
@@ -226,19 +233,33 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     }
 }
 
+/// Sends the responses of earlier reads: they take their bytes from memory now, not after the atomic that is about to change it (IBTA
+/// 9.5: an atomic is not executed before reads that came before it). False if there are too many of them; the request is then as good as
+/// lost and comes again, or the queue pair failed meanwhile.
+fn answer_reads(qp: &mut Qp, port: &mut Port<'_>) -> bool {
+    let reads = |qp: &Qp| {
+        let responses = &qp.engine.responder.responses;
+        responses.iter().any(|response| matches!(response, Response::Read { repeat: false, .. }))
+    };
+    if !reads(qp) {
+        return true;
+    }
+    respond(qp, port, READ_PACKETS_BEFORE_ATOMIC);
+    let done = !reads(qp) && matches!(qp.state, QpState::Rtr | QpState::Rts);
+    port.counters.atomics_postponed += u64::from(!done);
+    done
+}
+
 /// A request that was executed before: its response was lost, or the network doubled it (IBTA 9.7.5.1.3, 9.7.5.1.5).
 fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     let depth = qp.attributes.max_responder_depth.max(1) as usize;
-    let responder = &mut qp.engine.responder;
+    let (user, responder) = (qp.user(), &mut qp.engine.responder);
     match packet.opcode {
         BthOpcode::ReadRequest => {
             let (address, rkey, length) =
                 (packet.reth.address.get(), packet.reth.rkey.get(), packet.reth.length.get());
             let allowed = qp.attributes.remote_read
-                && port
-                    .memory
-                    .translate(rkey, qp.pd, address, u64::from(length), Access::REMOTE_READ)
-                    .is_ok();
+                && port.memory.translate(rkey, user, address, u64::from(length), Access::REMOTE_READ).is_ok();
             if allowed && responder.responses.len() < REPEATED_DEPTH * depth {
                 let msn = responder.msn;
                 responder.responses.push_back(Response::Read {

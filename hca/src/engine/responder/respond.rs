@@ -11,7 +11,7 @@ use crate::engine::Port;
 use crate::engine::completer::fail;
 use crate::engine::psn::Psn;
 use crate::engine::transport;
-use crate::memory::Access;
+use crate::memory::{Access, User};
 use crate::object::{Attributes, Qp};
 use crate::wire::packet;
 
@@ -22,6 +22,7 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
         qp.engine.responder.responses.clear();
         return false;
     }
+    let user = qp.user();
     for _ in 0..budget {
         let Some(response) = qp.engine.responder.responses.front_mut() else { return false };
         let attributes = &qp.attributes;
@@ -60,7 +61,7 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
                 *sent += 1;
                 let last = *sent == packets(length, attributes.mtu);
                 let part = Part { psn, msn, address, rkey, length, number, last };
-                if !read_response(attributes, (transport, qp.pd), port, part) {
+                if !read_response(attributes, (transport, user), port, part) {
                     // The key went away in the middle: what is still wanted of it is refused.
                     let psn = psn.plus(number);
                     qp.engine.responder.responses.clear();
@@ -101,7 +102,7 @@ struct Part {
 /// Sends one packet of a read's response; false if the key does not allow it any more.
 fn read_response(
     attributes: &Attributes,
-    (transport, pd): (Transport, u32),
+    (transport, user): (Transport, User),
     port: &mut Port<'_>,
     part: Part,
 ) -> bool {
@@ -114,7 +115,7 @@ fn read_response(
         (false, true) => BthOpcode::ReadResponseLast,
     };
     let address = part.address.wrapping_add(offset);
-    let Ok(span) = port.memory.translate(part.rkey, pd, address, payload, Access::REMOTE_READ) else {
+    let Ok(span) = port.memory.translate(part.rkey, user, address, payload, Access::REMOTE_READ) else {
         return false;
     };
     let bth =

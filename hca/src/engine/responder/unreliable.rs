@@ -29,7 +29,8 @@ pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, pa
     }
     match execute(qp, port, packet) {
         Ok(()) => {}
-        Err(Refusal::NotReady | Refusal::Fatal(_, None)) => {
+        Err(refusal @ (Refusal::NotReady | Refusal::Fatal(_, None))) => {
+            port.counters.out_of_buffer += u64::from(matches!(refusal, Refusal::NotReady));
             qp.engine.responder.drop_message();
             port.counters.messages_dropped += 1;
         }

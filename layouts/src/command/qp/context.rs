@@ -28,6 +28,8 @@ impl Qpc {
     pub const LOG_SQ_SIZE: Field<Self, u8> = Field::new(0x51, 4);
     /// May use the reserved local key.
     pub const RLKY: Field<Self, bool> = Field::new(0x5b, 1);
+    /// The counter set that counts what happens to the queue pair; 0 for none.
+    pub const COUNTER_SET_ID: Field<Self, u8> = Field::new(0x60, 8);
     /// The UAR page whose BlueFlame registers ring the send queue.
     pub const UAR_PAGE: Field<Self> = Field::new(0x68, 24);
     /// A number of the user's own; CQEs carry it.

@@ -134,10 +134,10 @@ layouts! {
     Init2RtrQpIn: 272, "init2rtr_qp_in";
     /// RTR to RTS: sets what the requester does.
     Rtr2RtsQpIn: 272, "rtr2rts_qp_in";
-    /// Changes what the mask names, in state RTS.
-    Rts2RtsQpIn: 272, "rts2rts_qp_in";
-    /// Changes what the mask names, in state INIT.
+    /// INIT to INIT: changes access rights, port, partition key.
     Init2InitQpIn: 272, "init2init_qp_in";
+    /// RTS to RTS: changes access rights, queue key, RNR timer, counter set.
+    Rts2RtsQpIn: 272, "rts2rts_qp_in";
     /// Any state to ERR.
     ToErrQpIn: 16, "qp_2err_in";
     /// Any state to RST.
@@ -158,8 +158,8 @@ requests! {
     Rst2InitQpIn => Rst2InitQp, StatusOut;
     Init2RtrQpIn => Init2RtrQp, StatusOut;
     Rtr2RtsQpIn => Rtr2RtsQp, StatusOut;
-    Rts2RtsQpIn => Rts2RtsQp, StatusOut;
     Init2InitQpIn => Init2InitQp, StatusOut;
+    Rts2RtsQpIn => Rts2RtsQp, StatusOut;
     ToErrQpIn => ToErrQp, StatusOut;
     ToRstQpIn => ToRstQp, StatusOut;
     QueryQpIn => QueryQp, QueryQpOut;
@@ -199,8 +199,8 @@ pub trait ModifyQp: Layout + Sized {
 impl ModifyQp for Rst2InitQpIn {}
 impl ModifyQp for Init2RtrQpIn {}
 impl ModifyQp for Rtr2RtsQpIn {}
-impl ModifyQp for Rts2RtsQpIn {}
 impl ModifyQp for Init2InitQpIn {}
+impl ModifyQp for Rts2RtsQpIn {}
 
 bitflags::bitflags! {
     /// Parameters that a state move may leave out (mlx5 qp.h: `MLX5_QP_OPTPAR_*`).
@@ -238,6 +238,8 @@ bitflags::bitflags! {
         const ACK_TIMEOUT = 1 << 14;
         /// `primary_address_path.vhca_port_num`.
         const PRIMARY_PORT = 1 << 16;
+        /// `counter_set_id`.
+        const COUNTER_SET_ID = 1 << 25;
     }
 }
 

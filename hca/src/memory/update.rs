@@ -1,0 +1,164 @@
+//! Changes of memory keys that work requests ask for: user-mode memory registration, memory windows, invalidation.
+
+use barewire_layouts::command::mkey::Mkc;
+use barewire_layouts::prm::{Field, Layout, View};
+use barewire_layouts::wqe::{UmrFlags, UmrMask};
+
+use super::{Access, Backing, Memory, Mkey, TranslationError, User};
+
+/// Bytes of a list's unit.
+const OCTOWORD: usize = 16;
+
+/// The rights that a work request may change, and how it says so. Local reads are the creator's matter.
+const RIGHTS: [(UmrMask, Field<Mkc, bool>, Access); 4] = [
+    (UmrMask::LOCAL_WRITE, Mkc::LW, Access::LOCAL_WRITE),
+    (UmrMask::REMOTE_READ, Mkc::RR, Access::REMOTE_READ),
+    (UmrMask::REMOTE_WRITE, Mkc::RW, Access::REMOTE_WRITE),
+    (UmrMask::ATOMIC, Mkc::A, Access::REMOTE_ATOMIC),
+];
+
+/// New translations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum List {
+    /// In the work request.
+    Inline(Vec<u8>),
+    /// In registered memory.
+    Memory {
+        /// Where.
+        address: u64,
+        /// Bytes.
+        length: u32,
+        /// The key of the list's own memory.
+        lkey: u32,
+    },
+}
+
+/// What a work request asks to be changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// The key, by its index: the low byte is not looked at.
+    pub(crate) key: u32,
+    /// What is to be checked.
+    pub(crate) flags: UmrFlags,
+    /// What is to be changed.
+    pub(crate) mask: UmrMask,
+    /// The new values: a memory key context.
+    pub(crate) context: [u8; Mkc::BYTES],
+    /// The new translations, if there are any, and the entry of the list where they begin.
+    pub(crate) list: Option<(usize, List)>,
+}
+
+/// Why a key was not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The list cannot be read.
+    List(TranslationError),
+    /// The key does not allow it.
+    Key,
+}
+
+impl Memory {
+    /// Changes a key, or does nothing.
+    pub(crate) fn change(&mut self, user: User, change: &Change) -> Result<(), Refusal> {
+        let mut fetched = Vec::new();
+        let list = match &change.list {
+            None => None,
+            Some((at, List::Inline(bytes))) => Some((*at, bytes.as_slice())),
+            Some((at, List::Memory { address, length, lkey })) => {
+                // The size is checked before it is allocated.
+                let room = self.mkeys.get(change.key >> 8).map_or(0, |mkey| room(&mkey.backing));
+                if *length as usize > room * OCTOWORD {
+                    return Err(Refusal::Key);
+                }
+                let span = self
+                    .translate(*lkey, user, *address, u64::from(*length), Access::LOCAL_READ)
+                    .map_err(Refusal::List)?;
+                fetched.resize(*length as usize, 0);
+                span.copy_to(&mut fetched);
+                Some((*at, fetched.as_slice()))
+            }
+        };
+        let old = self.mkeys.get(change.key >> 8).ok_or(Refusal::Key)?;
+        let new = changed(old, user, change, list).ok_or(Refusal::Key)?;
+        if !self.covers(&new) {
+            return Err(Refusal::Key);
+        }
+        if let Some(mkey) = self.mkeys.get_mut(change.key >> 8) {
+            *mkey = new;
+        }
+        Ok(())
+    }
+
+    /// Frees `rkey` because a peer's send to `user` asks for it. False if it does not allow that.
+    pub(crate) fn invalidate(&mut self, user: User, rkey: u32) -> bool {
+        let Some(mkey) = self.mkeys.get_mut(rkey >> 8).filter(|mkey| mkey.remote_invalidate) else {
+            return false;
+        };
+        let allowed = mkey.check(rkey, user, mkey.start, 0, Access::empty()).is_ok();
+        mkey.free |= allowed;
+        allowed
+    }
+
+    /// Whether the memory behind a direct key is as long and as writable as the key says, and the addresses of any do not wrap.
+    fn covers(&self, mkey: &Mkey) -> bool {
+        let wraps = mkey.length > 0 && mkey.start.checked_add(mkey.length - 1).is_none();
+        let behind = match mkey.backing {
+            Backing::Umem { id, offset } => {
+                self.umem_window(id, offset, mkey.length, mkey.access.intersects(Access::WRITES)).is_ok()
+            }
+            Backing::Nothing | Backing::Ranges(_) => true,
+        };
+        behind && !wraps
+    }
+}
+
+/// Entries that the list of a key may have.
+fn room(backing: &Backing) -> usize {
+    match backing {
+        Backing::Ranges(ranges) => ranges.room(),
+        Backing::Nothing | Backing::Umem { .. } => 0,
+    }
+}
+
+/// `old` with what `change` makes of it; `None` if it does not allow that.
+fn changed(old: &Mkey, user: User, change: &Change, list: Option<(usize, &[u8])>) -> Option<Mkey> {
+    let checks = [
+        (UmrFlags::CHECK_FREE, old.free),
+        (UmrFlags::CHECK_NOT_FREE, !old.free),
+        (UmrFlags::CHECK_QPN, old.qpn == user.qpn),
+    ];
+    let passes = checks.iter().all(|&(flag, holds)| holds || !change.flags.contains(flag));
+    if !passes || !old.updatable || old.pd != user.pd {
+        return None;
+    }
+    let context = View::<Mkc>::new(&change.context)?;
+    let mut new = old.clone();
+    for (bit, field, right) in RIGHTS {
+        if change.mask.contains(bit) {
+            new.access.set(right, context.get(field));
+        }
+    }
+    if change.mask.contains(UmrMask::LENGTH) {
+        new.length = context.get(Mkc::LEN);
+    }
+    if change.mask.contains(UmrMask::START_ADDRESS) {
+        new.start = context.get(Mkc::START_ADDR);
+    }
+    if change.mask.contains(UmrMask::KEY) {
+        new.variant = context.get(Mkc::MKEY_7_0);
+    }
+    if change.mask.contains(UmrMask::QPN) {
+        new.qpn = context.get(Mkc::QPN);
+    }
+    if change.mask.contains(UmrMask::FREE) {
+        new.free = context.get(Mkc::FREE);
+    }
+    if let Some((at, bytes)) = list {
+        new.backing = match &old.backing {
+            Backing::Ranges(ranges) => Backing::Ranges(ranges.replaced(at, bytes)?),
+            // Pages have bus addresses, which no user knows.
+            Backing::Nothing | Backing::Umem { .. } => return None,
+        };
+    }
+    Some(new)
+}

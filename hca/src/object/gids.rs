@@ -1,0 +1,85 @@
+//! The table of the port's addresses.
+
+use std::net::IpAddr;
+
+use barewire_layouts::command::gid::{RoceAddress, RoceL3Type, RoceVersion};
+use barewire_layouts::prm::{Layout, View, ViewMut};
+
+use crate::command::{gid, gid_address, mac};
+use crate::limits;
+
+/// An entry as commands have it. All zero: there is none.
+pub(crate) type Entry = [u8; RoceAddress::BYTES];
+
+/// The addresses that queue pairs may name as their own.
+#[derive(Debug)]
+pub(crate) struct Gids {
+    entries: [Entry; limits::GIDS as usize],
+}
+
+/// An entry does not make sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Invalid {
+    /// No host has such an address, or it is of another version than the entry says.
+    Address,
+    /// Packets do not look so here.
+    Version,
+}
+
+impl Gids {
+    /// The table of a device at `address`, which is its first entry.
+    pub(crate) fn new(address: IpAddr) -> Self {
+        let mut first = [0; RoceAddress::BYTES];
+        if let Some(mut entry) = ViewMut::<RoceAddress>::new(&mut first) {
+            entry
+                .set_array(RoceAddress::SOURCE_L3_ADDRESS, gid(address))
+                .set_array(RoceAddress::SOURCE_MAC, mac(address))
+                .set(RoceAddress::ROCE_L3_TYPE, l3_type(address))
+                .set(RoceAddress::ROCE_VERSION, RoceVersion::V2);
+        }
+        let mut entries = [[0; RoceAddress::BYTES]; limits::GIDS as usize];
+        entries[0] = first;
+        Self { entries }
+    }
+
+    /// The entry at `index`; `None` beyond the table.
+    pub(crate) fn entry(&self, index: u16) -> Option<Entry> {
+        self.entries.get(usize::from(index)).copied()
+    }
+
+    /// The GIDs of all entries.
+    pub(crate) fn all(&self) -> impl Iterator<Item = [u8; 16]> {
+        self.entries.iter().filter_map(|entry| {
+            View::<RoceAddress>::new(entry).map(|entry| entry.array(RoceAddress::SOURCE_L3_ADDRESS))
+        })
+    }
+
+    /// The address of the entry at `index`, if there is one.
+    pub(crate) fn address(&self, index: u16) -> Option<IpAddr> {
+        let entry = self.entry(index)?;
+        gid_address(View::<RoceAddress>::new(&entry)?.array(RoceAddress::SOURCE_L3_ADDRESS))
+    }
+
+    /// Sets the entry at `index`, which is in the table, or clears it if it is all zero.
+    pub(crate) fn set(&mut self, index: u16, entry: Entry) -> Result<(), Invalid> {
+        if let Some(view) = View::<RoceAddress>::new(&entry)
+            && entry != [0; RoceAddress::BYTES]
+        {
+            let address = gid_address(view.array(RoceAddress::SOURCE_L3_ADDRESS)).ok_or(Invalid::Address)?;
+            if view.get(RoceAddress::ROCE_VERSION) != Ok(RoceVersion::V2) {
+                return Err(Invalid::Version);
+            }
+            if view.get(RoceAddress::ROCE_L3_TYPE) != Ok(l3_type(address)) {
+                return Err(Invalid::Address);
+            }
+        }
+        if let Some(slot) = self.entries.get_mut(usize::from(index)) {
+            *slot = entry;
+        }
+        Ok(())
+    }
+}
+
+fn l3_type(address: IpAddr) -> RoceL3Type {
+    if address.is_ipv4() { RoceL3Type::Ipv4 } else { RoceL3Type::Ipv6 }
+}

@@ -1,0 +1,190 @@
+//! Datagrams by the batch: one system call for many.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, RawFd};
+
+use socket2::{SockAddr, SockAddrStorage, Socket};
+
+use super::{MAX_FRAME, ROCE_PORT};
+
+/// Datagrams of a batch.
+const BATCH: usize = 32;
+/// Words of ancillary data: room for the traffic class.
+const CONTROL: usize = 8;
+/// The two bits of the traffic class that tell of congestion (RFC 3168), and their values.
+const ECN: u8 = 3;
+const CONGESTION_EXPERIENCED: u8 = 3;
+const ECN_CAPABLE: libc::c_int = 2;
+
+/// Makes the kernel tell each datagram's traffic class, and mark those that are sent as able to tell of congestion. Where it does not, the
+/// device does without.
+pub(super) fn use_congestion_bits(socket: &Socket, address: IpAddr) {
+    let (level, options) = if address.is_ipv4() {
+        (libc::IPPROTO_IP, [(libc::IP_RECVTOS, 1), (libc::IP_TOS, ECN_CAPABLE)])
+    } else {
+        (libc::IPPROTO_IPV6, [(libc::IPV6_RECVTCLASS, 1), (libc::IPV6_TCLASS, ECN_CAPABLE)])
+    };
+    for (option, value) in options {
+        let size = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the descriptor is open as long as `socket` lives; the option is an int of the given size.
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+    }
+}
+
+/// A datagram that arrived.
+#[derive(Debug)]
+struct Arrived {
+    frame: Vec<u8>,
+    source: SocketAddr,
+    /// It met congestion on its way.
+    congested: bool,
+}
+
+/// Datagrams that arrived and were not asked for yet.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    /// The newest first.
+    arrived: Vec<Arrived>,
+    buffers: [Vec<u8>; BATCH],
+    spare: Vec<Vec<u8>>,
+}
+
+impl Inbox {
+    /// Swaps the next datagram into `frame`, and tells where it came from and whether it met congestion.
+    pub(super) fn receive(&mut self, socket: &Socket, frame: &mut Vec<u8>) -> Option<(SocketAddr, bool)> {
+        if self.arrived.is_empty() {
+            self.fill(socket.as_raw_fd());
+        }
+        let Arrived { frame: mut next, source, congested } = self.arrived.pop()?;
+        std::mem::swap(frame, &mut next);
+        self.spare.push(next);
+        Some((source, congested))
+    }
+
+    /// Takes what the kernel has, as much as a batch.
+    fn fill(&mut self, descriptor: RawFd) {
+        let mut names: [SockAddrStorage; BATCH] = std::array::from_fn(|_| SockAddrStorage::zeroed());
+        let mut controls = [[0_u64; CONTROL]; BATCH];
+        let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
+        // SAFETY: all zero is a header of no buffers.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
+        for (at, header) in headers.iter_mut().enumerate() {
+            let buffer = &mut self.buffers[at];
+            if buffer.capacity() == 0 {
+                *buffer = self.spare.pop().unwrap_or_default();
+            }
+            buffer.clear();
+            buffer.reserve(MAX_FRAME);
+            parts[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: MAX_FRAME };
+            header.msg_hdr.msg_iov = &raw mut parts[at];
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_name = (&raw mut names[at]).cast();
+            header.msg_hdr.msg_namelen = size_of::<SockAddrStorage>() as libc::socklen_t;
+            header.msg_hdr.msg_control = (&raw mut controls[at]).cast();
+            header.msg_hdr.msg_controllen = size_of_val(&controls[at]);
+        }
+        let count = loop {
+            // SAFETY: each header names a buffer of MAX_FRAME bytes, an address and ancillary room, all of which outlive the call.
+            let count = unsafe {
+                libc::recvmmsg(
+                    descriptor,
+                    headers.as_mut_ptr(),
+                    BATCH as libc::c_uint,
+                    libc::MSG_DONTWAIT,
+                    std::ptr::null_mut(),
+                )
+            };
+            if count >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                // Nothing there, or a queued error of an earlier send: retries will tell.
+                break count.max(0) as usize;
+            }
+        };
+        for (at, name) in names.into_iter().enumerate().take(count).rev() {
+            let header = &headers[at];
+            let mut frame = std::mem::take(&mut self.buffers[at]);
+            // SAFETY: the kernel initialised so many bytes of the buffer, at most its MAX_FRAME.
+            unsafe { frame.set_len((header.msg_len as usize).min(MAX_FRAME)) };
+            // SAFETY: the kernel filled in an address of this length.
+            let source = unsafe { SockAddr::new(name, header.msg_hdr.msg_namelen) };
+            let Some(source) = source.as_socket() else { continue };
+            let congested = traffic_class(&header.msg_hdr) & ECN == CONGESTION_EXPERIENCED;
+            self.arrived.push(Arrived { frame, source, congested });
+        }
+    }
+}
+
+/// The traffic class in the ancillary data of a message that was received; 0 if there is none.
+fn traffic_class(header: &libc::msghdr) -> u8 {
+    // SAFETY: the header and its ancillary data are the kernel's answer and still in place; every message is looked at within them.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(header);
+        while let Some(found) = message.as_ref() {
+            let data = libc::CMSG_DATA(message);
+            match (found.cmsg_level, found.cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_TOS) => return data.read(),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    return data.cast::<libc::c_int>().read_unaligned() as u8;
+                }
+                _ => message = libc::CMSG_NXTHDR(header, message),
+            }
+        }
+    }
+    0
+}
+
+/// Datagrams that wait to be sent together.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    waiting: Vec<(SockAddr, Vec<u8>)>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Outbox {
+    /// Takes a datagram. Gives the number of datagrams that could not be sent, if it was time to send.
+    pub(super) fn send(&mut self, socket: &Socket, to: IpAddr, frame: &[u8]) -> u64 {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(frame);
+        self.waiting.push((SocketAddr::new(to, ROCE_PORT).into(), buffer));
+        if self.waiting.len() < BATCH { 0 } else { self.flush(socket) }
+    }
+
+    /// Sends what waits. Gives the number of datagrams that could not be sent.
+    pub(super) fn flush(&mut self, socket: &Socket) -> u64 {
+        let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
+        // SAFETY: all zero is a header of no buffers.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
+        for ((header, part), (to, frame)) in headers.iter_mut().zip(&mut parts).zip(&self.waiting) {
+            // The kernel only reads what it is given here.
+            *part = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
+            header.msg_hdr.msg_iov = part;
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_name = to.as_ptr().cast_mut().cast();
+            header.msg_hdr.msg_namelen = to.len();
+        }
+        let (mut done, mut failures) = (0, 0);
+        let count = self.waiting.len().min(BATCH);
+        while done < count {
+            let rest = &mut headers[done..count];
+            // SAFETY: as many headers as are said, each with a frame and an address that `self` holds.
+            let sent = unsafe {
+                libc::sendmmsg(
+                    socket.as_raw_fd(),
+                    rest.as_mut_ptr(),
+                    rest.len() as libc::c_uint,
+                    libc::MSG_DONTWAIT,
+                )
+            };
+            if sent > 0 {
+                done += sent as usize;
+            } else if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                // The first of them cannot be sent, which says nothing of the next.
+                (done, failures) = (done + 1, failures + 1);
+            }
+        }
+        self.spare.extend(self.waiting.drain(..).map(|(_, frame)| frame));
+        failures
+    }
+}
