@@ -208,6 +208,9 @@ impl Engine {
         let tally = Tally::begin(context, qpn);
         let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { return };
         let uar = qp.uar;
+        if matches!((from, qp.state), (QpState::Rtr | QpState::Rts, QpState::Rst | QpState::Err)) {
+            responder::acknowledge_owed(qp, &mut port);
+        }
         match (from, qp.state) {
             (_, QpState::Rst) => {
                 requester::hang_up(qp, &mut port);
@@ -232,16 +235,21 @@ impl Engine {
         tally.end(context);
         self.note_failure(context, qpn);
         close_blocks(context);
+        context.wire.flush();
     }
 
     /// Queue pair `qpn` is about to be destroyed.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
         if let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) {
+            if matches!(qp.state, QpState::Rtr | QpState::Rts) {
+                responder::acknowledge_owed(qp, &mut port);
+            }
             requester::hang_up(qp, &mut port);
             let uar = qp.uar;
             self.uars.detach(uar, qpn, context);
         }
         self.failed.retain(|&failed| failed != qpn);
+        context.wire.flush();
     }
 
     /// Looks at the doorbells and gives a turn to every queue pair that posted.

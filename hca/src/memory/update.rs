@@ -1,6 +1,6 @@
 //! Changes of memory keys that work requests ask for: user-mode memory registration, memory windows, invalidation.
 
-use barewire_layouts::command::mkey::Mkc;
+use barewire_layouts::command::mkey::{ANY_QPN, Mkc};
 use barewire_layouts::prm::{Field, Layout, View};
 use barewire_layouts::wqe::{UmrFlags, UmrMask};
 
@@ -125,7 +125,7 @@ fn changed(old: &Mkey, user: User, change: &Change, list: Option<(usize, &[u8])>
     let checks = [
         (UmrFlags::CHECK_FREE, old.free),
         (UmrFlags::CHECK_NOT_FREE, !old.free),
-        (UmrFlags::CHECK_QPN, old.qpn == user.qpn),
+        (UmrFlags::CHECK_QPN, old.qpn == ANY_QPN || old.qpn == user.qpn),
     ];
     let passes = checks.iter().all(|&(flag, holds)| holds || !change.flags.contains(flag));
     if !passes || !old.updatable || old.pd != user.pd {

@@ -14,7 +14,7 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{AethSyndrome, BthOpcode, Headers, MASK_24, NakCode};
 
 pub(super) use execute::take_receive;
-pub(super) use respond::respond;
+pub(super) use respond::{acknowledge_owed, respond};
 pub(super) use unreliable::receive_unreliable;
 
 use super::fetch::Receive;

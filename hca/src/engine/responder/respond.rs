@@ -80,6 +80,17 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
     !qp.engine.responder.responses.is_empty()
 }
 
+/// Sends the acknowledgments that wait, as the connection ends by a command: what they are for was completed, so that the driver may have
+/// seen it and be done, and without them the peer would ask somebody who is gone.
+pub(in crate::engine) fn acknowledge_owed(qp: &mut Qp, port: &mut Port<'_>) {
+    while let Some(&Response::Ack { psn, msn }) = qp.engine.responder.responses.front() {
+        port.counters.acks_sent += 1;
+        let aeth = Aeth::new(AethSyndrome::Ack(INVALID_CREDITS), msn);
+        acknowledgment(&qp.attributes, transport(qp.service), port, psn, aeth);
+        qp.engine.responder.responses.pop_front();
+    }
+}
+
 fn acknowledgment(attributes: &Attributes, transport: Transport, port: &mut Port<'_>, psn: Psn, aeth: Aeth) {
     let bth = Bth::new(BthOpcode::Acknowledge, attributes.remote_qpn, psn.get());
     packet::start(port.frame, bth.with_transport(transport), 0);
