@@ -2,10 +2,11 @@
 
 mod support;
 
+use barewire_hca::{Fabric, Faults};
 use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::cqe::CqeOpcode;
 use barewire_layouts::wqe::{ControlFlags, Opcode};
-use support::{Completion, Connection, MTUS, Pair, Wqe, pattern};
+use support::{Completion, Connection, MTUS, Node, Pair, Qp, Wqe, pattern};
 
 fn sizes(mtu: usize) -> [usize; 7] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu + 5, 1 << 20]
@@ -377,4 +378,41 @@ fn an_atomic_does_not_overtake_the_reads_before_it() {
         assert_eq!(numbers, [round, round + 1].map(|number| number.to_ne_bytes().to_vec()));
     }
     assert_eq!(pair.b.device.counters().atomics_postponed, 0);
+}
+
+/// What a peer saw completed it may end at once: by then more queue pairs may wait for a turn than one pass serves.
+#[test]
+fn a_connection_that_ends_acknowledges_what_it_completed() {
+    const PAIRS: usize = 20;
+    let fabric = Fabric::default();
+    let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
+    let connection = Connection::default();
+    let mut pairs: Vec<(Qp, Qp)> = (0..PAIRS)
+        .map(|_| {
+            let (mut qa, mut qb) = (Qp::new(&a), Qp::new(&b));
+            let (to_a, to_b) = (qa.number, qb.number);
+            qa.connect(&b, to_b, &connection, (connection.psn, connection.psn));
+            qb.connect(&a, to_a, &connection, (connection.psn, connection.psn));
+            qb.post_receive(&[]);
+            (qa, qb)
+        })
+        .collect();
+    for (qa, _) in &mut pairs {
+        qa.post(&Wqe::new(Opcode::Send));
+    }
+    // A pass of the one sends what a pass of the other takes.
+    for _ in 0..PAIRS.div_ceil(8) {
+        a.device.step();
+    }
+    b.device.step();
+    let ends: [fn(&mut Qp); 3] = [Qp::reset, |qp| qp.to_error(), Qp::destroy];
+    for (at, (_, qb)) in pairs.iter_mut().enumerate() {
+        assert!(qb.receive_cq.poll().is_some_and(|completion| completion.is_ok()), "{at}: it was received");
+        ends[at % ends.len()](qb);
+    }
+    while a.device.step() | b.device.step() {}
+    for (at, (qa, _)) in pairs.iter_mut().enumerate() {
+        assert!(qa.send_cq.poll().is_some_and(|completion| completion.is_ok()), "{at}: it was acknowledged");
+    }
+    assert_eq!(a.device.counters().retransmitted, 0);
 }
