@@ -18,6 +18,32 @@ pub(crate) const PORT: u16 = 13337;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Write what the software HCA's wire saw to a capture file for tshark and Wireshark; %a in its name is the device's address, and is
+    /// added where there are several devices
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Software HCA")]
+    pub(crate) pcap: Option<PathBuf>,
+}
+
+impl Cli {
+    /// The capture file by the name that devices take it by.
+    pub(crate) fn capture(&self) -> Option<PathBuf> {
+        let several = match &self.command {
+            Command::Demo(_) | Command::Perf(_) => true,
+            Command::Hca(HcaArgs { command: HcaCommand::Run(args) }) => args.devices > 1,
+            Command::Info(_) | Command::Hello(_) | Command::Second(_) => false,
+        };
+        let file = self.pcap.as_deref()?;
+        if !several || file.as_os_str().to_string_lossy().contains("%a") {
+            return Some(file.to_owned());
+        }
+        let mut name = file.file_stem().unwrap_or_default().to_owned();
+        name.push("-%a");
+        if let Some(extension) = file.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        Some(file.with_file_name(name))
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -33,6 +33,10 @@ fn main() -> ExitCode {
         }
         Err(error) => return end(Err(Error::Usage(args::usage_line(&error)))),
     };
+    if let Some(capture) = cli.capture() {
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::set_var("BAREWIRE_HCA_PCAP", capture) };
+    }
     let mut out = Output::default();
     match cli.command {
         Command::Demo(args) => end(demo::run(&args, &mut out)),

@@ -57,6 +57,25 @@ fn a_wire_with_every_fault() {
 }
 
 #[test]
+fn what_the_wire_saw_is_captured() {
+    let folder = std::env::temp_dir().join(format!("barewire-capture-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let file = folder.join("wire.pcap");
+    let source = TestFile::new("demo-capture", 4096);
+    let ended = run(&["demo", "--pcap", file.to_str().unwrap(), source.path()]);
+    let captures: Vec<Vec<u8>> =
+        folder.read_dir().unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+    std::fs::remove_dir_all(&folder).unwrap();
+    all_checks_held(&ended);
+    // One for each device, of more than a header: a capture file of microseconds or nanoseconds, in this machine's byte order.
+    assert!(captures.len() >= 2, "{} captures", captures.len());
+    for capture in captures {
+        let magic = u32::from_ne_bytes(*capture.first_chunk().unwrap());
+        assert!([0xa1b2_c3d4, 0xa1b2_3c4d].contains(&magic) && capture.len() > 24);
+    }
+}
+
+#[test]
 fn two_at_a_time() {
     let file = TestFile::new("demo-two", 100_000);
     let demos = [(); 2].map(|()| start_with(&["demo", file.path()], &[]));
