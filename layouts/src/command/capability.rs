@@ -286,10 +286,15 @@ mod tests {
     fn op_mods_are_the_headers_own() {
         // mlx5dv users send 1 for general/current, 5 for ODP/current, 7 for atomic/current, 9 for RoCE/current, 0x41 for general 2/current.
         let current = |page| op_mod(page, CapabilityMode::Current);
-        assert_eq!(
-            CapabilityPage::ALL.iter().map(|&page| current(page)).collect::<std::vec::Vec<_>>(),
-            [1, 5, 7, 9, 0x41]
-        );
+        for (page, wanted) in [
+            (CapabilityPage::General, 1),
+            (CapabilityPage::Odp, 5),
+            (CapabilityPage::Atomic, 7),
+            (CapabilityPage::Roce, 9),
+            (CapabilityPage::General2, 0x41),
+        ] {
+            assert_eq!(current(page), wanted, "{page}");
+        }
         assert_eq!(op_mod(CapabilityPage::General, CapabilityMode::Maximum), 0);
     }
 

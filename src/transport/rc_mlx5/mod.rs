@@ -8,17 +8,20 @@
 //! On the wire an active message is a SEND with 4 bytes in front: the handler id and 3 reserved zeros.
 
 mod address;
+mod atomic;
 mod domain;
 mod endpoint;
 mod failure;
 mod flush;
 mod interface;
 mod list;
+mod message;
 mod operation;
 mod peers;
 mod post;
 mod progress;
 mod receive;
+mod rma;
 mod state;
 
 pub use domain::{Domain, Memory, RemoteKey, SOFT_DEVICE};

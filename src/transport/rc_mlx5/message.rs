@@ -1,0 +1,153 @@
+//! Active messages, sent.
+
+use barewire_mlx5::queue::send::PREFIX;
+use barewire_mlx5::{ControlFlags, DataSegment, SendQueue};
+
+use super::endpoint::Endpoint;
+use super::operation::Done;
+use super::post::{EMPTY, NO_FLAGS, PooledBuffer, Posting};
+use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_AM_SHORT, MAX_AM_SLICES, MESSAGE};
+use crate::active_message::MAX_HANDLERS;
+use crate::completion::Completion;
+use crate::error::PostError;
+use crate::memory::Slice;
+use crate::status::{Post, Posted};
+
+impl Endpoint {
+    /// Sends `header` and `payload` to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        self.0.gate.check()?;
+        check_id(id)?;
+        let prefix = am_prefix(id, header);
+        match payload.try_into() {
+            Ok(word) => {
+                self.post_sized(|queue| queue.send_inline_prefixed_8(prefix, word, NO_FLAGS))?;
+                Ok(Posted::Done)
+            }
+            Err(_) => self.am_short_other(id, header, payload),
+        }
+    }
+
+    #[inline(never)]
+    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        if payload.len() > MAX_AM_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
+        }
+        self.post_sized(|queue| queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS))?;
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        check_id(id)?;
+        let (mut buffer, length) = self.pack(MAX_AM, pack)?;
+        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
+        let index = self.post_sized(|queue| queue.send(local, NO_FLAGS))?;
+        let done = Done::Release { buffer: buffer.into_lease() };
+        self.await_done(index, done);
+        Ok(length)
+    }
+
+    /// Sends `header` followed by the slices to the peer's handler `id`. The header is copied.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        check_id(id)?;
+        if header.len() > MAX_AM_HEADER {
+            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+        }
+        if let [slice] = slices {
+            let local = self.segment(slice, MAX_AM - header.len())?;
+            let (buffer, header) = self.header_buffer(id, header)?;
+            return self
+                .am_segments(buffer, completion, |queue, flags| queue.send_pair(header, local, flags));
+        }
+        self.am_gather(id, header, slices, completion)
+    }
+
+    #[inline(never)]
+    fn am_gather(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        // The first segment is the header's.
+        let mut local = [EMPTY; 1 + MAX_AM_SLICES];
+        let [first, rest @ ..] = &mut local;
+        let count = 1 + self.segments(rest, slices, MAX_AM.saturating_sub(header.len()))?.len();
+        let (buffer, header) = self.header_buffer(id, header)?;
+        *first = header;
+        let local = local.get(..count).unwrap_or(&local);
+        self.am_segments(buffer, completion, |queue, flags| queue.send_gather(local, flags))
+    }
+
+    /// A buffer with the header of a message to handler `id`, and its segment.
+    #[inline(always)]
+    fn header_buffer(&self, id: u8, header: &[u8]) -> Result<(PooledBuffer<'_>, DataSegment), PostError> {
+        let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        self.signal_if_last();
+        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {
+            place.copy_from_slice(header);
+        }
+        let segment = self.in_buffer(&buffer, MESSAGE, AM_HEADER + header.len());
+        Ok((buffer, segment))
+    }
+
+    #[inline(always)]
+    fn am_segments(
+        &self,
+        buffer: PooledBuffer<'_>,
+        completion: Option<&Completion>,
+        run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
+    ) -> Post {
+        let Some(completion) = completion else {
+            let index = self.post_sized(|queue| run(queue, NO_FLAGS))?;
+            self.await_done(index, Done::Release { buffer: buffer.into_lease() });
+            return Ok(Posted::InProgress);
+        };
+        let index = self.post_sized(|queue| run(queue, ControlFlags::COMPLETION))?;
+        let buffer = buffer.into_lease();
+        self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.clone() });
+        Ok(Posted::InProgress)
+    }
+}
+
+/// What goes in front of the payload of `am_short`.
+#[inline(always)]
+fn am_prefix(id: u8, header: u64) -> [u8; PREFIX] {
+    let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
+    *prefix.first_chunk().unwrap_or(&[0; PREFIX])
+}
+
+#[inline(always)]
+fn check_id(id: u8) -> Result<(), PostError> {
+    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
+}
+
+/// Where the header of a message lies in its buffer.
+#[inline(always)]
+fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
+    let (header, _) = buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
+    header
+}

@@ -1,0 +1,185 @@
+//! Puts and gets.
+
+use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
+
+use super::domain::RemoteKey;
+use super::endpoint::Endpoint;
+use super::operation::Done;
+use super::post::{EMPTY, NO_FLAGS};
+use super::{DATA, MAX_PUT_SHORT, MAX_RMA_SLICES, SEGMENT};
+use crate::completion::{Completion, Unpack};
+use crate::error::PostError;
+use crate::memory::Slice;
+use crate::status::{Post, Posted};
+
+impl Endpoint {
+    /// Writes `payload` to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        // A word stays in registers; the other sizes are out of the way.
+        match payload.try_into() {
+            Ok(word) => {
+                self.0.gate.check()?;
+                let remote = RemoteAddressSegment::new(remote, key.0);
+                self.post_sized(|queue| queue.write_inline_8(word, remote, NO_FLAGS))?;
+                Ok(Posted::Done)
+            }
+            Err(_) => match payload.try_into() {
+                Ok(line) => {
+                    if self.put_line(line, remote, key.0) {
+                        Ok(Posted::Done)
+                    } else {
+                        Err(self.refusal())
+                    }
+                }
+                Err(_) => self.put_short_other(payload, remote, key.0),
+            },
+        }
+    }
+
+    /// `put_short` of a cache line; `false` if it was refused.
+    #[inline(never)]
+    fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.0.gate.check().is_ok()
+            && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
+    }
+
+    #[cold]
+    fn refusal(&self) -> PostError {
+        self.0.gate.check().err().unwrap_or(PostError::NoResource)
+    }
+
+    #[inline(never)]
+    fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Post {
+        self.0.gate.check()?;
+        if payload.len() > MAX_PUT_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
+        }
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.post_sized(|queue| queue.write_inline(payload, remote, NO_FLAGS))?;
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<usize, PostError> {
+        let (buffer, length) = self.pack(SEGMENT, pack)?;
+        let local = self.in_buffer(&buffer, DATA, length);
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        let index = self.post_sized(|queue| queue.write(local, remote, NO_FLAGS))?;
+        let done = Done::Release { buffer: buffer.into_lease() };
+        self.await_done(index, done);
+        Ok(length)
+    }
+
+    /// Writes the slices, one after the other, to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        let limit = self.0.shared.attributes.put.max_zcopy;
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        if let [slice] = slices {
+            let local = self.segment(slice, limit)?;
+            return self.zcopy(completion, |queue, flags| queue.write(local, remote, flags));
+        }
+        self.put_gather(slices, remote, completion)
+    }
+
+    #[inline(never)]
+    fn put_gather(
+        &self,
+        slices: &[Slice<'_>],
+        remote: RemoteAddressSegment,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let mut local = [EMPTY; MAX_RMA_SLICES];
+        let local = self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
+        self.zcopy(completion, |queue, flags| queue.write_gather(local, remote, flags))
+    }
+
+    /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn get_bcopy(
+        &self,
+        unpack: &Unpack,
+        length: usize,
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        let buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let local = self.in_buffer(&buffer, DATA, length);
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        let index = self.post_sized(|queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
+        let done = Done::Unpack {
+            buffer: buffer.into_lease(),
+            length: length as u32,
+            unpack: unpack.clone(),
+            completion: completion.cloned(),
+        };
+        self.await_done(index, done);
+        Ok(Posted::InProgress)
+    }
+
+    /// Reads from `remote` into the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        let limit = self.0.shared.attributes.get.max_zcopy;
+        let remote = RemoteAddressSegment::new(remote, key.0);
+        if let [slice] = slices {
+            let local = self.segment(slice, limit)?;
+            return self.zcopy(completion, |queue, flags| queue.read(local, remote, flags));
+        }
+        self.get_scatter(slices, remote, completion)
+    }
+
+    #[inline(never)]
+    fn get_scatter(
+        &self,
+        slices: &[Slice<'_>],
+        remote: RemoteAddressSegment,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let mut local = [EMPTY; MAX_RMA_SLICES];
+        let local = self.segments(&mut local, slices, self.0.shared.attributes.get.max_zcopy)?;
+        self.zcopy(completion, |queue, flags| queue.read_scatter(local, remote, flags))
+    }
+}
