@@ -115,7 +115,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<3>(Opcode::Send, 0, flags, units)
     }
 
-    /// Send gathered from up to [`MAX_SEGMENTS`] segments.
+    /// Send gathered from up to [`super::MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.

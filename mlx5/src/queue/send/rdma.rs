@@ -53,7 +53,7 @@ impl<D: Doorbell> SendQueue<D> {
         )
     }
 
-    /// RDMA write of a payload of up to [`MAX_WRITE_INLINE`] bytes that travels in the WQE; reusable at once.
+    /// RDMA write of a payload of up to [`super::MAX_WRITE_INLINE`] bytes that travels in the WQE; reusable at once.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`].
@@ -127,7 +127,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_rdma(Opcode::RdmaWrite, local, remote, flags)
     }
 
-    /// RDMA write gathered from up to [`MAX_SEGMENTS`] segments.
+    /// RDMA write gathered from up to [`super::MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -170,7 +170,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_rdma(Opcode::RdmaRead, local, remote, flags)
     }
 
-    /// RDMA read scattered over up to [`MAX_SEGMENTS`] segments.
+    /// RDMA read scattered over up to [`super::MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
