@@ -11,6 +11,8 @@ use barewire_mlx5::{
 };
 
 const DEADLINE: Duration = Duration::from_mins(1);
+/// For a million messages: on cores that others keep busy, each wait costs a time slice of theirs.
+const VOLUME_DEADLINE: Duration = Duration::from_secs(160);
 
 /// Two connected queue pairs of one device.
 struct Pair {
@@ -327,7 +329,7 @@ fn a_million_messages_through_a_small_ring() {
             }
             Err(error) => panic!("{error}"),
         }
-        assert!(start.elapsed() < DEADLINE, "{posted} messages posted");
+        assert!(start.elapsed() < VOLUME_DEADLINE, "{posted} messages posted");
     }
     while pair.ours.send.nop(ControlFlags::COMPLETION).is_err() {
         pair.wait();

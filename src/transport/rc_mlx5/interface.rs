@@ -118,7 +118,7 @@ impl Interface {
         address::interface()
     }
 
-    /// Sets the handler of active messages `id`, replacing an older one. It runs inside progress and may post.
+    /// Sets the handler of active messages `id`, replacing an older one with the next progress. It runs inside progress and may post.
     ///
     /// # Errors
     /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
