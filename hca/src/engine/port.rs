@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{Context, Counters, Finding, Report, Reports};
 use crate::memory::Memory;
-use crate::object::{Cq, Events, FIRST_DCT, Gids, Objects, Qp, Srq, Table};
+use crate::object::{Cq, Events, FIRST_DCT, Gids, Objects, Qp, ResponderContext, Srq, Table};
 use crate::wire::Wire;
 
 /// What the work on one queue pair needs beside the queue pair itself.
@@ -28,21 +28,8 @@ pub(super) struct Port<'a> {
 
 /// Borrows what a packet needs that is no queue pair's.
 pub(super) fn port<'a>(context: &'a mut Context<'_>, frame: &'a mut Vec<u8>, address: IpAddr) -> Port<'a> {
-    let Objects { cqs, events, srqs, gids, memory, last_connection, .. } = &mut *context.objects;
-    Port {
-        memory,
-        cqs,
-        events,
-        srqs,
-        gids,
-        wire: &mut *context.wire,
-        counters: &mut *context.counters,
-        reports: &mut *context.reports,
-        frame,
-        address,
-        now: context.now,
-        last_connection,
-    }
+    let (_, _, port) = parts(context, frame, address);
+    port
 }
 
 /// Borrows queue pair or responder context `qpn` and, apart from it, what the work on it needs.
@@ -52,6 +39,18 @@ pub(super) fn split<'a>(
     address: IpAddr,
     qpn: u32,
 ) -> Option<(&'a mut Qp, Port<'a>)> {
+    let (qps, contexts, port) = parts(context, frame, address);
+    let qp =
+        if qpn < FIRST_DCT { qps.get_mut(qpn) } else { contexts.get_mut(qpn).map(|context| &mut context.qp) };
+    Some((qp?, port))
+}
+
+/// Borrows queue pairs, responder contexts and everything else apart from each other.
+fn parts<'a>(
+    context: &'a mut Context<'_>,
+    frame: &'a mut Vec<u8>,
+    address: IpAddr,
+) -> (&'a mut Table<Qp>, &'a mut Table<ResponderContext>, Port<'a>) {
     let Objects { qps, contexts, cqs, events, srqs, gids, memory, last_connection, .. } =
         &mut *context.objects;
     let port = Port {
@@ -68,9 +67,7 @@ pub(super) fn split<'a>(
         now: context.now,
         last_connection,
     };
-    let qp =
-        if qpn < FIRST_DCT { qps.get_mut(qpn) } else { contexts.get_mut(qpn).map(|context| &mut context.qp) };
-    Some((qp?, port))
+    (qps, contexts, port)
 }
 
 impl Port<'_> {
