@@ -453,10 +453,13 @@ impl<D: Doorbell> SendQueue<D> {
     /// Writes the register.
     #[inline(always)]
     fn ring(&mut self, ring: impl FnOnce(&mut Register<D>)) {
-        match &self.shared {
+        if !D::LOCKED {
+            return ring(&mut self.register);
+        }
+        // Without its lock (someone exchanged the queues of two batches) it writes nothing: other threads may.
+        if let Some(shared) = &self.shared {
             // SAFETY: the CPU has the instructions, by the contract of `from_parts`.
-            Some(shared) if D::LOCKED => unsafe { shared.ring(ring) },
-            _ => ring(&mut self.register),
+            unsafe { shared.ring(ring) };
         }
     }
 
