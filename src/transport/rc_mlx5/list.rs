@@ -5,14 +5,14 @@ use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue, 
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use super::operation::{Done, InFlight};
+use super::operation::Done;
+use super::post::{NO_FLAGS, Posting, data_segment};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Transfer;
 use crate::status::{Post, Posted};
 
 type Queue = SendQueue<Deferred>;
-type Posting = Result<WqeIndex, barewire_mlx5::PostError>;
 
 impl Endpoint {
     /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are
@@ -52,7 +52,7 @@ impl Endpoint {
         for transfer in transfers {
             self.segment(&transfer.local, limit)?;
         }
-        let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { ControlFlags::empty() };
+        let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
         let (blocks, room) = self.0.with_pair(|pair| (pair.send.blocks(), pair.send.room()));
         // A block each.
         if transfers.len() > room as usize {
@@ -63,21 +63,20 @@ impl Endpoint {
             self.0.signal_last()?;
             return Err(PostError::NoResource);
         }
-        let index = self.0.with_pair(|pair| {
+        let WqeIndex(index) = self.0.with_pair(|pair| {
             let mut batch = pair.send.batch();
             let mut post = |transfer: &Transfer<'_, RemoteKey>, flags| {
-                let Transfer { local, remote, key } = transfer;
-                let local = DataSegment::new(local.address, local.length as u32, local.key);
-                let remote = RemoteAddressSegment::new(*remote, key.0);
-                run(&mut batch, local, remote, flags).map_err(|_| PostError::NoResource)
+                let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);
+                run(&mut batch, data_segment(&transfer.local), remote, flags)
+                    .map_err(|_| PostError::NoResource)
             };
             for transfer in others {
-                post(transfer, ControlFlags::empty())?;
+                post(transfer, NO_FLAGS)?;
             }
             post(last, last_flags)
         })?;
         if let Some(completion) = completion {
-            self.0.in_flight.push(InFlight { index: index.0, done: Done::Notify(completion.clone()) });
+            self.await_done(index, Done::Notify(completion.clone()));
         }
         Ok(Posted::InProgress)
     }

@@ -95,7 +95,7 @@ impl Endpoint {
         if slice.length > limit {
             return Err(PostError::too_long(slice.length, limit));
         }
-        Ok(DataSegment::new(slice.address, slice.length as u32, slice.key))
+        Ok(data_segment(slice))
     }
 
     /// The segments of the slices, in `into`, if there is room and together they have at most `limit` bytes.
@@ -119,7 +119,7 @@ impl Endpoint {
                 return Err(total_too_long(slices, limit));
             };
             room = rest;
-            *segment = DataSegment::new(slice.address, slice.length as u32, slice.key);
+            *segment = data_segment(slice);
         }
         Ok(into)
     }
@@ -128,6 +128,12 @@ impl Endpoint {
 pub(super) const NO_FLAGS: ControlFlags = ControlFlags::empty();
 /// A segment without bytes; posting leaves it out.
 pub(super) const EMPTY: DataSegment = DataSegment::new(0, 0, 0);
+
+/// The segment of a slice whose length was found to be within a limit.
+#[inline(always)]
+pub(super) fn data_segment(slice: &Slice<'_>) -> DataSegment {
+    DataSegment::new(slice.address, slice.length as u32, slice.key)
+}
 
 #[cold]
 fn total_too_long(slices: &[Slice<'_>], limit: usize) -> PostError {

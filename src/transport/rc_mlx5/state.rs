@@ -302,6 +302,12 @@ impl State {
             running.dispatch(id, message);
             std::mem::forget(unwinding);
         }
+        self.give_back(slot, counter);
+    }
+
+    /// The message of receive WQE `counter` is done with: its buffer goes back to the device, unless its slot is empty.
+    #[inline(always)]
+    fn give_back(&self, slot: &Cell<Option<NonNull<u8>>>, counter: u32) {
         if slot.get().is_none() {
             return self.replace();
         }
@@ -312,10 +318,7 @@ impl State {
     #[cold]
     #[inline(never)]
     fn repost(&self, counter: u32) {
-        if self.receiver.slot(counter).get().is_none() {
-            return self.replace();
-        }
-        self.with_pair(|pair| self.receiver.repost(&mut pair.receive, counter));
+        self.give_back(self.receiver.slot(counter), counter);
     }
 
     /// The message was kept, or the endpoint was closed.
