@@ -7,16 +7,13 @@ use core::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use barewire_layouts::command::capability::{
-    CapabilityMode, CapabilityPage, HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut, op_mod,
-};
-use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
-use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
+use barewire_layouts::command::capability::PortType;
 use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, BLUEFLAME_REGISTERS, BLUEFLAME_STRIDE};
 
-use crate::channel::{self, Command, CommandChannel, Object};
+use crate::channel::{self, CommandChannel, Object};
 use crate::doorbell::SharedRegister;
 use crate::error::Error;
+use crate::setup::{Way, commands};
 
 /// What the device can do, as far as this driver asks (QUERY_HCA_CAP, general page).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +43,21 @@ pub struct Capabilities {
 pub struct PortAddress {
     /// Global identifier: for RoCEv2 the IP address, IPv4 mapped into IPv6.
     pub gid: [u8; 16],
-    /// Ethernet address.
+    /// Ethernet address; 0 on InfiniBand.
     pub mac: [u8; 6],
+    /// Local identifier; 0 on Ethernet.
+    pub lid: u16,
+}
+
+/// The port that a context's queue pairs send through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// From 1.
+    pub number: u8,
+    /// The entry of its GID table that queue pairs send from.
+    pub gid_index: u8,
+    /// What that entry says, for peers.
+    pub address: PortAddress,
 }
 
 /// An open device.
@@ -56,9 +66,9 @@ pub struct Context(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    channel: Box<dyn CommandChannel>,
+    way: Way,
     capabilities: Capabilities,
-    port: PortAddress,
+    port: Port,
     key_variant: AtomicU8,
 }
 
@@ -68,10 +78,13 @@ impl Context {
     /// # Errors
     /// If it does not answer as an mlx5 device does.
     pub fn open(channel: impl CommandChannel + 'static) -> Result<Self, Error> {
-        let capabilities = query_capabilities(&channel)?;
-        let port = query_port(&channel)?;
-        let key_variant = AtomicU8::new(1);
-        Ok(Self(Arc::new(Shared { channel: Box::new(channel), capabilities, port, key_variant })))
+        let capabilities = commands::capabilities(&channel)?;
+        let port = commands::port(&channel)?;
+        Ok(Self::new(Way::Commands(Box::new(channel)), capabilities, port))
+    }
+
+    pub(crate) fn new(way: Way, capabilities: Capabilities, port: Port) -> Self {
+        Self(Arc::new(Shared { way, capabilities, port, key_variant: AtomicU8::new(1) }))
     }
 
     /// What the device can do.
@@ -79,13 +92,18 @@ impl Context {
         &self.0.capabilities
     }
 
-    /// Where peers find the port: entry 0 of its GID table.
-    pub fn port_address(&self) -> PortAddress {
-        self.0.port
+    /// The port in use.
+    pub fn port(&self) -> &Port {
+        &self.0.port
     }
 
-    pub(crate) fn channel(&self) -> &dyn CommandChannel {
-        &*self.0.channel
+    /// Where peers find the port in use.
+    pub fn port_address(&self) -> PortAddress {
+        self.0.port.address
+    }
+
+    pub(crate) fn way(&self) -> &Way {
+        &self.0.way
     }
 
     /// The low byte of the next memory key: it changes from key to key, so that a stale key of a reused index is caught.
@@ -94,46 +112,20 @@ impl Context {
     }
 }
 
-fn query_capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Error> {
-    let mut query = Command::<QueryHcaCapIn>::new();
-    query.fields().set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::General, CapabilityMode::Current));
-    let answer = query.send(channel)?;
-    let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
-    let entries = |log: u8| 1 << log.min(31);
-    Ok(Capabilities {
-        // Doorbell records count 16 bits, so that half of that is the most a ring can tell apart.
-        max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
-        max_cq_entries: entries(general.get(HcaCap::LOG_MAX_CQ_SZ)).min(1 << 22),
-        max_message: 1 << general.get(HcaCap::LOG_MAX_MSG),
-        log_max_reads_requester: general.get(HcaCap::LOG_MAX_RA_REQ_QP).min(7),
-        log_max_reads_responder: general.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
-        atomics: general.get(HcaCap::ATOMIC),
-        blueflame: general.get(HcaCap::BF),
-        write_combining: channel.maps_write_combining(),
-        port_type: general.get(HcaCap::PORT_TYPE)?,
-    })
-}
-
-fn query_port(channel: &dyn CommandChannel) -> Result<PortAddress, Error> {
-    let mut query = Command::<QueryRoceAddressIn>::new();
-    query.fields().set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, 0).set(QueryRoceAddressIn::VHCA_PORT_NUM, 1);
-    let answer = query.send(channel)?;
-    let entry = answer.fields().nested(QueryRoceAddressOut::ROCE_ADDRESS);
-    Ok(PortAddress {
-        gid: entry.array(RoceAddress::SOURCE_L3_ADDRESS),
-        mac: entry.array(RoceAddress::SOURCE_MAC),
-    })
-}
-
 /// A protection domain: keys and queue pairs of one domain work together, and with no other.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain(Arc<PdShared>);
 
 #[derive(Debug)]
 struct PdShared {
-    number: u32,
-    _object: Box<dyn Object>,
+    object: DomainObject,
     context: Context,
+}
+
+/// A protection domain as its context's [`Way`] has it.
+#[derive(Debug)]
+pub(crate) enum DomainObject {
+    Commands { number: u32, _object: Box<dyn Object> },
 }
 
 impl ProtectionDomain {
@@ -142,9 +134,13 @@ impl ProtectionDomain {
     /// # Errors
     /// If the device refused.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
-        let (object, answer) = Command::<AllocPdIn>::new().create(context.channel())?;
-        let number = answer.fields().get(AllocPdOut::PD);
-        Ok(Self(Arc::new(PdShared { number, _object: object, context: context.clone() })))
+        let object = match context.way() {
+            Way::Commands(channel) => {
+                let (object, number) = commands::allocate_pd(&**channel)?;
+                DomainObject::Commands { number, _object: object }
+            }
+        };
+        Ok(Self(Arc::new(PdShared { object, context: context.clone() })))
     }
 
     /// The device it is of.
@@ -152,17 +148,23 @@ impl ProtectionDomain {
         &self.0.context
     }
 
-    pub(crate) fn number(&self) -> u32 {
-        self.0.number
+    pub(crate) fn object(&self) -> &DomainObject {
+        &self.0.object
     }
 }
 
 /// A UAR page of one thread: the queues that ring its registers share them without a lock, so that none of them leaves the thread.
 #[derive(Clone, Debug)]
 pub struct Uar {
-    page: Arc<dyn channel::Uar>,
+    registers: Registers,
     shared: OnceCell<Arc<SharedRegister>>,
     thread_bound: PhantomData<*mut ()>,
+}
+
+/// Registers as a context's [`Way`] has them.
+#[derive(Clone, Debug)]
+pub(crate) enum Registers {
+    Page(Arc<dyn channel::Uar>),
 }
 
 /// Registers of a page: one for the queues of the thread that has it, one for those of several threads.
@@ -176,32 +178,31 @@ impl Uar {
     /// # Errors
     /// If the device has none left.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
-        let page = Arc::from(context.channel().allocate_uar()?);
-        Ok(Self { page, shared: OnceCell::new(), thread_bound: PhantomData })
+        let registers = match context.way() {
+            Way::Commands(channel) => Registers::Page(Arc::from(channel.allocate_uar()?)),
+        };
+        Ok(Self { registers, shared: OnceCell::new(), thread_bound: PhantomData })
     }
 
-    pub(crate) fn page(&self) -> &Arc<dyn channel::Uar> {
-        &self.page
+    pub(crate) fn registers(&self) -> &Registers {
+        &self.registers
     }
 
-    /// The BlueFlame register of the thread's own queues. Each post drains what an other queue's burst left in the write-combining buffer
-    /// before it writes its own ([`crate::barrier::doorbell_record_before_doorbell`]).
-    pub(crate) fn own_register(&self) -> NonNull<u8> {
-        self.register(OWN_REGISTER)
-    }
-
-    /// The register that queues of several threads ring through, under a lock.
-    pub(crate) fn shared_register(&self) -> Arc<SharedRegister> {
+    /// The lock of `register`, which queues of several threads ring through.
+    pub(crate) fn share(&self, register: NonNull<u8>) -> Arc<SharedRegister> {
         let share = || {
-            let keep: Arc<dyn Any + Send + Sync> = Arc::new(self.page.clone());
-            // SAFETY: a register of the page that `keep` holds; no queue is assigned it for itself.
-            unsafe { SharedRegister::new(self.register(SHARED_REGISTER), keep) }
+            let keep: Arc<dyn Any + Send + Sync> = Arc::new(self.registers.clone());
+            // SAFETY: a register that `keep` holds; no queue is assigned it for itself.
+            unsafe { SharedRegister::new(register, keep) }
         };
         self.shared.get_or_init(share).clone()
     }
+}
 
-    fn register(&self, index: usize) -> NonNull<u8> {
-        // SAFETY: the registers lie inside the page.
-        unsafe { self.page.base().add(BLUEFLAME_OFFSET + index * BLUEFLAME_STRIDE) }
-    }
+/// The register of a page's own thread, or the one that is shared under a lock. Each post to the own one drains what an other queue's burst
+/// left in the write-combining buffer before it writes its own ([`crate::barrier::doorbell_record_before_doorbell`]).
+pub(crate) fn register(page: &dyn channel::Uar, shared: bool) -> NonNull<u8> {
+    let index = if shared { SHARED_REGISTER } else { OWN_REGISTER };
+    // SAFETY: the registers lie inside the page.
+    unsafe { page.base().add(BLUEFLAME_OFFSET + index * BLUEFLAME_STRIDE) }
 }

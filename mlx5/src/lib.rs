@@ -16,6 +16,7 @@ mod error;
 pub mod memory;
 pub mod queue;
 pub mod rc;
+mod setup;
 mod wqe;
 
 #[cfg(feature = "soft")]
@@ -24,7 +25,7 @@ pub use barewire_layouts as layouts;
 pub use barewire_layouts::command::qp::{Mtu, QpState};
 pub use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment};
 
-pub use context::{Capabilities, Context, PortAddress, ProtectionDomain, Uar};
+pub use context::{Capabilities, Context, Port, PortAddress, ProtectionDomain, Uar};
 pub use error::Error;
 pub use memory::{Access, Buffer, MemoryRegion};
 pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};

@@ -9,13 +9,12 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-use barewire_layouts::command::mkey::{self, ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, Mkc};
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
 use bitflags::bitflags;
 
-use crate::channel::{Command, Object, Umem};
-use crate::context::{Context, ProtectionDomain};
+use crate::context::{DomainObject, ProtectionDomain};
 use crate::error::Error;
+use crate::setup::{Way, commands};
 
 /// Bytes of a page, the unit in which the device maps memory.
 pub const PAGE: usize = 4096;
@@ -45,8 +44,14 @@ pub struct MemoryRegion {
     length: usize,
     key: u32,
     access: Access,
-    registration: Option<(Box<dyn Object>, Box<dyn Umem>)>,
+    registration: Option<Registration>,
     _domain: ProtectionDomain,
+}
+
+/// A key as its context's [`Way`] has it.
+#[derive(Debug)]
+enum Registration {
+    Commands(commands::Key),
 }
 
 // SAFETY: the region only names memory; what may be done with the memory is in the contract of `register`.
@@ -83,24 +88,16 @@ impl MemoryRegion {
             ));
         }
         let context = domain.context();
-        // SAFETY: the caller's contract is the channel's.
-        let mut umem = unsafe { context.channel().register_umem(start, length) }?;
-        let address = start.addr().get() as u64;
-        match create_key(context, domain.number(), &*umem, address, length, access) {
-            Ok((object, key)) => Ok(Self {
-                start,
-                length,
-                key,
-                access,
-                registration: Some((object, umem)),
-                _domain: domain.clone(),
-            }),
-            Err(error) => {
-                // Nothing names it yet, so this cannot be refused; should it be, the first error is still the one to tell.
-                let _ = umem.deregister();
-                Err(error)
+        let (registration, key) = match (context.way(), domain.object()) {
+            (Way::Commands(channel), DomainObject::Commands { number, .. }) => {
+                let variant = context.next_key_variant();
+                // SAFETY: the caller's contract is the channel's.
+                let made =
+                    unsafe { commands::create_key(&**channel, *number, start, length, access, variant) };
+                made.map(|(made, key)| (Registration::Commands(made), key))?
             }
-        }
+        };
+        Ok(Self { start, length, key, access, registration: Some(registration), _domain: domain.clone() })
     }
 
     /// First address.
@@ -169,9 +166,10 @@ impl MemoryRegion {
     }
 
     fn release(&mut self) -> Result<(), Error> {
-        let Some((key, mut umem)) = self.registration.take() else { return Ok(()) };
-        drop(key);
-        umem.deregister()
+        match self.registration.take() {
+            Some(Registration::Commands(key)) => key.release(),
+            None => Ok(()),
+        }
     }
 }
 
@@ -180,44 +178,6 @@ impl Drop for MemoryRegion {
         // Who must know whether it worked calls `deregister`.
         let _ = self.release();
     }
-}
-
-fn create_key(
-    context: &Context,
-    domain: u32,
-    umem: &dyn Umem,
-    address: u64,
-    length: usize,
-    access: Access,
-) -> Result<(Box<dyn Object>, u32), Error> {
-    let variant = context.next_key_variant();
-    // Translation entries of 8 bytes, counted in octwords of 16.
-    let first_page = address / PAGE as u64;
-    let last_page = (address + length as u64 - 1) / PAGE as u64;
-    let octwords = (last_page - first_page + 1).div_ceil(2) as u32;
-    let mut create = Command::<CreateMkeyIn>::new();
-    create
-        .fields()
-        .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
-        .set(CreateMkeyIn::MKEY_UMEM_ID, umem.id())
-        .set(CreateMkeyIn::MKEY_UMEM_OFFSET, 0)
-        .set(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, octwords)
-        .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
-        .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
-        .set(Mkc::LR, true)
-        .set(Mkc::LW, access.contains(Access::LOCAL_WRITE))
-        .set(Mkc::RR, access.contains(Access::REMOTE_READ))
-        .set(Mkc::RW, access.contains(Access::REMOTE_WRITE))
-        .set(Mkc::A, access.contains(Access::REMOTE_ATOMIC))
-        .set(Mkc::QPN, ANY_QPN)
-        .set(Mkc::MKEY_7_0, variant)
-        .set(Mkc::PD, domain)
-        .set(Mkc::START_ADDR, address)
-        .set(Mkc::LEN, length as u64)
-        .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, octwords)
-        .set(Mkc::LOG_PAGE_SIZE, PAGE.ilog2() as u8);
-    let (object, answer) = create.create(context.channel())?;
-    Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
 }
 
 /// Zeroed, page-aligned memory of this process.
@@ -255,41 +215,6 @@ impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout and freed once.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
-    }
-}
-
-/// Pages of a queue: the device reaches them by umem, not by key.
-#[derive(Debug)]
-pub(crate) struct QueueMemory {
-    pages: ManuallyDrop<Pages>,
-    umem: Box<dyn Umem>,
-}
-
-impl QueueMemory {
-    pub(crate) fn allocate(context: &Context, bytes: usize, what: &'static str) -> Result<Self, Error> {
-        let pages = Pages::allocate(bytes, what)?;
-        // SAFETY: the pages live until `drop` below took them from the device, and only queues, which write them as a device expects,
-        // have their address.
-        let umem = unsafe { context.channel().register_umem(pages.start(), pages.bytes()) }?;
-        Ok(Self { pages: ManuallyDrop::new(pages), umem })
-    }
-
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.pages.start()
-    }
-
-    pub(crate) fn umem_id(&self) -> u32 {
-        self.umem.id()
-    }
-}
-
-impl Drop for QueueMemory {
-    fn drop(&mut self) {
-        // Memory that the device does not let go is leaked: freeing it would let the device write to whoever gets it next.
-        if self.umem.deregister().is_ok() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.pages) };
-        }
     }
 }
 

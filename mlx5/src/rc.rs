@@ -1,23 +1,20 @@
-//! Reliable connected queue pairs: creation, connection, error and reset (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP).
+//! Reliable connected queue pairs: creation, connection, error and reset.
 
 use core::any::Any;
 use std::sync::Arc;
 
-use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, Mtu, PathMigration, QpState,
-    Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn,
-    ToRstQpIn,
-};
+use barewire_layouts::command::capability::PortType;
+use barewire_layouts::command::qp::{Mtu, QpState};
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
-use crate::channel::{self, Command, Object};
-use crate::context::{Context, PortAddress, ProtectionDomain, Uar};
+use crate::context::{Context, DomainObject, PortAddress, ProtectionDomain, Registers, Uar, register};
 use crate::doorbell::{BlueFlame, Doorbell, Width};
 use crate::error::Error;
-use crate::memory::{Access, QueueMemory};
+use crate::memory::Access;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
 use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
+use crate::setup::{Pair, PairFacts, PairSizes, Path, Way, commands};
 
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,10 +91,9 @@ impl RcPath {
 /// What a queue pair holds on to; dropped in this order.
 #[derive(Debug)]
 struct Resources {
-    object: Box<dyn Object>,
-    _memory: QueueMemory,
+    object: Box<dyn Pair>,
     _completion_queues: [Arc<dyn Any + Send + Sync>; 2],
-    _uar: Arc<dyn channel::Uar>,
+    _registers: Registers,
     domain: ProtectionDomain,
 }
 
@@ -111,6 +107,7 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     /// The receive queue.
     pub receive: ReceiveQueue,
     number: u32,
+    user_index: Option<u32>,
     access: Access,
     resources: Arc<Resources>,
 }
@@ -157,71 +154,46 @@ impl<D: Doorbell> RcQueuePair<D> {
             queue.number().ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
         };
 
-        // The receive ring, then the send ring, then the doorbell record in a cache line of its own.
-        let receive_bytes = receive_entries as usize * size_of::<DataSegment>();
-        let send_bytes = send_blocks as usize * WQEBB;
-        let memory = QueueMemory::allocate(context, receive_bytes + send_bytes + 64, "a queue pair")?;
-        let record_offset = receive_bytes + send_bytes;
-
-        let mut create = Command::<CreateQpIn>::new();
-        create
-            .fields()
-            .set(CreateQpIn::WQ_UMEM_VALID, true)
-            .set(CreateQpIn::WQ_UMEM_ID, memory.umem_id())
-            .set(CreateQpIn::WQ_UMEM_OFFSET, 0)
-            .nested(CreateQpIn::QPC)
-            .set(Qpc::ST, ServiceType::Rc)
-            .set(Qpc::PM_STATE, PathMigration::Migrated)
-            .set(Qpc::PD, domain.number())
-            .set(Qpc::CQN_SND, cqn(send_completions)?)
-            .set(Qpc::CQN_RCV, cqn(receive_completions)?)
-            .set(Qpc::UAR_PAGE, uar.page().index())
-            .set(Qpc::USER_INDEX, config.user_index)
-            .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
-            .set(Qpc::LOG_RQ_SIZE, receive_entries.ilog2() as u8)
-            .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)
-            .set(Qpc::LOG_SQ_SIZE, send_blocks.ilog2() as u8)
-            .set(Qpc::DBR_UMEM_VALID, true)
-            .set(Qpc::DBR_UMEM_ID, memory.umem_id())
-            .set(Qpc::DBR_ADDR, record_offset as u64);
-        let (object, answer) = create.create(context.channel())?;
-        let number = answer.fields().get(CreateQpOut::QPN);
-
-        // SAFETY: the offsets lie inside the allocation.
-        let (ring, record) =
-            unsafe { (memory.start().add(receive_bytes), memory.start().add(record_offset).cast::<u32>()) };
-        let receive_ring = memory.start().cast();
+        let cqns = [cqn(send_completions)?, cqn(receive_completions)?];
+        let sizes = PairSizes { send_blocks, receive_entries, user_index: config.user_index };
+        let facts = match (context.way(), domain.object(), uar.registers()) {
+            (Way::Commands(channel), DomainObject::Commands { number, .. }, Registers::Page(page)) => {
+                let register = register(&**page, D::LOCKED);
+                commands::create_pair(&**channel, *number, &**page, register, cqns, &sizes)?
+            }
+        };
+        let PairFacts { number, user_index, send_ring, receive_ring, doorbell_record, register, object } =
+            facts;
         let resources = Arc::new(Resources {
             object,
-            _memory: memory,
             _completion_queues: [send_completions.keep().clone(), receive_completions.keep().clone()],
-            _uar: uar.page().clone(),
+            _registers: uar.registers().clone(),
             domain: domain.clone(),
         });
         // SAFETY: ring, record word and register lie in memory that `keep` holds and that nothing else has the address of, save the
         // register, which queues of the same thread share (`Uar`), or of several under its lock. The CPU was asked.
         let send = unsafe {
             let parts = SendParts {
-                ring,
+                ring: send_ring,
                 blocks: send_blocks,
-                doorbell_record: record.add(1),
-                register: uar.own_register(),
+                doorbell_record: doorbell_record.add(1),
+                register,
                 qpn: number,
                 signal_period,
                 keep: resources.clone(),
             };
-            SendQueue::build(parts, D::LOCKED.then(|| uar.shared_register()))
+            SendQueue::build(parts, D::LOCKED.then(|| uar.share(register)))
         };
         // SAFETY: as above.
         let receive = unsafe {
             ReceiveQueue::from_parts(ReceiveParts {
                 ring: receive_ring,
                 entries: receive_entries,
-                doorbell_record: record,
+                doorbell_record,
                 keep: resources.clone(),
             })
         };
-        let pair = Self { send, receive, number, access: config.access, resources };
+        let pair = Self { send, receive, number, user_index, access: config.access, resources };
         pair.initialise()?;
         Ok(pair)
     }
@@ -232,6 +204,13 @@ impl<D: Doorbell> RcQueuePair<D> {
         self.number
     }
 
+    /// What completions of this queue pair carry as their user index: what [`RcConfig::user_index`] said, or `None` if the system's library
+    /// chose one of its own and does not tell. The queue pair's number is in every completion.
+    #[inline]
+    pub fn user_index(&self) -> Option<u32> {
+        self.user_index
+    }
+
     /// Connects to the peer of `path`. Both directions work after both sides did it; messages that come earlier are retried by the sender.
     ///
     /// # Errors
@@ -239,32 +218,19 @@ impl<D: Doorbell> RcQueuePair<D> {
     pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
         check(path)?;
         let capabilities = self.context().capabilities();
-        let responder_reads = path.log_max_reads.min(capabilities.log_max_reads_responder);
-        let requester_reads = path.log_max_reads.min(capabilities.log_max_reads_requester);
-        let log_max_message = capabilities.max_message.ilog2() as u8;
-        self.modify::<Init2RtrQpIn>(|mut qpc| {
-            qpc.set(Qpc::MTU, path.mtu)
-                .set(Qpc::LOG_MSG_MAX, log_max_message)
-                .set(Qpc::REMOTE_QPN, path.remote_qpn)
-                .set(Qpc::LOG_RRA_MAX, responder_reads)
-                .set(Qpc::MIN_RNR_NAK, path.min_rnr_nak)
-                .set(Qpc::NEXT_RCV_PSN, path.receive_psn)
-                .nested(Qpc::PRIMARY_ADDRESS_PATH)
-                .set_array(AddressPath::RGID_RIP, path.remote.gid)
-                .set_array(AddressPath::RMAC, path.remote.mac)
-                .set(AddressPath::UDP_SPORT, ROCE_PORT)
-                .set(AddressPath::HOP_LIMIT, 64)
-                .set(AddressPath::VHCA_PORT_NUM, 1);
-        })?;
-        self.modify::<Rtr2RtsQpIn>(|mut qpc| {
-            qpc.set(Qpc::RETRY_COUNT, path.retry_count)
-                .set(Qpc::RNR_RETRY, path.rnr_retry)
-                .set(Qpc::LOG_SRA_MAX, requester_reads)
-                .set(Qpc::NEXT_SEND_PSN, path.send_psn)
-                .nested(Qpc::PRIMARY_ADDRESS_PATH)
-                .set(AddressPath::ACK_TIMEOUT, path.ack_timeout)
-                .set(AddressPath::VHCA_PORT_NUM, 1);
-        })
+        let mac = match (self.context().way(), capabilities.port_type) {
+            (Way::Commands(channel), PortType::Ethernet) => channel.next_hop(&path.remote)?,
+            _ => path.remote.mac,
+        };
+        let path = Path {
+            wanted: path,
+            port_type: capabilities.port_type,
+            mac,
+            log_max_message: capabilities.max_message.ilog2() as u8,
+            log_requester_reads: path.log_max_reads.min(capabilities.log_max_reads_requester),
+            log_responder_reads: path.log_max_reads.min(capabilities.log_max_reads_responder),
+        };
+        self.resources.object.connect(self.context().port(), &path)
     }
 
     /// Moves the queue pair to error: everything outstanding completes as flushed, the peer's operations fail.
@@ -272,9 +238,7 @@ impl<D: Doorbell> RcQueuePair<D> {
     /// # Errors
     /// If the device refused.
     pub fn to_error(&mut self) -> Result<(), Error> {
-        let mut command = Command::<ToErrQpIn>::new();
-        command.fields().set(ToErrQpIn::QPN, self.number);
-        command.send_to(&*self.resources.object).map(drop)
+        self.resources.object.fail()
     }
 
     /// Takes the queue pair back to the init state, from any state. Poll the completion queues empty first: what is still in them is of
@@ -283,9 +247,7 @@ impl<D: Doorbell> RcQueuePair<D> {
     /// # Errors
     /// If the device refused.
     pub fn reset(&mut self) -> Result<(), Error> {
-        let mut command = Command::<ToRstQpIn>::new();
-        command.fields().set(ToRstQpIn::QPN, self.number);
-        command.send_to(&*self.resources.object)?;
+        self.resources.object.reset()?;
         self.send.reset();
         self.receive.reset();
         self.initialise()
@@ -296,50 +258,17 @@ impl<D: Doorbell> RcQueuePair<D> {
     /// # Errors
     /// If the device refused, or named a state that this driver does not know.
     pub fn state(&self) -> Result<QpState, Error> {
-        let mut query = Command::<QueryQpIn>::new();
-        query.fields().set(QueryQpIn::QPN, self.number);
-        let answer = query.send_to(&*self.resources.object)?;
-        Ok(answer.fields().nested(QueryQpOut::QPC).get(Qpc::STATE)?)
+        self.resources.object.state()
+    }
+
+    fn initialise(&self) -> Result<(), Error> {
+        self.resources.object.initialise(self.context().port(), self.access)
     }
 
     fn context(&self) -> &Context {
         self.resources.domain.context()
     }
-
-    fn initialise(&self) -> Result<(), Error> {
-        let access = self.access;
-        self.modify::<Rst2InitQpIn>(|mut qpc| {
-            qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
-                .set(Qpc::RRE, access.contains(Access::REMOTE_READ))
-                .set(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
-                .set(Qpc::RAE, access.contains(Access::REMOTE_ATOMIC))
-                .set(
-                    Qpc::ATOMIC_MODE,
-                    if access.contains(Access::REMOTE_ATOMIC) {
-                        AtomicMode::IbSpec
-                    } else {
-                        AtomicMode::None
-                    },
-                )
-                .nested(Qpc::PRIMARY_ADDRESS_PATH)
-                .set(AddressPath::VHCA_PORT_NUM, 1);
-        })
-    }
-
-    fn modify<R>(&self, fill: impl FnOnce(barewire_layouts::prm::ViewMut<'_, Qpc>)) -> Result<(), Error>
-    where
-        R: ModifyQp + barewire_layouts::command::Request,
-    {
-        let mut command = Command::<R>::new();
-        let mut fields = command.fields();
-        fields.set(R::QPN, self.number);
-        fill(fields.nested(R::QPC));
-        command.send_to(&*self.resources.object).map(drop)
-    }
 }
-
-/// UDP port of RoCEv2 (IBTA annex A17), here also as the source port.
-const ROCE_PORT: u16 = 4791;
 
 fn check(path: &RcPath) -> Result<(), Error> {
     let fits = |what, value: u32, bits: u32| {

@@ -248,7 +248,7 @@ fn mistake_10_the_path_is_the_callers() {
 
     let mut pair =
         RcQueuePair::<BlueFlame>::create(&domain, &uar, &queue, &queue, &RcConfig::default()).unwrap();
-    let remote = PortAddress { gid: context.port_address().gid, mac: [2, 3, 4, 5, 6, 7] };
+    let remote = PortAddress { gid: context.port_address().gid, mac: [2, 3, 4, 5, 6, 7], lid: 0 };
     for (mtu, small) in [(Mtu::Bytes1024, 1), (Mtu::Bytes256, 2)] {
         let path = RcPath {
             mtu,

@@ -13,6 +13,7 @@ use core::ptr::NonNull;
 use barewire_layouts::command::{self, Request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
+use crate::context::{Port, PortAddress};
 use crate::error::Error;
 
 /// A way to a device.
@@ -41,6 +42,19 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
 
     /// `true` if a burst of stores to a UAR page reaches the device in one piece: who maps the pages knows.
     fn maps_write_combining(&self) -> bool;
+
+    /// The port and the address to use, where the system knows better than the device's first entry.
+    fn port(&self) -> Option<Port> {
+        None
+    }
+
+    /// The Ethernet address to send to in order to reach `remote`: its own, or that of a router.
+    ///
+    /// # Errors
+    /// If the system knows no way there.
+    fn next_hop(&self, remote: &PortAddress) -> Result<[u8; 6], Error> {
+        Ok(remote.mac)
+    }
 
     /// Gives the device access to memory.
     ///

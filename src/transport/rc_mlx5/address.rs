@@ -29,9 +29,10 @@ pub(super) struct QueueAddress {
 }
 
 pub(super) fn device(port: PortAddress) -> DeviceAddress {
-    let mut body = [0; 22];
+    let mut body = [0; 24];
     body[..16].copy_from_slice(&port.gid);
-    body[16..].copy_from_slice(&port.mac);
+    body[16..22].copy_from_slice(&port.mac);
+    body[22..].copy_from_slice(&port.lid.to_be_bytes());
     DeviceAddress(Packed::new(Kind::Device, TransportId::RcMlx5, &body))
 }
 
@@ -48,10 +49,11 @@ fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
 }
 
 pub(super) fn port(address: &DeviceAddress) -> Result<PortAddress, ConnectError> {
-    let body = body::<22>(&address.0)?;
-    let mut port = PortAddress { gid: [0; 16], mac: [0; 6] };
+    let body = body::<24>(&address.0)?;
+    let lid = u16::from_be_bytes([body[22], body[23]]);
+    let mut port = PortAddress { gid: [0; 16], mac: [0; 6], lid };
     port.gid.copy_from_slice(&body[..16]);
-    port.mac.copy_from_slice(&body[16..]);
+    port.mac.copy_from_slice(&body[16..22]);
     Ok(port)
 }
 
@@ -142,7 +144,7 @@ mod tests {
         let back = EndpointAddress::from_bytes(&bytes).unwrap();
         assert_eq!(QueueAddress::unpack(&back).unwrap(), sample());
 
-        let port_address = PortAddress { gid: *b"0123456789abcdef", mac: [1, 2, 3, 4, 5, 6] };
+        let port_address = PortAddress { gid: *b"0123456789abcdef", mac: [1, 2, 3, 4, 5, 6], lid: 7 };
         let back = DeviceAddress::from_bytes(&device(port_address).to_bytes()).unwrap();
         assert_eq!(port(&back).unwrap(), port_address);
         assert_eq!(interface().to_bytes().len(), 6);

@@ -72,7 +72,7 @@ impl Side for Software {
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<()> {
-        let remote = PortAddress { gid: peer.gid, mac: [0; 6] };
+        let remote = PortAddress { gid: peer.gid, mac: [0; 6], lid: 0 };
         self.pair.connect(&RcPath {
             receive_psn: peer.psn,
             send_psn: PSN,

@@ -1,0 +1,58 @@
+//! Completion queues (CREATE_CQ).
+
+use std::sync::Arc;
+
+use barewire_layouts::command::cq::{Cqc, CqeSize, CreateCqIn, CreateCqOut};
+use barewire_layouts::cqe::Cqe64;
+
+use super::memory::QueueMemory;
+use crate::channel::{Command, CommandChannel, Object, Uar};
+use crate::error::Error;
+use crate::queue::completion::CompletionQueue;
+use crate::setup::CompletionFacts;
+
+/// What the queue holds on to; dropped in this order.
+#[derive(Debug)]
+struct Held {
+    _object: Box<dyn Object>,
+    _memory: QueueMemory,
+    _uar: Arc<dyn Uar>,
+}
+
+/// Makes a queue of `entries` CQEs, a power of two, without overrun checks.
+pub(crate) fn create_cq(
+    channel: &dyn CommandChannel,
+    uar: &Arc<dyn Uar>,
+    entries: u32,
+) -> Result<CompletionFacts, Error> {
+    let ring_bytes = entries as usize * size_of::<Cqe64>();
+    // The doorbell record lies behind the ring, in a cache line of its own.
+    let memory = QueueMemory::allocate(channel, ring_bytes + 64, "a completion queue")?;
+    let ring = memory.start().cast();
+    // SAFETY: inside the allocation.
+    let doorbell_record = unsafe { memory.start().add(ring_bytes) }.cast();
+
+    let mut create = Command::<CreateCqIn>::new();
+    create
+        .fields()
+        .set(CreateCqIn::CQ_UMEM_VALID, true)
+        .set(CreateCqIn::CQ_UMEM_ID, memory.umem_id())
+        .set(CreateCqIn::CQ_UMEM_OFFSET, 0)
+        .nested(CreateCqIn::CQ_CONTEXT)
+        .set(Cqc::CQE_SZ, CqeSize::Bytes64)
+        .set(Cqc::OI, true)
+        .set(Cqc::LOG_CQ_SIZE, entries.ilog2() as u8)
+        .set(Cqc::UAR_PAGE, uar.index())
+        .set(Cqc::DBR_UMEM_VALID, true)
+        .set(Cqc::DBR_UMEM_ID, memory.umem_id())
+        .set(Cqc::DBR_ADDR, ring_bytes as u64);
+    // SAFETY: `entries` CQEs at the start of the allocation, which nobody else uses yet.
+    unsafe { CompletionQueue::initialise(ring, entries) };
+    let (object, answer) = create.create(channel)?;
+    Ok(CompletionFacts {
+        number: answer.fields().get(CreateCqOut::CQN),
+        ring,
+        doorbell_record,
+        object: Box::new(Held { _object: object, _memory: memory, _uar: uar.clone() }),
+    })
+}

@@ -1,0 +1,127 @@
+//! Memory of queues by umem, and memory of users by key (CREATE_MKEY).
+
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+
+use barewire_layouts::command::mkey::{self, ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, Mkc};
+
+use crate::channel::{Command, CommandChannel, Object, Umem};
+use crate::error::Error;
+use crate::memory::{Access, PAGE, Pages};
+
+/// A key to memory, and the memory's umem.
+#[derive(Debug)]
+pub(crate) struct Key {
+    object: Box<dyn Object>,
+    umem: Box<dyn Umem>,
+}
+
+impl Key {
+    /// Takes key and memory from the device. On an error the device may still use the memory.
+    pub(crate) fn release(mut self) -> Result<(), Error> {
+        drop(self.object);
+        self.umem.deregister()
+    }
+}
+
+/// Registers memory and makes a key to it. `variant` becomes the key's low byte.
+///
+/// # Safety
+/// That of [`CommandChannel::register_umem`], until [`Key::release`] has returned `Ok`.
+pub(crate) unsafe fn create_key(
+    channel: &dyn CommandChannel,
+    domain: u32,
+    start: NonNull<u8>,
+    length: usize,
+    access: Access,
+    variant: u8,
+) -> Result<(Key, u32), Error> {
+    // SAFETY: the caller's contract.
+    let mut umem = unsafe { channel.register_umem(start, length) }?;
+    let address = start.addr().get() as u64;
+    match create_mkey(channel, domain, &*umem, address, length, access, variant) {
+        Ok((object, key)) => Ok((Key { object, umem }, key)),
+        Err(error) => {
+            // Nothing names it yet, so this cannot be refused; should it be, the first error is still the one to tell.
+            let _ = umem.deregister();
+            Err(error)
+        }
+    }
+}
+
+fn create_mkey(
+    channel: &dyn CommandChannel,
+    domain: u32,
+    umem: &dyn Umem,
+    address: u64,
+    length: usize,
+    access: Access,
+    variant: u8,
+) -> Result<(Box<dyn Object>, u32), Error> {
+    // Translation entries of 8 bytes, counted in octwords of 16.
+    let first_page = address / PAGE as u64;
+    let last_page = (address + length as u64 - 1) / PAGE as u64;
+    let octwords = (last_page - first_page + 1).div_ceil(2) as u32;
+    let mut create = Command::<CreateMkeyIn>::new();
+    create
+        .fields()
+        .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
+        .set(CreateMkeyIn::MKEY_UMEM_ID, umem.id())
+        .set(CreateMkeyIn::MKEY_UMEM_OFFSET, 0)
+        .set(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, octwords)
+        .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+        .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
+        .set(Mkc::LR, true)
+        .set(Mkc::LW, access.contains(Access::LOCAL_WRITE))
+        .set(Mkc::RR, access.contains(Access::REMOTE_READ))
+        .set(Mkc::RW, access.contains(Access::REMOTE_WRITE))
+        .set(Mkc::A, access.contains(Access::REMOTE_ATOMIC))
+        .set(Mkc::QPN, ANY_QPN)
+        .set(Mkc::MKEY_7_0, variant)
+        .set(Mkc::PD, domain)
+        .set(Mkc::START_ADDR, address)
+        .set(Mkc::LEN, length as u64)
+        .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, octwords)
+        .set(Mkc::LOG_PAGE_SIZE, PAGE.ilog2() as u8);
+    let (object, answer) = create.create(channel)?;
+    Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
+}
+
+/// Pages of a queue: the device reaches them by umem, not by key.
+#[derive(Debug)]
+pub(super) struct QueueMemory {
+    pages: ManuallyDrop<Pages>,
+    umem: Box<dyn Umem>,
+}
+
+impl QueueMemory {
+    pub(super) fn allocate(
+        channel: &dyn CommandChannel,
+        bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, Error> {
+        let pages = Pages::allocate(bytes, what)?;
+        // SAFETY: the pages live until `drop` below took them from the device, and only queues, which write them as a device expects,
+        // have their address.
+        let umem = unsafe { channel.register_umem(pages.start(), pages.bytes()) }?;
+        Ok(Self { pages: ManuallyDrop::new(pages), umem })
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.pages.start()
+    }
+
+    pub(super) fn umem_id(&self) -> u32 {
+        self.umem.id()
+    }
+}
+
+impl Drop for QueueMemory {
+    fn drop(&mut self) {
+        // Memory that the device does not let go is leaked: freeing it would let the device write to whoever gets it next.
+        if self.umem.deregister().is_ok() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}

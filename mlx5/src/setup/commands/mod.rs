@@ -1,0 +1,64 @@
+//! Objects made by PRM commands.
+
+mod cq;
+mod memory;
+mod rc;
+
+use barewire_layouts::command::capability::{
+    CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
+};
+use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
+use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
+
+use crate::channel::{Command, CommandChannel, Object};
+use crate::context::{Capabilities, Port, PortAddress};
+use crate::error::Error;
+
+pub(crate) use cq::create_cq;
+pub(crate) use memory::{Key, create_key};
+pub(crate) use rc::create_pair;
+
+/// QUERY_HCA_CAP, general page.
+pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Error> {
+    let mut query = Command::<QueryHcaCapIn>::new();
+    query.fields().set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::General, CapabilityMode::Current));
+    let answer = query.send(channel)?;
+    let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
+    let entries = |log: u8| 1 << log.min(31);
+    Ok(Capabilities {
+        // Doorbell records count 16 bits, so that half of that is the most a ring can tell apart.
+        max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
+        max_cq_entries: entries(general.get(HcaCap::LOG_MAX_CQ_SZ)).min(1 << 22),
+        max_message: 1 << general.get(HcaCap::LOG_MAX_MSG),
+        log_max_reads_requester: general.get(HcaCap::LOG_MAX_RA_REQ_QP).min(7),
+        log_max_reads_responder: general.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
+        atomics: general.get(HcaCap::ATOMIC),
+        blueflame: general.get(HcaCap::BF),
+        write_combining: channel.maps_write_combining(),
+        port_type: general.get(HcaCap::PORT_TYPE)?,
+    })
+}
+
+/// The port that the channel's system chose, or else port 1 with entry 0 of its address table (QUERY_ROCE_ADDRESS).
+pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
+    if let Some(port) = channel.port() {
+        return Ok(port);
+    }
+    let mut query = Command::<QueryRoceAddressIn>::new();
+    query.fields().set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, 0).set(QueryRoceAddressIn::VHCA_PORT_NUM, 1);
+    let answer = query.send(channel)?;
+    let entry = answer.fields().nested(QueryRoceAddressOut::ROCE_ADDRESS);
+    let address = PortAddress {
+        gid: entry.array(RoceAddress::SOURCE_L3_ADDRESS),
+        mac: entry.array(RoceAddress::SOURCE_MAC),
+        lid: 0,
+    };
+    Ok(Port { number: 1, gid_index: 0, address })
+}
+
+/// ALLOC_PD. Answers the object and its number.
+pub(crate) fn allocate_pd(channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, u32), Error> {
+    let (object, answer) = Command::<AllocPdIn>::new().create(channel)?;
+    let number = answer.fields().get(AllocPdOut::PD);
+    Ok((object, number))
+}

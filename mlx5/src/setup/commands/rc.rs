@@ -1,0 +1,162 @@
+//! Reliable connected queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP, QUERY_QP).
+
+use core::ptr::NonNull;
+
+use barewire_layouts::command::Request;
+use barewire_layouts::command::capability::PortType;
+use barewire_layouts::command::qp::{
+    AddressPath, AtomicMode, CreateQpIn, CreateQpOut, Init2RtrQpIn, ModifyQp, PathMigration, QpState, Qpc,
+    QueryQpIn, QueryQpOut, ReceiveQueueType, Rst2InitQpIn, Rtr2RtsQpIn, ServiceType, ToErrQpIn, ToRstQpIn,
+};
+use barewire_layouts::prm::ViewMut;
+use barewire_layouts::wqe::{DataSegment, WQEBB};
+
+use super::memory::QueueMemory;
+use crate::channel::{Command, CommandChannel, Object, Uar};
+use crate::context::Port;
+use crate::error::Error;
+use crate::memory::Access;
+use crate::setup::{Pair, PairFacts, PairSizes, Path};
+
+/// UDP port of RoCEv2 (IBTA annex A17), here also as the source port.
+const ROCE_PORT: u16 = 4791;
+
+/// A queue pair; dropped in this order.
+#[derive(Debug)]
+struct CommandPair {
+    object: Box<dyn Object>,
+    _memory: QueueMemory,
+    number: u32,
+}
+
+/// Makes a queue pair in the reset state that rings `register` of `page`.
+pub(crate) fn create_pair(
+    channel: &dyn CommandChannel,
+    domain: u32,
+    page: &dyn Uar,
+    register: NonNull<u8>,
+    [send_cqn, receive_cqn]: [u32; 2],
+    sizes: &PairSizes,
+) -> Result<PairFacts, Error> {
+    // The receive ring, then the send ring, then the doorbell record in a cache line of its own.
+    let receive_bytes = sizes.receive_entries as usize * size_of::<DataSegment>();
+    let send_bytes = sizes.send_blocks as usize * WQEBB;
+    let memory = QueueMemory::allocate(channel, receive_bytes + send_bytes + 64, "a queue pair")?;
+    let record_offset = receive_bytes + send_bytes;
+
+    let mut create = Command::<CreateQpIn>::new();
+    create
+        .fields()
+        .set(CreateQpIn::WQ_UMEM_VALID, true)
+        .set(CreateQpIn::WQ_UMEM_ID, memory.umem_id())
+        .set(CreateQpIn::WQ_UMEM_OFFSET, 0)
+        .nested(CreateQpIn::QPC)
+        .set(Qpc::ST, ServiceType::Rc)
+        .set(Qpc::PM_STATE, PathMigration::Migrated)
+        .set(Qpc::PD, domain)
+        .set(Qpc::CQN_SND, send_cqn)
+        .set(Qpc::CQN_RCV, receive_cqn)
+        .set(Qpc::UAR_PAGE, page.index())
+        .set(Qpc::USER_INDEX, sizes.user_index)
+        .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
+        .set(Qpc::LOG_RQ_SIZE, sizes.receive_entries.ilog2() as u8)
+        .set(Qpc::LOG_RQ_STRIDE, (size_of::<DataSegment>() / 16).ilog2() as u8)
+        .set(Qpc::LOG_SQ_SIZE, sizes.send_blocks.ilog2() as u8)
+        .set(Qpc::DBR_UMEM_VALID, true)
+        .set(Qpc::DBR_UMEM_ID, memory.umem_id())
+        .set(Qpc::DBR_ADDR, record_offset as u64);
+    let (object, answer) = create.create(channel)?;
+    let number = answer.fields().get(CreateQpOut::QPN);
+    // SAFETY: the offsets lie inside the allocation.
+    let (send_ring, record) =
+        unsafe { (memory.start().add(receive_bytes), memory.start().add(record_offset)) };
+    Ok(PairFacts {
+        number,
+        user_index: Some(sizes.user_index),
+        send_ring,
+        receive_ring: memory.start().cast(),
+        doorbell_record: record.cast(),
+        register,
+        object: Box::new(CommandPair { object, _memory: memory, number }),
+    })
+}
+
+impl CommandPair {
+    fn modify<R: ModifyQp + Request>(&self, fill: impl FnOnce(ViewMut<'_, Qpc>)) -> Result<(), Error> {
+        let mut command = Command::<R>::new();
+        let mut fields = command.fields();
+        fields.set(R::QPN, self.number);
+        fill(fields.nested(R::QPC));
+        command.send_to(&*self.object).map(drop)
+    }
+}
+
+impl Pair for CommandPair {
+    fn initialise(&self, port: &Port, access: Access) -> Result<(), Error> {
+        let atomic = access.contains(Access::REMOTE_ATOMIC);
+        self.modify::<Rst2InitQpIn>(|mut qpc| {
+            qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
+                .set(Qpc::RRE, access.contains(Access::REMOTE_READ))
+                .set(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
+                .set(Qpc::RAE, atomic)
+                .set(Qpc::ATOMIC_MODE, if atomic { AtomicMode::IbSpec } else { AtomicMode::None })
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::VHCA_PORT_NUM, port.number);
+        })
+    }
+
+    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error> {
+        let wanted = path.wanted;
+        self.modify::<Init2RtrQpIn>(|mut qpc| {
+            let mut qpc = qpc
+                .set(Qpc::MTU, wanted.mtu)
+                .set(Qpc::LOG_MSG_MAX, path.log_max_message)
+                .set(Qpc::REMOTE_QPN, wanted.remote_qpn)
+                .set(Qpc::LOG_RRA_MAX, path.log_responder_reads)
+                .set(Qpc::MIN_RNR_NAK, wanted.min_rnr_nak)
+                .set(Qpc::NEXT_RCV_PSN, wanted.receive_psn)
+                .nested(Qpc::PRIMARY_ADDRESS_PATH);
+            qpc.set_array(AddressPath::RGID_RIP, wanted.remote.gid)
+                .set(AddressPath::SRC_ADDR_INDEX, port.gid_index)
+                .set(AddressPath::HOP_LIMIT, 64)
+                .set(AddressPath::VHCA_PORT_NUM, port.number);
+            match path.port_type {
+                PortType::Ethernet => {
+                    qpc.set_array(AddressPath::RMAC, path.mac).set(AddressPath::UDP_SPORT, ROCE_PORT);
+                }
+                PortType::InfiniBand => {
+                    qpc.set(AddressPath::RLID, wanted.remote.lid)
+                        .set(AddressPath::GRH, wanted.remote.lid == 0);
+                }
+            }
+        })?;
+        self.modify::<Rtr2RtsQpIn>(|mut qpc| {
+            qpc.set(Qpc::RETRY_COUNT, wanted.retry_count)
+                .set(Qpc::RNR_RETRY, wanted.rnr_retry)
+                .set(Qpc::LOG_SRA_MAX, path.log_requester_reads)
+                .set(Qpc::NEXT_SEND_PSN, wanted.send_psn)
+                .nested(Qpc::PRIMARY_ADDRESS_PATH)
+                .set(AddressPath::ACK_TIMEOUT, wanted.ack_timeout)
+                .set(AddressPath::VHCA_PORT_NUM, port.number);
+        })
+    }
+
+    fn fail(&self) -> Result<(), Error> {
+        let mut command = Command::<ToErrQpIn>::new();
+        command.fields().set(ToErrQpIn::QPN, self.number);
+        command.send_to(&*self.object).map(drop)
+    }
+
+    fn reset(&self) -> Result<(), Error> {
+        let mut command = Command::<ToRstQpIn>::new();
+        command.fields().set(ToRstQpIn::QPN, self.number);
+        command.send_to(&*self.object).map(drop)
+    }
+
+    fn state(&self) -> Result<QpState, Error> {
+        let mut query = Command::<QueryQpIn>::new();
+        query.fields().set(QueryQpIn::QPN, self.number);
+        let answer = query.send_to(&*self.object)?;
+        Ok(answer.fields().nested(QueryQpOut::QPC).get(Qpc::STATE)?)
+    }
+}
