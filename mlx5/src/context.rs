@@ -2,13 +2,12 @@
 
 use core::any::Any;
 use core::cell::OnceCell;
-use core::marker::PhantomData;
 use core::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, BLUEFLAME_REGISTERS, BLUEFLAME_STRIDE};
 
 use crate::channel::{self, CommandChannel, Object};
 use crate::doorbell::SharedRegister;
@@ -92,6 +91,14 @@ impl Context {
         &self.0.capabilities
     }
 
+    /// Completions carry what [`RcConfig::user_index`](crate::RcConfig::user_index) says. If not, the system's library chooses numbers of its
+    /// own, counting from 0 over all queues, and does not tell them.
+    pub fn takes_user_index(&self) -> bool {
+        match self.way() {
+            Way::Commands(_) => true,
+        }
+    }
+
     /// The port in use.
     pub fn port(&self) -> &Port {
         &self.0.port
@@ -153,56 +160,67 @@ impl ProtectionDomain {
     }
 }
 
-/// A UAR page of one thread: the queues that ring its registers share them without a lock, so that none of them leaves the thread.
+/// A BlueFlame register of one thread: the queues that ring it share it without a lock, so that none of them leaves the thread. Each post
+/// drains what an other queue's burst left in the write-combining buffer before it writes its own
+/// ([`crate::barrier::doorbell_record_before_doorbell`]).
 #[derive(Clone, Debug)]
-pub struct Uar {
-    registers: Registers,
-    shared: OnceCell<Arc<SharedRegister>>,
-    thread_bound: PhantomData<*mut ()>,
+pub struct Uar(Rc<UarShared>);
+
+#[derive(Debug)]
+struct UarShared {
+    own: Registers,
+    /// Another register, for queues of several threads, from the first of them on.
+    shared: OnceCell<Registers>,
+    lock: OnceCell<Arc<SharedRegister>>,
+    context: Context,
 }
 
-/// Registers as a context's [`Way`] has them.
+/// A register as its context's [`Way`] has it.
 #[derive(Clone, Debug)]
 pub(crate) enum Registers {
     Page(Arc<dyn channel::Uar>),
 }
 
-/// Registers of a page: one for the queues of the thread that has it, one for those of several threads.
-const OWN_REGISTER: usize = 0;
-const SHARED_REGISTER: usize = 1;
-const _: () = assert!(SHARED_REGISTER < BLUEFLAME_REGISTERS);
+impl Registers {
+    fn allocate(context: &Context) -> Result<Self, Error> {
+        Ok(match context.way() {
+            Way::Commands(channel) => Self::Page(Arc::from(channel.allocate_uar()?)),
+        })
+    }
+}
 
 impl Uar {
-    /// Takes a page from the device.
+    /// Takes a register from the device.
     ///
     /// # Errors
     /// If the device has none left.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
-        let registers = match context.way() {
-            Way::Commands(channel) => Registers::Page(Arc::from(channel.allocate_uar()?)),
-        };
-        Ok(Self { registers, shared: OnceCell::new(), thread_bound: PhantomData })
+        let own = Registers::allocate(context)?;
+        let (shared, lock) = (OnceCell::new(), OnceCell::new());
+        Ok(Self(Rc::new(UarShared { own, shared, lock, context: context.clone() })))
     }
 
-    pub(crate) fn registers(&self) -> &Registers {
-        &self.registers
+    /// The register of the thread's own queues.
+    pub(crate) fn own(&self) -> &Registers {
+        &self.0.own
     }
 
-    /// The lock of `register`, which queues of several threads ring through.
-    pub(crate) fn share(&self, register: NonNull<u8>) -> Arc<SharedRegister> {
+    /// The register of queues of several threads.
+    pub(crate) fn shared(&self) -> Result<&Registers, Error> {
+        if let Some(shared) = self.0.shared.get() {
+            return Ok(shared);
+        }
+        let shared = Registers::allocate(&self.0.context)?;
+        Ok(self.0.shared.get_or_init(|| shared))
+    }
+
+    /// The lock of [`Self::shared`], which is at `register`.
+    pub(crate) fn lock(&self, register: NonNull<u8>) -> Arc<SharedRegister> {
         let share = || {
-            let keep: Arc<dyn Any + Send + Sync> = Arc::new(self.registers.clone());
-            // SAFETY: a register that `keep` holds; no queue is assigned it for itself.
+            let keep: Arc<dyn Any + Send + Sync> = Arc::new(self.0.shared.get().cloned());
+            // SAFETY: what `keep` holds; queues ring it under this lock only.
             unsafe { SharedRegister::new(register, keep) }
         };
-        self.shared.get_or_init(share).clone()
+        self.0.lock.get_or_init(share).clone()
     }
-}
-
-/// The register of a page's own thread, or the one that is shared under a lock. Each post to the own one drains what an other queue's burst
-/// left in the write-combining buffer before it writes its own ([`crate::barrier::doorbell_record_before_doorbell`]).
-pub(crate) fn register(page: &dyn channel::Uar, shared: bool) -> NonNull<u8> {
-    let index = if shared { SHARED_REGISTER } else { OWN_REGISTER };
-    // SAFETY: the registers lie inside the page.
-    unsafe { page.base().add(BLUEFLAME_OFFSET + index * BLUEFLAME_STRIDE) }
 }

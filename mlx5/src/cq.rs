@@ -26,8 +26,7 @@ impl CompletionQueue {
             return Err(Error::parameter("completion queue entries", entries, format!("1 to {most}")));
         }
         let entries = entries.next_power_of_two();
-        let CompletionFacts { number, ring, doorbell_record, object } = match (context.way(), uar.registers())
-        {
+        let CompletionFacts { number, ring, doorbell_record, object } = match (context.way(), uar.own()) {
             (Way::Commands(channel), Registers::Page(page)) => {
                 commands::create_cq(&**channel, page, entries)?
             }

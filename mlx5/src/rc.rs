@@ -7,7 +7,7 @@ use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{Mtu, QpState};
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
-use crate::context::{Context, DomainObject, PortAddress, ProtectionDomain, Registers, Uar, register};
+use crate::context::{Context, DomainObject, PortAddress, ProtectionDomain, Registers, Uar};
 use crate::doorbell::{BlueFlame, Doorbell, Width};
 use crate::error::Error;
 use crate::memory::Access;
@@ -156,10 +156,10 @@ impl<D: Doorbell> RcQueuePair<D> {
 
         let cqns = [cqn(send_completions)?, cqn(receive_completions)?];
         let sizes = PairSizes { send_blocks, receive_entries, user_index: config.user_index };
-        let facts = match (context.way(), domain.object(), uar.registers()) {
+        let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
+        let facts = match (context.way(), domain.object(), registers) {
             (Way::Commands(channel), DomainObject::Commands { number, .. }, Registers::Page(page)) => {
-                let register = register(&**page, D::LOCKED);
-                commands::create_pair(&**channel, *number, &**page, register, cqns, &sizes)?
+                commands::create_pair(&**channel, *number, &**page, cqns, &sizes)?
             }
         };
         let PairFacts { number, user_index, send_ring, receive_ring, doorbell_record, register, object } =
@@ -167,7 +167,7 @@ impl<D: Doorbell> RcQueuePair<D> {
         let resources = Arc::new(Resources {
             object,
             _completion_queues: [send_completions.keep().clone(), receive_completions.keep().clone()],
-            _registers: uar.registers().clone(),
+            _registers: registers.clone(),
             domain: domain.clone(),
         });
         // SAFETY: ring, record word and register lie in memory that `keep` holds and that nothing else has the address of, save the
@@ -182,7 +182,7 @@ impl<D: Doorbell> RcQueuePair<D> {
                 signal_period,
                 keep: resources.clone(),
             };
-            SendQueue::build(parts, D::LOCKED.then(|| uar.share(register)))
+            SendQueue::build(parts, D::LOCKED.then(|| uar.lock(register)))
         };
         // SAFETY: as above.
         let receive = unsafe {

@@ -34,7 +34,7 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// If the device refused, or the command did not reach it.
     fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error>;
 
-    /// Takes a UAR page.
+    /// Takes a BlueFlame register of a UAR page.
     ///
     /// # Errors
     /// If the device has none left, or it could not be mapped.
@@ -76,17 +76,17 @@ pub trait Object: fmt::Debug + Send + Sync {
     fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
 }
 
-/// A mapped UAR page. Dropping it gives it back.
+/// A mapped BlueFlame register. Dropping it gives it back.
 ///
 /// # Safety
-/// [`Self::base`] gives the same page every time, `UAR_PAGE` bytes, aligned to as much, valid for writes until `self` is dropped, and
-/// nobody but the device writes to it.
+/// [`Self::register`] gives the same address every time: 512 bytes, aligned to as much, valid for writes until `self` is dropped, and no
+/// other part of the program writes to them. Where the page is not mapped write-combining, others may ring it too, by single stores.
 pub unsafe trait Uar: fmt::Debug + Send + Sync {
-    /// The page's number in contexts.
+    /// The number in contexts of the page that the register is in.
     fn index(&self) -> u32;
 
-    /// The page's first byte.
-    fn base(&self) -> NonNull<u8>;
+    /// The register's first byte.
+    fn register(&self) -> NonNull<u8>;
 }
 
 /// Memory that the device can reach.

@@ -9,6 +9,7 @@ use barewire_layouts::command::{
     self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, mkey::DestroyMkeyIn, pd::DeallocPdIn,
     qp::DestroyQpIn, uar,
 };
+use barewire_layouts::doorbell::BLUEFLAME_OFFSET;
 use barewire_layouts::prm::{Layout, View};
 
 use super::{CommandChannel, Object, Uar, Umem};
@@ -103,8 +104,9 @@ unsafe impl Uar for SoftUar {
         self.index
     }
 
-    fn base(&self) -> NonNull<u8> {
-        self.page.as_ptr()
+    fn register(&self) -> NonNull<u8> {
+        // SAFETY: the page has registers from there on.
+        unsafe { self.page.as_ptr().add(BLUEFLAME_OFFSET) }
     }
 }
 

@@ -1,7 +1,5 @@
 //! Reliable connected queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP, QUERY_QP).
 
-use core::ptr::NonNull;
-
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::qp::{
@@ -29,12 +27,11 @@ struct CommandPair {
     number: u32,
 }
 
-/// Makes a queue pair in the reset state that rings `register` of `page`.
+/// Makes a queue pair in the reset state that rings the register of `uar`.
 pub(crate) fn create_pair(
     channel: &dyn CommandChannel,
     domain: u32,
-    page: &dyn Uar,
-    register: NonNull<u8>,
+    uar: &dyn Uar,
     [send_cqn, receive_cqn]: [u32; 2],
     sizes: &PairSizes,
 ) -> Result<PairFacts, Error> {
@@ -56,7 +53,7 @@ pub(crate) fn create_pair(
         .set(Qpc::PD, domain)
         .set(Qpc::CQN_SND, send_cqn)
         .set(Qpc::CQN_RCV, receive_cqn)
-        .set(Qpc::UAR_PAGE, page.index())
+        .set(Qpc::UAR_PAGE, uar.index())
         .set(Qpc::USER_INDEX, sizes.user_index)
         .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
         .set(Qpc::LOG_RQ_SIZE, sizes.receive_entries.ilog2() as u8)
@@ -76,7 +73,7 @@ pub(crate) fn create_pair(
         send_ring,
         receive_ring: memory.start().cast(),
         doorbell_record: record.cast(),
-        register,
+        register: uar.register(),
         object: Box::new(CommandPair { object, _memory: memory, number }),
     })
 }
