@@ -153,7 +153,7 @@ impl TransportId {
         match (self, kind) {
             (Self::Self_, Kind::Key) => 16,
             (Self::Self_, _) => 8,
-            (Self::RcMlx5, Kind::Device) => 22,
+            (Self::RcMlx5, Kind::Device) => 24,
             (Self::RcMlx5, Kind::Interface) => 0,
             (Self::RcMlx5, Kind::Endpoint) => 24,
             (Self::RcMlx5, Kind::Key) => 4,
@@ -305,13 +305,13 @@ mod tests {
     use super::*;
 
     fn sample() -> Vec<u8> {
-        DeviceAddress(Packed::new(Kind::Device, TransportId::RcMlx5, &[7; 22])).to_bytes()
+        DeviceAddress(Packed::new(Kind::Device, TransportId::RcMlx5, &[7; 24])).to_bytes()
     }
 
     #[test]
     fn golden_bytes_both_ways() {
         let bytes = sample();
-        assert_eq!(bytes[..HEADER], [b'b', b'w', 1, b'D', 2, 22]);
+        assert_eq!(bytes[..HEADER], [b'b', b'w', 1, b'D', 2, 24]);
         let back = DeviceAddress::from_bytes(&bytes).unwrap();
         assert_eq!(back.to_bytes(), bytes);
         assert_eq!(back.transport(), "rc_mlx5");
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(with(3, b'E'), AddressError::Kind { expected: Kind::Device, found: Kind::Endpoint });
         assert_eq!(with(3, 0), AddressError::UnknownKind(0));
         assert_eq!(with(4, 200), AddressError::UnknownTransport(200));
-        assert_eq!(with(5, 15), AddressError::Length { expected: 22, found: 15 });
+        assert_eq!(with(5, 15), AddressError::Length { expected: 24, found: 15 });
         let mut long = sample();
         long.push(0);
         assert_eq!(DeviceAddress::from_bytes(&long), Err(AddressError::Trailing(1)));

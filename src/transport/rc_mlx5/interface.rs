@@ -84,7 +84,7 @@ impl Interface {
             completions: UnsafeCell::new(completions),
             attention: Cell::new(false),
             unwound: Cell::new(false),
-            peers: Peers::new(config.max_endpoints),
+            peers: Peers::new(config.max_endpoints, domain.context().takes_user_index()),
             handlers: Handlers::new(),
             buffers_key: buffers.key(),
             buffers: Pool::new(buffers),
@@ -233,8 +233,10 @@ impl Shared {
         let Some(index) = self.peers.claim() else {
             return Err(OpenError::TooManyEndpoints { transport: NAME, limit: self.config.max_endpoints });
         };
-        let state = self.build_endpoint(index).inspect_err(|_| self.peers.release(index))?;
-        self.peers.set(index, NonNull::from(&*state));
+        let state = self.build_endpoint(index).inspect_err(|_| self.peers.release(index, None))?;
+        if let Some(user_index) = state.user_index.get() {
+            self.peers.set(user_index, NonNull::from(&*state));
+        }
         self.endpoints.borrow_mut().push(Rc::clone(&state));
         Ok(state)
     }
@@ -260,6 +262,7 @@ impl Shared {
         let pair =
             RcQueuePair::create(domain.protection(), &self.uar, completions, completions, &pair_config)
                 .map_err(|e| domain.refused("create a queue pair", e))?;
+        let user_index = pair.user_index();
         let flush = self.flush_word.region();
         let own = QueueAddress {
             qpn: pair.number(),
@@ -270,7 +273,7 @@ impl Shared {
             flush_key: flush.rkey(),
         };
         let shared = Rc::clone(self);
-        Ok(State::new(Parts { pair, in_flight, results, receiver, own, index, shared }))
+        Ok(State::new(Parts { pair, in_flight, results, receiver, own, index, user_index, shared }))
     }
 
     /// The last handle of `state` is gone: the device lets go of it now, what was outstanding is finished by progress.

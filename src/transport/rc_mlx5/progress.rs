@@ -1,6 +1,7 @@
 //! Progress: completions taken from the device and what follows from them.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use barewire_mlx5::layouts::cqe::CqeOpcode;
@@ -124,11 +125,31 @@ impl Drop for Progress {
 
 impl Shared {
     #[inline(always)]
-    fn peer(&self, index: u32) -> Option<&State> {
-        let state = self.peers.get(index)?;
+    fn peer(&self, user_index: u32) -> Option<&State> {
+        let state = match self.peers.get(user_index) {
+            Some(state) => state,
+            None => self.meet(user_index)?,
+        };
         // SAFETY: `peers` points into `endpoints`, whose entries are dropped by `bury` and `close` only. Both are called by
         // `Progress`, with `&mut self`, when no caller of this function is running.
         Some(unsafe { state.as_ref() })
+    }
+
+    /// The endpoint of the completion that was taken last, by its queue pair's number: where a library chose the user index, the first
+    /// completion tells it.
+    #[cold]
+    #[inline(never)]
+    fn meet(&self, user_index: u32) -> Option<NonNull<State>> {
+        // SAFETY: as in `Progress::take`.
+        let qpn = Completion::from(&unsafe { &*self.completions.get() }.last_cqe()).qpn;
+        let endpoints = self.endpoints.borrow();
+        let state = endpoints.iter().find(|state| {
+            state.own.qpn == qpn && state.user_index.get().is_none_or(|index| index == user_index)
+        })?;
+        state.user_index.set(Some(user_index));
+        let state = NonNull::from(&**state);
+        self.peers.set(user_index, state);
+        Some(state)
     }
 
     #[inline(always)]
@@ -144,7 +165,7 @@ impl Shared {
             self.endpoints.borrow_mut().extract_if(.., |state| state.handles.get() == 0).collect();
         self.closing.set(0);
         for state in closing {
-            self.peers.release(state.index);
+            self.peers.release(state.index, state.user_index.get());
             state.abandon();
         }
     }
@@ -154,7 +175,7 @@ impl Shared {
         let endpoints = self.endpoints.take();
         for state in &endpoints {
             state.stop(Block::Closed);
-            self.peers.release(state.index);
+            self.peers.release(state.index, state.user_index.get());
         }
         for state in &endpoints {
             state.abandon();

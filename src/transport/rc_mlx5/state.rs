@@ -36,7 +36,9 @@ pub(super) struct State {
     /// Errors from now on are our own doing.
     pub(super) canceled: Cell<bool>,
     pub(super) own: QueueAddress,
-    /// Place among the interface's peers.
+    /// What completions carry, as soon as it is known.
+    pub(super) user_index: Cell<Option<u32>>,
+    /// The right to be one of the interface's endpoints.
     pub(super) index: u32,
     peer: Cell<Option<Peer>>,
     /// Where a remote flush reads.
@@ -54,6 +56,7 @@ pub(super) struct Parts {
     pub(super) receiver: Receiver,
     pub(super) own: QueueAddress,
     pub(super) index: u32,
+    pub(super) user_index: Option<u32>,
     pub(super) shared: Rc<Shared>,
 }
 
@@ -71,6 +74,7 @@ impl State {
             handles: Cell::new(0),
             canceled: Cell::new(false),
             own: parts.own,
+            user_index: Cell::new(parts.user_index),
             index: parts.index,
             peer: Cell::new(None),
             flush_target: Cell::new(RemoteAddressSegment::new(0, 0)),
