@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::sync::Arc;
 
+use barewire_mlx5dv_sys::Library;
 use thiserror::Error;
 
-use crate::sys::{DeviceList, OpenContext};
+use crate::dv::Devx;
+use crate::sys::{self, DeviceList, ListedDevice, OpenContext};
 
 /// A device that libibverbs has a driver for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,18 +40,16 @@ fn listed(answer: io::Result<Vec<Device>>) -> io::Result<Vec<Device>> {
     }
 }
 
-/// An open device. Closed when dropped.
-pub struct Context {
-    open: OpenContext,
-    name: String,
-    ports: u8,
-}
+/// An open device. Clones are the same one; it is closed when the last of them, and of what was made from them, is dropped.
+#[derive(Clone)]
+pub struct Context(Arc<OpenContext>);
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context")
-            .field("name", &self.name)
-            .field("ports", &self.ports)
+            .field("name", &self.name())
+            .field("ports", &self.port_count())
+            .field("devx", &self.0.devx().is_some())
             .finish_non_exhaustive()
     }
 }
@@ -60,6 +61,33 @@ impl Context {
     /// [`OpenError::NotFound`] names the devices that there are; the other variants carry what the library
     /// said.
     pub fn open(name: &str) -> Result<Self, OpenError> {
+        Self::open_with(name, |device| {
+            device.open().map_err(|source| OpenError::Refused { name: name.to_owned(), source })
+        })
+    }
+
+    /// Opens the device of this name with the right to send it commands: [`Self::devx`]. Otherwise it is as [`Self::open`] leaves it.
+    ///
+    /// # Errors
+    /// As there; and [`OpenError::NoLibrary`], [`OpenError::NotMlx5`] or [`OpenError::DevxRefused`]. The device may then still be opened
+    /// without.
+    pub fn open_devx(name: &str) -> Result<Self, OpenError> {
+        let library = Library::get()
+            .map_err(|error| OpenError::NoLibrary { name: name.to_owned(), reason: error.to_string() })?;
+        Self::open_with(name, |device| {
+            if !device.is_mlx5(library) {
+                return Err(OpenError::NotMlx5 { name: name.to_owned() });
+            }
+            device
+                .open_devx(library)
+                .map_err(|source| OpenError::DevxRefused { name: name.to_owned(), source })
+        })
+    }
+
+    fn open_with(
+        name: &str,
+        open: impl FnOnce(&ListedDevice<'_>) -> Result<OpenContext, OpenError>,
+    ) -> Result<Self, OpenError> {
         let list = match DeviceList::get() {
             Ok(list) => list,
             Err(error) if error.kind() == ErrorKind::Unsupported => {
@@ -71,20 +99,26 @@ impl Context {
             let present = list.iter().map(|device| device.name()).collect();
             return Err(OpenError::NotFound { name: name.to_owned(), present });
         };
-        let refused = |source| OpenError::Refused { name: name.to_owned(), source };
-        let open = device.open().map_err(refused)?;
-        let ports = open.port_count().map_err(refused)?;
-        Ok(Self { open, name: name.to_owned(), ports })
+        Ok(Self(Arc::new(open(&device)?)))
+    }
+
+    /// The way to send commands, if the device was opened for it.
+    pub fn devx(&self) -> Option<Devx> {
+        sys::Devx::of(&self.0).map(Devx::new)
+    }
+
+    pub(crate) fn open_context(&self) -> &Arc<OpenContext> {
+        &self.0
     }
 
     /// The name it was opened by.
     pub fn name(&self) -> &str {
-        &self.name
+        self.0.name()
     }
 
     /// How many ports the device has; they are numbered from 1.
     pub fn port_count(&self) -> u8 {
-        self.ports
+        self.0.ports()
     }
 
     /// Asks for the attributes of a port. verbs.h: `ibv_query_port`.
@@ -93,15 +127,15 @@ impl Context {
     /// [`QueryError::NoSuchPort`] for a number that the device does not have, [`QueryError::Failed`] with
     /// what the library said.
     pub fn query_port(&self, number: u8) -> Result<Port, QueryError> {
-        if number == 0 || number > self.ports {
+        if number == 0 || number > self.port_count() {
             return Err(QueryError::NoSuchPort {
-                device: self.name.clone(),
+                device: self.name().to_owned(),
                 port: number,
-                count: self.ports,
+                count: self.port_count(),
             });
         }
-        let attributes = self.open.query_port(number).map_err(|source| QueryError::Failed {
-            device: self.name.clone(),
+        let attributes = self.0.query_port(number).map_err(|source| QueryError::Failed {
+            device: self.name().to_owned(),
             port: number,
             source,
         })?;
@@ -224,6 +258,48 @@ pub enum OpenError {
         /// What the library said.
         source: io::Error,
     },
+    /// libmlx5 is not installed, or too old.
+    #[error(
+        "no direct access to {name}: {reason}; libmlx5 of rdma-core 44 or later is needed (Debian: ibverbs-providers)"
+    )]
+    NoLibrary {
+        /// The device's name.
+        name: String,
+        /// What the loader said.
+        reason: String,
+    },
+    /// The device has another driver than libmlx5.
+    #[error("no direct access to {name}: it is not an mlx5 device")]
+    NotMlx5 {
+        /// Its name.
+        name: String,
+    },
+    /// The device would not open for DEVX.
+    #[error("cannot open RDMA device {name} for DEVX: {source}; {}", devx_hint(.source))]
+    DevxRefused {
+        /// Its name.
+        name: String,
+        /// What the library said.
+        source: io::Error,
+    },
+}
+
+/// What stands behind a refusal of DEVX (linux mlx5_ib `mlx5_ib_alloc_ucontext`).
+fn devx_hint(error: &io::Error) -> &'static str {
+    const ENODEV: i32 = 19;
+    const EINVAL: i32 = 22;
+    match error.raw_os_error() {
+        Some(EINVAL) => {
+            "the firmware gives user contexts to no program: it is too old, or UCTX_EN is off (mlxconfig -d DEVICE set UCTX_EN=1)"
+        }
+        Some(ENODEV) => "the device is gone",
+        _ if error.kind() == ErrorKind::PermissionDenied => {
+            "the kernel or the container forbids it: check the rights to /dev/infiniband/uverbs*; objects of verbs may still be opened"
+        }
+        _ => {
+            "the kernel has no DEVX (before 4.19, or without CONFIG_INFINIBAND_USER_ACCESS); objects of verbs may still be opened"
+        }
+    }
 }
 
 fn present_in_words(present: &[String]) -> String {

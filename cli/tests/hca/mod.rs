@@ -1,5 +1,7 @@
 //! Pairs of programs over the software HCA.
 
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
 use super::support::{Barewire, PATIENCE, start_with};
 use std::env;
 use std::fs;

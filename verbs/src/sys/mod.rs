@@ -1,5 +1,10 @@
-//! The only door to libibverbs: owned handles over its pointers, all `unsafe` of this crate.
-#![allow(unsafe_code, reason = "calls into a C library; every block says why it is right")]
+//! The only door to libibverbs and libmlx5: owned handles over their pointers.
+#![allow(unsafe_code, reason = "calls into C libraries; every block says why it is right")]
+
+mod dv;
+mod gid;
+mod handle;
+mod object;
 
 use std::ffi::CStr;
 use std::io;
@@ -7,11 +12,34 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
 
+use barewire_mlx5dv_sys::{Library, MLX5DV_CONTEXT_FLAGS_DEVX, mlx5dv_context_attr};
+
 use rdma_sys::{
     ___ibv_query_port, ibv_close_device, ibv_context, ibv_device, ibv_device_attr, ibv_free_device_list,
     ibv_get_device_guid, ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_port_attr,
     ibv_query_device,
 };
+
+pub(crate) use dv::{Devx, DevxObject, DevxUar, DevxUmem, InitObj};
+pub(crate) use gid::bytes as gid_bytes;
+pub(crate) use object::{Ah, Cq, Mr, Pd, Qp};
+
+/// A structure of plain numbers and pointers, for which all bits zero is a valid value.
+///
+/// # Safety
+/// All bits zero is a valid value.
+pub(crate) unsafe trait Plain: Sized {
+    /// All bits zero.
+    fn zeroed() -> Self {
+        // SAFETY: the trait's promise.
+        unsafe { MaybeUninit::zeroed().assume_init() }
+    }
+}
+
+// SAFETY: integers only.
+unsafe impl Plain for ibv_port_attr {}
+// SAFETY: integers only.
+unsafe impl Plain for ibv_device_attr {}
 
 /// The devices that libibverbs lists, kept alive until dropped.
 pub(crate) struct DeviceList {
@@ -71,13 +99,39 @@ impl ListedDevice<'_> {
 
     pub(crate) fn open(&self) -> io::Result<OpenContext> {
         // SAFETY: the device is alive as long as its list; an opened context keeps it alive on its own.
-        let context = unsafe { ibv_open_device(self.device.as_ptr()) };
-        NonNull::new(context).map(OpenContext).ok_or_else(io::Error::last_os_error)
+        self.opened(unsafe { ibv_open_device(self.device.as_ptr()) }, None)
+    }
+
+    /// Whether libmlx5 drives it.
+    pub(crate) fn is_mlx5(&self, library: &Library) -> bool {
+        // SAFETY: the device is alive as long as its list.
+        unsafe { library.functions.mlx5dv_is_supported(self.device.as_ptr()) }
+    }
+
+    /// Opens it with the right to DEVX commands, or not at all. The device must be one of libmlx5.
+    pub(crate) fn open_devx(&self, library: &'static Library) -> io::Result<OpenContext> {
+        let mut attributes = mlx5dv_context_attr { flags: MLX5DV_CONTEXT_FLAGS_DEVX, comp_mask: 0 };
+        // SAFETY: as in `open`; the attributes are valid for the call.
+        let context =
+            unsafe { library.functions.mlx5dv_open_device(self.device.as_ptr(), &raw mut attributes) };
+        self.opened(context, Some(library))
+    }
+
+    fn opened(&self, context: *mut ibv_context, devx: Option<&'static Library>) -> io::Result<OpenContext> {
+        let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
+        let mut open = OpenContext { context, name: self.name(), ports: 0, devx };
+        open.ports = open.device_attributes()?.phys_port_cnt;
+        Ok(open)
     }
 }
 
 /// An open device, closed when dropped.
-pub(crate) struct OpenContext(NonNull<ibv_context>);
+pub(crate) struct OpenContext {
+    context: NonNull<ibv_context>,
+    name: String,
+    ports: u8,
+    devx: Option<&'static Library>,
+}
 
 // SAFETY: libibverbs is thread-safe: any thread may use a context and any may close it, once.
 unsafe impl Send for OpenContext {}
@@ -85,13 +139,30 @@ unsafe impl Send for OpenContext {}
 unsafe impl Sync for OpenContext {}
 
 impl OpenContext {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The number of physical ports.
-    pub(crate) fn port_count(&self) -> io::Result<u8> {
-        let mut attributes = MaybeUninit::<ibv_device_attr>::zeroed();
+    pub(crate) fn ports(&self) -> u8 {
+        self.ports
+    }
+
+    /// libmlx5, if the context was opened for DEVX.
+    pub(crate) fn devx(&self) -> Option<&'static Library> {
+        self.devx
+    }
+
+    fn raw(&self) -> *mut ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// What the device can do. verbs.h: `ibv_query_device`.
+    pub(crate) fn device_attributes(&self) -> io::Result<ibv_device_attr> {
+        let mut attributes = ibv_device_attr::zeroed();
         // SAFETY: the context is open and the attributes are a valid place to write to.
-        status(unsafe { ibv_query_device(self.0.as_ptr(), attributes.as_mut_ptr()) })?;
-        // SAFETY: the query filled it in; what it left out is zero, which is valid for its plain integers.
-        Ok(unsafe { attributes.assume_init() }.phys_port_cnt)
+        status(unsafe { ibv_query_device(self.raw(), &raw mut attributes) })?;
+        Ok(attributes)
     }
 
     /// The attributes of a port, the first being number 1.
@@ -99,19 +170,17 @@ impl OpenContext {
     /// The symbol `ibv_query_port` fills an older, shorter structure; verbs.h redirects it to the function
     /// that is called here, and bindings do not see that.
     pub(crate) fn query_port(&self, number: u8) -> io::Result<ibv_port_attr> {
-        let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
-        // SAFETY: the context is open, and the attributes are initialised (zero is valid for plain integers)
-        // and valid to write to.
-        status(unsafe { ___ibv_query_port(self.0.as_ptr(), number, attributes.as_mut_ptr()) })?;
-        // SAFETY: initialised above.
-        Ok(unsafe { attributes.assume_init() })
+        let mut attributes = ibv_port_attr::zeroed();
+        // SAFETY: the context is open, and the attributes are initialised and valid to write to.
+        status(unsafe { ___ibv_query_port(self.raw(), number, &raw mut attributes) })?;
+        Ok(attributes)
     }
 }
 
 impl Drop for OpenContext {
     fn drop(&mut self) {
         // SAFETY: opened by ibv_open_device and closed once. Its failure leaves nothing that we could do.
-        unsafe { ibv_close_device(self.0.as_ptr()) };
+        unsafe { ibv_close_device(self.raw()) };
     }
 }
 
@@ -168,7 +237,8 @@ mod tests {
         // SAFETY: `whole` is valid; only the member's address is taken.
         let context = NonNull::new(unsafe { &raw mut (*whole).context }).unwrap();
         // Never closed: libibverbs did not open it.
-        let context = ManuallyDrop::new(OpenContext(context));
+        let open = OpenContext { context, name: String::new(), ports: 1, devx: None };
+        let context = ManuallyDrop::new(open);
         let port = context.query_port(1).unwrap();
         assert_eq!((port.link_layer, port.port_cap_flags2), (2, 0xbeef));
         assert_eq!(context.query_port(2).map(|_| ()).unwrap_err().raw_os_error(), Some(22));

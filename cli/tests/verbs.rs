@@ -1,0 +1,65 @@
+//! The tests of `barewire-verbs` that need a device, with the software HCA as the device: our objects over Debian's libibverbs and
+//! libmlx5 over the kernel's ABI as `hca/uverbs/` has it.
+
+mod support;
+
+#[path = "hca/mod.rs"]
+mod hca;
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use hca::{alone, installed};
+
+/// The programs with the tests, built; none where libibverbs is not installed.
+fn tests() -> Option<&'static [PathBuf]> {
+    static BUILT: OnceLock<Option<Vec<PathBuf>>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let found = Command::new("pkg-config").args(["--exists", "libibverbs", "librdmacm"]).status();
+        if !installed("ibv_devinfo", "ibverbs-utils") || !found.is_ok_and(|found| found.success()) {
+            hca::skipped("libibverbs and librdmacm for development", "libibverbs-dev librdmacm-dev");
+            return None;
+        }
+        Some(build())
+    });
+    built.as_deref()
+}
+
+fn build() -> Vec<PathBuf> {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["test", "--quiet", "--no-run", "-p", "barewire-verbs", "--features", "rdma-sys", "--tests"])
+        .args(["--message-format", "json-render-diagnostics", "--target-dir"])
+        .arg(PathBuf::from(env!("CARGO_BIN_EXE_barewire")).parent().unwrap().parent().unwrap());
+    let built = cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output().expect("cargo starts");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let messages = String::from_utf8_lossy(&built.stdout);
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let programs: Vec<PathBuf> = messages
+        .filter(|message| message["target"]["kind"][0] == "test")
+        .filter_map(|message| Some(message["executable"].as_str()?.into()))
+        .collect();
+    assert!(!programs.is_empty(), "no tests were built");
+    programs
+}
+
+fn all_pass(options: &[&str]) {
+    for program in tests().unwrap_or_default() {
+        let printed = alone(options, &[program.to_str().unwrap(), "--ignored", "--test-threads=4"]);
+        println!("{printed}");
+        assert!(printed.contains("test result: ok"), "{printed}");
+        assert!(!printed.contains("running 0 tests"), "{printed}");
+    }
+}
+
+#[test]
+fn objects_work_on_ethernet() {
+    all_pass(&[]);
+}
+
+#[test]
+fn objects_work_on_infiniband() {
+    all_pass(&["--ib"]);
+}

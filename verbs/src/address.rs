@@ -1,0 +1,129 @@
+//! The way to a peer.
+
+use std::fmt;
+
+use barewire_layouts::wqe::AddressVector;
+use rdma_sys::{ibv_ah_attr, ibv_gid, ibv_global_route};
+
+use crate::sys::{Ah, Plain};
+use crate::{Error, Gid, ProtectionDomain, dv};
+
+/// The way from a port to a peer. verbs.h: `struct ibv_ah_attr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The local port, from 1.
+    pub port: u8,
+    /// The peer's local identifier on InfiniBand; 0 on Ethernet.
+    pub lid: u16,
+    /// The service level.
+    pub service_level: u8,
+    /// What is added to the local port's own LID.
+    pub source_path_bits: u8,
+    /// The most that is sent per time, as verbs code it; 0 is no limit.
+    pub static_rate: u8,
+    /// The global route, which RoCE needs.
+    pub global: Option<GlobalRoute>,
+}
+
+/// A route between subnets. verbs.h: `struct ibv_global_route`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalRoute {
+    /// The peer's GID.
+    pub gid: Gid,
+    /// The place of the own GID in the port's table.
+    pub source_index: u8,
+    /// 20 bits that routers may choose a path by.
+    pub flow_label: u32,
+    /// How many routers it may pass.
+    pub hop_limit: u8,
+    /// The traffic class, or DSCP and ECN.
+    pub traffic_class: u8,
+}
+
+impl GlobalRoute {
+    /// What a packet may pass unless told otherwise.
+    pub const HOP_LIMIT: u8 = 64;
+}
+
+impl Route {
+    /// By LID, within an InfiniBand subnet.
+    pub fn to_lid(port: u8, lid: u16) -> Self {
+        Self { port, lid, service_level: 0, source_path_bits: 0, static_rate: 0, global: None }
+    }
+
+    /// By GID, from the GID at `source_index` of the port's table.
+    pub fn to_gid(port: u8, gid: Gid, source_index: u8) -> Self {
+        let hop_limit = GlobalRoute::HOP_LIMIT;
+        let global = GlobalRoute { gid, source_index, flow_label: 0, hop_limit, traffic_class: 0 };
+        Self { global: Some(global), ..Self::to_lid(port, 0) }
+    }
+
+    /// With the LID of the next hop, which InfiniBand needs beside a GID.
+    #[must_use]
+    pub fn with_lid(self, lid: u16) -> Self {
+        Self { lid, ..self }
+    }
+
+    pub(crate) fn attributes(&self) -> ibv_ah_attr {
+        let mut attributes = ibv_ah_attr {
+            dlid: self.lid,
+            sl: self.service_level,
+            src_path_bits: self.source_path_bits,
+            static_rate: self.static_rate,
+            port_num: self.port,
+            ..ibv_ah_attr::zeroed()
+        };
+        if let Some(global) = self.global {
+            attributes.is_global = 1;
+            attributes.grh = ibv_global_route {
+                dgid: ibv_gid { raw: global.gid.0 },
+                flow_label: global.flow_label,
+                sgid_index: global.source_index,
+                hop_limit: global.hop_limit,
+                traffic_class: global.traffic_class,
+            };
+        }
+        attributes
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.global {
+            Some(global) => {
+                write!(f, "{} from GID {} of port {}", global.gid, global.source_index, self.port)
+            }
+            None => write!(f, "LID {} from port {}", self.lid, self.port),
+        }
+    }
+}
+
+/// A peer's address, resolved: on Ethernet the kernel has found its MAC address.
+pub struct AddressHandle(Ah);
+
+impl AddressHandle {
+    /// Resolves a route. On RoCE this may wait for neighbours to answer.
+    ///
+    /// # Errors
+    /// If the peer cannot be reached from the port.
+    pub fn new(domain: &ProtectionDomain, route: &Route) -> Result<Self, Error> {
+        let handle = Ah::create(domain.handle(), route.attributes());
+        let failed =
+            |source| Error::new(domain.device(), format!("make an address handle to {route}"), source);
+        handle.map(Self).map_err(failed)
+    }
+
+    /// The address as work requests of an mlx5 device have it, queue pair and key zero; its `mac` is the next hop's.
+    ///
+    /// # Errors
+    /// If the device is not one of libmlx5, or that is not installed.
+    pub fn address_vector(&self) -> Result<AddressVector, Error> {
+        dv::open(self.0.parents().context(), "an address handle", &self.0)
+    }
+}
+
+impl fmt::Debug for AddressHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressHandle").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,12 @@
+//! Direct verbs: what libmlx5 lets a driver of its own do with an mlx5 device.
+//!
+//! [`Devx`] sends the device's own commands. The older way is to make objects by verbs and to have libmlx5 tell where their rings and
+//! registers are: [`CompletionQueue`] and [`QueuePair`]. Both are for who writes work queue entries and doorbells; here nothing does.
+
+mod devx;
+mod open;
+
+pub use devx::{Devx, Object, Uar, UarKind, Umem};
+pub use open::{CompletionQueue, CompletionQueueFacts, QueuePair, QueuePairFacts, Ring, ScatterToEntry};
+
+pub(crate) use open::{library, open};

@@ -1,0 +1,48 @@
+//! What failed, on which device, and what to do about it.
+
+use std::io;
+
+use thiserror::Error;
+
+/// A call into the verbs libraries that failed.
+#[derive(Debug, Error)]
+#[error("{device}: cannot {action}: {source}{}", .hint.as_deref().map_or(String::new(), |hint| format!("; {hint}")))]
+pub struct Error {
+    device: String,
+    action: String,
+    source: io::Error,
+    hint: Option<String>,
+}
+
+impl Error {
+    /// `action` follows 'cannot'.
+    pub(crate) fn new(device: &str, action: impl Into<String>, source: io::Error) -> Self {
+        Self { device: device.to_owned(), action: action.into(), source, hint: None }
+    }
+
+    /// With what to do about it.
+    pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
+    /// The name of the device.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// What the system said.
+    pub fn source_error(&self) -> &io::Error {
+        &self.source
+    }
+
+    /// The system's number of what it said, if there is one.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        self.source.raw_os_error()
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        Self::new(error.source.kind(), error)
+    }
+}

@@ -1,0 +1,240 @@
+//! Global identifiers (GIDs): the addresses of a port, and which of them to use.
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::device::LinkLayer;
+use crate::{AddressHandle, Context, Error, Port, ProtectionDomain, Route, sys};
+
+/// A 128-bit address in the form of IPv6. On RoCE it is an IP address, IPv4 in the mapped form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The IPv4 address, if it is one.
+    pub fn ipv4(self) -> Option<Ipv4Addr> {
+        Ipv6Addr::from(self.0).to_ipv4_mapped()
+    }
+
+    /// Good on its own link only (`fe80::/10`).
+    pub fn is_link_local(self) -> bool {
+        Ipv6Addr::from(self.0).is_unicast_link_local()
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl From<Ipv4Addr> for Gid {
+    fn from(address: Ipv4Addr) -> Self {
+        Self(address.to_ipv6_mapped().octets())
+    }
+}
+
+impl From<Ipv6Addr> for Gid {
+    fn from(address: Ipv6Addr) -> Self {
+        Self(address.octets())
+    }
+}
+
+/// What packets with the GID look like. verbs.h: `enum ibv_gid_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// InfiniBand with a global routing header.
+    InfiniBand,
+    /// RoCE version 1: directly on Ethernet.
+    RoceV1,
+    /// RoCE version 2: UDP over IP.
+    RoceV2,
+    /// A value that verbs.h does not name.
+    Unknown(u32),
+}
+
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InfiniBand => f.write_str("InfiniBand"),
+            Self::RoceV1 => f.write_str("RoCEv1"),
+            Self::RoceV2 => f.write_str("RoCEv2"),
+            Self::Unknown(kind) => write!(f, "kind {kind}"),
+        }
+    }
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The address.
+    pub gid: Gid,
+    /// Its place in the table, which queue pairs name it by.
+    pub index: u32,
+    /// The port.
+    pub port: u8,
+    /// What packets with it look like.
+    pub kind: GidKind,
+    /// The index of the network interface that has the address; 0 if there is none.
+    pub interface: u32,
+}
+
+impl fmt::Display for GidEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GID {} ({}, {})", self.index, self.kind, self.gid)
+    }
+}
+
+/// A GID to use, and why this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidChoice {
+    /// The entry.
+    pub entry: GidEntry,
+    /// In words for a person.
+    pub reason: String,
+}
+
+impl Context {
+    /// The entries in use of all ports' GID tables. verbs.h: `ibv_query_gid_table`.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn gids(&self) -> Result<Vec<GidEntry>, Error> {
+        let failed = |source| Error::new(self.name(), "read the GID table", source);
+        let most = (1..=self.port_count()).try_fold(0, |sum, port| {
+            let length = self.open_context().query_port(port).map_err(failed)?.gid_tbl_len;
+            Ok(sum + usize::try_from(length).unwrap_or(0))
+        })?;
+        let entries = self.open_context().gid_table(most).map_err(failed)?;
+        let entry = |entry: &rdma_sys::ibv_gid_entry| GidEntry {
+            gid: Gid(sys::gid_bytes(&entry.gid)),
+            index: entry.gid_index,
+            port: u8::try_from(entry.port_num).unwrap_or(0),
+            kind: match entry.gid_type {
+                0 => GidKind::InfiniBand,
+                1 => GidKind::RoceV1,
+                2 => GidKind::RoceV2,
+                other => GidKind::Unknown(other),
+            },
+            interface: entry.ndev_ifindex,
+        };
+        Ok(entries.iter().map(entry).collect())
+    }
+
+    /// The GID of `port` to use when nobody asks for a certain one: on Ethernet RoCEv2 before RoCEv1, and IPv4 before IPv6 before
+    /// link-local addresses, because those are what a network routes; else the first. One counts only if the kernel makes an address handle
+    /// with it: the table also lists addresses of interfaces that are down or in another namespace.
+    ///
+    /// # Errors
+    /// If no entry is good, with what was wrong with each.
+    pub fn choose_gid(&self, domain: &ProtectionDomain, port: &Port) -> Result<GidChoice, Error> {
+        let mut entries = self.gids()?;
+        entries.retain(|entry| entry.port == port.number);
+        let handle = |entry: &GidEntry| {
+            // Handles name a place in the table by 8 bits.
+            let index = u8::try_from(entry.index).map_err(|_| "its index has more than 8 bits".to_owned())?;
+            let route = Route::to_gid(port.number, entry.gid, index).with_lid(port.lid);
+            AddressHandle::new(domain, &route).map(drop).map_err(|error| error.source_error().to_string())
+        };
+        choose(entries, port.link_layer == LinkLayer::Ethernet, handle).map_err(|reason| {
+            let source = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
+            Error::new(self.name(), format!("find a usable GID of port {}", port.number), source)
+                .with_hint("give the network interface of the port an IP address and bring it up")
+        })
+    }
+}
+
+/// The best entry that `works`, or why none does.
+fn choose(
+    mut entries: Vec<GidEntry>,
+    ethernet: bool,
+    mut works: impl FnMut(&GidEntry) -> Result<(), String>,
+) -> Result<GidChoice, String> {
+    let rank = |entry: &GidEntry| match (ethernet, entry.kind) {
+        (true, GidKind::RoceV2) if entry.gid.ipv4().is_some() => (0, "the first RoCEv2 with an IPv4 address"),
+        (true, GidKind::RoceV2) if !entry.gid.is_link_local() => {
+            (1, "RoCEv2 with an IPv6 address, as there is none with IPv4")
+        }
+        (true, GidKind::RoceV2) => (2, "RoCEv2 with a link-local address, as there is no other RoCEv2"),
+        (true, _) => (3, "there is no RoCEv2"),
+        (false, _) => (0, "the first"),
+    };
+    entries.sort_by_key(|entry| (rank(entry).0, entry.index));
+    let mut refused = Vec::new();
+    for entry in entries {
+        match works(&entry) {
+            Ok(()) => {
+                let mut reason = format!("{entry}: {}", rank(&entry).1);
+                if !refused.is_empty() {
+                    reason = format!("{reason}; not usable: {}", refused.join("; "));
+                }
+                return Ok(GidChoice { entry, reason });
+            }
+            Err(error) => refused.push(format!("{entry}: {error}")),
+        }
+    }
+    Err(if refused.is_empty() { "its GID table is empty".to_owned() } else { refused.join("; ") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, kind: GidKind, gid: &str) -> GidEntry {
+        let gid = Gid::from(gid.parse::<Ipv6Addr>().unwrap());
+        GidEntry { gid, index, port: 1, kind, interface: 0 }
+    }
+
+    fn table() -> Vec<GidEntry> {
+        vec![
+            entry(0, GidKind::RoceV1, "fe80::1"),
+            entry(1, GidKind::RoceV2, "fe80::1"),
+            entry(2, GidKind::RoceV1, "::ffff:10.0.0.1"),
+            entry(3, GidKind::RoceV2, "::ffff:10.0.0.1"),
+            entry(4, GidKind::RoceV2, "2001:db8::1"),
+            entry(5, GidKind::RoceV2, "::ffff:10.0.1.1"),
+        ]
+    }
+
+    #[test]
+    fn ipv4_over_udp_is_preferred() {
+        let choice = choose(table(), true, |_| Ok(())).unwrap();
+        assert_eq!(choice.entry.index, 3);
+        assert_eq!(choice.reason, "GID 3 (RoCEv2, ::ffff:10.0.0.1): the first RoCEv2 with an IPv4 address");
+    }
+
+    #[test]
+    fn what_makes_no_handle_is_passed_over() {
+        let mut order = Vec::new();
+        let choice = choose(table(), true, |entry| {
+            order.push(entry.index);
+            if order.len() < 3 { Err("No such device".to_owned()) } else { Ok(()) }
+        });
+        assert_eq!(order, [3, 5, 4]);
+        let reason = choice.unwrap().reason;
+        assert!(reason.contains("as there is none with IPv4; not usable: GID 3 (RoCEv2"), "{reason}");
+        let mut order = Vec::new();
+        let error = choose(table(), true, |entry| {
+            order.push(entry.index);
+            Err("No such device".to_owned())
+        });
+        assert_eq!(order, [3, 5, 4, 1, 0, 2]);
+        assert_eq!(error.unwrap_err().matches("No such device").count(), 6);
+        assert_eq!(choose(Vec::new(), true, |_| Ok(())).unwrap_err(), "its GID table is empty");
+    }
+
+    #[test]
+    fn infiniband_takes_the_first() {
+        let table = vec![entry(1, GidKind::InfiniBand, "fec0::1"), entry(0, GidKind::InfiniBand, "fe80::1")];
+        assert_eq!(choose(table, false, |_| Ok(())).unwrap().entry.index, 0);
+    }
+
+    #[test]
+    fn addresses_are_told_apart() {
+        let gid = Gid::from(Ipv4Addr::new(10, 0, 0, 1));
+        assert_eq!(gid.ipv4(), Some(Ipv4Addr::new(10, 0, 0, 1)));
+        assert_eq!(gid.to_string(), "::ffff:10.0.0.1");
+        let gid = Gid::from("fe80::1".parse::<Ipv6Addr>().unwrap());
+        assert!(gid.is_link_local() && gid.ipv4().is_none());
+    }
+}

@@ -1,0 +1,250 @@
+//! Queue pairs: made, connected, and given to who posts.
+
+mod attributes;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+};
+
+pub use attributes::{
+    Capacity, Initialize, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
+};
+
+use crate::dv::{self, QueuePairFacts};
+use crate::sys::{Plain, Qp};
+use crate::{ByVerbs, Error, ProtectionDomain};
+
+/// A queue pair. `A` says who has access to its rings: verbs, or a driver of the program's own ([`dv::QueuePair`]).
+pub struct QueuePair<A = ByVerbs> {
+    qp: Arc<Qp>,
+    kind: QueuePairKind,
+    capacity: Capacity,
+    access: A,
+}
+
+impl QueuePair {
+    /// A queue pair, in state RESET.
+    ///
+    /// # Errors
+    /// If the device has none that holds so much.
+    pub fn new(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
+        Self::made(domain, options, |attributes, queues| Qp::create(domain.handle(), queues, attributes))
+    }
+
+    fn made(
+        domain: &ProtectionDomain,
+        options: &QueuePairOptions,
+        create: impl FnOnce(&mut ibv_qp_init_attr, [Arc<crate::sys::Cq>; 2]) -> io::Result<Qp>,
+    ) -> Result<Self, Error> {
+        let mut attributes = options.attributes();
+        let queues = [&options.send_queue, &options.receive_queue].map(|queue| Arc::clone(queue.handle()));
+        let qp = create(&mut attributes, queues).map_err(|source| {
+            let action = format!("create a queue pair ({:?}, {:?})", options.kind, options.capacity);
+            Error::new(domain.device(), action, source)
+        })?;
+        let capacity = Capacity {
+            sends: attributes.cap.max_send_wr,
+            receives: attributes.cap.max_recv_wr,
+            send_elements: attributes.cap.max_send_sge,
+            receive_elements: attributes.cap.max_recv_sge,
+            inline: attributes.cap.max_inline_data,
+        };
+        Ok(Self { qp: Arc::new(qp), kind: options.kind, capacity, access: ByVerbs::new() })
+    }
+
+    /// Gives the queue pair's rings to a driver of the program's own.
+    ///
+    /// # Errors
+    /// If the device is not one of libmlx5, or that is not installed.
+    pub fn open_direct(self) -> Result<dv::QueuePair, Error> {
+        let facts = dv::open(self.qp.context(), "a queue pair", &*self.qp)?;
+        let access = QueuePairFacts::new(self.number(), &facts)
+            .map_err(|source| self.error("open a queue pair", source))?;
+        Ok(QueuePair { qp: self.qp, kind: self.kind, capacity: self.capacity, access })
+    }
+}
+
+impl QueuePair<QueuePairFacts> {
+    /// A queue pair of an mlx5 device, in state RESET, made for direct access.
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`] and [`QueuePair::open_direct`].
+    pub fn create(
+        domain: &ProtectionDomain,
+        options: &QueuePairOptions,
+        scatter: dv::ScatterToEntry,
+    ) -> Result<Self, Error> {
+        let library = dv::library(domain.device())?;
+        QueuePair::made(domain, options, |attributes, queues| {
+            Qp::create_mlx5(library, domain.handle(), queues, attributes, scatter.flags())
+        })?
+        .open_direct()
+    }
+
+    /// Where it is.
+    pub fn facts(&self) -> &QueuePairFacts {
+        &self.access
+    }
+}
+
+impl QueuePairOptions {
+    fn attributes(&self) -> ibv_qp_init_attr {
+        ibv_qp_init_attr {
+            cap: ibv_qp_cap {
+                max_send_wr: self.capacity.sends,
+                max_recv_wr: self.capacity.receives,
+                max_send_sge: self.capacity.send_elements,
+                max_recv_sge: self.capacity.receive_elements,
+                max_inline_data: self.capacity.inline,
+            },
+            qp_type: match self.kind {
+                QueuePairKind::ReliableConnection => ibv_qp_type::IBV_QPT_RC,
+                QueuePairKind::UnreliableConnection => ibv_qp_type::IBV_QPT_UC,
+                QueuePairKind::UnreliableDatagram => ibv_qp_type::IBV_QPT_UD,
+            },
+            sq_sig_all: i32::from(self.signal_all),
+            ..ibv_qp_init_attr::zeroed()
+        }
+    }
+}
+
+impl<A> QueuePair<A> {
+    /// Its number, 24 bits.
+    pub fn number(&self) -> u32 {
+        self.qp.number()
+    }
+
+    /// What it does.
+    pub fn kind(&self) -> QueuePairKind {
+        self.kind
+    }
+
+    /// How much it holds, as the device granted it: at least what was asked for.
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// From RESET to INIT: receive requests may be posted.
+    ///
+    /// # Errors
+    /// If the state is another, or a value is not good.
+    pub fn initialize(&self, values: &Initialize) -> Result<(), Error> {
+        let mut attributes = ibv_qp_attr {
+            port_num: values.port,
+            pkey_index: values.partition_index,
+            qp_access_flags: values.access.bits(),
+            qkey: values.queue_key,
+            ..ibv_qp_attr::zeroed()
+        };
+        let kind = match self.kind {
+            QueuePairKind::UnreliableDatagram => mask::IBV_QP_QKEY,
+            _ => mask::IBV_QP_ACCESS_FLAGS,
+        };
+        let named = mask::IBV_QP_PORT | mask::IBV_QP_PKEY_INDEX | kind;
+        self.go(ibv_qp_state::IBV_QPS_INIT, &mut attributes, named)
+    }
+
+    /// From INIT to RTR: it receives. Datagrams need no values.
+    ///
+    /// # Errors
+    /// If the state is another, the values are missing or one is not good, or the peer cannot be reached.
+    pub fn ready_to_receive(&self, values: Option<&ReadyToReceive>) -> Result<(), Error> {
+        let mut attributes = ibv_qp_attr::zeroed();
+        let mut named = mask(0);
+        if let Some(values) = values {
+            if !values.mtu.is_power_of_two() || !(256..=4096).contains(&values.mtu) {
+                let what = format!("{} bytes are no path MTU: 256, 512, 1024, 2048 or 4096", values.mtu);
+                let source = io::Error::new(io::ErrorKind::InvalidInput, what);
+                return Err(self.error("connect a queue pair", source));
+            }
+            attributes.path_mtu = values.mtu.ilog2() - 7;
+            attributes.dest_qp_num = values.peer;
+            attributes.rq_psn = values.packet_sequence_number;
+            attributes.max_dest_rd_atomic = values.responder_resources;
+            attributes.min_rnr_timer = values.rnr_timer;
+            attributes.ah_attr = values.route.attributes();
+            named = mask::IBV_QP_AV | mask::IBV_QP_PATH_MTU | mask::IBV_QP_DEST_QPN | mask::IBV_QP_RQ_PSN;
+            if self.kind == QueuePairKind::ReliableConnection {
+                named = named | mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER;
+            }
+        }
+        self.go(ibv_qp_state::IBV_QPS_RTR, &mut attributes, named)
+    }
+
+    /// From RTR to RTS: it sends.
+    ///
+    /// # Errors
+    /// If the state is another, or a value is not good.
+    pub fn ready_to_send(&self, values: &ReadyToSend) -> Result<(), Error> {
+        let mut attributes = ibv_qp_attr {
+            sq_psn: values.packet_sequence_number,
+            timeout: values.timeout,
+            retry_cnt: values.retries,
+            rnr_retry: values.rnr_retries,
+            max_rd_atomic: values.initiator_depth,
+            ..ibv_qp_attr::zeroed()
+        };
+        let mut named = mask::IBV_QP_SQ_PSN;
+        if self.kind == QueuePairKind::ReliableConnection {
+            named = named
+                | mask::IBV_QP_TIMEOUT
+                | mask::IBV_QP_RETRY_CNT
+                | mask::IBV_QP_RNR_RETRY
+                | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        }
+        self.go(ibv_qp_state::IBV_QPS_RTS, &mut attributes, named)
+    }
+
+    /// To ERR: whatever is posted comes back as flushed.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn fail(&self) -> Result<(), Error> {
+        self.go(ibv_qp_state::IBV_QPS_ERR, &mut ibv_qp_attr::zeroed(), mask(0))
+    }
+
+    /// To RESET: whatever is posted is forgotten.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn reset(&self) -> Result<(), Error> {
+        self.go(ibv_qp_state::IBV_QPS_RESET, &mut ibv_qp_attr::zeroed(), mask(0))
+    }
+
+    /// The state that the device has it in.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn state(&self) -> Result<QueuePairState, Error> {
+        let attributes = self.qp.query(mask::IBV_QP_STATE.0);
+        let attributes = attributes.map_err(|source| self.error("query a queue pair", source))?;
+        Ok(QueuePairState::from_verbs(attributes.qp_state))
+    }
+
+    fn go(&self, state: u32, attributes: &mut ibv_qp_attr, named: mask) -> Result<(), Error> {
+        attributes.qp_state = state;
+        self.qp.modify(attributes, (named | mask::IBV_QP_STATE).0).map_err(|source| {
+            let state = QueuePairState::from_verbs(state);
+            self.error(&format!("bring queue pair {:#x} to state {state:?}", self.number()), source)
+        })
+    }
+
+    fn error(&self, action: &str, source: io::Error) -> Error {
+        Error::new(self.qp.context().name(), action, source)
+    }
+}
+
+impl<A: fmt::Debug> fmt::Debug for QueuePair<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("number", &format_args!("{:#x}", self.number()))
+            .field("kind", &self.kind)
+            .field("capacity", &self.capacity)
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,134 @@
+//! The tests here need an RDMA device, so they are ignored unless asked for. `barewire-cli`'s `tests/verbs.rs` asks for them, with the
+//! software HCA as `mlx5_0`. With a device of the machine:
+//! `BAREWIRE_DEVICE=mlx5_0 cargo test -p barewire-verbs --features rdma-sys --tests -- --ignored`
+
+#![allow(dead_code, unsafe_code, reason = "each test binary uses some of it; memory is registered")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use barewire_verbs::{
+    Access, Capacity, CompletionQueue, Context, Initialize, LinkLayer, Port, ProtectionDomain, QueuePair,
+    QueuePairKind, QueuePairOptions, ReadyToReceive, ReadyToSend, Route,
+};
+
+/// What a busy machine may take.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The device to test with.
+pub(crate) fn device() -> String {
+    std::env::var("BAREWIRE_DEVICE").unwrap_or_else(|_| "mlx5_0".to_owned())
+}
+
+/// Waits for something, within a deadline.
+pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} does not happen");
+        std::thread::yield_now();
+    }
+}
+
+/// A page-aligned piece of memory for a device to use, zero at first.
+pub(crate) struct Pages {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: memory of its own, which any thread may free.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    pub(crate) fn new(length: usize) -> Self {
+        let layout = Layout::from_size_align(length, 4096).unwrap();
+        // SAFETY: the length is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
+        Self { start, layout }
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(crate) fn address(&self, offset: usize) -> u64 {
+        assert!(offset < self.layout.size());
+        self.start.as_ptr() as u64 + offset as u64
+    }
+
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.layout.size());
+        for (at, &byte) in bytes.iter().enumerate() {
+            // SAFETY: inside of the allocation; volatile, as a device may look at the same time.
+            unsafe { self.start.add(offset + at).write_volatile(byte) };
+        }
+    }
+
+    pub(crate) fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
+        assert!(offset + N <= self.layout.size());
+        // SAFETY: inside of the allocation; volatile, as a device may write at the same time.
+        std::array::from_fn(|at| unsafe { self.start.add(offset + at).read_volatile() })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// The first port, which is active.
+pub(crate) fn port(context: &Context) -> Port {
+    context.query_port(1).unwrap()
+}
+
+/// The way from the port to itself: by LID on InfiniBand, by the chosen GID on Ethernet.
+pub(crate) fn to_itself(context: &Context, domain: &ProtectionDomain) -> Route {
+    let port = port(context);
+    if port.link_layer == LinkLayer::Ethernet {
+        let entry = context.choose_gid(domain, &port).unwrap().entry;
+        Route::to_gid(port.number, entry.gid, u8::try_from(entry.index).unwrap())
+    } else {
+        Route::to_lid(port.number, port.lid)
+    }
+}
+
+/// A small RC queue pair that completes at `queue`.
+pub(crate) fn reliable(domain: &ProtectionDomain, queue: &CompletionQueue) -> QueuePair {
+    let options = QueuePairOptions {
+        kind: QueuePairKind::ReliableConnection,
+        send_queue: queue.reference(),
+        receive_queue: queue.reference(),
+        capacity: Capacity { sends: 16, receives: 16, send_elements: 2, receive_elements: 1, inline: 64 },
+        signal_all: false,
+    };
+    QueuePair::new(domain, &options).unwrap()
+}
+
+/// Everything that peers may do.
+pub(crate) fn all_access() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}
+
+/// Brings a queue pair to RTS, connected to queue pair `peer` at the end of `route`.
+pub(crate) fn connect<A>(qp: &QueuePair<A>, peer: u32, route: Route) {
+    qp.initialize(&Initialize { port: 1, partition_index: 0, access: all_access(), queue_key: 0 }).unwrap();
+    let receive = ReadyToReceive {
+        mtu: 1024,
+        peer,
+        packet_sequence_number: 7,
+        responder_resources: 4,
+        rnr_timer: 12,
+        route,
+    };
+    qp.ready_to_receive(Some(&receive)).unwrap();
+    let send = ReadyToSend {
+        packet_sequence_number: 7,
+        timeout: 14,
+        retries: 7,
+        rnr_retries: 7,
+        initiator_depth: 4,
+    };
+    qp.ready_to_send(&send).unwrap();
+}
