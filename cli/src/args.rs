@@ -209,6 +209,9 @@ pub(crate) struct HcaRunArgs {
     /// Ports that look like InfiniBand
     #[arg(long)]
     pub(crate) ib: bool,
+    /// Refuse programs' own device commands (DEVX), as a kernel does to who has no right to them
+    #[arg(long)]
+    pub(crate) no_devx: bool,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,

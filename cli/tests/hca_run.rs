@@ -160,12 +160,10 @@ fn ucx_protocols_run_over_rc() {
 
 #[test]
 fn pyverbs_runs_but_for_what_is_listed() {
-    const PYTHON: &str = "/usr/bin/python3";
     const SUITE: &str = "/usr/share/doc/rdma-core/tests";
-    if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
-        || !std::path::Path::new(SUITE).is_dir()
-    {
-        hca::skipped("pyverbs and its tests", "python3-pyverbs rdma-core");
+    const SCAPY: &str = "/usr/lib/python3/dist-packages/scapy";
+    if ![PYVERBS, SCAPY, SUITE].iter().all(|folder| std::path::Path::new(folder).is_dir()) {
+        hca::skipped("pyverbs and its tests", "python3-pyverbs python3-scapy rdma-core");
         return;
     }
     hca::library();
@@ -195,13 +193,38 @@ fn asynchronous_events_are_told_and_counted() {
     }
 }
 
+#[test]
+fn programs_send_commands_of_their_own() {
+    if let Some(shown) = pyverbs("devx.py") {
+        assert_eq!(shown, "ok\n");
+    }
+}
+
+#[test]
+fn a_program_without_the_right_to_devx_has_verbs() {
+    if !installed("ucx_info", "ucx-utils") {
+        return;
+    }
+    let shown = alone(&["--no-devx"], &["ucx_info", "-d"]);
+    assert!(shown.contains("Transport: rc_mlx5"), "{shown}");
+    if !std::path::Path::new(PYVERBS).is_dir() {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hca/devx.py");
+    let ended = support::run(&["hca", "run", "--no-devx", "--", PYTHON, "-B", script]);
+    assert!(ended.stderr.contains("no DEVX: Operation not permitted"), "{ended:#?}");
+}
+
+const PYTHON: &str = "/usr/bin/python3";
+const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs";
+
 /// What a script of ours prints, where pyverbs is installed.
 fn pyverbs(script: &str) -> Option<String> {
-    if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
+    if !std::path::Path::new(PYVERBS).is_dir() {
         hca::skipped("pyverbs", "python3-pyverbs");
         return None;
     }
     hca::library();
     let script = format!("{}/tests/hca/{script}", env!("CARGO_MANIFEST_DIR"));
-    Some(alone(&[], &["/usr/bin/python3", "-B", &script]))
+    Some(alone(&[], &[PYTHON, "-B", &script]))
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use barewire_layouts::command::capability::PortType;
 use thiserror::Error;
 
 use crate::engine::Strict;
@@ -27,6 +28,9 @@ pub struct Config {
     pub mode: Mode,
     /// What carries the packets.
     pub wire: WireKind,
+    /// What the port says it is. The wire is the same: with [`PortType::InfiniBand`] peers are named by LIDs, too, the last 16 bits of their
+    /// addresses.
+    pub port_type: PortType,
     /// What happens to packets on the way out.
     pub faults: Faults,
     /// The pcap file that gets what the wire carries; `%a` in its name stands for the device's address. It grows without a limit.
@@ -44,6 +48,7 @@ impl Default for Config {
             address: None,
             mode: Mode::default(),
             wire: WireKind::default(),
+            port_type: PortType::Ethernet,
             faults: Faults::default(),
             pcap: None,
             strict: Strict::default(),

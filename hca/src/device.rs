@@ -55,7 +55,7 @@ impl Device {
     /// # Errors
     /// [`OpenError`] if the address or its port cannot be had, or the thread cannot be started.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { address, mode, wire, faults, pcap, strict, dynamic_connections } = config;
+        let Config { address, mode, wire, port_type, faults, pcap, strict, dynamic_connections } = config;
         if let Some(address) = address.filter(|&address| !crate::wire::is_host(address)) {
             return Err(OpenError::Address { address });
         }
@@ -90,7 +90,7 @@ impl Device {
         let wire =
             wire.map_err(|source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source })?;
         let mut objects = Objects::new(address, dynamic_connections);
-        objects.last_connection = last_connection;
+        (objects.last_connection, objects.port_type) = (last_connection, port_type);
         let mut state = State::new(address, wire, strict, stepped, objects);
         state.set_faults(&faults);
         let (shared, thread) = match mode {

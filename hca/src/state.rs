@@ -185,7 +185,8 @@ impl State {
 
     /// Whether there is anything for a pass to look at.
     pub(crate) fn is_idle(&self) -> bool {
-        self.objects.qps.len() == 0
+        // Targets of dynamic connections answer packets, with no queue pair of the device's own.
+        self.objects.qps.len() == 0 && self.objects.dcts.len() == 0
     }
 
     /// Stops the next store to a UAR page, if nothing waits to be done. False if something does.

@@ -3,6 +3,7 @@
 mod support;
 
 use barewire_hca::{Config, Fabric, Faults, Mode, Strict, WireKind};
+use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::qp::{QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType};
 use barewire_layouts::command::xrc::{DeallocXrcdIn, QueryXrcSrqIn, QueryXrcSrqOut, XrcSrqc};
 use barewire_layouts::command::{CommandStatus, answer};
@@ -101,6 +102,32 @@ fn one_sided_operations_need_no_queue() {
     assert_eq!(local.memory.read(1000, 900), pattern(1000, 1)[..900]);
     assert_eq!(remote.memory.read(1600, 8), 10_u64.to_ne_bytes());
     assert_eq!(local.memory.read(1904, 24), [0_u64, 3, 9].map(u64::to_ne_bytes).concat());
+}
+
+#[test]
+fn a_request_has_the_rights_of_the_queue_that_it_names() {
+    let mut test = Extended::new(&Connection::default(), Faults::default());
+    let nobody = command::<AllocPdIn>(&test.pair.b.device, |_| ()).unwrap();
+    let nobody = answer::<AllocPdIn>(&nobody).unwrap().get(AllocPdOut::PD);
+    let receiver = test.domains[1].queue_pair_in(nobody, false);
+    let Pair { a, b, .. } = &test.pair;
+    let sender = test.domains[0].queue_pair(true);
+    test.pair = Pair::of(a.clone(), b.clone(), (sender, receiver), &Connection::default());
+    let (local, remote) = (test.pair.a.region(100), test.pair.b.region(100));
+    local.memory.write(0, &pattern(50, 3));
+    let there =
+        |opcode, at, queue| Wqe::new(opcode).shared_queue(queue).remote(remote.address() + at, remote.key);
+    let here = |wqe: Wqe, at, length| wqe.data(local.address() + at, length, local.key);
+    let queue = test.queues[0].number;
+    test.pair.qa.post(&here(there(Opcode::RdmaWrite, 0, queue), 0, 50));
+    test.pair.qa.post(&here(there(Opcode::RdmaRead, 0, queue), 50, 40));
+    test.pair.qa.post(&here(there(Opcode::AtomicFetchAdd, 56, queue).atomic(3, 0), 90, 8));
+    // No queue, no rights.
+    test.pair.qa.post(&here(there(Opcode::RdmaWrite, 0, 0), 0, 50));
+    test.pair.settle();
+    assert_eq!(test.syndromes(), [None, None, None, Some(Syndrome::RemoteAccess)]);
+    assert_eq!(local.memory.read(50, 40), pattern(50, 3)[..40]);
+    assert_eq!(remote.memory.read(56, 8), 3_u64.to_ne_bytes());
 }
 
 #[test]

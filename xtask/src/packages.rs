@@ -48,6 +48,11 @@ pub(crate) const PROGRAMS: Part = Part {
             present: || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir(),
         },
         Need {
+            what: "scapy, by which the tests of pyverbs write commands",
+            package: "python3-scapy",
+            present: || Path::new("/usr/lib/python3/dist-packages/scapy").is_dir(),
+        },
+        Need {
             what: "the tests of pyverbs, in the documentation of rdma-core",
             package: "rdma-core",
             present: || Path::new("/usr/share/doc/rdma-core/tests").is_dir(),

@@ -29,6 +29,7 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("SYSFS_PATH", tree.root())
         .env("BAREWIRE_HCA_DEVICES", args.devices.to_string())
         .env("BAREWIRE_HCA_LINK", if args.ib { "ib" } else { "roce" })
+        .env("BAREWIRE_HCA_DEVX", if args.no_devx { "no" } else { "yes" })
         // UCX 1.13 would patch mmap itself, over the library's.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");
     if let Some(faults) = &args.faults {

@@ -12,12 +12,21 @@ use super::{CommandSyndrome, Outcome};
 use crate::limits;
 
 /// PRM: QUERY_HCA_CAP. Nothing can be set, so the maximum and the current values of a page are the same.
-pub(super) fn query(input: View<'_, QueryHcaCapIn>, mut output: ViewMut<'_, QueryHcaCapOut>) -> Outcome {
+pub(super) fn query(
+    port_type: PortType,
+    input: View<'_, QueryHcaCapIn>,
+    mut output: ViewMut<'_, QueryHcaCapOut>,
+) -> Outcome {
+    let roce_port = port_type == PortType::Ethernet;
     let page = CapabilityPage::try_from(input.get(QueryHcaCapIn::OP_MOD) >> 1);
     match page.map_err(|_| CommandSyndrome::UnknownModifier)? {
-        CapabilityPage::General => general(&mut output.nested(QueryHcaCapOut::GENERAL)),
+        CapabilityPage::General => {
+            let mut page = output.nested(QueryHcaCapOut::GENERAL);
+            general(&mut page);
+            page.set(HcaCap::PORT_TYPE, port_type).set(HcaCap::ROCE, roce_port);
+        }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
-        CapabilityPage::Roce => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
+        CapabilityPage::Roce if roce_port => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
         // All zero: nothing of it is supported.
         _ => {}
     }
@@ -63,7 +72,6 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::MAX_WQE_SZ_SQ, limits::SEND_WQE_BYTES)
         .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
         .set(HcaCap::NUM_PORTS, limits::PORT)
-        .set(HcaCap::PORT_TYPE, PortType::Ethernet)
         .set(HcaCap::CQE_VERSION, 1)
         .set(HcaCap::CQ_OI, true)
         .set(HcaCap::RC, true)
@@ -77,7 +85,6 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::MINI_CQE_RESP_STRIDE_INDEX, true)
         .set(HcaCap::CQE_COMPRESSION_MAX_NUM, limits::COMPRESSED_CQES)
         .set(HcaCap::GID_TABLE_SIZE, (limits::GIDS / 8).ilog2() as u16)
-        .set(HcaCap::ROCE, true)
         .set(HcaCap::ATOMIC, true)
         .set(HcaCap::UMEM_UID_0, true)
         .set(HcaCap::LOG_PG_SZ, limits::LOG_PAGE_BYTES)

@@ -75,6 +75,7 @@ pub(super) fn create(
             violations: 0,
             violation_armed: false,
             connections: HashMap::new(),
+            address_index: context.get(Dctc::MY_ADDR_INDEX),
             traffic_class: context.get(Dctc::TCLASS),
             hop_limit: context.get(Dctc::HOP_LIMIT),
         })
@@ -111,6 +112,7 @@ pub(super) fn query(
         .set(Dctc::TCLASS, dct.traffic_class)
         .set(Dctc::DC_ACCESS_KEY, dct.access_key)
         .set(Dctc::PORT, limits::PORT)
+        .set(Dctc::MY_ADDR_INDEX, dct.address_index)
         .set(Dctc::HOP_LIMIT, dct.hop_limit)
         .set(Dctc::DC_ACCESS_KEY_VIOLATION_COUNT, dct.violations);
     if let Some(&mtu) = Mtu::ALL.iter().find(|mtu| mtu.bytes() == attributes.mtu) {

@@ -13,7 +13,7 @@ use barewire_layouts::command::q_counter::AllocQCounterIn;
 use barewire_layouts::command::srq::{ArmXrqIn, CreateXrqIn, DestroyXrqIn, QueryXrqIn};
 use barewire_layouts::command::uar::AllocUarIn;
 use barewire_layouts::command::xrc::AllocXrcdIn;
-use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request};
+use barewire_layouts::command::{CommandOpcode, CommandStatus, InHeader, OutHeader, Request, StatusOut};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::engine::{Context, Engine};
@@ -84,7 +84,9 @@ fn dispatch(
         return Err(CommandSyndrome::UnknownModifier);
     }
     match opcode {
-        CommandOpcode::QueryHcaCap => run(input, output, capability::query),
+        CommandOpcode::QueryHcaCap => {
+            cut(input, output, |request, answer| capability::query(device.objects.port_type, request, answer))
+        }
         CommandOpcode::QueryAdapter => run::<QueryAdapterIn>(input, output, |_, mut answer| {
             port::adapter(&mut answer);
             Ok(())
@@ -97,7 +99,7 @@ fn dispatch(
             run(input, output, |request, answer| port::nic(address, request, answer))
         }
         CommandOpcode::QueryHcaVportContext => run(input, output, |request, answer| {
-            port::hca(address, device.wire.is_link_up(), request, answer)
+            port::hca(device.objects.port_type, address, device.wire.is_link_up(), request, answer)
         }),
         CommandOpcode::QueryHcaVportGid => {
             let (request, answer) = parts(input, output)?;
@@ -244,6 +246,22 @@ fn run<R: Request>(
     let request = View::new(input).ok_or(CommandSyndrome::InputLength)?;
     let answer = ViewMut::new(output).ok_or(CommandSyndrome::OutputLength)?;
     command(request, answer)
+}
+
+/// As [`run`], for an answer that programs know as far as their headers do: it is cut to the room that there is.
+fn cut<R: Request>(
+    input: &[u8],
+    output: &mut [u8],
+    command: impl FnOnce(View<'_, R>, ViewMut<'_, R::Answer>) -> Outcome,
+) -> Outcome {
+    if output.len() < StatusOut::BYTES {
+        return Err(CommandSyndrome::OutputLength);
+    }
+    let mut whole = vec![0; R::Answer::BYTES];
+    run(input, &mut whole, command)?;
+    let common = whole.len().min(output.len());
+    output[..common].copy_from_slice(&whole[..common]);
+    Ok(())
 }
 
 /// A request, and its answer with the room for a list behind it.

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use barewire_layouts::command::capability::PortType;
 use barewire_layouts::command::port::{
     ALL_ENTRIES, DEFAULT_PKEY, HcaVportContext, NicVportContext, PhysicalState, PortState, QueryAdapterOut,
     QueryAdapterParamBlock, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
@@ -33,6 +34,12 @@ fn guid(address: IpAddr) -> u64 {
     let mac = gid::mac(address).into_iter().fold(0, |number, byte| number << 8 | u64::from(byte));
     let (company, card) = (mac >> 24, mac & 0x00ff_ffff);
     (company ^ 0x02_0000) << 40 | 0xff_fe00_0000 | card
+}
+
+/// The LID of a device at `address`: the last 16 bits, by which peers of its network name it.
+fn lid(address: IpAddr) -> u16 {
+    let [.., high, low] = gid::gid(address);
+    u16::from_be_bytes([high, low])
 }
 
 /// PRM: QUERY_VPORT_STATE.
@@ -68,12 +75,14 @@ pub(super) fn nic(
 
 /// PRM: QUERY_HCA_VPORT_CONTEXT.
 pub(super) fn hca(
+    port_type: PortType,
     address: IpAddr,
     up: bool,
     input: View<'_, QueryHcaVportContextIn>,
     mut output: ViewMut<'_, QueryHcaVportContextOut>,
 ) -> Outcome {
     check(input.get(QueryHcaVportContextIn::OTHER_VPORT), input.get(QueryHcaVportContextIn::PORT_NUM))?;
+    let infiniband = port_type == PortType::InfiniBand;
     let (physical, logical) = if up {
         (PhysicalState::LinkUp, PortState::Active)
     } else {
@@ -81,7 +90,8 @@ pub(super) fn hca(
     };
     output
         .nested(QueryHcaVportContextOut::HCA_VPORT_CONTEXT)
-        .set(HcaVportContext::GRH_REQUIRED, true)
+        .set(HcaVportContext::GRH_REQUIRED, !infiniband)
+        .set(HcaVportContext::LID, if infiniband { lid(address) } else { 0 })
         .set(HcaVportContext::PORT_PHYSICAL_STATE, physical)
         .set(HcaVportContext::PORT_STATE, logical)
         .set(HcaVportContext::VPORT_STATE, logical)

@@ -30,6 +30,7 @@ pub(crate) struct Dct {
     /// Responder contexts by initiator: its device and its number.
     pub(crate) connections: HashMap<(IpAddr, u32), u32>,
     /// As QUERY_DCT tells it again.
+    pub(crate) address_index: u8,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use barewire_layouts::command::capability::PortType;
+
 use crate::command::CounterSet;
 use crate::limits;
 use crate::memory::Memory;
@@ -59,6 +61,8 @@ pub(crate) struct Objects {
     pub(crate) srqs: Table<Srq>,
     pub(crate) counter_sets: Table<CounterSet>,
     pub(crate) qps: Table<Qp>,
+    /// What the port shows to be.
+    pub(crate) port_type: PortType,
     pub(crate) gids: Gids,
     pub(crate) dcts: Table<Dct>,
     /// Of all targets.
@@ -72,6 +76,7 @@ impl Objects {
     /// None, of a device at `address`. Of responder contexts there are at most `contexts`.
     pub(crate) fn new(address: IpAddr, contexts: usize) -> Self {
         Self {
+            port_type: PortType::Ethernet,
             gids: Gids::new(address),
             pds: Table::new(1, LAST, limits::PDS),
             xrcds: Table::new(1, LAST, limits::XRCDS),

@@ -29,12 +29,18 @@ impl Domain {
 
     /// A queue pair of the domain: one that sends, or one without queues.
     pub fn queue_pair(&self, sends: bool) -> Qp {
+        self.queue_pair_in(self.node.pd, sends)
+    }
+
+    /// The same in a protection domain of its own.
+    pub fn queue_pair_in(&self, pd: u32, sends: bool) -> Qp {
         let (send_cq, receive_cq) = (Cq::new(&self.node, LOG_CQ), Cq::new(&self.node, 2));
         let mut qp = Qp::with(&self.node, send_cq, receive_cq, |context| {
             context
                 .set(Qpc::ST, ServiceType::Xrc)
                 .set(Qpc::RQ_TYPE, ReceiveQueueType::Shared)
                 .set(Qpc::XRCD, self.number)
+                .set(Qpc::PD, pd)
                 .set(Qpc::NO_SQ, !sends);
         });
         qp.without_receive_ring();

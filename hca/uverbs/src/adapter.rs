@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_hca::{Device, UarPage, UmemAccess};
-use barewire_layouts::command::capability::{CapabilityPage, QueryHcaCapIn, QueryHcaCapOut, RoceCap};
+use barewire_layouts::command::capability::{
+    CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
+};
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut, DeallocUarIn};
 use barewire_layouts::command::{Request, answer, request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use crate::clock::ClockPage;
-use crate::config::{self, Link};
+use crate::config::{self, Link, Settings};
 use crate::errno::Errno;
 use crate::event::{Events, Queue};
 use crate::signals::Blocked;
@@ -22,6 +24,8 @@ use crate::signals::Blocked;
 pub(crate) struct Adapter {
     pub(crate) device: Device,
     pub(crate) link: Link,
+    /// Programs may have DEVX.
+    pub(crate) devx: bool,
     /// The event queue for everything that verbs objects tell.
     pub(crate) eqn: u32,
     /// What programs read the device's clock by.
@@ -52,7 +56,8 @@ impl Answer {
 
 impl Adapter {
     /// Opens device `number`.
-    pub(crate) fn open(number: usize, link: Link) -> Result<Arc<Self>, Errno> {
+    pub(crate) fn open(number: usize, settings: Settings) -> Result<Arc<Self>, Errno> {
+        let Settings { link, devx, .. } = settings;
         let fail = |what: &dyn std::fmt::Display| {
             eprintln!("barewire-hca: mlx5_{number} cannot be opened: {what}");
             Errno::IO
@@ -63,7 +68,7 @@ impl Adapter {
         let queue = Queue::new(&device).map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
         let clock = ClockPage::new(device.clock());
         let (eqn, events) = (queue.number(), Mutex::new(Events::default()));
-        let adapter = Arc::new(Self { device, link, eqn, clock, events });
+        let adapter = Arc::new(Self { device, link, devx, eqn, clock, events });
         queue.serve(Arc::clone(&adapter)).map_err(|error| fail(&error))?;
         drop(blocked);
         Ok(adapter)
@@ -106,12 +111,11 @@ impl Adapter {
 
     /// Entries of the GID table.
     pub(crate) fn gids(&self) -> Result<u16, Errno> {
-        // RoCE capabilities, current values.
         let answer = self.command::<QueryHcaCapIn>(|input| {
-            input.set(QueryHcaCapIn::OP_MOD, (CapabilityPage::Roce as u16) << 1 | 1);
+            input.set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::General, CapabilityMode::Current));
         })?;
-        let page = answer.view::<QueryHcaCapIn>()?;
-        Ok(page.nested(QueryHcaCapOut::ROCE).get(RoceCap::ROCE_ADDRESS_TABLE_SIZE))
+        let page = answer.view::<QueryHcaCapIn>()?.nested(QueryHcaCapOut::GENERAL);
+        Ok(8 << page.get(HcaCap::GID_TABLE_SIZE).min(8))
     }
 
     /// Entry `index` of the GID table and its Ethernet address; `None` if it is empty.

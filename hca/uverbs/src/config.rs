@@ -7,12 +7,15 @@ use std::io;
 use std::net::Ipv4Addr;
 
 use barewire_hca::{Config, ConfigError, Device, OpenError};
+use barewire_layouts::command::capability::PortType;
 use thiserror::Error;
 
 /// How many devices there are: `mlx5_0` and so on.
 pub(crate) const DEVICES_VARIABLE: &str = "BAREWIRE_HCA_DEVICES";
 /// What the ports look like: `roce` or `ib`.
 pub(crate) const LINK_VARIABLE: &str = "BAREWIRE_HCA_LINK";
+/// Whether programs may send commands of their own: `no` refuses DEVX, as a kernel does to who has no right to it.
+pub(crate) const DEVX_VARIABLE: &str = "BAREWIRE_HCA_DEVX";
 /// The tree that stands for `/sys`; libibverbs looks at it, too.
 pub(crate) const SYSFS_VARIABLE: &str = "SYSFS_PATH";
 
@@ -34,6 +37,7 @@ pub(crate) enum Link {
 pub(crate) struct Settings {
     pub(crate) devices: usize,
     pub(crate) link: Link,
+    pub(crate) devx: bool,
 }
 
 impl Settings {
@@ -41,6 +45,7 @@ impl Settings {
         let text = |name| env::var(name).unwrap_or_default();
         Self {
             devices: text(DEVICES_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_DEVICES),
+            devx: text(DEVX_VARIABLE) != "no",
             link: if text(LINK_VARIABLE) == "ib" { Link::InfiniBand } else { Link::Roce },
         }
     }
@@ -54,6 +59,9 @@ const TRIES: u32 = 64;
 /// Opens device `number`. An address given by hand is the first device's.
 pub(crate) fn open(number: usize, link: Link) -> Result<Device, Failure> {
     let mut config = Config::from_env()?;
+    if link == Link::InfiniBand {
+        config.port_type = PortType::InfiniBand;
+    }
     if number != 0 {
         config.address = None;
     }

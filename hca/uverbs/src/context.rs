@@ -22,6 +22,8 @@ pub(crate) struct Context {
 /// What changes.
 #[derive(Debug, Default)]
 pub(crate) struct State {
+    /// The program asked for DEVX when it opened the device, and may have it.
+    pub(crate) devx: bool,
     pub(crate) objects: Objects,
     /// Where the context's asynchronous events go.
     pub(crate) asynchronous: Option<Arc<Channel>>,
@@ -55,6 +57,11 @@ impl Context {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses what needs DEVX if the program has not got it.
+    pub(crate) fn needs_devx(&self) -> Result<(), Errno> {
+        if self.state().devx { Ok(()) } else { Err(Errno::INVALID) }
     }
 
     /// Carries out a call.

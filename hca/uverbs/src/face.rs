@@ -100,7 +100,7 @@ impl Face {
         let mut state = self.state();
         let adapter = match state.adapters.entry(number) {
             Entry::Occupied(adapter) => Arc::clone(adapter.get()),
-            Entry::Vacant(place) => Arc::clone(place.insert(Adapter::open(number, self.settings.link)?)),
+            Entry::Vacant(place) => Arc::clone(place.insert(Adapter::open(number, self.settings)?)),
         };
         let before = state.contexts.insert(descriptor, Arc::new(Context::new(adapter)));
         word.fetch_or(bit, Ordering::AcqRel);

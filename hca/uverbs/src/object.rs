@@ -9,7 +9,7 @@ use barewire_layouts::command::mkey::DestroyMkeyIn;
 use barewire_layouts::command::pd::DeallocPdIn;
 use barewire_layouts::command::qp::DestroyQpIn;
 use barewire_layouts::command::srq::DestroySrqIn;
-use barewire_layouts::command::{InHeader, OutHeader};
+use barewire_layouts::command::{CommandOpcode, OutHeader};
 use barewire_layouts::prm::View;
 
 use crate::abi::{ModifyQp, QpCap};
@@ -83,14 +83,11 @@ pub(crate) struct Uar {
 /// An object made by DEVX.
 #[derive(Debug)]
 pub(crate) struct DevxObject {
+    /// The command that made it: a number means little without its kind.
+    pub(crate) made_by: CommandOpcode,
+    pub(crate) number: u32,
+    /// The command that destroys it.
     pub(crate) destroy: [u8; 16],
-}
-
-impl DevxObject {
-    /// The object's number.
-    pub(crate) fn number(&self) -> u32 {
-        u32::from_be_bytes([0, self.destroy[9], self.destroy[10], self.destroy[11]])
-    }
 }
 
 /// What a handle stands for.
@@ -179,7 +176,7 @@ impl Object {
             Self::Umem(memory) => memory.give_back()?,
             Self::Devx(object) => {
                 status(&adapter.raw(&object.destroy, 16))?;
-                adapter.events().unsubscribe(object.number());
+                adapter.events().unsubscribe((object.made_by, object.number));
             }
             Self::Ah { .. } => {}
         }
@@ -190,7 +187,7 @@ impl Object {
 /// The status of a command that was carried out as it came.
 pub(crate) fn status(answer: &[u8]) -> Result<(), Errno> {
     let header = View::<OutHeader>::new(answer).ok_or(Errno::INVALID)?;
-    let opcode = barewire_layouts::command::CommandOpcode::QueryHcaCap;
+    let opcode = CommandOpcode::QueryHcaCap;
     match header.get(OutHeader::STATUS) {
         Ok(barewire_layouts::command::CommandStatus::Ok) => Ok(()),
         status => Err(barewire_layouts::command::CommandError {
@@ -200,12 +197,6 @@ pub(crate) fn status(answer: &[u8]) -> Result<(), Errno> {
         }
         .into()),
     }
-}
-
-/// The opcode of a command as it came, if it is one.
-pub(crate) fn opcode(input: &[u8]) -> Option<u16> {
-    View::<InHeader>::new(input)?;
-    Some(u16::from_be_bytes([input[0], input[1]]))
 }
 
 /// The objects of one context.

@@ -10,7 +10,7 @@ use crate::engine::completer::{self, Arrival};
 use crate::engine::fetch::{self, Receive};
 use crate::engine::report::Finding;
 use crate::engine::{Port, shared};
-use crate::memory::Access;
+use crate::memory::{Access, User};
 use crate::object::{Inline, Qp};
 use crate::wire::packet::Packet;
 
@@ -70,6 +70,14 @@ fn shared_queue(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> Result<Option<
     let number = packet.xrc.srqn.get() & MASK_24;
     let domain = port.srqs.get(number).and_then(|srq| srq.xrc).map(|xrc| xrc.domain);
     if domain.is_some() && domain == qp.xrcd { Ok(Some(number)) } else { Err(INVALID) }
+}
+
+/// As whom a request uses memory keys. Of an extended reliable connection that is the shared receive queue which it names: its queue pair
+/// belongs to nobody (IBTA annex A14).
+pub(super) fn requester(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> User {
+    let named = if qp.service == ServiceType::Xrc { shared_queue(qp, port, packet) } else { Ok(None) };
+    let queue = named.ok().flatten().and_then(|number| port.srqs.get(number));
+    queue.map_or(qp.user(), |srq| qp.receiver(srq.pd))
 }
 
 /// Takes the next receive WQE, of a shared receive queue if one is given. One that is bad is left with the message, to be abandoned.
@@ -143,7 +151,8 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         && receive.local.copy_from(port.memory, qp.receiver(receive.pd), done, packet.payload).is_err()
     {
         Some((NakCode::RemoteOperational, Syndrome::LocalProtection))
-    } else if packet.headers.contains(Headers::IETH) && !port.memory.invalidate(qp.user(), packet.invalidated)
+    } else if packet.headers.contains(Headers::IETH)
+        && !port.memory.invalidate(requester(qp, port, packet), packet.invalidated)
     {
         // The data is there by now; that its key is not gone must not go unnoticed.
         Some((NakCode::RemoteAccess, Syndrome::LocalAccess))
@@ -193,20 +202,20 @@ fn finish(
 }
 
 fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
-    let (address, rkey, length, done) = if let Message::Write { address, rkey, length, done } =
-        qp.engine.responder.message
-    {
-        (address, rkey, length, done)
-    } else {
-        if !qp.attributes.remote_write {
-            return Err(INVALID);
-        }
-        let reth = &packet.reth;
-        let (address, rkey, length) = (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
-        // The whole range is checked before the first byte is written.
-        port.memory.translate(rkey, qp.user(), address, length, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
-        (address, rkey, length, 0)
-    };
+    let user = requester(qp, port, packet);
+    let (address, rkey, length, done) =
+        if let Message::Write { address, rkey, length, done } = qp.engine.responder.message {
+            (address, rkey, length, done)
+        } else {
+            if !qp.attributes.remote_write {
+                return Err(INVALID);
+            }
+            let reth = &packet.reth;
+            let (address, rkey, length) = (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
+            // The whole range is checked before the first byte is written.
+            port.memory.translate(rkey, user, address, length, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
+            (address, rkey, length, 0)
+        };
     let last = packet.opcode.is_last();
     let after = done + packet.payload.len() as u64;
     if after > length || last != (after == length) {
@@ -222,13 +231,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     };
     let written = port
         .memory
-        .translate(
-            rkey,
-            qp.user(),
-            address.wrapping_add(done),
-            packet.payload.len() as u64,
-            Access::REMOTE_WRITE,
-        )
+        .translate(rkey, user, address.wrapping_add(done), packet.payload.len() as u64, Access::REMOTE_WRITE)
         .map(|span| span.copy_from(packet.payload));
     if written.is_err() {
         // Taken but not filled: it is flushed with the rest.
@@ -262,9 +265,8 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
         return Err(INVALID);
     }
     check_depth(qp)?;
-    port.memory
-        .translate(rkey, qp.user(), address, u64::from(length), Access::REMOTE_READ)
-        .map_err(|_| ACCESS)?;
+    let user = requester(qp, port, packet);
+    port.memory.translate(rkey, user, address, u64::from(length), Access::REMOTE_READ).map_err(|_| ACCESS)?;
     port.counters.reads += 1;
     let responder = &mut qp.engine.responder;
     let psn = responder.expected;
@@ -273,6 +275,7 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     responder.responses.push_back(Response::Read {
         psn,
         msn: responder.msn,
+        pd: user.pd,
         address,
         rkey,
         length,
@@ -306,7 +309,8 @@ fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), R
     }
     check_depth(qp)?;
     let need = Access::REMOTE_ATOMIC;
-    let span = port.memory.translate(rkey, qp.user(), address, atomic.bytes, need).map_err(|_| ACCESS)?;
+    let user = requester(qp, port, packet);
+    let span = port.memory.translate(rkey, user, address, atomic.bytes, need).map_err(|_| ACCESS)?;
     // `None`: the key's addresses are aligned, but the memory behind them is not.
     let original = atomic.execute(&span).ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
     port.counters.atomics += 1;

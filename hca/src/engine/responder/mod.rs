@@ -23,7 +23,7 @@ use super::{Port, completer};
 use crate::memory::Access;
 use crate::object::{Attributes, Qp};
 use crate::wire::packet::Packet;
-use execute::execute;
+use execute::{execute, requester};
 
 /// Repeated reads that wait at most, in multiples of the queue pair's depth; a further one is dropped and will be repeated.
 const REPEATED_DEPTH: usize = 2;
@@ -53,7 +53,7 @@ enum Response {
     /// An atomic was executed, now or, if this is a `repeat`, before.
     Atomic { psn: Psn, msn: u32, original: u64, repeat: bool },
     /// A read of `length` bytes, of which `sent` packets have gone.
-    Read { psn: Psn, msn: u32, address: u64, rkey: u32, length: u32, sent: u32, repeat: bool },
+    Read { psn: Psn, msn: u32, pd: u32, address: u64, rkey: u32, length: u32, sent: u32, repeat: bool },
 }
 
 /// The result of an atomic, kept in case its response is lost.
@@ -253,7 +253,8 @@ fn answer_reads(qp: &mut Qp, port: &mut Port<'_>) -> bool {
 /// A request that was executed before: its response was lost, or the network doubled it (IBTA 9.7.5.1.3, 9.7.5.1.5).
 fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     let depth = qp.attributes.max_responder_depth.max(1) as usize;
-    let (user, responder) = (qp.user(), &mut qp.engine.responder);
+    let user = requester(qp, port, packet);
+    let responder = &mut qp.engine.responder;
     match packet.opcode {
         BthOpcode::ReadRequest => {
             let (address, rkey, length) =
@@ -265,6 +266,7 @@ fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
                 responder.responses.push_back(Response::Read {
                     psn,
                     msn,
+                    pd: user.pd,
                     address,
                     rkey,
                     length,

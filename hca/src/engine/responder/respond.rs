@@ -56,7 +56,8 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
                 dispatch(attributes, port);
                 true
             }
-            Response::Read { psn, msn, address, rkey, length, ref mut sent, .. } => {
+            Response::Read { psn, msn, pd, address, rkey, length, ref mut sent, .. } => {
+                let user = User { pd, ..user };
                 let number = *sent;
                 *sent += 1;
                 let last = *sent == packets(length, attributes.mtu);

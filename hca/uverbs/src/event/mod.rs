@@ -6,6 +6,7 @@ mod queue;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use barewire_layouts::command::CommandOpcode;
 use barewire_layouts::eqe::{Eqe, EventType, PortChange};
 use zerocopy::IntoBytes;
 
@@ -34,9 +35,9 @@ struct Listener {
 /// A program's wish to be told of events of an object that it made by DEVX.
 #[derive(Debug)]
 struct Subscription {
-    /// Event type and number of the object; none for events of the device.
+    /// Event type and object, by what made it and its number; none for events of the device.
     event_type: u16,
-    object: Option<u32>,
+    object: Option<(CommandOpcode, u32)>,
     cookie: u64,
     target: Target,
 }
@@ -81,7 +82,7 @@ impl Events {
     /// A DEVX object's events go to a channel, or to an eventfd.
     pub(crate) fn subscribe(
         &mut self,
-        (event_type, object): (u16, Option<u32>),
+        (event_type, object): (u16, Option<(CommandOpcode, u32)>),
         cookie: u64,
         channel: Option<&Arc<Channel>>,
         counter: Option<i32>,
@@ -94,8 +95,8 @@ impl Events {
         self.subscriptions.push(Subscription { event_type, object, cookie, target });
     }
 
-    /// The object with this number is gone.
-    pub(crate) fn unsubscribe(&mut self, object: u32) {
+    /// The object is gone.
+    pub(crate) fn unsubscribe(&mut self, object: (CommandOpcode, u32)) {
         self.subscriptions.retain(|subscription| subscription.object != Some(object));
     }
 
@@ -164,7 +165,7 @@ impl Events {
         };
         let meant = |subscription: &&Subscription| {
             subscription.event_type == u16::from(event.event_type)
-                && subscription.object.is_none_or(|object| object == number)
+                && subscription.object.is_none_or(|(_, object)| object == number)
         };
         for subscription in self.subscriptions.iter().filter(meant) {
             match &subscription.target {

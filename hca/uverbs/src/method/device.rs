@@ -35,6 +35,9 @@ const RECEIVE_WQE_BYTES: u16 = 512;
 const SEGMENTS: u32 = 30;
 const RDMA_READ_SEGMENTS: u32 = 30;
 
+/// `MLX5_IB_ALLOC_UCTX_DEVX`.
+const DEVX: u32 = 1;
+
 /// `UVERBS_METHOD_GET_CONTEXT`.
 pub(super) fn get_context(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0, 1, driver::IN, driver::OUT])?;
@@ -42,6 +45,11 @@ pub(super) fn get_context(context: &Context, call: &Attributes) -> Result<(), Er
     if request.total_num_bfregs == 0 {
         return Err(Errno::INVALID);
     }
+    let devx = request.flags & DEVX != 0;
+    if devx && !context.adapter.devx {
+        return Err(Errno(libc::EPERM));
+    }
+    context.state().devx = devx;
     answer_context(context, call)
 }
 

@@ -2,68 +2,61 @@
 
 use std::sync::Arc;
 
+use barewire_layouts::command::CommandOpcode;
+use barewire_layouts::command::cq::{Cqc, CreateCqIn};
+use barewire_layouts::prm::View;
+
 use crate::abi::access;
 use crate::adapter::UserMemory;
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::event::Channel;
-use crate::object::{DevxObject, Object, opcode, status};
+use crate::object::{Cq, DevxObject, Object, Qp, Srq, status};
 
 use super::device::VECTORS;
+use super::devx_command::{Use, allowed, object_number, opcode};
 
 /// The shortest command and answer: a header and two dwords.
 const SHORTEST: usize = 16;
 
-/// Creating commands, and what destroys their objects. The number lies at the same place in answer and request.
-const OBJECTS: [(u16, u16); 12] = [
-    (0x200, 0x202), // MKEY
-    (0x400, 0x401), // CQ
-    (0x500, 0x501), // QP
-    (0x700, 0x701), // SRQ
-    (0x705, 0x706), // XRC_SRQ
-    (0x710, 0x711), // DCT
-    (0x717, 0x718), // XRQ
-    (0x771, 0x772), // Q_COUNTER
-    (0x800, 0x801), // PD
-    (0x802, 0x803), // UAR
-    (0x80e, 0x80f), // XRCD
-    (0x90c, 0x90e), // RMP
-];
-
-/// Reads a command, carries it out and gives its answer back. The answer's status is an error of the call's, too.
+/// Reads a command that `may` come by this method, carries it out and gives its answer back. The answer's status is an error of the
+/// call's, too. What the device does not know it refuses itself.
 fn execute(
     context: &Context,
     call: &Attributes,
-    input: u16,
-    output: u16,
+    [input, output]: [u16; 2],
+    may: impl FnOnce(Option<Use>, &[u8]) -> Result<(), Errno>,
 ) -> Result<(Vec<u8>, Vec<u8>), Errno> {
     let command = call.bytes(input)?;
     let room = call.room(output);
     if command.len() < SHORTEST || room < SHORTEST {
         return Err(Errno::INVALID);
     }
+    let used = match opcode(&command) {
+        Some(opcode) => Some(allowed(opcode).ok_or(Errno::INVALID)?),
+        None => None,
+    };
+    // Without DEVX rights a program may ask for capabilities only (linux devx.c: `devx_is_whitelist_cmd`).
+    if !matches!(opcode(&command), Some(CommandOpcode::QueryHcaCap | CommandOpcode::QueryHcaVportContext)) {
+        context.needs_devx()?;
+    }
+    may(used, &command)?;
     let answer = context.adapter.raw(&command, room);
     call.put(output, &answer)?;
     status(&answer).map_err(|_| Errno::REMOTE)?;
     Ok((command, answer))
 }
 
-/// `MLX5_IB_METHOD_DEVX_OTHER`: a command that makes nothing.
+/// `MLX5_IB_METHOD_DEVX_OTHER`: a command about the device.
 pub(super) fn general(context: &Context, call: &Attributes) -> Result<(), Errno> {
     const IN: u16 = 0x1000;
     const OUT: u16 = 0x1001;
     call.only(&[IN, OUT])?;
-    if makes(&call.bytes(IN)?).is_some() {
-        return Err(Errno::INVALID);
-    }
-    execute(context, call, IN, OUT).map(drop)
-}
-
-/// What destroys the object that a command makes, if it makes one.
-fn makes(command: &[u8]) -> Option<u16> {
-    let opcode = opcode(command)?;
-    OBJECTS.iter().find(|(create, _)| *create == opcode).map(|&(_, destroy)| destroy)
+    let may = |used, _: &[u8]| {
+        if matches!(used, None | Some(Use::General)) { Ok(()) } else { Err(Errno::INVALID) }
+    };
+    execute(context, call, [IN, OUT], may).map(drop)
 }
 
 /// `MLX5_IB_METHOD_DEVX_OBJ_CREATE`.
@@ -72,44 +65,73 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     const IN: u16 = 0x1001;
     const OUT: u16 = 0x1002;
     call.only(&[HANDLE, IN, OUT])?;
-    let destroy = makes(&call.bytes(IN)?).ok_or(Errno::INVALID)?;
-    let (_, answer) = execute(context, call, IN, OUT)?;
+    let eqn = context.adapter.eqn;
+    let may = |used, command: &[u8]| match used {
+        // A kernel looks up the event queue: it must know of the completion queue.
+        Some(Use::Create(CommandOpcode::DestroyCq)) if event_queue_of(command) != Some(eqn) => {
+            Err(Errno::NO_ENTRY)
+        }
+        None | Some(Use::Create(_)) => Ok(()),
+        _ => Err(Errno::INVALID),
+    };
+    let (command, answer) = execute(context, call, [IN, OUT], may)?;
+    let made = opcode(&command).ok_or(Errno::IO)?;
+    let Some(Use::Create(destroy)) = allowed(made) else { return Err(Errno::IO) };
+    let number = object_number(destroy, &answer).ok_or(Errno::IO)?;
     let mut command = [0; SHORTEST];
-    command[..2].copy_from_slice(&destroy.to_be_bytes());
+    command[..2].copy_from_slice(&(destroy as u16).to_be_bytes());
     command[8..12].copy_from_slice(&answer[8..12]);
-    let object = Object::Devx(DevxObject { destroy: command });
+    let object = Object::Devx(DevxObject { made_by: made, number, destroy: command });
     call.put_handle(HANDLE, context.state().objects.insert(object))
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY` and `..._QUERY`: a command about an object. Queue pairs and queues of verbs are objects, too.
-pub(super) fn access(context: &Context, call: &Attributes) -> Result<(), Errno> {
+/// The event queue that CREATE_CQ names.
+fn event_queue_of(command: &[u8]) -> Option<u32> {
+    View::<CreateCqIn>::new(command).map(|input| input.nested(CreateCqIn::CQ_CONTEXT).get(Cqc::C_EQN))
+}
+
+/// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`: a command that changes an object. Those of verbs are objects, too.
+pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    access(context, call, |used| if let Use::Modify(made_by) = used { Some(made_by) } else { None })
+}
+
+/// `MLX5_IB_METHOD_DEVX_OBJ_QUERY`: a command that reads an object.
+pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    access(context, call, |used| if let Use::Query(made_by) = used { Some(made_by) } else { None })
+}
+
+fn access(
+    context: &Context,
+    call: &Attributes,
+    about: fn(Use) -> Option<CommandOpcode>,
+) -> Result<(), Errno> {
     const HANDLE: u16 = 0x1000;
     const IN: u16 = 0x1001;
     const OUT: u16 = 0x1002;
     call.only(&[HANDLE, IN, OUT])?;
-    let number = object_number(context, call.handle(HANDLE)?)?;
-    let command = call.bytes(IN)?;
-    let meant = command.get(9..12).ok_or(Errno::INVALID)?;
-    if meant != &number.to_be_bytes()[1..] || makes(&command).is_some() {
-        return Err(Errno::INVALID);
-    }
-    execute(context, call, IN, OUT).map(drop)
+    let object = identity(context, call.handle(HANDLE)?)?;
+    let may = |used: Option<Use>, command: &[u8]| {
+        let made_by = used.and_then(about).ok_or(Errno::INVALID)?;
+        let number = opcode(command).and_then(|opcode| object_number(opcode, command));
+        if Some(object) == number.map(|number| (made_by, number)) { Ok(()) } else { Err(Errno::INVALID) }
+    };
+    execute(context, call, [IN, OUT], may).map(drop)
 }
 
-/// The device's number of an object that DEVX commands may be about.
-fn object_number(context: &Context, handle: u32) -> Result<u32, Errno> {
+/// What made an object that DEVX commands may be about, and the device's number of it.
+fn identity(context: &Context, handle: u32) -> Result<(CommandOpcode, u32), Errno> {
     let state = context.state();
     let objects = &state.objects;
     if let Ok(object) = objects.get::<DevxObject>(handle) {
-        return Ok(object.number());
+        return Ok((object.made_by, object.number));
     }
-    if let Ok(qp) = objects.get::<Box<crate::object::Qp>>(handle) {
-        return Ok(qp.number);
+    if let Ok(qp) = objects.get::<Box<Qp>>(handle) {
+        return Ok((CommandOpcode::CreateQp, qp.number));
     }
-    if let Ok(srq) = objects.get::<crate::object::Srq>(handle) {
-        return Ok(srq.number);
+    if let Ok(srq) = objects.get::<Srq>(handle) {
+        return Ok((CommandOpcode::CreateSrq, srq.number));
     }
-    objects.get::<crate::object::Cq>(handle).map(|cq| cq.number)
+    objects.get::<Cq>(handle).map(|cq| (CommandOpcode::CreateCq, cq.number))
 }
 
 /// `MLX5_IB_METHOD_DEVX_QUERY_UAR`: the device's number of a UAR page, which is the program's.
@@ -151,7 +173,7 @@ pub(super) fn subscribe(context: &Context, call: &Attributes) -> Result<(), Errn
     call.only(&[CHANNEL, OBJECT, TYPES, COUNTER, COOKIE])?;
     let descriptor = call.optional_descriptor(CHANNEL)?.ok_or(Errno::INVALID)?;
     let object = match call.optional_handle(OBJECT)? {
-        Some(handle) => Some(object_number(context, handle)?),
+        Some(handle) => Some(identity(context, handle)?),
         None => None,
     };
     let types = call.bytes(TYPES)?;
@@ -181,6 +203,7 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
         | access::RELAXED_ORDERING;
     const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
     call.only(&[HANDLE, ADDRESS, LENGTH, ACCESS, ID, PAGE_SIZES])?;
+    context.needs_devx()?;
     let rights = call.optional_number(ACCESS)?.unwrap_or(0) as u32;
     if rights & !ALLOWED != 0 {
         return Err(Errno::INVALID);

@@ -4,6 +4,7 @@ mod address;
 mod completion;
 mod device;
 mod devx;
+mod devx_command;
 mod legacy;
 mod memory;
 mod modify;
@@ -68,7 +69,8 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         (id::DEVX_OBJECT, 0x1001) => {
             destroy_driver(context, call, |object| matches!(object, Object::Devx(_)))
         }
-        (id::DEVX_OBJECT, 0x1002 | 0x1003) => devx::access(context, call),
+        (id::DEVX_OBJECT, 0x1002) => devx::modify(context, call),
+        (id::DEVX_OBJECT, 0x1003) => devx::query(context, call),
         (id::DEVX_UMEM, 0x1000) => devx::register(context, call),
         (id::DEVX_UMEM, 0x1001) => destroy_driver(context, call, |object| matches!(object, Object::Umem(_))),
         (id::DEVX_EVENTS, 0x1000) => devx::events(context, call),
