@@ -66,7 +66,8 @@ impl<A> CompletionQueue<A> {
 }
 
 impl CompletionQueue<CompletionQueueFacts> {
-    /// A queue of an mlx5 device with entries of `entry_size` bytes (64 or 128), made for direct access.
+    /// A queue of an mlx5 device with entries of `entry_size` bytes (64 or 128), made for direct access: the device does not check for
+    /// overruns, so that the consumer index need not be told to it.
     ///
     /// # Errors
     /// As [`CompletionQueue::new`] and [`CompletionQueue::open_direct`].

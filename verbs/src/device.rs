@@ -5,8 +5,9 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use barewire_mlx5dv_sys::Library;
-use thiserror::Error;
+use rdma_sys::ibv_atomic_cap;
 
+use crate::Error;
 use crate::dv::Devx;
 use crate::sys::{self, DeviceList, ListedDevice, OpenContext};
 
@@ -17,6 +18,23 @@ pub struct Device {
     pub name: String,
     /// The node GUID, in host order.
     pub guid: u64,
+    /// libmlx5 drives it.
+    pub is_mlx5: bool,
+}
+
+/// What a device can do. verbs.h: `struct ibv_device_attr`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAttributes {
+    /// Most requests of a send or receive queue.
+    pub max_requests: u32,
+    /// Most completions of a queue.
+    pub max_completions: u32,
+    /// Most reads and atomics that a queue pair may have outstanding.
+    pub max_initiator_depth: u32,
+    /// Most reads and atomics that a queue pair works on for its peer.
+    pub max_responder_resources: u32,
+    /// It has atomics.
+    pub atomics: bool,
 }
 
 /// The devices that can be opened by name. Empty where the machine has none, and where the kernel has no
@@ -25,11 +43,14 @@ pub struct Device {
 /// # Errors
 /// What the library says if it cannot look, such as no memory or no permission to read sysfs.
 pub fn devices() -> io::Result<Vec<Device>> {
-    listed(
-        DeviceList::get().map(|list| {
-            list.iter().map(|device| Device { name: device.name(), guid: device.guid() }).collect()
-        }),
-    )
+    // Without libmlx5 no device is one of its.
+    let library = Library::get().ok();
+    let device = |device: ListedDevice<'_>| Device {
+        name: device.name(),
+        guid: device.guid(),
+        is_mlx5: library.is_some_and(|library| device.is_mlx5(library)),
+    };
+    listed(DeviceList::get().map(|list| list.iter().map(device).collect()))
 }
 
 /// A kernel without RDMA (ENOSYS) has no devices; that is no error.
@@ -119,6 +140,23 @@ impl Context {
     /// How many ports the device has; they are numbered from 1.
     pub fn port_count(&self) -> u8 {
         self.0.ports()
+    }
+
+    /// Asks what the device can do. verbs.h: `ibv_query_device`.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn attributes(&self) -> Result<DeviceAttributes, Error> {
+        let attributes = self.0.device_attributes();
+        let attributes = attributes.map_err(|source| Error::new(self.name(), "query the device", source))?;
+        let number = |value: i32| u32::try_from(value).unwrap_or(0);
+        Ok(DeviceAttributes {
+            max_requests: number(attributes.max_qp_wr),
+            max_completions: number(attributes.max_cqe),
+            max_initiator_depth: number(attributes.max_qp_init_rd_atom),
+            max_responder_resources: number(attributes.max_qp_rd_atom),
+            atomics: attributes.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE,
+        })
     }
 
     /// Asks for the attributes of a port. verbs.h: `ibv_query_port`.
@@ -236,7 +274,7 @@ fn mtu(value: u32) -> u32 {
 }
 
 /// Why a device could not be opened.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The library could not list the devices.
@@ -311,7 +349,7 @@ fn present_in_words(present: &[String]) -> String {
 }
 
 /// Why a port could not be asked.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
     /// The device does not have a port of this number.

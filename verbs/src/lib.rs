@@ -34,7 +34,9 @@ pub use address::{AddressHandle, GlobalRoute, Route};
 #[cfg(feature = "rdma-sys")]
 pub use completion::{ByVerbs, CompletionQueue, CompletionQueueRef};
 #[cfg(feature = "rdma-sys")]
-pub use device::{Context, Device, LinkLayer, OpenError, Port, PortState, QueryError, devices};
+pub use device::{
+    Context, Device, DeviceAttributes, LinkLayer, OpenError, Port, PortState, QueryError, devices,
+};
 #[cfg(feature = "rdma-sys")]
 pub use error::Error;
 #[cfg(feature = "rdma-sys")]

@@ -5,8 +5,10 @@
 
 mod devx;
 mod open;
+mod thread;
 
 pub use devx::{Devx, Object, Uar, UarKind, Umem};
 pub use open::{CompletionQueue, CompletionQueueFacts, QueuePair, QueuePairFacts, Ring, ScatterToEntry};
+pub use thread::ThreadDomain;
 
 pub(crate) use open::{library, open};

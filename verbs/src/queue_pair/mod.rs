@@ -69,18 +69,20 @@ impl QueuePair {
 }
 
 impl QueuePair<QueuePairFacts> {
-    /// A queue pair of an mlx5 device, in state RESET, made for direct access.
+    /// A queue pair of an mlx5 device, in state RESET, made for direct access. Without a thread domain others may have its register, too.
     ///
     /// # Errors
     /// As [`QueuePair::new`] and [`QueuePair::open_direct`].
     pub fn create(
         domain: &ProtectionDomain,
+        thread: Option<&dv::ThreadDomain>,
         options: &QueuePairOptions,
         scatter: dv::ScatterToEntry,
     ) -> Result<Self, Error> {
         let library = dv::library(domain.device())?;
         QueuePair::made(domain, options, |attributes, queues| {
-            Qp::create_mlx5(library, domain.handle(), queues, attributes, scatter.flags())
+            let thread = thread.map(dv::ThreadDomain::handle);
+            Qp::create_mlx5(library, domain.handle(), thread, queues, attributes, scatter.flags())
         })?
         .open_direct()
     }

@@ -14,12 +14,13 @@ use barewire_mlx5dv_sys::{
 };
 
 use rdma_sys::{
-    ibv_cq, ibv_cq_init_attr_ex, ibv_destroy_cq, ibv_destroy_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_qp_init_attr_mask,
+    ibv_cq, ibv_cq_init_attr_ex, ibv_cq_init_attr_mask, ibv_create_cq_attr_flags, ibv_destroy_cq,
+    ibv_destroy_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask,
 };
 
 use super::handle::Handle;
 use super::object::QpParents;
+use super::thread::{Td, ThreadedPd};
 use super::{Ah, Cq, OpenContext, Pd, Plain, Qp, status};
 
 /// An object that a command made.
@@ -279,14 +280,16 @@ impl InitObj for Ah {
 }
 
 impl Qp {
-    /// As [`Qp::create`], with flags of `mlx5dv_qp_init_attr.create_flags`.
+    /// As [`Qp::create`], with a register of `thread`'s, and with flags of `mlx5dv_qp_init_attr.create_flags`.
     pub(crate) fn create_mlx5(
         library: &Library,
         domain: &Arc<Pd>,
+        thread: Option<&Arc<Td>>,
         queues: [Arc<Cq>; 2],
         attributes: &mut ibv_qp_init_attr,
         flags: u32,
     ) -> io::Result<Self> {
+        let thread = thread.map(|thread| ThreadedPd::allocate(domain, thread)).transpose()?;
         let mut extended = ibv_qp_init_attr_ex {
             send_cq: queues[0].raw(),
             recv_cq: queues[1].raw(),
@@ -294,7 +297,7 @@ impl Qp {
             qp_type: attributes.qp_type,
             sq_sig_all: attributes.sq_sig_all,
             comp_mask: ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0,
-            pd: domain.raw(),
+            pd: thread.as_ref().map_or(domain.raw(), |both| both.raw()),
             ..ibv_qp_init_attr_ex::zeroed()
         };
         let mut own = mlx5dv_qp_init_attr {
@@ -306,7 +309,7 @@ impl Qp {
         let qp = unsafe {
             let context = domain.context().raw();
             let qp = library.functions.mlx5dv_create_qp(context, &raw mut extended, &raw mut own);
-            Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), queues })
+            Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), thread, queues })
         };
         attributes.cap = extended.cap;
         qp
@@ -314,7 +317,7 @@ impl Qp {
 }
 
 impl Cq {
-    /// As [`Cq::create`], with entries of 64 or 128 bytes.
+    /// As [`Cq::create`], with entries of 64 or 128 bytes, and without overrun checks.
     pub(crate) fn create_mlx5(
         library: &Library,
         context: &Arc<OpenContext>,
@@ -322,8 +325,13 @@ impl Cq {
         vector: u32,
         entry_size: u16,
     ) -> io::Result<Self> {
-        let mut attributes =
-            ibv_cq_init_attr_ex { cqe: entries, comp_vector: vector, ..ibv_cq_init_attr_ex::zeroed() };
+        let mut attributes = ibv_cq_init_attr_ex {
+            cqe: entries,
+            comp_vector: vector,
+            comp_mask: ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0,
+            flags: ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN.0,
+            ..ibv_cq_init_attr_ex::zeroed()
+        };
         let mut own = mlx5dv_cq_init_attr {
             comp_mask: u64::from(MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE),
             cqe_size: entry_size,

@@ -2,9 +2,11 @@
 #![allow(unsafe_code, reason = "calls into C libraries; every block says why it is right")]
 
 mod dv;
+mod extended;
 mod gid;
 mod handle;
 mod object;
+mod thread;
 
 use std::ffi::CStr;
 use std::io;
@@ -15,14 +17,15 @@ use std::slice;
 use barewire_mlx5dv_sys::{Library, MLX5DV_CONTEXT_FLAGS_DEVX, mlx5dv_context_attr};
 
 use rdma_sys::{
-    ___ibv_query_port, ibv_close_device, ibv_context, ibv_device, ibv_device_attr, ibv_free_device_list,
-    ibv_get_device_guid, ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_port_attr,
-    ibv_query_device,
+    ibv_close_device, ibv_context, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_device_guid,
+    ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_port_attr, ibv_query_device,
+    ibv_query_port,
 };
 
 pub(crate) use dv::{Devx, DevxObject, DevxUar, DevxUmem, InitObj};
 pub(crate) use gid::bytes as gid_bytes;
 pub(crate) use object::{Ah, Cq, Mr, Pd, Qp};
+pub(crate) use thread::Td;
 
 /// A structure of plain numbers and pointers, for which all bits zero is a valid value.
 ///
@@ -167,12 +170,17 @@ impl OpenContext {
 
     /// The attributes of a port, the first being number 1.
     ///
-    /// The symbol `ibv_query_port` fills an older, shorter structure; verbs.h redirects it to the function
-    /// that is called here, and bindings do not see that.
+    /// The symbol `ibv_query_port` fills an older, shorter structure; verbs.h redirects it to an inline function that does what is done
+    /// here, and bindings do not see that.
     pub(crate) fn query_port(&self, number: u8) -> io::Result<ibv_port_attr> {
         let mut attributes = ibv_port_attr::zeroed();
         // SAFETY: the context is open, and the attributes are initialised and valid to write to.
-        status(unsafe { ___ibv_query_port(self.raw(), number, &raw mut attributes) })?;
+        status(unsafe {
+            match extended::operation!(self.raw(), query_port) {
+                Some(query) => query(self.raw(), number, &raw mut attributes, size_of::<ibv_port_attr>()),
+                None => ibv_query_port(self.raw(), number, (&raw mut attributes).cast()),
+            }
+        })?;
         Ok(attributes)
     }
 }
@@ -197,7 +205,7 @@ fn status(answer: i32) -> io::Result<()> {
 mod tests {
     use super::*;
     use rdma_sys::verbs_context;
-    use std::mem::{ManuallyDrop, size_of};
+    use std::mem::ManuallyDrop;
 
     #[test]
     fn answers_become_errors() {
@@ -231,7 +239,7 @@ mod tests {
         let mut fake: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
         fake.sz = size_of::<verbs_context>();
         fake.query_port = Some(fake_query_port);
-        fake.context.abi_compat = u32::MAX as usize as *mut _;
+        fake.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         // The pointer must reach the whole structure: the library goes from the member to what surrounds it.
         let whole = &raw mut fake;
         // SAFETY: `whole` is valid; only the member's address is taken.

@@ -12,6 +12,7 @@ use rdma_sys::{
 };
 
 use super::handle::Handle;
+use super::thread::ThreadedPd;
 use super::{OpenContext, Plain, status};
 
 /// A protection domain.
@@ -28,6 +29,9 @@ pub(crate) type Qp = Handle<ibv_qp, QpParents>;
 /// What a queue pair is made from.
 pub(crate) struct QpParents {
     pub(crate) domain: Arc<Pd>,
+    /// The same, bound to a thread.
+    #[expect(dead_code, reason = "keeps it alive")]
+    pub(crate) thread: Option<ThreadedPd>,
     /// Where its sends and its receives complete.
     #[expect(dead_code, reason = "keeps them alive")]
     pub(crate) queues: [Arc<Cq>; 2],
@@ -135,7 +139,7 @@ impl Qp {
         // SAFETY: domain and queues are alive, and the handle keeps them so; the attributes are valid for the call.
         unsafe {
             let qp = ibv_create_qp(domain.raw(), attributes);
-            Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), queues })
+            Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), thread: None, queues })
         }
     }
 
