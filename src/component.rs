@@ -54,8 +54,8 @@ impl Absent {
     }
 }
 
-/// Lists components, their devices and transports, and for what is absent the reason. Opens no device and leaves
-/// nothing behind.
+/// Lists components, their devices and transports, and for what is absent the reason. Leaves nothing behind. With the feature `verbs` it
+/// opens the machine's mlx5 devices for a moment, to say how they are set up and why so.
 ///
 /// ```
 /// for component in barewire::components() {
@@ -69,6 +69,9 @@ impl Absent {
 /// ```
 pub fn components() -> Vec<Component> {
     let findings = barewire_verbs::probe();
+    let (mut mlx5_devices, mlx5_absent) = hardware(&findings);
+    let description = "software HCA of this process, RoCEv2 over UDP on loopback".to_owned();
+    mlx5_devices.insert(0, over_rc_mlx5(rc_mlx5::SOFT_DEVICE.to_owned(), description));
     vec![
         Component {
             name: "self",
@@ -83,15 +86,8 @@ pub fn components() -> Vec<Component> {
         Component {
             name: "mlx5",
             description: "ConnectX devices through barewire's own driver",
-            devices: vec![DeviceInfo {
-                name: rc_mlx5::SOFT_DEVICE.to_owned(),
-                description: "software HCA of this process, RoCEv2 over UDP on loopback".to_owned(),
-                transports: vec![TransportInfo {
-                    name: rc_mlx5::NAME,
-                    attributes: rc_mlx5::attributes(&InterfaceConfig::default()),
-                }],
-            }],
-            absent: hardware(&findings),
+            devices: mlx5_devices,
+            absent: mlx5_absent,
         },
         Component {
             name: "verbs",
@@ -120,11 +116,37 @@ pub fn components() -> Vec<Component> {
     ]
 }
 
-/// What the driver lacks on this machine: it has no way to a real device yet.
-fn hardware(findings: &[Finding]) -> Vec<Absent> {
+fn over_rc_mlx5(name: String, description: String) -> DeviceInfo {
+    let attributes = rc_mlx5::attributes(&InterfaceConfig::default());
+    DeviceInfo { name, description, transports: vec![TransportInfo { name: rc_mlx5::NAME, attributes }] }
+}
+
+/// The machine's devices that the driver drives, and why it does not drive the others.
+#[cfg(feature = "verbs")]
+fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
+    let (mut devices, mut absent) = (Vec::new(), Vec::new());
+    for found in rc_mlx5::hardware::found() {
+        match found.setup {
+            Ok(how) => devices.push(over_rc_mlx5(found.device, format!("ConnectX device, {how}"))),
+            Err(reason) => absent.push(Absent::new(found.device, reason)),
+        }
+    }
+    if devices.is_empty() && absent.is_empty() {
+        absent = without_verbs(findings);
+    }
+    (devices, absent)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
+    (Vec::new(), without_verbs(findings))
+}
+
+/// What the driver lacks on this machine, as far as sysfs tells.
+fn without_verbs(findings: &[Finding]) -> Vec<Absent> {
     let reason = |finding: &Finding| {
         if finding.usable {
-            "the device is there, but this version's driver reaches the software HCA only".to_owned()
+            "the device is there, but this build lacks the feature verbs, and so reaches the software HCA only".to_owned()
         } else {
             finding.reason.clone()
         }
@@ -177,7 +199,7 @@ mod tests {
     #[test]
     fn every_absence_has_its_reason() {
         let findings = [finding("mlx5_0", true), finding("rxe0", false)];
-        let absent = hardware(&findings);
+        let absent = without_verbs(&findings);
         assert_eq!(absent.len(), 1);
         assert!(absent[0].what == "mlx5_0" && absent[0].reason.contains("software HCA only"));
         let names: Vec<_> = verbs(&findings).into_iter().map(|absent| absent.what).collect();
@@ -186,7 +208,7 @@ mod tests {
             ["rc_verbs on mlx5_0", "rc_verbs on rxe0", "ud_verbs on mlx5_0", "ud_verbs on rxe0"]
         );
         let nothing = [finding(MACHINE, false)];
-        assert_eq!(hardware(&nothing), [Absent::new("ConnectX hardware", "rdma is so")]);
+        assert_eq!(without_verbs(&nothing), [Absent::new("ConnectX hardware", "rdma is so")]);
         assert_eq!(verbs(&nothing)[1], Absent::new("ud_verbs", "rdma is so"));
     }
 }

@@ -96,6 +96,8 @@ impl Context {
     pub fn takes_user_index(&self) -> bool {
         match self.way() {
             Way::Commands(_) => true,
+            #[cfg(feature = "verbs")]
+            Way::InitObj(_) => false,
         }
     }
 
@@ -111,6 +113,12 @@ impl Context {
 
     pub(crate) fn way(&self) -> &Way {
         &self.0.way
+    }
+
+    /// An object of another device was given.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn foreign<T>() -> Result<T, Error> {
+        Err(Error::parameter("device", 0u32, "the same for all objects"))
     }
 
     /// The low byte of the next memory key: it changes from key to key, so that a stale key of a reused index is caught.
@@ -132,7 +140,12 @@ struct PdShared {
 /// A protection domain as its context's [`Way`] has it.
 #[derive(Debug)]
 pub(crate) enum DomainObject {
-    Commands { number: u32, _object: Box<dyn Object> },
+    Commands {
+        number: u32,
+        _object: Box<dyn Object>,
+    },
+    #[cfg(feature = "verbs")]
+    InitObj(barewire_verbs::ProtectionDomain),
 }
 
 impl ProtectionDomain {
@@ -146,6 +159,8 @@ impl ProtectionDomain {
                 let (object, number) = commands::allocate_pd(&**channel)?;
                 DomainObject::Commands { number, _object: object }
             }
+            #[cfg(feature = "verbs")]
+            Way::InitObj(device) => DomainObject::InitObj(device.allocate_pd()?),
         };
         Ok(Self(Arc::new(PdShared { object, context: context.clone() })))
     }
@@ -179,12 +194,16 @@ struct UarShared {
 #[derive(Clone, Debug)]
 pub(crate) enum Registers {
     Page(Arc<dyn channel::Uar>),
+    #[cfg(feature = "verbs")]
+    ThreadDomain(barewire_verbs::dv::ThreadDomain),
 }
 
 impl Registers {
     fn allocate(context: &Context) -> Result<Self, Error> {
         Ok(match context.way() {
             Way::Commands(channel) => Self::Page(Arc::from(channel.allocate_uar()?)),
+            #[cfg(feature = "verbs")]
+            Way::InitObj(device) => Self::ThreadDomain(device.allocate_register()?),
         })
     }
 }

@@ -11,8 +11,8 @@ use crate::setup::{CompletionFacts, Way, commands};
 /// What a completion queue holds on to.
 #[derive(Debug)]
 pub(crate) struct Resources {
-    number: u32,
-    _object: Box<dyn Any + Send + Sync>,
+    pub(crate) number: u32,
+    pub(crate) object: Box<dyn Any + Send + Sync>,
 }
 
 impl CompletionQueue {
@@ -30,14 +30,20 @@ impl CompletionQueue {
             (Way::Commands(channel), Registers::Page(page)) => {
                 commands::create_cq(&**channel, page, entries)?
             }
+            #[cfg(feature = "verbs")]
+            (Way::InitObj(device), _) => device.create_cq(entries)?,
+            #[cfg(feature = "verbs")]
+            _ => Context::foreign()?,
         };
-        let keep = Arc::new(Resources { number, _object: object });
+        let keep = Arc::new(Resources { number, object });
         // SAFETY: ring and record lie in memory that `keep` owns, which is freed after the device's object; nothing else has their address.
         Ok(unsafe { CompletionQueue::from_parts(CompletionParts { ring, entries, doorbell_record, keep }) })
     }
 
-    /// The queue's number, if it was made by [`Self::create`].
-    pub(crate) fn number(&self) -> Option<u32> {
-        (&**self.keep() as &dyn Any).downcast_ref::<Resources>().map(|resources| resources.number)
+    /// What the queue is made of, if it was made by [`Self::create`].
+    pub(crate) fn resources(&self) -> Result<&Resources, Error> {
+        (&**self.keep() as &dyn Any)
+            .downcast_ref::<Resources>()
+            .ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
     }
 }

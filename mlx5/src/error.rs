@@ -33,6 +33,14 @@ pub enum Error {
         /// What it may be.
         wanted: String,
     },
+    /// The device cannot do it.
+    #[error("the device has no {what}: {reason}")]
+    Unsupported {
+        /// What it lacks.
+        what: &'static str,
+        /// Why, and what to do instead.
+        reason: &'static str,
+    },
     /// There is not enough memory.
     #[error("out of memory: {bytes} bytes for {what}")]
     OutOfMemory {

@@ -16,7 +16,7 @@ mod error;
 pub mod memory;
 pub mod queue;
 pub mod rc;
-mod setup;
+pub mod setup;
 mod wqe;
 
 #[cfg(feature = "soft")]

@@ -12,8 +12,12 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
 use bitflags::bitflags;
 
+#[cfg(feature = "verbs")]
+use crate::context::Context;
 use crate::context::{DomainObject, ProtectionDomain};
 use crate::error::Error;
+#[cfg(feature = "verbs")]
+use crate::setup::init_obj;
 use crate::setup::{Way, commands};
 
 /// Bytes of a page, the unit in which the device maps memory.
@@ -52,6 +56,8 @@ pub struct MemoryRegion {
 #[derive(Debug)]
 enum Registration {
     Commands(commands::Key),
+    #[cfg(feature = "verbs")]
+    InitObj(barewire_verbs::MemoryRegion),
 }
 
 // SAFETY: the region only names memory; what may be done with the memory is in the contract of `register`.
@@ -96,6 +102,14 @@ impl MemoryRegion {
                     unsafe { commands::create_key(&**channel, *number, start, length, access, variant) };
                 made.map(|(made, key)| (Registration::Commands(made), key))?
             }
+            #[cfg(feature = "verbs")]
+            (Way::InitObj(_), DomainObject::InitObj(domain)) => {
+                // SAFETY: the caller's contract is the same.
+                let made = unsafe { init_obj::register(domain, start, length, access) };
+                made.map(|(made, key)| (Registration::InitObj(made), key))?
+            }
+            #[cfg(feature = "verbs")]
+            _ => Context::foreign()?,
         };
         Ok(Self { start, length, key, access, registration: Some(registration), _domain: domain.clone() })
     }
@@ -168,6 +182,8 @@ impl MemoryRegion {
     fn release(&mut self) -> Result<(), Error> {
         match self.registration.take() {
             Some(Registration::Commands(key)) => key.release(),
+            #[cfg(feature = "verbs")]
+            Some(Registration::InitObj(region)) => init_obj::deregister(region),
             None => Ok(()),
         }
     }

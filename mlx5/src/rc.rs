@@ -127,6 +127,13 @@ impl<D: Doorbell> RcQueuePair<D> {
         receive_completions: &CompletionQueue,
         config: &RcConfig,
     ) -> Result<Self, Error> {
+        let context = domain.context();
+        if D::WHOLE_WQE && !context.capabilities().write_combining {
+            return Err(Error::Unsupported {
+                what: "BlueFlame",
+                reason: "its UAR pages are not mapped write-combining; PlainDoorbell works",
+            });
+        }
         if !D::Width::is_available() {
             return Err(Error::parameter(
                 "bytes of a store to the register",
@@ -134,7 +141,6 @@ impl<D: Doorbell> RcQueuePair<D> {
                 "what this CPU has",
             ));
         }
-        let context = domain.context();
         let most = context.capabilities().max_queue_entries;
         let size = |what, value: u32, least: u32| {
             if value == 0 || value > most {
@@ -150,17 +156,20 @@ impl<D: Doorbell> RcQueuePair<D> {
             return Err(Error::parameter("user index", config.user_index, "at most 24 bits"));
         }
         let signal_period = 1 << config.signal_period.clamp(1, send_blocks / 8).ilog2();
-        let cqn = |queue: &CompletionQueue| {
-            queue.number().ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
-        };
-
-        let cqns = [cqn(send_completions)?, cqn(receive_completions)?];
+        let queues = [send_completions.resources()?, receive_completions.resources()?];
         let sizes = PairSizes { send_blocks, receive_entries, user_index: config.user_index };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.way(), domain.object(), registers) {
             (Way::Commands(channel), DomainObject::Commands { number, .. }, Registers::Page(page)) => {
+                let cqns = queues.map(|queue| queue.number);
                 commands::create_pair(&**channel, *number, &**page, cqns, &sizes)?
             }
+            #[cfg(feature = "verbs")]
+            (Way::InitObj(device), DomainObject::InitObj(domain), Registers::ThreadDomain(thread)) => {
+                device.create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?
+            }
+            #[cfg(feature = "verbs")]
+            _ => Context::foreign()?,
         };
         let PairFacts { number, user_index, send_ring, receive_ring, doorbell_record, register, object } =
             facts;
@@ -220,6 +229,7 @@ impl<D: Doorbell> RcQueuePair<D> {
         let capabilities = self.context().capabilities();
         let mac = match (self.context().way(), capabilities.port_type) {
             (Way::Commands(channel), PortType::Ethernet) => channel.next_hop(&path.remote)?,
+            // The kernel finds it itself.
             _ => path.remote.mac,
         };
         let path = Path {

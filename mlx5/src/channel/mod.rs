@@ -3,6 +3,8 @@
 //! A channel carries PRM commands and gives the two things that are not commands: a mapped UAR page and registered memory. Object
 //! creation is apart from other commands because a kernel (DEVX) ties an object's life to a handle.
 
+#[cfg(feature = "verbs")]
+pub mod mlx5dv;
 #[cfg(feature = "soft")]
 pub mod soft;
 
@@ -106,6 +108,23 @@ pub unsafe trait Umem: fmt::Debug + Send + Sync {
 
 /// A request of layout `R` in the making.
 pub(crate) struct Command<R>(Vec<u8>, PhantomData<fn() -> R>);
+
+/// The device refused `input`, as `output` says.
+#[cfg(feature = "verbs")]
+fn refusal(input: &[u8], output: &[u8]) -> Error {
+    let opcode = View::<command::InHeader>::new(input).map(|header| header.get(command::InHeader::OPCODE));
+    let header = View::<command::OutHeader>::new(output);
+    match (opcode, header) {
+        (Some(Ok(opcode)), Some(header)) => Error::Command(command::CommandError {
+            opcode,
+            status: header.get(command::OutHeader::STATUS).map_err(|unknown| unknown.bits as u8),
+            syndrome: header.get(command::OutHeader::SYNDROME),
+        }),
+        _ => {
+            Error::System { operation: "sending a command", source: std::io::ErrorKind::InvalidInput.into() }
+        }
+    }
+}
 
 /// The answer to a request of layout `R`, its status checked.
 pub(crate) struct Answer<R>(Vec<u8>, PhantomData<fn() -> R>);

@@ -1,9 +1,17 @@
 //! How a device's objects come about. Two ways end in the same plain facts, and the queues cannot tell them apart:
 //!
-//! - [`commands`]: PRM commands over a [channel](crate::channel), to the software HCA or to a device by DEVX;
-//! - `init_obj` (feature `verbs`): objects of verbs, opened up by `mlx5dv_init_obj`.
+//! - PRM commands over a [channel](crate::channel), to the software HCA or to a device by DEVX;
+//! - objects of verbs, opened up by `mlx5dv_init_obj` (feature `verbs`).
+//!
+//! With the feature `verbs`, `open` opens a device of this machine the best way that it allows.
 
 pub(crate) mod commands;
+#[cfg(feature = "verbs")]
+pub(crate) mod init_obj;
+#[cfg(feature = "verbs")]
+mod open;
+#[cfg(feature = "verbs")]
+pub(crate) mod route;
 
 use core::any::Any;
 use core::fmt;
@@ -20,10 +28,21 @@ use crate::error::Error;
 use crate::memory::Access;
 use crate::rc::RcPath;
 
+#[cfg(feature = "verbs")]
+pub use open::{NotOpened, Opened, SetupWay, UnknownWay, open};
+
 /// The way that a context's objects are made.
 #[derive(Debug)]
 pub(crate) enum Way {
     Commands(Box<dyn CommandChannel>),
+    #[cfg(feature = "verbs")]
+    InitObj(init_obj::Device),
+}
+
+/// An error of the system below us.
+#[cfg(feature = "verbs")]
+fn system(operation: &'static str, error: impl Into<Box<dyn core::error::Error + Send + Sync>>) -> Error {
+    Error::System { operation, source: std::io::Error::other(error) }
 }
 
 /// What a completion queue is made of.

@@ -30,18 +30,30 @@ struct Shared {
 
 impl Domain {
     /// Opens a device by name. `soft0:1` is a software HCA made for this domain, with the address and faults that
-    /// the environment variables of `barewire-hca` say.
+    /// the environment variables of `barewire-hca` say. With the feature `verbs`, `mlx5_0:1` is port 1 of a device of this machine, set up as
+    /// the environment variable `BAREWIRE_MLX5_SETUP` says: `devx`, `init_obj`, or without it the first of these that works.
     ///
     /// # Errors
-    /// [`OpenError::UnknownDevice`] for any other name, [`OpenError::Device`] if it could not be made.
+    /// [`OpenError::UnknownDevice`] for a name that does not exist, [`OpenError::Device`] if the device could not be made or set up.
     pub fn open(device: &str) -> Result<Self, OpenError> {
-        if device != SOFT_DEVICE {
-            return Err(OpenError::UnknownDevice {
-                transport: NAME,
-                device: device.to_owned(),
-                known: SOFT_DEVICE.to_owned(),
-            });
-        }
+        if device == SOFT_DEVICE { Self::open_soft_from_environment() } else { Self::open_hardware(device) }
+    }
+
+    #[cfg(feature = "verbs")]
+    fn open_hardware(device: &str) -> Result<Self, OpenError> {
+        super::hardware::open(device)
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    fn open_hardware(device: &str) -> Result<Self, OpenError> {
+        Err(OpenError::UnknownDevice {
+            transport: NAME,
+            device: device.to_owned(),
+            known: format!("{SOFT_DEVICE}; this build has no feature verbs, for devices of the machine"),
+        })
+    }
+
+    fn open_soft_from_environment() -> Result<Self, OpenError> {
         let config = hca::Config::from_env().map_err(|e| refused(SOFT_DEVICE, "read its settings", e))?;
         let device =
             hca::Device::open(config).map_err(|e| refused(SOFT_DEVICE, "start the software HCA", e))?;
@@ -147,7 +159,7 @@ impl Domain {
     }
 }
 
-fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenError {
+pub(super) fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenError {
     OpenError::Device { device: device.to_owned(), step, source: error.into() }
 }
 

@@ -13,6 +13,8 @@ mod domain;
 mod endpoint;
 mod failure;
 mod flush;
+#[cfg(feature = "verbs")]
+pub(crate) mod hardware;
 mod interface;
 mod list;
 mod message;

@@ -1,0 +1,274 @@
+//! Objects made by verbs and opened up by `mlx5dv_init_obj`: for devices that take no commands of programs.
+
+use core::any::Any;
+use core::ptr::NonNull;
+
+use barewire_layouts::command::qp::QpState;
+use barewire_layouts::cqe::Cqe64;
+use barewire_layouts::wqe::{DataSegment, WQEBB};
+use barewire_verbs::dv::{self, QueuePairFacts, Ring, ScatterToEntry, ThreadDomain};
+use barewire_verbs::{
+    Capacity, CompletionQueueRef, Context, Initialize, MemoryRegion, ProtectionDomain, QueuePairKind,
+    QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
+};
+
+use super::route::Route;
+use super::{CompletionFacts, Pair, PairFacts, PairSizes, Path, system};
+use crate::context::{Capabilities, Port, PortAddress};
+use crate::error::Error;
+use crate::memory::Access;
+use crate::queue::completion::CompletionQueue;
+
+/// A device opened by verbs.
+#[derive(Debug)]
+pub(crate) struct Device {
+    context: Context,
+    route: Route,
+}
+
+impl Device {
+    pub(crate) fn new(context: Context, route: Route) -> Self {
+        Self { context, route }
+    }
+
+    /// What verbs tell of it.
+    pub(crate) fn capabilities(&self) -> Result<Capabilities, Error> {
+        let device = self.context.attributes().map_err(|error| system("querying the device", error))?;
+        let port = self.route.port().number;
+        let port = self.context.query_port(port).map_err(|error| system("querying the port", error))?;
+        let reads = |most: u32| most.checked_ilog2().unwrap_or(0).min(7) as u8;
+        let combines = self.combines()?;
+        Ok(Capabilities {
+            max_queue_entries: device.max_requests.min(1 << 15),
+            max_cq_entries: power_of_two_below(device.max_completions).min(1 << 22),
+            max_message: u64::from(port.max_message),
+            log_max_reads_requester: reads(device.max_initiator_depth),
+            log_max_reads_responder: reads(device.max_responder_resources),
+            atomics: device.atomics,
+            blueflame: combines,
+            write_combining: combines,
+            port_type: self.route.port_type(),
+        })
+    }
+
+    /// Whether libmlx5 gives queue pairs registers that take bursts: only a queue pair tells.
+    fn combines(&self) -> Result<bool, Error> {
+        let domain = self.allocate_pd()?;
+        let thread = self.allocate_register()?;
+        let queue = self.create(16)?;
+        let capacity = Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
+        let queues = [&queue, &queue].map(dv::CompletionQueue::reference);
+        let pair = create(&domain, &thread, queues, capacity)?;
+        Ok(pair.facts().register_size > 0)
+    }
+
+    pub(crate) fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::new(&self.context).map_err(|error| system("allocating a protection domain", error))
+    }
+
+    /// A thread domain: its queue pairs have a register of their own.
+    pub(crate) fn allocate_register(&self) -> Result<ThreadDomain, Error> {
+        ThreadDomain::new(&self.context).map_err(|error| system("taking a register", error))
+    }
+
+    fn create(&self, entries: u32) -> Result<dv::CompletionQueue, Error> {
+        dv::CompletionQueue::create(&self.context, entries, size_of::<Cqe64>() as u16)
+            .map_err(|error| system("creating a completion queue", error))
+    }
+
+    /// Makes a queue of `entries` CQEs, a power of two, without overrun checks.
+    pub(crate) fn create_cq(&self, entries: u32) -> Result<CompletionFacts, Error> {
+        // libmlx5 keeps one entry to itself.
+        let queue = self.create(entries - 1)?;
+        let facts = *queue.facts();
+        let ring = expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
+        // SAFETY: `entries` CQEs, and no queue pair completes here yet.
+        unsafe { CompletionQueue::initialise(ring, entries) };
+        Ok(CompletionFacts {
+            number: facts.number,
+            ring,
+            doorbell_record: facts.doorbell_record.cast(),
+            object: Box::new(queue),
+        })
+    }
+
+    /// Makes a queue pair in the reset state.
+    pub(crate) fn create_pair(
+        &self,
+        domain: &ProtectionDomain,
+        thread: &ThreadDomain,
+        queues: [&(dyn Any + Send + Sync); 2],
+        sizes: &PairSizes,
+    ) -> Result<PairFacts, Error> {
+        // How many blocks libmlx5 counts for a request is its own affair: 1, 2 or up to 4.
+        for requests_per_block in [4, 2, 1] {
+            let capacity = Capacity {
+                sends: sizes.send_blocks / requests_per_block,
+                receives: sizes.receive_entries,
+                send_elements: 1,
+                receive_elements: 1,
+                inline: 0,
+            };
+            let pair = create(domain, thread, [reference(queues[0])?, reference(queues[1])?], capacity)?;
+            if pair.facts().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
+                return facts(pair, sizes);
+            }
+        }
+        Err(Error::parameter("send WQEBBs", sizes.send_blocks, "what libmlx5 makes"))
+    }
+}
+
+/// The queue pair's facts, if its rings are what was asked for.
+fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairFacts, Error> {
+    let QueuePairFacts { number, send, receive, doorbell_record, register, .. } = *pair.facts();
+    let ring = |what, ring: Option<Ring>, entries, stride| {
+        let ring = ring.ok_or_else(|| system("opening a queue pair", "it has no such ring"))?;
+        expect(what, ring, entries, stride)
+    };
+    Ok(PairFacts {
+        number,
+        // libmlx5 chose one that it does not tell.
+        user_index: None,
+        send_ring: ring("the send ring", send, sizes.send_blocks, WQEBB)?,
+        receive_ring: ring("the receive ring", receive, sizes.receive_entries, size_of::<DataSegment>())?
+            .cast(),
+        doorbell_record: doorbell_record.cast(),
+        register,
+        object: Box::new(VerbsPair { pair }),
+    })
+}
+
+/// The start of a ring that is as the queues want it.
+fn expect(what: &'static str, ring: Ring, entries: u32, stride: usize) -> Result<NonNull<u8>, Error> {
+    if ring.entries == entries && ring.stride as usize == stride {
+        return Ok(ring.start);
+    }
+    let Ring { entries: got, stride: bytes, .. } = ring;
+    Err(Error::parameter(what, got, format!("{entries} entries of {stride} bytes, and they have {bytes}")))
+}
+
+fn create(
+    domain: &ProtectionDomain,
+    thread: &ThreadDomain,
+    [send_queue, receive_queue]: [CompletionQueueRef; 2],
+    capacity: Capacity,
+) -> Result<dv::QueuePair, Error> {
+    let kind = QueuePairKind::ReliableConnection;
+    let options = QueuePairOptions { kind, send_queue, receive_queue, capacity, signal_all: false };
+    dv::QueuePair::create(domain, Some(thread), &options, ScatterToEntry::Never)
+        .map_err(|error| system("creating a queue pair", error))
+}
+
+fn reference(queue: &(dyn Any + Send + Sync)) -> Result<CompletionQueueRef, Error> {
+    let queue = queue.downcast_ref::<dv::CompletionQueue>();
+    queue
+        .map(dv::CompletionQueue::reference)
+        .ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
+}
+
+/// Registers memory. Answers the region and its key.
+///
+/// # Safety
+/// That of [`crate::channel::CommandChannel::register_umem`], until the region is deregistered.
+pub(crate) unsafe fn register(
+    domain: &ProtectionDomain,
+    start: NonNull<u8>,
+    length: usize,
+    access: Access,
+) -> Result<(MemoryRegion, u32), Error> {
+    // SAFETY: the caller's contract is the same.
+    let region = unsafe { MemoryRegion::register(domain, start, length, rights(access)) }
+        .map_err(|error| system("registering memory", error))?;
+    let key = region.local_key();
+    // One key serves both sides; on mlx5 devices there is only one.
+    if key == region.remote_key() {
+        return Ok((region, key));
+    }
+    Err(system("registering memory", "the local and the remote key differ"))
+}
+
+/// Takes memory from the device. On an error the device may still use it.
+pub(crate) fn deregister(mut region: MemoryRegion) -> Result<(), Error> {
+    region.deregister().map_err(|error| system("deregistering memory", error))
+}
+
+fn rights(access: Access) -> barewire_verbs::Access {
+    let mut rights = barewire_verbs::Access::empty();
+    for (ours, theirs) in [
+        (Access::LOCAL_WRITE, barewire_verbs::Access::LOCAL_WRITE),
+        (Access::REMOTE_WRITE, barewire_verbs::Access::REMOTE_WRITE),
+        (Access::REMOTE_READ, barewire_verbs::Access::REMOTE_READ),
+        (Access::REMOTE_ATOMIC, barewire_verbs::Access::REMOTE_ATOMIC),
+    ] {
+        rights.set(theirs, access.contains(ours));
+    }
+    rights
+}
+
+fn power_of_two_below(value: u32) -> u32 {
+    value.checked_ilog2().map_or(0, |log| 1 << log)
+}
+
+/// A queue pair of verbs.
+#[derive(Debug)]
+struct VerbsPair {
+    pair: dv::QueuePair,
+}
+
+impl Pair for VerbsPair {
+    fn initialise(&self, port: &Port, access: Access) -> Result<(), Error> {
+        // Local writing is no right of a peer's.
+        let access = rights(access - Access::LOCAL_WRITE);
+        let values = Initialize { port: port.number, partition_index: 0, access, queue_key: 0 };
+        self.pair.initialize(&values).map_err(|error| system("initialising a queue pair", error))
+    }
+
+    fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error> {
+        let wanted = path.wanted;
+        let remote: &PortAddress = &wanted.remote;
+        let route = super::route::to(port, path.port_type, remote);
+        let receive = ReadyToReceive {
+            mtu: 128 << wanted.mtu as u32,
+            peer: wanted.remote_qpn,
+            packet_sequence_number: wanted.receive_psn,
+            responder_resources: 1 << path.log_responder_reads,
+            rnr_timer: wanted.min_rnr_nak,
+            route,
+        };
+        let send = ReadyToSend {
+            packet_sequence_number: wanted.send_psn,
+            timeout: wanted.ack_timeout,
+            retries: wanted.retry_count,
+            rnr_retries: wanted.rnr_retry,
+            initiator_depth: 1 << path.log_requester_reads,
+        };
+        self.pair
+            .ready_to_receive(Some(&receive))
+            .and_then(|()| self.pair.ready_to_send(&send))
+            .map_err(|error| system("connecting a queue pair", error))
+    }
+
+    fn fail(&self) -> Result<(), Error> {
+        self.pair.fail().map_err(|error| system("stopping a queue pair", error))
+    }
+
+    fn reset(&self) -> Result<(), Error> {
+        self.pair.reset().map_err(|error| system("resetting a queue pair", error))
+    }
+
+    fn state(&self) -> Result<QpState, Error> {
+        let state = self.pair.state().map_err(|error| system("querying a queue pair", error))?;
+        Ok(match state {
+            QueuePairState::Reset => QpState::Rst,
+            QueuePairState::Initialized => QpState::Init,
+            QueuePairState::ReadyToReceive => QpState::Rtr,
+            QueuePairState::ReadyToSend => QpState::Rts,
+            QueuePairState::SendDrained => QpState::Sqd,
+            QueuePairState::SendError => QpState::Sqer,
+            QueuePairState::Error => QpState::Err,
+            QueuePairState::Unknown(state) => {
+                return Err(system("querying a queue pair", format!("unknown state {state}")));
+            }
+        })
+    }
+}

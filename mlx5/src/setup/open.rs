@@ -1,0 +1,140 @@
+//! Opening a device of this machine, the best way that it allows.
+
+use core::fmt;
+use core::str::FromStr;
+
+use barewire_verbs as verbs;
+
+use super::init_obj;
+use super::route::Route;
+use super::{Way, system};
+use crate::channel::mlx5dv::Mlx5dv;
+use crate::context::Context;
+use crate::error::Error;
+
+/// How objects of a device of this machine are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SetupWay {
+    /// By the device's own commands, which the kernel passes on.
+    Devx,
+    /// By verbs, opened up by `mlx5dv_init_obj`.
+    InitObj,
+}
+
+impl fmt::Display for SetupWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Devx => "devx",
+            Self::InitObj => "init_obj",
+        })
+    }
+}
+
+/// No way of set-up has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no way to set up an mlx5 device is called '{0}': there are devx and init_obj")]
+pub struct UnknownWay(String);
+
+impl FromStr for SetupWay {
+    type Err = UnknownWay;
+
+    fn from_str(name: &str) -> Result<Self, UnknownWay> {
+        match name {
+            "devx" => Ok(Self::Devx),
+            "init_obj" => Ok(Self::InitObj),
+            _ => Err(UnknownWay(name.to_owned())),
+        }
+    }
+}
+
+/// An open device, and how that came about.
+#[derive(Debug)]
+pub struct Opened {
+    /// The device.
+    pub context: Context,
+    /// How its objects are made.
+    pub way: SetupWay,
+    /// Why that way, and why this GID, in words for a person.
+    pub reason: String,
+}
+
+/// A device that cannot be driven directly. Generic verbs may still work.
+#[derive(Debug, thiserror::Error)]
+#[error("{device} cannot be driven directly: {}", .tried.iter().map(|(way, error)| format!("{way}: {error}")).collect::<Vec<_>>().join("; "))]
+pub struct NotOpened {
+    /// Its name.
+    pub device: String,
+    /// What was tried, in this order, and what came of it.
+    pub tried: Vec<(SetupWay, Error)>,
+}
+
+/// Opens the device that libibverbs calls `name` and uses its port `port`: by DEVX where the kernel lets programs do that, else by
+/// `mlx5dv_init_obj`; or by `wanted` alone.
+///
+/// # Errors
+/// [`NotOpened`] has the reasons.
+pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
+    let mut tried = Vec::new();
+    for way in [SetupWay::Devx, SetupWay::InitObj] {
+        if wanted.is_some_and(|wanted| wanted != way) {
+            continue;
+        }
+        let opened = match way {
+            SetupWay::Devx => by_devx(name, port),
+            SetupWay::InitObj => by_init_obj(name, port),
+        };
+        match opened {
+            Ok((context, gid)) => {
+                let why = match (wanted, &tried[..]) {
+                    (Some(_), _) => "as asked for".to_owned(),
+                    (None, []) => "the kernel passes commands on".to_owned(),
+                    (None, [(way, error), ..]) => format!("{way} is refused: {error}"),
+                };
+                return Ok(Opened { context, way, reason: format!("{why}; {gid}") });
+            }
+            Err(error) => tried.push((way, error)),
+        }
+    }
+    Err(NotOpened { device: name.to_owned(), tried })
+}
+
+/// The device, and why its GID was chosen.
+fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
+    let context = verbs::Context::open_devx(name).map_err(|error| system("opening the device", error))?;
+    let devx = context.devx().ok_or_else(|| system("opening the device", "it takes no commands"))?;
+    let route = Route::new(&context, port)?;
+    let reason = route.reason().to_owned();
+    Ok((Context::open(Mlx5dv::new(devx, route))?, reason))
+}
+
+/// As [`by_devx`].
+fn by_init_obj(name: &str, port: u8) -> Result<(Context, String), Error> {
+    let context = verbs::Context::open(name).map_err(|error| system("opening the device", error))?;
+    let route = Route::new(&context, port)?;
+    let (reason, address) = (route.reason().to_owned(), *route.port());
+    let device = init_obj::Device::new(context, route);
+    let capabilities = device.capabilities()?;
+    Ok((Context::new(Way::InitObj(device), capabilities, address), reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_have_names() {
+        for way in [SetupWay::Devx, SetupWay::InitObj] {
+            assert_eq!(way.to_string().parse(), Ok(way));
+        }
+        assert!("verbs".parse::<SetupWay>().unwrap_err().to_string().contains("devx and init_obj"));
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_refused_with_every_reason() {
+        let error = open("no_such_device", 1, None).unwrap_err();
+        assert_eq!(error.tried.len(), 2);
+        let words = error.to_string();
+        assert!(words.contains("devx: ") && words.contains("init_obj: "), "{words}");
+        assert_eq!(open("no_such_device", 1, Some(SetupWay::InitObj)).unwrap_err().tried.len(), 1);
+    }
+}

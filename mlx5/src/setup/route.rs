@@ -1,0 +1,74 @@
+//! The port of a device of this machine, and the way from it to peers, as the kernel knows them.
+
+use barewire_layouts::command::capability::PortType;
+use barewire_verbs::{AddressHandle, Context, Gid, LinkLayer, ProtectionDomain};
+
+use super::system;
+use crate::context::{Port, PortAddress};
+use crate::error::Error;
+
+/// A port and the GID that is used of it.
+#[derive(Debug)]
+pub(crate) struct Route {
+    domain: ProtectionDomain,
+    port: Port,
+    port_type: PortType,
+    /// Why this GID.
+    reason: String,
+}
+
+impl Route {
+    /// For port `number`.
+    pub(crate) fn new(context: &Context, number: u8) -> Result<Self, Error> {
+        let attributes = context.query_port(number).map_err(|error| system("querying the port", error))?;
+        let domain = ProtectionDomain::new(context)
+            .map_err(|error| system("allocating a protection domain", error))?;
+        let choice =
+            context.choose_gid(&domain, &attributes).map_err(|error| system("choosing a GID", error))?;
+        let gid_index = u8::try_from(choice.entry.index)
+            .map_err(|_| Error::parameter("GID index", choice.entry.index, "at most 255"))?;
+        let port_type = match attributes.link_layer {
+            LinkLayer::Ethernet => PortType::Ethernet,
+            _ => PortType::InfiniBand,
+        };
+        let address = PortAddress { gid: choice.entry.gid.0, mac: [0; 6], lid: attributes.lid };
+        let port = Port { number, gid_index, address };
+        let mut route = Self { domain, port, port_type, reason: choice.reason };
+        if port_type == PortType::Ethernet {
+            // Peers who resolve nothing themselves send here.
+            route.port.address.mac = route.next_hop(&address)?;
+        }
+        Ok(route)
+    }
+
+    pub(crate) fn port(&self) -> &Port {
+        &self.port
+    }
+
+    pub(crate) fn port_type(&self) -> PortType {
+        self.port_type
+    }
+
+    pub(crate) fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// The Ethernet address of the next hop on the way to a peer: the kernel resolves it, and may ask the network.
+    pub(crate) fn next_hop(&self, remote: &PortAddress) -> Result<[u8; 6], Error> {
+        if self.port_type == PortType::InfiniBand {
+            return Ok([0; 6]);
+        }
+        let resolved = AddressHandle::new(&self.domain, &to(&self.port, self.port_type, remote))
+            .and_then(|handle| handle.address_vector())
+            .map_err(|error| system("resolving the peer's address", error))?;
+        Ok(resolved.mac)
+    }
+}
+
+/// The way from `port` to a peer, as verbs have it.
+pub(crate) fn to(port: &Port, port_type: PortType, remote: &PortAddress) -> barewire_verbs::Route {
+    match port_type {
+        PortType::InfiniBand if remote.lid != 0 => barewire_verbs::Route::to_lid(port.number, remote.lid),
+        _ => barewire_verbs::Route::to_gid(port.number, Gid(remote.gid), port.gid_index),
+    }
+}

@@ -1,0 +1,65 @@
+//! Devices of this machine.
+
+use barewire_mlx5::setup::{self, SetupWay};
+use barewire_verbs as verbs;
+
+use super::NAME;
+use super::domain::{Domain, SOFT_DEVICE, refused};
+use crate::error::OpenError;
+
+/// How devices of this machine are set up: `devx` or `init_obj`; `verbs` leaves them to transports over generic verbs. Without it, the
+/// first of these that works.
+const SETUP: &str = "BAREWIRE_MLX5_SETUP";
+
+/// A port of a device of this machine.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Name for [`Domain::open`].
+    pub(crate) device: String,
+    /// How it can be driven and why so, or why it cannot.
+    pub(crate) setup: Result<String, String>,
+}
+
+/// Every port of every device that libmlx5 knows. Each is opened for a moment.
+pub(crate) fn found() -> Vec<Found> {
+    let devices = verbs::devices().unwrap_or_default();
+    let ports = devices.iter().filter(|device| device.is_mlx5).flat_map(|device| {
+        let count = verbs::Context::open(&device.name).map_or(1, |context| context.port_count());
+        (1..=count).map(|port| (device.name.as_str(), port))
+    });
+    let found = ports.map(|(name, port)| {
+        let setup = set_up(name, port).map(|opened| format!("set up by {}: {}", opened.way, opened.reason));
+        Found { device: format!("{name}:{port}"), setup }
+    });
+    found.collect()
+}
+
+/// Opens `NAME:PORT`; port 1 if none is named.
+pub(super) fn open(device: &str) -> Result<Domain, OpenError> {
+    let (name, port) = match device.split_once(':') {
+        None => (device, Some(1)),
+        Some((name, port)) => (name, port.parse().ok()),
+    };
+    let known = verbs::devices().unwrap_or_default();
+    let Some(port) = port.filter(|_| known.iter().any(|known| known.name == name)) else {
+        let known = known.iter().map(|device| format!(", {}:1", device.name)).collect::<String>();
+        return Err(OpenError::UnknownDevice {
+            transport: NAME,
+            device: device.to_owned(),
+            known: format!("{SOFT_DEVICE}{known}"),
+        });
+    };
+    let opened = set_up(name, port).map_err(|reason| refused(device, "set it up", reason))?;
+    Domain::new(&opened.context, device)
+}
+
+fn set_up(name: &str, port: u8) -> Result<setup::Opened, String> {
+    let wanted = match std::env::var(SETUP) {
+        Err(_) => None,
+        Ok(way) if way == "verbs" => {
+            return Err(format!("{SETUP}=verbs leaves it to transports over generic verbs"));
+        }
+        Ok(way) => Some(way.parse::<SetupWay>().map_err(|error| format!("{SETUP}: {error}, and verbs"))?),
+    };
+    setup::open(name, port, wanted).map_err(|error| error.to_string())
+}
