@@ -49,8 +49,13 @@ impl Workspace {
 /// `cargo bench` over the two binaries, for the baseline processor: without flags, profiles and limits that a shell, or cargo's
 /// configuration, may bring along.
 pub(super) fn cargo_bench(arguments: &[&str]) -> Invocation {
-    let bench = ["bench", "-p", "barewire", "--bench", Level::Driver.name(), "--bench", Level::Api.name()];
-    let bench = [&bench, arguments].concat();
+    cargo_bench_of(&[Level::Driver.name(), Level::Api.name()], arguments)
+}
+
+/// The same over the binaries that are named.
+pub(super) fn cargo_bench_of(benches: &[&str], arguments: &[&str]) -> Invocation {
+    let benches: Vec<&str> = benches.iter().flat_map(|bench| ["--bench", bench]).collect();
+    let bench = [&["bench", "-p", "barewire"], &benches[..], arguments].concat();
     let foreign: Vec<String> = std::env::vars_os()
         .filter_map(|(name, _)| name.into_string().ok())
         .filter(|name| bends(name))

@@ -9,6 +9,7 @@ mod judge;
 mod measure;
 mod peers;
 mod results;
+mod side_by_side;
 mod tools;
 
 use std::process::ExitCode;
@@ -49,7 +50,7 @@ pub(crate) fn check(install: Install) -> Result<(), Failure> {
         return Err(Failure::Found("the budgets are for x86-64".to_owned()));
     }
     let workspace = build::Workspace::ask()?;
-    tools::debian(install, &[tools::VALGRIND, tools::OBJDUMP])?;
+    tools::debian(install, &[tools::VALGRIND, tools::OBJDUMP, tools::UCX])?;
     let valgrind = tools::valgrind_version()?;
     let runner = tools::runner(install, &workspace)?;
     let binaries = build::binaries()?;
@@ -58,8 +59,9 @@ pub(crate) fn check(install: Install) -> Result<(), Failure> {
     let (ran, counts) = measure::run(&workspace, &runner)?;
     let verdict = judge::judge(&counts);
     if verdict.is_complete {
+        let beside = side_by_side::measure(&workspace)?;
         let header = results::Header { valgrind, rustc: workspace.rustc, harness: workspace.harness };
-        results::write(&header, &counts, &peers::read()?)?;
+        results::write(&header, &counts, &peers::read()?, &beside)?;
     }
     complaints.extend(verdict.complaints);
     verdict.notes.iter().for_each(|note| println!("note: {note}"));

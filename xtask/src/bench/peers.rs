@@ -1,11 +1,11 @@
-//! What peers count for the same operations: `benches/peers.txt`.
+//! What peers count for the same operations: `benches/peers/counts.txt`.
 
 use std::fs;
 
 use super::budget::{self, Budget, Level, Shape};
 use crate::process::{Failure, repository};
 
-const FILE: &str = "benches/peers.txt";
+const FILE: &str = "benches/peers/counts.txt";
 
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +97,10 @@ mod tests {
     fn says_which_line_is_wrong() {
         let text = "# a comment\n\napi | put_short, 8 B | both | UCX | many\n";
         let failure = parse(text).unwrap_err().to_string();
-        assert_eq!(failure, "benches/peers.txt:3: cannot read 'api | put_short, 8 B | both | UCX | many'");
+        assert_eq!(
+            failure,
+            "benches/peers/counts.txt:3: cannot read 'api | put_short, 8 B | both | UCX | many'"
+        );
         assert!(parse("api | put | sideways | UCX | 3").is_err());
     }
 }

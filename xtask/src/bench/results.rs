@@ -7,6 +7,7 @@ use super::budget::{self, BATCH, Budget, Level, ROUNDS};
 use super::judge;
 use super::measure::Count;
 use super::peers::Peers;
+use super::side_by_side::Table;
 use crate::process::{Failure, repository};
 
 const FILE: &str = "benches/RESULTS.md";
@@ -23,9 +24,11 @@ pub(super) struct Header {
 }
 
 /// Writes the file.
-pub(super) fn write(header: &Header, counts: &[Count], peers: &Peers) -> Result<(), Failure> {
+pub(super) fn write(header: &Header, counts: &[Count], peers: &Peers, beside: &Table) -> Result<(), Failure> {
     let path = repository().join(FILE);
-    fs::write(&path, render(header, counts, peers))
+    let mut text = render(header, counts, peers);
+    beside.render(&mut text);
+    fs::write(&path, text)
         .map_err(|error| Failure::Found(format!("cannot write {}: {error}", path.display())))?;
     println!("wrote {FILE}");
     Ok(())
@@ -50,7 +53,7 @@ fn introduction(Header { valgrind, rustc, harness }: &Header) -> String {
         "# Instructions per operation\n\
          \n\
          Written by `cargo xtask bench`; edits are lost. The limits are in `benches/budget/`, the peers' counts and how they were \
-         taken in `benches/peers.txt`.\n\
+         taken in `benches/peers/counts.txt`.\n\
          \n\
          Counted by callgrind ({valgrind}) through iai-callgrind {harness}, built by {rustc} for baseline x86-64 (SSE2) with the \
          bench profile. A count is the share of one operation in a loop of {ROUNDS} ({} where it is a share of a batch of {BATCH}), \

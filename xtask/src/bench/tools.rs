@@ -23,6 +23,12 @@ pub(super) const VALGRIND: Program =
 pub(super) const OBJDUMP: Program =
     Program { name: "objdump", package: "binutils", purpose: "shows machine code" };
 
+/// Headers of UCX, whose library is measured beside ours.
+pub(super) const UCX: Program =
+    Program { name: "/usr/include/uct/api/uct.h", package: "libucx-dev", purpose: "is UCX for programs" };
+/// The program of [`VALGRIND`].
+pub(super) const VALGRIND_NAME: &str = VALGRIND.name;
+
 const RUNNER: &str = "iai-callgrind-runner";
 
 /// Installs those of the programs that are missing, or says what to install.

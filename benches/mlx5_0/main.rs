@@ -1,0 +1,261 @@
+//! Operations on `mlx5_0`, N calls of a function of its own each, for callgrind to count beside `peers/libmlx5.c` and `peers/uct.c`.
+//!
+//! usage: `mlx5_0 devx|init_obj OPERATION N`, under `barewire hca run`
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::slice::from_ref;
+use std::time::{Duration, Instant};
+
+use barewire::transport::rc_mlx5::{self, Endpoint, RemoteKey};
+use barewire::{Access, Completion, InterfaceConfig, Slice};
+use barewire_mlx5::setup::{self, SetupWay};
+use barewire_mlx5::{
+    Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Polled, ProtectionDomain,
+    RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, SendQueue, Uar,
+};
+
+const DEVICE: &str = "mlx5_0";
+const DEADLINE: Duration = Duration::from_mins(1);
+/// Of the messages.
+const ID: u8 = 1;
+/// What is posted is carried out before there is more.
+const BATCH: u32 = 16;
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let [way, operation, count] = &arguments[..] else {
+        // `cargo bench` runs every bench; this one is a part of `cargo xtask bench`.
+        println!("usage: mlx5_0 devx|init_obj OPERATION N");
+        return ExitCode::SUCCESS;
+    };
+    match run(way, operation, count) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mlx5_0: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(way: &str, operation: &str, count: &str) -> Outcome {
+    let context = setup::open(DEVICE, 1, Some(way.parse::<SetupWay>()?))?.context;
+    let count = count.parse()?;
+    match operation.split_once('.') {
+        Some(("driver", operation)) => Driver::new(context)?.run(operation, count),
+        Some(("api", operation)) => Api::new(&context)?.run(operation, count),
+        _ => Err(format!("no operation {operation}").into()),
+    }
+}
+
+fn wait(what: &str, mut is_done: impl FnMut() -> bool) -> Outcome {
+    let start = Instant::now();
+    while !is_done() {
+        if start.elapsed() > DEADLINE {
+            return Err(format!("{what}: not done after {DEADLINE:?}").into());
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Two queue pairs of the driver.
+struct Driver {
+    ours: RcQueuePair,
+    theirs: RcQueuePair,
+    completions: CompletionQueue,
+    peer_completions: CompletionQueue,
+    local: Buffer,
+    remote: Buffer,
+}
+
+#[inline(never)]
+fn measured_write_8(queue: &mut SendQueue, payload: u64, remote: RemoteAddressSegment) -> bool {
+    queue.write_inline_8(payload.to_ne_bytes(), remote, ControlFlags::empty()).is_ok()
+}
+
+#[inline(never)]
+fn measured_write_sge(queue: &mut SendQueue, local: (u64, u32, u32), remote: RemoteAddressSegment) -> bool {
+    let (address, length, key) = local;
+    queue.write(DataSegment::new(address, length, key), remote, ControlFlags::empty()).is_ok()
+}
+
+#[inline(never)]
+fn measured_send_16(queue: &mut SendQueue, payload: &[u8; 16]) -> bool {
+    queue.send_inline(payload, ControlFlags::empty()).is_ok()
+}
+
+#[inline(never)]
+fn measured_poll(queue: &mut CompletionQueue) -> bool {
+    queue.poll().is_some()
+}
+
+impl Driver {
+    fn new(context: Context) -> Result<Self, barewire_mlx5::Error> {
+        let domain = ProtectionDomain::allocate(&context)?;
+        let uar = Uar::allocate(&context)?;
+        let completions = CompletionQueue::create(&context, &uar, 1024)?;
+        let peer_completions = CompletionQueue::create(&context, &uar, 1024)?;
+        let config = RcConfig { signal_period: BATCH, ..RcConfig::default() };
+        let pair = |queue| RcQueuePair::create(&domain, &uar, queue, queue, &config);
+        let (mut ours, mut theirs) = (pair(&completions)?, pair(&peer_completions)?);
+        // Time passes slowly under valgrind.
+        let path = |number| RcPath { ack_timeout: 0, ..RcPath::new(context.port_address(), number) };
+        ours.connect(&path(theirs.number()))?;
+        theirs.connect(&path(ours.number()))?;
+        let buffer = || Buffer::allocate(&domain, 4096, barewire_mlx5::Access::all());
+        Ok(Self { ours, theirs, completions, peer_completions, local: buffer()?, remote: buffer()? })
+    }
+
+    fn run(mut self, operation: &str, count: u32) -> Outcome {
+        let remote = self.remote.region().remote(0);
+        let region = self.local.region();
+        let local = black_box((region.address(), 4096, region.lkey()));
+        for round in 0..u64::from(count) {
+            let posted = match operation {
+                "write_8" => measured_write_8(&mut self.ours.send, round, remote),
+                "write_sge" => measured_write_sge(&mut self.ours.send, local, remote),
+                "send_16" => measured_send_16(&mut self.ours.send, black_box(&[7; 16])),
+                "poll" => !measured_poll(&mut self.completions),
+                _ => return Err(format!("no operation {operation}").into()),
+            };
+            if !posted {
+                return Err("refused".into());
+            }
+            if operation != "poll" && (round + 1).is_multiple_of(BATCH.into()) {
+                self.drain()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions until the ring is empty enough for the next batch, and gives receive buffers back.
+    fn drain(&mut self) -> Outcome {
+        let segment = self.remote.region().segment(0, 64).ok_or("a segment")?;
+        let half = self.ours.send.blocks() / 2;
+        wait("posts", || {
+            while self.theirs.receive.push(segment) {}
+            self.theirs.receive.publish();
+            while let Some(completion) = self.peer_completions.poll().map(Polled::completion) {
+                assert_eq!(completion.kind, CompletionKind::Receive);
+                self.theirs.receive.reap();
+            }
+            while let Some(completion) = self.completions.poll().map(Polled::completion) {
+                assert_eq!(completion.kind, CompletionKind::Send);
+                self.ours.send.reap(completion.wqe_counter);
+            }
+            self.ours.send.room() >= half
+        })
+    }
+}
+
+/// Two interfaces of the transport API.
+struct Api {
+    client: Side,
+    server: Side,
+    memory: rc_mlx5::Memory,
+    target: rc_mlx5::Memory,
+    key: RemoteKey,
+    completion: Completion,
+}
+
+struct Side {
+    domain: rc_mlx5::Domain,
+    interface: rc_mlx5::Interface,
+    endpoint: Endpoint,
+    progress: rc_mlx5::Progress,
+}
+
+impl Side {
+    fn open(context: &Context) -> Result<Self, barewire::OpenError> {
+        let domain = rc_mlx5::Domain::new(context, DEVICE)?;
+        let config = InterfaceConfig { ack_timeout: 0, ..InterfaceConfig::default() };
+        let (interface, progress) = rc_mlx5::Interface::open(&domain, &config)?;
+        let endpoint = Endpoint::new(&interface)?;
+        Ok(Self { domain, interface, endpoint, progress })
+    }
+
+    fn connect(&self, peer: &Self) -> Result<(), barewire::ConnectError> {
+        self.endpoint.connect(&peer.interface.device_address(), &peer.endpoint.address())
+    }
+}
+
+#[inline(never)]
+fn measured_put_short_8(endpoint: &Endpoint, payload: u64, remote: u64, key: &RemoteKey) -> bool {
+    endpoint.put_short(&payload.to_ne_bytes(), remote, key).is_ok()
+}
+
+#[inline(never)]
+fn measured_put_zcopy(
+    endpoint: &Endpoint,
+    slice: &Slice<'_>,
+    remote: u64,
+    key: &RemoteKey,
+    completion: &Completion,
+) -> bool {
+    endpoint.put_zcopy(from_ref(slice), remote, key, Some(completion)).is_ok()
+}
+
+#[inline(never)]
+fn measured_am_short_8(endpoint: &Endpoint, id: u8, header: u64, payload: u64) -> bool {
+    endpoint.am_short(id, header, &payload.to_ne_bytes()).is_ok()
+}
+
+#[inline(never)]
+fn measured_progress(progress: &mut rc_mlx5::Progress) -> usize {
+    progress.progress()
+}
+
+impl Api {
+    fn new(context: &Context) -> Result<Self, Box<dyn std::error::Error>> {
+        let (client, server) = (Side::open(context)?, Side::open(context)?);
+        client.connect(&server)?;
+        server.connect(&client)?;
+        server.interface.set_handler(ID, |_| ())?;
+        let memory = client.domain.allocate(4096, Access::all())?;
+        let target = server.domain.allocate(4096, Access::all())?;
+        let key = client.domain.unpack_key(&target.pack_key())?;
+        // Never counted down to nothing.
+        Ok(Self { client, server, memory, target, key, completion: Completion::counter(1 << 30) })
+    }
+
+    fn run(mut self, operation: &str, count: u32) -> Outcome {
+        self.settle()?;
+        let slice = self.memory.slice(0, 4096)?;
+        for round in 0..u64::from(count) {
+            let endpoint = &self.client.endpoint;
+            let posted = match operation {
+                "put_short_8" => measured_put_short_8(endpoint, round, self.target.address(), &self.key),
+                "put_zcopy" => {
+                    measured_put_zcopy(endpoint, &slice, self.target.address(), &self.key, &self.completion)
+                }
+                "am_short_8" => measured_am_short_8(endpoint, black_box(ID), round, 5),
+                "progress" => measured_progress(&mut self.client.progress) == 0,
+                _ => return Err(format!("no operation {operation}").into()),
+            };
+            if !posted {
+                return Err("refused".into());
+            }
+            if operation != "progress" && (round + 1).is_multiple_of(BATCH.into()) {
+                let (client, server) = (&mut self.client.progress, &mut self.server.progress);
+                let flushed = || {
+                    let events = client.progress() + server.progress();
+                    let flush = endpoint.flush(barewire::FlushMode::Local, None);
+                    events == 0 && flush == Ok(barewire::Posted::Done)
+                };
+                wait("posts", flushed)?;
+            }
+        }
+        if let Some(error) = self.client.endpoint.error() {
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Nothing is left to be done for either side.
+    fn settle(&mut self) -> Outcome {
+        wait("settling", || self.client.progress.progress() + self.server.progress.progress() == 0)
+    }
+}

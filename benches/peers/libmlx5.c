@@ -1,0 +1,177 @@
+/* What libmlx5 needs for an operation: N calls of a function of its own, for callgrind to count (`cargo xtask bench`).
+ *
+ * usage: libmlx5 DEVICE OPERATION N
+ */
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define CHECK(what) do { if (!(what)) { fprintf(stderr, "libmlx5: %s failed\n", #what); exit(1); } } while (0)
+#define DEADLINE 60
+
+struct bench {
+    struct ibv_qp *qp;
+    struct ibv_qp_ex *qpx;
+    struct ibv_cq *cq;
+    struct ibv_mr *local, *remote;
+    unsigned flags;
+};
+
+#define MEASURED __attribute__((noinline)) int
+
+static int post(struct bench *b, enum ibv_wr_opcode opcode, unsigned length, unsigned flags)
+{
+    struct ibv_sge sge = { .addr = (uintptr_t)b->local->addr, .length = length, .lkey = b->local->lkey };
+    struct ibv_send_wr *bad, wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = b->flags | flags };
+    wr.wr.rdma.remote_addr = (uintptr_t)b->remote->addr;
+    wr.wr.rdma.rkey = b->remote->rkey;
+    return ibv_post_send(b->qp, &wr, &bad);
+}
+
+MEASURED measured_post_write_8(struct bench *b) { return post(b, IBV_WR_RDMA_WRITE, 8, IBV_SEND_INLINE); }
+MEASURED measured_post_write_sge(struct bench *b) { return post(b, IBV_WR_RDMA_WRITE, 4096, 0); }
+MEASURED measured_post_send_16(struct bench *b) { return post(b, IBV_WR_SEND, 16, IBV_SEND_INLINE); }
+
+MEASURED measured_wr_write_8(struct bench *b)
+{
+    ibv_wr_start(b->qpx);
+    b->qpx->wr_flags = b->flags | IBV_SEND_INLINE;
+    ibv_wr_rdma_write(b->qpx, b->remote->rkey, (uintptr_t)b->remote->addr);
+    ibv_wr_set_inline_data(b->qpx, b->local->addr, 8);
+    return ibv_wr_complete(b->qpx);
+}
+
+MEASURED measured_wr_write_sge(struct bench *b)
+{
+    ibv_wr_start(b->qpx);
+    b->qpx->wr_flags = b->flags;
+    ibv_wr_rdma_write(b->qpx, b->remote->rkey, (uintptr_t)b->remote->addr);
+    ibv_wr_set_sge(b->qpx, b->local->lkey, (uintptr_t)b->local->addr, 4096);
+    return ibv_wr_complete(b->qpx);
+}
+
+MEASURED measured_wr_send_16(struct bench *b)
+{
+    ibv_wr_start(b->qpx);
+    b->qpx->wr_flags = b->flags | IBV_SEND_INLINE;
+    ibv_wr_send(b->qpx);
+    ibv_wr_set_inline_data(b->qpx, b->local->addr, 16);
+    return ibv_wr_complete(b->qpx);
+}
+
+MEASURED measured_poll(struct bench *b)
+{
+    struct ibv_wc wc;
+    return ibv_poll_cq(b->cq, 1, &wc);
+}
+
+static const struct { const char *name; int (*run)(struct bench *); } operations[] = {
+    { "post_write_8", measured_post_write_8 }, { "post_write_sge", measured_post_write_sge },
+    { "post_send_16", measured_post_send_16 }, { "wr_write_8", measured_wr_write_8 },
+    { "wr_write_sge", measured_wr_write_sge }, { "wr_send_16", measured_wr_send_16 },
+    { "poll", measured_poll },
+};
+
+static struct ibv_context *open_device(const char *name)
+{
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    CHECK(list);
+    for (int i = 0; i < count; i++)
+        if (!strcmp(ibv_get_device_name(list[i]), name))
+            return ibv_open_device(list[i]);
+    return NULL;
+}
+
+static struct ibv_qp *create(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
+{
+    struct ibv_qp_init_attr_ex init = {
+        .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
+        .cap = { .max_send_wr = 128, .max_recv_wr = 128, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND,
+    };
+    struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+    CHECK(qp);
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE };
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    return qp;
+}
+
+static void join(struct ibv_qp *qp, struct ibv_qp *peer, int gid_index, union ibv_gid gid)
+{
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_4096, .dest_qp_num = peer->qp_num,
+        .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
+        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .sgid_index = gid_index, .hop_limit = 64 } } };
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    struct ibv_qp_attr ready = { .qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
+    CHECK(!ibv_modify_qp(qp, &ready, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                         IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void receive(struct ibv_qp *qp, struct ibv_mr *mr)
+{
+    struct ibv_sge sge = { .addr = (uintptr_t)mr->addr, .length = 64, .lkey = mr->lkey };
+    struct ibv_recv_wr *bad, wr = { .sg_list = &sge, .num_sge = 1 };
+    CHECK(!ibv_post_recv(qp, &wr, &bad));
+}
+
+/* Takes completions until `wanted` sends are done. */
+static void drain(struct ibv_cq *cq, struct ibv_qp *peer, struct ibv_mr *mr, int wanted)
+{
+    time_t end = time(NULL) + DEADLINE;
+    while (wanted > 0) {
+        struct ibv_wc wc;
+        int got = ibv_poll_cq(cq, 1, &wc);
+        CHECK(got >= 0 && time(NULL) < end);
+        if (!got)
+            continue;
+        CHECK(wc.status == IBV_WC_SUCCESS);
+        if (wc.opcode == IBV_WC_RECV)
+            receive(peer, mr);
+        else
+            wanted--;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 4);
+    int (*run)(struct bench *) = NULL;
+    for (unsigned i = 0; i < sizeof operations / sizeof *operations; i++)
+        if (!strcmp(operations[i].name, argv[2]))
+            run = operations[i].run;
+    CHECK(run);
+    struct ibv_context *context = open_device(argv[1]);
+    CHECK(context);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct ibv_cq *cq = ibv_create_cq(context, 512, NULL, NULL, 0);
+    CHECK(pd && cq);
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    struct bench b = { .cq = cq };
+    b.local = ibv_reg_mr(pd, aligned_alloc(4096, 4096), 4096, access);
+    b.remote = ibv_reg_mr(pd, aligned_alloc(4096, 4096), 4096, access);
+    CHECK(b.local && b.remote);
+    b.qp = create(context, pd, cq);
+    b.qpx = ibv_qp_to_qp_ex(b.qp);
+    struct ibv_qp *peer = create(context, pd, cq);
+    for (int i = 0; i < 64; i++)
+        receive(peer, b.remote);
+    union ibv_gid gid;
+    CHECK(!ibv_query_gid(context, 1, 0, &gid));
+    join(b.qp, peer, 0, gid);
+    join(peer, b.qp, 0, gid);
+    int is_poll = run == measured_poll;
+    for (int i = 1, count = atoi(argv[3]); i <= count; i++) {
+        /* One completion in 16. */
+        b.flags = i % 16 ? 0 : IBV_SEND_SIGNALED;
+        CHECK(!run(&b));
+        if (!is_poll && b.flags)
+            drain(cq, peer, b.remote, 1);
+    }
+    return 0;
+}

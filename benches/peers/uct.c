@@ -1,0 +1,168 @@
+/* What UCX's rc_mlx5 needs for an operation: N calls of a function of its own, for callgrind to count (`cargo xtask bench`).
+ *
+ * usage: uct TRANSPORT DEVICE OPERATION N
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <uct/api/uct.h>
+
+#define CHECK(what) do { if (!(what)) { fprintf(stderr, "uct: %s failed\n", #what); exit(1); } } while (0)
+#define OK(call) CHECK((call) == UCS_OK)
+#define DEADLINE 60
+
+struct bench {
+    uct_iface_h iface;
+    uct_ep_h ep;
+    uct_iov_t iov;
+    uint64_t remote;
+    uct_rkey_t rkey;
+    uct_completion_t completion;
+    char payload[64];
+};
+
+#define MEASURED __attribute__((noinline)) int
+
+MEASURED measured_put_short_8(struct bench *b) { return uct_ep_put_short(b->ep, b->payload, 8, b->remote, b->rkey); }
+MEASURED measured_am_short_8(struct bench *b) { return uct_ep_am_short(b->ep, 1, 42, b->payload, 8); }
+MEASURED measured_put_zcopy(struct bench *b)
+{
+    return uct_ep_put_zcopy(b->ep, &b->iov, 1, b->remote, b->rkey, &b->completion);
+}
+MEASURED measured_progress(struct bench *b) { return uct_iface_progress(b->iface); }
+
+static const struct { const char *name; int (*run)(struct bench *); } operations[] = {
+    { "put_short_8", measured_put_short_8 }, { "am_short_8", measured_am_short_8 },
+    { "put_zcopy", measured_put_zcopy }, { "progress", measured_progress },
+};
+
+static ucs_status_t on_message(void *arg, void *data, size_t length, unsigned flags)
+{
+    (void)arg; (void)data; (void)length; (void)flags;
+    return UCS_OK;
+}
+
+static void on_completion(uct_completion_t *self) { (void)self; }
+
+/* The memory domain that has the transport on the device. */
+static uct_md_h open_md(const char *transport, const char *device)
+{
+    uct_component_h *components;
+    unsigned count;
+    OK(uct_query_components(&components, &count));
+    for (unsigned i = 0; i < count; i++) {
+        uct_component_attr_t attr = { .field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT };
+        OK(uct_component_query(components[i], &attr));
+        attr.field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCES;
+        attr.md_resources = calloc(attr.md_resource_count, sizeof *attr.md_resources);
+        OK(uct_component_query(components[i], &attr));
+        for (unsigned j = 0; j < attr.md_resource_count; j++) {
+            uct_md_config_t *config;
+            uct_md_h md;
+            OK(uct_md_config_read(components[i], NULL, NULL, &config));
+            if (uct_md_open(components[i], attr.md_resources[j].md_name, config, &md) != UCS_OK)
+                continue;
+            uct_tl_resource_desc_t *resources;
+            unsigned resource_count;
+            OK(uct_md_query_tl_resources(md, &resources, &resource_count));
+            for (unsigned k = 0; k < resource_count; k++)
+                if (!strcmp(resources[k].tl_name, transport) && !strcmp(resources[k].dev_name, device))
+                    return md;
+            uct_md_close(md);
+        }
+    }
+    return NULL;
+}
+
+static uct_ep_h create(uct_iface_h iface)
+{
+    uct_ep_params_t params = { .field_mask = UCT_EP_PARAM_FIELD_IFACE, .iface = iface };
+    uct_ep_h ep;
+    OK(uct_ep_create(&params, &ep));
+    return ep;
+}
+
+static void join(uct_ep_h ep, uct_ep_h peer, const uct_device_addr_t *device, size_t length)
+{
+    uct_ep_addr_t *address = malloc(length);
+    OK(uct_ep_get_address(peer, address));
+    OK(uct_ep_connect_to_ep(ep, device, address));
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 5);
+    int (*run)(struct bench *) = NULL;
+    for (unsigned i = 0; i < sizeof operations / sizeof *operations; i++)
+        if (!strcmp(operations[i].name, argv[3]))
+            run = operations[i].run;
+    CHECK(run);
+    uct_md_h md = open_md(argv[1], argv[2]);
+    CHECK(md);
+    ucs_async_context_t *async;
+    uct_worker_h worker;
+    OK(ucs_async_context_create(UCS_ASYNC_MODE_THREAD_SPINLOCK, &async));
+    OK(uct_worker_create(async, UCS_THREAD_MODE_SINGLE, &worker));
+    uct_iface_config_t *config;
+    OK(uct_md_iface_config_read(md, argv[1], NULL, NULL, &config));
+    uct_iface_params_t params = {
+        .field_mask = UCT_IFACE_PARAM_FIELD_OPEN_MODE | UCT_IFACE_PARAM_FIELD_DEVICE,
+        .open_mode = UCT_IFACE_OPEN_MODE_DEVICE,
+        .mode.device = { .tl_name = argv[1], .dev_name = argv[2] },
+    };
+    struct bench b;
+    memset(&b, 0, sizeof b);
+    OK(uct_iface_open(md, worker, &params, config, &b.iface));
+    OK(uct_iface_set_am_handler(b.iface, 1, on_message, NULL, 0));
+    uct_iface_progress_enable(b.iface, UCT_PROGRESS_SEND | UCT_PROGRESS_RECV);
+    uct_iface_attr_t attr;
+    OK(uct_iface_query(b.iface, &attr));
+    uct_device_addr_t *device = malloc(attr.device_addr_len);
+    OK(uct_iface_get_device_address(b.iface, device));
+    b.ep = create(b.iface);
+    uct_ep_h peer = create(b.iface);
+    join(b.ep, peer, device, attr.ep_addr_len);
+    join(peer, b.ep, device, attr.ep_addr_len);
+
+    uct_md_attr_t md_attr;
+    OK(uct_md_query(md, &md_attr));
+    void *memory = aligned_alloc(4096, 8192);
+    uct_mem_h handle;
+    OK(uct_md_mem_reg(md, memory, 8192, UCT_MD_MEM_ACCESS_ALL, &handle));
+    void *packed = malloc(md_attr.rkey_packed_size);
+    OK(uct_md_mkey_pack(md, handle, packed));
+    uct_rkey_bundle_t bundle;
+    uct_component_h component = NULL, *components;
+    unsigned count;
+    OK(uct_query_components(&components, &count));
+    for (unsigned i = 0; i < count; i++) {
+        uct_component_attr_t name = { .field_mask = UCT_COMPONENT_ATTR_FIELD_NAME };
+        OK(uct_component_query(components[i], &name));
+        if (!strcmp(name.name, md_attr.component_name))
+            component = components[i];
+    }
+    CHECK(component);
+    OK(uct_rkey_unpack(component, packed, &bundle));
+    b.rkey = bundle.rkey;
+    b.remote = (uintptr_t)memory;
+    b.iov = (uct_iov_t){ .buffer = (char *)memory + 4096, .length = 4096, .memh = handle, .count = 1 };
+    /* Never counted down to nothing. */
+    b.completion = (uct_completion_t){ .func = on_completion, .count = 1 << 30, .status = UCS_OK };
+
+    int is_progress = run == measured_progress;
+    time_t end = time(NULL) + DEADLINE;
+    if (is_progress)
+        while (uct_iface_progress(b.iface))
+            CHECK(time(NULL) < end);
+    for (int i = 1, total = atoi(argv[4]); i <= total; i++) {
+        int status = run(&b);
+        CHECK(is_progress ? status == 0 : status == UCS_OK || status == UCS_INPROGRESS);
+        /* What was posted is carried out before there is more. */
+        while (!is_progress && i % 16 == 0 && uct_ep_flush(b.ep, 0, NULL) != UCS_OK) {
+            uct_iface_progress(b.iface);
+            CHECK(time(NULL) < end);
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,238 @@
+//! The same operations on `mlx5_0`, the software HCA behind Debian's own libraries, in one run: ours, libmlx5's and UCX's.
+//!
+//! Each is N calls of a function of a program's own, `measured_*`. Callgrind counts what is executed between its entry and its
+//! return; the device's threads and the waiting between batches are outside.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::build::{self, Workspace};
+use super::{BUILD, SOON};
+use crate::closure;
+use crate::process::{self, Failure, Invocation, Output, repository};
+
+/// Calls of each operation.
+const CALLS: u64 = 2048;
+/// For one of them, under valgrind.
+const DEADLINE: Duration = Duration::from_mins(3);
+
+/// Who is counted: the heading of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peer {
+    Devx,
+    InitObj,
+    PostSend,
+    Wr,
+    Uct,
+}
+
+const PEERS: [Peer; 5] = [Peer::Devx, Peer::InitObj, Peer::PostSend, Peer::Wr, Peer::Uct];
+
+/// An operation and its name in each program.
+struct Row {
+    operation: &'static str,
+    ours: &'static str,
+    /// By `ibv_post_send` or `ibv_poll_cq`, and by `ibv_wr_*`.
+    libmlx5: [Option<&'static str>; 2],
+    uct: Option<&'static str>,
+}
+
+const ROWS: [Row; 8] = [
+    driver("RDMA write, 8 B inline", "driver.write_8", [Some("post_write_8"), Some("wr_write_8")]),
+    driver("RDMA write, one SGE", "driver.write_sge", [Some("post_write_sge"), Some("wr_write_sge")]),
+    driver("send, 16 B inline", "driver.send_16", [Some("post_send_16"), Some("wr_send_16")]),
+    driver("CQ poll, nothing there", "driver.poll", [Some("poll"), None]),
+    api("put_short, 8 B", "api.put_short_8", "put_short_8"),
+    api("put_zcopy, 4 KiB, with completion", "api.put_zcopy", "put_zcopy"),
+    api("am_short, 8 B header and 8 B", "api.am_short_8", "am_short_8"),
+    api("progress with nothing to do", "api.progress", "progress"),
+];
+
+const fn driver(operation: &'static str, ours: &'static str, libmlx5: [Option<&'static str>; 2]) -> Row {
+    Row { operation, ours, libmlx5, uct: None }
+}
+
+const fn api(operation: &'static str, ours: &'static str, uct: &'static str) -> Row {
+    Row { operation, ours, libmlx5: [None; 2], uct: Some(uct) }
+}
+
+impl Peer {
+    fn heading(self) -> &'static str {
+        match self {
+            Self::Devx => "barewire, by DEVX",
+            Self::InitObj => "barewire, by init_obj",
+            Self::PostSend => "libmlx5, ibv_post_send, ibv_poll_cq",
+            Self::Wr => "libmlx5, ibv_wr_*",
+            Self::Uct => "UCX rc_mlx5",
+        }
+    }
+
+    /// The program and its arguments for a row, if it has the operation.
+    fn program<'a>(self, row: &Row, programs: &'a Programs) -> Option<(&'a Path, Vec<&'static str>)> {
+        let ours = |way| (programs.ours.as_path(), vec![way, row.ours]);
+        let libmlx5 = |name: &'static str| (programs.libmlx5.as_path(), vec!["mlx5_0", name]);
+        match self {
+            Self::Devx => Some(ours("devx")),
+            Self::InitObj => Some(ours("init_obj")),
+            Self::PostSend => row.libmlx5[0].map(libmlx5),
+            Self::Wr => row.libmlx5[1].map(libmlx5),
+            Self::Uct => row.uct.map(|name| (programs.uct.as_path(), vec!["rc_mlx5", "mlx5_0:1", name])),
+        }
+    }
+}
+
+/// What is run.
+struct Programs {
+    /// The command line, with the library for `hca run` beside it.
+    barewire: PathBuf,
+    ours: PathBuf,
+    libmlx5: PathBuf,
+    uct: PathBuf,
+}
+
+/// Instructions per call, in tenths, by row and peer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Table {
+    ucx: String,
+    libmlx5: String,
+    rows: Vec<(&'static str, [Option<u64>; PEERS.len()])>,
+}
+
+/// Builds everything, and counts it.
+pub(super) fn measure(workspace: &Workspace) -> Result<Table, Failure> {
+    let programs = Programs::build(workspace)?;
+    let folder = workspace.target.join("side-by-side");
+    let mut rows = Vec::new();
+    for row in &ROWS {
+        let mut cells = [None; PEERS.len()];
+        for (cell, peer) in cells.iter_mut().zip(PEERS) {
+            if let Some((program, arguments)) = peer.program(row, &programs) {
+                let counted = count(&programs.barewire, program, &arguments, &folder)?;
+                *cell = Some((counted * 10 + CALLS / 2) / CALLS);
+            }
+        }
+        println!("{}: {}", row.operation, cells.map(tenths).join(" "));
+        rows.push((row.operation, cells));
+    }
+    Ok(Table { ucx: version("libucx0")?, libmlx5: version("ibverbs-providers")?, rows })
+}
+
+impl Programs {
+    fn build(workspace: &Workspace) -> Result<Self, Failure> {
+        let folder = workspace.target.join("side-by-side");
+        fs::create_dir_all(&folder)
+            .map_err(|error| Failure::Found(format!("cannot make {}: {error}", folder.display())))?;
+        let compile = |source: &str, libraries: &[&str]| {
+            let program = folder.join(source);
+            let from = repository().join("benches/peers").join(format!("{source}.c"));
+            let (to, from) = (program.to_string_lossy(), from.to_string_lossy());
+            let compile = Invocation::new("cc", &["-O3", "-Wall", "-Wextra", "-Werror", "-o", &to, &from])
+                .with(libraries);
+            println!("{compile}");
+            process::run(&compile, SOON, Output::Inherit).map(|()| program)
+        };
+        let libmlx5 = compile("libmlx5", &["-libverbs"])?;
+        let uct = compile("uct", &["-luct", "-lucs"])?;
+        let made = |invocation: &Invocation, name: &str| {
+            println!("{invocation}");
+            let mut messages = String::new();
+            process::run(invocation, BUILD, Output::Collect(&mut messages))?;
+            let path = closure::executable_in(&messages);
+            path.map(PathBuf::from).ok_or_else(|| Failure::Found(format!("cargo built no {name}")))
+        };
+        const MESSAGES: &str = "--message-format=json-render-diagnostics";
+        let command_line = ["build", "-p", "barewire-hca-uverbs", "-p", "barewire-cli", MESSAGES];
+        let barewire = made(&Invocation::cargo(&command_line), "barewire")?;
+        let bench = build::cargo_bench_of(&["mlx5_0"], &["--features", "verbs", "--no-run", MESSAGES]);
+        Ok(Self { barewire, ours: made(&bench, "bench mlx5_0")?, libmlx5, uct })
+    }
+}
+
+/// Runs a program on the software HCA, under callgrind. Answers the instructions of all its measured calls.
+fn count(barewire: &Path, program: &Path, arguments: &[&str], folder: &Path) -> Result<u64, Failure> {
+    let counts = folder.join("callgrind.out");
+    let run = Invocation::new(
+        &barewire.to_string_lossy(),
+        &["hca", "run", "--", super::tools::VALGRIND_NAME, "--quiet"],
+    )
+    .with(&["--tool=callgrind", "--collect-atstart=no", "--toggle-collect=*measured_*"])
+    .with(&[&format!("--callgrind-out-file={}", counts.display()), &program.to_string_lossy()])
+    .with(arguments)
+    .with(&[&CALLS.to_string()])
+    // Symbols are looked up before the first call.
+    .environment("LD_BIND_NOW", "1");
+    process::run(&run, DEADLINE, Output::Discard)
+        .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
+    let text = fs::read_to_string(&counts)
+        .map_err(|error| Failure::Found(format!("{}: {error}", counts.display())))?;
+    let counted =
+        total(&text).ok_or_else(|| Failure::Found(format!("{} has no totals", counts.display())))?;
+    // A function that was not found, or was optimised away, counts nothing.
+    if counted < CALLS * 3 {
+        return Err(Failure::Found(format!("{run}: counted {counted} instructions in {CALLS} calls")));
+    }
+    Ok(counted)
+}
+
+/// The sum of a callgrind file.
+fn total(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse().ok()
+}
+
+/// The version of a Debian package.
+fn version(package: &str) -> Result<String, Failure> {
+    let mut version = String::new();
+    let ask = Invocation::new("dpkg-query", &["-W", "-f=${Version}", package]);
+    process::run(&ask, SOON, Output::Collect(&mut version))?;
+    Ok(version.trim().to_owned())
+}
+
+fn tenths(value: Option<u64>) -> String {
+    value.map_or(String::new(), |value| format!("{}.{}", value / 10, value % 10))
+}
+
+impl Table {
+    /// As a section of `benches/RESULTS.md`.
+    pub(super) fn render(&self, text: &mut String) {
+        let _ = write!(
+            text,
+            "\n## Side by side: `mlx5_0`, in one run\n\n\
+             The software HCA behind Debian's libibverbs and libmlx5 ({}), as `barewire hca run` has it; UCX is Debian's ({}), which \
+             is built with assertions. {CALLS} calls of one function that is never inlined, posts in batches of 16 that are carried out \
+             before the next; instructions per call, the function's own included. The programs are `benches/mlx5_0/` and \
+             `benches/peers/*.c`.\n\n| operation |",
+            self.libmlx5, self.ucx,
+        );
+        PEERS.iter().for_each(|peer| drop(write!(text, " {} |", peer.heading())));
+        text.push_str("\n|---|");
+        text.push_str(&"---:|".repeat(PEERS.len()));
+        text.push('\n');
+        for (operation, cells) in &self.rows {
+            let _ = write!(text, "| {operation} |");
+            cells.iter().for_each(|cell| drop(write!(text, " {} |", tenths(*cell))));
+            text.push('\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_callgrind_writes() {
+        assert_eq!(total("events: Ir\nfn=(1) a\n1 2\ntotals: 750014\n"), Some(750_014));
+        assert_eq!(total("events: Ir\n"), None);
+    }
+
+    #[test]
+    fn a_cell_for_every_peer_that_has_the_operation() {
+        let rows = vec![("put_short, 8 B", [Some(583), Some(583), None, None, Some(2750)])];
+        let table = Table { ucx: "1.13.1-1".to_owned(), libmlx5: "44.0-2".to_owned(), rows };
+        let mut text = String::new();
+        table.render(&mut text);
+        assert!(text.contains("| put_short, 8 B | 58.3 | 58.3 |  |  | 275.0 |\n"), "{text}");
+    }
+}
