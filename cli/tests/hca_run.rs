@@ -51,12 +51,15 @@ fn a_program_that_is_not_there_is_one_line() {
     assert_eq!(ended.status.code(), Some(2), "{ended:#?}");
 }
 
+const PINGPONGS: [&str; 5] =
+    ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_xsrq_pingpong"];
+
 #[test]
 fn pingpongs_deliver_the_right_data() {
     if !installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
-    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
+    for program in PINGPONGS {
         for events in [&[][..], &["-e"]] {
             let validate = if program == "ibv_rc_pingpong" { &["-c"][..] } else { &[] };
             let arguments = [&[program, "-g", "0", "-n", "50"], events, validate].concat();
