@@ -38,6 +38,15 @@ impl Service {
         }
     }
 
+    /// The attributes that count of those which a program names (linux uverbs_cmd.c: `modify_qp_mask`).
+    pub(crate) fn meant(self, mask: u32) -> u32 {
+        match self {
+            Self::XrcSend => mask & !(bit::RESPONDER_DEPTH | bit::RNR_TIMER),
+            Self::XrcReceive => mask & !(bit::INITIATOR_DEPTH | bit::RETRIES | bit::RNR_RETRIES),
+            _ => mask,
+        }
+    }
+
     /// It names its peer when it becomes ready.
     pub(crate) fn is_connected(self) -> bool {
         matches!(self, Self::Rc | Self::Uc | Self::XrcSend | Self::XrcReceive)

@@ -42,6 +42,7 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let adapter = &context.adapter;
     let mut guard = context.state();
     let qp = &mut **guard.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
+    request.attr_mask = qp.service.meant(request.attr_mask);
     let mask = request.attr_mask;
     let from = current(adapter, qp)?;
     let to = if mask & bit::STATE != 0 { request.qp_state } else { from };
