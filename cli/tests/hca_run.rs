@@ -51,12 +51,15 @@ fn a_program_that_is_not_there_is_one_line() {
     assert_eq!(ended.status.code(), Some(2), "{ended:#?}");
 }
 
+const PINGPONGS: [&str; 5] =
+    ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_xsrq_pingpong"];
+
 #[test]
 fn pingpongs_deliver_the_right_data() {
     if !installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
-    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
+    for program in PINGPONGS {
         for events in [&[][..], &["-e"]] {
             let validate = if program == "ibv_rc_pingpong" { &["-c"][..] } else { &[] };
             let arguments = [&[program, "-g", "0", "-n", "50"], events, validate].concat();
@@ -84,23 +87,44 @@ fn a_pingpong_survives_a_bad_wire() {
     Pair::of(&["ibv_rc_pingpong", "-g", "0", "-n", "200", "-c"]).with(&faults).run();
 }
 
+/// Runs a pair for every line.
+fn pairs(lines: &[&str]) {
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        Pair::of(&words).run();
+    }
+}
+
 #[test]
-fn perftest_measures_every_operation() {
+fn perftest_measures_one_sided_operations() {
     if !installed("ib_write_lat", "perftest") {
         return;
     }
-    for arguments in [
-        &["ib_write_lat", "-n", "10", "-s", "2"][..],
-        &["ib_write_lat", "-n", "10", "-s", "4096", "-I", "0"],
-        &["ib_read_lat", "-n", "10", "-s", "65536"],
-        &["ib_send_lat", "-n", "10", "-s", "64"],
-        &["ib_send_lat", "-n", "10", "-s", "64", "-c", "UD"],
-        &["ib_send_lat", "-n", "10", "-s", "64", "-c", "UC"],
-        &["ib_atomic_lat", "-n", "10"],
-        &["ib_atomic_lat", "-n", "10", "-A", "CMP_AND_SWAP"],
-    ] {
-        Pair::of(arguments).run();
+    pairs(&[
+        "ib_write_lat -n 10 -s 2",
+        "ib_write_lat -n 10 -s 4096 -I 0",
+        "ib_write_lat -n 10 -s 65536",
+        "ib_read_lat -n 10 -s 2",
+        "ib_read_lat -n 10 -s 65536",
+        "ib_atomic_lat -n 10",
+        "ib_atomic_lat -n 10 -A CMP_AND_SWAP",
+    ]);
+}
+
+#[test]
+fn perftest_measures_messages() {
+    if !installed("ib_send_lat", "perftest") {
+        return;
     }
+    pairs(&[
+        "ib_send_lat -n 10 -s 2 -c RC",
+        "ib_send_lat -n 10 -s 1024 -I 0 -c RC",
+        "ib_send_lat -n 10 -s 65536 -c RC",
+        "ib_send_lat -n 10 -s 64 -c UC",
+        "ib_send_lat -n 10 -s 2 -c UD",
+        "ib_send_lat -n 10 -s 2048 -c UD",
+        "ib_send_lat -n 10 -s 64 -c XRC",
+    ]);
 }
 
 #[test]
@@ -108,15 +132,15 @@ fn perftest_streams_every_size() {
     if !installed("ib_write_bw", "perftest") {
         return;
     }
-    for arguments in [
-        &["ib_write_bw", "-n", "20", "-s", "65536"][..],
-        &["ib_write_bw", "-n", "20", "-s", "4096", "-q", "4"],
-        &["ib_send_bw", "-n", "20", "-s", "4096", "-c", "UD"],
-        &["ib_send_bw", "-n", "20", "-s", "65536", "-e"],
-        &["ib_send_bw", "-a", "-n", "5"],
-    ] {
-        Pair::of(arguments).run();
-    }
+    pairs(&[
+        "ib_write_bw -a -n 5",
+        "ib_write_bw -n 20 -s 64 -I 64 -q 2",
+        "ib_write_bw -n 20 -s 4096 -q 4",
+        "ib_send_bw -n 20 -s 2",
+        "ib_send_bw -n 20 -s 65536 -e",
+        "ib_send_bw -n 20 -s 4096 -c UD",
+        "ib_send_bw -n 20 -s 2048 -q 3 -r 64",
+    ]);
 }
 
 #[test]
@@ -130,19 +154,44 @@ fn ucx_finds_every_transport() {
     }
 }
 
-#[test]
-fn ucx_runs_over_every_transport() {
+/// Runs tests of `ucx_perftest`, each with its data layout, over a transport.
+fn ucx(transport: &str, tests: &[(&str, &str)]) {
     if !installed("ucx_perftest", "ucx-utils") {
         return;
     }
-    let size = ["-n", "50", "-w", "5", "-d", "mlx5_0:1"];
-    for transport in ["rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5", "dc_mlx5"] {
-        Pair::of(&[&["ucx_perftest", "-t", "am_lat", "-x", transport], &size[..]].concat()).run();
+    for (test, layout) in tests {
+        let size = ["-n", "50", "-w", "5", "-d", "mlx5_0:1"];
+        let what = ["ucx_perftest", "-t", test, "-D", layout, "-x", transport];
+        Pair::of(&[&what, &size[..]].concat()).run();
     }
-    for (test, layout) in [("put_lat", "short"), ("get", "bcopy"), ("fadd", "short"), ("am_bw", "bcopy")] {
-        let arguments = ["ucx_perftest", "-t", test, "-D", layout, "-x", "rc_mlx5"];
-        Pair::of(&[&arguments, &size[..]].concat()).run();
-    }
+}
+
+/// What a transport with connections has.
+const CONNECTED: [(&str, &str); 5] =
+    [("am_lat", "short"), ("put_lat", "short"), ("get", "bcopy"), ("fadd", "short"), ("am_bw", "bcopy")];
+/// Datagrams carry messages only.
+const DATAGRAMS: [(&str, &str); 2] = [("am_lat", "short"), ("am_bw", "bcopy")];
+
+#[test]
+fn ucx_runs_over_rc_mlx5() {
+    ucx("rc_mlx5", &CONNECTED);
+    ucx("rc_mlx5", &[("cswap", "short"), ("am_bw", "zcopy")]);
+}
+
+#[test]
+fn ucx_runs_over_rc_verbs() {
+    ucx("rc_verbs", &CONNECTED);
+}
+
+#[test]
+fn ucx_runs_over_dc_mlx5() {
+    ucx("dc_mlx5", &CONNECTED);
+}
+
+#[test]
+fn ucx_runs_over_datagrams() {
+    ucx("ud_mlx5", &DATAGRAMS);
+    ucx("ud_verbs", &DATAGRAMS);
 }
 
 #[test]
@@ -150,11 +199,14 @@ fn ucx_protocols_run_over_rc() {
     if !installed("ucx_perftest", "ucx-utils") {
         return;
     }
-    for arguments in [
-        &["ucx_perftest", "-t", "tag_lat", "-n", "50", "-w", "5"][..],
-        &["ucx_perftest", "-t", "tag_bw", "-s", "65536", "-n", "20", "-w", "5"],
+    for line in [
+        "ucx_perftest -t tag_lat -n 50 -w 5",
+        "ucx_perftest -t tag_bw -s 65536 -n 20 -w 5",
+        "ucx_perftest -t tag_bw -s 4000000 -n 2 -w 1",
+        "ucx_perftest -t ucp_fadd -n 50 -w 5",
     ] {
-        Pair::of(arguments).set("UCX_TLS", "rc_x").run();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        Pair::of(&words).set("UCX_TLS", "rc_x").run();
     }
 }
 

@@ -72,12 +72,32 @@ structures! {
         buf_addr: u64, db_addr: u64, cqe_size: u32, cqe_comp_en: u8, cqe_comp_res_format: u8, flags: u16, uar_page_index: u16,
         reserved: [u8; 6],
     }
+    /// `ib_uverbs_open_xrcd`.
+    OpenXrcd: 16 { response: u64, fd: i32, oflags: u32 }
+    /// `ib_uverbs_alloc_mw`.
+    AllocMw: 16 { response: u64, pd_handle: u32, mw_type: u8, reserved: [u8; 3] }
+    /// `mlx5_ib_alloc_mw`.
+    AllocMwDriver: 8 { comp_mask: u32, num_klms: u8, reserved1: u8, reserved2: u16 }
+    /// `ib_uverbs_alloc_mw_resp`.
+    AllocMwResponse: 8 { mw_handle: u32, rkey: u32 }
+    /// `ib_uverbs_open_qp`.
+    OpenQp: 32 { response: u64, user_handle: u64, pd_handle: u32, qpn: u32, qp_type: u8, reserved: [u8; 7] }
+    /// `ib_uverbs_create_qp_resp`.
+    OpenQpResponse: 32 { qp_handle: u32, qpn: u32, cap: QpCap, reserved: u32 }
+    /// `mlx5_ib_modify_qp_resp`.
+    ModifyQpDriverResponse: 16 { response_length: u32, dctn: u32, ece_options: u32, reserved: u32 }
+    /// `mlx5_ib_query_device_resp`.
+    QueryDeviceDriver: 104 {
+        comp_mask: u32, response_length: u32, tso_caps: [u32; 2], rss_caps: [u64; 2], cqe_comp_max_num: u32,
+        cqe_comp_supported_format: u32, packet_pacing_caps: [u32; 4], mpw: u32, flags: u32, sw_parsing_caps: [u32; 2],
+        striding_rq_caps: [u32; 6], tunnel_offloads_caps: u32, dci_streams_caps: [u8; 2], reserved: u16,
+    }
     /// `ib_uverbs_qp_cap`.
     QpCap: 20 { max_send_wr: u32, max_recv_wr: u32, max_send_sge: u32, max_recv_sge: u32, max_inline_data: u32 }
     /// `mlx5_ib_create_qp`.
     CreateQpDriver: 56 {
         buf_addr: u64, db_addr: u64, sq_wqe_count: u32, rq_wqe_count: u32, rq_wqe_shift: u32, flags: u32, uidx: u32,
-        bfreg_index: u32, sq_buf_addr: u64, ece_options: u32, dci_streams: [u8; 2], reserved: [u8; 2],
+        bfreg_index: u32, access_key: u64, ece_options: u32, dci_streams: [u8; 2], reserved: [u8; 2],
     }
     /// `mlx5_ib_create_srq`.
     CreateSrqDriver: 32 { buf_addr: u64, db_addr: u64, flags: u32, reserved: u32, uidx: u32, reserved_1: u32 }
@@ -131,12 +151,15 @@ pub(crate) mod command {
     pub(crate) const CREATE_AH: u32 = 5;
     pub(crate) const REG_MR: u32 = 9;
     pub(crate) const REREG_MR: u32 = 11;
+    pub(crate) const ALLOC_MW: u32 = 14;
     pub(crate) const CREATE_COMP_CHANNEL: u32 = 17;
     pub(crate) const RESIZE_CQ: u32 = 19;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
     pub(crate) const MODIFY_SRQ: u32 = 33;
     pub(crate) const QUERY_SRQ: u32 = 34;
+    pub(crate) const OPEN_XRCD: u32 = 37;
+    pub(crate) const OPEN_QP: u32 = 40;
     const MODIFY_CQ: u32 = 57;
     /// Marks the extended form of a command.
     pub(crate) const EXTENDED: u32 = 1 << 31;
@@ -149,6 +172,15 @@ pub(crate) mod command {
 pub(crate) mod driver {
     pub(crate) const IN: u16 = 0x1000;
     pub(crate) const OUT: u16 = 0x1001;
+}
+
+/// `MLX5_QP_FLAG_...`.
+pub(crate) mod qp_flag {
+    pub(crate) const SCATTER_CQE: u32 = 1 << 1;
+    pub(crate) const TYPE_DCT: u32 = 1 << 4;
+    pub(crate) const TYPE_DCI: u32 = 1 << 5;
+    pub(crate) const ALLOW_SCATTER_CQE: u32 = 1 << 8;
+    pub(crate) const UAR_PAGE_INDEX: u32 = 1 << 10;
 }
 
 /// `ib_uverbs_access_flags`.

@@ -17,6 +17,7 @@ use crate::clock::ClockPage;
 use crate::config::{self, Link, Settings};
 use crate::errno::Errno;
 use crate::event::{Events, Queue};
+use crate::shared::{Shared, Spare};
 use crate::signals::Blocked;
 
 /// A device, open from its first use to the end of the process: its address does not change while programs open and close it.
@@ -30,6 +31,9 @@ pub(crate) struct Adapter {
     pub(crate) eqn: u32,
     /// What programs read the device's clock by.
     pub(crate) clock: ClockPage,
+    /// What a kernel has of its own.
+    pub(crate) spare: Spare,
+    shared: Mutex<Shared>,
     events: Mutex<Events>,
 }
 
@@ -67,8 +71,10 @@ impl Adapter {
         let device = config::open(number, link).map_err(|error| fail(&error))?;
         let queue = Queue::new(&device).map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
         let clock = ClockPage::new(device.clock());
-        let (eqn, events) = (queue.number(), Mutex::new(Events::default()));
-        let adapter = Arc::new(Self { device, link, devx, eqn, clock, events });
+        let spare =
+            Spare::new(&device).map_err(|error| fail(&format_args!("no spare objects: {error:?}")))?;
+        let (eqn, events, shared) = (queue.number(), Mutex::default(), Mutex::default());
+        let adapter = Arc::new(Self { device, link, devx, eqn, clock, spare, shared, events });
         queue.serve(Arc::clone(&adapter)).map_err(|error| fail(&error))?;
         drop(blocked);
         Ok(adapter)
@@ -77,6 +83,11 @@ impl Adapter {
     /// Who is told of what.
     pub(crate) fn events(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What contexts share.
+    pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Carries out a command that `fill` completes.

@@ -19,4 +19,6 @@ pub mod hook;
 mod method;
 mod object;
 mod path;
+mod service;
+mod shared;
 mod signals;

@@ -1,21 +1,26 @@
 //! What a context's handles stand for.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_hca::UarPage;
 use barewire_layouts::command::cq::DestroyCqIn;
+use barewire_layouts::command::dct::DestroyDctIn;
 use barewire_layouts::command::mkey::DestroyMkeyIn;
 use barewire_layouts::command::pd::DeallocPdIn;
 use barewire_layouts::command::qp::DestroyQpIn;
 use barewire_layouts::command::srq::DestroySrqIn;
+use barewire_layouts::command::xrc::DestroyXrcSrqIn;
 use barewire_layouts::command::{CommandOpcode, OutHeader};
 use barewire_layouts::prm::View;
+use zerocopy::FromZeros;
 
 use crate::abi::{ModifyQp, QpCap};
 use crate::adapter::{Adapter, UserMemory};
 use crate::errno::Errno;
 use crate::event::Kind;
+use crate::service::{Service, state};
+use crate::shared::Domain;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -51,6 +56,8 @@ pub(crate) struct Cq {
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) number: u32,
+    /// The handle of its XRC domain, if it is one of those.
+    pub(crate) xrcd: Option<u32>,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     #[expect(dead_code, reason = "held until the object is gone")]
@@ -60,17 +67,75 @@ pub(crate) struct Srq {
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
+    /// The device's number. A target of dynamic connections has none, 0, before it is ready to receive.
     pub(crate) number: u32,
-    /// `ib_uverbs_qp_type`.
-    pub(crate) kind: u8,
-    /// `ib_qp_state`, as it was set last. The device may have moved it to error since.
-    pub(crate) state: u8,
+    pub(crate) service: Service,
+    /// The handle of its XRC domain, if it receives for one.
+    pub(crate) xrcd: Option<u32>,
     pub(crate) cap: QpCap,
     pub(crate) signal_all: bool,
-    /// What was set so far.
-    pub(crate) attributes: ModifyQp,
+    /// What its moves made of it: the same for all handles of an XRC receiver.
+    pub(crate) standing: Arc<Mutex<Standing>>,
+    /// What a target of dynamic connections will be made of.
+    pub(crate) target: Option<Target>,
     #[expect(dead_code, reason = "held until the object is gone")]
     pub(crate) memory: Vec<UserMemory>,
+}
+
+/// Where a queue pair stands.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    /// `ib_qp_state`, as it was set last. The device may have moved it to error since.
+    pub(crate) state: u8,
+    /// What was set so far.
+    pub(crate) attributes: ModifyQp,
+}
+
+impl Standing {
+    /// As it begins.
+    pub(crate) fn reset() -> Self {
+        Self { state: state::RESET, attributes: ModifyQp::new_zeroed() }
+    }
+}
+
+/// Numbers of what a target of dynamic connections is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) pd: u32,
+    pub(crate) cq: u32,
+    pub(crate) srq: u32,
+    pub(crate) access_key: u64,
+    pub(crate) user_index: u32,
+    /// `dctc.cs_res`.
+    pub(crate) scatter: u8,
+    /// What the program calls it, for events.
+    pub(crate) user_handle: u64,
+}
+
+impl Qp {
+    /// Where it stands.
+    pub(crate) fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn destroy(&self, adapter: &Adapter) -> Result<u32, Errno> {
+        match self.service {
+            // Others still have it open.
+            Service::XrcReceive if !adapter.shared().leave(self) => return Ok(0),
+            Service::Dct if self.number == 0 => return Ok(0),
+            Service::Dct => {
+                adapter.command::<DestroyDctIn>(|input| {
+                    input.set(DestroyDctIn::DCTN, self.number);
+                })?;
+            }
+            _ => {
+                adapter.command::<DestroyQpIn>(|input| {
+                    input.set(DestroyQpIn::QPN, self.number);
+                })?;
+            }
+        }
+        Ok(adapter.events().end_events(Kind::Qp, self.number))
+    }
 }
 
 /// A UAR page.
@@ -98,6 +163,12 @@ pub(crate) enum Object {
     Cq(Cq),
     Srq(Srq),
     Qp(Box<Qp>),
+    /// An XRC domain.
+    Xrcd(Domain),
+    /// A memory window, by the index of its key.
+    Mw {
+        index: u32,
+    },
     /// An address handle, which libmlx5 keeps by itself.
     Ah {
         pd: u32,
@@ -133,6 +204,7 @@ handled! {
     Cq => Cq;
     Srq => Srq;
     Box<Qp> => Qp;
+    Domain => Xrcd;
     Uar => Uar;
     UserMemory => Umem;
     DevxObject => Devx;
@@ -161,16 +233,23 @@ impl Object {
                 events = [listeners.end_completions(cq.number), listeners.end_events(Kind::Cq, cq.number)];
             }
             Self::Srq(srq) => {
-                adapter.command::<DestroySrqIn>(|input| {
-                    input.set(DestroySrqIn::SRQN, srq.number);
-                })?;
+                if srq.xrcd.is_some() {
+                    adapter.command::<DestroyXrcSrqIn>(|input| {
+                        input.set(DestroyXrcSrqIn::XRC_SRQN, srq.number);
+                    })?;
+                } else {
+                    adapter.command::<DestroySrqIn>(|input| {
+                        input.set(DestroySrqIn::SRQN, srq.number);
+                    })?;
+                }
                 events[1] = adapter.events().end_events(Kind::Srq, srq.number);
             }
-            Self::Qp(qp) => {
-                adapter.command::<DestroyQpIn>(|input| {
-                    input.set(DestroyQpIn::QPN, qp.number);
+            Self::Qp(qp) => events[1] = qp.destroy(adapter)?,
+            Self::Xrcd(domain) => adapter.shared().close(adapter, domain)?,
+            Self::Mw { index } => {
+                adapter.command::<DestroyMkeyIn>(|input| {
+                    input.set(DestroyMkeyIn::MKEY_INDEX, *index);
                 })?;
-                events[1] = adapter.events().end_events(Kind::Qp, qp.number);
             }
             Self::Uar(uar) => adapter.give_uar(uar.index)?,
             Self::Umem(memory) => memory.give_back()?,
@@ -239,7 +318,7 @@ impl Objects {
         if !is(object) {
             return Err(Errno::INVALID);
         }
-        if is_pd(object) && self.uses(handle) {
+        if self.is_used(handle, object) {
             return Err(Errno::BUSY);
         }
         let events = object.destroy(adapter)?;
@@ -247,9 +326,22 @@ impl Objects {
         Ok(events)
     }
 
-    /// Objects that the device does not know use protection domain `handle`.
-    fn uses(&self, handle: u32) -> bool {
-        self.table.values().any(|object| matches!(object, Object::Ah { pd } if *pd == handle))
+    /// Whether others are tied to this object in ways that the device does not know.
+    fn is_used(&self, handle: u32, object: &Object) -> bool {
+        let mut others = self.table.values();
+        match object {
+            Object::Pd(_) => others.any(|other| matches!(other, Object::Ah { pd } if *pd == handle)),
+            // The device counts who uses a domain, not who came by which of its handles.
+            Object::Xrcd(_) => others.any(|other| {
+                let of = match other {
+                    Object::Srq(srq) => srq.xrcd,
+                    Object::Qp(qp) => qp.xrcd,
+                    _ => None,
+                };
+                of == Some(handle)
+            }),
+            _ => false,
+        }
     }
 
     /// Destroys everything, what was made last first: that way nothing is in use.

@@ -6,6 +6,8 @@ use barewire_layouts::command::cq::{
     CqParameters, CqResize, Cqc, CqeSize, CreateCqIn, CreateCqOut, ModifyCqIn, ModifyCqKind,
 };
 
+use barewire_layouts::cqe::compressed::MiniFormat;
+
 use crate::abi::{CreateCqDriver, ModifyCq, ResizeCq, ResizeCqDriver, driver};
 use crate::adapter::UserMemory;
 use crate::attributes::Attributes;
@@ -29,8 +31,9 @@ const EVENT_FD: u16 = 7;
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`. Time stamps are always there.
 const IGNORE_OVERRUN: u64 = 1 << 1;
 const TIMESTAMPS: u64 = 1 << 0;
-/// `MLX5_IB_CREATE_CQ_FLAGS_...`: the UAR page is named.
+/// `MLX5_IB_CREATE_CQ_FLAGS_...`: the UAR page is named; entries of 128 bytes are written as a whole, which they are anyway.
 const UAR_PAGE_INDEX: u16 = 1 << 1;
+const PADDED: u16 = 1 << 0;
 /// The bytes of a doorbell record.
 pub(super) const DOORBELL: u64 = 8;
 const LOG_LONGEST: u32 = 22;
@@ -47,6 +50,16 @@ fn size(entry_bytes: u32) -> Result<CqeSize, Errno> {
     match entry_bytes {
         64 => Ok(CqeSize::Bytes64),
         128 => Ok(CqeSize::Bytes128),
+        _ => Err(Errno::INVALID),
+    }
+}
+
+/// The layout of compressed entries (`enum mlx5_ib_cqe_comp_res_format`): one of them (linux cq.c: `mini_cqe_res_format_to_hw`).
+fn mini_format(format: u8) -> Result<MiniFormat, Errno> {
+    match format {
+        1 => Ok(MiniFormat::Hash),
+        2 => Ok(MiniFormat::Checksum),
+        4 => Ok(MiniFormat::ChecksumStride),
         _ => Err(Errno::INVALID),
     }
 }
@@ -72,9 +85,12 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     if call.number(VECTOR)? >= VECTORS.into() || flags & !(IGNORE_OVERRUN | TIMESTAMPS) != 0 {
         return Err(Errno::INVALID);
     }
-    if request.cqe_comp_en != 0 || request.flags & !UAR_PAGE_INDEX != 0 {
+    let padded = request.flags & PADDED != 0;
+    if request.flags & !(UAR_PAGE_INDEX | PADDED) != 0 || padded && entry != CqeSize::Bytes128 {
         return Err(Errno::UNSUPPORTED);
     }
+    let compressed =
+        if request.cqe_comp_en == 1 { Some(mini_format(request.cqe_comp_res_format)?) } else { None };
     let adapter = &context.adapter;
     let mut state = context.state();
     let channel = match call.optional_descriptor(CHANNEL)? {
@@ -89,6 +105,8 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         create
             .nested(CreateCqIn::CQ_CONTEXT)
             .set(Cqc::CQE_SZ, entry)
+            .set(Cqc::CQE_COMP_EN, compressed.is_some())
+            .set(Cqc::MINI_CQE_RES_FORMAT, compressed.map_or(0, |format| format as u8))
             .set(Cqc::OI, flags & IGNORE_OVERRUN != 0)
             .set(Cqc::LOG_CQ_SIZE, entries.ilog2() as u8)
             .set(Cqc::UAR_PAGE, request.uar_page_index.into())

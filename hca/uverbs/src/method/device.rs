@@ -5,9 +5,12 @@ use std::sync::Arc;
 use barewire_layouts::command::capability::{HcaCap, QueryHcaCapIn, QueryHcaCapOut};
 use barewire_layouts::command::port::{QueryVportStateIn, QueryVportStateOut, VportState};
 use barewire_layouts::prm::View;
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
-use crate::abi::{GetContext, GetContextResponse, GidEntry, QueryDevice, QueryDeviceEx, QueryPort, driver};
+use crate::abi::{
+    GetContext, GetContextResponse, GidEntry, QueryDevice, QueryDeviceDriver, QueryDeviceEx, QueryPort,
+    driver,
+};
 use crate::adapter::{Adapter, Answer};
 use crate::attributes::Attributes;
 use crate::clock;
@@ -114,8 +117,9 @@ fn general(answer: &Answer) -> Result<View<'_, HcaCap>, Errno> {
 
 /// `ib_uverbs_query_device_resp`.
 pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
-    /// Bit of `device_cap_flags`: a bad partition key is counted; that port events are told; that RNR NAKs are sent.
-    const FLAGS: u32 = 1 << 1 | 1 << 10 | 1 << 12;
+    /// Bits of `device_cap_flags`: a bad partition key is counted, port events are told, RNR NAKs are sent, there are memory windows, of
+    /// type 2B, too, and XRC.
+    const FLAGS: u32 = 1 << 1 | 1 << 10 | 1 << 12 | 1 << 17 | 1 << 24 | 1 << 20;
     /// `IB_ATOMIC_HCA`.
     const ATOMIC_HCA: u32 = 1;
     /// 28.43.1000.
@@ -152,7 +156,7 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
         atomic_cap: ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: 1 << general.get(HcaCap::LOG_MAX_MKEY),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
         max_mcast_grp: 0,
@@ -193,6 +197,23 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         xrc_odp_caps: 0,
         reserved_2: 0,
     })
+}
+
+/// `mlx5_ib_query_device_resp`, for a program that has `room` bytes for it.
+pub(super) fn own_attributes(room: usize) -> QueryDeviceDriver {
+    /// `enum mlx5_ib_cqe_comp_res_format`: all three.
+    const FORMATS: u32 = 0b111;
+    /// `enum mlx5_ib_query_dev_resp_flags`: entries of 128 bytes may be compressed, and padded; targets of dynamic connections put small
+    /// messages into completions.
+    const FLAGS: u32 = 1 << 0 | 1 << 1 | 1 << 3;
+    const COMPRESSED: u32 = 64;
+    QueryDeviceDriver {
+        response_length: size_of::<QueryDeviceDriver>().min(room) as u32,
+        cqe_comp_max_num: COMPRESSED,
+        cqe_comp_supported_format: FORMATS,
+        flags: FLAGS,
+        ..QueryDeviceDriver::new_zeroed()
+    }
 }
 
 /// `UVERBS_METHOD_QUERY_PORT`.
@@ -312,6 +333,8 @@ pub(super) fn handles(context: &Context, call: &Attributes) -> Result<(), Errno>
         5 => |object| matches!(object, Object::Srq(_)),
         6 => |object| matches!(object, Object::Ah { .. }),
         7 => |object| matches!(object, Object::Mr(_)),
+        8 => |object| matches!(object, Object::Mw { .. }),
+        10 => |object| matches!(object, Object::Xrcd(_)),
         _ => return Err(Errno::INVALID),
     };
     let handles = context.state().objects.handles(is);

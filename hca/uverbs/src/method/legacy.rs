@@ -5,14 +5,14 @@ use std::sync::Arc;
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use zerocopy::IntoBytes;
 
-use crate::abi::{command, driver};
+use crate::abi::{OpenXrcd, command, driver};
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::event::Channel;
 use crate::object::{Object, Pd};
 
-use super::{address, completion, device, memory, modify, queue_pair, shared_receive};
+use super::{address, completion, device, memory, modify, query_qp, queue_pair, shared_receive};
 
 /// The command's request and answer, without the header of the write() ABI.
 pub(super) const CORE_IN: u16 = 0;
@@ -31,9 +31,7 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
         command::QUERY_DEVICE => call.put(CORE_OUT, device::attributes(&context.adapter)?.as_bytes()),
         command::QUERY_DEVICE_EX => {
             call.put(CORE_OUT, device::attributes_ex(&context.adapter)?.as_bytes())?;
-            let room = call.room(driver::OUT) as u32;
-            // mlx5_ib_query_device_resp: nothing beyond its own length.
-            call.put(driver::OUT, [0, room].as_bytes())
+            call.put(driver::OUT, device::own_attributes(call.room(driver::OUT)).as_bytes())
         }
         command::ALLOC_PD => alloc_pd(context, call),
         command::CREATE_AH => address::create(context, call),
@@ -42,7 +40,10 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
         command::CREATE_COMP_CHANNEL => completion_channel(context, call),
         command::RESIZE_CQ => completion::resize(context, call),
         command::MODIFY_CQ_EX => completion::modify(context, call),
-        command::QUERY_QP => queue_pair::query(context, call),
+        command::QUERY_QP => query_qp::query(context, call),
+        command::OPEN_QP => queue_pair::open(context, call),
+        command::OPEN_XRCD => open_xrcd(context, call),
+        command::ALLOC_MW => memory::window(context, call),
         command::MODIFY_QP | command::MODIFY_QP_EX => modify::modify(context, call),
         command::MODIFY_SRQ => shared_receive::modify(context, call),
         command::QUERY_SRQ => shared_receive::query(context, call),
@@ -57,6 +58,16 @@ fn alloc_pd(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let number = answer.view::<AllocPdIn>()?.get(AllocPdOut::PD);
     let handle = context.state().objects.insert(Object::Pd(Pd { number }));
     call.put_word(driver::OUT, number)?;
+    call.put_word(CORE_OUT, handle)
+}
+
+/// OPEN_XRCD.
+fn open_xrcd(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    let request: OpenXrcd = call.structure(CORE_IN)?;
+    let adapter = &context.adapter;
+    let mut state = context.state();
+    let domain = adapter.shared().open(adapter, request.fd, request.oflags as i32)?;
+    let handle = state.objects.insert(Object::Xrcd(domain));
     call.put_word(CORE_OUT, handle)
 }
 

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use barewire_layouts::command::mkey::{
     ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, key,
 };
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
-use crate::abi::{RegMr, RegMrResponse, ReregMr, access};
+use crate::abi::{AllocMw, AllocMwDriver, AllocMwResponse, RegMr, RegMrResponse, ReregMr, access, driver};
 use crate::adapter::{Adapter, UserMemory};
 use crate::attributes::Attributes;
 use crate::context::Context;
@@ -121,6 +121,42 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     let key = mr.key;
     let mr_handle = state.objects.insert(Object::Mr(mr));
     call.put(CORE_OUT, RegMrResponse { mr_handle, lkey: key, rkey: key }.as_bytes())
+}
+
+/// ALLOC_MW: a free key, which work requests bind (linux mr.c: `mlx5_ib_alloc_mw`).
+pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    /// `IB_MW_TYPE_1`, `IB_MW_TYPE_2`.
+    const TYPE_1: u8 = 1;
+    const TYPE_2: u8 = 2;
+    /// Ranges come in fours.
+    const UNIT: u32 = 4;
+    let request: AllocMw = call.structure(CORE_IN)?;
+    let own = if call.has(driver::IN) { call.structure(driver::IN)? } else { AllocMwDriver::new_zeroed() };
+    if !matches!(request.mw_type, TYPE_1 | TYPE_2) {
+        return Err(Errno::INVALID);
+    }
+    if own.comp_mask != 0 || own.reserved1 != 0 || own.reserved2 != 0 {
+        return Err(Errno::UNSUPPORTED);
+    }
+    let mut state = context.state();
+    let pd = state.objects.get::<Pd>(request.pd_handle)?.number;
+    let variant = VARIANT.fetch_add(1, Ordering::Relaxed);
+    let answer = context.adapter.command::<CreateMkeyIn>(|create| {
+        create
+            .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+            .set(Mkc::FREE, true)
+            .set(Mkc::UMR_EN, true)
+            .set(Mkc::ACCESS_MODE_1_0, AccessMode::Klm as u8)
+            .set(Mkc::LR, true)
+            .set(Mkc::EN_RINVAL, request.mw_type == TYPE_2)
+            .set(Mkc::QPN, ANY_QPN)
+            .set(Mkc::MKEY_7_0, variant)
+            .set(Mkc::PD, pd)
+            .set(Mkc::TRANSLATIONS_OCTWORD_SIZE, u32::from(own.num_klms).max(1).next_multiple_of(UNIT));
+    })?;
+    let index = answer.view::<CreateMkeyIn>()?.get(CreateMkeyOut::MKEY_INDEX);
+    let mw_handle = state.objects.insert(Object::Mw { index });
+    call.put(CORE_OUT, AllocMwResponse { mw_handle, rkey: key(index, variant) }.as_bytes())
 }
 
 /// REREG_MR: a new key is made of what shall be, takes the place of the old one, and goes with what that was.

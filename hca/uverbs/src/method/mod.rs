@@ -8,9 +8,10 @@ mod devx_command;
 mod legacy;
 mod memory;
 mod modify;
+mod query_qp;
 mod queue_pair;
 mod shared_receive;
-mod transition;
+mod target;
 mod uar;
 
 use crate::attributes::Attributes;
@@ -27,6 +28,8 @@ mod id {
     pub(super) const SRQ: u16 = 5;
     pub(super) const AH: u16 = 6;
     pub(super) const MR: u16 = 7;
+    pub(super) const MW: u16 = 8;
+    pub(super) const XRCD: u16 = 10;
     pub(super) const ASYNC_EVENT: u16 = 16;
     pub(super) const DEVX: u16 = 0x1000;
     pub(super) const DEVX_OBJECT: u16 = 0x1001;
@@ -59,6 +62,8 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         }
         (id::AH, 0) => destroy(context, call, |object| matches!(object, Object::Ah { .. }), None),
         (id::MR, 1) => destroy(context, call, |object| matches!(object, Object::Mr(_)), None),
+        (id::MW, 0) => destroy(context, call, |object| matches!(object, Object::Mw { .. }), None),
+        (id::XRCD, 0) => destroy(context, call, |object| matches!(object, Object::Xrcd(_)), None),
         (id::MR, 3) => memory::query(context, call),
         (id::ASYNC_EVENT, 0) => device::asynchronous(context, call),
         (id::DEVX, 0x1000) => devx::general(context, call),

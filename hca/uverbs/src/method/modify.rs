@@ -2,8 +2,8 @@
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::qp::{
-    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu, OptionalParameters,
-    QpState, Qpc, QueryQpIn, QueryQpOut, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
+    AddressPath, AtomicMode, Init2InitQpIn, Init2RtrQpIn, ModifyQp as Modify, Mtu, OptionalParameters, Qpc,
+    Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, ToErrQpIn, ToRstQpIn,
 };
 use barewire_layouts::prm::{Field, Nested, ViewMut};
 use zerocopy::{FromZeros, IntoBytes};
@@ -14,14 +14,13 @@ use crate::attributes::Attributes;
 use crate::config::Link;
 use crate::context::Context;
 use crate::errno::Errno;
-use crate::object::Qp;
+use crate::object::{Qp, Standing};
+use crate::service::{Service, bit, is_allowed, state};
 
 use super::device::{PORT, check_gid, check_port};
 use super::legacy::CORE_IN;
-use super::queue_pair::kind;
-use super::transition::{bit, is_allowed};
-
-pub(super) use super::transition::state;
+use super::query_qp::current;
+use super::target;
 
 const PSN: u32 = 0x00ff_ffff;
 const QPN: u32 = 0x00ff_ffff;
@@ -41,19 +40,26 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let given = call.bytes(CORE_IN)?;
     request.as_mut_bytes().copy_from_slice(given.get(..size_of::<ModifyQp>()).ok_or(Errno::INVALID)?);
     let adapter = &context.adapter;
-    let mut objects = context.state();
-    let qp = &mut **objects.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
+    let mut guard = context.state();
+    let qp = &mut **guard.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
+    request.attr_mask = qp.service.meant(request.attr_mask);
     let mask = request.attr_mask;
     let from = current(adapter, qp)?;
     let to = if mask & bit::STATE != 0 { request.qp_state } else { from };
     let claimed = if mask & bit::CURRENT_STATE != 0 { request.cur_qp_state } else { from };
-    if claimed != from || !is_allowed(qp.kind, from, to, mask) {
+    if claimed != from || !is_allowed(qp.service, from, to, mask) {
         return Err(Errno::INVALID);
     }
     check(adapter, qp, &request)?;
-    let attributes = merge(&qp.attributes, &request);
+    let attributes = merge(&qp.standing().attributes, &request);
     let number = qp.number;
+    let mut target = None;
     match (from, to) {
+        // The device knows nothing of a target before it is ready to receive.
+        (_, state::INIT) if qp.service == Service::Dct => {}
+        (_, state::RTR) if qp.service == Service::Dct => {
+            target = Some(target::make(adapter, call, qp, &attributes)?);
+        }
         (state::RESET, state::RESET) => {}
         (_, state::RESET) => {
             adapter.command::<ToRstQpIn>(|input| {
@@ -72,18 +78,12 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
         (state::RTS, state::RTS) => send::<Rts2RtsQpIn>(adapter, number, &attributes, mask)?,
         _ => return Err(Errno::UNSUPPORTED),
     }
-    qp.attributes = if to == state::RESET { ModifyQp::new_zeroed() } else { attributes };
-    qp.state = to;
+    *qp.standing() = if to == state::RESET { Standing::reset() } else { Standing { state: to, attributes } };
+    let number = qp.number;
+    if let Some(target) = target {
+        target::listen(adapter, &guard, number, &target);
+    }
     Ok(())
-}
-
-/// The state now. The device may have moved the queue pair to error.
-fn current(adapter: &Adapter, qp: &Qp) -> Result<u8, Errno> {
-    let answer = adapter.command::<QueryQpIn>(|input| {
-        input.set(QueryQpIn::QPN, qp.number);
-    })?;
-    let failed = answer.view::<QueryQpIn>()?.nested(QueryQpOut::QPC).get(Qpc::STATE) == Ok(QpState::Err);
-    Ok(if failed { state::ERROR } else { qp.state })
 }
 
 /// Values out of range, as the kernel refuses them.
@@ -111,7 +111,7 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
         || is(bit::RNR_TIMER) && request.min_rnr_timer > TIMER;
     // One path and one partition key.
     let other = is(bit::ALTERNATE_PATH | bit::MIGRATION) || is(bit::PKEY) && request.pkey_index != 0;
-    if mtu || deep || far || other || is(bit::QKEY) && qp.kind != kind::UD {
+    if mtu || deep || far || other || is(bit::QKEY) && qp.service != Service::Ud {
         return Err(Errno::INVALID);
     }
     Ok(())
@@ -188,13 +188,14 @@ fn init<R: Request + Modify>(
     step::<R>(adapter, number, optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::Q_KEY, attributes.qkey);
+        qpc.set(Qpc::COUNTER_SET_ID, adapter.spare.counter_set);
         qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, PORT);
     })
 }
 
 fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Result<(), Errno> {
     let optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
-    let datagram = qp.kind == kind::UD;
+    let datagram = qp.service == Service::Ud;
     let mtu = if datagram { Ok(DATAGRAM_MTU) } else { Mtu::try_from(attributes.path_mtu) };
     let mtu = mtu.map_err(|_| Errno::INVALID)?;
     step::<Init2RtrQpIn>(adapter, qp.number, optional, |qpc| {
@@ -208,7 +209,7 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
             .set(Qpc::LOG_RRA_MAX, log2_up(attributes.max_dest_rd_atomic))
             .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_timer)
             .set(Qpc::NEXT_RCV_PSN, attributes.rq_psn & PSN);
-        if datagram {
+        if !qp.service.is_connected() {
             return;
         }
         let peer = &attributes.dest;

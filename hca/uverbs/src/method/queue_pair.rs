@@ -1,18 +1,22 @@
-//! Queue pairs: `UVERBS_METHOD_QP_CREATE`, QUERY_QP. Their moves are in [`super::modify`].
+//! Queue pairs: `UVERBS_METHOD_QP_CREATE`, OPEN_QP. Their moves are in [`super::modify`].
+
+use std::sync::{Arc, Mutex};
 
 use barewire_layouts::command::qp::{
-    CreateQpIn, CreateQpOut, PathMigration, QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType,
-    ServiceType,
+    CreateQpIn, CreateQpOut, PathMigration, Qpc, ReceiveQueueType, ServiceType,
 };
+use barewire_layouts::prm::ViewMut;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::abi::{CreateQpDriver, ModifyQp, QpCap, QueryQp, QueryQpResponse, driver};
-use crate::adapter::UserMemory;
+use crate::abi::{CreateQpDriver, OpenQp, OpenQpResponse, QpCap, driver, qp_flag};
+use crate::adapter::{Adapter, UserMemory};
 use crate::attributes::Attributes;
-use crate::context::Context;
+use crate::context::{Context, State};
 use crate::errno::Errno;
 use crate::event::Kind;
-use crate::object::{Cq, Object, Pd, Qp, Srq};
+use crate::object::{Cq, Object, Pd, Qp, Srq, Standing, Target};
+use crate::service::{Service, XRC_RECEIVE};
+use crate::shared::Domain;
 
 use super::completion::DOORBELL;
 use super::legacy::{CORE_IN, CORE_OUT};
@@ -36,24 +40,22 @@ const RESULT_NUMBER: u16 = 14;
 const SIGNAL_ALL: u64 = 1 << 12;
 /// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: there is no multicast that could come back.
 const BLOCK_MULTICAST_LOOPBACK: u64 = 1 << 1;
-/// `MLX5_QP_FLAG_...`.
-const SCATTER_CQE: u32 = 1 << 1;
-const ALLOW_SCATTER_CQE: u32 = 1 << 8;
-const UAR_PAGE_INDEX: u32 = 1 << 10;
+const DRIVER_FLAGS: u32 = qp_flag::SCATTER_CQE
+    | qp_flag::ALLOW_SCATTER_CQE
+    | qp_flag::UAR_PAGE_INDEX
+    | qp_flag::TYPE_DCI
+    | qp_flag::TYPE_DCT;
 const WQEBB: u64 = 64;
 const MOST: u32 = 1 << 15;
+const USER_INDEX: u32 = 0x00ff_ffff;
 /// `qpc.cs_res`, `qpc.cs_req`: data of at most 32 or 64 bytes in the completion.
 const RESPONDER: [u8; 2] = [0x1, 0x2];
 const REQUESTER: [u8; 2] = [0x11, 0x22];
-
-/// `IB_UVERBS_QPT_...`.
-pub(super) mod kind {
-    pub(crate) const RC: u8 = 2;
-    pub(crate) const UC: u8 = 3;
-    pub(crate) const UD: u8 = 4;
-}
+/// `dctc.cs_res`: targets have no small one.
+const TARGET: [u8; 2] = [0x0, 0x2];
 
 /// The rings of a queue pair: the receive ring first, the send ring right behind it.
+#[derive(Default)]
 struct Rings {
     receive: Option<(u8, u8)>,
     send: Option<u8>,
@@ -61,7 +63,7 @@ struct Rings {
 }
 
 impl Rings {
-    fn of(request: &CreateQpDriver, shared: bool) -> Result<Self, Errno> {
+    fn of(request: &CreateQpDriver, service: Service, shared: bool) -> Result<Self, Errno> {
         let power = |count: u32| {
             if count.is_power_of_two() && count <= MOST {
                 Ok(count.ilog2() as u8)
@@ -69,8 +71,12 @@ impl Rings {
                 Err(Errno::INVALID)
             }
         };
-        let mut rings = Self { receive: None, send: None, bytes: 0 };
-        if request.rq_wqe_count > 0 && !shared {
+        let mut rings = Self::default();
+        if service == Service::XrcReceive {
+            return Ok(rings);
+        }
+        let receives = matches!(service, Service::Rc | Service::Uc | Service::Ud) && !shared;
+        if request.rq_wqe_count > 0 && receives {
             let shift = u8::try_from(request.rq_wqe_shift).map_err(|_| Errno::INVALID)?;
             if !(4..=9).contains(&shift) {
                 return Err(Errno::INVALID);
@@ -83,6 +89,51 @@ impl Rings {
             rings.bytes += u64::from(request.sq_wqe_count) * WQEBB;
         }
         Ok(rings)
+    }
+}
+
+/// What a queue pair refers to, by the device's numbers.
+struct Parts {
+    pd: u32,
+    send_cq: u32,
+    receive_cq: u32,
+    srq: Option<u32>,
+    /// Handle and number.
+    xrcd: Option<(u32, u32)>,
+    /// Whether the entries of the completion queues, of sends and receives, have 128 bytes.
+    wide: [usize; 2],
+}
+
+impl Parts {
+    fn of(call: &Attributes, state: &State, adapter: &Adapter, service: Service) -> Result<Self, Errno> {
+        let objects = &state.objects;
+        if service == Service::XrcReceive {
+            let handle = call.handle(XRCD)?;
+            let xrcd = Some((handle, objects.get::<Domain>(handle)?.number));
+            let spare = &adapter.spare;
+            return Ok(Self {
+                pd: spare.pd,
+                send_cq: spare.cq,
+                receive_cq: spare.cq,
+                srq: None,
+                xrcd,
+                wide: [0; 2],
+            });
+        }
+        let send: &Cq = objects.get(call.handle(SEND_CQ)?)?;
+        let receive = match call.optional_handle(RECEIVE_CQ)? {
+            Some(handle) => objects.get(handle)?,
+            // Who only sends needs none; the device wants one.
+            None if service == Service::XrcSend => send,
+            None => return Err(Errno::INVALID),
+        };
+        let srq = match call.optional_handle(SRQ)? {
+            Some(handle) => Some(objects.get::<Srq>(handle)?.number),
+            None => None,
+        };
+        let pd = objects.get::<Pd>(call.handle(PD)?)?.number;
+        let wide = [send, receive].map(|cq| usize::from(cq.entry_bytes == 128));
+        Ok(Self { pd, send_cq: send.number, receive_cq: receive.number, srq, xrcd: None, wide })
     }
 }
 
@@ -106,84 +157,40 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         driver::IN,
         driver::OUT,
     ])?;
-    let kind = u8::try_from(call.number(TYPE)?).map_err(|_| Errno::INVALID)?;
-    let service = match kind {
-        kind::RC => ServiceType::Rc,
-        kind::UC => ServiceType::Uc,
-        kind::UD => ServiceType::Ud,
-        _ => return Err(Errno::UNSUPPORTED),
-    };
     let request: CreateQpDriver = call.structure(driver::IN)?;
+    let service = Service::of(call.number(TYPE)?, request.flags)?;
     let flags = call.optional_number(FLAGS)?.unwrap_or(0);
-    if flags & !(SIGNAL_ALL | BLOCK_MULTICAST_LOOPBACK) != 0
-        || request.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE | UAR_PAGE_INDEX) != 0
-    {
+    if flags & !(SIGNAL_ALL | BLOCK_MULTICAST_LOOPBACK) != 0 || request.flags & !DRIVER_FLAGS != 0 {
         return Err(Errno::UNSUPPORTED);
     }
     let mut cap: QpCap = call.structure(CAP)?;
     let signal_all = flags & SIGNAL_ALL != 0;
     let adapter = &context.adapter;
     let mut state = context.state();
-    let objects = &state.objects;
-    let pd = objects.get::<Pd>(call.handle(PD)?)?.number;
-    let send: &Cq = objects.get(call.handle(SEND_CQ)?)?;
-    let receive: &Cq = objects.get(call.handle(RECEIVE_CQ)?)?;
-    let srq = match call.optional_handle(SRQ)? {
-        Some(handle) => Some(objects.get::<Srq>(handle)?.number),
-        None => None,
-    };
-    let rings = Rings::of(&request, srq.is_some())?;
-    // As mlx5_ib answers: what there is room for.
-    (cap.max_recv_wr, cap.max_recv_sge) = match rings.receive {
-        Some((log_entries, log_segments)) => (1 << log_entries, 1 << log_segments),
-        None => (0, 0),
-    };
-    let mut memory = Vec::new();
-    if rings.bytes > 0 {
-        memory.push(UserMemory::register(adapter, request.buf_addr, rings.bytes, true)?);
-    }
-    let ring = memory.first().map_or(0, UserMemory::id);
-    let doorbell = UserMemory::register(adapter, request.db_addr, DOORBELL, true)?;
-    let reliable = kind != kind::UD;
-    let scatter = reliable && request.flags & SCATTER_CQE != 0;
-    let scatter_sent = scatter && (signal_all || request.flags & ALLOW_SCATTER_CQE != 0);
-    let wide = |cq: &Cq| usize::from(cq.entry_bytes == 128);
-    let answer = adapter.command::<CreateQpIn>(|create| {
-        create.set(CreateQpIn::WQ_UMEM_VALID, true).set(CreateQpIn::WQ_UMEM_ID, ring);
-        let mut qpc = create.nested(CreateQpIn::QPC);
-        qpc.set(Qpc::ST, service)
-            .set(Qpc::PM_STATE, PathMigration::Migrated)
-            .set(Qpc::PD, pd)
-            .set(Qpc::NO_SQ, rings.send.is_none())
-            .set(Qpc::LOG_SQ_SIZE, rings.send.unwrap_or(0))
-            .set(Qpc::RQ_TYPE, ReceiveQueueType::Zero)
-            .set(Qpc::UAR_PAGE, request.bfreg_index)
-            .set(Qpc::USER_INDEX, request.uidx & 0x00ff_ffff)
-            .set(Qpc::CQN_SND, send.number)
-            .set(Qpc::CQN_RCV, receive.number)
-            .set(Qpc::DBR_UMEM_VALID, true)
-            .set(Qpc::DBR_UMEM_ID, doorbell.id());
-        if let Some((log_entries, log_stride)) = rings.receive {
-            qpc.set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
-                .set(Qpc::LOG_RQ_SIZE, log_entries)
-                .set(Qpc::LOG_RQ_STRIDE, log_stride);
-        }
-        if let Some(srq) = srq {
-            qpc.set(Qpc::RQ_TYPE, ReceiveQueueType::Shared).set(Qpc::SRQN_RMPN_XRQN, srq);
-        }
-        if scatter {
-            qpc.set(Qpc::CS_RES, RESPONDER[wide(receive)]);
-        }
-        if scatter_sent {
-            qpc.set(Qpc::CS_REQ, REQUESTER[wide(send)]);
-        }
-    })?;
-    memory.push(doorbell);
-    let number = answer.view::<CreateQpIn>()?.get(CreateQpOut::QPN);
+    let parts = Parts::of(call, &state, adapter, service)?;
     let user_handle = call.number(USER_HANDLE)?;
-    adapter.events().on_event(Kind::Qp, number, user_handle, &state.asynchronous());
-    let attributes = ModifyQp::new_zeroed();
-    let qp = Qp { number, kind, state: 0, cap, signal_all, attributes, memory };
+    let mut memory = Vec::new();
+    let (number, target) = if service == Service::Dct {
+        (0, Some(plan(&request, &parts, user_handle)?))
+    } else {
+        let rings = Rings::of(&request, service, parts.srq.is_some())?;
+        // As mlx5_ib answers: what there is room for.
+        (cap.max_recv_wr, cap.max_recv_sge) = match rings.receive {
+            Some((log_entries, log_segments)) => (1 << log_entries, 1 << log_segments),
+            None => (0, 0),
+        };
+        memory = register(adapter, service, &request, &rings)?;
+        (make(adapter, service, &request, &parts, (&rings, &memory), signal_all)?, None)
+    };
+    let standing = Arc::new(Mutex::new(Standing::reset()));
+    if let Some((_, domain)) = parts.xrcd {
+        adapter.shared().enter(number, domain, &standing);
+    }
+    if number != 0 {
+        adapter.events().on_event(Kind::Qp, number, user_handle, &state.asynchronous());
+    }
+    let xrcd = parts.xrcd.map(|(handle, _)| handle);
+    let qp = Qp { number, service, xrcd, cap, signal_all, standing, target, memory };
     let handle = state.objects.insert(Object::Qp(Box::new(qp)));
     call.put(RESULT_CAP, cap.as_bytes())?;
     call.put_word(RESULT_NUMBER, number)?;
@@ -191,48 +198,123 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.put_handle(HANDLE, handle)
 }
 
-/// QUERY_QP: the state from the device, what was set from here.
-pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
-    let request: QueryQp = call.structure(CORE_IN)?;
-    let state = context.state();
-    let qp = state.objects.get::<Box<Qp>>(request.qp_handle)?;
-    let answer = context.adapter.command::<QueryQpIn>(|input| {
-        input.set(QueryQpIn::QPN, qp.number);
+/// What a target of dynamic connections will be: the device makes it once it is ready to receive.
+fn plan(request: &CreateQpDriver, parts: &Parts, user_handle: u64) -> Result<Target, Errno> {
+    let scatter = if request.flags & qp_flag::SCATTER_CQE != 0 { TARGET[parts.wide[1]] } else { 0 };
+    Ok(Target {
+        pd: parts.pd,
+        cq: parts.receive_cq,
+        srq: parts.srq.ok_or(Errno::INVALID)?,
+        access_key: request.access_key,
+        user_index: request.uidx & USER_INDEX,
+        scatter,
+        user_handle,
+    })
+}
+
+/// Lets the device have the rings, if there are any, and the doorbell record last.
+fn register(
+    adapter: &Arc<Adapter>,
+    service: Service,
+    request: &CreateQpDriver,
+    rings: &Rings,
+) -> Result<Vec<UserMemory>, Errno> {
+    let mut memory = Vec::new();
+    if service != Service::XrcReceive {
+        if rings.bytes > 0 {
+            memory.push(UserMemory::register(adapter, request.buf_addr, rings.bytes, true)?);
+        }
+        memory.push(UserMemory::register(adapter, request.db_addr, DOORBELL, true)?);
+    }
+    Ok(memory)
+}
+
+/// Makes the device's queue pair. Its number.
+fn make(
+    adapter: &Adapter,
+    service: Service,
+    request: &CreateQpDriver,
+    parts: &Parts,
+    (rings, memory): (&Rings, &[UserMemory]),
+    signal_all: bool,
+) -> Result<u32, Errno> {
+    // As mlx5_ib: libmlx5 does not look for data in the completions of others.
+    let scatter = request.flags & qp_flag::SCATTER_CQE != 0;
+    let scatter_received = scatter && matches!(service, Service::Rc | Service::Uc);
+    let scatter_sent = scatter
+        && matches!(service, Service::Rc | Service::Dci)
+        && (signal_all || request.flags & qp_flag::ALLOW_SCATTER_CQE != 0);
+    let ring = if rings.bytes > 0 { memory.first() } else { None };
+    let answer = adapter.command::<CreateQpIn>(|create| {
+        if let Some(ring) = ring {
+            create.set(CreateQpIn::WQ_UMEM_VALID, true).set(CreateQpIn::WQ_UMEM_ID, ring.id());
+        }
+        let mut qpc = create.nested(CreateQpIn::QPC);
+        qpc.set(Qpc::ST, service_type(service))
+            .set(Qpc::PM_STATE, PathMigration::Migrated)
+            .set(Qpc::PD, parts.pd)
+            .set(Qpc::NO_SQ, rings.send.is_none())
+            .set(Qpc::LOG_SQ_SIZE, rings.send.unwrap_or(0))
+            .set(Qpc::UAR_PAGE, request.bfreg_index)
+            .set(Qpc::USER_INDEX, request.uidx & USER_INDEX)
+            .set(Qpc::CQN_SND, parts.send_cq)
+            .set(Qpc::CQN_RCV, parts.receive_cq)
+            .set(Qpc::XRCD, parts.xrcd.map_or(0, |(_, number)| number));
+        if let Some(doorbell) = memory.last() {
+            qpc.set(Qpc::DBR_UMEM_VALID, true).set(Qpc::DBR_UMEM_ID, doorbell.id());
+        }
+        receive_side(&mut qpc, rings, parts.srq);
+        if scatter_received {
+            qpc.set(Qpc::CS_RES, RESPONDER[parts.wide[1]]);
+        }
+        if scatter_sent {
+            qpc.set(Qpc::CS_REQ, REQUESTER[parts.wide[0]]);
+        }
     })?;
-    let qpc = answer.view::<QueryQpIn>()?.nested(QueryQpOut::QPC);
-    let now = match qpc.get(Qpc::STATE) {
-        // What the device does not tell apart is known from here.
-        Ok(QpState::Err) => super::modify::state::ERROR,
-        _ => qp.state,
+    Ok(answer.view::<CreateQpIn>()?.get(CreateQpOut::QPN))
+}
+
+fn receive_side(qpc: &mut ViewMut<'_, Qpc>, rings: &Rings, srq: Option<u32>) {
+    match (rings.receive, srq) {
+        (_, Some(srq)) => qpc.set(Qpc::RQ_TYPE, ReceiveQueueType::Shared).set(Qpc::SRQN_RMPN_XRQN, srq),
+        (Some((log_entries, log_stride)), None) => qpc
+            .set(Qpc::RQ_TYPE, ReceiveQueueType::Regular)
+            .set(Qpc::LOG_RQ_SIZE, log_entries)
+            .set(Qpc::LOG_RQ_STRIDE, log_stride),
+        (None, None) => qpc.set(Qpc::RQ_TYPE, ReceiveQueueType::Zero),
     };
-    let set = &qp.attributes;
-    let response = QueryQpResponse {
-        dest: set.dest,
-        alt_dest: set.alt_dest,
-        cap: qp.cap,
-        qkey: set.qkey,
-        rq_psn: set.rq_psn,
-        sq_psn: set.sq_psn,
-        dest_qp_num: set.dest_qp_num,
-        qp_access_flags: set.qp_access_flags,
-        pkey_index: set.pkey_index,
-        alt_pkey_index: set.alt_pkey_index,
-        qp_state: now,
-        cur_qp_state: now,
-        path_mtu: set.path_mtu,
-        path_mig_state: set.path_mig_state,
-        sq_draining: 0,
-        max_rd_atomic: set.max_rd_atomic,
-        max_dest_rd_atomic: set.max_dest_rd_atomic,
-        min_rnr_timer: set.min_rnr_timer,
-        port_num: set.port_num,
-        timeout: set.timeout,
-        retry_cnt: set.retry_cnt,
-        rnr_retry: set.rnr_retry,
-        alt_port_num: set.alt_port_num,
-        alt_timeout: set.alt_timeout,
-        sq_sig_all: u8::from(qp.signal_all),
-        reserved: [0; 5],
+}
+
+fn service_type(service: Service) -> ServiceType {
+    match service {
+        Service::Rc => ServiceType::Rc,
+        Service::Uc => ServiceType::Uc,
+        Service::Ud => ServiceType::Ud,
+        Service::XrcSend | Service::XrcReceive => ServiceType::Xrc,
+        Service::Dci | Service::Dct => ServiceType::Dci,
+    }
+}
+
+/// OPEN_QP: another handle of a queue pair that receives for an XRC domain. Its events go to who made it.
+pub(super) fn open(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    let request: OpenQp = call.structure(CORE_IN)?;
+    if request.qp_type != XRC_RECEIVE {
+        return Err(Errno::INVALID);
+    }
+    let mut state = context.state();
+    let domain = state.objects.get::<Domain>(request.pd_handle)?.number;
+    let standing = context.adapter.shared().receiver(request.qpn, domain)?;
+    let cap = QpCap::new_zeroed();
+    let qp = Qp {
+        number: request.qpn,
+        service: Service::XrcReceive,
+        xrcd: Some(request.pd_handle),
+        cap,
+        signal_all: false,
+        standing,
+        target: None,
+        memory: Vec::new(),
     };
-    call.put(CORE_OUT, response.as_bytes())
+    let qp_handle = state.objects.insert(Object::Qp(Box::new(qp)));
+    call.put(CORE_OUT, OpenQpResponse { qp_handle, qpn: request.qpn, cap, reserved: 0 }.as_bytes())
 }

@@ -3,15 +3,19 @@
 use barewire_layouts::command::srq::{
     ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, QuerySrqIn, QuerySrqOut, Srqc,
 };
+use barewire_layouts::command::xrc::{
+    ARM_XRC_SRQ, ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, QueryXrcSrqIn, QueryXrcSrqOut, XrcSrqc,
+};
 use zerocopy::IntoBytes;
 
 use crate::abi::{CreateSrqDriver, ModifySrq, QuerySrq, QuerySrqResponse, driver};
-use crate::adapter::UserMemory;
+use crate::adapter::{Adapter, UserMemory};
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::event::Kind;
-use crate::object::{Object, Pd, Srq};
+use crate::object::{Cq, Object, Pd, Srq};
+use crate::shared::Domain;
 
 use super::completion::DOORBELL;
 use super::legacy::{CORE_IN, CORE_OUT};
@@ -31,8 +35,10 @@ const RESULT_MAX_WR: u16 = 11;
 const RESULT_MAX_SGE: u16 = 12;
 const RESULT_NUMBER: u16 = 13;
 
-/// `IB_UVERBS_SRQT_BASIC`.
+/// `IB_UVERBS_SRQT_BASIC`, `IB_UVERBS_SRQT_XRC`.
 const BASIC: u64 = 0;
+const XRC: u64 = 1;
+const USER_INDEX: u32 = 0x00ff_ffff;
 /// A WQE begins with a link to the next; each data segment has as many bytes.
 const SEGMENT: u32 = 16;
 const SMALLEST_STRIDE: u32 = 32;
@@ -59,9 +65,11 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         driver::IN,
         driver::OUT,
     ])?;
-    if call.number(TYPE)? != BASIC {
-        return Err(Errno::UNSUPPORTED);
-    }
+    let extended = match call.number(TYPE)? {
+        BASIC => false,
+        XRC => true,
+        _ => return Err(Errno::UNSUPPORTED),
+    };
     let request: CreateSrqDriver = call.structure(driver::IN)?;
     let (max_wr, max_sge) = (call.word(MAX_WR)?, call.word(MAX_SGE)?);
     if max_wr >= MOST || max_sge > LARGEST_STRIDE / SEGMENT - 1 || request.flags != 0 {
@@ -76,27 +84,69 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let bytes = u64::from(entries) * u64::from(stride);
     let ring = UserMemory::register(adapter, request.buf_addr, bytes, true)?;
     let doorbell = UserMemory::register(adapter, request.db_addr, DOORBELL, true)?;
-    let answer = adapter.command::<CreateSrqIn>(|create| {
-        create.set(CreateSrqIn::SRQ_UMEM_VALID, true).set(CreateSrqIn::SRQ_UMEM_ID, ring.id());
-        create
-            .nested(CreateSrqIn::SRQ_CONTEXT_ENTRY)
-            .set(Srqc::LOG_SRQ_SIZE, entries.ilog2() as u8)
-            .set(Srqc::LOG_RQ_STRIDE, (stride / SEGMENT).ilog2() as u8)
-            .set(Srqc::PD, pd)
-            .set(Srqc::DBR_UMEM_VALID, true)
-            .set(Srqc::DBR_UMEM_ID, doorbell.id());
-    })?;
-    let number = answer.view::<CreateSrqIn>()?.get(CreateSrqOut::SRQN);
+    let shape = Shape { entries, stride, pd, memory: [ring.id(), doorbell.id()] };
+    let (number, xrcd) = if extended {
+        let (handle, cq) = (call.handle(XRCD)?, call.handle(CQ)?);
+        let domain = state.objects.get::<Domain>(handle)?.number;
+        let cq = state.objects.get::<Cq>(cq)?.number;
+        (shape.make_extended(adapter, domain, cq, request.uidx & USER_INDEX)?, Some(handle))
+    } else {
+        (shape.make(adapter)?, None)
+    };
     let user_handle = call.number(USER_HANDLE)?;
     adapter.events().on_event(Kind::Srq, number, user_handle, &state.asynchronous());
     let max_wr = entries - 1;
     let max_sge = stride / SEGMENT - 1;
-    let handle = state.objects.insert(Object::Srq(Srq { number, max_wr, max_sge, memory: [ring, doorbell] }));
+    let handle =
+        state.objects.insert(Object::Srq(Srq { number, xrcd, max_wr, max_sge, memory: [ring, doorbell] }));
     call.put_word(RESULT_MAX_WR, max_wr)?;
     call.put_word(RESULT_MAX_SGE, max_sge)?;
     call.put_word(RESULT_NUMBER, number)?;
     call.put(driver::OUT, &u64::from(number).to_ne_bytes())?;
     call.put_handle(HANDLE, handle)
+}
+
+/// What the device makes a queue of: numbers of the umems of ring and doorbell record among it.
+struct Shape {
+    entries: u32,
+    stride: u32,
+    pd: u32,
+    memory: [u32; 2],
+}
+
+impl Shape {
+    fn make(&self, adapter: &Adapter) -> Result<u32, Errno> {
+        let [ring, doorbell] = self.memory;
+        let answer = adapter.command::<CreateSrqIn>(|create| {
+            create.set(CreateSrqIn::SRQ_UMEM_VALID, true).set(CreateSrqIn::SRQ_UMEM_ID, ring);
+            create
+                .nested(CreateSrqIn::SRQ_CONTEXT_ENTRY)
+                .set(Srqc::LOG_SRQ_SIZE, self.entries.ilog2() as u8)
+                .set(Srqc::LOG_RQ_STRIDE, (self.stride / SEGMENT).ilog2() as u8)
+                .set(Srqc::PD, self.pd)
+                .set(Srqc::DBR_UMEM_VALID, true)
+                .set(Srqc::DBR_UMEM_ID, doorbell);
+        })?;
+        Ok(answer.view::<CreateSrqIn>()?.get(CreateSrqOut::SRQN))
+    }
+
+    fn make_extended(&self, adapter: &Adapter, domain: u32, cq: u32, user_index: u32) -> Result<u32, Errno> {
+        let [ring, doorbell] = self.memory;
+        let answer = adapter.command::<CreateXrcSrqIn>(|create| {
+            create.set(CreateXrcSrqIn::XRC_SRQ_UMEM_VALID, true).set(CreateXrcSrqIn::XRC_SRQ_UMEM_ID, ring);
+            create
+                .nested(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY)
+                .set(XrcSrqc::LOG_XRC_SRQ_SIZE, self.entries.ilog2() as u8)
+                .set(XrcSrqc::LOG_RQ_STRIDE, (self.stride / SEGMENT).ilog2() as u8)
+                .set(XrcSrqc::XRCD, domain)
+                .set(XrcSrqc::CQN, cq)
+                .set(XrcSrqc::USER_INDEX, user_index)
+                .set(XrcSrqc::PD, self.pd)
+                .set(XrcSrqc::DBR_UMEM_VALID, true)
+                .set(XrcSrqc::DBR_UMEM_ID, doorbell);
+        })?;
+        Ok(answer.view::<CreateXrcSrqIn>()?.get(CreateXrcSrqOut::XRC_SRQN))
+    }
 }
 
 /// MODIFY_SRQ: the limit. The size is fixed, as mlx5_ib has it.
@@ -116,15 +166,23 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     if request.srq_limit > srq.max_wr {
         return Err(Errno::INVALID);
     }
-    context
-        .adapter
-        .command::<ArmRqIn>(|input| {
+    let (adapter, limit) = (&context.adapter, request.srq_limit as u16);
+    if srq.xrcd.is_some() {
+        adapter.command::<ArmXrcSrqIn>(|input| {
+            input
+                .set(ArmXrcSrqIn::OP_MOD, ARM_XRC_SRQ)
+                .set(ArmXrcSrqIn::XRC_SRQN, srq.number)
+                .set(ArmXrcSrqIn::LWM, limit);
+        })
+    } else {
+        adapter.command::<ArmRqIn>(|input| {
             input
                 .set(ArmRqIn::OP_MOD, ArmRqKind::Srq)
                 .set(ArmRqIn::SRQ_NUMBER, srq.number)
-                .set(ArmRqIn::LWM, request.srq_limit as u16);
+                .set(ArmRqIn::LWM, limit);
         })
-        .map(drop)
+    }
+    .map(drop)
 }
 
 /// QUERY_SRQ.
@@ -132,10 +190,18 @@ pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let request: QuerySrq = call.structure(CORE_IN)?;
     let state = context.state();
     let srq: &Srq = state.objects.get(request.srq_handle)?;
-    let answer = context.adapter.command::<QuerySrqIn>(|input| {
-        input.set(QuerySrqIn::SRQN, srq.number);
-    })?;
-    let limit = answer.view::<QuerySrqIn>()?.nested(QuerySrqOut::SRQ_CONTEXT_ENTRY).get(Srqc::LWM);
+    let adapter = &context.adapter;
+    let limit = if srq.xrcd.is_some() {
+        let answer = adapter.command::<QueryXrcSrqIn>(|input| {
+            input.set(QueryXrcSrqIn::XRC_SRQN, srq.number);
+        })?;
+        answer.view::<QueryXrcSrqIn>()?.nested(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY).get(XrcSrqc::LWM)
+    } else {
+        let answer = adapter.command::<QuerySrqIn>(|input| {
+            input.set(QuerySrqIn::SRQN, srq.number);
+        })?;
+        answer.view::<QuerySrqIn>()?.nested(QuerySrqOut::SRQ_CONTEXT_ENTRY).get(Srqc::LWM)
+    };
     let response =
         QuerySrqResponse { max_wr: srq.max_wr, max_sge: srq.max_sge, srq_limit: limit.into(), reserved: 0 };
     call.put(CORE_OUT, response.as_bytes())

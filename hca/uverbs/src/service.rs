@@ -1,0 +1,196 @@
+//! Kinds of queue pairs, and which attributes their moves need and allow.
+
+use crate::abi::qp_flag;
+use crate::errno::Errno;
+
+/// What a queue pair is (`ib_uverbs_qp_type`; of the driver's own, which one).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    Rc,
+    Uc,
+    Ud,
+    /// Sends to shared receive queues of an XRC domain.
+    XrcSend,
+    /// Receives for the shared receive queues of an XRC domain.
+    XrcReceive,
+    /// Initiator of dynamic connections.
+    Dci,
+    /// Target of dynamic connections.
+    Dct,
+}
+
+/// `IB_UVERBS_QPT_...`.
+pub(crate) const XRC_RECEIVE: u8 = 10;
+
+impl Service {
+    /// By the type of verbs and the driver's flags.
+    pub(crate) fn of(kind: u64, flags: u32) -> Result<Self, Errno> {
+        match (kind, flags & (qp_flag::TYPE_DCT | qp_flag::TYPE_DCI)) {
+            (2, 0) => Ok(Self::Rc),
+            (3, 0) => Ok(Self::Uc),
+            (4, 0) => Ok(Self::Ud),
+            (9, 0) => Ok(Self::XrcSend),
+            (10, 0) => Ok(Self::XrcReceive),
+            (0xff, qp_flag::TYPE_DCI) => Ok(Self::Dci),
+            (0xff, qp_flag::TYPE_DCT) => Ok(Self::Dct),
+            (0..0xff, 0) => Err(Errno::UNSUPPORTED),
+            _ => Err(Errno::INVALID),
+        }
+    }
+
+    /// The attributes that count of those which a program names (linux uverbs_cmd.c: `modify_qp_mask`).
+    pub(crate) fn meant(self, mask: u32) -> u32 {
+        match self {
+            Self::XrcSend => mask & !(bit::RESPONDER_DEPTH | bit::RNR_TIMER),
+            Self::XrcReceive => mask & !(bit::INITIATOR_DEPTH | bit::RETRIES | bit::RNR_RETRIES),
+            _ => mask,
+        }
+    }
+
+    /// It names its peer when it becomes ready.
+    pub(crate) fn is_connected(self) -> bool {
+        matches!(self, Self::Rc | Self::Uc | Self::XrcSend | Self::XrcReceive)
+    }
+}
+
+/// `enum ib_qp_state`.
+pub(crate) mod state {
+    pub(crate) const RESET: u8 = 0;
+    pub(crate) const INIT: u8 = 1;
+    pub(crate) const RTR: u8 = 2;
+    pub(crate) const RTS: u8 = 3;
+    pub(crate) const ERROR: u8 = 6;
+}
+
+/// `enum ib_qp_attr_mask`.
+pub(crate) mod bit {
+    pub(crate) const STATE: u32 = 1 << 0;
+    pub(crate) const CURRENT_STATE: u32 = 1 << 1;
+    pub(crate) const ACCESS: u32 = 1 << 3;
+    pub(crate) const PKEY: u32 = 1 << 4;
+    pub(crate) const PORT: u32 = 1 << 5;
+    pub(crate) const QKEY: u32 = 1 << 6;
+    pub(crate) const PATH: u32 = 1 << 7;
+    pub(crate) const MTU: u32 = 1 << 8;
+    pub(crate) const TIMEOUT: u32 = 1 << 9;
+    pub(crate) const RETRIES: u32 = 1 << 10;
+    pub(crate) const RNR_RETRIES: u32 = 1 << 11;
+    pub(crate) const RECEIVE_PSN: u32 = 1 << 12;
+    pub(crate) const INITIATOR_DEPTH: u32 = 1 << 13;
+    pub(crate) const ALTERNATE_PATH: u32 = 1 << 14;
+    pub(crate) const RNR_TIMER: u32 = 1 << 15;
+    pub(crate) const SEND_PSN: u32 = 1 << 16;
+    pub(crate) const RESPONDER_DEPTH: u32 = 1 << 17;
+    pub(crate) const MIGRATION: u32 = 1 << 18;
+    pub(crate) const DESTINATION: u32 = 1 << 20;
+}
+
+/// What the move from one state to another must and may bring; `None` if there is no such move. That of dynamic connections is mlx5_ib's
+/// own (`modify_dci_qp_is_ok`, `mlx5_ib_modify_dct`), the rest is IBTA 11.2.5.2, as `ib_modify_qp_is_ok` has it. No device of this kind
+/// drains send queues on demand.
+fn attributes(service: Service, from: u8, to: u8) -> Option<(u32, u32)> {
+    match service {
+        Service::Dct => target(from, to),
+        Service::Dci => initiator(from, to),
+        _ => verbs(service, from, to),
+    }
+}
+
+fn verbs(service: Service, from: u8, to: u8) -> Option<(u32, u32)> {
+    use Service::{Rc, Ud, XrcReceive, XrcSend};
+    let pick = |condition: bool, bits: u32| if condition { bits } else { 0 };
+    let connected = service != Ud;
+    let requests = matches!(service, Rc | XrcSend);
+    let responds = matches!(service, Rc | XrcReceive);
+    let rights = pick(connected, bit::ACCESS | bit::ALTERNATE_PATH);
+    let sending = bit::CURRENT_STATE
+        | rights
+        | pick(!connected, bit::QKEY)
+        | pick(connected, bit::MIGRATION)
+        | pick(responds, bit::RNR_TIMER);
+    let first = if connected { bit::ACCESS } else { bit::QKEY } | bit::PKEY | bit::PORT;
+    let peer = bit::PATH | bit::MTU | bit::DESTINATION | bit::RECEIVE_PSN;
+    match (from, to) {
+        (_, state::RESET | state::ERROR) => Some((0, 0)),
+        (state::RESET, state::INIT) => Some((first, 0)),
+        (state::INIT, state::INIT) => Some((0, first)),
+        (state::INIT, state::RTR) => Some((
+            pick(connected, peer) | pick(responds, bit::RESPONDER_DEPTH | bit::RNR_TIMER),
+            bit::PKEY | rights | pick(!connected, bit::QKEY),
+        )),
+        (state::RTR, state::RTS) => Some((
+            bit::SEND_PSN
+                | pick(requests || responds, bit::TIMEOUT)
+                | pick(requests, bit::RETRIES | bit::RNR_RETRIES | bit::INITIATOR_DEPTH),
+            sending,
+        )),
+        (state::RTS, state::RTS) => Some((0, sending)),
+        _ => None,
+    }
+}
+
+fn initiator(from: u8, to: u8) -> Option<(u32, u32)> {
+    let first = bit::PKEY | bit::PORT;
+    match (from, to) {
+        (_, state::RESET | state::ERROR) => Some((0, 0)),
+        (state::RESET, state::INIT) => Some((first, 0)),
+        (state::INIT, state::INIT) => Some((0, first)),
+        (state::INIT, state::RTR) => Some((bit::MTU, bit::PKEY | bit::PATH)),
+        (state::RTR, state::RTS) => Some((
+            bit::TIMEOUT | bit::RETRIES | bit::RNR_RETRIES | bit::INITIATOR_DEPTH | bit::SEND_PSN,
+            bit::RNR_TIMER,
+        )),
+        (state::RTS, state::RTS) => Some((0, bit::RNR_TIMER)),
+        _ => None,
+    }
+}
+
+fn target(from: u8, to: u8) -> Option<(u32, u32)> {
+    match (from, to) {
+        (state::RESET, state::INIT) => Some((bit::ACCESS | bit::PKEY | bit::PORT, 0)),
+        (state::INIT, state::RTR) => Some((bit::RNR_TIMER | bit::PATH | bit::MTU, 0)),
+        _ => None,
+    }
+}
+
+/// Whether a move may come with exactly these attributes.
+pub(crate) fn is_allowed(service: Service, from: u8, to: u8, mask: u32) -> bool {
+    attributes(service, from, to).is_some_and(|(required, optional)| {
+        mask & required == required && mask & !(required | optional | bit::STATE) == 0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_need_their_attributes() {
+        use Service::{Dci, Dct, Rc, Ud, XrcReceive, XrcSend};
+        let first = bit::STATE | bit::PKEY | bit::PORT | bit::ACCESS;
+        assert!(is_allowed(Rc, state::RESET, state::INIT, first));
+        assert!(!is_allowed(Rc, state::RESET, state::INIT, first & !bit::PORT));
+        assert!(!is_allowed(Rc, state::RESET, state::INIT, first | bit::QKEY));
+        assert!(!is_allowed(Ud, state::RESET, state::INIT, first));
+        assert!(is_allowed(Ud, state::INIT, state::RTR, bit::STATE));
+        assert!(!is_allowed(Rc, state::INIT, state::RTS, bit::STATE));
+        assert!(is_allowed(Rc, state::RTS, state::ERROR, bit::STATE));
+        assert!(!is_allowed(Rc, state::ERROR, state::RTS, bit::STATE));
+        let peer = bit::STATE | bit::PATH | bit::MTU | bit::DESTINATION | bit::RECEIVE_PSN;
+        assert!(is_allowed(XrcSend, state::INIT, state::RTR, peer));
+        assert!(!is_allowed(XrcReceive, state::INIT, state::RTR, peer));
+        assert!(is_allowed(XrcReceive, state::RTR, state::RTS, bit::STATE | bit::SEND_PSN | bit::TIMEOUT));
+        assert!(!is_allowed(Dci, state::RESET, state::INIT, first));
+        assert!(is_allowed(Dct, state::RESET, state::INIT, first));
+        assert!(!is_allowed(Dct, state::RTR, state::RTS, bit::STATE));
+    }
+
+    #[test]
+    fn the_drivers_kinds_need_their_flag() {
+        assert_eq!(Service::of(0xff, qp_flag::TYPE_DCI), Ok(Service::Dci));
+        for (kind, flags) in [(0xff, 0), (2, qp_flag::TYPE_DCT), (0x100, 0)] {
+            assert_eq!(Service::of(kind, flags), Err(Errno::INVALID));
+        }
+        assert_eq!(Service::of(8, 0), Err(Errno::UNSUPPORTED));
+    }
+}
