@@ -2,14 +2,19 @@
 //!
 //! Bytes that libmlx5 leaves as they were are `ee` in the file and are not compared.
 
+mod machine;
 mod replay;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
 use barewire_mlx5::layouts::wqe::{AddressVector, CompactAddressVector};
 use barewire_mlx5::queue::send::{Destination, MAX_SEGMENTS, MaskedAdd, MaskedSwap};
-use barewire_mlx5::{ControlFlags, DataSegment, PostError, RemoteAddressSegment, WqeIndex};
+use barewire_mlx5::{
+    CompletionQueue, ControlFlags, DataSegment, PostError, ProtectionDomain, RcConfig, RcQueuePair,
+    RemoteAddressSegment, Uar, WqeIndex,
+};
 use replay::memory::PlainQueue;
 use replay::{Replay, UNTOUCHED, bytes, hex};
 use serde_json::Value;
@@ -46,6 +51,62 @@ fn every_operation_is_byte_for_byte_libmlx5s() {
         assert_eq!(written.record, field(&line, "dbrec"), "{name}, doorbell record");
         check(&format!("{name}, BlueFlame"), &written.register, &field(&line, "bf_hex"));
     }
+}
+
+/// On a device that was set up for real: what lies in its ring is what libmlx5 would have put there, but for the queue pair's number.
+#[test]
+fn on_a_device_of_the_machine_too() {
+    const PERIOD: u32 = 64;
+    let Some(context) = machine::context() else { return };
+    let domain = ProtectionDomain::allocate(&context).unwrap();
+    let uar = Uar::allocate(&context).unwrap();
+    let completions = CompletionQueue::create(&context, &uar, 1 << 12).unwrap();
+    let mut pairs = BTreeMap::new();
+    for line in FILE.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        if line["kind"] == "qp" && line["type"].as_str().unwrap().starts_with("RC") {
+            // In the init state the device carries nothing out: the keys in the file are none of ours.
+            let send_blocks = line["sq_wqe_cnt"].as_u64().unwrap() as u32;
+            let config = RcConfig { send_blocks, signal_period: PERIOD, ..RcConfig::default() };
+            let pair: RcQueuePair =
+                RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
+            pairs.insert(line["ord"].as_u64().unwrap(), (pair, false));
+        }
+    }
+    let recorder = replay::recorder(FILE).unwrap();
+    let mut compared = 0;
+    for line in operations() {
+        let Some((pair, behind_invalidation)) = pairs.get_mut(&line["qp"].as_u64().unwrap()) else {
+            continue;
+        };
+        let number = pair.number().to_be_bytes();
+        let (queue, from) = (&mut pair.send, line["pi_before"].as_u64().unwrap() as u16);
+        while queue.posted() as u16 != from {
+            let index = queue.nop(ControlFlags::empty()).unwrap();
+            queue.reap(index.0);
+        }
+        let start = queue.posted();
+        replay::requests(&line, &recorder, None, behind_invalidation)
+            .and_then(|requests| replay::post(&requests, queue))
+            .unwrap();
+        let blocks = (queue.posted() - start) as u32;
+        let mut written = queue.ring_bytes(WqeIndex(from), blocks);
+        let mut wanted = field(&line, "sq_hex");
+        assert_eq!(written[4..7], number[1..], "{}", line["name"]);
+        for at in (0..wanted.len()).step_by(64) {
+            // A control segment, if it has our number. It may ask for a completion that libmlx5 did not need.
+            if written[at + 4..at + 7] == number[1..] {
+                wanted[at + 4..at + 7].copy_from_slice(&number[1..]);
+                if start / u64::from(PERIOD) != queue.posted() / u64::from(PERIOD) {
+                    wanted[at + 11] |= ControlFlags::COMPLETION.bits();
+                    written[at + 11] |= ControlFlags::COMPLETION.bits();
+                }
+            }
+        }
+        check(line["name"].as_str().unwrap(), &written, &wanted);
+        queue.reap(queue.last_index().unwrap().0);
+        compared += 1;
+    }
+    assert_eq!(compared, 39, "operations of connections");
 }
 
 /// The program that others run gives the same, line by line.

@@ -12,8 +12,11 @@ use crate::support::{Pair, device};
 fn opening_says_what_there_is() {
     let error = Domain::open("rc_mlx6", "soft0:1").unwrap_err();
     assert_eq!(error.to_string(), "unknown transport 'rc_mlx6': there are self, rc_mlx5");
-    let error = Domain::open("rc_mlx5", "mlx5_0:1").unwrap_err();
-    assert_eq!(error.to_string(), "unknown device 'mlx5_0:1' for transport rc_mlx5: there are soft0:1");
+    let error = Domain::open("rc_mlx5", "mlx9_9:1").unwrap_err().to_string();
+    assert!(
+        error.starts_with("unknown device 'mlx9_9:1' for transport rc_mlx5: there are soft0:1"),
+        "{error}"
+    );
     assert!(matches!(Domain::open("self", "soft0:1"), Err(OpenError::UnknownDevice { .. })));
 }
 
@@ -59,7 +62,11 @@ fn asking_for_components_opens_nothing() {
         .flat_map(|component| &component.devices)
         .flat_map(|device| device.transports.iter().map(move |t| (t.name, device.name.as_str())))
         .collect();
-    assert_eq!(transports, [("self", "memory"), ("rc_mlx5", "soft0:1")]);
+    let machine = |(_, device): &(&str, &str)| device.starts_with("mlx5_");
+    let listed: Vec<_> = transports.iter().copied().filter(|listed| !machine(listed)).collect();
+    assert_eq!(listed, [("self", "memory"), ("rc_mlx5", "soft0:1")]);
+    // Those of the machine, if these tests run on some (`Pair::rc`).
+    assert_eq!(transports.iter().any(machine), std::env::var_os("BAREWIRE_TEST_DEVICES").is_some());
     for (transport, device) in transports {
         let domain = Domain::open(transport, device).unwrap();
         let interface = Interface::open(&mut Worker::new(), &domain, &InterfaceConfig::default()).unwrap();

@@ -65,8 +65,17 @@ impl Pair {
         pairs
     }
 
-    /// Over `rc_mlx5`: in the loopback of one device, and between two devices over UDP.
+    /// Over `rc_mlx5`: in the loopback of one device, and between two devices over UDP. Of the machine, if the environment names two:
+    /// `BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`.
     pub(crate) fn rc(config: &InterfaceConfig) -> Vec<Self> {
+        if let Ok(names) = std::env::var("BAREWIRE_TEST_DEVICES") {
+            let (one, other) = names.split_once(',').expect("two devices, with a comma");
+            let open = |name| Domain::open("rc_mlx5", name).unwrap();
+            return vec![
+                Self::over("rc_mlx5, one device of the machine", config, &open(one), &open(one)),
+                Self::over("rc_mlx5, two devices of the machine", config, &open(one), &open(other)),
+            ];
+        }
         let one = device(hca::Faults::default());
         vec![
             Self::over_soft("rc_mlx5, one device", config, one.clone(), one),
@@ -102,11 +111,19 @@ impl Pair {
         server: hca::Device,
     ) -> Self {
         let devices = vec![client.clone(), server.clone()];
+        let (client, server) = (Domain::open_soft(client).unwrap(), Domain::open_soft(server).unwrap());
+        let mut pair = Self::over(name, config, &client, &server);
+        pair.devices = devices;
+        pair
+    }
+
+    /// Over a transport that connects endpoints.
+    fn over(name: &'static str, config: &InterfaceConfig, client: &Domain, server: &Domain) -> Self {
         let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
-        let client = Side::open(&mut worker, &Domain::open_soft(client).unwrap(), config);
-        let server = Side::open(&mut server_worker, &Domain::open_soft(server).unwrap(), config);
+        let client = Side::open(&mut worker, client, config);
+        let server = Side::open(&mut server_worker, server, config);
         connect(&client, &server);
-        Self { name, worker, server_worker, client, server, devices }
+        Self { name, worker, server_worker, client, server, devices: vec![] }
     }
 
     /// Over `rc_mlx5` in the loopback of a device that does nothing until it is stepped.

@@ -42,6 +42,15 @@ impl Ring {
         unsafe { self.block(index).cast::<u8>().add(11).read() }
     }
 
+    /// `blocks` blocks from `index` on, as they lie there.
+    pub(crate) fn bytes(self, index: u64, blocks: u32) -> Vec<u8> {
+        let block = |at: u64| {
+            // SAFETY: a block of the ring, whose bytes are always initialised: the ring was zeroed when it was made.
+            unsafe { self.block(at).cast::<[u8; 64]>().read() }
+        };
+        (0..u64::from(blocks)).flat_map(|at| block(index.wrapping_add(at))).collect()
+    }
+
     /// The first 8 bytes of the WQE at `index`, as it was posted.
     #[inline(always)]
     pub(crate) fn word(self, index: u64) -> u64 {

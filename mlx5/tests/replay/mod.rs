@@ -11,7 +11,7 @@ pub(crate) mod request;
 use std::collections::BTreeMap;
 
 use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::queue::send::UNMODERATED;
+use barewire_mlx5::queue::send::{SendQueue, UNMODERATED};
 use serde_json::Value;
 
 use memory::PlainQueue;
@@ -56,18 +56,26 @@ struct Queue {
     behind_invalidation: bool,
 }
 
+/// The lines of a file.
+fn parse(text: &str) -> Result<Vec<Value>> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines
+        .map(|(at, line)| serde_json::from_str(line).map_err(|error| format!("line {}: {error}", at + 1)))
+        .collect()
+}
+
+/// What a file says about who recorded it.
+pub(crate) fn recorder(text: &str) -> Result<Recorder> {
+    let lines = parse(text)?;
+    let requests: Vec<&Value> =
+        lines.iter().flat_map(|line| line["params"].as_array().into_iter().flatten()).collect();
+    Ok(Recorder::from_requests(&requests))
+}
+
 impl Replay {
     /// Reads a file and creates its queues.
     pub(crate) fn new(text: &str) -> Result<Self> {
-        let mut lines = vec![];
-        for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            lines.push(
-                serde_json::from_str::<Value>(line).map_err(|error| format!("line {}: {error}", at + 1))?,
-            );
-        }
-        let requests: Vec<&Value> =
-            lines.iter().flat_map(|line| line["params"].as_array().into_iter().flatten()).collect();
-        let recorder = Recorder::from_requests(&requests);
+        let (lines, recorder) = (parse(text)?, recorder(text)?);
         let pairs: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "qp").collect();
         let mut queues = BTreeMap::new();
         for pair in &pairs {
@@ -106,30 +114,44 @@ impl Replay {
     }
 }
 
+/// The requests of an operation. `behind_invalidation` says of the request before whether it was a local invalidation, and then of the
+/// last one.
+pub(crate) fn requests(
+    line: &Value,
+    recorder: &Recorder,
+    destination: Option<AddressVector>,
+    behind_invalidation: &mut bool,
+) -> Result<Vec<Request>> {
+    let mut requests = vec![];
+    for position in 0..line["params"].as_array().map_or(0, Vec::len) {
+        let mut request = Request::read(line, position, recorder, destination)?;
+        if *behind_invalidation {
+            request.fence_behind_invalidation();
+        }
+        *behind_invalidation = request.is_local_invalidation();
+        requests.push(request);
+    }
+    Ok(requests)
+}
+
+/// Posts the requests of an operation: one alone, or several as a batch.
+pub(crate) fn post(requests: &[Request], queue: &mut SendQueue) -> Result<()> {
+    let refused = |error: barewire_mlx5::PostError| error.to_string();
+    if let [request] = requests {
+        return request.post(queue)?.map(drop).map_err(refused);
+    }
+    let mut batch = queue.batch();
+    requests.iter().try_for_each(|request| request.post(&mut batch)?.map(drop).map_err(refused))
+}
+
 impl Queue {
     fn post(&mut self, line: &Value, recorder: &Recorder) -> Result<Written> {
-        let mut requests = vec![];
-        for position in 0..line["params"].as_array().map_or(0, Vec::len) {
-            let mut request = Request::read(line, position, recorder, self.destination)?;
-            if self.behind_invalidation {
-                request.fence_behind_invalidation();
-            }
-            self.behind_invalidation = request.is_local_invalidation();
-            requests.push(request);
-        }
+        let requests = requests(line, recorder, self.destination, &mut self.behind_invalidation)?;
         let producer = number(line, "pi_before")? as u32;
         for (plain, filler) in self.twins.iter_mut().zip([UNTOUCHED, OTHER]) {
             plain.advance(producer);
             plain.fill(filler);
-            let refused = |error: barewire_mlx5::PostError| error.to_string();
-            if let [request] = &requests[..] {
-                request.post(&mut plain.queue)?.map_err(refused)?;
-            } else {
-                let mut batch = plain.queue.batch();
-                for request in &requests {
-                    request.post(&mut batch)?.map_err(refused)?;
-                }
-            }
+            post(&requests, &mut plain.queue)?;
         }
         let [plain, other] = &self.twins;
         let written = Written {

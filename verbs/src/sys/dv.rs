@@ -297,7 +297,7 @@ impl Qp {
             qp_type: attributes.qp_type,
             sq_sig_all: attributes.sq_sig_all,
             comp_mask: ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0,
-            pd: thread.as_ref().map_or(domain.raw(), |both| both.raw()),
+            pd: thread.as_ref().map_or(domain.raw(), Handle::raw),
             ..ibv_qp_init_attr_ex::zeroed()
         };
         let mut own = mlx5dv_qp_init_attr {

@@ -15,6 +15,8 @@ use crate::process::{self, Failure, Invocation, Output, repository};
 
 /// Calls of each operation.
 const CALLS: u64 = 2048;
+/// Has cargo tell what it built.
+const MESSAGES: &str = "--message-format=json-render-diagnostics";
 /// For one of them, under valgrind.
 const DEADLINE: Duration = Duration::from_mins(3);
 
@@ -142,7 +144,6 @@ impl Programs {
             let path = closure::executable_in(&messages);
             path.map(PathBuf::from).ok_or_else(|| Failure::Found(format!("cargo built no {name}")))
         };
-        const MESSAGES: &str = "--message-format=json-render-diagnostics";
         let command_line = ["build", "-p", "barewire-hca-uverbs", "-p", "barewire-cli", MESSAGES];
         let barewire = made(&Invocation::cargo(&command_line), "barewire")?;
         let bench = build::cargo_bench_of(&["mlx5_0"], &["--features", "verbs", "--no-run", MESSAGES]);
@@ -205,13 +206,17 @@ impl Table {
              `benches/peers/*.c`.\n\n| operation |",
             self.libmlx5, self.ucx,
         );
-        PEERS.iter().for_each(|peer| drop(write!(text, " {} |", peer.heading())));
+        for peer in PEERS {
+            let _ = write!(text, " {} |", peer.heading());
+        }
         text.push_str("\n|---|");
         text.push_str(&"---:|".repeat(PEERS.len()));
         text.push('\n');
         for (operation, cells) in &self.rows {
             let _ = write!(text, "| {operation} |");
-            cells.iter().for_each(|cell| drop(write!(text, " {} |", tenths(*cell))));
+            for cell in cells {
+                let _ = write!(text, " {} |", tenths(*cell));
+            }
             text.push('\n');
         }
     }

@@ -241,6 +241,11 @@ impl<D: Doorbell> SendQueue<D> {
         (self.producer > 0).then(|| WqeIndex(self.last() as u16))
     }
 
+    /// `blocks` blocks of the ring from that of `index` on, as they lie there: what the device was given, for reports of errors.
+    pub fn ring_bytes(&self, WqeIndex(index): WqeIndex, blocks: u32) -> Vec<u8> {
+        self.ring.bytes(index.into(), blocks.min(self.ring.blocks()))
+    }
+
     /// `true` if the WQE posted last asked for a completion, or nothing was posted yet. If not, what was posted since the last completion
     /// request is not reaped before another one: post a signalled [`Self::nop`] to learn of it.
     pub fn last_is_signaled(&self) -> bool {
