@@ -233,21 +233,38 @@ fn pyverbs_runs_but_for_what_is_listed() {
 
 #[test]
 fn a_child_that_uses_its_parents_device_gets_an_error() {
-    if let Some(shown) = pyverbs("fork.py") {
+    if let Some(shown) = pyverbs(&[], "fork.py", &[]) {
         assert_eq!(shown, "parent's device: errno 5\nits own: ok\nparent: ok\n");
     }
 }
 
 #[test]
 fn asynchronous_events_are_told_and_counted() {
-    if let Some(shown) = pyverbs("events.py") {
-        assert_eq!(shown, "limit reached: True\nclosed\n");
+    for (kind, faults) in [
+        ("limit", ""),
+        ("last_wqe", ""),
+        ("access", ""),
+        ("port", "flap=0.2,flap_us=20000"),
+        ("fatal", "fatal_after=3"),
+    ] {
+        let options = if faults.is_empty() { vec![] } else { vec!["--faults", faults] };
+        if let Some(shown) = pyverbs(&options, "events.py", &[kind]) {
+            assert_eq!(shown, "ok\n", "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_program_is_told_that_its_completion_queue_is_full() {
+    if let Some(script) = script("events.py") {
+        let shown = hca::found(&[PYTHON, "-B", &script, "overrun"], "completion queue 0x2 is full");
+        assert_eq!(shown, "ok\n");
     }
 }
 
 #[test]
 fn programs_send_commands_of_their_own() {
-    if let Some(shown) = pyverbs("devx.py") {
+    if let Some(shown) = pyverbs(&[], "devx.py", &[]) {
         assert_eq!(shown, "ok\n");
     }
 }
@@ -270,13 +287,18 @@ fn a_program_without_the_right_to_devx_has_verbs() {
 const PYTHON: &str = "/usr/bin/python3";
 const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs";
 
-/// What a script of ours prints, where pyverbs is installed.
-fn pyverbs(script: &str) -> Option<String> {
+/// A script of ours, where pyverbs is installed.
+fn script(name: &str) -> Option<String> {
     if !std::path::Path::new(PYVERBS).is_dir() {
         hca::skipped("pyverbs", "python3-pyverbs");
         return None;
     }
     hca::library();
-    let script = format!("{}/tests/hca/{script}", env!("CARGO_MANIFEST_DIR"));
-    Some(alone(&[], &[PYTHON, "-B", &script]))
+    Some(format!("{}/tests/hca/{name}", env!("CARGO_MANIFEST_DIR")))
+}
+
+/// What it prints.
+fn pyverbs(options: &[&str], name: &str, arguments: &[&str]) -> Option<String> {
+    let script = script(name)?;
+    Some(alone(options, &[&[PYTHON, "-B", &script], arguments].concat()))
 }

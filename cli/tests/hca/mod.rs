@@ -49,13 +49,20 @@ pub(crate) fn alone(options: &[&str], program: &[&str]) -> String {
     ended.stdout
 }
 
+/// The same for one that does what the device's strict checks must find.
+pub(crate) fn found(program: &[&str], finding: &str) -> String {
+    let ended = start(&[], program, &[]).end(PATIENCE);
+    assert!(ended.status.success() && ended.stderr.contains(finding), "{program:?}: {ended:#?}");
+    ended.stdout
+}
+
 fn start(options: &[&str], program: &[&str], environment: &[(&str, &str)]) -> Barewire {
     start_with(&[&["hca", "run"], options, &["--"], program].concat(), environment)
 }
 
-/// The device's strict checks have nothing to say about libmlx5.
+/// The library has no trouble, and the device's strict checks have nothing to say about libmlx5.
 fn no_findings(stderr: &str) {
-    assert!(!stderr.contains("barewire-hca"), "{stderr}");
+    assert!(!stderr.contains("barewire-hca") && !stderr.contains("software HCA"), "{stderr}");
 }
 
 /// A server and a client.
