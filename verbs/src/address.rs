@@ -113,6 +113,10 @@ impl AddressHandle {
         handle.map(Self).map_err(failed)
     }
 
+    pub(crate) fn handle(&self) -> &Ah {
+        &self.0
+    }
+
     /// The address as work requests of an mlx5 device have it, queue pair and key zero; its `mac` is the next hop's.
     ///
     /// # Errors

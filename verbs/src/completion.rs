@@ -1,25 +1,20 @@
 //! Completion queues.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use crate::dv::{self, CompletionQueueFacts};
 use crate::sys::Cq;
-use crate::{Context, Error};
+use crate::{CompletionChannel, Context, Error, WorkCompletion};
 
-/// Verbs have access to the rings of a queue. Nobody else has.
+/// Verbs poll the queue ([`CompletionQueue::poll`]), and nobody else does.
 #[derive(Debug)]
-pub struct ByVerbs(());
-
-impl ByVerbs {
-    pub(crate) fn new() -> Self {
-        Self(())
-    }
-}
+pub struct Poller(());
 
 /// A completion queue. `A` says who has access to its entries: verbs, or a driver of the program's own
 /// ([`dv::CompletionQueue`]).
-pub struct CompletionQueue<A = ByVerbs> {
+pub struct CompletionQueue<A = Poller> {
     queue: Arc<Cq>,
     access: A,
 }
@@ -28,16 +23,52 @@ pub struct CompletionQueue<A = ByVerbs> {
 #[derive(Clone)]
 pub struct CompletionQueueRef(Arc<Cq>);
 
+/// Names a completion queue in events. No other queue of the process has the same name while this one is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CompletionQueueId(pub(crate) usize);
+
 impl CompletionQueue {
-    /// A queue with room for at least `entries` completions, whose events come by completion vector 0.
+    /// A queue with room for at least `entries` completions.
     ///
     /// # Errors
     /// If the device has none of this size.
     pub fn new(context: &Context, entries: u32) -> Result<Self, Error> {
-        let queue = Cq::create(context.open_context(), entries, 0).map_err(|source| {
+        Self::made(context, entries, None)
+    }
+
+    /// A queue with room for at least `entries` completions, whose events go to `channel`. See [`Self::arm`].
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_channel(channel: &CompletionChannel, entries: u32) -> Result<Self, Error> {
+        Self::made(&channel.context(), entries, Some(channel))
+    }
+
+    fn made(context: &Context, entries: u32, channel: Option<&CompletionChannel>) -> Result<Self, Error> {
+        let channel = channel.map(|channel| Arc::clone(channel.handle()));
+        let queue = Cq::create(context.open_context(), entries, channel, 0).map_err(|source| {
             Error::new(context.name(), format!("create a completion queue of {entries}"), source)
         })?;
-        Ok(Self { queue: Arc::new(queue), access: ByVerbs::new() })
+        Ok(Self { queue: Arc::new(queue), access: Poller(()) })
+    }
+
+    /// Takes completions from the queue into `completions`, as many as there are and fit, and gives those.
+    ///
+    /// # Errors
+    /// If the queue has overrun or the device failed.
+    #[inline]
+    pub fn poll<'a>(&self, completions: &'a mut [WorkCompletion]) -> io::Result<&'a [WorkCompletion]> {
+        let count = self.queue.poll(WorkCompletion::as_verbs(completions))?;
+        Ok(completions.get(..count).unwrap_or_default())
+    }
+
+    /// Asks for one event at the channel when the next completion comes: any, or with `solicited_only` one that its sender marked or that
+    /// failed. A completion that came before is not told: arm, then poll until nothing is there, then wait.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub fn arm(&self, solicited_only: bool) -> io::Result<()> {
+        self.queue.arm(solicited_only)
     }
 
     /// Gives the queue's entries to a driver of the program's own.
@@ -59,6 +90,11 @@ impl<A> CompletionQueue<A> {
         self.queue.entries()
     }
 
+    /// What events name it by.
+    pub fn id(&self) -> CompletionQueueId {
+        CompletionQueueId(self.queue.identity())
+    }
+
     /// What queue pairs name it by.
     pub fn reference(&self) -> CompletionQueueRef {
         CompletionQueueRef(Arc::clone(&self.queue))
@@ -78,7 +114,7 @@ impl CompletionQueue<CompletionQueueFacts> {
             let action = format!("create a completion queue of {entries} entries of {entry_size} bytes");
             Error::new(context.name(), action, source)
         })?;
-        CompletionQueue { queue: Arc::new(queue), access: ByVerbs::new() }.open_direct()
+        CompletionQueue { queue: Arc::new(queue), access: Poller(()) }.open_direct()
     }
 
     /// Where it is.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::sync::Arc;
 
 use barewire_mlx5dv_sys::Library;
@@ -9,6 +10,7 @@ use rdma_sys::ibv_atomic_cap;
 
 use crate::Error;
 use crate::dv::Devx;
+use crate::probe::refusal;
 use crate::sys::{self, DeviceList, ListedDevice, OpenContext};
 
 /// A device that libibverbs has a driver for.
@@ -64,6 +66,12 @@ fn listed(answer: io::Result<Vec<Device>>) -> io::Result<Vec<Device>> {
 /// An open device. Clones are the same one; it is closed when the last of them, and of what was made from them, is dropped.
 #[derive(Clone)]
 pub struct Context(Arc<OpenContext>);
+
+impl From<Arc<OpenContext>> for Context {
+    fn from(open: Arc<OpenContext>) -> Self {
+        Self(open)
+    }
+}
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -289,7 +297,7 @@ pub enum OpenError {
         present: Vec<String>,
     },
     /// The device is there and would not open.
-    #[error("cannot open RDMA device {name}: {source}")]
+    #[error("cannot open RDMA device {name}: {source}; {}", refused_hint(.source))]
     Refused {
         /// Its name.
         name: String,
@@ -320,6 +328,10 @@ pub enum OpenError {
         /// What the library said.
         source: io::Error,
     },
+}
+
+fn refused_hint(error: &io::Error) -> String {
+    refusal(Path::new("/dev/infiniband/uverbsN"), error)
 }
 
 /// What stands behind a refusal of DEVX (linux mlx5_ib `mlx5_ib_alloc_ucontext`).

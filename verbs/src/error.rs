@@ -21,8 +21,8 @@ impl Error {
     }
 
     /// With what to do about it.
-    pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
-        Self { hint: Some(hint.into()), ..self }
+    pub(crate) fn with_hint(self, hint: impl Into<Option<String>>) -> Self {
+        Self { hint: hint.into(), ..self }
     }
 
     /// The name of the device.

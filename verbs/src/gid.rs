@@ -139,7 +139,7 @@ impl Context {
         choose(entries, port.link_layer == LinkLayer::Ethernet, handle).map_err(|reason| {
             let source = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
             Error::new(self.name(), format!("find a usable GID of port {}", port.number), source)
-                .with_hint("give the network interface of the port an IP address and bring it up")
+                .with_hint("give the network interface of the port an IP address and bring it up".to_owned())
         })
     }
 }

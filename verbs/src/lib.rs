@@ -2,15 +2,16 @@
 //!
 //! [`probe`] needs no library: it reads sysfs and says for each device whether this build can use it, and
 //! if not, why. With the feature `rdma-sys` the crate links libibverbs: `devices` and `Context` list and open devices, and objects are made
-//! from there: `ProtectionDomain`, `MemoryRegion`, `CompletionQueue`, `QueuePair`, `AddressHandle`. `dv` is for a driver of mlx5 devices
+//! from there: `ProtectionDomain`, `MemoryRegion`, `CompletionQueue`, `QueuePair`, `SharedReceiveQueue`, `AddressHandle`; requests are posted and completions polled by verbs. `dv` is for a driver of mlx5 devices
 //! of its own: commands to the device, and the rings of verbs objects; it loads libmlx5 when it is first used.
 //!
-//! Every object keeps alive what it was made from, may go to any thread, and may be dropped in any order. Nothing here posts work
-//! requests or polls for completions yet.
+//! Every object keeps alive what it was made from, may go to any thread, and may be dropped in any order.
 #![deny(unsafe_code)]
 
 #[cfg(feature = "rdma-sys")]
 mod address;
+#[cfg(feature = "rdma-sys")]
+mod channel;
 #[cfg(feature = "rdma-sys")]
 mod completion;
 #[cfg(feature = "rdma-sys")]
@@ -20,19 +21,35 @@ pub mod dv;
 #[cfg(feature = "rdma-sys")]
 mod error;
 #[cfg(feature = "rdma-sys")]
+mod event;
+#[cfg(feature = "rdma-sys")]
+mod fork;
+#[cfg(feature = "rdma-sys")]
 mod gid;
 #[cfg(feature = "rdma-sys")]
+mod hint;
+#[cfg(feature = "rdma-sys")]
+mod limits;
+#[cfg(feature = "rdma-sys")]
 mod memory;
+#[cfg(feature = "rdma-sys")]
+mod post;
 mod probe;
 #[cfg(feature = "rdma-sys")]
 mod queue_pair;
 #[cfg(feature = "rdma-sys")]
+mod shared_receive;
+#[cfg(feature = "rdma-sys")]
 mod sys;
+#[cfg(feature = "rdma-sys")]
+mod work_completion;
 
 #[cfg(feature = "rdma-sys")]
 pub use address::{AddressHandle, GlobalRoute, Route};
 #[cfg(feature = "rdma-sys")]
-pub use completion::{ByVerbs, CompletionQueue, CompletionQueueRef};
+pub use channel::{CompletionChannel, CompletionEvent};
+#[cfg(feature = "rdma-sys")]
+pub use completion::{CompletionQueue, CompletionQueueId, CompletionQueueRef, Poller};
 #[cfg(feature = "rdma-sys")]
 pub use device::{
     Context, Device, DeviceAttributes, LinkLayer, OpenError, Port, PortState, QueryError, devices,
@@ -40,12 +57,24 @@ pub use device::{
 #[cfg(feature = "rdma-sys")]
 pub use error::Error;
 #[cfg(feature = "rdma-sys")]
+pub use event::{Event, EventKind};
+#[cfg(feature = "rdma-sys")]
+pub use fork::{ForkSafety, fork_safety, prepare_to_fork};
+#[cfg(feature = "rdma-sys")]
 pub use gid::{Gid, GidChoice, GidEntry, GidKind};
 #[cfg(feature = "rdma-sys")]
+pub use limits::{AtomicScope, Limits};
+#[cfg(feature = "rdma-sys")]
 pub use memory::{Access, MemoryRegion, ProtectionDomain};
+#[cfg(feature = "rdma-sys")]
+pub use post::{Data, Element, Operation, PostError, Remote, Request, SendFlags};
 pub use probe::{Finding, MACHINE, Roots, probe};
 #[cfg(feature = "rdma-sys")]
 pub use queue_pair::{
-    Capacity, Initialize, QueuePair, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive,
-    ReadyToSend,
+    Capacity, Enhancements, Initialize, PostBy, Poster, QueuePair, QueuePairKind, QueuePairOptions,
+    QueuePairState, ReadyToReceive, ReadyToSend,
 };
+#[cfg(feature = "rdma-sys")]
+pub use shared_receive::{ReceivePoster, SharedReceiveQueue, SharedReceiveQueueId, SharedReceiveQueueRef};
+#[cfg(feature = "rdma-sys")]
+pub use work_completion::{CompletionKind, Failure, FailureStatus, WorkCompletion};

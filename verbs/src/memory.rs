@@ -2,11 +2,13 @@
 #![allow(unsafe_code, reason = "registering memory is a promise that the compiler cannot check")]
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bitflags::bitflags;
 
+use crate::hint;
 use crate::sys::{Mr, Pd};
 use crate::{Context, Error};
 
@@ -24,8 +26,6 @@ bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to it.
         const WINDOW_BIND = 1 << 4;
-        /// Addresses in work requests count from the start of the region.
-        const ZERO_BASED = 1 << 5;
         /// Pages are not locked: the device asks for them as it goes.
         const ON_DEMAND = 1 << 6;
         /// All of it lies in huge pages.
@@ -83,19 +83,71 @@ impl MemoryRegion {
     /// whether it could: a memory window that is bound to the region prevents it.
     ///
     /// # Errors
-    /// If the memory is not mapped or may not be locked, or the device refused.
+    /// If the memory is not mapped or may not be locked, or the device refused; the error says what to look at.
     pub unsafe fn register(
         domain: &ProtectionDomain,
         start: NonNull<u8>,
         length: usize,
         access: Access,
     ) -> Result<Self, Error> {
-        let address = start.as_ptr() as u64;
         // SAFETY: passed on to the caller.
-        let region = unsafe { Mr::register(domain.handle(), start, length, address, access.bits()) }
-            .map_err(|source| Error::new(domain.device(), format!("register {length} bytes"), source))?;
+        unsafe { Self::register_at(domain, start, length, start.addr().get() as u64, access) }
+    }
+
+    /// Registers memory under other addresses: work requests have `address` for its first byte (an I/O virtual address), which
+    /// lies as far into a page as `start` does. 0 counts from the start of a page.
+    ///
+    /// # Safety
+    /// As for [`Self::register`].
+    ///
+    /// # Errors
+    /// As for [`Self::register`].
+    pub unsafe fn register_at(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        // SAFETY: passed on to the caller.
+        let region = unsafe { Mr::register(domain.handle(), start, length, address, access.bits()) };
+        let region = region.map_err(|source| {
+            let hint = hint::registration(&source, start, address, access, domain.0.context());
+            Error::new(domain.device(), format!("register {length} bytes"), source).with_hint(hint)
+        })?;
+        Ok(Self::new(region, address, length))
+    }
+
+    /// Registers `length` bytes from `offset` of a dma-buf, the memory of another device. Work requests have `address` for the first byte,
+    /// which lies as far into a page as `offset` does.
+    ///
+    /// # Safety
+    /// As for [`Self::register`], for every mapping of that memory.
+    ///
+    /// # Errors
+    /// If the descriptor is no dma-buf, is shorter, or the device cannot reach it.
+    pub unsafe fn register_dmabuf(
+        domain: &ProtectionDomain,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<Self, Error> {
+        // SAFETY: passed on to the caller.
+        let region =
+            unsafe { Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, access.bits()) };
+        let region = region.map_err(|source| {
+            let hint = hint::dmabuf(&source);
+            Error::new(domain.device(), format!("register {length} bytes of a dma-buf"), source)
+                .with_hint(hint)
+        })?;
+        Ok(Self::new(region, address, length))
+    }
+
+    fn new(region: Mr, address: u64, length: usize) -> Self {
         let (local_key, remote_key) = region.keys();
-        Ok(Self { region, local_key, remote_key, address, length })
+        Self { region, local_key, remote_key, address, length }
     }
 
     /// The key by which this process's work requests name it.

@@ -173,12 +173,16 @@ impl Roots {
         }
     }
 
-    /// What RLIMIT_MEMLOCK leaves for memory registration.
-    fn locked_memory(&self) -> Result<Option<String>, String> {
+    /// How many bytes of memory this process may lock; `None` if as many as it wants.
+    pub(crate) fn lockable(&self) -> Option<u64> {
         let limits = fs::read_to_string(self.proc.join("self/limits")).unwrap_or_default();
         let status = fs::read_to_string(self.proc.join("self/status")).unwrap_or_default();
-        match memlock(&limits) {
-            Some(_) if may_lock(&status) => Ok(None),
+        memlock(&limits).filter(|_| !may_lock(&status))
+    }
+
+    /// What RLIMIT_MEMLOCK leaves for memory registration.
+    fn locked_memory(&self) -> Result<Option<String>, String> {
+        match self.lockable() {
             Some(0) => {
                 Err("no memory may be locked, so none can be registered: raise RLIMIT_MEMLOCK (ulimit -l)"
                     .to_owned())
@@ -214,7 +218,7 @@ fn text(path: &Path) -> Option<String> {
 }
 
 /// Why a device file was refused and what to do about it.
-fn refusal(path: &Path, error: &io::Error) -> String {
+pub(crate) fn refusal(path: &Path, error: &io::Error) -> String {
     /// errno of a device controller that says no: the rights of the file are not asked.
     const EPERM: i32 = 1;
     const ENXIO: i32 = 6;

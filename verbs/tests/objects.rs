@@ -89,6 +89,7 @@ fn what_cannot_be_made_is_said() {
         kind: QueuePairKind::ReliableConnection,
         send_queue: queue.reference(),
         receive_queue: queue.reference(),
+        shared_receive: None,
         capacity: Capacity { sends: u32::MAX, ..Capacity::default() },
         signal_all: false,
     };
@@ -168,6 +169,7 @@ fn queues_are_made_for_direct_access() {
         kind: QueuePairKind::ReliableConnection,
         send_queue: queue.reference(),
         receive_queue: queue.reference(),
+        shared_receive: None,
         capacity: Capacity { sends: 16, receives: 16, send_elements: 1, receive_elements: 1, inline: 64 },
         signal_all: false,
     };

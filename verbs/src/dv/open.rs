@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use barewire_mlx5dv_sys::{
     Library, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE, MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
-    MLX5DV_QP_MASK_UAR_MMAP_OFFSET, mlx5dv_cq, mlx5dv_qp,
+    MLX5DV_QP_MASK_UAR_MMAP_OFFSET, MLX5DV_SRQ_MASK_SRQN, mlx5dv_cq, mlx5dv_qp, mlx5dv_srq,
 };
 
 use crate::Error;
@@ -14,6 +14,8 @@ use crate::sys::{InitObj, OpenContext};
 
 /// A completion queue whose entries are read where the device writes them. Verbs do not poll it any more.
 pub type CompletionQueue = crate::CompletionQueue<CompletionQueueFacts>;
+/// A shared receive queue whose ring is written directly. Verbs do not post to it any more.
+pub type SharedReceiveQueue = crate::SharedReceiveQueue<SharedReceiveFacts>;
 /// A queue pair whose rings and doorbells are written directly. Verbs do not post to it any more, but still change its state.
 pub type QueuePair = crate::QueuePair<QueuePairFacts>;
 
@@ -83,6 +85,29 @@ pub struct QueuePairFacts {
     pub uar_mmap_offset: Option<i64>,
 }
 
+/// Where a shared receive queue is. The addresses are good as long as the queue. mlx5dv.h: `struct mlx5dv_srq`.
+///
+/// Its requests form a list: each begins with the index of the next. All were free, from [`Self::head`] to [`Self::tail`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedReceiveFacts {
+    /// Its number.
+    pub number: u32,
+    /// The first request's first byte.
+    pub start: NonNull<u8>,
+    /// Bytes from one request to the next.
+    pub stride: u32,
+    /// The index of the first free request.
+    pub head: u32,
+    /// The index of the last free request.
+    pub tail: u32,
+    /// The doorbell record: 4 bytes, the count of posted requests.
+    pub doorbell_record: NonNull<u8>,
+}
+
+// SAFETY: addresses and numbers; whoever follows an address answers for how.
+unsafe impl Send for SharedReceiveFacts {}
+// SAFETY: as above.
+unsafe impl Sync for SharedReceiveFacts {}
 // SAFETY: addresses and numbers; whoever follows an address answers for how.
 unsafe impl Send for CompletionQueueFacts {}
 // SAFETY: as above.
@@ -96,7 +121,7 @@ unsafe impl Sync for QueuePairFacts {}
 pub(crate) fn library(device: &str) -> Result<&'static Library, Error> {
     Library::get().map_err(|error| {
         Error::new(device, "load libmlx5", io::Error::other(error.to_string()))
-            .with_hint("install it (Debian: ibverbs-providers)")
+            .with_hint("install it (Debian: ibverbs-providers)".to_owned())
     })
 }
 
@@ -110,7 +135,7 @@ pub(crate) fn open<O: InitObj>(
     object.init_obj(library(device)?).map_err(|source| {
         let unsupported = source.kind() == io::ErrorKind::Unsupported;
         let error = Error::new(device, format!("open {what} for direct access"), source);
-        if unsupported { error.with_hint("only devices of libmlx5 can be") } else { error }
+        if unsupported { error.with_hint("only devices of libmlx5 can be".to_owned()) } else { error }
     })
 }
 
@@ -123,6 +148,24 @@ impl TryFrom<mlx5dv_cq> for CompletionQueueFacts {
             ring: ring(cq.buf.cast(), cq.cqe_cnt, cq.cqe_size).ok_or_else(incomplete)?,
             doorbell_record: address(cq.dbrec.cast())?,
             uar: address(cq.cq_uar.cast())?,
+        })
+    }
+}
+
+impl TryFrom<mlx5dv_srq> for SharedReceiveFacts {
+    type Error = io::Error;
+
+    fn try_from(queue: mlx5dv_srq) -> io::Result<Self> {
+        if queue.comp_mask & u64::from(MLX5DV_SRQ_MASK_SRQN) == 0 {
+            return Err(io::Error::other("libmlx5 does not tell its number"));
+        }
+        Ok(Self {
+            number: queue.srqn,
+            start: address(queue.buf.cast())?,
+            stride: queue.stride,
+            head: queue.head,
+            tail: queue.tail,
+            doorbell_record: address(queue.dbrec.cast())?,
         })
     }
 }

@@ -1,9 +1,9 @@
 //! What queue pairs are made of, and what they need to know in each state.
 
-use rdma_sys::ibv_qp_state;
+use rdma_sys::{ibv_qp_create_send_ops_flags as has, ibv_qp_state};
 
 use crate::completion::CompletionQueueRef;
-use crate::{Access, Route};
+use crate::{Access, Route, SharedReceiveQueueRef};
 
 /// What a queue pair does. verbs.h: `enum ibv_qp_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,34 @@ pub enum QueuePairKind {
     UnreliableConnection,
     /// Unreliable datagrams.
     UnreliableDatagram,
+}
+
+impl QueuePairKind {
+    /// The operations of its requests, as `enum ibv_qp_create_send_ops_flags` has them.
+    pub(crate) fn operations(self) -> u32 {
+        let send = has::IBV_QP_EX_WITH_SEND | has::IBV_QP_EX_WITH_SEND_WITH_IMM;
+        let write = has::IBV_QP_EX_WITH_RDMA_WRITE | has::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+        let fetch = has::IBV_QP_EX_WITH_RDMA_READ
+            | has::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+            | has::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+        match self {
+            Self::ReliableConnection => send | write | fetch,
+            Self::UnreliableConnection => send | write,
+            Self::UnreliableDatagram => send,
+        }
+        .0
+    }
+}
+
+/// Enhancements of a connection beyond the standard. verbs.h: `struct ibv_ece`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enhancements {
+    /// Whose they are.
+    pub vendor: u32,
+    /// The vendor's bits.
+    pub options: u32,
+    /// What else there is.
+    pub mask: u32,
 }
 
 /// How much a queue pair holds. verbs.h: `struct ibv_qp_cap`.
@@ -40,6 +68,8 @@ pub struct QueuePairOptions {
     pub send_queue: CompletionQueueRef,
     /// Where receives complete.
     pub receive_queue: CompletionQueueRef,
+    /// Where its receive requests come from, if not from its own queue.
+    pub shared_receive: Option<SharedReceiveQueueRef>,
     /// How much it holds, at least.
     pub capacity: Capacity,
     /// Every send request completes with an entry, asked for or not.

@@ -7,42 +7,99 @@ use std::io;
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_ece, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
 };
 
 pub use attributes::{
-    Capacity, Initialize, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
+    Capacity, Enhancements, Initialize, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive,
+    ReadyToSend,
 };
 
 use crate::dv::{self, QueuePairFacts};
-use crate::sys::{Plain, Qp};
-use crate::{ByVerbs, Error, ProtectionDomain};
+use crate::sys::{Extended, Plain, Qp, QpQueues};
+use crate::{Error, ProtectionDomain};
+
+/// Verbs post to the queue pair ([`QueuePair::post`]), and nobody else does.
+#[derive(Debug)]
+pub struct Poster {
+    extended: Option<Extended>,
+    capacity: Capacity,
+    is_datagram: bool,
+}
 
 /// A queue pair. `A` says who has access to its rings: verbs, or a driver of the program's own ([`dv::QueuePair`]).
-pub struct QueuePair<A = ByVerbs> {
+pub struct QueuePair<A = Poster> {
     qp: Arc<Qp>,
     kind: QueuePairKind,
     capacity: Capacity,
     access: A,
 }
 
+impl Poster {
+    #[inline]
+    pub(crate) fn extended(&self) -> Option<&Extended> {
+        self.extended.as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn capacity(&self) -> &Capacity {
+        &self.capacity
+    }
+
+    #[inline]
+    pub(crate) fn is_datagram(&self) -> bool {
+        self.is_datagram
+    }
+}
+
+/// How requests get to the provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PostBy {
+    /// By functions that build the request in place (`ibv_wr_*`).
+    Builder,
+    /// By a list of requests (`ibv_post_send`), which every provider takes.
+    List,
+}
+
 impl QueuePair {
-    /// A queue pair, in state RESET.
+    /// A queue pair, in state RESET. Requests are posted by [`PostBy::Builder`] where the provider has that, and else by [`PostBy::List`].
     ///
     /// # Errors
     /// If the device has none that holds so much.
     pub fn new(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
+        Self::made(domain, options, |attributes, queues| {
+            let operations = options.kind.operations();
+            // Whatever is wrong with it is told by the plain one, too.
+            Qp::create_extended(domain.handle(), queues.clone(), attributes, operations)
+                .or_else(|_| Qp::create(domain.handle(), queues, attributes))
+        })
+    }
+
+    /// As [`Self::new`], by [`PostBy::List`] in any case.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn by_list(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
         Self::made(domain, options, |attributes, queues| Qp::create(domain.handle(), queues, attributes))
+    }
+
+    /// How requests are posted.
+    pub fn post_by(&self) -> PostBy {
+        if self.access.extended.is_some() { PostBy::Builder } else { PostBy::List }
+    }
+
+    #[inline]
+    pub(crate) fn poster(&self) -> (&Qp, &Poster) {
+        (&self.qp, &self.access)
     }
 
     fn made(
         domain: &ProtectionDomain,
         options: &QueuePairOptions,
-        create: impl FnOnce(&mut ibv_qp_init_attr, [Arc<crate::sys::Cq>; 2]) -> io::Result<Qp>,
+        create: impl FnOnce(&mut ibv_qp_init_attr, QpQueues) -> io::Result<Qp>,
     ) -> Result<Self, Error> {
         let mut attributes = options.attributes();
-        let queues = [&options.send_queue, &options.receive_queue].map(|queue| Arc::clone(queue.handle()));
-        let qp = create(&mut attributes, queues).map_err(|source| {
+        let qp = create(&mut attributes, options.queues()).map_err(|source| {
             let action = format!("create a queue pair ({:?}, {:?})", options.kind, options.capacity);
             Error::new(domain.device(), action, source)
         })?;
@@ -53,7 +110,10 @@ impl QueuePair {
             receive_elements: attributes.cap.max_recv_sge,
             inline: attributes.cap.max_inline_data,
         };
-        Ok(Self { qp: Arc::new(qp), kind: options.kind, capacity, access: ByVerbs::new() })
+        let is_datagram = options.kind == QueuePairKind::UnreliableDatagram;
+        let qp = Arc::new(qp);
+        let access = Poster { extended: Extended::of(&qp), capacity, is_datagram };
+        Ok(Self { qp, kind: options.kind, capacity, access })
     }
 
     /// Gives the queue pair's rings to a driver of the program's own.
@@ -94,6 +154,14 @@ impl QueuePair<QueuePairFacts> {
 }
 
 impl QueuePairOptions {
+    fn queues(&self) -> QpQueues {
+        QpQueues {
+            send: Arc::clone(self.send_queue.handle()),
+            receive: Arc::clone(self.receive_queue.handle()),
+            shared: self.shared_receive.as_ref().map(|queue| Arc::clone(queue.handle())),
+        }
+    }
+
     fn attributes(&self) -> ibv_qp_init_attr {
         ibv_qp_init_attr {
             cap: ibv_qp_cap {
@@ -225,6 +293,25 @@ impl<A> QueuePair<A> {
         let attributes = self.qp.query(mask::IBV_QP_STATE.0);
         let attributes = attributes.map_err(|source| self.error("query a queue pair", source))?;
         Ok(QueuePairState::from_verbs(attributes.qp_state))
+    }
+
+    /// The enhancements that the device could agree on with a peer's (ECE). Sent to the peer, which sets what it takes of them and answers
+    /// with that: [`Self::set_enhancements`] at either side before RTR.
+    ///
+    /// # Errors
+    /// If the device has none; then do without.
+    pub fn enhancements(&self) -> Result<Enhancements, Error> {
+        let found = self.qp.query_ece().map_err(|source| self.error("query the enhancements", source))?;
+        Ok(Enhancements { vendor: found.vendor_id, options: found.options, mask: found.comp_mask })
+    }
+
+    /// Sets the enhancements that both sides agreed on.
+    ///
+    /// # Errors
+    /// If the device has no such.
+    pub fn set_enhancements(&self, agreed: &Enhancements) -> Result<(), Error> {
+        let agreed = ibv_ece { vendor_id: agreed.vendor, options: agreed.options, comp_mask: agreed.mask };
+        self.qp.set_ece(agreed).map_err(|source| self.error("set the enhancements", source))
     }
 
     fn go(&self, state: u32, attributes: &mut ibv_qp_attr, named: mask) -> Result<(), Error> {

@@ -8,28 +8,26 @@ use barewire_layouts::wqe::AddressVector;
 use barewire_mlx5dv_sys::{
     Library, MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF, MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC,
     MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP,
-    MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_QP_MASK_UAR_MMAP_OFFSET, mlx5dv_ah, mlx5dv_cq,
-    mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_obj_type,
-    mlx5dv_pd, mlx5dv_qp, mlx5dv_qp_init_attr,
+    MLX5DV_OBJ_SRQ, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_QP_MASK_UAR_MMAP_OFFSET,
+    MLX5DV_SRQ_MASK_SRQN, mlx5dv_ah, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar,
+    mlx5dv_devx_umem, mlx5dv_obj, mlx5dv_obj_type, mlx5dv_pd, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_srq,
 };
 
 use rdma_sys::{
     ibv_cq, ibv_cq_init_attr_ex, ibv_cq_init_attr_mask, ibv_create_cq_attr_flags, ibv_destroy_cq,
-    ibv_destroy_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask,
+    ibv_destroy_qp, ibv_qp_init_attr,
 };
 
 use super::handle::Handle;
-use super::object::QpParents;
+use super::object::{CqParents, QpParents};
 use super::thread::{Td, ThreadedPd};
-use super::{Ah, Cq, OpenContext, Pd, Plain, Qp, status};
+use super::{Ah, Cq, OpenContext, Pd, Plain, Qp, QpQueues, Srq, status};
 
 /// An object that a command made.
 pub(crate) type DevxObject = Handle<mlx5dv_devx_obj, Devx>;
 /// Memory that commands can name.
 pub(crate) type DevxUmem = Handle<mlx5dv_devx_umem, Devx>;
 
-// SAFETY: integers and pointers.
-unsafe impl Plain for ibv_qp_init_attr_ex {}
 // SAFETY: integers and pointers.
 unsafe impl Plain for ibv_cq_init_attr_ex {}
 
@@ -264,6 +262,20 @@ impl InitObj for Qp {
     }
 }
 
+impl InitObj for Srq {
+    type Facts = mlx5dv_srq;
+
+    fn init_obj(&self, library: &Library) -> io::Result<mlx5dv_srq> {
+        let comp_mask = u64::from(MLX5DV_SRQ_MASK_SRQN);
+        let mut facts = mlx5dv_srq { comp_mask, ..mlx5dv_srq::default() };
+        let mut object = mlx5dv_obj::default();
+        object.srq.in_ = self.raw();
+        object.srq.out = &raw mut facts;
+        init(library, &mut object, MLX5DV_OBJ_SRQ)?;
+        Ok(facts)
+    }
+}
+
 impl InitObj for Ah {
     type Facts = AddressVector;
 
@@ -285,21 +297,15 @@ impl Qp {
         library: &Library,
         domain: &Arc<Pd>,
         thread: Option<&Arc<Td>>,
-        queues: [Arc<Cq>; 2],
+        queues: QpQueues,
         attributes: &mut ibv_qp_init_attr,
         flags: u32,
     ) -> io::Result<Self> {
         let thread = thread.map(|thread| ThreadedPd::allocate(domain, thread)).transpose()?;
-        let mut extended = ibv_qp_init_attr_ex {
-            send_cq: queues[0].raw(),
-            recv_cq: queues[1].raw(),
-            cap: attributes.cap,
-            qp_type: attributes.qp_type,
-            sq_sig_all: attributes.sq_sig_all,
-            comp_mask: ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0,
-            pd: thread.as_ref().map_or(domain.raw(), Handle::raw),
-            ..ibv_qp_init_attr_ex::zeroed()
-        };
+        let mut extended = Self::extend(domain, &queues, attributes);
+        if let Some(thread) = &thread {
+            extended.pd = thread.raw();
+        }
         let mut own = mlx5dv_qp_init_attr {
             comp_mask: u64::from(MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS),
             create_flags: flags,
@@ -341,7 +347,8 @@ impl Cq {
         // a plain one (`ibv_cq_ex_to_cq`).
         unsafe {
             let queue = library.functions.mlx5dv_create_cq(context.raw(), &raw mut attributes, &raw mut own);
-            Self::take(queue.cast::<ibv_cq>(), ibv_destroy_cq, Arc::clone(context))
+            let parents = CqParents { context: Arc::clone(context), channel: None };
+            Self::take(queue.cast::<ibv_cq>(), ibv_destroy_cq, parents)
         }
     }
 }

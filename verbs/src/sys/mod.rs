@@ -2,10 +2,12 @@
 #![allow(unsafe_code, reason = "calls into C libraries; every block says why it is right")]
 
 mod dv;
+mod event;
 mod extended;
 mod gid;
 mod handle;
 mod object;
+mod post;
 mod thread;
 
 use std::ffi::CStr;
@@ -17,14 +19,16 @@ use std::slice;
 use barewire_mlx5dv_sys::{Library, MLX5DV_CONTEXT_FLAGS_DEVX, mlx5dv_context_attr};
 
 use rdma_sys::{
-    ibv_close_device, ibv_context, ibv_device, ibv_device_attr, ibv_free_device_list, ibv_get_device_guid,
-    ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_port_attr, ibv_query_device,
-    ibv_query_port,
+    ibv_close_device, ibv_context, ibv_device, ibv_device_attr, ibv_fork_init, ibv_fork_status,
+    ibv_free_device_list, ibv_get_device_guid, ibv_get_device_list, ibv_get_device_name,
+    ibv_is_fork_initialized, ibv_open_device, ibv_query_device,
 };
 
 pub(crate) use dv::{Devx, DevxObject, DevxUar, DevxUmem, InitObj};
+pub(crate) use event::{AsyncEvent, Channel, CqEvent};
 pub(crate) use gid::bytes as gid_bytes;
-pub(crate) use object::{Ah, Cq, Mr, Pd, Qp};
+pub(crate) use object::{Ah, Cq, Mr, Pd, Qp, QpQueues, Srq};
+pub(crate) use post::{Element, Extended, PIECES, Payload, Post, Verb};
 pub(crate) use thread::Td;
 
 /// A structure of plain numbers and pointers, for which all bits zero is a valid value.
@@ -40,9 +44,19 @@ pub(crate) unsafe trait Plain: Sized {
 }
 
 // SAFETY: integers only.
-unsafe impl Plain for ibv_port_attr {}
-// SAFETY: integers only.
 unsafe impl Plain for ibv_device_attr {}
+
+/// Makes registered memory safe to be in a process that forks. verbs.h: `ibv_fork_init`.
+pub(crate) fn fork_init() -> io::Result<()> {
+    // SAFETY: takes nothing.
+    status(unsafe { ibv_fork_init() })
+}
+
+/// verbs.h: `ibv_is_fork_initialized`.
+pub(crate) fn fork_status() -> ibv_fork_status {
+    // SAFETY: takes nothing.
+    unsafe { ibv_is_fork_initialized() }
+}
 
 /// The devices that libibverbs lists, kept alive until dropped.
 pub(crate) struct DeviceList {
@@ -167,22 +181,6 @@ impl OpenContext {
         status(unsafe { ibv_query_device(self.raw(), &raw mut attributes) })?;
         Ok(attributes)
     }
-
-    /// The attributes of a port, the first being number 1.
-    ///
-    /// The symbol `ibv_query_port` fills an older, shorter structure; verbs.h redirects it to an inline function that does what is done
-    /// here, and bindings do not see that.
-    pub(crate) fn query_port(&self, number: u8) -> io::Result<ibv_port_attr> {
-        let mut attributes = ibv_port_attr::zeroed();
-        // SAFETY: the context is open, and the attributes are initialised and valid to write to.
-        status(unsafe {
-            match extended::operation!(self.raw(), query_port) {
-                Some(query) => query(self.raw(), number, &raw mut attributes, size_of::<ibv_port_attr>()),
-                None => ibv_query_port(self.raw(), number, (&raw mut attributes).cast()),
-            }
-        })?;
-        Ok(attributes)
-    }
 }
 
 impl Drop for OpenContext {
@@ -204,51 +202,11 @@ fn status(answer: i32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rdma_sys::verbs_context;
-    use std::mem::ManuallyDrop;
 
     #[test]
     fn answers_become_errors() {
         assert!(status(0).is_ok());
         assert_eq!(status(22).unwrap_err().raw_os_error(), Some(22));
         assert!(status(-1).is_err());
-    }
-
-    unsafe extern "C" fn fake_query_port(
-        _: *mut ibv_context,
-        number: u8,
-        attributes: *mut ibv_port_attr,
-        size: usize,
-    ) -> i32 {
-        if number != 1 {
-            return 22;
-        }
-        assert_eq!(size, size_of::<ibv_port_attr>(), "the whole structure, not the old short one");
-        // SAFETY: the caller gives a valid place of the size that it names.
-        unsafe {
-            (*attributes).link_layer = 2;
-            (*attributes).port_cap_flags2 = 0xbeef;
-        }
-        0
-    }
-
-    /// There is no device here to ask; a context made by hand shows that the extended operation is called.
-    #[test]
-    fn query_port_fills_the_long_structure() {
-        // SAFETY: a structure of integers, pointers and optional functions: zero is valid for each.
-        let mut fake: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
-        fake.sz = size_of::<verbs_context>();
-        fake.query_port = Some(fake_query_port);
-        fake.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-        // The pointer must reach the whole structure: the library goes from the member to what surrounds it.
-        let whole = &raw mut fake;
-        // SAFETY: `whole` is valid; only the member's address is taken.
-        let context = NonNull::new(unsafe { &raw mut (*whole).context }).unwrap();
-        // Never closed: libibverbs did not open it.
-        let open = OpenContext { context, name: String::new(), ports: 1, devx: None };
-        let context = ManuallyDrop::new(open);
-        let port = context.query_port(1).unwrap();
-        assert_eq!((port.link_layer, port.port_cap_flags2), (2, 0xbeef));
-        assert_eq!(context.query_port(2).map(|_| ()).unwrap_err().raw_os_error(), Some(22));
     }
 }

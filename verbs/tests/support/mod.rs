@@ -9,8 +9,9 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use barewire_verbs::{
-    Access, Capacity, CompletionQueue, Context, Initialize, LinkLayer, Port, ProtectionDomain, QueuePair,
-    QueuePairKind, QueuePairOptions, ReadyToReceive, ReadyToSend, Route,
+    Access, Capacity, CompletionQueue, Context, Element, Initialize, LinkLayer, MemoryRegion, Port,
+    ProtectionDomain, QueuePair, QueuePairKind, QueuePairOptions, ReadyToReceive, ReadyToSend, Remote, Route,
+    WorkCompletion,
 };
 
 /// What a busy machine may take.
@@ -94,16 +95,52 @@ pub(crate) fn to_itself(context: &Context, domain: &ProtectionDomain) -> Route {
     }
 }
 
-/// A small RC queue pair that completes at `queue`.
-pub(crate) fn reliable(domain: &ProtectionDomain, queue: &CompletionQueue) -> QueuePair {
-    let options = QueuePairOptions {
-        kind: QueuePairKind::ReliableConnection,
+/// What small queue pairs complete at `queue` for.
+pub(crate) fn options(kind: QueuePairKind, queue: &CompletionQueue) -> QueuePairOptions {
+    QueuePairOptions {
+        kind,
         send_queue: queue.reference(),
         receive_queue: queue.reference(),
+        shared_receive: None,
         capacity: Capacity { sends: 16, receives: 16, send_elements: 2, receive_elements: 1, inline: 64 },
         signal_all: false,
-    };
-    QueuePair::new(domain, &options).unwrap()
+    }
+}
+
+/// A small RC queue pair that completes at `queue`.
+pub(crate) fn reliable(domain: &ProtectionDomain, queue: &CompletionQueue) -> QueuePair {
+    QueuePair::new(domain, &options(QueuePairKind::ReliableConnection, queue)).unwrap()
+}
+
+/// The next completion, within a deadline.
+pub(crate) fn completion(queue: &CompletionQueue) -> WorkCompletion {
+    let mut found = [WorkCompletion::empty()];
+    wait_for("a completion", || !queue.poll(&mut found).unwrap().is_empty());
+    let [found] = found;
+    found
+}
+
+/// Page-aligned memory that is registered for everything.
+pub(crate) struct Buffer {
+    pub(crate) region: MemoryRegion,
+    pub(crate) pages: Pages,
+}
+
+impl Buffer {
+    pub(crate) fn new(domain: &ProtectionDomain) -> Self {
+        let pages = Pages::new(8192);
+        // SAFETY: read and written by volatile accesses only; the region, which is dropped first, deregisters.
+        let region = unsafe { MemoryRegion::register(domain, pages.start(), 8192, all_access()) }.unwrap();
+        Self { region, pages }
+    }
+
+    pub(crate) fn element(&self, offset: u64, length: u32) -> Element {
+        Element::of(&self.region, offset, length)
+    }
+
+    pub(crate) fn remote(&self, offset: u64) -> Remote {
+        Remote { address: self.region.address() + offset, key: self.region.remote_key() }
+    }
 }
 
 /// Everything that peers may do.

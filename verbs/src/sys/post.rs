@@ -1,0 +1,308 @@
+//! Posting and polling. Everything here is called in loops: no lock of ours, no allocation.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_ah, ibv_cq, ibv_data_buf, ibv_qp, ibv_qp_ex, ibv_qp_to_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge,
+    ibv_srq, ibv_wc, ibv_wr_opcode,
+};
+
+use super::{Ah, Cq, Plain, Qp, Srq};
+
+/// A piece of memory in verbs' own form.
+pub(crate) type Element = ibv_sge;
+
+/// `IBV_SEND_INLINE`.
+const INLINE: u32 = 1 << 3;
+/// The most pieces of data that one request carries inline.
+pub(crate) const PIECES: usize = 2;
+
+// SAFETY: integers, pointers and unions of them.
+unsafe impl Plain for ibv_send_wr {}
+// SAFETY: integers.
+unsafe impl Plain for ibv_wc {}
+
+/// What a request asks for.
+#[derive(Clone, Copy)]
+pub(crate) enum Verb {
+    Send,
+    SendImmediate(u32),
+    Write,
+    WriteImmediate(u32),
+    Read,
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+/// What a request carries.
+#[derive(Clone, Copy)]
+pub(crate) enum Payload<'a> {
+    Inline([&'a [u8]; PIECES]),
+    Elements(&'a [Element]),
+}
+
+/// A send request.
+#[derive(Clone, Copy)]
+pub(crate) struct Post<'a> {
+    pub(crate) id: u64,
+    pub(crate) flags: u32,
+    pub(crate) verb: Verb,
+    /// Remote address and key, for all but sends.
+    pub(crate) remote: (u64, u32),
+    /// Address handle, queue pair and key, for datagrams.
+    pub(crate) datagram: Option<(&'a Ah, u32, u32)>,
+    pub(crate) payload: Payload<'a>,
+}
+
+/// The extended form of a queue pair that was made with it.
+pub(crate) struct Extended {
+    extended: NonNull<ibv_qp_ex>,
+    #[expect(dead_code, reason = "keeps it alive")]
+    qp: Arc<Qp>,
+}
+
+impl std::fmt::Debug for Extended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Extended")
+    }
+}
+
+// SAFETY: an address of an object that is kept; the library's functions lock.
+unsafe impl Send for Extended {}
+// SAFETY: as above.
+unsafe impl Sync for Extended {}
+
+impl Extended {
+    /// `None` if the queue pair was made without send operations, or its provider left out a function that every request needs.
+    pub(crate) fn of(qp: &Arc<Qp>) -> Option<Self> {
+        // SAFETY: alive; the library answers null for one that was made without.
+        let extended = NonNull::new(unsafe { ibv_qp_to_qp_ex(qp.raw()) })?;
+        // SAFETY: alive.
+        let functions = unsafe { extended.as_ref() };
+        let all = functions.wr_start.is_some()
+            && functions.wr_complete.is_some()
+            && functions.wr_abort.is_some()
+            && functions.wr_set_inline_data_list.is_some()
+            && functions.wr_set_inline_data.is_some()
+            && functions.wr_set_sge_list.is_some();
+        all.then(|| Self { extended, qp: Arc::clone(qp) })
+    }
+}
+
+/// The number of an error of posting.
+const UNSUPPORTED: i32 = 95; // EOPNOTSUPP
+
+fn sent(answer: i32) -> Result<(), i32> {
+    match answer {
+        0 => Ok(()),
+        // A few old providers answer -1 with errno set.
+        ..0 => Err(io::Error::last_os_error().raw_os_error().unwrap_or(UNSUPPORTED)),
+        errno => Err(errno),
+    }
+}
+
+impl Extended {
+    /// Posts by the builder functions (`ibv_wr_*`). The error is an errno.
+    #[inline]
+    pub(crate) fn post(&self, post: &Post<'_>) -> Result<(), i32> {
+        let qp = self.extended.as_ptr();
+        // SAFETY: the queue pair is alive; the functions were there when `self` was made, and providers do not take them away. Between
+        // start and complete the provider holds its lock, so the fields are this thread's. What the request points to is alive during
+        // the call. A request that is not complete is aborted.
+        unsafe {
+            (*qp).wr_start.unwrap_unchecked()(qp);
+            (*qp).wr_id = post.id;
+            (*qp).wr_flags = post.flags;
+            if let Err(errno) = build(qp, post) {
+                (*qp).wr_abort.unwrap_unchecked()(qp);
+                return Err(errno);
+            }
+            sent((*qp).wr_complete.unwrap_unchecked()(qp))
+        }
+    }
+}
+
+impl Qp {
+    /// Posts by `ibv_post_send`. The error is an errno.
+    #[inline]
+    pub(crate) fn post(&self, post: &Post<'_>) -> Result<(), i32> {
+        let (remote_addr, rkey) = post.remote;
+        let mut pieces = [Element { addr: 0, length: 0, lkey: 0 }; PIECES];
+        let mut request = ibv_send_wr { wr_id: post.id, send_flags: post.flags, ..ibv_send_wr::zeroed() };
+        match post.payload {
+            Payload::Inline(data) => {
+                for (piece, bytes) in pieces.iter_mut().zip(data) {
+                    *piece = Element { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+                }
+                request.send_flags |= INLINE;
+                request.sg_list = pieces.as_mut_ptr();
+                request.num_sge = if data[1].is_empty() { 1 } else { 2 };
+            }
+            Payload::Elements(elements) => {
+                request.sg_list = elements.as_ptr().cast_mut();
+                request.num_sge = elements.len() as i32;
+            }
+        }
+        let rdma = rdma_sys::rdma_t { remote_addr, rkey };
+        let atomic = |compare_add, swap| rdma_sys::atomic_t { remote_addr, compare_add, swap, rkey };
+        request.opcode = match post.verb {
+            Verb::Send | Verb::SendImmediate(_) => {
+                if let Some((handle, remote_qpn, remote_qkey)) = post.datagram {
+                    request.wr.ud = rdma_sys::ud_t { ah: handle.raw(), remote_qpn, remote_qkey };
+                }
+                if let Verb::SendImmediate(immediate) = post.verb {
+                    request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+                    ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
+                } else {
+                    ibv_wr_opcode::IBV_WR_SEND
+                }
+            }
+            Verb::Write => {
+                request.wr.rdma = rdma;
+                ibv_wr_opcode::IBV_WR_RDMA_WRITE
+            }
+            Verb::WriteImmediate(immediate) => {
+                request.wr.rdma = rdma;
+                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+                ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
+            }
+            Verb::Read => {
+                request.wr.rdma = rdma;
+                ibv_wr_opcode::IBV_WR_RDMA_READ
+            }
+            Verb::CompareSwap { compare, swap } => {
+                request.wr.atomic = atomic(compare, swap);
+                ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP
+            }
+            Verb::FetchAdd { add } => {
+                request.wr.atomic = atomic(add, 0);
+                ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
+            }
+        };
+        let (qp, mut bad) = (self.raw(), ptr::null_mut());
+        // SAFETY: the queue pair is alive; the request, and what it points to, is valid for the call, which reads it only.
+        unsafe {
+            let Some(function) = (*(*qp).context).ops.post_send else { return Err(UNSUPPORTED) };
+            sent(function(qp, &raw mut request, &raw mut bad))
+        }
+    }
+
+    /// Posts a receive request. The error is an errno.
+    #[inline]
+    pub(crate) fn receive(&self, id: u64, elements: &[Element]) -> Result<(), i32> {
+        let (qp, mut request, mut bad): (*mut ibv_qp, _, _) =
+            (self.raw(), receive(id, elements), ptr::null_mut());
+        // SAFETY: as in `post`.
+        unsafe {
+            let Some(function) = (*(*qp).context).ops.post_recv else { return Err(UNSUPPORTED) };
+            sent(function(qp, &raw mut request, &raw mut bad))
+        }
+    }
+}
+
+impl Srq {
+    /// Posts a receive request. The error is an errno.
+    #[inline]
+    pub(crate) fn receive(&self, id: u64, elements: &[Element]) -> Result<(), i32> {
+        let (srq, mut request, mut bad): (*mut ibv_srq, _, _) =
+            (self.raw(), receive(id, elements), ptr::null_mut());
+        // SAFETY: the queue is alive; the request, and what it points to, is valid for the call, which reads it only.
+        unsafe {
+            let Some(function) = (*(*srq).context).ops.post_srq_recv else { return Err(UNSUPPORTED) };
+            sent(function(srq, &raw mut request, &raw mut bad))
+        }
+    }
+}
+
+fn receive(id: u64, elements: &[Element]) -> ibv_recv_wr {
+    ibv_recv_wr {
+        wr_id: id,
+        next: ptr::null_mut(),
+        sg_list: elements.as_ptr().cast_mut(),
+        num_sge: elements.len() as i32,
+    }
+}
+
+/// Builds one request.
+///
+/// # Safety
+/// `qp` is alive, and `wr_start` was called. `wr_set_inline_data`, `wr_set_inline_data_list` and `wr_set_sge_list` are there.
+#[inline]
+unsafe fn build(qp: *mut ibv_qp_ex, post: &Post<'_>) -> Result<(), i32> {
+    let (address, key) = post.remote;
+    // SAFETY: the caller's promise; each function is called only if it is there.
+    unsafe {
+        match post.verb {
+            Verb::Send => (*qp).wr_send.ok_or(UNSUPPORTED)?(qp),
+            Verb::SendImmediate(immediate) => {
+                (*qp).wr_send_imm.ok_or(UNSUPPORTED)?(qp, immediate.to_be());
+            }
+            Verb::Write => (*qp).wr_rdma_write.ok_or(UNSUPPORTED)?(qp, key, address),
+            Verb::WriteImmediate(immediate) => {
+                (*qp).wr_rdma_write_imm.ok_or(UNSUPPORTED)?(qp, key, address, immediate.to_be());
+            }
+            Verb::Read => (*qp).wr_rdma_read.ok_or(UNSUPPORTED)?(qp, key, address),
+            Verb::CompareSwap { compare, swap } => {
+                (*qp).wr_atomic_cmp_swp.ok_or(UNSUPPORTED)?(qp, key, address, compare, swap);
+            }
+            Verb::FetchAdd { add } => (*qp).wr_atomic_fetch_add.ok_or(UNSUPPORTED)?(qp, key, address, add),
+        }
+        if let Some((handle, number, key)) = post.datagram {
+            let handle: *mut ibv_ah = handle.raw();
+            (*qp).wr_set_ud_addr.ok_or(UNSUPPORTED)?(qp, handle, number, key);
+        }
+        match post.payload {
+            Payload::Inline([bytes, []]) => {
+                (*qp).wr_set_inline_data.unwrap_unchecked()(
+                    qp,
+                    bytes.as_ptr().cast_mut().cast(),
+                    bytes.len(),
+                );
+            }
+            Payload::Inline(data) => {
+                let buffers = data.map(|bytes| ibv_data_buf {
+                    addr: bytes.as_ptr().cast_mut().cast(),
+                    length: bytes.len(),
+                });
+                (*qp).wr_set_inline_data_list.unwrap_unchecked()(qp, buffers.len(), buffers.as_ptr());
+            }
+            Payload::Elements(elements) => {
+                (*qp).wr_set_sge_list.unwrap_unchecked()(qp, elements.len(), elements.as_ptr());
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Cq {
+    /// Fills `completions` as far as there are any, and gives their number.
+    #[inline]
+    pub(crate) fn poll(&self, completions: &mut [ibv_wc]) -> io::Result<usize> {
+        let queue: *mut ibv_cq = self.raw();
+        let most = i32::try_from(completions.len()).unwrap_or(i32::MAX);
+        // SAFETY: the queue is alive, and there is room for so many.
+        let count = unsafe {
+            let Some(function) = (*(*queue).context).ops.poll_cq else {
+                return Err(io::Error::from_raw_os_error(UNSUPPORTED));
+            };
+            function(queue, most, completions.as_mut_ptr())
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Asks for an event with the next completion, or the next one that was solicited or failed.
+    #[inline]
+    pub(crate) fn arm(&self, solicited_only: bool) -> io::Result<()> {
+        let queue: *mut ibv_cq = self.raw();
+        // SAFETY: the queue is alive.
+        let answer = unsafe {
+            let Some(function) = (*(*queue).context).ops.req_notify_cq else {
+                return Err(io::Error::from_raw_os_error(UNSUPPORTED));
+            };
+            function(queue, i32::from(solicited_only))
+        };
+        super::status(answer)
+    }
+}
