@@ -153,9 +153,8 @@ impl TransportId {
         match (self, kind) {
             (Self::Self_, Kind::Key) => 16,
             (Self::Self_, _) => 8,
-            (Self::RcMlx5, Kind::Device) => 24,
+            (Self::RcMlx5, Kind::Device | Kind::Endpoint) => 24,
             (Self::RcMlx5, Kind::Interface) => 0,
-            (Self::RcMlx5, Kind::Endpoint) => 24,
             (Self::RcMlx5, Kind::Key) => 4,
         }
     }

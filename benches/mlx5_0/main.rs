@@ -1,6 +1,7 @@
 //! Operations on `mlx5_0`, N calls of a function of its own each, for callgrind to count beside `peers/libmlx5.c` and `peers/uct.c`.
 //!
 //! usage: `mlx5_0 devx|init_obj OPERATION N`, under `barewire hca run`
+#![allow(clippy::trivially_copy_pass_by_ref, reason = "as the API takes keys")]
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -44,7 +45,7 @@ fn run(way: &str, operation: &str, count: &str) -> Outcome {
     let context = setup::open(DEVICE, 1, Some(way.parse::<SetupWay>()?))?.context;
     let count = count.parse()?;
     match operation.split_once('.') {
-        Some(("driver", operation)) => Driver::new(context)?.run(operation, count),
+        Some(("driver", operation)) => Driver::new(&context)?.run(operation, count),
         Some(("api", operation)) => Api::new(&context)?.run(operation, count),
         _ => Err(format!("no operation {operation}").into()),
     }
@@ -93,11 +94,11 @@ fn measured_poll(queue: &mut CompletionQueue) -> bool {
 }
 
 impl Driver {
-    fn new(context: Context) -> Result<Self, barewire_mlx5::Error> {
-        let domain = ProtectionDomain::allocate(&context)?;
-        let uar = Uar::allocate(&context)?;
-        let completions = CompletionQueue::create(&context, &uar, 1024)?;
-        let peer_completions = CompletionQueue::create(&context, &uar, 1024)?;
+    fn new(context: &Context) -> Result<Self, barewire_mlx5::Error> {
+        let domain = ProtectionDomain::allocate(context)?;
+        let uar = Uar::allocate(context)?;
+        let completions = CompletionQueue::create(context, &uar, 1024)?;
+        let peer_completions = CompletionQueue::create(context, &uar, 1024)?;
         let config = RcConfig { signal_period: BATCH, ..RcConfig::default() };
         let pair = |queue| RcQueuePair::create(&domain, &uar, queue, queue, &config);
         let (mut ours, mut theirs) = (pair(&completions)?, pair(&peer_completions)?);

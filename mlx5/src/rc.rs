@@ -14,6 +14,8 @@ use crate::memory::Access;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
 use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
+#[cfg(feature = "verbs")]
+use crate::setup::init_obj;
 use crate::setup::{Pair, PairFacts, PairSizes, Path, Way, commands};
 
 /// Sizes of a queue pair.
@@ -165,8 +167,8 @@ impl<D: Doorbell> RcQueuePair<D> {
                 commands::create_pair(&**channel, *number, &**page, cqns, &sizes)?
             }
             #[cfg(feature = "verbs")]
-            (Way::InitObj(device), DomainObject::InitObj(domain), Registers::ThreadDomain(thread)) => {
-                device.create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?
+            (Way::InitObj(_), DomainObject::InitObj(domain), Registers::ThreadDomain(thread)) => {
+                init_obj::create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?
             }
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,

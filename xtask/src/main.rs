@@ -4,6 +4,7 @@
 mod bench;
 mod closure;
 mod count;
+mod machine;
 mod packages;
 mod process;
 mod report;

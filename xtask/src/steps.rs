@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::bench;
 use crate::closure;
 use crate::count::{Runner, Tally};
+use crate::machine;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use crate::report::{self, Done};
@@ -23,6 +24,8 @@ enum Work {
     Run(Invocation),
     /// Tests, counted from the runner's summary.
     Test(Runner, Invocation),
+    /// Tests under `barewire hca run`, on devices set up this way.
+    Machine(Runner, Invocation, &'static str),
     Closure,
     Bench(Install),
     /// Checks in the guest, counted as tests.
@@ -39,6 +42,7 @@ impl Step {
         match &self.work {
             Work::Install(_) => "cargo xtask test".to_owned(),
             Work::Run(command) | Work::Test(_, command) => command.to_string(),
+            Work::Machine(_, command, way) => machine::under(command, "barewire", way).to_string(),
             Work::Closure => format!("{}; ldd target/debug/barewire", closure::tree()),
             Work::Bench(_) => "cargo xtask bench".to_owned(),
             Work::Guest => "cargo xtask vm".to_owned(),
@@ -92,6 +96,12 @@ fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
         work: Work::Test(runner, command),
     };
     steps.push(test("tests", 40, runner, tests.with(features)));
+    if !features.is_empty() {
+        for (name, way) in [("mlx5_0, by DEVX", "devx"), ("mlx5_0, by init_obj", "init_obj")] {
+            let work = Work::Machine(runner, machine::tests(runner).with(features), way);
+            steps.push(Step { name, deadline: Duration::from_mins(15), work });
+        }
+    }
     steps.push(test(
         "doc tests",
         15,
@@ -150,6 +160,18 @@ impl Run {
         }
     }
 
+    fn tests(&mut self, step: &Step, runner: Runner, command: &Invocation) -> Result<(), Failure> {
+        let before = self.tests;
+        let colour = if std::io::stdout().is_terminal() { "always" } else { "auto" };
+        let command = command.clone().environment("CARGO_TERM_COLOR", colour);
+        let mut read = |line: &str| self.tests.read(runner, line);
+        process::run(&command, step.deadline, Output::Watch(&mut read))?;
+        if step.name != "doc tests" && self.tests.passed == before.passed {
+            return Err(Failure::Found("the runner ended well, but no test ran".to_owned()));
+        }
+        Ok(())
+    }
+
     fn work(&mut self, step: &Step) -> Result<(), Failure> {
         match &step.work {
             Work::Install(install) => packages::install(*install, &packages::ALL, step.deadline),
@@ -157,16 +179,10 @@ impl Run {
             Work::Closure => closure::check(step.deadline),
             Work::Bench(install) => bench::check(*install),
             Work::Guest => vm::check().map(|passed| self.tests.passed += passed),
-            Work::Test(runner, command) => {
-                let before = self.tests;
-                let colour = if std::io::stdout().is_terminal() { "always" } else { "auto" };
-                let command = command.clone().environment("CARGO_TERM_COLOR", colour);
-                let mut read = |line: &str| self.tests.read(*runner, line);
-                process::run(&command, step.deadline, Output::Watch(&mut read))?;
-                if step.name == "tests" && self.tests.passed == before.passed {
-                    return Err(Failure::Found("the runner ended well, but no test ran".to_owned()));
-                }
-                Ok(())
+            Work::Test(runner, command) => self.tests(step, *runner, command),
+            Work::Machine(runner, command, way) => {
+                let barewire = machine::command_line(step.deadline)?;
+                self.tests(step, *runner, &machine::under(command, &barewire, way))
             }
         }
     }

@@ -91,31 +91,30 @@ impl Device {
             object: Box::new(queue),
         })
     }
+}
 
-    /// Makes a queue pair in the reset state.
-    pub(crate) fn create_pair(
-        &self,
-        domain: &ProtectionDomain,
-        thread: &ThreadDomain,
-        queues: [&(dyn Any + Send + Sync); 2],
-        sizes: &PairSizes,
-    ) -> Result<PairFacts, Error> {
-        // How many blocks libmlx5 counts for a request is its own affair: 1, 2 or up to 4.
-        for requests_per_block in [4, 2, 1] {
-            let capacity = Capacity {
-                sends: sizes.send_blocks / requests_per_block,
-                receives: sizes.receive_entries,
-                send_elements: 1,
-                receive_elements: 1,
-                inline: 0,
-            };
-            let pair = create(domain, thread, [reference(queues[0])?, reference(queues[1])?], capacity)?;
-            if pair.facts().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
-                return facts(pair, sizes);
-            }
+/// Makes a queue pair in the reset state.
+pub(crate) fn create_pair(
+    domain: &ProtectionDomain,
+    thread: &ThreadDomain,
+    queues: [&(dyn Any + Send + Sync); 2],
+    sizes: &PairSizes,
+) -> Result<PairFacts, Error> {
+    // How many blocks libmlx5 counts for a request is its own affair: 1, 2 or up to 4.
+    for requests_per_block in [4, 2, 1] {
+        let capacity = Capacity {
+            sends: sizes.send_blocks / requests_per_block,
+            receives: sizes.receive_entries,
+            send_elements: 1,
+            receive_elements: 1,
+            inline: 0,
+        };
+        let pair = create(domain, thread, [reference(queues[0])?, reference(queues[1])?], capacity)?;
+        if pair.facts().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
+            return facts(pair, sizes);
         }
-        Err(Error::parameter("send WQEBBs", sizes.send_blocks, "what libmlx5 makes"))
     }
+    Err(Error::parameter("send WQEBBs", sizes.send_blocks, "what libmlx5 makes"))
 }
 
 /// The queue pair's facts, if its rings are what was asked for.
@@ -154,7 +153,14 @@ fn create(
     capacity: Capacity,
 ) -> Result<dv::QueuePair, Error> {
     let kind = QueuePairKind::ReliableConnection;
-    let options = QueuePairOptions { kind, send_queue, receive_queue, capacity, signal_all: false };
+    let options = QueuePairOptions {
+        kind,
+        send_queue,
+        receive_queue,
+        shared_receive: None,
+        capacity,
+        signal_all: false,
+    };
     dv::QueuePair::create(domain, Some(thread), &options, ScatterToEntry::Never)
         .map_err(|error| system("creating a queue pair", error))
 }

@@ -42,11 +42,12 @@ pub(super) fn open(device: &str) -> Result<Domain, OpenError> {
     };
     let known = verbs::devices().unwrap_or_default();
     let Some(port) = port.filter(|_| known.iter().any(|known| known.name == name)) else {
-        let known = known.iter().map(|device| format!(", {}:1", device.name)).collect::<String>();
+        let known = known.iter().map(|device| format!("{}:1", device.name));
+        let known: Vec<_> = std::iter::once(SOFT_DEVICE.to_owned()).chain(known).collect();
         return Err(OpenError::UnknownDevice {
             transport: NAME,
             device: device.to_owned(),
-            known: format!("{SOFT_DEVICE}{known}"),
+            known: known.join(", "),
         });
     };
     let opened = set_up(name, port).map_err(|reason| refused(device, "set it up", reason))?;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::build::{self, Workspace};
 use super::{BUILD, SOON};
-use crate::closure;
 use crate::process::{self, Failure, Invocation, Output, repository};
+use crate::{closure, machine};
 
 /// Calls of each operation.
 const CALLS: u64 = 2048;
@@ -137,17 +137,14 @@ impl Programs {
         };
         let libmlx5 = compile("libmlx5", &["-libverbs"])?;
         let uct = compile("uct", &["-luct", "-lucs"])?;
-        let made = |invocation: &Invocation, name: &str| {
-            println!("{invocation}");
-            let mut messages = String::new();
-            process::run(invocation, BUILD, Output::Collect(&mut messages))?;
-            let path = closure::executable_in(&messages);
-            path.map(PathBuf::from).ok_or_else(|| Failure::Found(format!("cargo built no {name}")))
-        };
-        let command_line = ["build", "-p", "barewire-hca-uverbs", "-p", "barewire-cli", MESSAGES];
-        let barewire = made(&Invocation::cargo(&command_line), "barewire")?;
+        let barewire = PathBuf::from(machine::command_line(BUILD)?);
         let bench = build::cargo_bench_of(&["mlx5_0"], &["--features", "verbs", "--no-run", MESSAGES]);
-        Ok(Self { barewire, ours: made(&bench, "bench mlx5_0")?, libmlx5, uct })
+        println!("{bench}");
+        let mut messages = String::new();
+        process::run(&bench, BUILD, Output::Collect(&mut messages))?;
+        let ours = closure::executable_in(&messages).map(PathBuf::from);
+        let ours = ours.ok_or_else(|| Failure::Found("cargo built no bench mlx5_0".to_owned()))?;
+        Ok(Self { barewire, ours, libmlx5, uct })
     }
 }
 
