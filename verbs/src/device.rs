@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::path::Path;
 use std::sync::Arc;
 
 use barewire_mlx5dv_sys::Library;
 use thiserror::Error;
 
 use crate::dv::Devx;
-use crate::probe::refusal;
+use crate::probe::Roots;
 use crate::sys::{self, DeviceList, ListedDevice, OpenContext};
 
 /// A device that libibverbs has a driver for.
@@ -70,7 +69,11 @@ impl Context {
     /// said.
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_with(name, |device| {
-            device.open().map_err(|source| OpenError::Refused { name: name.to_owned(), source })
+            device.open().map_err(|source| OpenError::Refused {
+                name: name.to_owned(),
+                obstacle: Roots::default().obstacle(name),
+                source,
+            })
         })
     }
 
@@ -86,9 +89,10 @@ impl Context {
             if !device.is_mlx5(library) {
                 return Err(OpenError::NotMlx5 { name: name.to_owned() });
             }
-            device
-                .open_devx(library)
-                .map_err(|source| OpenError::DevxRefused { name: name.to_owned(), source })
+            device.open_devx(library).map_err(|source| match Roots::default().obstacle(name) {
+                None => OpenError::DevxRefused { name: name.to_owned(), source },
+                obstacle => OpenError::Refused { name: name.to_owned(), obstacle, source },
+            })
         })
     }
 
@@ -259,10 +263,12 @@ pub enum OpenError {
         present: Vec<String>,
     },
     /// The device is there and would not open.
-    #[error("cannot open RDMA device {name}: {source}; {}", refused_hint(.source))]
+    #[error("cannot open RDMA device {name}: {}", .obstacle.clone().unwrap_or_else(|| .source.to_string()))]
     Refused {
         /// Its name.
         name: String,
+        /// What stands in the way, if its files tell; the library forgets what the system said.
+        obstacle: Option<String>,
         /// What the library said.
         source: io::Error,
     },
@@ -290,10 +296,6 @@ pub enum OpenError {
         /// What the library said.
         source: io::Error,
     },
-}
-
-fn refused_hint(error: &io::Error) -> String {
-    refusal(Path::new("/dev/infiniband/uverbsN"), error)
 }
 
 /// What stands behind a refusal of DEVX (linux mlx5_ib `mlx5_ib_alloc_ucontext`).
