@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::path::Path;
 use std::sync::Arc;
 
 use barewire_mlx5dv_sys::Library;
@@ -10,7 +9,7 @@ use rdma_sys::ibv_atomic_cap;
 
 use crate::Error;
 use crate::dv::Devx;
-use crate::probe::refusal;
+use crate::probe::Roots;
 use crate::sys::{self, DeviceList, ListedDevice, OpenContext};
 
 /// A device that libibverbs has a driver for.
@@ -91,7 +90,11 @@ impl Context {
     /// said.
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_with(name, |device| {
-            device.open().map_err(|source| OpenError::Refused { name: name.to_owned(), source })
+            device.open().map_err(|source| OpenError::Refused {
+                name: name.to_owned(),
+                obstacle: Roots::default().obstacle(name),
+                source,
+            })
         })
     }
 
@@ -107,9 +110,10 @@ impl Context {
             if !device.is_mlx5(library) {
                 return Err(OpenError::NotMlx5 { name: name.to_owned() });
             }
-            device
-                .open_devx(library)
-                .map_err(|source| OpenError::DevxRefused { name: name.to_owned(), source })
+            device.open_devx(library).map_err(|source| match Roots::default().obstacle(name) {
+                None => OpenError::DevxRefused { name: name.to_owned(), source },
+                obstacle => OpenError::Refused { name: name.to_owned(), obstacle, source },
+            })
         })
     }
 
@@ -297,10 +301,12 @@ pub enum OpenError {
         present: Vec<String>,
     },
     /// The device is there and would not open.
-    #[error("cannot open RDMA device {name}: {source}; {}", refused_hint(.source))]
+    #[error("cannot open RDMA device {name}: {}", .obstacle.clone().unwrap_or_else(|| .source.to_string()))]
     Refused {
         /// Its name.
         name: String,
+        /// What stands in the way, if its files tell; the library forgets what the system said.
+        obstacle: Option<String>,
         /// What the library said.
         source: io::Error,
     },
@@ -328,10 +334,6 @@ pub enum OpenError {
         /// What the library said.
         source: io::Error,
     },
-}
-
-fn refused_hint(error: &io::Error) -> String {
-    refusal(Path::new("/dev/infiniband/uverbsN"), error)
 }
 
 /// What stands behind a refusal of DEVX (linux mlx5_ib `mlx5_ib_alloc_ucontext`).

@@ -43,7 +43,12 @@ pub fn fork_safety() -> ForkSafety {
 /// # Errors
 /// If memory was registered before.
 pub fn prepare_to_fork() -> Result<ForkSafety, Error> {
-    sys::fork_init().map_err(|source| {
+    let prepared = sys::fork_init();
+    // It refuses when memory is registered, needed or not.
+    if fork_safety() == ForkSafety::ByKernel {
+        return Ok(ForkSafety::ByKernel);
+    }
+    prepared.map_err(|source| {
         let hint = match source.kind() {
             io::ErrorKind::InvalidInput => "call this before the first memory is registered",
             _ => "the kernel must know MADV_DONTFORK (2.6.12 and later)",

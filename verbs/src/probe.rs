@@ -133,6 +133,12 @@ impl Roots {
         Finding { device: device.name.clone(), usable, reason: if usable { good } else { bad }.join("; ") }
     }
 
+    /// What stands in the way of opening the device of this name, as far as the files tell.
+    pub(crate) fn obstacle(&self, name: &str) -> Option<String> {
+        let devices = self.devices().ok()?;
+        self.access(devices.iter().find(|device| device.name == name)?).err()
+    }
+
     /// Whether the device file can be opened.
     fn access(&self, device: &Candidate) -> Result<Option<String>, String> {
         let Some(node) = &device.node else {
@@ -218,7 +224,7 @@ fn text(path: &Path) -> Option<String> {
 }
 
 /// Why a device file was refused and what to do about it.
-pub(crate) fn refusal(path: &Path, error: &io::Error) -> String {
+fn refusal(path: &Path, error: &io::Error) -> String {
     /// errno of a device controller that says no: the rights of the file are not asked.
     const EPERM: i32 = 1;
     const ENXIO: i32 = 6;

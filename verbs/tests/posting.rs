@@ -30,7 +30,8 @@ impl Pair {
                 PostBy::List => QueuePair::by_list(&domain, &options),
             };
             let qp = qp.unwrap();
-            assert_eq!(qp.post_by(), by);
+            // Soft-RoCE's builder is not used.
+            assert!(qp.post_by() == by || device().starts_with("rxe"), "{by:?}");
             qp
         };
         let (near, far) = (make(), make());

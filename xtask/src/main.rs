@@ -26,7 +26,7 @@ usage: cargo xtask test|bench|asm|vm [--no-install]
   asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it anew), and that
                  no hot function panics, allocates, copies through libc, locks or leaves the program.
   vm             boots a guest with a kernel that knows RDMA, in plain emulation (qemu), and has the software HCA talk
-                 to that kernel's Soft-RoCE in it. BAREWIRE_VM_OPERATIONS=10000 for more than 500 of each kind.
+                 to that kernel's Soft-RoCE in it, and the objects of verbs work on it. BAREWIRE_VM_OPERATIONS=10000 for more than 500 of each kind.
                  With a COMMAND for sh, that is run in the guest instead; rxe0 is there.
   --no-install   install nothing; features whose packages are missing are left out and named";
 

@@ -63,10 +63,14 @@ pub enum PostBy {
 
 impl QueuePair {
     /// A queue pair, in state RESET. Requests are posted by [`PostBy::Builder`] where the provider has that, and else by [`PostBy::List`].
+    /// Soft-RoCE's provider has it, but gets inline data and lists wrong (rdma-core 44): there it is the list, too.
     ///
     /// # Errors
     /// If the device has none that holds so much.
     pub fn new(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
+        if domain.handle().context().is_soft_roce() {
+            return Self::by_list(domain, options);
+        }
         Self::made(domain, options, |attributes, queues| {
             let operations = options.kind.operations();
             // Whatever is wrong with it is told by the plain one, too.

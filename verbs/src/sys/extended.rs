@@ -153,7 +153,7 @@ mod tests {
         // SAFETY: `whole` is valid; only the member's address is taken.
         let context = NonNull::new(unsafe { &raw mut (*whole).context }).unwrap();
         // Never closed: libibverbs did not open it.
-        let open = OpenContext { context, name: String::new(), ports: 1, devx: None };
+        let open = OpenContext { context, name: String::new(), ports: 1, vendor: 0, devx: None };
         let context = ManuallyDrop::new(open);
         let port = context.query_port(1).unwrap();
         assert_eq!((port.link_layer, port.port_cap_flags2), (2, 0xbeef));

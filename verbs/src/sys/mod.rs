@@ -136,8 +136,9 @@ impl ListedDevice<'_> {
 
     fn opened(&self, context: *mut ibv_context, devx: Option<&'static Library>) -> io::Result<OpenContext> {
         let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
-        let mut open = OpenContext { context, name: self.name(), ports: 0, devx };
-        open.ports = open.device_attributes()?.phys_port_cnt;
+        let mut open = OpenContext { context, name: self.name(), ports: 0, vendor: 0, devx };
+        let attributes = open.device_attributes()?;
+        (open.ports, open.vendor) = (attributes.phys_port_cnt, attributes.vendor_id);
         Ok(open)
     }
 }
@@ -147,6 +148,7 @@ pub(crate) struct OpenContext {
     context: NonNull<ibv_context>,
     name: String,
     ports: u8,
+    vendor: u32,
     devx: Option<&'static Library>,
 }
 
@@ -163,6 +165,11 @@ impl OpenContext {
     /// The number of physical ports.
     pub(crate) fn ports(&self) -> u8 {
         self.ports
+    }
+
+    /// The kernel's own device, which sends RoCE from a network interface (linux rxe_param.h: `RXE_VENDOR_ID`).
+    pub(crate) fn is_soft_roce(&self) -> bool {
+        self.vendor == 0xff_ffff
     }
 
     /// libmlx5, if the context was opened for DEVX.

@@ -1,7 +1,7 @@
 //! What is checked in the guest, and how its console tells the outcome.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// In front of every line of the console that is for us.
 const MARK: &str = "vm: ";
@@ -54,12 +54,40 @@ tc qdisc del dev v0 root
 tc -n soft qdisc del dev v1 root
 ";
 
-/// The checks of this repository. `program` is the binary of `tests/interop`.
-pub(super) fn all(program: &Path, operations: u64) -> Vec<Check> {
+/// The tests of `verbs/` that need a device, on rxe0.
+const VERBS: &str = "\
+export BAREWIRE_DEVICE=rxe0
+for tests in $TESTS; do $tests --ignored --test-threads=1; done
+";
+
+/// What the kernel refuses to a process that it keeps short: rights of the device file, and memory to lock.
+const REFUSED: &str = "\
+export BAREWIRE_DEVICE=rxe0
+chmod 0 /dev/infiniband/uverbs0
+setpriv --bounding-set -dac_override,-dac_read_search $REFUSED --ignored --exact a_device_without_permission --nocapture
+chmod 600 /dev/infiniband/uverbs0
+ulimit -l 64
+setpriv --bounding-set -ipc_lock $REFUSED --ignored --exact memory_beyond_the_limit --nocapture
+";
+
+/// The programs that the checks run.
+pub(super) struct Programs {
+    /// Of `tests/interop`.
+    pub(super) interop: PathBuf,
+    /// Tests of `verbs/` that any device passes.
+    pub(super) verbs: Vec<PathBuf>,
+    /// Tests of `verbs/` that a kernel is to refuse.
+    pub(super) refused: PathBuf,
+}
+
+/// The checks of this repository.
+pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
     // What one operation takes here at its slowest, with loss and a busy machine, and what starting takes.
     let seconds = 100 + operations / 5;
-    let interop =
-        |port: u16| format!("INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}", program.display());
+    let interop = |port: u16| {
+        format!("INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}", programs.interop.display())
+    };
+    let verbs: Vec<_> = programs.verbs.iter().map(|program| program.display().to_string()).collect();
     let check = |name: &str, seconds, script| Check { name: name.to_owned(), seconds, script };
     vec![
         check("rxe0 on a pair of network devices", 60, NETWORK.to_owned()),
@@ -69,6 +97,8 @@ pub(super) fn all(program: &Path, operations: u64) -> Vec<Check> {
             seconds,
             format!("{LOSS}{}{NO_LOSS}", interop(7002)),
         ),
+        check("objects of verbs on rdma_rxe", 120, format!("TESTS='{}'\n{VERBS}", verbs.join(" "))),
+        check("refusals", 60, format!("REFUSED='{}'\n{REFUSED}", programs.refused.display())),
     ]
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::closure;
 use crate::packages::{self, GUEST, Install};
 use crate::process::{self, Failure, Invocation, Output};
-use checks::{Check, Verdict};
+use checks::{Check, Programs, Verdict};
 use cpio::Archive;
 use kernel::Kernel;
 
@@ -25,6 +25,10 @@ const OPERATIONS_VARIABLE: &str = "BAREWIRE_VM_OPERATIONS";
 const BUILD: Duration = Duration::from_mins(20);
 /// Of a run with [`OPERATIONS`].
 const DEADLINE: Duration = Duration::from_mins(6);
+
+/// Tests of `verbs/` that any device passes, and those that a kernel is to refuse.
+const VERBS_TESTS: [&str; 4] = ["events", "memory", "objects", "posting"];
+const REFUSED_TESTS: &str = "refused";
 
 const EMULATOR: &str = "qemu-system-x86_64";
 const BUSYBOX: &str = "/bin/busybox";
@@ -74,18 +78,35 @@ pub(crate) fn check() -> Result<u64, Failure> {
         Err(_) => OPERATIONS,
     };
     let deadline = DEADLINE * u32::try_from(operations.div_ceil(OPERATIONS)).unwrap_or(u32::MAX);
-    run(&checks::all(&interop()?, operations), deadline)
+    run(&checks::all(&programs()?, operations), deadline)
 }
 
-/// The program of `tests/interop`, built.
-fn interop() -> Result<PathBuf, Failure> {
-    let build = Invocation::cargo(&["build", "-p", "barewire-interop", "--features", "rdma-sys"])
-        .with(&["--message-format=json-render-diagnostics"]);
+/// The programs that the checks run, built.
+fn programs() -> Result<Programs, Failure> {
+    let interop = ["build", "-p", "barewire-interop", "--features", "rdma-sys"];
+    let mut verbs = vec!["test", "--no-run", "-p", "barewire-verbs", "--features", "rdma-sys"];
+    verbs.extend(VERBS_TESTS.iter().chain([&REFUSED_TESTS]).flat_map(|name| ["--test", name]));
+    let mut verbs = executables(&verbs)?;
+    let refused = verbs.iter().position(|program| file_name(program).starts_with(REFUSED_TESTS));
+    match (executables(&interop)?.pop(), refused) {
+        (Some(interop), Some(refused)) if verbs.len() == VERBS_TESTS.len() + 1 => {
+            let refused = verbs.remove(refused);
+            Ok(Programs { interop, verbs, refused })
+        }
+        (interop, _) => Err(Failure::Found(format!("cargo made no more than {interop:?} and {verbs:?}"))),
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// What a cargo command builds.
+fn executables(arguments: &[&str]) -> Result<Vec<PathBuf>, Failure> {
+    let build = Invocation::cargo(arguments).with(&["--message-format=json-render-diagnostics"]);
     let mut messages = String::new();
     process::run(&build, BUILD, Output::Collect(&mut messages))?;
-    closure::executable_in(&messages)
-        .map(PathBuf::from)
-        .ok_or_else(|| Failure::Found(format!("{build} made no binary")))
+    Ok(messages.lines().filter_map(closure::executable_in).map(PathBuf::from).collect())
 }
 
 fn run(checks: &[Check], deadline: Duration) -> Result<u64, Failure> {
