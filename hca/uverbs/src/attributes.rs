@@ -4,6 +4,7 @@
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::errno::Errno;
+use crate::user;
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub(crate) const RDMA_VERBS_IOCTL: u64 = 3 << 30 | (size_of::<Header>() as u64) << 16 | 0x1b << 8 | 1;
@@ -46,22 +47,21 @@ pub(crate) struct Attributes {
     pub(crate) object: u16,
     pub(crate) method: u16,
     list: Vec<Attribute>,
-    /// The program's own list, for what it gets back.
-    origin: *mut Attribute,
+    /// Where the program's own list is, for what it gets back.
+    origin: u64,
 }
 
 impl Attributes {
     /// Reads the header at `argument` and the attributes behind it.
     ///
     /// # Safety
-    /// As for the ioctl: `argument` points to a header with as many attributes as it says, both writable, and every attribute of more than
-    /// 8 bytes to as many bytes of the kind that its method asks for, all until the value is dropped.
-    pub(crate) unsafe fn read(argument: *mut u8) -> Result<Self, Errno> {
-        if argument.is_null() {
-            return Err(Errno::FAULT);
-        }
-        // SAFETY: a header, by the contract; it may lie anywhere.
-        let header: Header = unsafe { argument.cast::<Header>().read_unaligned() };
+    /// As for the ioctl, where no reference of the program's may stand in the way: `argument` is the address of a header with as many
+    /// attributes as it says, and every attribute of more than 8 bytes, or for an answer, has the address of as many bytes. Until the
+    /// value is dropped nobody else writes to what is for answers. An address that is wrong is an error, see [`user`].
+    pub(crate) unsafe fn read(argument: u64) -> Result<Self, Errno> {
+        let mut header = Header::new_zeroed();
+        // SAFETY: the caller's promise.
+        unsafe { user::read(argument, header.as_mut_bytes()) }?;
         let count = usize::from(header.count);
         if usize::from(header.length) != size_of::<Header>() + count * size_of::<Attribute>()
             || count > MOST
@@ -72,17 +72,15 @@ impl Attributes {
         if header.driver != MLX5 {
             return Err(Errno::INVALID);
         }
-        // SAFETY: the attributes follow the header.
-        #[expect(clippy::cast_ptr_alignment, reason = "every access is an unaligned one")]
-        let origin = unsafe { argument.add(size_of::<Header>()) }.cast::<Attribute>();
-        let mut list: Vec<Attribute> = Vec::with_capacity(count);
-        for at in 0..count {
-            // SAFETY: one of the attributes.
-            let attribute = unsafe { origin.add(at).read_unaligned() };
-            if list.iter().any(|other| other.id == attribute.id) || attribute.flags & !MANDATORY != 0 {
+        let origin = argument.wrapping_add(size_of::<Header>() as u64);
+        let mut list = vec![Attribute::new_zeroed(); count];
+        // SAFETY: the caller's promise.
+        unsafe { user::read(origin, list.as_mut_bytes()) }?;
+        for (at, attribute) in list.iter().enumerate() {
+            let twice = list[..at].iter().any(|other| other.id == attribute.id);
+            if twice || attribute.flags & !MANDATORY != 0 {
                 return Err(Errno::INVALID);
             }
-            list.push(attribute);
         }
         Ok(Self { object: header.object, method: header.method, list, origin })
     }
@@ -155,12 +153,9 @@ impl Attributes {
         if length <= INLINE {
             return Ok(attribute.data.to_ne_bytes()[..length].to_vec());
         }
-        let Some(start) = std::ptr::NonNull::new(attribute.data as usize as *mut u8) else {
-            return Err(Errno::FAULT);
-        };
         let mut bytes = vec![0; length];
-        // SAFETY: the contract of `read`: so many bytes are there. The copy goes to memory of our own.
-        unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        // SAFETY: the contract of `read`.
+        unsafe { user::read(attribute.data, &mut bytes) }?;
         Ok(bytes)
     }
 
@@ -182,19 +177,11 @@ impl Attributes {
     /// Gives bytes back, as many as the caller has room for and zeros behind them. Without the attribute nobody asked.
     pub(crate) fn put(&self, id: u16, bytes: &[u8]) -> Result<(), Errno> {
         let Some((at, attribute)) = self.find(id) else { return Ok(()) };
-        let room = usize::from(attribute.length);
-        let start = attribute.data as usize as *mut u8;
-        if start.is_null() {
-            return Err(Errno::FAULT);
-        }
-        let common = bytes.len().min(room);
-        // SAFETY: the contract of `read`: there is room for so many bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, common);
-            start.add(common).write_bytes(0, room - common);
-        }
-        self.mark(at);
-        Ok(())
+        let mut answer = bytes.to_vec();
+        answer.resize(attribute.length.into(), 0);
+        // SAFETY: the contract of `read`.
+        unsafe { user::write(attribute.data, &answer) }?;
+        self.mark(at)
     }
 
     /// Gives a number back.
@@ -205,18 +192,20 @@ impl Attributes {
     /// Gives a handle or a descriptor back.
     pub(crate) fn put_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
         let (at, _) = self.find(id).ok_or(Errno::INVALID)?;
-        // SAFETY: one of the program's attributes, which are writable by the contract of `read`.
-        unsafe { (&raw mut (*self.origin.add(at)).data).write_unaligned(handle.into()) };
-        self.mark(at);
-        Ok(())
+        self.give_back(at, std::mem::offset_of!(Attribute, data), &u64::from(handle).to_ne_bytes())?;
+        self.mark(at)
     }
 
-    fn mark(&self, at: usize) {
-        // SAFETY: as in `put_handle`.
-        unsafe {
-            let flags = &raw mut (*self.origin.add(at)).flags;
-            flags.write_unaligned(flags.read_unaligned() | VALID_OUTPUT);
-        }
+    fn mark(&self, at: usize) -> Result<(), Errno> {
+        let flags = self.list.get(at).map_or(0, |attribute| attribute.flags) | VALID_OUTPUT;
+        self.give_back(at, std::mem::offset_of!(Attribute, flags), &flags.to_ne_bytes())
+    }
+
+    /// Changes a field of the program's attribute `at`.
+    fn give_back(&self, at: usize, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
+        let address = self.origin.wrapping_add((at * size_of::<Attribute>() + offset) as u64);
+        // SAFETY: the contract of `read`.
+        unsafe { user::write(address, bytes) }
     }
 }
 
@@ -244,7 +233,7 @@ mod tests {
 
         fn read(&mut self) -> Result<Attributes, Errno> {
             // SAFETY: the words are what they say, unless a test cuts the count, which is checked before use.
-            unsafe { Attributes::read(self.words.as_mut_ptr().cast()) }
+            unsafe { Attributes::read(self.words.as_mut_ptr() as u64) }
         }
     }
 
@@ -289,7 +278,7 @@ mod tests {
         }
         let mut twice = Call::new(0, 0, &[(1, 0, 0), (1, 0, 0)]);
         assert_eq!(twice.read().unwrap_err(), Errno::INVALID);
-        // SAFETY: refused before anything is read.
-        assert_eq!(unsafe { Attributes::read(std::ptr::null_mut()) }.unwrap_err(), Errno::FAULT);
+        // SAFETY: the kernel refuses the address.
+        assert_eq!(unsafe { Attributes::read(0) }.unwrap_err(), Errno::FAULT);
     }
 }

@@ -246,7 +246,7 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *m
         }
         let context = face::get().context(descriptor)?;
         // SAFETY: the ioctl's contract, which is the caller's to keep.
-        let call = unsafe { Attributes::read(argument.cast()) }?;
+        let call = unsafe { Attributes::read(argument.addr() as u64) }?;
         context.call(&call).map(|()| 0)
     })
 }

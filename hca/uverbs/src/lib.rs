@@ -22,3 +22,4 @@ mod path;
 mod service;
 mod shared;
 mod signals;
+mod user;

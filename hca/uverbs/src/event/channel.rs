@@ -116,6 +116,17 @@ impl Channel {
     }
 }
 
+/// A test has no program that would close its end.
+#[cfg(test)]
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if self.is_open() {
+            // SAFETY: the program's descriptor, and nobody else has it.
+            unsafe { libc::close(self.theirs) };
+        }
+    }
+}
+
 /// What a descriptor refers to.
 fn inode(descriptor: RawFd) -> Option<u64> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();

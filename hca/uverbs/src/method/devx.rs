@@ -20,8 +20,7 @@ use super::devx_command::{Use, allowed, object_number, opcode};
 /// The shortest command and answer: a header and two dwords.
 const SHORTEST: usize = 16;
 
-/// Reads a command that `may` come by this method, carries it out and gives its answer back. The answer's status is an error of the
-/// call's, too. What the device does not know it refuses itself.
+/// Reads a command that `may` come by this method and carries it out. What the device does not know it refuses itself.
 fn execute(
     context: &Context,
     call: &Attributes,
@@ -43,9 +42,13 @@ fn execute(
     }
     may(used, &command)?;
     let answer = context.adapter.raw(&command, room);
-    call.put(output, &answer)?;
-    status(&answer).map_err(|_| Errno::REMOTE)?;
     Ok((command, answer))
+}
+
+/// Gives an answer back. Its status is an error of the call's, too.
+fn give(call: &Attributes, output: u16, answer: &[u8]) -> Result<(), Errno> {
+    call.put(output, answer)?;
+    status(answer).map_err(|_| Errno::REMOTE)
 }
 
 /// `MLX5_IB_METHOD_DEVX_OTHER`: a command about the device.
@@ -56,7 +59,8 @@ pub(super) fn general(context: &Context, call: &Attributes) -> Result<(), Errno>
     let may = |used, _: &[u8]| {
         if matches!(used, None | Some(Use::General)) { Ok(()) } else { Err(Errno::INVALID) }
     };
-    execute(context, call, [IN, OUT], may).map(drop)
+    let (_, answer) = execute(context, call, [IN, OUT], may)?;
+    give(call, OUT, &answer)
 }
 
 /// `MLX5_IB_METHOD_DEVX_OBJ_CREATE`.
@@ -75,6 +79,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         _ => Err(Errno::INVALID),
     };
     let (command, answer) = execute(context, call, [IN, OUT], may)?;
+    if status(&answer).is_err() {
+        return give(call, OUT, &answer);
+    }
     let made = opcode(&command).ok_or(Errno::IO)?;
     let Some(Use::Create(destroy)) = allowed(made) else { return Err(Errno::IO) };
     let number = object_number(destroy, &answer).ok_or(Errno::IO)?;
@@ -82,7 +89,10 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     command[..2].copy_from_slice(&(destroy as u16).to_be_bytes());
     command[8..12].copy_from_slice(&answer[8..12]);
     let object = Object::Devx(DevxObject { made_by: made, number, destroy: command });
-    call.put_handle(HANDLE, context.state().objects.insert(object))
+    // It is the context's before anything else can go wrong.
+    let handle = context.state().objects.insert(object);
+    give(call, OUT, &answer)?;
+    call.put_handle(HANDLE, handle)
 }
 
 /// The event queue that CREATE_CQ names.
@@ -115,7 +125,8 @@ fn access(
         let number = opcode(command).and_then(|opcode| object_number(opcode, command));
         if Some(object) == number.map(|number| (made_by, number)) { Ok(()) } else { Err(Errno::INVALID) }
     };
-    execute(context, call, [IN, OUT], may).map(drop)
+    let (_, answer) = execute(context, call, [IN, OUT], may)?;
+    give(call, OUT, &answer)
 }
 
 /// What made an object that DEVX commands may be about, and the device's number of it.

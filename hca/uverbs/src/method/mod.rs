@@ -1,6 +1,8 @@
 //! The methods of RDMA_VERBS_IOCTL: objects and methods by number (ib_user_ioctl_cmds.h, mlx5_user_ioctl_cmds.h).
 
 mod address;
+#[cfg(test)]
+mod any_call;
 mod completion;
 mod device;
 mod devx;

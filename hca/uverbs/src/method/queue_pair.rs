@@ -163,6 +163,9 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     if flags & !(SIGNAL_ALL | BLOCK_MULTICAST_LOOPBACK) != 0 || request.flags & !DRIVER_FLAGS != 0 {
         return Err(Errno::UNSUPPORTED);
     }
+    if request.bfreg_index > Qpc::UAR_PAGE.max() as u32 {
+        return Err(Errno::INVALID);
+    }
     let mut cap: QpCap = call.structure(CAP)?;
     let signal_all = flags & SIGNAL_ALL != 0;
     let adapter = &context.adapter;

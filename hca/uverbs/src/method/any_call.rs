@@ -1,0 +1,415 @@
+//! Any call at all: the methods by their shapes, with whatever is in them. Nothing panics, nothing hangs, and when the context is gone
+//! the device is as it was.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::adapter::Adapter;
+use crate::attributes::Attributes;
+use crate::config::{Link, Settings};
+use crate::context::Context;
+use crate::errno::Errno;
+
+/// How an attribute of a method looks.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    /// A handle or a descriptor, given or taken.
+    Handle,
+    /// A number.
+    Number,
+    /// A command of the older ABI.
+    Command,
+    /// So many bytes for the method.
+    In(u16),
+    /// So many bytes of room.
+    Out(u16),
+}
+
+use Shape::{Command, Handle, In, Number, Out};
+
+/// Object, method and the attributes that it knows.
+type Method = (u16, u16, &'static [(u16, Shape)]);
+
+const METHODS: &[Method] = &[
+    (0, 0, &[(2, Command), (0, In(112)), (1, Out(128)), (0x1000, In(16)), (0x1001, Out(104))]),
+    (0, 1, &[(0, Number), (1, Out(4)), (2, Out(64))]),
+    (0, 2, &[(0, Number), (1, Out(48))]),
+    (0, 3, &[(0, Out(4)), (1, Out(8)), (0x1000, In(32)), (0x1001, Out(72))]),
+    (0, 4, &[(0, Out(4)), (1, Out(8)), (0x1000, Out(72))]),
+    (0, 5, &[(0, Number), (1, Number), (2, Out(256)), (3, Out(8))]),
+    (0, 6, &[(0, Number), (1, Number), (2, Number), (3, Out(32))]),
+    (1, 0, &[(0, Handle)]),
+    (
+        3,
+        0,
+        &[
+            (0, Handle),
+            (1, Number),
+            (2, Number),
+            (4, Number),
+            (6, Out(4)),
+            (0x1000, In(32)),
+            (0x1001, Out(8)),
+        ],
+    ),
+    (3, 1, &[(0, Handle), (1, Out(8))]),
+    (
+        4,
+        0,
+        &[
+            (0, Handle),
+            (2, Handle),
+            (4, Handle),
+            (5, Handle),
+            (7, Number),
+            (8, In(20)),
+            (9, Number),
+            (13, Out(20)),
+            (14, Out(4)),
+            (0x1000, In(56)),
+            (0x1001, Out(40)),
+        ],
+    ),
+    (4, 1, &[(0, Handle), (1, Out(4))]),
+    (
+        5,
+        0,
+        &[
+            (0, Handle),
+            (1, Handle),
+            (2, Handle),
+            (3, Handle),
+            (4, Number),
+            (5, Number),
+            (6, Number),
+            (9, Number),
+            (11, Out(4)),
+            (12, Out(4)),
+            (13, Out(4)),
+            (0x1000, In(32)),
+            (0x1001, Out(8)),
+        ],
+    ),
+    (5, 1, &[(0, Handle), (1, Out(4))]),
+    (6, 0, &[(0, Handle)]),
+    (7, 1, &[(0, Handle)]),
+    (7, 3, &[(0, Handle), (1, Out(4)), (2, Out(4)), (3, Out(8)), (4, Out(8))]),
+    (8, 0, &[(0, Handle)]),
+    (10, 0, &[(0, Handle)]),
+    (16, 0, &[(0, Handle)]),
+    (0x1000, 0x1000, &[(0x1000, In(64)), (0x1001, Out(64))]),
+    (0x1000, 0x1002, &[(0x1000, Number), (0x1001, Out(4))]),
+    (0x1000, 0x1003, &[(0x1000, Handle), (0x1001, Handle), (0x1002, In(4)), (0x1004, Number)]),
+    (0x1001, 0x1000, &[(0x1000, Handle), (0x1001, In(272)), (0x1002, Out(16))]),
+    (0x1001, 0x1001, &[(0x1000, Handle)]),
+    (0x1001, 0x1002, &[(0x1000, Handle), (0x1001, In(272)), (0x1002, Out(16))]),
+    (0x1001, 0x1003, &[(0x1000, Handle), (0x1001, In(16)), (0x1002, Out(272))]),
+    (
+        0x1002,
+        0x1000,
+        &[(0x1000, Handle), (0x1001, Number), (0x1002, Number), (0x1003, Number), (0x1004, Out(4))],
+    ),
+    (0x1002, 0x1001, &[(0x1000, Handle)]),
+    (0x1005, 0x1000, &[(0x1000, Handle), (0x1001, Number)]),
+    (
+        0x1008,
+        0x1000,
+        &[(0x1000, Handle), (0x1001, Number), (0x1002, Out(8)), (0x1003, Out(4)), (0x1004, Out(4))],
+    ),
+    (0x1008, 0x1001, &[(0x1000, Handle)]),
+];
+
+/// Commands of the older ABI, and some that are none.
+const COMMANDS: [u64; 17] =
+    [1, 3, 5, 9, 11, 14, 17, 19, 25, 26, 33, 34, 37, 40, 0x8000_0001, 0x8000_001a, 0x8000_0039];
+
+/// Memory that programs of this test register.
+fn arena() -> u64 {
+    static ARENA: OnceLock<u64> = OnceLock::new();
+    *ARENA.get_or_init(|| {
+        let memory = Vec::leak(vec![0_u8; (1 << 18) + 4096]).as_ptr();
+        memory as u64 + memory.align_offset(4096) as u64
+    })
+}
+
+/// A device, and a UAR page of it.
+fn adapter() -> &'static (Arc<Adapter>, u32) {
+    static ADAPTER: OnceLock<(Arc<Adapter>, u32)> = OnceLock::new();
+    ADAPTER.get_or_init(|| {
+        let settings = Settings { devices: 1, link: Link::Roce, devx: true };
+        let adapter = Adapter::open(0, settings).expect("an address of 127.0.0.0/8 is free");
+        let (uar, _) = adapter.take_uar().expect("there are many");
+        (adapter, uar)
+    })
+}
+
+/// Numbers as programs have them, and others.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        6 => 0..8_u64,
+        2 => select(vec![16, 64, 128, 256, 4096]),
+        2 => (0..500_u64).prop_map(|at| arena() + at * 64),
+        1 => any::<u64>(),
+        1 => Just(u64::MAX),
+    ]
+}
+
+/// An attribute: its number, length and data; data of a length lies in memory of its own.
+#[derive(Clone, Debug)]
+struct Given {
+    id: u16,
+    length: u16,
+    data: u64,
+    memory: Option<Vec<u64>>,
+}
+
+fn given(id: u16, shape: Shape) -> BoxedStrategy<Given> {
+    let right = match shape {
+        Handle => number().prop_map(move |data| Given { id, length: 0, data, memory: None }).boxed(),
+        Number => number().prop_map(move |data| Given { id, length: 8, data, memory: None }).boxed(),
+        Command => select(COMMANDS.to_vec())
+            .prop_map(move |data| Given { id, length: 8, data, memory: None })
+            .boxed(),
+        In(length) | Out(length) => prop::collection::vec(word(), usize::from(length).div_ceil(8))
+            .prop_map(move |words| {
+                let inline = length <= 8 && matches!(shape, In(_));
+                Given { id, length, data: words[0], memory: (!inline).then_some(words) }
+            })
+            .boxed(),
+    };
+    // Now and then it is of another length, or its address is bad.
+    let wrong =
+        (0..300_u16, number()).prop_map(move |(length, data)| Given { id, length, data, memory: None });
+    prop_oneof![12 => right, 1 => wrong].boxed()
+}
+
+/// Eight bytes of a structure: one number or two.
+fn word() -> impl Strategy<Value = u64> {
+    prop_oneof![number(), (0..129_u64, 0..129_u64).prop_map(|(a, b)| a << 32 | b)]
+}
+
+#[derive(Clone, Debug)]
+struct Call {
+    object: u16,
+    method: u16,
+    list: Vec<Given>,
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    select(METHODS.to_vec()).prop_flat_map(|(object, method, shapes)| {
+        let list: Vec<_> = shapes.iter().map(|&(id, shape)| given(id, shape)).collect();
+        // Now and then one is missing.
+        (list, 0..40_usize).prop_map(move |(mut list, gone)| {
+            if gone < list.len() {
+                list.remove(gone);
+            }
+            Call { object, method, list }
+        })
+    })
+}
+
+/// An attribute of a call that is right.
+fn handle(id: u16, data: u64) -> Given {
+    Given { id, length: 0, data, memory: None }
+}
+
+fn given_number(id: u16, data: u64) -> Given {
+    Given { id, length: 8, data, memory: None }
+}
+
+fn input(id: u16, length: u16, words: &[u64]) -> Given {
+    Given { id, length, data: words[0], memory: (length > 8).then(|| words.to_vec()) }
+}
+
+fn output(id: u16, length: u16) -> Given {
+    Given { id, length, data: 0, memory: Some(vec![0; usize::from(length).div_ceil(8)]) }
+}
+
+/// A command of the older ABI.
+fn legacy(command: u64, request: &[u64]) -> Call {
+    let length = 8 * request.len() as u16;
+    let list = vec![given_number(2, command), input(0, length, request), output(1, 128), output(0x1001, 104)];
+    Call { object: 0, method: 0, list }
+}
+
+/// What most programs have, at the first handles: a domain, a memory region, a completion queue, a shared receive queue, a queue pair, an XRC
+/// domain, a window, an object and a umem of DEVX.
+fn beginning() -> Vec<Call> {
+    /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`, `MLX5_QP_FLAG_UAR_PAGE_INDEX`.
+    const CQ_FLAGS: u64 = 2 << 48;
+    const QP_FLAGS: u64 = 0x400 << 32;
+    const READ_AND_WRITE: u64 = 7 << 32;
+    let uar = u64::from(adapter().1);
+    let (arena, records) = (arena(), arena() + 0x4000);
+    let made = |object, method, list| Call { object, method, list };
+    let cap = [4 << 32 | 4, 1 << 32 | 1, 0];
+    vec![
+        legacy(3, &[0]),
+        legacy(9, &[0, arena, 4096, arena, READ_AND_WRITE]),
+        made(
+            3,
+            0,
+            vec![
+                handle(0, 0),
+                given_number(1, 15),
+                given_number(2, 1),
+                given_number(4, 0),
+                output(6, 4),
+                input(0x1000, 32, &[arena, records, CQ_FLAGS | 64, uar]),
+                output(0x1001, 8),
+            ],
+        ),
+        made(
+            5,
+            0,
+            vec![
+                handle(0, 0),
+                handle(1, 0),
+                given_number(4, 1),
+                given_number(5, 15),
+                given_number(6, 1),
+                given_number(9, 0),
+                input(0x1000, 32, &[arena + 0x1000, records + 64, 0, 0]),
+                output(0x1001, 8),
+            ],
+        ),
+        made(
+            4,
+            0,
+            vec![
+                handle(0, 0),
+                handle(2, 0),
+                handle(4, 2),
+                handle(5, 2),
+                given_number(7, 1),
+                input(8, 20, &cap),
+                given_number(9, 2),
+                output(13, 20),
+                output(14, 4),
+                input(
+                    0x1000,
+                    56,
+                    &[arena + 0x2000, records + 128, 4 << 32 | 16, QP_FLAGS | 4, uar << 32 | 3, 0, 0],
+                ),
+                output(0x1001, 40),
+            ],
+        ),
+        legacy(37, &[0, 0xffff_ffff]),
+        legacy(14, &[0, 2 << 32]),
+        // ALLOC_PD.
+        made(0x1001, 0x1000, vec![handle(0x1000, 0), input(0x1001, 16, &[8, 0]), output(0x1002, 16)]),
+        made(
+            0x1002,
+            0x1000,
+            vec![
+                handle(0x1000, 0),
+                given_number(0x1001, arena),
+                given_number(0x1002, 8192),
+                given_number(0x1003, 1),
+                output(0x1004, 4),
+            ],
+        ),
+    ]
+}
+
+/// What they do then, right as it is: nothing, or in this order.
+fn usual() -> Vec<Call> {
+    let made = |object, method, list| Call { object, method, list };
+    // ib_uverbs_modify_qp: handle and mask at word 8, states at word 12.
+    let modify = |mask: u64, state: u64| {
+        let mut words = [0; 14];
+        (words[8], words[12], words[13]) = (mask << 32 | 4, state, 1);
+        legacy(26, &words)
+    };
+    let mut calls = vec![
+        modify(0x39, 1),
+        legacy(25, &[0, u64::from(u32::MAX) << 32 | 4]),
+        modify(1, 6),
+        modify(1, 0),
+        legacy(33, &[2 << 32 | 3, 4 << 32]),
+        legacy(34, &[0, 3]),
+        legacy(0x8000_0039, &[1 << 32 | 2, 1 << 16 | 1]),
+        legacy(11, &[0, 4 << 32 | 1, 0, 0, 0, 1 << 32]),
+        made(0x1001, 0x1001, vec![handle(0x1000, 7)]),
+        made(0x1002, 0x1001, vec![handle(0x1000, 8)]),
+    ];
+    calls.extend([(4, 4), (5, 3), (3, 2), (7, 1), (8, 6), (10, 5), (1, 0)].map(|(object, at)| {
+        made(object, if object == 7 { 1 } else { u16::from(matches!(object, 3..=5)) }, vec![handle(0, at)])
+    }));
+    calls
+}
+
+/// One of the right calls, with a few words changed.
+fn nearly_right() -> impl Strategy<Value = Call> {
+    let calls = [beginning(), usual(), usual()].concat();
+    let changes = prop::collection::vec((0..12_usize, 0..14_usize, number()), 0..3);
+    (select(calls), changes).prop_map(|(mut call, changes)| {
+        for (at, word, value) in changes {
+            let Some(given) = call.list.get_mut(at) else { continue };
+            match &mut given.memory {
+                Some(words) => {
+                    let count = words.len();
+                    words[word % count] = value;
+                }
+                None => given.data = value,
+            }
+        }
+        call
+    })
+}
+
+/// As libibverbs makes it. `None` if it is not even that.
+fn carry_out(context: &Context, mut call: Call) -> Option<Result<(), Errno>> {
+    let length = (24 + 16 * call.list.len()) as u64;
+    let head = length | u64::from(call.object) << 16 | u64::from(call.method) << 32;
+    let mut words = vec![head | (call.list.len() as u64) << 48, 0, 1];
+    for given in &mut call.list {
+        if let Some(memory) = &mut given.memory {
+            given.data = memory.as_mut_ptr() as u64;
+        }
+        words.extend([u64::from(given.id) | u64::from(given.length) << 16, given.data]);
+    }
+    // SAFETY: the words are an argument, and the memory of what is in them is alive and nobody else's. Where it is not, the address is as
+    // good as any: the kernel refuses it, or it is the arena's.
+    let attributes = unsafe { Attributes::read(words.as_mut_ptr() as u64) };
+    attributes.ok().map(|attributes| context.call(&attributes))
+}
+
+/// One test at a time: objects are counted.
+static TURN: Mutex<()> = Mutex::new(());
+
+#[test]
+fn the_right_calls_are_right() {
+    let _turn = TURN.lock();
+    let (adapter, _) = adapter();
+    let context = Context::new(Arc::clone(adapter));
+    context.state().devx = true;
+    for call in beginning().into_iter().chain(usual()) {
+        let what = format!("{call:x?}");
+        assert_eq!(carry_out(&context, call), Some(Ok(())), "{what}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_calls_leave_nothing_behind(calls in prop::collection::vec(prop_oneof![call(), nearly_right()], 1..60)) {
+        let _turn = TURN.lock();
+        let (adapter, _) = adapter();
+        let before = adapter.device.objects();
+        let context = Context::new(Arc::clone(adapter));
+        context.state().devx = true;
+        for call in beginning() {
+            let what = format!("{call:x?}");
+            prop_assert_eq!(carry_out(&context, call), Some(Ok(())), "{}", what);
+        }
+        for call in calls {
+            carry_out(&context, call);
+        }
+        drop(context);
+        prop_assert_eq!(adapter.device.objects(), before);
+    }
+}
