@@ -11,7 +11,7 @@ use crate::support::{Pair, device};
 #[test]
 fn opening_says_what_there_is() {
     let error = Domain::open("rc_mlx6", "soft0:1").unwrap_err();
-    assert_eq!(error.to_string(), "unknown transport 'rc_mlx6': there are self, rc_mlx5");
+    assert_eq!(error.to_string(), "unknown transport 'rc_mlx6': there are self, rc_mlx5, shm");
     let error = Domain::open("rc_mlx5", "mlx5_0:1").unwrap_err();
     assert_eq!(error.to_string(), "unknown device 'mlx5_0:1' for transport rc_mlx5: there are soft0:1");
     assert!(matches!(Domain::open("self", "soft0:1"), Err(OpenError::UnknownDevice { .. })));
@@ -59,7 +59,7 @@ fn asking_for_components_opens_nothing() {
         .flat_map(|component| &component.devices)
         .flat_map(|device| device.transports.iter().map(move |t| (t.name, device.name.as_str())))
         .collect();
-    assert_eq!(transports, [("self", "memory"), ("rc_mlx5", "soft0:1")]);
+    assert_eq!(transports, [("self", "memory"), ("rc_mlx5", "soft0:1"), ("shm", "memory")]);
     for (transport, device) in transports {
         let domain = Domain::open(transport, device).unwrap();
         let interface = Interface::open(&mut Worker::new(), &domain, &InterfaceConfig::default()).unwrap();
@@ -77,8 +77,8 @@ fn asking_for_components_opens_nothing() {
 
 #[test]
 fn connecting_checks_addresses() {
-    let pairs = Pair::all();
-    let [own, rc] = [&pairs[0], &pairs[1]];
+    let config = InterfaceConfig::default();
+    let (own, rc) = (&Pair::over_self(&config), &Pair::rc(&config)[0]);
     let side = rc.client.another();
     assert!(matches!(
         side.endpoint.connect(&own.client.interface.device_address(), &side.endpoint.address()),
