@@ -19,14 +19,29 @@ pub const SHORT_HEADER: usize = size_of::<u64>();
 ///
 /// Two words, so that it reaches the handler in registers.
 pub struct Message<'a> {
-    /// First byte, [`HOME`] bytes behind the start of its buffer.
+    /// First byte, [`HOME`] bytes behind the start of its buffer; or an [`Elsewhere`].
     data: NonNull<u8>,
+    /// With [`ELSEWHERE`], if that is what `data` points to.
     length: usize,
     buffer: PhantomData<&'a [u8]>,
 }
 
 /// Bytes in front of a message's data: who keeps it ([`write_home`]), and what a transport puts before the data.
 pub(crate) const HOME: usize = 24;
+
+const ELSEWHERE: usize = 1 << (usize::BITS - 1);
+
+/// A message whose data has no home in front, as another process could write it: where the data is, and who keeps it.
+pub(crate) struct Elsewhere<'a> {
+    data: NonNull<u8>,
+    keeper: &'a dyn Keeper,
+}
+
+impl<'a> Elsewhere<'a> {
+    pub(crate) fn new(data: NonNull<u8>, keeper: &'a dyn Keeper) -> Self {
+        Self { data, keeper }
+    }
+}
 
 /// Notes in a buffer that starts at `start` who keeps a message whose data lies [`HOME`] bytes behind.
 ///
@@ -46,12 +61,26 @@ impl<'a> Message<'a> {
         Self { data, length, buffer: PhantomData }
     }
 
+    /// # Safety
+    /// The data that `place` tells of is valid for reads of `length` bytes, fewer than half the address space, which nobody writes for `'a`.
+    #[inline(always)]
+    pub(crate) unsafe fn elsewhere(place: &'a Elsewhere<'_>, length: usize) -> Self {
+        Self { data: NonNull::from(place).cast(), length: length | ELSEWHERE, buffer: PhantomData }
+    }
+
+    #[inline(always)]
+    fn place(&self) -> Option<&Elsewhere<'a>> {
+        // SAFETY: the contract of `elsewhere`: with this bit, it was made there.
+        (self.length & ELSEWHERE != 0).then(|| unsafe { self.data.cast().as_ref() })
+    }
+
     /// Everything that was sent: for `am_short` the 8-byte header and the payload, for `am_zcopy` the header
     /// and the slices, for `am_bcopy` what was packed.
     #[inline]
     pub fn data(&self) -> &'a [u8] {
-        // SAFETY: the contract of `new`.
-        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.length) }
+        let data = self.place().map_or(self.data, |place| place.data);
+        // SAFETY: the contracts of `new` and `elsewhere`.
+        unsafe { std::slice::from_raw_parts(data.as_ptr(), self.length & !ELSEWHERE) }
     }
 
     /// A message of `am_short` as its header and payload; `None` if it is shorter than a header.
@@ -64,6 +93,9 @@ impl<'a> Message<'a> {
     /// Keeps the bytes beyond the handler without copying them. The receive buffer is missing from its queue
     /// until the result is dropped; a receiver out of buffers slows its senders down and loses nothing.
     pub fn keep(self) -> KeptMessage {
+        if let Some(place) = self.place() {
+            return place.keeper.keep(place.data, self.data());
+        }
         // SAFETY: the contract of `new`.
         let (start, keeper) = unsafe {
             let start = self.data.sub(HOME);

@@ -123,6 +123,7 @@ impl fmt::Display for Kind {
 pub(crate) enum TransportId {
     Self_,
     RcMlx5,
+    Shm,
 }
 
 impl TransportId {
@@ -130,6 +131,7 @@ impl TransportId {
         match self {
             Self::Self_ => "self",
             Self::RcMlx5 => "rc_mlx5",
+            Self::Shm => "shm",
         }
     }
 
@@ -137,6 +139,7 @@ impl TransportId {
         match self {
             Self::Self_ => 1,
             Self::RcMlx5 => 2,
+            Self::Shm => 3,
         }
     }
 
@@ -144,6 +147,7 @@ impl TransportId {
         match code {
             1 => Some(Self::Self_),
             2 => Some(Self::RcMlx5),
+            3 => Some(Self::Shm),
             _ => None,
         }
     }
@@ -152,10 +156,11 @@ impl TransportId {
     const fn body(self, kind: Kind) -> usize {
         match (self, kind) {
             (Self::Self_, Kind::Key) => 16,
-            (Self::Self_, _) => 8,
-            (Self::RcMlx5, Kind::Device | Kind::Endpoint) => 24,
+            (Self::Self_, _) | (Self::Shm, Kind::Device) => 8,
             (Self::RcMlx5, Kind::Interface) => 0,
+            (Self::RcMlx5, Kind::Device | Kind::Endpoint) | (Self::Shm, Kind::Interface | Kind::Endpoint) => 24,
             (Self::RcMlx5, Kind::Key) => 4,
+            (Self::Shm, Kind::Key) => 33,
         }
     }
 }

@@ -4,7 +4,7 @@ use barewire_verbs::Finding;
 
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
-use crate::transport::{rc_mlx5, self_};
+use crate::transport::{rc_mlx5, self_, shm};
 
 /// A family of devices.
 #[derive(Debug, Clone)]
@@ -98,11 +98,12 @@ pub fn components() -> Vec<Component> {
         Component {
             name: "shm",
             description: "memory shared by processes of this machine",
-            devices: vec![],
-            absent: vec![Absent::new(
-                "shm",
-                "this version has no transport over shared memory; the crate barewire-shm has the segments",
-            )],
+            devices: vec![DeviceInfo {
+                name: shm::DEVICE.to_owned(),
+                description: "this machine's memory".to_owned(),
+                transports: vec![TransportInfo { name: shm::NAME, attributes: shm::attributes() }],
+            }],
+            absent: vec![],
         },
         Component {
             name: "tcp",

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
-use crate::transport::{rc_mlx5, self_};
+use crate::transport::{rc_mlx5, self_, shm};
 
 /// One device opened by one transport: where memory is registered and interfaces are opened.
 #[derive(Debug, Clone)]
@@ -14,6 +14,8 @@ pub enum Domain {
     Self_(self_::Domain),
     /// Of `rc_mlx5`.
     RcMlx5(rc_mlx5::Domain),
+    /// Of `shm`.
+    Shm(shm::Domain),
 }
 
 impl Domain {
@@ -33,9 +35,10 @@ impl Domain {
         match transport {
             self_::NAME => self_::Domain::open(device).map(Self::Self_),
             rc_mlx5::NAME => rc_mlx5::Domain::open(device).map(Self::RcMlx5),
+            shm::NAME => shm::Domain::open(device).map(Self::Shm),
             _ => Err(OpenError::UnknownTransport {
                 name: transport.to_owned(),
-                known: format!("{}, {}", self_::NAME, rc_mlx5::NAME),
+                known: format!("{}, {}, {}", self_::NAME, rc_mlx5::NAME, shm::NAME),
             }),
         }
     }
@@ -53,6 +56,7 @@ impl Domain {
         match self {
             Self::Self_(_) => self_::NAME,
             Self::RcMlx5(_) => rc_mlx5::NAME,
+            Self::Shm(_) => shm::NAME,
         }
     }
 
@@ -64,6 +68,7 @@ impl Domain {
         match self {
             Self::Self_(domain) => domain.allocate(len, access).map(Memory::Self_),
             Self::RcMlx5(domain) => domain.allocate(len, access).map(Memory::RcMlx5),
+            Self::Shm(domain) => domain.allocate(len, access).map(Memory::Shm),
         }
     }
 
@@ -86,6 +91,8 @@ impl Domain {
             Self::Self_(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Self_),
             // SAFETY: the caller's promise.
             Self::RcMlx5(domain) => unsafe { domain.register(start, len, access) }.map(Memory::RcMlx5),
+            // SAFETY: the caller's promise.
+            Self::Shm(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Shm),
         }
     }
 
@@ -97,6 +104,7 @@ impl Domain {
         match self {
             Self::Self_(domain) => domain.unpack_key(bytes).map(RemoteKey::Self_),
             Self::RcMlx5(domain) => domain.unpack_key(bytes).map(RemoteKey::RcMlx5),
+            Self::Shm(domain) => domain.unpack_key(bytes).map(RemoteKey::Shm),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
 use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
-use crate::transport::{rc_mlx5, self_};
+use crate::transport::{rc_mlx5, self_, shm};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
 /// and what was outstanding completes as cancelled.
@@ -20,6 +20,8 @@ pub enum Endpoint {
     Self_(self_::Endpoint),
     /// Of `rc_mlx5`.
     RcMlx5(rc_mlx5::Endpoint),
+    /// Of `shm`.
+    Shm(shm::Endpoint),
 }
 
 macro_rules! each {
@@ -27,6 +29,7 @@ macro_rules! each {
         match $value {
             Self::Self_($inner) => $body,
             Self::RcMlx5($inner) => $body,
+            Self::Shm($inner) => $body,
         }
     };
 }
@@ -37,6 +40,7 @@ macro_rules! each_with_key {
         match ($value, $key) {
             (Self::Self_($inner), RemoteKey::Self_($inner_key)) => $body,
             (Self::RcMlx5($inner), RemoteKey::RcMlx5($inner_key)) => $body,
+            (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
             _ => Err(PostError::ForeignKey),
         }
     };
@@ -59,6 +63,7 @@ macro_rules! of_transport {
 
 of_transport!(of_self, self_, Self_);
 of_transport!(of_rc_mlx5, rc_mlx5, RcMlx5);
+of_transport!(of_shm, shm, Shm);
 
 impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
@@ -95,6 +100,7 @@ impl Endpoint {
                 instead: "to interfaces: use Endpoint::connect_to_interface",
             }),
             Interface::RcMlx5(interface) => rc_mlx5::Endpoint::new(interface).map(Self::RcMlx5),
+            Interface::Shm(interface) => shm::Endpoint::new(interface).map(Self::Shm),
         }
     }
 
@@ -116,6 +122,9 @@ impl Endpoint {
                 transport: rc_mlx5::NAME,
                 instead: "endpoint to endpoint: use Endpoint::new and connect",
             }),
+            Interface::Shm(interface) => {
+                shm::Endpoint::connect_to_interface(interface, device, address).map(Self::Shm)
+            }
         }
     }
 
@@ -135,6 +144,7 @@ impl Endpoint {
                 instead: "to interfaces: use Endpoint::connect_to_interface",
             }),
             Self::RcMlx5(endpoint) => endpoint.connect(device, address),
+            Self::Shm(endpoint) => endpoint.connect(device, address),
         }
     }
 
@@ -143,6 +153,7 @@ impl Endpoint {
         match self {
             Self::Self_(_) => None,
             Self::RcMlx5(endpoint) => endpoint.error(),
+            Self::Shm(endpoint) => endpoint.error(),
         }
     }
 
@@ -212,6 +223,7 @@ impl Endpoint {
         match self {
             Self::Self_(endpoint) => endpoint.put_list(&of_self(transfers)?, completion),
             Self::RcMlx5(endpoint) => endpoint.put_list(&of_rc_mlx5(transfers)?, completion),
+            Self::Shm(endpoint) => endpoint.put_list(&of_shm(transfers)?, completion),
         }
     }
 
@@ -223,6 +235,7 @@ impl Endpoint {
         match self {
             Self::Self_(endpoint) => endpoint.get_list(&of_self(transfers)?, completion),
             Self::RcMlx5(endpoint) => endpoint.get_list(&of_rc_mlx5(transfers)?, completion),
+            Self::Shm(endpoint) => endpoint.get_list(&of_shm(transfers)?, completion),
         }
     }
 
@@ -368,6 +381,9 @@ impl Endpoint {
             }
             Self::RcMlx5(endpoint) => {
                 endpoint.pending_add(move |endpoint| request(&Self::RcMlx5(endpoint.clone())))
+            }
+            Self::Shm(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::Shm(endpoint.clone())))
             }
         }
     }

@@ -16,6 +16,8 @@ pub(crate) enum Block {
     Failed = 1 << 2,
     /// The interface is closed.
     Closed = 1 << 3,
+    /// Connected, and the peer did not answer yet.
+    Connecting = 1 << 4,
 }
 
 /// Open when no reason holds.
@@ -57,9 +59,9 @@ impl Gate {
         self.0.get() & (Block::Failed as u8 | Block::Closed as u8) == 0
     }
 
-    /// Only waiting requests stand in the way, or nothing.
+    /// Only waiting requests or a peer that is about to answer stand in the way, or nothing.
     pub(crate) fn is_usable(&self) -> bool {
-        self.0.get() & !(Block::Pending as u8) == 0
+        self.0.get() & !(Block::Pending as u8 | Block::Connecting as u8) == 0
     }
 }
 
@@ -73,6 +75,7 @@ mod tests {
         assert_eq!(gate.check(), Ok(()));
         let order = [
             (Block::Pending, PostError::NoResource),
+            (Block::Connecting, PostError::NoResource),
             (Block::Unconnected, PostError::NotConnected),
             (Block::Failed, PostError::EndpointFailed),
             (Block::Closed, PostError::Closed),
@@ -80,8 +83,8 @@ mod tests {
         for (block, reason) in order {
             gate.set(block, true);
             assert_eq!(gate.check(), Err(reason));
-            assert_eq!(gate.is_usable(), block == Block::Pending);
-            assert_eq!(gate.is_alive(), matches!(block, Block::Pending | Block::Unconnected));
+            assert_eq!(gate.is_usable(), matches!(block, Block::Pending | Block::Connecting));
+            assert_eq!(gate.is_alive(), !matches!(block, Block::Failed | Block::Closed));
         }
         for (block, _) in order {
             gate.set(block, false);

@@ -8,7 +8,7 @@ use crate::config::InterfaceConfig;
 use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::status::Post;
-use crate::transport::{rc_mlx5, self_};
+use crate::transport::{rc_mlx5, self_, shm};
 use crate::worker::{Progress, Worker};
 
 /// A transport at work on a device: queues, buffers and handlers. Cloning gives another handle to the same
@@ -20,6 +20,8 @@ pub enum Interface {
     Self_(self_::Interface),
     /// Of `rc_mlx5`.
     RcMlx5(rc_mlx5::Interface),
+    /// Of `shm`.
+    Shm(shm::Interface),
 }
 
 macro_rules! each {
@@ -27,6 +29,7 @@ macro_rules! each {
         match $value {
             Self::Self_($inner) => $body,
             Self::RcMlx5($inner) => $body,
+            Self::Shm($inner) => $body,
         }
     };
 }
@@ -48,6 +51,11 @@ impl Interface {
                 worker.adopt(Progress::RcMlx5(progress));
                 Ok(Self::RcMlx5(interface))
             }
+            Domain::Shm(domain) => {
+                let (interface, progress) = shm::Interface::open(domain, config)?;
+                worker.adopt(Progress::Shm(Box::new(progress)));
+                Ok(Self::Shm(interface))
+            }
         }
     }
 
@@ -56,6 +64,7 @@ impl Interface {
         match self {
             Self::Self_(_) => self_::NAME,
             Self::RcMlx5(_) => rc_mlx5::NAME,
+            Self::Shm(_) => shm::NAME,
         }
     }
 

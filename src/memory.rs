@@ -4,7 +4,7 @@ use bitflags::bitflags;
 
 use crate::copy::Bytes;
 use crate::error::MemoryError;
-use crate::transport::{rc_mlx5, self_};
+use crate::transport::{rc_mlx5, self_, shm};
 
 bitflags! {
     /// What may be done to a region. Reading it locally is always possible.
@@ -198,6 +198,8 @@ pub enum Memory {
     Self_(self_::Memory),
     /// Of `rc_mlx5`.
     RcMlx5(rc_mlx5::Memory),
+    /// Of `shm`.
+    Shm(shm::Memory),
 }
 
 impl Memory {
@@ -205,6 +207,7 @@ impl Memory {
         match self {
             Self::Self_(memory) => memory.bytes(),
             Self::RcMlx5(memory) => memory.bytes(),
+            Self::Shm(memory) => memory.bytes(),
         }
     }
 
@@ -212,6 +215,7 @@ impl Memory {
         match self {
             Self::Self_(memory) => memory.local_key(),
             Self::RcMlx5(memory) => memory.local_key(),
+            Self::Shm(memory) => memory.local_key(),
         }
     }
 
@@ -219,6 +223,7 @@ impl Memory {
         match self {
             Self::Self_(memory) => memory.domain(),
             Self::RcMlx5(memory) => memory.domain(),
+            Self::Shm(memory) => memory.domain(),
         }
     }
 
@@ -229,6 +234,7 @@ impl Memory {
         match self {
             Self::Self_(memory) => memory.pack_key(),
             Self::RcMlx5(memory) => memory.pack_key(),
+            Self::Shm(memory) => memory.pack_key(),
         }
     }
 }
@@ -241,4 +247,6 @@ pub enum RemoteKey {
     Self_(self_::RemoteKey),
     /// Of `rc_mlx5`.
     RcMlx5(rc_mlx5::RemoteKey),
+    /// Of `shm`.
+    Shm(shm::RemoteKey),
 }

@@ -95,6 +95,11 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
 pub(crate) struct Lease(u32);
 
 impl Lease {
+    /// Of a buffer that belongs to no [`Pool`].
+    pub(crate) fn numbered(number: u32) -> Self {
+        Self(number)
+    }
+
     /// Which of the pool's buffers it is.
     pub(crate) fn index(&self) -> usize {
         self.0 as usize

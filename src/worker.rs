@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use crate::transport::{rc_mlx5, self_};
+use crate::transport::{rc_mlx5, self_, shm};
 
 pub(crate) enum Progress {
     Self_(self_::Progress),
     RcMlx5(rc_mlx5::Progress),
+    Shm(Box<shm::Progress>),
 }
 
 impl Progress {
@@ -16,6 +17,7 @@ impl Progress {
         match self {
             Self::Self_(progress) => progress.is_idle(),
             Self::RcMlx5(progress) => progress.is_idle(),
+            Self::Shm(progress) => progress.is_idle(),
         }
     }
 
@@ -23,6 +25,8 @@ impl Progress {
         match self {
             Self::Self_(progress) => progress.progress(),
             Self::RcMlx5(progress) => progress.progress(),
+            // A look was taken.
+            Self::Shm(progress) => progress.turn(),
         }
     }
 }

@@ -102,3 +102,94 @@ pub enum HandoverError {
     #[error("shared memory hand-over: {0}")]
     Segment(#[from] SegmentError),
 }
+
+/// A peer broke the rules of the rings that it shares with this process: what it says cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the peer's word is impossible: {0}")]
+pub struct Corrupt(pub &'static str);
+
+/// Why a port could not be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PortError {
+    /// A setting is outside what is possible.
+    #[error("{setting} = {value} is not possible: it must be {possible}")]
+    Setting {
+        /// The field of [`PortConfig`](crate::PortConfig).
+        setting: &'static str,
+        /// Its value.
+        value: usize,
+        /// What is possible.
+        possible: &'static str,
+    },
+    /// Its memory could not be had.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    /// A system call failed.
+    #[error("{call}: {source}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Why there is no connection to a port, or none any more.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// Nobody listens at the address.
+    #[error(
+        "nobody is there: the process has ended, or it is in another network namespace, where abstract sockets do not reach"
+    )]
+    Nobody,
+    /// The peer did not read its socket, and the kernel queues no more for it.
+    #[error("too many processes wait for this peer: it does not call progress")]
+    Busy,
+    /// The process at the other end is of a user that may not attach.
+    #[error("the peer runs as user {peer}, this process as user {own}, and only the same user may attach")]
+    User {
+        /// The peer's user.
+        peer: u32,
+        /// This process's user.
+        own: u32,
+    },
+    /// The port does not know the secret.
+    #[error("the peer was given another address: it does not know this one's secret")]
+    Secret,
+    /// The port has no numbers left.
+    #[error("the peer has as many senders as it can have")]
+    Full,
+    /// The process at the other end is gone.
+    #[error("the peer's process has ended or closed its interface")]
+    Ended,
+    /// The process at the other end gave this one up.
+    #[error("the peer found that this process breaks the rules of their shared memory, and gave it up")]
+    GivenUp,
+    /// What the peer wrote breaks the rules.
+    #[error(transparent)]
+    Corrupt(#[from] Corrupt),
+    /// Memory for the connection could not be had, or what the peer handed over is not usable.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    /// A system call failed.
+    #[error("{call}: {source}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Why a message was not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum SendError {
+    /// There is no room now.
+    #[error("no room: the peer has not taken the messages before")]
+    Full,
+    /// The connection is of no further use; [`Peer::error`](crate::Peer::error) has the reason.
+    #[error("the connection is lost")]
+    Lost,
+}

@@ -25,11 +25,31 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod address;
+mod atomic;
+mod bulk;
+mod control;
 mod copy;
 mod error;
+mod fifo;
 mod handover;
+mod hot;
+mod lane;
+mod line;
+mod link;
+mod peer;
+mod port;
+mod region;
 mod segment;
+mod senders;
+mod wake;
 
-pub use error::{HandoverError, OutOfRange, SegmentError};
+pub use address::{PortAddress, PortConfig, Users};
+pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
+pub use error::{Corrupt, HandoverError, LinkError, OutOfRange, PortError, SegmentError, SendError};
 pub use handover::{receive, send};
+pub use lane::{INLINE, MESSAGE_WORDS};
+pub use peer::{MAX_IDS, Peer};
+pub use port::{Deliver, Port, Watcher};
+pub use region::{Mapped, Region, Shelf};
 pub use segment::Segment;

@@ -194,6 +194,16 @@ pub enum KeyError {
     /// The region was freed.
     #[error("the region of this key was freed")]
     Expired,
+    /// The memory was registered, not allocated, and other processes cannot map it.
+    #[error(
+        "the memory of this key was not allocated by {transport}, so that peers cannot map it: use {instead} for it"
+    )]
+    NotShared {
+        /// The transport.
+        transport: &'static str,
+        /// One that can reach it.
+        instead: &'static str,
+    },
 }
 
 /// Why a handler could not be set.

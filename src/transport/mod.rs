@@ -4,3 +4,4 @@
 
 pub mod rc_mlx5;
 pub mod self_;
+pub mod shm;

@@ -60,7 +60,7 @@ impl Pair {
 
     /// As `all`, with these settings.
     pub(crate) fn all_with(config: &InterfaceConfig) -> Vec<Self> {
-        let mut pairs = vec![Self::over_self(config)];
+        let mut pairs = vec![Self::over_self(config), Self::over_shm(config)];
         pairs.extend(Self::rc(config));
         pairs
     }
@@ -102,6 +102,24 @@ impl Pair {
             endpoint: client.endpoint.clone(),
         };
         Self { name: "self", worker, server_worker: Worker::new(), client, server, devices: vec![] }
+    }
+
+    /// Over `shm`, between two interfaces of this process, once the connections are there.
+    pub(crate) fn over_shm(config: &InterfaceConfig) -> Self {
+        let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
+        let open = |worker: &mut Worker| Side::open(worker, &Domain::open("shm", "memory").unwrap(), config);
+        let (client, server) = (open(&mut worker), open(&mut server_worker));
+        connect(&client, &server);
+        let mut pair = Self { name: "shm", worker, server_worker, client, server, devices: vec![] };
+        pair.connected();
+        pair
+    }
+
+    /// Waits until posts of both endpoints are taken, where that is not so at once.
+    pub(crate) fn connected(&mut self) {
+        let endpoints = [self.client.endpoint.clone(), self.server.endpoint.clone()];
+        let taken = move || endpoints.iter().all(|endpoint| endpoint.flush(FlushMode::Local, None).is_ok());
+        self.until("connecting", taken);
     }
 
     pub(crate) fn over_soft(

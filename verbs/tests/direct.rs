@@ -96,7 +96,7 @@ fn queues_are_made_for_direct_access() {
         signal_all: false,
     };
     for scatter in [ScatterToEntry::Never, ScatterToEntry::Received, ScatterToEntry::Always] {
-        let qp = dv::QueuePair::create(&domain, &options, scatter).unwrap();
+        let qp = dv::QueuePair::create(&domain, None, &options, scatter).unwrap();
         check(qp.facts(), queue.facts());
         assert!(qp.capacity().inline >= 64, "{:?}", qp.capacity());
     }

@@ -1,0 +1,224 @@
+//! The FIFO: a ring from whoever comes to one receiver.
+//!
+//! Line 0 holds the senders' guess at the first free slot; the rest are slots, laid out as a lane's but for word 0: bits 0..2 are the
+//! state, 2..32 the lap, 32..40 the tag, 40..48 the length, 48..64 the sender's number. A slot goes from free (of this lap) to claimed
+//! to filled to free (of the next lap). Who claims a slot says so in the slot itself, in the same compare-and-swap, so that the
+//! receiver always knows whom it waits for: a slot whose sender died is emptied, one whose sender is stopped is set aside, and the
+//! messages behind it go on.
+
+use crate::atomic::Ordering;
+use crate::error::Corrupt;
+use crate::lane::{Label, MESSAGE_WORDS, read_message, write_message};
+use crate::line::{Line, Lines, Ring};
+
+const FREE: u64 = 0;
+const CLAIMED: u64 = 1;
+const FILLED: u64 = 2;
+/// Set aside by the receiver while its sender is stopped: both sides step over it.
+const ASIDE: u64 = 3;
+const STATE: u64 = 3;
+/// State and lap.
+const PLACE: u64 = 0xffff_ffff;
+const LAPS: u64 = 1 << 30;
+/// A lap behind, modulo laps.
+const BEHIND: u64 = LAPS - 1;
+const HEAD: usize = 1;
+
+/// Lines that a FIFO with so many slots needs.
+pub(crate) const fn lines(slots: usize) -> usize {
+    HEAD + slots
+}
+
+fn parts(lines: &Lines) -> Option<(Lines, Ring)> {
+    let slots = lines.count().checked_sub(HEAD)?;
+    Some((lines.part(0, HEAD)?, Ring::new(lines.part(HEAD, slots)?)?))
+}
+
+/// The low half of word 0.
+fn place(lap: u64, state: u64) -> u64 {
+    (lap % LAPS) << 2 | state
+}
+
+fn sender_of(word: u64) -> u16 {
+    (word >> 48) as u16
+}
+
+/// A sending end; there may be many.
+#[derive(Debug)]
+pub(crate) struct FifoSender {
+    ring: Ring,
+    head: Lines,
+    number: u16,
+}
+
+/// A slot that was claimed and is to be filled.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    index: u64,
+}
+
+impl FifoSender {
+    /// Over the receiver's lines, as the sender of this number.
+    pub(crate) fn new(lines: &Lines, number: u16) -> Option<Self> {
+        let (head, ring) = parts(lines)?;
+        Some(Self { ring, head, number })
+    }
+
+    /// Sends a message of at most [`INLINE`](crate::lane::INLINE) bytes of payload. False if the ring is full.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the ring cannot have come to be as it is.
+    pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<bool, Corrupt> {
+        while let Some(claim) = self.claim()? {
+            if self.fill(&claim, label, header, payload) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes the first free slot; `None` if there is none.
+    pub(crate) fn claim(&mut self) -> Result<Option<Claim>, Corrupt> {
+        let guess = self.head.line(0).word(0);
+        let mut start = guess.load(Ordering::Acquire);
+        let mut index = start;
+        // The guess is at most a little behind, and never ahead of a free slot.
+        loop {
+            let lap = self.ring.lap(index);
+            let word = self.ring.slot(index).word(0);
+            let found = word.load(Ordering::Acquire);
+            let ahead = ((found & PLACE) >> 2).wrapping_sub(lap % LAPS) % LAPS;
+            match (ahead, found & STATE) {
+                (0, FREE) => {
+                    let claimed = place(lap, CLAIMED) | u64::from(self.number) << 48;
+                    if word.compare_exchange(found, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                        guess.store(index.wrapping_add(1), Ordering::Release);
+                        return Ok(Some(Claim { index }));
+                    }
+                }
+                // Of the lap before and not emptied.
+                (BEHIND, CLAIMED | FILLED) => return Ok(None),
+                // Of this lap and taken, or emptied already, or of no use for now.
+                (0 | 1, _) | (_, ASIDE) if index.wrapping_sub(start) < self.ring.slots() => {}
+                _ => {
+                    // Others were quick, or the ring is not what it was.
+                    let now = guess.load(Ordering::Acquire);
+                    if now == start {
+                        return Err(Corrupt("where the FIFO begins"));
+                    }
+                    (start, index) = (now, now);
+                    continue;
+                }
+            }
+            index = index.wrapping_add(1);
+        }
+    }
+
+    /// Fills a claimed slot. False if the receiver set it aside meanwhile: the message must be sent anew.
+    pub(crate) fn fill(&self, claim: &Claim, label: Label, header: u64, payload: &[u8]) -> bool {
+        let (line, lap) = (self.ring.slot(claim.index), self.ring.lap(claim.index));
+        let number = u64::from(self.number) << 48;
+        write_message(line, header, payload);
+        let filled = place(lap, FILLED) | label.pack() | number;
+        let claimed = place(lap, CLAIMED) | number;
+        if line.word(0).compare_exchange(claimed, filled, Ordering::Release, Ordering::Relaxed).is_ok() {
+            return true;
+        }
+        // Set aside: tell the receiver that nobody writes here any more. It alone changes the slot after this.
+        line.word(0).store(place(lap, ASIDE), Ordering::Release);
+        false
+    }
+}
+
+/// What is at the head of the FIFO.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Head {
+    /// Nothing.
+    Empty,
+    /// A message of this sender.
+    Message(u16, Label),
+    /// A slot that this sender claimed and has not filled.
+    Claimed(u16),
+    /// A slot that no protocol leaves behind.
+    Corrupt,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(crate) struct FifoReceiver {
+    ring: Ring,
+    index: u64,
+}
+
+impl FifoReceiver {
+    /// Over zeroed lines; `None` if they are not [`lines`] of a power of two.
+    pub(crate) fn new(lines: &Lines) -> Option<Self> {
+        let (_, ring) = parts(lines)?;
+        Some(Self { ring, index: 0 })
+    }
+
+    pub(crate) fn lines(&self) -> &Lines {
+        self.ring.lines()
+    }
+
+    /// The slot of the next message, and what the low half of its first word will be.
+    pub(crate) fn next(&self) -> (&Line, u32) {
+        (self.ring.slot(self.index), place(self.ring.lap(self.index), FILLED) as u32)
+    }
+
+    /// Looks at the head. `is_gone` tells whether a sender will not write any more.
+    pub(crate) fn peek(&mut self, is_gone: impl Fn(u16) -> bool) -> Head {
+        for _ in 0..self.ring.slots() {
+            let lap = self.ring.lap(self.index);
+            let found = self.ring.slot(self.index).word(0).load(Ordering::Acquire);
+            let state = found & STATE;
+            if found & PLACE == place(lap, state) && state != ASIDE {
+                return match state {
+                    FREE => Head::Empty,
+                    CLAIMED => Head::Claimed(sender_of(found)),
+                    _ => Head::Message(
+                        sender_of(found),
+                        Label { length: u16::from((found >> 40) as u8), ..Label::unpack(found) },
+                    ),
+                };
+            }
+            if state != ASIDE {
+                return Head::Corrupt;
+            }
+            // The sender's number is wiped when it comes back.
+            let sender = sender_of(found);
+            if sender == 0 || is_gone(sender) {
+                self.advance();
+            } else {
+                self.index += 1;
+            }
+        }
+        Head::Empty
+    }
+
+    /// Copies the message at the head.
+    pub(crate) fn read(&self, length: u16, into: &mut [u64; MESSAGE_WORDS]) {
+        read_message(self.ring.slot(self.index), length, into);
+    }
+
+    /// Empties the slot at the head.
+    pub(crate) fn advance(&mut self) {
+        let free = place(self.ring.lap(self.index) + 1, FREE);
+        self.ring.slot(self.index).word(0).store(free, Ordering::Release);
+        self.index += 1;
+    }
+
+    /// Steps over the claimed slot at the head. True if its sender did not fill it in the meantime.
+    pub(crate) fn set_aside(&mut self, sender: u16) -> bool {
+        let lap = self.ring.lap(self.index);
+        let number = u64::from(sender) << 48;
+        let word = self.ring.slot(self.index).word(0);
+        let claimed = place(lap, CLAIMED) | number;
+        let aside = place(lap, ASIDE) | number;
+        if word.compare_exchange(claimed, aside, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        self.index += 1;
+        true
+    }
+}

@@ -1,0 +1,195 @@
+//! The lane: a ring from one sender to one receiver in which a short message is one cache line.
+//!
+//! | line | written by | what |
+//! |---|---|---|
+//! | 0 | receiver | how many slots it has emptied, told every quarter of the ring |
+//! | 1.. | sender | slots |
+//!
+//! Word 0 of a slot: bits 0..32 the lap of the ring plus one, which says that the slot is filled; 32..40 the tag, 40..56 the length.
+//! Word 1 is the header, words 2..8 up to 48 bytes of payload. A message costs one line that goes from one core to the other; the
+//! receiver's line moves four times a lap.
+
+use crate::atomic::Ordering;
+use crate::error::Corrupt;
+use crate::line::{Line, Lines, Ring, WORDS};
+
+/// Payload bytes beside the header in one slot.
+pub const INLINE: usize = (WORDS - 2) * 8;
+/// Words of a message: header and payload.
+pub const MESSAGE_WORDS: usize = WORDS - 1;
+/// Lines before the slots.
+const HEAD: usize = 1;
+/// Parts of a lap after which the receiver tells how far it is.
+const PARTS: u64 = 4;
+
+/// What is in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Label {
+    /// What the message is for.
+    pub(crate) tag: u8,
+    /// Bytes of payload.
+    pub(crate) length: u16,
+}
+
+impl Label {
+    #[inline(always)]
+    pub(crate) fn pack(self) -> u64 {
+        u64::from(self.tag) << 32 | u64::from(self.length) << 40
+    }
+
+    #[inline(always)]
+    pub(crate) fn unpack(word: u64) -> Self {
+        Self { tag: (word >> 32) as u8, length: (word >> 40) as u16 }
+    }
+}
+
+/// Lines that a lane with so many slots needs.
+pub(crate) const fn lines(slots: usize) -> usize {
+    HEAD + slots
+}
+
+/// The word that says that the slot of `index` is filled.
+#[inline(always)]
+fn filled(ring: &Ring, index: u64) -> u32 {
+    (ring.lap(index) as u32).wrapping_add(1)
+}
+
+/// Writes `payload`, which has at most [`INLINE`] bytes, to the words after the header.
+#[inline(always)]
+pub(crate) fn write_message(line: &Line, header: u64, payload: &[u8]) {
+    line.store(1, header);
+    if let Ok(word) = payload.try_into() {
+        line.store(2, u64::from_ne_bytes(word));
+    } else if !payload.is_empty() {
+        write_payload(line, payload);
+    }
+}
+
+#[inline(never)]
+fn write_payload(line: &Line, payload: &[u8]) {
+    for (word, chunk) in (2..WORDS).zip(payload.chunks(8)) {
+        let mut bytes = [0; 8];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        line.store(word, u64::from_ne_bytes(bytes));
+    }
+}
+
+/// Copies header and payload out of a slot, as many words as `length` bytes of payload need.
+#[inline(always)]
+pub(crate) fn read_message(line: &Line, length: u16, into: &mut [u64; MESSAGE_WORDS]) {
+    into[0] = line.load(1);
+    into[1] = line.load(2);
+    if length > 8 {
+        for (place, word) in into[2..].iter_mut().zip(3..) {
+            *place = line.load(word);
+        }
+    }
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub(crate) struct LaneSender {
+    ring: Ring,
+    head: Lines,
+    index: u64,
+    /// `index` may go up to here.
+    limit: u64,
+}
+
+impl LaneSender {
+    /// Over zeroed lines; `None` if they are not [`lines`] of a power of two.
+    pub(crate) fn new(lines: &Lines) -> Option<Self> {
+        let (head, ring) = parts(lines)?;
+        let limit = ring.slots();
+        Some(Self { ring, head, index: 0, limit })
+    }
+
+    /// A lane that has no room: what a sender without one has.
+    pub(crate) fn full(lines: &Lines) -> Option<Self> {
+        let mut lane = Self::new(lines)?;
+        lane.shut();
+        Some(lane)
+    }
+
+    /// Has no room until the next [`Self::renew`].
+    pub(crate) fn shut(&mut self) {
+        self.limit = self.index;
+    }
+
+    /// Sends a message of at most [`INLINE`] bytes of payload. False if the ring is full, as far as is known; see [`Self::renew`].
+    #[inline(always)]
+    pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
+        let index = self.index;
+        if index == self.limit {
+            return false;
+        }
+        let line = self.ring.slot(index);
+        write_message(line, header, payload);
+        line.word(0).store(label.pack() | u64::from(filled(&self.ring, index)), Ordering::Release);
+        self.index = index + 1;
+        true
+    }
+
+    /// Looks how far the receiver is. True if there is room.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver claims to have emptied slots that were not filled, or fewer than it must have.
+    #[inline(never)]
+    pub(crate) fn renew(&mut self) -> Result<bool, Corrupt> {
+        let emptied = self.head.line(0).word(0).load(Ordering::Acquire);
+        let slots = self.ring.slots();
+        if emptied > self.index || self.index - emptied > slots {
+            return Err(Corrupt("how many messages it has taken from the lane"));
+        }
+        self.limit = emptied + slots;
+        Ok(self.index != self.limit)
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(crate) struct LaneReceiver {
+    ring: Ring,
+    head: Lines,
+    index: u64,
+}
+
+impl LaneReceiver {
+    /// Over the lines that the sender uses.
+    pub(crate) fn new(lines: &Lines) -> Option<Self> {
+        let (head, ring) = parts(lines)?;
+        Some(Self { ring, head, index: 0 })
+    }
+
+    pub(crate) fn lines(&self) -> &Lines {
+        self.ring.lines()
+    }
+
+    /// The slot of the next message, and what the low half of its first word will be.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> (&Line, u32) {
+        (self.ring.slot(self.index), filled(&self.ring, self.index))
+    }
+
+    /// What the next message is, if it is there.
+    #[inline(always)]
+    pub(crate) fn peek(&self) -> Option<(Label, &Line)> {
+        let (line, filled) = self.next();
+        let word = line.word(0).load(Ordering::Acquire);
+        (word as u32 == filled).then(|| (Label::unpack(word), line))
+    }
+
+    /// The next message was copied: its slot may be filled again, once the sender is told.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self) {
+        self.index += 1;
+        if self.index.is_multiple_of(self.ring.slots() / PARTS) {
+            self.head.line(0).word(0).store(self.index, Ordering::Release);
+        }
+    }
+}
+
+fn parts(lines: &Lines) -> Option<(Lines, Ring)> {
+    let slots = lines.count().checked_sub(HEAD).filter(|slots| *slots as u64 >= PARTS)?;
+    Some((lines.part(0, HEAD)?, Ring::new(lines.part(HEAD, slots)?)?))
+}

@@ -1,0 +1,100 @@
+//! The bell: how a sender wakes a receiver that sleeps, at the price of a load while it does not.
+//!
+//! The receiver arms the bell, makes sure that every sender sees it from now on, and looks for messages once more before it sleeps.
+//! A sender stores its message and then loads the bell. Between this store and this load a fence would be needed for every message;
+//! instead the receiver has the kernel run one on every core where a sender runs (membarrier(2)), and only when it goes to sleep.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use rustix::event::EventfdFlags;
+use rustix::thread::MembarrierCommand;
+
+use crate::atomic::Ordering;
+use crate::line::Lines;
+
+const ARMED: u64 = 1;
+
+/// The bell's word in the receiver's memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Bell(Lines);
+
+impl Bell {
+    /// In the first word of `line`.
+    pub(crate) fn new(line: Lines) -> Self {
+        Self(line)
+    }
+
+    /// Receiver: from now on a message rings. What was sent before must be looked for after this.
+    pub(crate) fn arm(&self, barrier: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        self.0.line(0).word(0).store(ARMED, Ordering::SeqCst);
+        barrier().inspect_err(|_| self.disarm())
+    }
+
+    /// Receiver: messages do not ring any more.
+    pub(crate) fn disarm(&self) {
+        self.0.line(0).word(0).store(0, Ordering::Relaxed);
+    }
+
+    /// Sender, after the message: true for the one that must wake the receiver.
+    #[inline(always)]
+    pub(crate) fn must_ring(&self) -> bool {
+        // The receiver's barrier orders the processor's accesses, this the compiler's.
+        #[cfg(not(loom))]
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        #[cfg(loom)]
+        loom::sync::atomic::fence(Ordering::SeqCst);
+        self.0.line(0).word(0).load(Ordering::Relaxed) == ARMED && self.take()
+    }
+
+    #[cold]
+    fn take(&self) -> bool {
+        self.0.line(0).word(0).compare_exchange(ARMED, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// A fence on every core that runs a process which called [`register`].
+pub(crate) fn barrier() -> io::Result<()> {
+    register()?;
+    Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
+}
+
+/// Lets [`barrier`]s of other processes reach this one.
+pub(crate) fn register() -> io::Result<()> {
+    static DONE: OnceLock<Result<(), rustix::io::Errno>> = OnceLock::new();
+    let register = || rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited);
+    Ok((*DONE.get_or_init(register))?)
+}
+
+/// What a receiver sleeps on.
+#[derive(Debug)]
+pub(crate) struct Event(OwnedFd);
+
+impl Event {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// The sender's end, as it was handed over.
+    pub(crate) fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Wakes the receiver. Another descriptor than an event's, from a peer that breaks the rules, does not take it: the peer's loss.
+    #[cold]
+    pub(crate) fn ring(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Forgets what rang.
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

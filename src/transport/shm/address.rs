@@ -1,0 +1,148 @@
+//! The bodies of this transport's addresses and keys. Integers are big-endian.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use barewire_shm::PortAddress;
+
+use super::NAME;
+use crate::address::{
+    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
+};
+use crate::error::{ConnectError, KeyError};
+use crate::memory::Access;
+
+/// A number for the running system of this machine: processes with another one cannot share memory with this.
+pub(super) fn host() -> u64 {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(boot)
+}
+
+pub(super) fn device() -> DeviceAddress {
+    DeviceAddress(Packed::new(Kind::Device, TransportId::Shm, &host().to_be_bytes()))
+}
+
+fn port_body(port: PortAddress) -> [u8; 24] {
+    let mut body = [0; 24];
+    body[..8].copy_from_slice(&port.number.to_be_bytes());
+    body[8..].copy_from_slice(&port.secret.to_be_bytes());
+    body
+}
+
+pub(super) fn interface(port: PortAddress) -> InterfaceAddress {
+    InterfaceAddress(Packed::new(Kind::Interface, TransportId::Shm, &port_body(port)))
+}
+
+pub(super) fn endpoint(port: PortAddress) -> EndpointAddress {
+    EndpointAddress(Packed::new(Kind::Endpoint, TransportId::Shm, &port_body(port)))
+}
+
+/// `packed`'s body, if it is this transport's.
+fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
+    match (packed.transport(), packed.body()) {
+        (TransportId::Shm, Some(body)) => Ok(body),
+        (other, _) => Err(ConnectError::ForeignTransport { transport: NAME, found: other.name() }),
+    }
+}
+
+/// The port that the addresses name, if it is on this machine.
+pub(super) fn port(device: &DeviceAddress, address: &Packed) -> Result<PortAddress, ConnectError> {
+    let theirs = u64::from_be_bytes(*body::<8>(&device.0)?);
+    let body = body::<24>(address)?;
+    if theirs != host() {
+        return Err(ConnectError::Unreachable {
+            transport: NAME,
+            peer: format!("machine {theirs:016x}"),
+            reason: format!(
+                "it shares no memory with this machine, {:016x}: use a network transport",
+                host()
+            ),
+        });
+    }
+    let (number, secret) = body.split_at(8);
+    Ok(PortAddress {
+        number: u64::from_be_bytes(number.try_into().unwrap_or_default()),
+        secret: u128::from_be_bytes(secret.try_into().unwrap_or_default()),
+    })
+}
+
+/// What a key says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyBody {
+    /// The process's regions, and the one among them.
+    pub(super) shelf: u64,
+    pub(super) region: u64,
+    /// Where the region is in its own process.
+    pub(super) address: u64,
+    pub(super) length: u64,
+    pub(super) access: Access,
+}
+
+/// The region of a key to memory that was registered, which peers cannot map.
+pub(super) const UNSHARED: u64 = u64::MAX;
+
+impl KeyBody {
+    pub(super) fn pack(&self) -> Vec<u8> {
+        let mut body = [0; 33];
+        for (place, number) in
+            body.chunks_exact_mut(8).zip([self.shelf, self.region, self.address, self.length])
+        {
+            place.copy_from_slice(&number.to_be_bytes());
+        }
+        body[32] = self.access.bits() as u8;
+        Packed::new(Kind::Key, TransportId::Shm, &body).bytes().to_vec()
+    }
+
+    pub(super) fn unpack(bytes: &[u8]) -> Result<Self, KeyError> {
+        let packed = Packed::parse(Kind::Key, bytes)?;
+        let transport = packed.transport();
+        let (TransportId::Shm, Some(body)) = (transport, packed.body::<33>()) else {
+            return Err(KeyError::ForeignTransport { expected: NAME, found: transport.name() });
+        };
+        let number = |at: usize| body[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        let access = Access::from_bits(body[32].into()).ok_or(AddressError::Field("access"))?;
+        let key = Self { shelf: number(0), region: number(1), address: number(2), length: number(3), access };
+        if key.address.checked_add(key.length).is_none() {
+            return Err(AddressError::Field("length").into());
+        }
+        if key.region == UNSHARED {
+            return Err(KeyError::NotShared { transport: NAME, instead: "cma" });
+        }
+        Ok(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes_both_ways() {
+        let port = PortAddress { number: 0x0102_0304_0506_0708, secret: 0x11 << 120 | 0x22 };
+        let bytes = endpoint(port).to_bytes();
+        assert_eq!(bytes[6..], [&[1, 2, 3, 4, 5, 6, 7, 8, 0x11][..], &[0; 14], &[0x22]].concat());
+        assert_eq!(self::port(&device(), &endpoint(port).0).unwrap(), port);
+        let key = KeyBody { shelf: 1, region: 2, address: 3, length: 4, access: Access::REMOTE_READ };
+        let bytes = key.pack();
+        assert_eq!((bytes[13], bytes[21], bytes[29], bytes[37], bytes[38]), (1, 2, 3, 4, 4));
+        assert_eq!(KeyBody::unpack(&bytes), Ok(key));
+    }
+
+    #[test]
+    fn impossible_keys_are_refused() {
+        let key = KeyBody { shelf: 1, region: 2, address: 3, length: 4, access: Access::all() };
+        let long = KeyBody { length: u64::MAX, ..key };
+        assert_eq!(KeyBody::unpack(&long.pack()), Err(KeyError::Format(AddressError::Field("length"))));
+        let unshared = KeyBody { region: UNSHARED, ..key };
+        assert!(matches!(KeyBody::unpack(&unshared.pack()), Err(KeyError::NotShared { .. })));
+        let mut bytes = key.pack();
+        bytes[38] = 0xff;
+        assert_eq!(KeyBody::unpack(&bytes), Err(KeyError::Format(AddressError::Field("access"))));
+    }
+
+    #[test]
+    fn another_machine_is_named() {
+        let other = DeviceAddress(Packed::new(Kind::Device, TransportId::Shm, &(!host()).to_be_bytes()));
+        let port = endpoint(PortAddress { number: 1, secret: 2 });
+        assert!(matches!(self::port(&other, &port.0), Err(ConnectError::Unreachable { .. })));
+    }
+}

@@ -1,0 +1,68 @@
+//! Atomics, by this CPU: they may be mixed with those of every process that maps the memory.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::domain::RemoteKey;
+use super::endpoint::Endpoint;
+use crate::completion::{Completion, FetchResult};
+use crate::error::PostError;
+use crate::memory::Access;
+use crate::status::{Post, Posted};
+
+impl Endpoint {
+    #[inline(always)]
+    fn with_word(&self, remote: u64, key: &RemoteKey, run: impl FnOnce(&AtomicU64)) -> Post {
+        self.reach_memory(key, (remote, 8), Access::REMOTE_ATOMIC, |bytes, at| {
+            // SAFETY: the view that runs this keeps the region mapped.
+            run(unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
+            Ok(Posted::Done)
+        })
+    }
+
+    /// Adds `operand` to the word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+        self.with_word(remote, key, |word| {
+            word.fetch_add(operand, Ordering::SeqCst);
+        })
+    }
+
+    /// Adds `operand` to the word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_fetch_add64(
+        &self,
+        operand: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.with_word(remote, key, |word| result.set(word.fetch_add(operand, Ordering::SeqCst)))
+    }
+
+    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_compare_swap64(
+        &self,
+        compare: u64,
+        swap: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.with_word(remote, key, |word| {
+            let found = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+            result.set(found.unwrap_or_else(|found| found));
+        })
+    }
+}

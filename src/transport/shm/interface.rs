@@ -1,0 +1,184 @@
+//! The interface: what its endpoints share.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+use barewire_shm::{Port, PortAddress, PortConfig, PortError, Watcher};
+
+use super::address;
+use super::domain::Domain;
+use super::endpoint::Endpoint;
+use super::progress::Progress;
+use super::state::State;
+use super::{NAME, SEGMENT};
+use crate::active_message::{Handlers, Message};
+use crate::address::{DeviceAddress, InterfaceAddress};
+use crate::allocation::Allocation;
+use crate::attributes::Attributes;
+use crate::completion::Completion;
+use crate::config::InterfaceConfig;
+use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::pending::Arbiter;
+use crate::pool::Pool;
+use crate::random;
+use crate::status::{Post, Posted};
+
+/// Buffers between two processes: as many as the settings say, up to this. Those used last are used again first.
+const MOST_BUFFERS: u32 = 32;
+
+pub(super) struct Shared {
+    /// Progress has something to do besides messages.
+    pub(super) attention: Cell<bool>,
+    pub(super) watcher: Watcher,
+    pub(super) handlers: Handlers,
+    pub(super) arbiter: Arbiter<Endpoint>,
+    /// By their names.
+    pub(super) endpoints: RefCell<Vec<Weak<State>>>,
+    /// Where buffered puts and gets are packed and unpacked.
+    pub(super) buffers: Pool<Allocation, SEGMENT>,
+    pub(super) closed: Cell<bool>,
+    pub(super) address: PortAddress,
+    pub(super) config: PortConfig,
+    /// The domain's tag: whose slices these endpoints take.
+    pub(super) tag: u32,
+    attributes: Attributes,
+}
+
+/// A handle to an open interface; cloning gives another handle to the same one.
+#[derive(Clone)]
+pub struct Interface(pub(super) Rc<Shared>);
+
+impl Interface {
+    /// Opens an interface. Sockets have abstract names, or are in the directory that `BAREWIRE_SHM_DIR` names.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the system refuses.
+    pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+        let count = config.checked_bcopy_buffers(NAME)?;
+        let failed =
+            |step| move |source| OpenError::Device { device: super::DEVICE.to_owned(), step, source };
+        let buffers = Allocation::new(count.min(4) * SEGMENT)
+            .map_err(|error| failed("allocate buffers")(error.into()))?;
+        let config = PortConfig {
+            buffers: config.bcopy_buffers.min(MOST_BUFFERS) as usize,
+            directory: std::env::var_os("BAREWIRE_SHM_DIR").map(Into::into),
+            ..PortConfig::default()
+        };
+        let secret = u128::from(random::number()) << 64 | u128::from(random::number());
+        let address = PortAddress { number: random::number(), secret };
+        let port = Port::open(address, &config, domain.shelf())
+            .map_err(|error: PortError| failed("open a port")(error.into()))?;
+        let shared = Rc::new(Shared {
+            attention: Cell::new(false),
+            watcher: port.watcher(),
+            handlers: Handlers::new(),
+            arbiter: Arbiter::new(),
+            endpoints: RefCell::default(),
+            buffers: Pool::new(buffers),
+            closed: Cell::new(false),
+            address,
+            config,
+            tag: domain.tag(),
+            attributes: super::attributes(),
+        });
+        Ok((Self(Rc::clone(&shared)), Progress::new(shared, port)))
+    }
+
+    /// What the interface can do.
+    pub fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    /// The machine.
+    pub fn device_address(&self) -> DeviceAddress {
+        address::device()
+    }
+
+    /// The interface's port.
+    pub fn address(&self) -> InterfaceAddress {
+        address::interface(self.0.address)
+    }
+
+    /// Sets the handler of active messages `id`, replacing an older one with the next progress. It runs inside progress and may post.
+    ///
+    /// # Errors
+    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
+    pub fn set_handler(
+        &self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError> {
+        self.0.handlers.set(id, Box::new(handler))?;
+        self.0.call_attention();
+        Ok(())
+    }
+
+    /// Sets the handler that is called once for each endpoint that fails, and for each sender that breaks the rules.
+    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
+        self.0.handlers.set_error(Box::new(handler));
+    }
+
+    /// Messages that came for an id without handler, and were dropped.
+    pub fn unhandled(&self) -> u64 {
+        self.0.handlers.unhandled()
+    }
+
+    /// Waits for every operation of every endpoint; here they are finished when posted.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    pub fn flush(&self, _completion: Option<&Completion>) -> Post {
+        self.fence()?;
+        Ok(Posted::Done)
+    }
+
+    /// Orders the operations of every endpoint.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        if self.0.closed.get() {
+            return Err(PostError::Closed);
+        }
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Asks progress to look at more than messages.
+    pub(super) fn call_attention(&self) {
+        self.attention.set(true);
+        self.watcher.call_attention();
+    }
+
+    pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
+        if self.closed.get() {
+            return Err(OpenError::Closed { transport: NAME });
+        }
+        let mut endpoints = self.endpoints.borrow_mut();
+        let free = endpoints.iter().position(|state| state.strong_count() == 0);
+        let at = free.unwrap_or(endpoints.len());
+        let state = Rc::new(State::new(Rc::clone(self), at as u32));
+        if free.is_none() {
+            endpoints.push(Weak::new());
+        }
+        endpoints[at] = Rc::downgrade(&state);
+        Ok(state)
+    }
+
+    /// Every endpoint that is open.
+    pub(super) fn states(&self) -> Vec<Rc<State>> {
+        self.endpoints.borrow().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl fmt::Debug for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interface")
+            .field("transport", &NAME)
+            .field("address", &self.0.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,141 @@
+//! Active messages, sent.
+
+use barewire_shm::INLINE;
+
+use super::endpoint::Endpoint;
+use super::state::State;
+use super::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
+use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::completion::Completion;
+use crate::error::{Operation, PostError};
+use crate::memory::{Access, Slice};
+use crate::status::{Post, Posted};
+
+impl Endpoint {
+    /// Sends `header` and `payload` to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline(always)]
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        check_id(id)?;
+        if payload.len() > INLINE {
+            return self.am_long(id, header, payload);
+        }
+        state.run(Operation::ActiveMessage, |peer| peer.send(id, header, payload))?;
+        Ok(Posted::Done)
+    }
+
+    #[inline(never)]
+    fn am_long(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        if payload.len() > MAX_AM_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
+        }
+        self.am_bcopy(id, |buffer| {
+            let length = SHORT_HEADER + payload.len();
+            buffer[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
+            buffer[SHORT_HEADER..length].copy_from_slice(payload);
+            length
+        })?;
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        let state = &*self.0;
+        state.gate.check()?;
+        check_id(id)?;
+        let number = state.run(Operation::ActiveMessage, barewire_shm::Peer::take_buffer)?;
+        let mut taken = Taken { state, number: Some(number) };
+        let Some(start) = state.with_peer(|peer| peer.buffer(number)) else {
+            return Err(PostError::NotConnected);
+        };
+        // SAFETY: the buffer has that many bytes, is initialised, and is this side's alone until it is sent: the receiver is a process
+        // that was admitted, which writes there only when it gives the buffer back. The endpoint keeps it mapped.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), SEGMENT) };
+        let length = pack(buffer);
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        state.run(Operation::ActiveMessage, |peer| peer.send_buffer(id, number, length as u16))?;
+        taken.number = None;
+        Ok(length)
+    }
+
+    /// Sends `header` followed by the slices to the peer's handler `id`. Done at once: the completion is not used.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        _completion: Option<&Completion>,
+    ) -> Post {
+        check_id(id)?;
+        if header.len() > MAX_AM_HEADER {
+            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+        }
+        let length = self.total(slices, Access::empty())?.saturating_add(header.len());
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        self.am_bcopy(id, |buffer| {
+            let (head, mut rest) = buffer.split_at_mut(header.len());
+            head.copy_from_slice(header);
+            for slice in slices {
+                let (part, after) = rest.split_at_mut(slice.length);
+                let from = (slice.address - slice.memory.address()) as usize;
+                // SAFETY: the slice borrows its memory, and its range was checked when it was made.
+                unsafe { slice.memory.read(from, part) };
+                rest = after;
+            }
+            length
+        })?;
+        Ok(Posted::Done)
+    }
+
+    /// The bytes of all slices, if each is of this domain and allows `need`.
+    pub(super) fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
+        if slices.len() > MAX_IOV {
+            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
+        }
+        let mut total = 0usize;
+        for slice in slices {
+            if slice.domain != self.0.shared.tag {
+                return Err(PostError::ForeignMemory);
+            }
+            if !Access::from_bits_retain(slice.key).contains(need) {
+                return Err(PostError::AccessDenied);
+            }
+            total = total.saturating_add(slice.length);
+        }
+        Ok(total)
+    }
+}
+
+/// A buffer that goes back unless it was sent, also when packing panics.
+struct Taken<'a> {
+    state: &'a State,
+    number: Option<u8>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.state.with_peer(|peer| peer.put_back(number));
+        }
+    }
+}
+
+#[inline(always)]
+fn check_id(id: u8) -> Result<(), PostError> {
+    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
+}

@@ -1,0 +1,76 @@
+//! `shm`: processes of one machine through memory that they share.
+//!
+//! An interface is a port of the driver `barewire-shm`, an endpoint the connection to one. Active messages of up to 48 bytes are one cache
+//! line; longer ones lie in a buffer that the handler sees in place. Puts, gets and atomics are done by this CPU, on the peer's memory
+//! as it is mapped here, before the call returns. Memory that the domain allocates can be reached by peers; memory that it registers
+//! cannot, as nobody else can map it: that is what the transport `cma` is for.
+
+mod address;
+mod atomic;
+mod domain;
+mod endpoint;
+mod interface;
+mod message;
+mod progress;
+mod rma;
+mod state;
+mod views;
+
+pub use domain::{Domain, Memory, RemoteKey};
+pub use endpoint::Endpoint;
+pub use interface::Interface;
+pub use progress::Progress;
+
+use crate::active_message::SHORT_HEADER;
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+
+/// The name of the transport.
+pub const NAME: &str = "shm";
+/// The name of its one device.
+pub const DEVICE: &str = "memory";
+
+/// Bytes of a message in a buffer.
+const SEGMENT: usize = 8256;
+const _: () = assert!(SEGMENT <= barewire_shm::BUFFER);
+/// Slices per zero-copy operation; there is no reason for a limit but that one is promised.
+const MAX_IOV: usize = 16;
+const MAX_AM_SHORT: usize = SEGMENT - SHORT_HEADER;
+const MAX_AM_HEADER: usize = 256;
+
+/// What an interface of this transport can do.
+pub fn attributes() -> Attributes {
+    let rma =
+        RmaLimits { max_short: 0, max_bcopy: SEGMENT, min_zcopy: 0, max_zcopy: usize::MAX, max_iov: MAX_IOV };
+    Attributes {
+        put: RmaLimits { max_short: usize::MAX, ..rma },
+        get: rma,
+        am: AmLimits {
+            max_short: MAX_AM_SHORT,
+            max_bcopy: SEGMENT,
+            min_zcopy: 0,
+            max_zcopy: SEGMENT,
+            max_iov: MAX_IOV,
+            max_header: MAX_AM_HEADER,
+        },
+        atomic64: AtomicOperations::all(),
+        flags: Flags::CONNECT_TO_EP
+            | Flags::CONNECT_TO_INTERFACE
+            | Flags::PENDING
+            | Flags::ERRHANDLE_PEER_FAILURE
+            | Flags::ERRHANDLE_REMOTE_MEM
+            | Flags::PUT_SHORT
+            | Flags::PUT_BCOPY
+            | Flags::PUT_ZCOPY
+            | Flags::GET_BCOPY
+            | Flags::GET_ZCOPY
+            | Flags::AM_SHORT
+            | Flags::AM_BCOPY
+            | Flags::AM_ZCOPY
+            | Flags::ATOMIC_CPU
+            | Flags::INTER_PROCESS,
+        overhead_ns: 10.0,
+        latency_ns: 80.0,
+        bandwidth: 12.0e9,
+        max_endpoints: u32::MAX,
+    }
+}
