@@ -158,7 +158,9 @@ impl TransportId {
             (Self::Self_, Kind::Key) => 16,
             (Self::Self_, _) | (Self::Shm, Kind::Device) => 8,
             (Self::RcMlx5, Kind::Interface) => 0,
-            (Self::RcMlx5, Kind::Device | Kind::Endpoint) | (Self::Shm, Kind::Interface | Kind::Endpoint) => 24,
+            (Self::RcMlx5, Kind::Device | Kind::Endpoint) | (Self::Shm, Kind::Interface | Kind::Endpoint) => {
+                24
+            }
             (Self::RcMlx5, Kind::Key) => 4,
             (Self::Shm, Kind::Key) => 33,
         }
