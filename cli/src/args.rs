@@ -70,6 +70,9 @@ pub(crate) struct DemoArgs {
     /// Faults of the software wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
+    /// Over this device only [default: every transport's first]
+    #[arg(short = 'd', long)]
+    pub(crate) device: Option<String>,
 }
 
 #[derive(Debug, Args)]

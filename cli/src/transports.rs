@@ -46,6 +46,20 @@ pub(crate) fn joining() -> Vec<Choice> {
     choices
 }
 
+/// The transports that join two processes over this device.
+pub(crate) fn over(device: &str) -> Result<Vec<Choice>, Error> {
+    let mut choices = all();
+    choices.retain(Choice::joins_processes);
+    let known = list(choices.iter().map(|choice| choice.device.as_str()));
+    choices.retain(|choice| choice.device == device);
+    if choices.is_empty() {
+        return Err(Error::Local(format!(
+            "no transport joins processes over device '{device}': there are {known}"
+        )));
+    }
+    Ok(choices)
+}
+
 /// The transport of this name on the named device, or on its first.
 pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Error> {
     let choices = all();

@@ -30,7 +30,10 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
     }
     let path = args.file.as_deref().unwrap_or(Path::new("/proc/self/exe"));
     let source = Source::open(path)?;
-    let transports = transports::joining();
+    let transports = match &args.device {
+        Some(device) => transports::over(device)?,
+        None => transports::joining(),
+    };
     with_second(Work::Demo, |link| {
         out.line(format!(
             "sending {} ({}) from process {} to process {}",

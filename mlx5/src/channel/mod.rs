@@ -45,6 +45,14 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// `true` if a burst of stores to a UAR page reaches the device in one piece: who maps the pages knows.
     fn maps_write_combining(&self) -> bool;
 
+    /// The event queue that completion queues name: a kernel wants one of its own, though nothing here arms them. The software HCA wants none.
+    ///
+    /// # Errors
+    /// If the system does not tell.
+    fn event_queue(&self) -> Result<u32, Error> {
+        Ok(0)
+    }
+
     /// The port and the address to use, where the system knows better than the device's first entry.
     fn port(&self) -> Option<Port> {
         None
