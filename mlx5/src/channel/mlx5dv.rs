@@ -50,6 +50,10 @@ unsafe impl CommandChannel for Mlx5dv {
         self.combines
     }
 
+    fn event_queue(&self) -> Result<u32, Error> {
+        self.devx.event_queue(0).map_err(|source| system("asking for an event queue", source))
+    }
+
     fn port(&self) -> Option<Port> {
         Some(*self.route.port())
     }

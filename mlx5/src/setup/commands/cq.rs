@@ -43,6 +43,7 @@ pub(crate) fn create_cq(
         .set(Cqc::OI, true)
         .set(Cqc::LOG_CQ_SIZE, entries.ilog2() as u8)
         .set(Cqc::UAR_PAGE, uar.index())
+        .set(Cqc::C_EQN, channel.event_queue()?)
         .set(Cqc::DBR_UMEM_VALID, true)
         .set(Cqc::DBR_UMEM_ID, memory.umem_id())
         .set(Cqc::DBR_ADDR, ring_bytes as u64);
