@@ -134,6 +134,7 @@ impl Roots {
     }
 
     /// What stands in the way of opening the device of this name, as far as the files tell.
+    #[cfg(feature = "rdma-sys")]
     pub(crate) fn obstacle(&self, name: &str) -> Option<String> {
         let devices = self.devices().ok()?;
         self.access(devices.iter().find(|device| device.name == name)?).err()

@@ -45,7 +45,8 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// `true` if a burst of stores to a UAR page reaches the device in one piece: who maps the pages knows.
     fn maps_write_combining(&self) -> bool;
 
-    /// The event queue that completion queues name: a kernel wants one of its own, though nothing here arms them. The software HCA wants none.
+    /// The event queue that completion queues name. A kernel lets none be made that names another than one of its own; a device alone takes
+    /// any, as long as no event is asked for.
     ///
     /// # Errors
     /// If the system does not tell.
