@@ -231,6 +231,24 @@ fn pyverbs_runs_but_for_what_is_listed() {
     assert!(verdict.is_empty(), "{}", verdict.join("\n"));
 }
 
+/// Requests are always on their way here: those that are left are not answered.
+#[test]
+fn a_program_whose_peer_is_killed_is_told() {
+    if !installed("ib_write_bw", "perftest") {
+        return;
+    }
+    let endless = ["stdbuf", "-oL", "ib_write_bw", "-s", "4096", "-n", "100000000"];
+    let (mut server, mut client) = Pair::of(&endless).start();
+    let killed = server.second().expect("it runs");
+    assert!(client.line("#bytes").is_some(), "{:#?}", client.end(support::PATIENCE));
+    support::signal(killed, libc::SIGKILL);
+    assert_eq!(server.end(support::PATIENCE).status.code(), Some(128 + libc::SIGKILL));
+    let left = client.end(support::PATIENCE);
+    // IBV_WC_RETRY_EXC_ERR, or the control connection in the moment before the first request.
+    let told = ["Failed status 12", "Failed to exchange data"].map(|words| left.stderr.contains(words));
+    assert!(!left.status.success() && told.contains(&true), "{left:#?}");
+}
+
 #[test]
 fn a_child_that_uses_its_parents_device_gets_an_error() {
     if let Some(shown) = pyverbs(&[], "fork.py", &[]) {
