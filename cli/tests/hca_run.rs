@@ -20,8 +20,13 @@ fn devinfo_shows_the_devices() {
     {
         assert!(shown.contains(words), "{words}: {shown}");
     }
+    for words in ["XRC", "MEM_WINDOW_TYPE_2B", "ODP_SUPPORT_IMPLICIT", "ATOMIC_HCA", "active_mtu:\t\t4096"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
     let shown = alone(&["--ib"], &["ibv_devinfo", "-v"]);
     assert!(shown.contains("InfiniBand") && shown.contains("PORT_ACTIVE"), "{shown}");
+    let lid = shown.lines().find_map(|line| line.trim().strip_prefix("port_lid:"));
+    assert!(lid.is_some_and(|lid| lid.trim() != "0"), "{shown}");
 }
 
 #[test]
