@@ -20,8 +20,13 @@ fn devinfo_shows_the_devices() {
     {
         assert!(shown.contains(words), "{words}: {shown}");
     }
+    for words in ["XRC", "MEM_WINDOW_TYPE_2B", "ODP_SUPPORT_IMPLICIT", "ATOMIC_HCA", "active_mtu:\t\t4096"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
     let shown = alone(&["--ib"], &["ibv_devinfo", "-v"]);
     assert!(shown.contains("InfiniBand") && shown.contains("PORT_ACTIVE"), "{shown}");
+    let lid = shown.lines().find_map(|line| line.trim().strip_prefix("port_lid:"));
+    assert!(lid.is_some_and(|lid| lid.trim() != "0"), "{shown}");
 }
 
 #[test]
@@ -229,6 +234,24 @@ fn pyverbs_runs_but_for_what_is_listed() {
     };
     let verdict = hca::judge(&printed, include_str!("hca/pyverbs.txt"));
     assert!(verdict.is_empty(), "{}", verdict.join("\n"));
+}
+
+/// Requests are always on their way here: those that are left are not answered.
+#[test]
+fn a_program_whose_peer_is_killed_is_told() {
+    if !installed("ib_write_bw", "perftest") {
+        return;
+    }
+    let endless = ["stdbuf", "-oL", "ib_write_bw", "-s", "4096", "-n", "100000000"];
+    let (mut server, mut client) = Pair::of(&endless).start();
+    let killed = server.second().expect("it runs");
+    assert!(client.line("#bytes").is_some(), "{:#?}", client.end(support::PATIENCE));
+    support::signal(killed, libc::SIGKILL);
+    assert_eq!(server.end(support::PATIENCE).status.code(), Some(128 + libc::SIGKILL));
+    let left = client.end(support::PATIENCE);
+    // IBV_WC_RETRY_EXC_ERR, or the control connection in the moment before the first request.
+    let told = ["Failed status 12", "Failed to exchange data"].map(|words| left.stderr.contains(words));
+    assert!(!left.status.success() && told.contains(&true), "{left:#?}");
 }
 
 #[test]

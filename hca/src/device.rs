@@ -140,7 +140,26 @@ impl Device {
         let mut state = self.handle.shared.lock().map_err(|_| UmemError::Stopped)?;
         // SAFETY: the caller's promise. The number is given back by deregistration only, and the table is dropped with the
         // device, after its thread ended (`Handle::drop`).
-        unsafe { state.objects.memory.register(start, length, access) }
+        unsafe { state.objects.memory.register(start, length, access, false) }
+    }
+
+    /// The same for memory that need not be there: it is brought in when who has a memory key accesses it, and an access to what is not
+    /// there then is refused. No queue can lie in it.
+    ///
+    /// # Errors
+    /// As [`Device::register_umem`].
+    ///
+    /// # Safety
+    /// As for [`Device::register_umem`], but that the range is mapped need hold only while an atomic operation is carried out in it.
+    pub unsafe fn register_umem_on_demand(
+        &self,
+        start: NonNull<u8>,
+        length: usize,
+        access: UmemAccess,
+    ) -> Result<u32, UmemError> {
+        let mut state = self.handle.shared.lock().map_err(|_| UmemError::Stopped)?;
+        // SAFETY: as in `register_umem`.
+        unsafe { state.objects.memory.register(start, length, access, true) }
     }
 
     /// Withdraws a registration: when this returns success the device does not touch the memory any more.

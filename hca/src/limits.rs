@@ -56,7 +56,7 @@ pub(crate) const INDIRECTION: u8 = 4;
 pub(crate) const COUNTER_SETS: usize = 32;
 
 /// log2 of the most bytes of a user memory registration or a memory key.
-pub(crate) const LOG_UMEM_BYTES: u8 = 46;
+pub(crate) const LOG_UMEM_BYTES: u8 = 47;
 /// The most bytes of a user memory registration.
 pub(crate) const UMEM_BYTES: usize = 1 << LOG_UMEM_BYTES;
 

@@ -2,8 +2,8 @@
 
 use barewire_layouts::command::capability::{
     ATOMIC_COMPARE_SWAP, ATOMIC_FETCH_ADD, ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap,
-    CapabilityPage, HcaCap, PortType, QueryHcaCapIn, QueryHcaCapOut, ROCE_L3_IPV4, ROCE_L3_IPV6,
-    ROCE_VERSION_2, RoceCap,
+    CapabilityPage, HcaCap, OdpCap, OdpServices, PortType, QueryHcaCapIn, QueryHcaCapOut, ROCE_L3_IPV4,
+    ROCE_L3_IPV6, ROCE_VERSION_2, RoceCap,
 };
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::roce::UDP_PORT;
@@ -26,6 +26,7 @@ pub(super) fn query(
             page.set(HcaCap::PORT_TYPE, port_type).set(HcaCap::ROCE, roce_port);
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
+        CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
         CapabilityPage::Roce if roce_port => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
         // All zero: nothing of it is supported.
         _ => {}
@@ -68,6 +69,7 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::LOG_MAX_XRCD, limits::LOG_XRCDS)
         .set(HcaCap::DC_REQ_SCAT_DATA_CQE, true)
         .set(HcaCap::DCT, true)
+        .set(HcaCap::PG, true)
         .set(HcaCap::XRC, true)
         .set(HcaCap::MAX_WQE_SZ_SQ, limits::SEND_WQE_BYTES)
         .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
@@ -92,6 +94,15 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::LOG_BF_REG_SIZE, limits::LOG_BLUEFLAME_BYTES)
         .set(HcaCap::UAR_4K, true)
         .set(HcaCap::NUM_OF_UARS_PER_PAGE, 1);
+}
+
+/// Every service can do everything that it does with memory that is brought in on demand.
+fn odp(page: &mut ViewMut<'_, OdpCap>) {
+    let datagrams = OdpServices::SEND | OdpServices::RECEIVE | OdpServices::SRQ_RECEIVE;
+    page.set(OdpCap::RC_ODP_CAPS, OdpServices::all().bits())
+        .set(OdpCap::UD_ODP_CAPS, datagrams.bits())
+        .set(OdpCap::XRC_ODP_CAPS, OdpServices::all().bits())
+        .set(OdpCap::DC_ODP_CAPS, OdpServices::all().bits());
 }
 
 fn atomic(page: &mut ViewMut<'_, AtomicCap>) {

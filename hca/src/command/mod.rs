@@ -286,6 +286,9 @@ fn ring_window(
         Refused::Bounds => CommandSyndrome::RingBounds,
         Refused::ReadOnly => CommandSyndrome::RingReadOnly,
     })?;
+    if window.is_on_demand() {
+        return Err(CommandSyndrome::RingOnDemand);
+    }
     if window.is_aligned(RING_ALIGNMENT) { Ok(window) } else { Err(CommandSyndrome::RingAlignment) }
 }
 
@@ -299,6 +302,9 @@ fn doorbell_window(memory: &Memory, (umem, offset): (u32, u64)) -> Result<Window
         Refused::Unknown => CommandSyndrome::DoorbellUnknownUmem,
         Refused::Bounds | Refused::ReadOnly => CommandSyndrome::DoorbellBounds,
     })?;
+    if window.is_on_demand() {
+        return Err(CommandSyndrome::RingOnDemand);
+    }
     if window.is_aligned(length) { Ok(window) } else { Err(CommandSyndrome::DoorbellAlignment) }
 }
 

@@ -71,6 +71,7 @@ syndromes! {
     DoorbellUnknownUmem = 0x0407, BadResource, "there is no such user memory to hold the doorbell record";
     DoorbellBounds = 0x0408, BadParameter, "the doorbell record does not fit into its user memory at that offset";
     DoorbellAlignment = 0x0409, BadParameter, "the doorbell record does not start at a multiple of 8 bytes";
+    RingOnDemand = 0x040a, BadParameter, "a queue cannot lie in memory that is brought in on demand";
 
     UnknownCq = 0x0501, BadResource, "there is no such completion queue";
     CqInUse = 0x0502, ResourceBusy, "queue pairs that complete to the queue still exist";

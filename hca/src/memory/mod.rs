@@ -7,6 +7,7 @@ use crate::object::Table;
 
 mod indirect;
 mod mkey;
+mod paging;
 mod umem;
 mod update;
 mod window;
@@ -53,19 +54,20 @@ impl Memory {
     /// Takes user memory in and gives its number.
     ///
     /// # Safety
-    /// `Device::register_umem`'s contract, until [`Memory::deregister`] gave the number back or `self` was dropped.
+    /// The contract of `Device::register_umem`, or of `Device::register_umem_on_demand`, until [`Memory::deregister`] gave the number back or `self` was dropped.
     pub(crate) unsafe fn register(
         &mut self,
         start: NonNull<u8>,
         length: usize,
         access: UmemAccess,
+        on_demand: bool,
     ) -> Result<u32, UmemError> {
         let wraps = start.addr().get().checked_add(length).is_none();
         if length == 0 || length > limits::UMEM_BYTES || wraps {
             return Err(UmemError::BadRange { start: start.addr().get(), length, limit: limits::UMEM_BYTES });
         }
         // SAFETY: the caller's promise; the value is dropped when the number is given back, or with the table.
-        let umem = unsafe { Umem::new(start, length, access) };
+        let umem = unsafe { Umem::new(start, length, access, on_demand) };
         self.umems
             .insert_with(|_| umem)
             .map(|(id, _)| id)
@@ -154,7 +156,7 @@ impl Memory {
         let offset = mkey.check(key, user, address, length, need)?;
         match &mkey.backing {
             &Backing::Umem { id, offset: start } => {
-                self.window(key, id, start, offset, length).map(Span::new)
+                self.window(key, id, start, offset, length, need).map(Span::new)
             }
             Backing::Ranges(_) => {
                 let mut windows = Vec::new();
@@ -165,7 +167,8 @@ impl Memory {
         }
     }
 
-    /// Part of a key's umem. A key lies inside it and keeps it registered, so this does not fail.
+    /// Part of a key's umem, for an access that needs these rights. A key lies inside it and keeps it registered, so this fails only if the
+    /// memory is brought in on demand and not there.
     fn window(
         &self,
         key: u32,
@@ -173,10 +176,12 @@ impl Memory {
         start: u64,
         offset: u64,
         length: u64,
+        need: Access,
     ) -> Result<Window, TranslationError> {
         start
             .checked_add(offset)
             .and_then(|offset| self.umems.get(umem)?.window(offset, length))
+            .filter(|window| window.bring_in(need.intersects(Access::WRITES)))
             .ok_or(TranslationError::Unmapped { key })
     }
 
@@ -196,7 +201,7 @@ impl Memory {
                 if windows.len() >= limits::RANGES {
                     return Err(TranslationError::Indirection { key });
                 }
-                windows.push(self.window(key, id, start, offset, length)?);
+                windows.push(self.window(key, id, start, offset, length, need)?);
                 return Ok(());
             }
             Backing::Ranges(ranges) => ranges,
@@ -225,7 +230,8 @@ mod tests {
         let mut memory = Memory::new();
         let length = bytes.len();
         // SAFETY: a leaked buffer that only the device model touches.
-        let umem = unsafe { memory.register(NonNull::from(bytes).cast(), length, UmemAccess::LOCAL_WRITE) };
+        let umem =
+            unsafe { memory.register(NonNull::from(bytes).cast(), length, UmemAccess::LOCAL_WRITE, false) };
         (memory, umem.unwrap())
     }
 
@@ -287,7 +293,7 @@ mod tests {
         let mut memory = Memory::new();
         for length in [0, usize::MAX, limits::UMEM_BYTES + 1] {
             // SAFETY: refused before anything could be touched.
-            let refused = unsafe { memory.register(NonNull::dangling(), length, UmemAccess::empty()) };
+            let refused = unsafe { memory.register(NonNull::dangling(), length, UmemAccess::empty(), false) };
             assert!(matches!(refused, Err(UmemError::BadRange { .. })), "{length}");
         }
         assert_eq!(memory.umem_count(), 0);

@@ -83,11 +83,13 @@ pub(crate) struct Umem {
 
 impl Umem {
     /// # Safety
-    /// `Device::register_umem`'s contract holds until the value is dropped.
-    pub(super) unsafe fn new(start: NonNull<u8>, length: usize, access: UmemAccess) -> Self {
-        // SAFETY: the caller promises what `Window::new` asks for; windows do not outlive the registration: spans borrow the
-        // tables, and what a queue keeps counts as a user, without which the umem is not removed.
-        Self { memory: unsafe { Window::new(start, length) }, access, users: 0 }
+    /// The contract of `Device::register_umem`, or of `Device::register_umem_on_demand`, holds until the value is dropped.
+    pub(super) unsafe fn new(start: NonNull<u8>, length: usize, access: UmemAccess, on_demand: bool) -> Self {
+        // SAFETY: the caller promises what either asks for; windows do not outlive the registration: spans borrow the tables, and what a
+        // queue keeps counts as a user, without which the umem is not removed.
+        let memory =
+            unsafe { if on_demand { Window::on_demand(start, length) } else { Window::new(start, length) } };
+        Self { memory, access, users: 0 }
     }
 
     /// Part of the memory; `None` if it is not inside.

@@ -7,11 +7,15 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+use super::paging;
+
 /// A range of registered memory. Every access is held within it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     start: NonNull<u8>,
     length: usize,
+    /// It may be gone: `paging` accesses it.
+    on_demand: bool,
 }
 
 // SAFETY: a window is an address and a length; following it is right from any thread (`Window::new`).
@@ -21,7 +25,7 @@ unsafe impl Sync for Window {}
 
 impl Window {
     /// Nothing.
-    pub(crate) const EMPTY: Self = Self { start: NonNull::dangling(), length: 0 };
+    pub(crate) const EMPTY: Self = Self { start: NonNull::dangling(), length: 0, on_demand: false };
 
     /// The memory at `start`.
     ///
@@ -29,7 +33,25 @@ impl Window {
     /// `[start, start + length)` is inside memory that `Device::register_umem` was told of, and stays registered for as long as
     /// the window is used: valid for reads and writes of any thread, and shared only with code that expects a device.
     pub(super) unsafe fn new(start: NonNull<u8>, length: usize) -> Self {
-        Self { start, length }
+        Self { start, length, on_demand: false }
+    }
+
+    /// Memory at `start` that is brought in when it is accessed, if it is there.
+    ///
+    /// # Safety
+    /// What is there is shared only with code that expects a device. Atomic operations need it to stay while they are carried out.
+    pub(super) unsafe fn on_demand(start: NonNull<u8>, length: usize) -> Self {
+        Self { start, length, on_demand: true }
+    }
+
+    /// Whether the memory may be gone.
+    pub(crate) fn is_on_demand(self) -> bool {
+        self.on_demand
+    }
+
+    /// Brings memory in that may be gone. False if it is.
+    pub(super) fn bring_in(self, write: bool) -> bool {
+        !self.on_demand || paging::bring_in(self.start, self.length, write)
     }
 
     /// Length in bytes.
@@ -41,7 +63,7 @@ impl Window {
     pub(crate) fn slice(self, offset: usize, length: usize) -> Option<Self> {
         let end = offset.checked_add(length)?;
         // SAFETY: offset <= end <= self.length, so the result stays in the same memory.
-        (end <= self.length).then(|| Self { start: unsafe { self.start.add(offset) }, length })
+        (end <= self.length).then(|| Self { start: unsafe { self.start.add(offset) }, length, ..self })
     }
 
     /// Whether the window starts at a multiple of `alignment`, a power of two.
@@ -52,6 +74,9 @@ impl Window {
     /// Copies from the window's start; bytes beyond its end are left.
     pub(crate) fn read(self, bytes: &mut [u8]) {
         let length = bytes.len().min(self.length);
+        if self.on_demand {
+            return paging::read(self.start, &mut bytes[..length]);
+        }
         // SAFETY: the source is readable for self.length bytes (`new`), the target for bytes.len(); they cannot overlap, for
         // `bytes` is exclusively borrowed Rust memory and registered memory is not (`new`).
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), bytes.as_mut_ptr(), length) }
@@ -69,6 +94,11 @@ impl Window {
             _ => 1,
         };
         let body = length - tail;
+        if self.on_demand {
+            paging::write(self.start, &bytes[..body]);
+            // SAFETY: body <= length, so the result stays in the window.
+            return paging::write(unsafe { self.start.add(body) }, &bytes[body..length]);
+        }
         // SAFETY: the target is writable for self.length >= length bytes (`new`), the source is readable for as many; they
         // cannot overlap, see `read`. `tail` bytes at `body` end at `length`.
         unsafe {

@@ -101,11 +101,16 @@ impl Node {
 
     /// A key over a part of `memory`.
     pub fn key(&self, memory: &Memory, offset: usize, length: usize, rights: Rights) -> u32 {
+        self.key_over((memory.umem(), offset), memory.address() + offset as u64, length, rights)
+    }
+
+    /// A key over a part of a umem, whose addresses begin at `start`.
+    pub fn key_over(&self, (umem, offset): (u32, usize), start: u64, length: usize, rights: Rights) -> u32 {
         const VARIANT: u8 = 0x5a;
         let output = command::<CreateMkeyIn>(&self.device, |create| {
             create
                 .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
-                .set(CreateMkeyIn::MKEY_UMEM_ID, memory.umem())
+                .set(CreateMkeyIn::MKEY_UMEM_ID, umem)
                 .set(CreateMkeyIn::MKEY_UMEM_OFFSET, offset as u64);
             create
                 .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
@@ -118,7 +123,7 @@ impl Node {
                 .set(Mkc::QPN, barewire_layouts::command::mkey::ANY_QPN)
                 .set(Mkc::MKEY_7_0, VARIANT)
                 .set(Mkc::PD, self.pd)
-                .set(Mkc::START_ADDR, memory.address() + offset as u64)
+                .set(Mkc::START_ADDR, start)
                 .set(Mkc::LEN, length as u64);
         })
         .unwrap();

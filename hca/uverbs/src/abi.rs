@@ -39,7 +39,7 @@ structures! {
     }
     /// `ib_uverbs_ex_query_device_resp`.
     QueryDeviceEx: 304 {
-        base: QueryDevice, comp_mask: u32, response_length: u32, odp_caps: [u64; 3], timestamp_mask: u64, hca_core_clock: u64,
+        base: QueryDevice, comp_mask: u32, response_length: u32, odp_general: u64, odp_services: [u32; 4], timestamp_mask: u64, hca_core_clock: u64,
         device_cap_flags_ex: u64, rss_caps: [u32; 4], max_wq_type_rq: u32, raw_packet_caps: u32, tm_caps: [u32; 6],
         max_cq_moderation_count: u16, max_cq_moderation_period: u16, reserved: u32, max_dm_size: u64, xrc_odp_caps: u32,
         reserved_2: u32,
@@ -57,6 +57,8 @@ structures! {
     RegMr: 40 { response: u64, start: u64, length: u64, hca_va: u64, pd_handle: u32, access_flags: u32 }
     /// `ib_uverbs_reg_mr_resp`.
     RegMrResponse: 12 { mr_handle: u32, lkey: u32, rkey: u32 }
+    /// `ib_uverbs_sge`.
+    Segment: 16 { addr: u64, length: u32, lkey: u32 }
     /// `ib_uverbs_rereg_mr`.
     ReregMr: 48 {
         response: u64, mr_handle: u32, flags: u32, start: u64, length: u64, hca_va: u64, pd_handle: u32, access_flags: u32,
@@ -191,6 +193,7 @@ pub(crate) mod access {
     pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
     pub(crate) const MW_BIND: u32 = 1 << 4;
     pub(crate) const ZERO_BASED: u32 = 1 << 5;
+    pub(crate) const ON_DEMAND: u32 = 1 << 6;
     pub(crate) const HUGETLB: u32 = 1 << 7;
     pub(crate) const RELAXED_ORDERING: u32 = 1 << 20;
     /// Those that a device may ignore.

@@ -193,10 +193,24 @@ impl UserMemory {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
         populate(start, length, writable)?;
-        let access = if writable { UmemAccess::LOCAL_WRITE } else { UmemAccess::empty() };
         // SAFETY: the range is mapped with these rights; that it stays so, and that its bytes may change at any time, is what a program
         // that registers memory promises (ibv_reg_mr). The queues' memory is libmlx5's, which promises the same.
-        let id = unsafe { adapter.device.register_umem(pointer, length, access) }?;
+        let id = unsafe { adapter.device.register_umem(pointer, length, rights(writable)) }?;
+        Ok(Self { adapter: Arc::clone(adapter), id, given_back: AtomicBool::new(false) })
+    }
+
+    /// Registers memory that the device brings in on demand, and that need not be there.
+    pub(crate) fn register_on_demand(
+        adapter: &Arc<Adapter>,
+        start: u64,
+        length: u64,
+        writable: bool,
+    ) -> Result<Self, Errno> {
+        let pointer = NonNull::new(start as usize as *mut u8).ok_or(Errno::FAULT)?;
+        let device = &adapter.device;
+        // SAFETY: that bytes may change at any time, and that memory stays for as long as an atomic operation takes, is what a program
+        // promises by registering it so.
+        let id = unsafe { device.register_umem_on_demand(pointer, length as usize, rights(writable)) }?;
         Ok(Self { adapter: Arc::clone(adapter), id, given_back: AtomicBool::new(false) })
     }
 
@@ -222,8 +236,12 @@ impl Drop for UserMemory {
     }
 }
 
+fn rights(writable: bool) -> UmemAccess {
+    if writable { UmemAccess::LOCAL_WRITE } else { UmemAccess::empty() }
+}
+
 /// Brings the pages of a range in, as pinning them would; EFAULT if that is not possible.
-fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
+pub(crate) fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
     const PAGE: usize = 4096;
     let end = start.checked_add(length).ok_or(Errno::INVALID)?;
     let first = start & !(PAGE - 1);

@@ -357,6 +357,11 @@ impl Objects {
         self.table.iter().filter(|(_, object)| is(object)).map(|(&handle, _)| handle).collect()
     }
 
+    /// The memory region of this key.
+    pub(crate) fn region(&self, key: u32) -> Option<&Mr> {
+        self.table.values().filter_map(Mr::of).find(|mr| mr.key == key)
+    }
+
     /// The UAR page whose memory is to be mapped at this offset.
     pub(crate) fn uar_at(&self, offset: u64) -> Option<&Uar> {
         self.table.values().filter_map(Uar::of).find(|uar| offset_of(uar.index) == offset)

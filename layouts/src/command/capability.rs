@@ -68,6 +68,8 @@ layouts! {
     AtomicCap: PAGE, "atomic_caps";
     /// The page on RoCE.
     RoceCap: PAGE, "roce_cap";
+    /// The page on on-demand paging.
+    OdpCap: PAGE, "odp_cap";
 }
 
 requests! {
@@ -84,6 +86,8 @@ impl QueryHcaCapOut {
     pub const GENERAL: Nested<Self, HcaCap> = Nested::new(0x80);
     /// The answer to [`CapabilityPage::Atomic`].
     pub const ATOMIC: Nested<Self, AtomicCap> = Nested::new(0x80);
+    /// The answer to [`CapabilityPage::Odp`].
+    pub const ODP: Nested<Self, OdpCap> = Nested::new(0x80);
     /// The answer to [`CapabilityPage::Roce`].
     pub const ROCE: Nested<Self, RoceCap> = Nested::new(0x80);
 }
@@ -98,7 +102,39 @@ field_enum! {
     }
 }
 
+bitflags::bitflags! {
+    /// What a transport service can do with memory that is brought in on demand (mlx5_ifc.h: `odp_per_transport_service_cap`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct OdpServices: u32 {
+        /// Send from it.
+        const SEND = 1 << 31;
+        /// Receive into it.
+        const RECEIVE = 1 << 30;
+        /// Write to it.
+        const WRITE = 1 << 29;
+        /// Read from it.
+        const READ = 1 << 28;
+        /// Run atomic operations on it.
+        const ATOMIC = 1 << 27;
+        /// Receive into it by a shared receive queue.
+        const SRQ_RECEIVE = 1 << 26;
+    }
+}
+
+impl OdpCap {
+    /// [`OdpServices`] of RC.
+    pub const RC_ODP_CAPS: Field<Self> = Field::new(0x80, 32);
+    /// [`OdpServices`] of UD.
+    pub const UD_ODP_CAPS: Field<Self> = Field::new(0xc0, 32);
+    /// [`OdpServices`] of XRC.
+    pub const XRC_ODP_CAPS: Field<Self> = Field::new(0xe0, 32);
+    /// [`OdpServices`] of dynamic connections.
+    pub const DC_ODP_CAPS: Field<Self> = Field::new(0x100, 32);
+}
+
 impl HcaCap {
+    /// There is on-demand paging.
+    pub const PG: Field<Self, bool> = Field::new(0x227, 1);
     /// The second general page exists.
     pub const HCA_CAP_2: Field<Self, bool> = Field::new(0x20, 1);
     /// Number of this function among those of the card.

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use barewire_layouts::command::capability::{HcaCap, QueryHcaCapIn, QueryHcaCapOut};
+use barewire_layouts::command::capability::{
+    CapabilityMode, CapabilityPage, HcaCap, OdpCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
+};
 use barewire_layouts::command::port::{QueryVportStateIn, QueryVportStateOut, VportState};
-use barewire_layouts::prm::View;
+use barewire_layouts::prm::{Field, View};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::{
@@ -177,12 +179,21 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
 
 /// `ib_uverbs_ex_query_device_resp`.
 pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
+    /// `IB_ODP_SUPPORT`, `IB_ODP_SUPPORT_IMPLICIT`.
+    const ODP: u64 = 1 << 0 | 1 << 1;
     let base = attributes(adapter)?;
+    let answer = adapter.command::<QueryHcaCapIn>(|input| {
+        input.set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::Odp, CapabilityMode::Current));
+    })?;
+    let page = answer.view::<QueryHcaCapIn>()?.nested(QueryHcaCapOut::ODP);
+    // Verbs and the device have the same services, in the other order of bits (`enum ib_odp_transport_cap_bits`).
+    let services = |field: Field<OdpCap>| page.get(field).reverse_bits();
     Ok(QueryDeviceEx {
         base,
         comp_mask: 0,
         response_length: size_of::<QueryDeviceEx>() as u32,
-        odp_caps: [0; 3],
+        odp_general: ODP,
+        odp_services: [services(OdpCap::RC_ODP_CAPS), 0, services(OdpCap::UD_ODP_CAPS), 0],
         timestamp_mask: u64::MAX,
         hca_core_clock: clock::KILOHERTZ,
         device_cap_flags_ex: base.device_cap_flags.into(),
@@ -194,7 +205,7 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         max_cq_moderation_period: 0xfff,
         reserved: 0,
         max_dm_size: 0,
-        xrc_odp_caps: 0,
+        xrc_odp_caps: services(OdpCap::XRC_ODP_CAPS),
         reserved_2: 0,
     })
 }

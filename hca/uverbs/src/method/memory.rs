@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use barewire_layouts::command::mkey::{
     ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, key,
 };
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::abi::{AllocMw, AllocMwDriver, AllocMwResponse, RegMr, RegMrResponse, ReregMr, access, driver};
-use crate::adapter::{Adapter, UserMemory};
+use crate::abi::{
+    AllocMw, AllocMwDriver, AllocMwResponse, RegMr, RegMrResponse, ReregMr, Segment, access, driver,
+};
+use crate::adapter::{Adapter, UserMemory, populate};
 use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
@@ -23,11 +25,17 @@ const KNOWN: u32 = access::LOCAL_WRITE
     | access::REMOTE_ATOMIC
     | access::MW_BIND
     | access::ZERO_BASED
+    | access::ON_DEMAND
     | access::HUGETLB
     | access::OPTIONAL;
 const REMOTE_CHANGES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 const PAGE: u64 = 4096;
 const LOG_PAGE: u8 = 12;
+
+/// A region paged on demand that is of this length stands for all of the address space.
+const EVERYTHING: u64 = u64::MAX;
+/// Where that begins and ends for a process: without its first page, which is never there.
+const ADDRESS_SPACE: (u64, u64) = (PAGE, (1 << 47) - PAGE);
 
 /// The eight bits of a key that the driver chooses: another for every key, so that an old key of a used index is no key.
 static VARIANT: AtomicU8 = AtomicU8::new(0);
@@ -43,9 +51,10 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// As the kernel refuses (`ib_check_mr_access`, `ib_umem_get`). On-demand paging is not among the known rights.
+    /// As the kernel refuses (`ib_check_mr_access`, `ib_umem_get`, `create_user_odp_mr`).
     fn check(&self) -> Result<(), Errno> {
-        if self.access & access::HUGETLB != 0 && self.access & !KNOWN == 0 {
+        let on_demand = self.access & access::ON_DEMAND != 0;
+        if self.access & access::HUGETLB != 0 && !on_demand && self.access & !KNOWN == 0 {
             // A hint that only regions paged on demand may give.
             return Err(Errno::INVALID);
         }
@@ -54,6 +63,9 @@ impl Wanted {
         }
         if self.access & REMOTE_CHANGES != 0 && self.access & access::LOCAL_WRITE == 0 {
             return Err(Errno::INVALID);
+        }
+        if self.is_everything() {
+            return if self.address == 0 { Ok(()) } else { Err(Errno::INVALID) };
         }
         let address_in_page = if self.access & access::ZERO_BASED != 0 { self.start } else { self.address };
         if self.length == 0
@@ -66,10 +78,24 @@ impl Wanted {
         Ok(())
     }
 
+    /// All of the address space, paged on demand.
+    fn is_everything(&self) -> bool {
+        self.access & access::ON_DEMAND != 0 && (self.start, self.length) == (0, EVERYTHING)
+    }
+
     fn make(self, adapter: &Arc<Adapter>, pd_number: u32) -> Result<Mr, Errno> {
         self.check()?;
         let writable = self.access & (access::LOCAL_WRITE | REMOTE_CHANGES) != 0;
-        let memory = UserMemory::register(adapter, self.start, self.length, writable)?;
+        let ((start, length), address) = if self.is_everything() {
+            (ADDRESS_SPACE, ADDRESS_SPACE.0)
+        } else {
+            ((self.start, self.length), self.address)
+        };
+        let memory = if self.access & access::ON_DEMAND != 0 {
+            UserMemory::register_on_demand(adapter, start, length, writable)?
+        } else {
+            UserMemory::register(adapter, start, length, writable)?
+        };
         let variant = VARIANT.fetch_add(1, Ordering::Relaxed);
         let has = |right| self.access & right != 0;
         let answer = adapter.command::<CreateMkeyIn>(|create| {
@@ -87,8 +113,8 @@ impl Wanted {
                 .set(Mkc::QPN, ANY_QPN)
                 .set(Mkc::MKEY_7_0, variant)
                 .set(Mkc::PD, pd_number)
-                .set(Mkc::START_ADDR, self.address)
-                .set(Mkc::LEN, self.length)
+                .set(Mkc::START_ADDR, address)
+                .set(Mkc::LEN, length)
                 .set(Mkc::LOG_PAGE_SIZE, LOG_PAGE);
         })?;
         let index = answer.view::<CreateMkeyIn>()?.get(CreateMkeyOut::MKEY_INDEX);
@@ -208,4 +234,50 @@ pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.put_word(2, mr.key)?;
     call.put(3, &mr.length.to_ne_bytes())?;
     call.put(4, &mr.address.to_ne_bytes())
+}
+
+/// `UVERBS_METHOD_ADVISE_MR`: brings parts of regions in that are paged on demand.
+pub(super) fn advise(context: &Context, call: &Attributes) -> Result<(), Errno> {
+    const PD: u16 = 0;
+    const ADVICE: u16 = 1;
+    const FLAGS: u16 = 2;
+    const LIST: u16 = 3;
+    /// `IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH...`: for reading, for writing, and of what is there already.
+    const WRITE: u64 = 1;
+    const NO_FAULT: u64 = 2;
+    /// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the caller waits, and hears of errors.
+    const FLUSH: u64 = 1;
+    call.only(&[PD, ADVICE, FLAGS, LIST])?;
+    let (advice, flags) = (call.number(ADVICE)?, call.optional_number(FLAGS)?.unwrap_or(0));
+    if advice > NO_FAULT {
+        return Err(Errno::UNSUPPORTED);
+    }
+    let list = call.bytes(LIST)?;
+    if flags & !FLUSH != 0 || list.is_empty() || !list.len().is_multiple_of(size_of::<Segment>()) {
+        return Err(Errno::INVALID);
+    }
+    let state = context.state();
+    let pd_handle = call.handle(PD)?;
+    state.objects.get::<Pd>(pd_handle)?;
+    for segment in list.chunks_exact(size_of::<Segment>()) {
+        let segment = Segment::read_from_bytes(segment).map_err(|_| Errno::INVALID)?;
+        let mr = state.objects.region(segment.lkey).ok_or(Errno::NO_ENTRY)?;
+        if mr.pd != pd_handle || mr.access & access::ON_DEMAND == 0 {
+            return Err(Errno::INVALID);
+        }
+        if advice == WRITE && mr.access & access::LOCAL_WRITE == 0 {
+            return Err(Errno(libc::EPERM));
+        }
+        // What a region's addresses stand for begins where it does.
+        let start = segment.addr.wrapping_sub(mr.address).wrapping_add(mr.start);
+        let brought = if advice == NO_FAULT {
+            Ok(())
+        } else {
+            populate(start as usize, segment.length as usize, advice == WRITE)
+        };
+        if flags & FLUSH != 0 {
+            brought?;
+        }
+    }
+    Ok(())
 }

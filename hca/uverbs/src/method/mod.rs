@@ -66,6 +66,7 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
         (id::MR, 1) => destroy(context, call, |object| matches!(object, Object::Mr(_)), None),
         (id::MW, 0) => destroy(context, call, |object| matches!(object, Object::Mw { .. }), None),
         (id::XRCD, 0) => destroy(context, call, |object| matches!(object, Object::Xrcd(_)), None),
+        (id::MR, 2) => memory::advise(context, call),
         (id::MR, 3) => memory::query(context, call),
         (id::ASYNC_EVENT, 0) => device::asynchronous(context, call),
         (id::DEVX, 0x1000) => devx::general(context, call),
