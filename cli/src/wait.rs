@@ -129,8 +129,6 @@ impl<'a> Wait<'a> {
                 std::thread::sleep(NAP);
             } else if idle > self.eager {
                 std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
             }
         }
     }
@@ -230,7 +228,7 @@ impl<'a> Wait<'a> {
             if let Some(message) = link.next(now, during)? {
                 return Ok(message);
             }
-            self.look(now, during)?;
+            // Not at the endpoint: a peer that has said its last word may close its end before that word is read.
             if events == 0 {
                 std::thread::sleep(NAP);
             }

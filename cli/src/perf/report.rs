@@ -191,7 +191,9 @@ impl<'a> Report<'a> {
         self.last = now;
         self.done += count;
         self.sample.add(time);
-        self.line_sample.add(time);
+        if !self.json {
+            self.line_sample.add(time);
+        }
     }
 
     /// Prints a line when it is time.
