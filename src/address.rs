@@ -124,6 +124,7 @@ pub(crate) enum TransportId {
     Self_,
     RcMlx5,
     Shm,
+    Cma,
 }
 
 impl TransportId {
@@ -132,6 +133,7 @@ impl TransportId {
             Self::Self_ => "self",
             Self::RcMlx5 => "rc_mlx5",
             Self::Shm => "shm",
+            Self::Cma => "cma",
         }
     }
 
@@ -140,6 +142,7 @@ impl TransportId {
             Self::Self_ => 1,
             Self::RcMlx5 => 2,
             Self::Shm => 3,
+            Self::Cma => 4,
         }
     }
 
@@ -148,6 +151,7 @@ impl TransportId {
             1 => Some(Self::Self_),
             2 => Some(Self::RcMlx5),
             3 => Some(Self::Shm),
+            4 => Some(Self::Cma),
             _ => None,
         }
     }
@@ -155,7 +159,7 @@ impl TransportId {
     /// Bytes of the body per kind; the transports write and read exactly these.
     const fn body(self, kind: Kind) -> usize {
         match (self, kind) {
-            (Self::Self_, Kind::Key) => 16,
+            (Self::Self_, Kind::Key) | (Self::Cma, Kind::Device) => 16,
             (Self::Self_, _) | (Self::Shm, Kind::Device) => 8,
             (Self::RcMlx5, Kind::Interface) => 0,
             (Self::RcMlx5, Kind::Device | Kind::Endpoint) | (Self::Shm, Kind::Interface | Kind::Endpoint) => {
@@ -163,6 +167,8 @@ impl TransportId {
             }
             (Self::RcMlx5, Kind::Key) => 4,
             (Self::Shm, Kind::Key) => 33,
+            (Self::Cma, Kind::Interface | Kind::Endpoint) => 28,
+            (Self::Cma, Kind::Key) => 25,
         }
     }
 }

@@ -4,7 +4,7 @@ use barewire_verbs::Finding;
 
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm};
 
 /// A family of devices.
 #[derive(Debug, Clone)]
@@ -101,7 +101,10 @@ pub fn components() -> Vec<Component> {
             devices: vec![DeviceInfo {
                 name: shm::DEVICE.to_owned(),
                 description: "this machine's memory".to_owned(),
-                transports: vec![TransportInfo { name: shm::NAME, attributes: shm::attributes() }],
+                transports: vec![
+                    TransportInfo { name: shm::NAME, attributes: shm::attributes() },
+                    TransportInfo { name: cma::NAME, attributes: cma::attributes() },
+                ],
             }],
             absent: vec![],
         },

@@ -72,7 +72,18 @@ impl Bytes {
     ///
     /// # Safety
     /// The memory is alive, and `contains(offset, source.len())`.
-    pub(crate) unsafe fn write(&self, offset: usize, mut source: &[u8]) {
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, offset: usize, source: &[u8]) {
+        // SAFETY: the caller's promise.
+        match (source.try_into(), unsafe { self.atomic(offset) }) {
+            (Ok(bytes), Some(word)) => word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed),
+            // SAFETY: handed on.
+            _ => unsafe { self.write_any(offset, source) },
+        }
+    }
+
+    #[inline(never)]
+    unsafe fn write_any(&self, offset: usize, mut source: &[u8]) {
         debug_assert!(self.contains(offset, source.len()));
         // SAFETY: inside the range by the contract.
         let mut at = unsafe { self.start.as_ptr().add(offset) };

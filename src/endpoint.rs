@@ -6,7 +6,7 @@ use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
 use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
 /// and what was outstanding completes as cancelled.
@@ -22,6 +22,8 @@ pub enum Endpoint {
     RcMlx5(rc_mlx5::Endpoint),
     /// Of `shm`.
     Shm(shm::Endpoint),
+    /// Of `cma`.
+    Cma(cma::Endpoint),
 }
 
 macro_rules! each {
@@ -30,6 +32,32 @@ macro_rules! each {
             Self::Self_($inner) => $body,
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
+            Self::Cma($inner) => $body,
+        }
+    };
+}
+
+/// As `each`, for operations that `cma` lacks.
+macro_rules! each_but_cma {
+    ($value:expr, $inner:ident => $body:expr) => {
+        match $value {
+            Self::Self_($inner) => $body,
+            Self::RcMlx5($inner) => $body,
+            Self::Shm($inner) => $body,
+            Self::Cma(_) => Err(PostError::Unsupported),
+        }
+    };
+}
+
+/// As `each_with_key`, for operations that `cma` lacks.
+macro_rules! each_but_cma_with_key {
+    ($value:expr, $key:expr, ($inner:ident, $inner_key:ident) => $body:expr) => {
+        match ($value, $key) {
+            (Self::Self_($inner), RemoteKey::Self_($inner_key)) => $body,
+            (Self::RcMlx5($inner), RemoteKey::RcMlx5($inner_key)) => $body,
+            (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
+            (Self::Cma(_), _) => Err(PostError::Unsupported),
+            _ => Err(PostError::ForeignKey),
         }
     };
 }
@@ -41,6 +69,7 @@ macro_rules! each_with_key {
             (Self::Self_($inner), RemoteKey::Self_($inner_key)) => $body,
             (Self::RcMlx5($inner), RemoteKey::RcMlx5($inner_key)) => $body,
             (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
+            (Self::Cma($inner), RemoteKey::Cma($inner_key)) => $body,
             _ => Err(PostError::ForeignKey),
         }
     };
@@ -64,6 +93,7 @@ macro_rules! of_transport {
 of_transport!(of_self, self_, Self_);
 of_transport!(of_rc_mlx5, rc_mlx5, RcMlx5);
 of_transport!(of_shm, shm, Shm);
+of_transport!(of_cma, cma, Cma);
 
 impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
@@ -101,6 +131,7 @@ impl Endpoint {
             }),
             Interface::RcMlx5(interface) => rc_mlx5::Endpoint::new(interface).map(Self::RcMlx5),
             Interface::Shm(interface) => shm::Endpoint::new(interface).map(Self::Shm),
+            Interface::Cma(interface) => cma::Endpoint::new(interface).map(Self::Cma),
         }
     }
 
@@ -125,6 +156,9 @@ impl Endpoint {
             Interface::Shm(interface) => {
                 shm::Endpoint::connect_to_interface(interface, device, address).map(Self::Shm)
             }
+            Interface::Cma(interface) => {
+                cma::Endpoint::connect_to_interface(interface, device, address).map(Self::Cma)
+            }
         }
     }
 
@@ -145,6 +179,7 @@ impl Endpoint {
             }),
             Self::RcMlx5(endpoint) => endpoint.connect(device, address),
             Self::Shm(endpoint) => endpoint.connect(device, address),
+            Self::Cma(endpoint) => endpoint.connect(device, address),
         }
     }
 
@@ -154,6 +189,7 @@ impl Endpoint {
             Self::Self_(_) => None,
             Self::RcMlx5(endpoint) => endpoint.error(),
             Self::Shm(endpoint) => endpoint.error(),
+            Self::Cma(endpoint) => endpoint.error(),
         }
     }
 
@@ -165,6 +201,7 @@ impl Endpoint {
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
         match (self, key) {
             (Self::RcMlx5(endpoint), RemoteKey::RcMlx5(key)) => endpoint.put_short(payload, remote, key),
+            (Self::Shm(endpoint), RemoteKey::Shm(key)) => endpoint.put_short(payload, remote, key),
             // A word by value: if its address were taken, it would have to be in memory above, too.
             _ => match payload.try_into() {
                 Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
@@ -181,7 +218,7 @@ impl Endpoint {
 
     #[inline(never)]
     fn put_short_other(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        each_with_key!(self, key, (endpoint, key) => endpoint.put_short(payload, remote, key))
+        each_but_cma_with_key!(self, key, (endpoint, key) => endpoint.put_short(payload, remote, key))
     }
 
     /// Lets `pack` fill a buffer of the interface and writes as many bytes as it says to `remote`. Answers the
@@ -196,7 +233,7 @@ impl Endpoint {
         remote: u64,
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
-        each_with_key!(self, key, (endpoint, key) => endpoint.put_bcopy(pack, remote, key))
+        each_but_cma_with_key!(self, key, (endpoint, key) => endpoint.put_bcopy(pack, remote, key))
     }
 
     /// Writes the slices, one after the other, to `remote`, straight from their memory.
@@ -224,6 +261,7 @@ impl Endpoint {
             Self::Self_(endpoint) => endpoint.put_list(&of_self(transfers)?, completion),
             Self::RcMlx5(endpoint) => endpoint.put_list(&of_rc_mlx5(transfers)?, completion),
             Self::Shm(endpoint) => endpoint.put_list(&of_shm(transfers)?, completion),
+            Self::Cma(endpoint) => endpoint.put_list(&of_cma(transfers)?, completion),
         }
     }
 
@@ -236,6 +274,7 @@ impl Endpoint {
             Self::Self_(endpoint) => endpoint.get_list(&of_self(transfers)?, completion),
             Self::RcMlx5(endpoint) => endpoint.get_list(&of_rc_mlx5(transfers)?, completion),
             Self::Shm(endpoint) => endpoint.get_list(&of_shm(transfers)?, completion),
+            Self::Cma(endpoint) => endpoint.get_list(&of_cma(transfers)?, completion),
         }
     }
 
@@ -252,7 +291,7 @@ impl Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        each_with_key!(
+        each_but_cma_with_key!(
             self, key, (endpoint, key) => endpoint.get_bcopy(unpack, length, remote, key, completion)
         )
     }
@@ -278,7 +317,7 @@ impl Endpoint {
     /// [`PostError`]
     #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        each!(self, endpoint => endpoint.am_short(id, header, payload))
+        each_but_cma!(self, endpoint => endpoint.am_short(id, header, payload))
     }
 
     /// Lets `pack` fill a buffer of the interface and sends as many bytes as it says to the peer's handler `id`.
@@ -288,7 +327,7 @@ impl Endpoint {
     /// [`PostError`]
     #[inline]
     pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
-        each!(self, endpoint => endpoint.am_bcopy(id, pack))
+        each_but_cma!(self, endpoint => endpoint.am_bcopy(id, pack))
     }
 
     /// Sends `header` followed by the slices, straight from their memory, to the peer's handler `id`.
@@ -303,7 +342,7 @@ impl Endpoint {
         slices: &[Slice<'_>],
         completion: Option<&Completion>,
     ) -> Post {
-        each!(self, endpoint => endpoint.am_zcopy(id, header, slices, completion))
+        each_but_cma!(self, endpoint => endpoint.am_zcopy(id, header, slices, completion))
     }
 
     /// Adds `operand` to the 64-bit word at `remote`.
@@ -312,7 +351,7 @@ impl Endpoint {
     /// [`PostError`]
     #[inline]
     pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        each_with_key!(self, key, (endpoint, key) => endpoint.atomic_add64(operand, remote, key))
+        each_but_cma_with_key!(self, key, (endpoint, key) => endpoint.atomic_add64(operand, remote, key))
     }
 
     /// Adds `operand` to the 64-bit word at `remote` and fetches what was there.
@@ -328,7 +367,7 @@ impl Endpoint {
         result: &FetchResult,
         completion: Option<&Completion>,
     ) -> Post {
-        each_with_key!(
+        each_but_cma_with_key!(
             self, key, (endpoint, key) => endpoint.atomic_fetch_add64(operand, remote, key, result, completion)
         )
     }
@@ -347,7 +386,7 @@ impl Endpoint {
         result: &FetchResult,
         completion: Option<&Completion>,
     ) -> Post {
-        each_with_key!(
+        each_but_cma_with_key!(
             self, key,
             (endpoint, key) => endpoint.atomic_compare_swap64(compare, swap, remote, key, result, completion)
         )
@@ -384,6 +423,9 @@ impl Endpoint {
             }
             Self::Shm(endpoint) => {
                 endpoint.pending_add(move |endpoint| request(&Self::Shm(endpoint.clone())))
+            }
+            Self::Cma(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::Cma(endpoint.clone())))
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::config::InterfaceConfig;
 use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::status::Post;
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm};
 use crate::worker::{Progress, Worker};
 
 /// A transport at work on a device: queues, buffers and handlers. Cloning gives another handle to the same
@@ -22,6 +22,8 @@ pub enum Interface {
     RcMlx5(rc_mlx5::Interface),
     /// Of `shm`.
     Shm(shm::Interface),
+    /// Of `cma`.
+    Cma(cma::Interface),
 }
 
 macro_rules! each {
@@ -30,6 +32,7 @@ macro_rules! each {
             Self::Self_($inner) => $body,
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
+            Self::Cma($inner) => $body,
         }
     };
 }
@@ -56,6 +59,11 @@ impl Interface {
                 worker.adopt(Progress::Shm(Box::new(progress)));
                 Ok(Self::Shm(interface))
             }
+            Domain::Cma(domain) => {
+                let (interface, progress) = cma::Interface::open(domain, config)?;
+                worker.adopt(Progress::Cma(progress));
+                Ok(Self::Cma(interface))
+            }
         }
     }
 
@@ -65,6 +73,7 @@ impl Interface {
             Self::Self_(_) => self_::NAME,
             Self::RcMlx5(_) => rc_mlx5::NAME,
             Self::Shm(_) => shm::NAME,
+            Self::Cma(_) => cma::NAME,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The command line's words.
 
-use crate::control::Work;
+use crate::control::{Layout, Work};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -125,6 +125,8 @@ pub(crate) enum Test {
     PutBw,
     /// Gets, one after the other
     Get,
+    /// Stream of 8-byte adds
+    Add,
     /// 8-byte fetch-and-add, one after the other
     Fadd,
     /// 8-byte compare-and-swap, one after the other
@@ -140,6 +142,7 @@ impl Test {
             Self::AmBw => "am_bw",
             Self::PutBw => "put_bw",
             Self::Get => "get",
+            Self::Add => "add",
             Self::Fadd => "fadd",
             Self::Cswap => "cswap",
         }
@@ -169,6 +172,9 @@ pub(crate) struct PerfArgs {
     /// Message size in bytes (K, M and G are powers of 1024) [default: 8]
     #[arg(short = 's', long, value_parser = size)]
     pub(crate) size: Option<usize>,
+    /// How to send [default: the first that takes the size]
+    #[arg(short = 'l', long)]
+    pub(crate) layout: Option<Layout>,
     /// Messages to measure
     #[arg(short = 'n', long, default_value = "100K", value_parser = count)]
     pub(crate) iterations: u64,

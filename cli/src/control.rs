@@ -69,12 +69,15 @@ impl fmt::Display for Work {
     }
 }
 
-/// How an active message is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// How data is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Layout {
+    /// From the argument
     Short,
+    /// Through a buffer of the interface
     Bcopy,
+    /// Straight from registered memory
     Zcopy,
 }
 

@@ -13,7 +13,7 @@ use std::fmt::Display;
 const SET_UP: &str = "the connection's set-up";
 
 /// A region of the peer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Remote {
     pub(crate) address: u64,
     pub(crate) key: RemoteKey,
@@ -38,7 +38,7 @@ impl<'a> Session<'a> {
             device: Hex(interface.device_address().to_bytes()),
             endpoint: Hex(endpoint.address().to_bytes()),
         };
-        let mut wait = Wait::new(Some(link), worker, endpoint.clone());
+        let mut wait = Wait::new(Some(link), worker, endpoint.clone(), interface.attributes().latency_ns);
         wait.send(&ours, SET_UP)?;
         let (device, address) = match wait.message(SET_UP)? {
             Message::Address { device, endpoint } => (device, endpoint),
@@ -65,7 +65,7 @@ impl<'a> Session<'a> {
                 .map_err(|error| {
                     local(format!("cannot connect {transport} on {device} to itself"), &error)
                 })?;
-        let wait = Wait::new(None, worker, endpoint.clone());
+        let wait = Wait::new(None, worker, endpoint.clone(), interface.attributes().latency_ns);
         Ok(Self { endpoint, interface, wait, domain })
     }
 

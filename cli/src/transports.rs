@@ -18,6 +18,13 @@ impl Choice {
     }
 }
 
+impl Choice {
+    /// True for the software HCA, whose times say nothing of hardware.
+    pub(crate) fn is_emulator(&self) -> bool {
+        self.transport == barewire::transport::rc_mlx5::NAME && self.device.starts_with("soft")
+    }
+}
+
 /// Every transport on every device.
 fn all() -> Vec<Choice> {
     let mut choices = Vec::new();

@@ -13,14 +13,18 @@ use std::time::{Duration, Instant};
 const STALL: Duration = Duration::from_secs(8);
 /// What a long operation may take beyond that: a slower wire counts as stalled.
 const SLOWEST_BYTES_PER_SECOND: u64 = 2 << 20;
-/// Looks without an event before the CPU is offered to others.
+/// Looks without an event before the CPU is offered to others: the device of an emulator wants it, too.
 const EAGER: u32 = 8;
+/// As many in a row where an answer takes less than this many nanoseconds: the time that a CPU needs to come back would show.
+const EAGER_WHEN_NEAR: u32 = 4096;
+const NEAR: f64 = 500.0;
 /// After this long without an event a wait sleeps between its looks.
 const DROWSY: Duration = Duration::from_millis(2);
 /// How long it sleeps.
 const NAP: Duration = Duration::from_micros(50);
-/// Looks between two looks at the clock.
+/// Looks between two looks at the clock, the peer and the endpoint.
 const CLOCK: u32 = 32;
+const CLOCK_WHEN_NEAR: u32 = 1024;
 
 /// Why a wait ended early; the wait adds the peer and what it was doing.
 #[derive(Debug)]
@@ -41,11 +45,16 @@ pub(crate) struct Wait<'a> {
     worker: Worker,
     bar: Option<ProgressBar>,
     looks: u32,
+    clock: u32,
+    eager: u32,
 }
 
 impl<'a> Wait<'a> {
-    pub(crate) fn new(link: Option<&'a mut Link>, worker: Worker, endpoint: Endpoint) -> Self {
-        Self { link, worker, endpoint, bar: None, looks: 0 }
+    /// `latency` is what the transport says of itself, in nanoseconds.
+    pub(crate) fn new(link: Option<&'a mut Link>, worker: Worker, endpoint: Endpoint, latency: f64) -> Self {
+        let near = latency < NEAR;
+        let (clock, eager) = if near { (CLOCK_WHEN_NEAR, EAGER_WHEN_NEAR) } else { (CLOCK, EAGER) };
+        Self { link, worker, endpoint, bar: None, looks: 0, clock, eager }
     }
 
     /// True if the endpoint leads back to this process.
@@ -103,10 +112,11 @@ impl<'a> Wait<'a> {
                 Err(Fault(cause)) => return Err(self.failed(during, cause)),
             }
             self.looks = self.looks.wrapping_add(1);
-            if drowsy || self.looks.is_multiple_of(CLOCK) {
+            // Both are powers of two.
+            if drowsy || self.looks & (self.clock - 1) == 0 {
                 let now = Instant::now();
                 self.look(now, during)?;
-                if idle >= CLOCK {
+                if idle >= self.clock {
                     let spent = patience.get_or_insert_with(Patience::new).spend(now);
                     drowsy = spent >= DROWSY;
                     if spent >= stall {
@@ -117,10 +127,8 @@ impl<'a> Wait<'a> {
             idle = idle.saturating_add(1);
             if drowsy {
                 std::thread::sleep(NAP);
-            } else if idle > EAGER {
+            } else if idle > self.eager {
                 std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
             }
         }
     }
@@ -220,7 +228,7 @@ impl<'a> Wait<'a> {
             if let Some(message) = link.next(now, during)? {
                 return Ok(message);
             }
-            self.look(now, during)?;
+            // Not at the endpoint: a peer that has said its last word may close its end before that word is read.
             if events == 0 {
                 std::thread::sleep(NAP);
             }

@@ -5,7 +5,7 @@ mod support;
 use serde_json::Value;
 use support::{PATIENCE, PROMISE, run, start};
 
-const TESTS: [&str; 7] = ["am_lat", "put_lat", "am_bw", "put_bw", "get", "fadd", "cswap"];
+const TESTS: [&str; 8] = ["am_lat", "put_lat", "am_bw", "put_bw", "get", "add", "fadd", "cswap"];
 
 #[test]
 fn every_test_with_both_ends_of_its_own() {

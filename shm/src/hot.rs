@@ -9,6 +9,8 @@ use crate::line::{Line, Lines};
 
 /// Looks at one place before all are looked at.
 const PERIOD: u32 = 16;
+/// Looks at all places before one at the clock.
+const GLANCE: u32 = 8;
 /// Ticks of the clock between two looks at the sockets: about a tenth of a millisecond.
 const LOOK: u64 = 1 << 18;
 
@@ -20,6 +22,7 @@ pub(crate) struct Hot {
     /// Its low half, once it is filled.
     filled: Cell<u32>,
     countdown: Cell<u32>,
+    scans: Cell<u32>,
     looked: Cell<u64>,
     /// Keeps the word mapped.
     lines: RefCell<Lines>,
@@ -33,6 +36,7 @@ impl Hot {
             word: Cell::new(word),
             filled: Cell::new(1),
             countdown: Cell::new(1),
+            scans: Cell::new(0),
             looked: Cell::new(0),
             lines: RefCell::new(lines),
         }
@@ -41,7 +45,11 @@ impl Hot {
     /// Looks at `next`, which is in `lines`, from now on.
     pub(crate) fn point(&self, (line, filled): (&Line, u32), lines: &Lines) {
         self.advance((line, filled));
-        *self.lines.borrow_mut() = lines.clone();
+        let mut kept = self.lines.borrow_mut();
+        // As a rule they are the same, and a count that other cores may use is left alone.
+        if !kept.is(lines) {
+            *kept = lines.clone();
+        }
     }
 
     /// Looks at another slot of the same lines.
@@ -73,6 +81,11 @@ impl Hot {
 
     /// It is time to look at the sockets.
     pub(crate) fn is_look_due(&self) -> bool {
+        let scans = self.scans.get().wrapping_add(1);
+        self.scans.set(scans);
+        if !scans.is_multiple_of(GLANCE) {
+            return false;
+        }
         let now = ticks();
         let due = now.wrapping_sub(self.looked.get()) > LOOK;
         if due {

@@ -72,6 +72,11 @@ impl Lines {
         Some(Self { start, count, owner: Arc::clone(&self.owner) })
     }
 
+    /// These are the same lines as `other`.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.owner, &other.owner)
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.count
     }

@@ -2,6 +2,7 @@
 //! `Memory` and `RemoteKey`. Everything inlines; what a transport cannot do is not there to be called
 //! (see [`capability`](crate::capability)).
 
+pub mod cma;
 pub mod rc_mlx5;
 pub mod self_;
 pub mod shm;

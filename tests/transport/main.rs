@@ -3,6 +3,7 @@
 mod atomics;
 mod callbacks;
 mod closing;
+mod cma;
 mod full_queues;
 mod lists;
 mod memory;

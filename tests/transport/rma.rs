@@ -80,7 +80,7 @@ fn put_bcopy() {
 
 #[test]
 fn put_zcopy() {
-    for mut pair in Pair::all() {
+    for mut pair in Pair::all_with_zcopy() {
         let limits = pair.client.interface.attributes().put;
         for count in [1, 2, limits.max_iov] {
             check_put(&mut pair, "put_zcopy", limits.max_zcopy, |pair, data, remote, key| {
@@ -156,7 +156,7 @@ fn get_bcopy() {
 
 #[test]
 fn get_zcopy() {
-    for mut pair in Pair::all() {
+    for mut pair in Pair::all_with_zcopy() {
         let limits = pair.client.interface.attributes().get;
         for size in sizes(limits.max_zcopy) {
             for count in [1, 3, limits.max_iov] {

@@ -11,7 +11,7 @@ use crate::support::{Pair, device};
 #[test]
 fn opening_says_what_there_is() {
     let error = Domain::open("rc_mlx6", "soft0:1").unwrap_err();
-    assert_eq!(error.to_string(), "unknown transport 'rc_mlx6': there are self, rc_mlx5, shm");
+    assert_eq!(error.to_string(), "unknown transport 'rc_mlx6': there are self, rc_mlx5, shm, cma");
     let error = Domain::open("rc_mlx5", "mlx9_9:1").unwrap_err().to_string();
     assert!(
         error.starts_with("unknown device 'mlx9_9:1' for transport rc_mlx5: there are soft0:1"),
@@ -64,7 +64,7 @@ fn asking_for_components_opens_nothing() {
         .collect();
     let machine = |(_, device): &(&str, &str)| device.starts_with("mlx5_");
     let listed: Vec<_> = transports.iter().copied().filter(|listed| !machine(listed)).collect();
-    assert_eq!(listed, [("self", "memory"), ("rc_mlx5", "soft0:1"), ("shm", "memory")]);
+    assert_eq!(listed, [("self", "memory"), ("rc_mlx5", "soft0:1"), ("shm", "memory"), ("cma", "memory")]);
     // Those of the machine, if these tests run on some (`Pair::rc`).
     assert_eq!(transports.iter().any(machine), std::env::var_os("BAREWIRE_TEST_DEVICES").is_some());
     for (transport, device) in transports {

@@ -104,6 +104,23 @@ impl Pair {
         Self { name: "self", worker, server_worker: Worker::new(), client, server, devices: vec![] }
     }
 
+    /// As `all`, and over `cma`, which has zero-copy puts and gets and nothing else.
+    pub(crate) fn all_with_zcopy() -> Vec<Self> {
+        let config = InterfaceConfig::default();
+        let mut pairs = Self::all_with(&config);
+        pairs.push(Self::over_cma(&config));
+        pairs
+    }
+
+    /// Over `cma`, from this process to itself.
+    pub(crate) fn over_cma(config: &InterfaceConfig) -> Self {
+        let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
+        let open = |worker: &mut Worker| Side::open(worker, &Domain::open("cma", "memory").unwrap(), config);
+        let (client, server) = (open(&mut worker), open(&mut server_worker));
+        connect(&client, &server);
+        Self { name: "cma", worker, server_worker, client, server, devices: vec![] }
+    }
+
     /// Over `shm`, between two interfaces of this process, once the connections are there.
     pub(crate) fn over_shm(config: &InterfaceConfig) -> Self {
         let (mut worker, mut server_worker) = (Worker::new(), Worker::new());

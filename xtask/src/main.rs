@@ -3,6 +3,7 @@
 
 mod bench;
 mod closure;
+mod compare;
 mod count;
 mod machine;
 mod packages;
@@ -14,8 +15,9 @@ mod vm;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask test|bench|asm|vm [--no-install]
+usage: cargo xtask test|bench|asm|vm|compare [--no-install]
        cargo xtask vm -- COMMAND
+       cargo xtask compare ROW
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, and that
                  the default build needs no system library, and what vm does. As root on Debian it first
@@ -28,6 +30,8 @@ usage: cargo xtask test|bench|asm|vm [--no-install]
   vm             boots a guest with a kernel that knows RDMA, in plain emulation (qemu), and has the software HCA talk
                  to that kernel's Soft-RoCE in it, and the objects of verbs work on it. BAREWIRE_VM_OPERATIONS=10000 for more than 500 of each kind.
                  With a COMMAND for sh, that is run in the guest instead; rxe0 is there.
+  compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils) in 9 pairs that alternate, into
+                 benches/RESULTS.md. With a ROW, only the rows whose names begin so. Best on a machine that does nothing else.
   --no-install   install nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
@@ -43,6 +47,9 @@ fn main() -> ExitCode {
         ["vm"] => vm::vm(packages::Install::Missing, None),
         ["vm", "--no-install"] => vm::vm(packages::Install::Nothing, None),
         ["vm", "--", command] => vm::vm(packages::Install::Nothing, Some(command)),
+        ["compare"] => compare::compare(packages::Install::Missing, ""),
+        ["compare", "--no-install"] => compare::compare(packages::Install::Nothing, ""),
+        ["compare", row] => compare::compare(packages::Install::Nothing, row),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             ExitCode::SUCCESS
@@ -51,7 +58,7 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["test" | "bench" | "asm" | "vm", unknown, ..] | [unknown, ..] => {
+        ["test" | "bench" | "asm" | "vm" | "compare", unknown, ..] | [unknown, ..] => {
             eprintln!("xtask: do not know '{unknown}'\n{USAGE}");
             ExitCode::from(2)
         }

@@ -186,7 +186,7 @@ fn missing(part: &Part) -> impl Iterator<Item = &'static Need> {
     part.needs.iter().filter(|need| !(need.present)())
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     // SAFETY: geteuid takes nothing, touches no memory of ours and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }

@@ -31,7 +31,7 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
             }
         }
         // One-sided: the device answers alone.
-        Test::PutBw | Test::Get | Test::Fadd | Test::Cswap => {}
+        Test::PutBw | Test::Get | Test::Add | Test::Fadd | Test::Cswap => {}
     }
     session.flush(during, plan.size)?;
     session.wait.barrier("the end of the test")

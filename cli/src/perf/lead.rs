@@ -35,7 +35,7 @@ pub(super) fn run(session: &mut Session<'_>, report: &mut Report<'_>) -> Result<
         Test::AmBw => {
             for number in 0..plan.total {
                 carrier.send(session, during)?;
-                report.iteration(number)?;
+                report.message(number)?;
             }
             if session.wait.is_loopback() {
                 carrier.receive(session, plan.total, during)?;
@@ -54,7 +54,16 @@ pub(super) fn run(session: &mut Session<'_>, report: &mut Report<'_>) -> Result<
         Test::PutBw => {
             for number in 0..plan.total {
                 carrier.put(session, 0, during)?;
-                report.iteration(number)?;
+                report.message(number)?;
+            }
+            session.flush(during, plan.size)?;
+        }
+        Test::Add => {
+            let Remote { address, key } = carrier.remote.clone();
+            for number in 0..plan.total {
+                let endpoint = &session.endpoint;
+                let _ = session.wait.post(during, || endpoint.atomic_add64(1, address, &key))?;
+                report.message(number)?;
             }
             session.flush(during, plan.size)?;
         }

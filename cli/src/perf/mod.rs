@@ -1,6 +1,7 @@
 //! `barewire perf`: latency, bandwidth and message rate of one operation, after ucx_perftest.
 
 mod carrier;
+mod clock;
 mod follow;
 mod lead;
 mod report;
@@ -117,9 +118,10 @@ fn plan(args: &PerfArgs, choice: &Choice) -> Result<PerfPlan, Error> {
     let fits = |layout: &Layout| {
         range(test, *layout, choice).is_some_and(|(least, most)| (least..=most).contains(&size))
     };
-    match layouts.into_iter().find(fits) {
+    let wanted = |layout: &Layout| args.layout.is_none_or(|wanted| wanted == *layout);
+    match layouts.into_iter().filter(wanted).find(fits) {
         Some(layout) => Ok(PerfPlan { test, layout, size: size as u64, total }),
-        None => Err(Error::Usage(misfit(test, size as u64, choice))),
+        None => Err(Error::Usage(misfit(test, args.layout, size as u64, choice))),
     }
 }
 
@@ -128,7 +130,7 @@ fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
     let size = usize::try_from(plan.size).unwrap_or(usize::MAX);
     match range(plan.test, plan.layout, choice) {
         Some((least, most)) if (least..=most).contains(&size) => Ok(()),
-        _ => Err(Error::Local(misfit(plan.test, plan.size, choice))),
+        _ => Err(Error::Local(misfit(plan.test, Some(plan.layout), plan.size, choice))),
     }
 }
 
@@ -145,18 +147,25 @@ fn range(test: Test, layout: Layout, choice: &Choice) -> Option<(usize, usize)> 
         (Test::PutLat | Test::PutBw, Layout::Zcopy) => (put.min_zcopy.max(1), put.max_zcopy),
         (Test::Get, Layout::Bcopy) => (1, get.max_bcopy),
         (Test::Get, Layout::Zcopy) => (get.min_zcopy.max(1), get.max_zcopy),
-        (Test::Fadd | Test::Cswap, Layout::Short) => (WORD, WORD),
-        (Test::Get, Layout::Short) | (Test::Fadd | Test::Cswap, _) => return None,
+        (Test::Add | Test::Fadd | Test::Cswap, Layout::Short) => (WORD, WORD),
+        (Test::Get, Layout::Short) | (Test::Add | Test::Fadd | Test::Cswap, _) => return None,
     };
-    (least <= most).then_some((least, most))
+    (most > 0 && least <= most).then_some((least, most))
 }
 
-fn misfit(test: Test, size: u64, choice: &Choice) -> String {
-    let ranges = [Layout::Short, Layout::Bcopy, Layout::Zcopy].map(|layout| range(test, layout, choice));
-    let least = ranges.iter().flatten().map(|(least, _)| *least).min().unwrap_or(0);
-    let most = ranges.iter().flatten().map(|(_, most)| *most).max().unwrap_or(0);
+fn misfit(test: Test, layout: Option<Layout>, size: u64, choice: &Choice) -> String {
+    let layouts = [Layout::Short, Layout::Bcopy, Layout::Zcopy];
+    let wanted = |each: &&Layout| layout.is_none_or(|layout| layout == **each);
+    let ranges = layouts.iter().filter(wanted).filter_map(|layout| range(test, *layout, choice));
+    let whole = ranges.reduce(|(least, most), (low, high)| (least.min(low), most.max(high)));
     let (test, transport) = (test.name(), &choice.transport);
-    format!("{test} on {transport} takes messages of {least} to {most} bytes, not {size}")
+    let by = layout.map_or(String::new(), |layout| format!(" by {layout}"));
+    match whole {
+        Some((least, most)) => {
+            format!("{test} on {transport}{by} takes messages of {least} to {most} bytes, not {size}")
+        }
+        None => format!("transport {transport} has no {test}{by}"),
+    }
 }
 
 /// Runs this process, and those that it starts, on these CPUs only.

@@ -1,5 +1,6 @@
 //! What perf prints: ucx_perftest's columns, or JSON.
 
+use super::clock::{Clock, ticks};
 use super::sample::Sample;
 use crate::args::Test;
 use crate::control::PerfPlan;
@@ -9,6 +10,10 @@ use crate::transports::Choice;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
+/// Iterations between two looks at the time of day, for the lines.
+const GLANCE: u64 = 256;
+/// Messages of a stream that are timed together.
+const TOGETHER: u64 = 64;
 /// How often a line is printed.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The MB of ucx_perftest, with whose numbers these are compared.
@@ -31,11 +36,16 @@ impl Setting<'_> {
         if ping_pong && !self.loopback { 2.0 } else { 1.0 }
     }
 
+    /// Over the software HCA.
+    fn is_emulator(&self) -> bool {
+        self.choice.is_emulator()
+    }
+
     fn latency_is(&self) -> &'static str {
         match self.plan.test {
             Test::AmLat | Test::PutLat if self.loopback => "one way, within this process",
             Test::AmLat | Test::PutLat => "half a round trip",
-            Test::AmBw | Test::PutBw => "time per message of the stream",
+            Test::AmBw | Test::PutBw | Test::Add => "time per message of the stream",
             Test::Get | Test::Fadd | Test::Cswap => "from the post to the completion",
         }
     }
@@ -75,8 +85,11 @@ pub(super) struct Report<'a> {
     json: bool,
     out: &'a mut Output,
     done: u64,
+    clock: Clock,
     started: Instant,
-    last: Instant,
+    /// When the last iteration ended, in ticks.
+    last: u64,
+    ended: Instant,
     line: Instant,
     line_done: u64,
     line_sample: Sample,
@@ -91,8 +104,10 @@ impl<'a> Report<'a> {
             json,
             out,
             done: 0,
+            clock: Clock::start(),
             started: now,
-            last: now,
+            last: 0,
+            ended: now,
             line: now,
             line_done: 0,
             line_sample: Sample::new(),
@@ -140,21 +155,51 @@ impl<'a> Report<'a> {
     /// The first iteration begins.
     pub(super) fn begin(&mut self) {
         let now = Instant::now();
-        (self.started, self.last, self.line) = (now, now, now);
+        (self.started, self.line, self.last) = (now, now, ticks());
     }
 
     /// An iteration is over. Those of the warm-up are not counted.
+    #[inline]
     pub(super) fn iteration(&mut self, number: u64) -> Result<(), Error> {
-        let now = Instant::now();
         if number < self.setting.warm_up {
-            (self.started, self.last, self.line) = (now, now, now);
+            self.begin();
             return Ok(());
         }
-        let time = now.duration_since(self.last).as_nanos() as u64;
+        self.add(1);
+        if self.done.is_multiple_of(GLANCE) { self.glance() } else { Ok(()) }
+    }
+
+    /// As [`Self::iteration`], for the messages of a stream: some are timed together.
+    #[inline]
+    pub(super) fn message(&mut self, number: u64) -> Result<(), Error> {
+        if number < self.setting.warm_up {
+            self.begin();
+            return Ok(());
+        }
+        let done = number - self.setting.warm_up + 1;
+        if !done.is_multiple_of(TOGETHER) && done != self.setting.iterations {
+            return Ok(());
+        }
+        self.add(done - self.done);
+        if done.is_multiple_of(GLANCE) { self.glance() } else { Ok(()) }
+    }
+
+    #[inline]
+    fn add(&mut self, count: u64) {
+        let now = ticks();
+        let time = now.wrapping_sub(self.last) / count.max(1);
         self.last = now;
-        self.done += 1;
+        self.done += count;
         self.sample.add(time);
-        self.line_sample.add(time);
+        if !self.json {
+            self.line_sample.add(time);
+        }
+    }
+
+    /// Prints a line when it is time.
+    #[inline(never)]
+    fn glance(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
         if now.duration_since(self.line) >= INTERVAL && !self.json {
             let figures = self.figures(&self.line_sample, now);
             self.out.line(row("", &figures))?;
@@ -167,7 +212,7 @@ impl<'a> Report<'a> {
 
     /// The last iteration is over; for a stream, its last message has arrived.
     pub(super) fn end(&mut self) {
-        self.last = Instant::now();
+        self.ended = Instant::now();
     }
 
     fn figures(&self, typical: &Sample, now: Instant) -> Figures {
@@ -182,7 +227,7 @@ impl<'a> Report<'a> {
         let (overall, total_bandwidth, total_rate) = rates(self.done, now.duration_since(self.started));
         Figures {
             iterations: self.done,
-            latency_typical_us: typical.median() as f64 / ways / 1000.0,
+            latency_typical_us: typical.median() as f64 * self.clock.tick() / ways / 1000.0,
             latency_average_us: average,
             latency_overall_us: overall,
             bandwidth_average_bytes_per_s: bandwidth,
@@ -196,7 +241,7 @@ impl<'a> Report<'a> {
     pub(super) fn finish(mut self) -> Result<(), Error> {
         // The final line is about the whole run, so its averages are the overall ones.
         (self.line, self.line_done) = (self.started, 0);
-        let figures = self.figures(&self.sample, self.last);
+        let figures = self.figures(&self.sample, self.ended);
         let Setting { choice, plan, warm_up, .. } = self.setting;
         if self.json {
             let json = Json {
@@ -207,7 +252,7 @@ impl<'a> Report<'a> {
                 size_bytes: plan.size,
                 warm_up_iterations: warm_up,
                 latency_is: self.setting.latency_is(),
-                emulator: !self.setting.loopback,
+                emulator: self.setting.is_emulator(),
                 figures,
             };
             let text =
@@ -215,10 +260,7 @@ impl<'a> Report<'a> {
             return self.out.line(text);
         }
         self.out.line(row("Final:", &figures))?;
-        if self.setting.loopback {
-            return Ok(());
-        }
-        self.out.line(EMULATOR)
+        if self.setting.is_emulator() { self.out.line(EMULATOR) } else { Ok(()) }
     }
 }
 

@@ -17,14 +17,15 @@ impl Sample {
         Self { kept: Vec::with_capacity(1 << 12), stride: 1, skipped: 0 }
     }
 
-    /// Adds a duration in nanoseconds.
-    pub(super) fn add(&mut self, nanoseconds: u64) {
+    /// Adds a duration, in any unit.
+    #[inline]
+    pub(super) fn add(&mut self, duration: u64) {
         self.skipped += 1;
         if self.skipped < self.stride {
             return;
         }
         self.skipped = 0;
-        self.kept.push(nanoseconds);
+        self.kept.push(duration);
         if self.kept.len() == Self::MOST {
             let mut keep = false;
             self.kept.retain(|_| {
@@ -35,7 +36,7 @@ impl Sample {
         }
     }
 
-    /// The middle one of all durations so far, in nanoseconds.
+    /// The middle one of all durations so far.
     pub(super) fn median(&self) -> u64 {
         let mut sorted = self.kept.clone();
         let middle = sorted.len() / 2;

@@ -12,7 +12,7 @@ use crate::error::{ConnectError, KeyError};
 use crate::memory::Access;
 
 /// A number for the running system of this machine: processes with another one cannot share memory with this.
-pub(super) fn host() -> u64 {
+pub(crate) fn host() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     BuildHasherDefault::<DefaultHasher>::default().hash_one(boot)
 }

@@ -16,6 +16,7 @@ mod rma;
 mod state;
 mod views;
 
+pub(crate) use address::host;
 pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::Interface;

@@ -8,6 +8,7 @@ use super::judge;
 use super::measure::Count;
 use super::peers::Peers;
 use super::side_by_side::Table;
+use crate::compare;
 use crate::process::{Failure, repository};
 
 const FILE: &str = "benches/RESULTS.md";
@@ -28,7 +29,9 @@ pub(super) fn write(header: &Header, counts: &[Count], peers: &Peers, beside: &T
     let path = repository().join(FILE);
     let mut text = render(header, counts, peers);
     beside.render(&mut text);
-    fs::write(&path, text)
+    // The times behind it are not ours.
+    let old = fs::read_to_string(&path).unwrap_or_default();
+    fs::write(&path, text + compare::table::part(&old))
         .map_err(|error| Failure::Found(format!("cannot write {}: {error}", path.display())))?;
     println!("wrote {FILE}");
     Ok(())

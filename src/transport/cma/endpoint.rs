@@ -1,0 +1,414 @@
+//! The endpoint: operations are done in the post if they are short, and slice by slice in progress otherwise.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+
+use barewire_shm::{Process, ProcessError, Range};
+
+use super::address::{self, ProcessAddress};
+use super::domain::RemoteKey;
+use super::interface::{Interface, Shared};
+use super::transfer::{Step, Transfer};
+use super::{MAX_IN_PROGRESS, MAX_IOV, NAME, SLICE};
+use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Packed};
+use crate::capability::RemoteMemory;
+use crate::completion::Completion;
+use crate::error::{
+    Busy, Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
+};
+use crate::gate::{Block, Gate};
+use crate::memory::{Access, Slice, Transfer as ListTransfer};
+use crate::pending::{HasPending, PendingQueue};
+use crate::status::{FlushMode, PendingResult, Post, Posted};
+
+pub(super) struct State {
+    pub(super) gate: Gate,
+    peer: RefCell<Option<(Process, ProcessAddress)>>,
+    steps: RefCell<VecDeque<Step>>,
+    pending: PendingQueue<Endpoint>,
+    error: RefCell<Option<EndpointError>>,
+    unreported: Cell<bool>,
+    shared: Rc<Shared>,
+}
+
+/// A way to another process's memory. Cloning gives another handle to the same one; dropping the last one ends it, and what was in
+/// progress completes as cancelled.
+#[derive(Clone)]
+pub struct Endpoint(pub(super) Rc<State>);
+
+impl Endpoint {
+    /// Makes an endpoint to be connected.
+    ///
+    /// # Errors
+    /// [`OpenError::Closed`]
+    pub fn new(interface: &Interface) -> Result<Self, OpenError> {
+        if interface.0.closed.get() {
+            return Err(OpenError::Closed { transport: NAME });
+        }
+        let state = Rc::new(State {
+            gate: Gate::default(),
+            peer: RefCell::default(),
+            steps: RefCell::default(),
+            pending: PendingQueue::new(),
+            error: RefCell::default(),
+            unreported: Cell::new(false),
+            shared: Rc::clone(&interface.0),
+        });
+        state.gate.set(Block::Unconnected, true);
+        interface.0.adopt(&state);
+        Ok(Self(state))
+    }
+
+    /// Makes an endpoint to an interface.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_to_interface(
+        interface: &Interface,
+        device: &DeviceAddress,
+        address: &InterfaceAddress,
+    ) -> Result<Self, ConnectError> {
+        let endpoint = Self::new(interface)?;
+        endpoint.reach(device, &address.0)?;
+        Ok(endpoint)
+    }
+
+    /// What the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> EndpointAddress {
+        self.0.shared.address().endpoint()
+    }
+
+    /// Connects to the peer's process, after a look whether the kernel allows it.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] with the reason, [`ConnectError::Connected`] the second time.
+    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
+        self.reach(device, &address.0)
+    }
+
+    fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
+        let state = &*self.0;
+        let address = address::process(device, address)?;
+        if !state.gate.has(Block::Unconnected) || !state.gate.is_alive() {
+            return Err(ConnectError::Connected { transport: NAME });
+        }
+        let process = Process::open(address.number, address.at, address.secret).map_err(|error| {
+            ConnectError::Unreachable {
+                transport: NAME,
+                peer: format!("process {}", address.number),
+                reason: error.to_string(),
+            }
+        })?;
+        state.peer.replace(Some((process, address)));
+        state.gate.set(Block::Unconnected, false);
+        Ok(())
+    }
+
+    /// Why the endpoint failed, if it did.
+    pub fn error(&self) -> Option<EndpointError> {
+        self.0.error.borrow().clone()
+    }
+
+    /// Writes the slices, one after the other, to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.post(true, slices, remote, key, completion)
+    }
+
+    /// Reads from `remote` into the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.post(false, slices, remote, key, completion)
+    }
+
+    fn post(
+        &self,
+        put: bool,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        if slices.len() > MAX_IOV {
+            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
+        }
+        let (local, far) = if put {
+            (Access::empty(), Access::REMOTE_WRITE)
+        } else {
+            (Access::LOCAL_WRITE, Access::REMOTE_READ)
+        };
+        let mut regions = Vec::with_capacity(slices.len());
+        let mut ranges = Vec::with_capacity(slices.len());
+        let mut total = 0usize;
+        for slice in slices {
+            if slice.domain != state.shared.domain.tag() {
+                return Err(PostError::ForeignMemory);
+            }
+            regions.push(state.shared.domain.region(slice.key, local)?);
+            ranges.push(Range { address: slice.address, length: slice.length });
+            total = total.saturating_add(slice.length);
+        }
+        let secret = state.peer.borrow().as_ref().map(|(_, address)| address.secret);
+        key.check(secret.ok_or(PostError::NotConnected)?, remote, total, far)?;
+        if state.steps.borrow().len() >= MAX_IN_PROGRESS {
+            return Err(PostError::NoResource);
+        }
+        let mut transfer = Transfer::new(put, ranges, remote, regions, completion);
+        if total <= SLICE && state.steps.borrow().is_empty() {
+            match state.advance(&mut transfer) {
+                Ok(true) => return Ok(Posted::Done),
+                Ok(false) => {}
+                Err(cause) => {
+                    state.fail(transfer.operation(), cause);
+                    return Err(PostError::EndpointFailed);
+                }
+            }
+        }
+        state.steps.borrow_mut().push_back(Step::Transfer(transfer));
+        state.shared.busy.set(true);
+        Ok(Posted::InProgress)
+    }
+
+    /// Writes every transfer's slice to its remote address. Stops at the first that cannot be posted.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn put_list(
+        &self,
+        transfers: &[ListTransfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.list(transfers, completion, true)
+    }
+
+    /// Reads into every transfer's slice from its remote address. Stops at the first that cannot be posted.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn get_list(
+        &self,
+        transfers: &[ListTransfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.list(transfers, completion, false)
+    }
+
+    fn list(
+        &self,
+        transfers: &[ListTransfer<'_, RemoteKey>],
+        completion: Option<&Completion>,
+        put: bool,
+    ) -> Post {
+        if self.0.steps.borrow().len() + transfers.len() > MAX_IN_PROGRESS {
+            return Err(if transfers.len() > MAX_IN_PROGRESS {
+                PostError::TooManyTransfers { limit: MAX_IN_PROGRESS as u32 }
+            } else {
+                PostError::NoResource
+            });
+        }
+        for &ListTransfer { local, remote, key } in transfers {
+            let _ = self.post(put, &[local], remote, key, None)?;
+        }
+        // Whatever of them is in progress is before the mark.
+        self.flush(FlushMode::Local, completion)
+    }
+
+    /// Waits for what was posted so far. `Cancel` ends the endpoint.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        let state = &*self.0;
+        if mode == FlushMode::Cancel {
+            if !state.gate.is_alive() {
+                state.gate.check()?;
+            }
+            let idle = state.steps.borrow().is_empty();
+            state.gate.set(Block::Failed, true);
+            if idle {
+                return Ok(Posted::Done);
+            }
+            state.steps.borrow_mut().push_back(Step::Mark(completion.cloned()));
+            state.shared.busy.set(true);
+            return Ok(Posted::InProgress);
+        }
+        state.gate.check()?;
+        if state.is_idle() {
+            return Ok(Posted::Done);
+        }
+        if state.steps.borrow().len() >= 2 * MAX_IN_PROGRESS {
+            return Err(PostError::NoResource);
+        }
+        state.mark(completion);
+        Ok(Posted::InProgress)
+    }
+
+    /// Operations posted later take effect after those posted before: they are carried out in order.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        self.0.gate.check()
+    }
+
+    /// Queues a request that progress runs, in order, when resources come back.
+    ///
+    /// # Errors
+    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
+    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+        let state = &*self.0;
+        let room = state.steps.borrow().len() < MAX_IN_PROGRESS;
+        if !state.gate.is_usable() || (state.pending.is_idle() && room) {
+            return Err(Busy);
+        }
+        state.shared.arbiter.add(self.clone(), Box::new(request));
+        state.shared.busy.set(true);
+        Ok(())
+    }
+
+    /// Drops every waiting request, calling `purged` once for each, in order.
+    pub fn pending_purge(&self, purged: impl FnMut()) {
+        self.purge(purged);
+    }
+}
+
+impl State {
+    pub(super) fn is_idle(&self) -> bool {
+        self.steps.borrow().is_empty()
+    }
+
+    pub(super) fn mark(&self, completion: Option<&Completion>) {
+        self.steps.borrow_mut().push_back(Step::Mark(completion.cloned()));
+        self.shared.busy.set(true);
+    }
+
+    fn advance(&self, transfer: &mut Transfer) -> Result<bool, Cause> {
+        let peer = self.peer.borrow();
+        let (process, _) = peer.as_ref().ok_or(Cause::LocalOperation)?;
+        // A number that was given to another process is not written to.
+        if process.is_ended() {
+            return Err(Cause::PeerUnreachable);
+        }
+        transfer.advance(process).map_err(|error| match error {
+            ProcessError::Ended { .. } => Cause::PeerUnreachable,
+            ProcessError::Memory { .. } | ProcessError::Denied { .. } => Cause::RemoteAccess,
+            _ => Cause::LocalOperation,
+        })
+    }
+
+    /// A slice of what is first. Answers how many events there were.
+    pub(super) fn turn(&self) -> usize {
+        let Some(step) = self.steps.borrow_mut().pop_front() else { return 0 };
+        if !self.gate.is_alive() {
+            let cause = if self.error.borrow().is_some() { Cause::Flushed } else { Cause::Canceled };
+            finish(step, Err(OperationError { cause, syndrome: None }));
+            return 1;
+        }
+        let Step::Transfer(mut transfer) = step else {
+            finish(step, Ok(()));
+            return 1;
+        };
+        match self.advance(&mut transfer) {
+            Ok(true) => finish(Step::Transfer(transfer), Ok(())),
+            Ok(false) => self.steps.borrow_mut().push_front(Step::Transfer(transfer)),
+            Err(cause) => {
+                self.fail(transfer.operation(), cause);
+                finish(Step::Transfer(transfer), Err(OperationError { cause, syndrome: None }));
+            }
+        }
+        1
+    }
+
+    #[cold]
+    fn fail(&self, operation: Operation, cause: Cause) {
+        if self.gate.is_alive() {
+            let number = self.peer.borrow().as_ref().map_or(0, |(process, _)| process.number());
+            let peer = format!("process {number}");
+            self.error.replace(Some(EndpointError {
+                transport: NAME,
+                peer,
+                operation,
+                cause,
+                syndrome: None,
+            }));
+            self.gate.set(Block::Failed, true);
+            self.unreported.set(true);
+            self.shared.busy.set(true);
+        }
+    }
+
+    /// The error that the handler was not told yet.
+    pub(super) fn unreported(&self) -> Option<EndpointError> {
+        if self.unreported.replace(false) { self.error.borrow().clone() } else { None }
+    }
+
+    /// Completes what is in progress as cancelled.
+    pub(super) fn abandon(&self) {
+        loop {
+            let step = self.steps.borrow_mut().pop_front();
+            let Some(step) = step else { return };
+            finish(step, Err(OperationError::CANCELED));
+        }
+    }
+}
+
+/// The user's callback, when nothing is borrowed.
+fn finish(step: Step, result: Result<(), OperationError>) {
+    match step {
+        Step::Transfer(Transfer { completion: Some(completion), .. }) | Step::Mark(Some(completion)) => {
+            completion.count_down(result);
+        }
+        Step::Transfer(_) | Step::Mark(None) => {}
+    }
+}
+
+impl HasPending for Endpoint {
+    fn pending(&self) -> &PendingQueue<Self> {
+        &self.0.pending
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+}
+
+impl RemoteMemory for Endpoint {
+    type Key = RemoteKey;
+}
+
+crate::capability::delegate!(Endpoint: PutZcopy, GetZcopy, Flush, Pending);
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("transport", &NAME)
+            .field("error", &self.error())
+            .finish_non_exhaustive()
+    }
+}

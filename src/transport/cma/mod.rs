@@ -1,0 +1,51 @@
+//! `cma`: puts and gets between processes of one machine by one copy of the kernel's (cross memory attach, process_vm_readv(2)).
+//!
+//! Any memory can be reached, also such that nobody maps; there are no messages. Whether the kernel allows it is tried when an endpoint
+//! connects, and the reason told if not. What is longer than a slice is done slice by slice in progress.
+
+mod address;
+mod domain;
+mod endpoint;
+mod interface;
+mod transfer;
+
+pub use domain::{Domain, Memory, RemoteKey};
+pub use endpoint::Endpoint;
+pub use interface::{Interface, Progress};
+
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+
+/// The name of the transport.
+pub const NAME: &str = "cma";
+/// The name of its one device.
+pub const DEVICE: &str = "memory";
+
+/// Slices per operation.
+const MAX_IOV: usize = barewire_shm::MAX_RANGES;
+/// Bytes that a post or one progress copies at most for an endpoint.
+const SLICE: usize = 512 << 10;
+/// Operations that an endpoint has in progress.
+const MAX_IN_PROGRESS: usize = 64;
+
+/// What an interface of this transport can do.
+pub fn attributes() -> Attributes {
+    let rma = RmaLimits { max_short: 0, max_bcopy: 0, min_zcopy: 0, max_zcopy: usize::MAX, max_iov: MAX_IOV };
+    Attributes {
+        put: rma,
+        get: rma,
+        am: AmLimits::default(),
+        atomic64: AtomicOperations::empty(),
+        flags: Flags::CONNECT_TO_EP
+            | Flags::CONNECT_TO_INTERFACE
+            | Flags::PENDING
+            | Flags::ERRHANDLE_PEER_FAILURE
+            | Flags::ERRHANDLE_REMOTE_MEM
+            | Flags::PUT_ZCOPY
+            | Flags::GET_ZCOPY
+            | Flags::INTER_PROCESS,
+        overhead_ns: 2000.0,
+        latency_ns: 80.0,
+        bandwidth: 11.0e9,
+        max_endpoints: u32::MAX,
+    }
+}

@@ -1,0 +1,108 @@
+//! `cargo xtask compare`: `barewire perf` against Debian's `ucx_perftest`, in pairs that alternate, on the same CPUs.
+
+mod rows;
+mod run;
+pub(crate) mod table;
+
+use std::fs;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use crate::packages::{self, Install};
+use crate::process::{self, Failure, Invocation, Output};
+use rows::{ROWS, Row};
+use run::{Place, Side};
+use table::Outcome;
+
+/// Pairs of runs for each row.
+const PAIRS: usize = 9;
+const BUILD: Duration = Duration::from_mins(20);
+const INSTALL: Duration = Duration::from_mins(10);
+
+/// Compares the rows whose names begin with `prefix`, and writes the table.
+pub(crate) fn compare(install: Install, prefix: &str) -> ExitCode {
+    match check(install, prefix) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("\nxtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check(install: Install, prefix: &str) -> Result<(), Failure> {
+    process::watch_signals();
+    let rows: Vec<&'static Row> = ROWS.iter().filter(|row| row.name.starts_with(prefix)).collect();
+    if rows.is_empty() {
+        let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
+        return Err(Failure::Found(format!("no row begins with '{prefix}': there are {}", names.join(", "))));
+    }
+    let is_there = || packages::on_path("ucx_perftest");
+    if !is_there() {
+        packages::debian(install, &["ucx-utils"], INSTALL)?;
+    }
+    if !is_there() {
+        return Err(Failure::Found("ucx_perftest is missing: apt-get install ucx-utils".to_owned()));
+    }
+    let place = place()?;
+    // Two comparisons at a time would compare each other.
+    let lock = fs::File::create(std::env::temp_dir().join("barewire-compare.lock"));
+    let locked = lock.and_then(|lock| lock.lock().map(|()| lock));
+    let _lock =
+        locked.map_err(|error| Failure::Found(format!("cannot take the lock of comparisons: {error}")))?;
+    let mut outcomes = Vec::new();
+    for row in rows {
+        let mut pairs = Vec::new();
+        for pair in 0..PAIRS {
+            // Who is first changes, so that what drifts does not favour one.
+            let (ours, theirs) = if pair % 2 == 0 {
+                let ours = run::run(row, Side::Ours, &place)?;
+                (ours, run::run(row, Side::Theirs, &place)?)
+            } else {
+                let theirs = run::run(row, Side::Theirs, &place)?;
+                (run::run(row, Side::Ours, &place)?, theirs)
+            };
+            pairs.push((ours, theirs));
+        }
+        let outcome = Outcome { row, pairs };
+        let note = if outcome.holds() { "" } else { "  the must is missed" };
+        println!("{:<24} ratio {:.3}{note}", row.name, outcome.ratio());
+        outcomes.push(outcome);
+    }
+    table::write(&outcomes, &machine(&place))
+}
+
+/// Builds our program, and takes the first two CPUs that this process may use.
+fn place() -> Result<Place, Failure> {
+    process::run(&Invocation::cargo(&["build", "--release", "-p", "barewire-cli"]), BUILD, Output::Inherit)?;
+    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let cpus: Vec<String> = allowed_cpus().into_iter().take(2).map(|cpu| cpu.to_string()).collect();
+    let Ok(cpus) = <[String; 2]>::try_from(cpus) else {
+        return Err(Failure::Found("two CPUs are needed, one for each side".to_owned()));
+    };
+    // Real time, if we may: what else runs on the machine shows in the rates otherwise.
+    let first =
+        if packages::is_root() { ["chrt", "-f", "1"].map(str::to_owned).to_vec() } else { Vec::new() };
+    Ok(Place { cpus, program: format!("{target}/release/barewire"), first })
+}
+
+/// The CPUs that this process may use.
+fn allowed_cpus() -> Vec<u32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+    let parts = list.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse().ok()?)
+    });
+    parts.flatten().collect()
+}
+
+/// Where it ran, in a few words.
+fn machine(place: &Place) -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("unknown CPU", |(_, model)| model);
+    let count = thread::available_parallelism().map_or(0, usize::from);
+    format!("CPUs {} and {} of {count}, {model}", place.cpus[0], place.cpus[1])
+}

@@ -1,0 +1,181 @@
+//! What is compared: a row per measure, ours and theirs as command lines. A new row is all that a new comparison needs.
+
+/// What of a run counts, and which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Measure {
+    /// The median of one message's way, in microseconds: less is better.
+    Latency,
+    /// The time of one operation after the other, in microseconds, over the whole run: less is better. For what is over before a clock ticks.
+    Time,
+    /// Messages per second over the whole run: more is better.
+    Rate,
+    /// Bytes per second over the whole run: more is better.
+    Bandwidth,
+}
+
+impl Measure {
+    pub(super) fn is_better(self, ratio: f64, limit: f64) -> bool {
+        if matches!(self, Self::Latency | Self::Time) { ratio <= limit } else { ratio >= limit }
+    }
+
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::Latency | Self::Time => "us",
+            Self::Rate => "M msg/s",
+            Self::Bandwidth => "GB/s",
+        }
+    }
+
+    /// A value in the unit.
+    pub(super) fn shown(self, value: f64) -> f64 {
+        match self {
+            Self::Latency | Self::Time => value,
+            Self::Rate => value / 1e6,
+            Self::Bandwidth => value / 1e9,
+        }
+    }
+}
+
+/// One comparison. The server of each side gets the same words as the client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    /// For `cargo xtask compare NAME`: rows whose names begin so.
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
+    pub(super) measure: Measure,
+    /// Ours divided by theirs: what it must be, and what we would like to see.
+    pub(super) must: Option<f64>,
+    pub(super) aim: Option<f64>,
+    /// Of both sides: `-n`.
+    pub(super) iterations: u32,
+    /// `barewire perf`, the transport.
+    pub(super) transport: &'static str,
+    /// `barewire perf`, the client's other words.
+    pub(super) ours: &'static [&'static str],
+    /// `ucx_perftest`.
+    pub(super) theirs: &'static [&'static str],
+}
+
+const M: u32 = 1_000_000;
+
+macro_rules! posix {
+    ($($word:literal),*) => {
+        &["-d", "memory", "-x", "posix", $($word),*]
+    };
+}
+
+/// A row that the table of shared memory begins with.
+const fn shm(
+    name: &'static str,
+    what: &'static str,
+    measure: Measure,
+    (must, aim): (f64, f64),
+    iterations: u32,
+    ours: &'static [&'static str],
+    theirs: &'static [&'static str],
+) -> Row {
+    Row { name, what, measure, must: Some(must), aim: Some(aim), iterations, transport: "shm", ours, theirs }
+}
+
+pub(super) const ROWS: &[Row] = &[
+    shm(
+        "shm_am_lat_8",
+        "shm: am short 8 B, latency",
+        Measure::Latency,
+        (0.97, 0.85),
+        M,
+        &["-t", "am_lat", "-s", "8"],
+        posix!("-t", "am_lat", "-s", "8"),
+    ),
+    shm(
+        "shm_put_lat_8",
+        "shm: put short 8 B, latency",
+        Measure::Latency,
+        (1.0, 0.9),
+        M,
+        &["-t", "put_lat", "-s", "8"],
+        posix!("-t", "put_lat", "-s", "8"),
+    ),
+    shm(
+        "shm_am_bw_8",
+        "shm: am short 8 B, rate",
+        Measure::Rate,
+        (1.5, 3.0),
+        20 * M,
+        &["-t", "am_bw", "-s", "8"],
+        posix!("-t", "am_bw", "-s", "8"),
+    ),
+    shm(
+        "shm_am_bcopy_lat_1k",
+        "shm: am bcopy 1 KiB, latency",
+        Measure::Latency,
+        (0.95, 0.85),
+        M,
+        &["-t", "am_lat", "-s", "1024", "-l", "bcopy"],
+        posix!("-t", "am_lat", "-s", "1024", "-D", "bcopy"),
+    ),
+    shm(
+        "shm_am_bcopy_bw_8k",
+        "shm: am bcopy 8 KiB, bandwidth",
+        Measure::Bandwidth,
+        (1.1, 1.4),
+        M,
+        &["-t", "am_bw", "-s", "8192", "-l", "bcopy"],
+        posix!("-t", "am_bw", "-s", "8192", "-D", "bcopy"),
+    ),
+    shm(
+        "shm_fadd",
+        "shm: fetch-add 64 bit, time",
+        Measure::Time,
+        (1.0, 0.9),
+        2 * M,
+        &["-t", "fadd"],
+        posix!("-t", "fadd", "-s", "8"),
+    ),
+    shm(
+        "shm_cswap",
+        "shm: compare-swap 64 bit, time",
+        Measure::Time,
+        (1.0, 0.9),
+        2 * M,
+        &["-t", "cswap"],
+        posix!("-t", "cswap", "-s", "8"),
+    ),
+    Row {
+        name: "cma_put_bw_64k",
+        what: "cma: put 64 KiB, bandwidth",
+        measure: Measure::Bandwidth,
+        must: Some(1.0),
+        aim: Some(1.1),
+        iterations: M / 10,
+        transport: "cma",
+        ours: &["-t", "put_bw", "-s", "64K", "-l", "zcopy"],
+        theirs: &["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "65536", "-D", "zcopy"],
+    },
+    Row {
+        name: "cma_put_bw_1m",
+        what: "cma: put 1 MiB, bandwidth",
+        measure: Measure::Bandwidth,
+        must: Some(1.0),
+        aim: Some(1.1),
+        iterations: M / 100,
+        transport: "cma",
+        ours: &["-t", "put_bw", "-s", "1M", "-l", "zcopy"],
+        theirs: &["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "1048576", "-D", "zcopy"],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_a_must_is_at_least_as_good_as_no_change() {
+        for (at, row) in ROWS.iter().enumerate() {
+            assert!(ROWS[at + 1..].iter().all(|other| other.name != row.name), "{}", row.name);
+            if let (Some(must), Some(aim)) = (row.must, row.aim) {
+                assert!(row.measure.is_better(aim, must), "{}: the aim is better than the must", row.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! One run of one side: a server and a client, each on a CPU of its own.
+
+use std::fs;
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::rows::{Measure, Row};
+use crate::process::{Failure, repository};
+
+/// A run of either side takes a second or a few.
+const DEADLINE: Duration = Duration::from_mins(2);
+const TICK: Duration = Duration::from_millis(5);
+
+/// Whose program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Ours,
+    Theirs,
+}
+
+/// The CPUs of server and client, and the program that is ours.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) cpus: [String; 2],
+    pub(super) program: String,
+    /// Words in front of each program, to be before others on a busy machine.
+    pub(super) first: Vec<String>,
+}
+
+/// A child that is ended when this is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended already, as a rule.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs `side` of the row and answers its value.
+pub(super) fn run(row: &Row, side: Side, place: &Place) -> Result<f64, Failure> {
+    let port = free_port()?;
+    let mut server = start(&words(row, side, place, port, true), &place.cpus[0], Stdio::null())?;
+    let started = Instant::now();
+    while !listens(port) {
+        if ended(&mut server)? || started.elapsed() > DEADLINE {
+            return Err(Failure::Found(format!("{}: the server of {side:?} does not listen", row.name)));
+        }
+        thread::sleep(TICK);
+    }
+    let mut client = start(&words(row, side, place, port, false), &place.cpus[1], Stdio::piped())?;
+    while !ended(&mut client)? {
+        if started.elapsed() > DEADLINE {
+            return Err(Failure::Deadline(DEADLINE));
+        }
+        thread::sleep(TICK);
+    }
+    let mut text = String::new();
+    if let Some(mut stdout) = client.0.stdout.take() {
+        stdout
+            .read_to_string(&mut text)
+            .map_err(|error| Failure::Found(format!("{}: cannot read the output: {error}", row.name)))?;
+    }
+    let value = match side {
+        Side::Ours => ours(&text, row.measure),
+        Side::Theirs => theirs(&text, row.measure),
+    };
+    value.ok_or_else(|| Failure::Found(format!("{}: {side:?} said nothing of use: {text:?}", row.name)))
+}
+
+fn words(row: &Row, side: Side, place: &Place, port: u16, server: bool) -> Vec<String> {
+    let (port, iterations) = (port.to_string(), row.iterations.to_string());
+    let mut words = place.first.clone();
+    let mut add = |more: &[&str]| words.extend(more.iter().map(ToString::to_string));
+    match (side, server) {
+        (Side::Ours, true) => add(&[&place.program, "perf", "--listen", "-p", &port, "-x", row.transport]),
+        (Side::Ours, false) => {
+            add(&[&place.program, "perf", "127.0.0.1", "--json", "-p", &port, "-x", row.transport]);
+            add(&["-n", &iterations, "-w", "10K"]);
+            add(row.ours);
+        }
+        (Side::Theirs, server) => {
+            add(&["ucx_perftest"]);
+            if !server {
+                add(&["127.0.0.1", "-f", "-v"]);
+            }
+            add(&["-p", &port, "-n", &iterations, "-w", "10000"]);
+            add(row.theirs);
+        }
+    }
+    words
+}
+
+fn start(words: &[String], cpu: &str, stdout: Stdio) -> Result<Running, Failure> {
+    let child = Command::new("taskset")
+        .args(["-c", cpu])
+        .args(words)
+        .env("UCX_LOG_LEVEL", "error")
+        .current_dir(repository())
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map_err(|cause| Failure::Start { program: "taskset".to_owned(), cause })?;
+    Ok(Running(child))
+}
+
+fn ended(child: &mut Running) -> Result<bool, Failure> {
+    match child.0.try_wait() {
+        Ok(status) => Ok(status.is_some()),
+        Err(cause) => Err(Failure::Start { program: "taskset".to_owned(), cause }),
+    }
+}
+
+fn free_port() -> Result<u16, Failure> {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    port.map(|address| address.port()).map_err(|error| Failure::Found(format!("no free port: {error}")))
+}
+
+/// Someone listens on the port, by the kernel's table: to ask by connecting would take the server's one client.
+fn listens(port: u16) -> bool {
+    let wanted = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        text.lines().any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            fields.next().is_some_and(|local| local.ends_with(&wanted)) && fields.nth(1) == Some("0A")
+        })
+    })
+}
+
+/// `barewire perf --json`.
+fn ours(text: &str, measure: Measure) -> Option<f64> {
+    let json: serde_json::Value = serde_json::from_str(text).ok()?;
+    let field = match measure {
+        Measure::Latency => "latency_typical_us",
+        Measure::Time => "latency_overall_us",
+        Measure::Rate => "message_rate_overall_per_s",
+        Measure::Bandwidth => "bandwidth_overall_bytes_per_s",
+    };
+    json.get(field)?.as_f64()
+}
+
+/// `ucx_perftest -f -v`: a line of names and a line of numbers.
+fn theirs(text: &str, measure: Measure) -> Option<f64> {
+    const MEBIBYTE: f64 = 1024.0 * 1024.0;
+    let (name, unit) = match measure {
+        Measure::Latency => ("50.0_percentile_lat", 1.0),
+        Measure::Time => ("overall_lat", 1.0),
+        Measure::Rate => ("overall_mr", 1.0),
+        Measure::Bandwidth => ("overall_bw", MEBIBYTE),
+    };
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
+    let at = lines.next()?.split(',').position(|column| column == name)?;
+    let value: f64 = lines.next()?.split(',').nth(at)?.trim().parse().ok()?;
+    Some(value * unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_read() {
+        let text = "+---+\niterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
+                    200000,0.476,1.659,2.857,4.60,2.5,602918,350044\n";
+        assert_eq!(theirs(text, Measure::Latency), Some(0.476));
+        assert_eq!(theirs(text, Measure::Rate), Some(350_044.0));
+        assert_eq!(theirs(text, Measure::Bandwidth), Some(2.5 * 1_048_576.0));
+        assert_eq!(theirs("nothing", Measure::Rate), None);
+        let json = r#"{"latency_typical_us": 0.5, "message_rate_overall_per_s": 7.0}"#;
+        assert_eq!(ours(json, Measure::Latency), Some(0.5));
+        assert_eq!(ours(json, Measure::Bandwidth), None);
+    }
+
+    #[test]
+    fn a_listener_is_seen() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        assert!(listens(listener.local_addr().unwrap().port()));
+    }
+}
