@@ -125,6 +125,7 @@ pub(crate) enum TransportId {
     RcMlx5,
     Shm,
     Cma,
+    RcVerbs,
 }
 
 impl TransportId {
@@ -134,6 +135,7 @@ impl TransportId {
             Self::RcMlx5 => "rc_mlx5",
             Self::Shm => "shm",
             Self::Cma => "cma",
+            Self::RcVerbs => "rc_verbs",
         }
     }
 
@@ -143,6 +145,7 @@ impl TransportId {
             Self::RcMlx5 => 2,
             Self::Shm => 3,
             Self::Cma => 4,
+            Self::RcVerbs => 6,
         }
     }
 
@@ -152,6 +155,7 @@ impl TransportId {
             2 => Some(Self::RcMlx5),
             3 => Some(Self::Shm),
             4 => Some(Self::Cma),
+            6 => Some(Self::RcVerbs),
             _ => None,
         }
     }
@@ -161,11 +165,10 @@ impl TransportId {
         match (self, kind) {
             (Self::Self_, Kind::Key) | (Self::Cma, Kind::Device) => 16,
             (Self::Self_, _) | (Self::Shm, Kind::Device) => 8,
-            (Self::RcMlx5, Kind::Interface) => 0,
-            (Self::RcMlx5, Kind::Device | Kind::Endpoint) | (Self::Shm, Kind::Interface | Kind::Endpoint) => {
-                24
-            }
-            (Self::RcMlx5, Kind::Key) => 4,
+            (Self::RcMlx5 | Self::RcVerbs, Kind::Interface) => 0,
+            (Self::RcMlx5 | Self::RcVerbs, Kind::Device | Kind::Endpoint)
+            | (Self::Shm, Kind::Interface | Kind::Endpoint) => 24,
+            (Self::RcMlx5 | Self::RcVerbs, Kind::Key) => 4,
             (Self::Shm, Kind::Key) => 33,
             (Self::Cma, Kind::Interface | Kind::Endpoint) => 28,
             (Self::Cma, Kind::Key) => 25,
@@ -304,7 +307,9 @@ address!(
 impl fmt::Display for DeviceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.0.transport(), self.0.bytes()[HEADER..].first_chunk::<16>()) {
-            (TransportId::RcMlx5, Some(gid)) => write!(f, "{}", Ipv6Addr::from(*gid).to_canonical()),
+            (TransportId::RcMlx5 | TransportId::RcVerbs, Some(gid)) => {
+                write!(f, "{}", Ipv6Addr::from(*gid).to_canonical())
+            }
             _ => write!(f, "{:?}", self.0),
         }
     }

@@ -4,6 +4,8 @@ use barewire_verbs::Finding;
 
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
+#[cfg(feature = "verbs")]
+use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm};
 
 /// A family of devices.
@@ -70,6 +72,7 @@ impl Absent {
 pub fn components() -> Vec<Component> {
     let findings = barewire_verbs::probe();
     let (mut mlx5_devices, mlx5_absent) = hardware(&findings);
+    let (verbs_devices, verbs_absent) = verbs(&findings);
     let description = "software HCA of this process, RoCEv2 over UDP on loopback".to_owned();
     mlx5_devices.insert(0, over_rc_mlx5(rc_mlx5::SOFT_DEVICE.to_owned(), description));
     vec![
@@ -92,8 +95,8 @@ pub fn components() -> Vec<Component> {
         Component {
             name: "verbs",
             description: "RDMA devices through libibverbs",
-            devices: vec![],
-            absent: verbs(&findings),
+            devices: verbs_devices,
+            absent: verbs_absent,
         },
         Component {
             name: "shm",
@@ -169,27 +172,53 @@ fn hardware_name(finding: &Finding) -> String {
     if finding.device == MACHINE { "ConnectX hardware".to_owned() } else { finding.device.clone() }
 }
 
-/// Why there are no transports over verbs.
-fn verbs(findings: &[Finding]) -> Vec<Absent> {
-    let reason = |finding: &Finding| {
-        if finding.usable {
-            "the device is there, but this version has no transport over verbs".to_owned()
-        } else {
-            finding.reason.clone()
+/// The machine's devices that transports over verbs drive, and why there are not more.
+#[cfg(feature = "verbs")]
+fn verbs(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
+    let (mut devices, mut absent) = (Vec::new(), Vec::new());
+    for found in rc_verbs::found() {
+        match found.state {
+            Ok(address) => devices.push(DeviceInfo {
+                name: found.device,
+                description: format!("RDMA device, {address}"),
+                transports: vec![TransportInfo {
+                    name: rc_verbs::NAME,
+                    attributes: rc_verbs::attributes(&InterfaceConfig::default()),
+                }],
+            }),
+            Err(reason) => {
+                absent.push(Absent::new(format!("{} on {}", rc_verbs::NAME, found.device), reason));
+            }
         }
+    }
+    if devices.is_empty() && absent.is_empty() {
+        absent = no_verbs("rc_verbs", findings);
+    }
+    absent.extend(no_verbs("ud_verbs", findings));
+    (devices, absent)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn verbs(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
+    let absent = ["rc_verbs", "ud_verbs"].into_iter().flat_map(|transport| no_verbs(transport, findings));
+    (Vec::new(), absent.collect())
+}
+
+/// Why there is no such transport over verbs.
+fn no_verbs(transport: &'static str, findings: &[Finding]) -> Vec<Absent> {
+    let missing = if transport == "rc_verbs" {
+        "the device is there, but this build lacks the feature verbs"
+    } else {
+        "the device is there, but this version has no such transport"
     };
-    ["rc_verbs", "ud_verbs"]
-        .into_iter()
-        .flat_map(|transport| {
-            findings.iter().map(move |finding| {
-                let what = match finding.device.as_str() {
-                    MACHINE => transport.to_owned(),
-                    device => format!("{transport} on {device}"),
-                };
-                Absent::new(what, reason(finding))
-            })
-        })
-        .collect()
+    let absent = |finding: &Finding| {
+        let what = match finding.device.as_str() {
+            MACHINE => transport.to_owned(),
+            device => format!("{transport} on {device}"),
+        };
+        Absent::new(what, if finding.usable { missing.to_owned() } else { finding.reason.clone() })
+    };
+    findings.iter().map(absent).collect()
 }
 
 #[cfg(test)]
@@ -206,13 +235,10 @@ mod tests {
         let absent = without_verbs(&findings);
         assert_eq!(absent.len(), 1);
         assert!(absent[0].what == "mlx5_0" && absent[0].reason.contains("software HCA only"));
-        let names: Vec<_> = verbs(&findings).into_iter().map(|absent| absent.what).collect();
-        assert_eq!(
-            names,
-            ["rc_verbs on mlx5_0", "rc_verbs on rxe0", "ud_verbs on mlx5_0", "ud_verbs on rxe0"]
-        );
+        let names: Vec<_> = no_verbs("rc_verbs", &findings).into_iter().map(|absent| absent.what).collect();
+        assert_eq!(names, ["rc_verbs on mlx5_0", "rc_verbs on rxe0"]);
         let nothing = [finding(MACHINE, false)];
         assert_eq!(without_verbs(&nothing), [Absent::new("ConnectX hardware", "rdma is so")]);
-        assert_eq!(verbs(&nothing)[1], Absent::new("ud_verbs", "rdma is so"));
+        assert_eq!(no_verbs("ud_verbs", &nothing), [Absent::new("ud_verbs", "rdma is so")]);
     }
 }

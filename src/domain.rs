@@ -4,7 +4,19 @@ use std::ptr::NonNull;
 
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
+#[cfg(feature = "verbs")]
+use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm};
+
+/// The transports of this build.
+const KNOWN: &[&str] = &[
+    self_::NAME,
+    rc_mlx5::NAME,
+    shm::NAME,
+    cma::NAME,
+    #[cfg(feature = "verbs")]
+    rc_verbs::NAME,
+];
 
 /// One device opened by one transport: where memory is registered and interfaces are opened.
 #[derive(Debug, Clone)]
@@ -18,6 +30,9 @@ pub enum Domain {
     Shm(shm::Domain),
     /// Of `cma`.
     Cma(cma::Domain),
+    /// Of `rc_verbs`.
+    #[cfg(feature = "verbs")]
+    RcVerbs(rc_verbs::Domain),
 }
 
 impl Domain {
@@ -39,10 +54,9 @@ impl Domain {
             rc_mlx5::NAME => rc_mlx5::Domain::open(device).map(Self::RcMlx5),
             shm::NAME => shm::Domain::open(device).map(Self::Shm),
             cma::NAME => cma::Domain::open(device).map(Self::Cma),
-            _ => Err(OpenError::UnknownTransport {
-                name: transport.to_owned(),
-                known: [self_::NAME, rc_mlx5::NAME, shm::NAME, cma::NAME].join(", "),
-            }),
+            #[cfg(feature = "verbs")]
+            rc_verbs::NAME => rc_verbs::Domain::open(device).map(Self::RcVerbs),
+            _ => Err(OpenError::UnknownTransport { name: transport.to_owned(), known: KNOWN.join(", ") }),
         }
     }
 
@@ -61,6 +75,8 @@ impl Domain {
             Self::RcMlx5(_) => rc_mlx5::NAME,
             Self::Shm(_) => shm::NAME,
             Self::Cma(_) => cma::NAME,
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(_) => rc_verbs::NAME,
         }
     }
 
@@ -74,6 +90,8 @@ impl Domain {
             Self::RcMlx5(domain) => domain.allocate(len, access).map(Memory::RcMlx5),
             Self::Shm(domain) => domain.allocate(len, access).map(Memory::Shm),
             Self::Cma(domain) => domain.allocate(len, access).map(Memory::Cma),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(domain) => domain.allocate(len, access).map(Memory::RcVerbs),
         }
     }
 
@@ -100,6 +118,9 @@ impl Domain {
             Self::Shm(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Shm),
             // SAFETY: the caller's promise.
             Self::Cma(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Cma),
+            #[cfg(feature = "verbs")]
+            // SAFETY: the caller's promise.
+            Self::RcVerbs(domain) => unsafe { domain.register(start, len, access) }.map(Memory::RcVerbs),
         }
     }
 
@@ -113,6 +134,8 @@ impl Domain {
             Self::RcMlx5(domain) => domain.unpack_key(bytes).map(RemoteKey::RcMlx5),
             Self::Shm(domain) => domain.unpack_key(bytes).map(RemoteKey::Shm),
             Self::Cma(domain) => domain.unpack_key(bytes).map(RemoteKey::Cma),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(domain) => domain.unpack_key(bytes).map(RemoteKey::RcVerbs),
         }
     }
 }

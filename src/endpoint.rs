@@ -6,6 +6,8 @@ use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
 use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
+#[cfg(feature = "verbs")]
+use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
@@ -24,6 +26,9 @@ pub enum Endpoint {
     Shm(shm::Endpoint),
     /// Of `cma`.
     Cma(cma::Endpoint),
+    /// Of `rc_verbs`.
+    #[cfg(feature = "verbs")]
+    RcVerbs(rc_verbs::Endpoint),
 }
 
 macro_rules! each {
@@ -33,6 +38,8 @@ macro_rules! each {
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
             Self::Cma($inner) => $body,
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs($inner) => $body,
         }
     };
 }
@@ -44,6 +51,8 @@ macro_rules! each_but_cma {
             Self::Self_($inner) => $body,
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs($inner) => $body,
             Self::Cma(_) => Err(PostError::Unsupported),
         }
     };
@@ -56,6 +65,8 @@ macro_rules! each_but_cma_with_key {
             (Self::Self_($inner), RemoteKey::Self_($inner_key)) => $body,
             (Self::RcMlx5($inner), RemoteKey::RcMlx5($inner_key)) => $body,
             (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
+            #[cfg(feature = "verbs")]
+            (Self::RcVerbs($inner), RemoteKey::RcVerbs($inner_key)) => $body,
             (Self::Cma(_), _) => Err(PostError::Unsupported),
             _ => Err(PostError::ForeignKey),
         }
@@ -70,6 +81,8 @@ macro_rules! each_with_key {
             (Self::RcMlx5($inner), RemoteKey::RcMlx5($inner_key)) => $body,
             (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
             (Self::Cma($inner), RemoteKey::Cma($inner_key)) => $body,
+            #[cfg(feature = "verbs")]
+            (Self::RcVerbs($inner), RemoteKey::RcVerbs($inner_key)) => $body,
             _ => Err(PostError::ForeignKey),
         }
     };
@@ -94,6 +107,8 @@ of_transport!(of_self, self_, Self_);
 of_transport!(of_rc_mlx5, rc_mlx5, RcMlx5);
 of_transport!(of_shm, shm, Shm);
 of_transport!(of_cma, cma, Cma);
+#[cfg(feature = "verbs")]
+of_transport!(of_rc_verbs, rc_verbs, RcVerbs);
 
 impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
@@ -132,6 +147,8 @@ impl Endpoint {
             Interface::RcMlx5(interface) => rc_mlx5::Endpoint::new(interface).map(Self::RcMlx5),
             Interface::Shm(interface) => shm::Endpoint::new(interface).map(Self::Shm),
             Interface::Cma(interface) => cma::Endpoint::new(interface).map(Self::Cma),
+            #[cfg(feature = "verbs")]
+            Interface::RcVerbs(interface) => rc_verbs::Endpoint::new(interface).map(Self::RcVerbs),
         }
     }
 
@@ -159,6 +176,11 @@ impl Endpoint {
             Interface::Cma(interface) => {
                 cma::Endpoint::connect_to_interface(interface, device, address).map(Self::Cma)
             }
+            #[cfg(feature = "verbs")]
+            Interface::RcVerbs(_) => Err(ConnectError::Unsupported {
+                transport: rc_verbs::NAME,
+                instead: "endpoint to endpoint: use Endpoint::new and connect",
+            }),
         }
     }
 
@@ -180,6 +202,8 @@ impl Endpoint {
             Self::RcMlx5(endpoint) => endpoint.connect(device, address),
             Self::Shm(endpoint) => endpoint.connect(device, address),
             Self::Cma(endpoint) => endpoint.connect(device, address),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(endpoint) => endpoint.connect(device, address),
         }
     }
 
@@ -190,6 +214,8 @@ impl Endpoint {
             Self::RcMlx5(endpoint) => endpoint.error(),
             Self::Shm(endpoint) => endpoint.error(),
             Self::Cma(endpoint) => endpoint.error(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(endpoint) => endpoint.error(),
         }
     }
 
@@ -262,6 +288,8 @@ impl Endpoint {
             Self::RcMlx5(endpoint) => endpoint.put_list(&of_rc_mlx5(transfers)?, completion),
             Self::Shm(endpoint) => endpoint.put_list(&of_shm(transfers)?, completion),
             Self::Cma(endpoint) => endpoint.put_list(&of_cma(transfers)?, completion),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(endpoint) => endpoint.put_list(&of_rc_verbs(transfers)?, completion),
         }
     }
 
@@ -275,6 +303,8 @@ impl Endpoint {
             Self::RcMlx5(endpoint) => endpoint.get_list(&of_rc_mlx5(transfers)?, completion),
             Self::Shm(endpoint) => endpoint.get_list(&of_shm(transfers)?, completion),
             Self::Cma(endpoint) => endpoint.get_list(&of_cma(transfers)?, completion),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(endpoint) => endpoint.get_list(&of_rc_verbs(transfers)?, completion),
         }
     }
 
@@ -426,6 +456,10 @@ impl Endpoint {
             }
             Self::Cma(endpoint) => {
                 endpoint.pending_add(move |endpoint| request(&Self::Cma(endpoint.clone())))
+            }
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::RcVerbs(endpoint.clone())))
             }
         }
     }

@@ -8,6 +8,8 @@ use crate::config::InterfaceConfig;
 use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::status::Post;
+#[cfg(feature = "verbs")]
+use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm};
 use crate::worker::{Progress, Worker};
 
@@ -24,6 +26,9 @@ pub enum Interface {
     Shm(shm::Interface),
     /// Of `cma`.
     Cma(cma::Interface),
+    /// Of `rc_verbs`.
+    #[cfg(feature = "verbs")]
+    RcVerbs(rc_verbs::Interface),
 }
 
 macro_rules! each {
@@ -33,6 +38,8 @@ macro_rules! each {
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
             Self::Cma($inner) => $body,
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs($inner) => $body,
         }
     };
 }
@@ -64,6 +71,12 @@ impl Interface {
                 worker.adopt(Progress::Cma(progress));
                 Ok(Self::Cma(interface))
             }
+            #[cfg(feature = "verbs")]
+            Domain::RcVerbs(domain) => {
+                let (interface, progress) = rc_verbs::Interface::open(domain, config)?;
+                worker.adopt(Progress::RcVerbs(progress));
+                Ok(Self::RcVerbs(interface))
+            }
         }
     }
 
@@ -74,6 +87,8 @@ impl Interface {
             Self::RcMlx5(_) => rc_mlx5::NAME,
             Self::Shm(_) => shm::NAME,
             Self::Cma(_) => cma::NAME,
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(_) => rc_verbs::NAME,
         }
     }
 

@@ -4,6 +4,8 @@ use bitflags::bitflags;
 
 use crate::copy::Bytes;
 use crate::error::MemoryError;
+#[cfg(feature = "verbs")]
+use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm};
 
 bitflags! {
@@ -202,6 +204,9 @@ pub enum Memory {
     Shm(shm::Memory),
     /// Of `cma`.
     Cma(cma::Memory),
+    /// Of `rc_verbs`.
+    #[cfg(feature = "verbs")]
+    RcVerbs(rc_verbs::Memory),
 }
 
 impl Memory {
@@ -211,6 +216,8 @@ impl Memory {
             Self::RcMlx5(memory) => memory.bytes(),
             Self::Shm(memory) => memory.bytes(),
             Self::Cma(memory) => memory.bytes(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(memory) => memory.bytes(),
         }
     }
 
@@ -220,6 +227,8 @@ impl Memory {
             Self::RcMlx5(memory) => memory.local_key(),
             Self::Shm(memory) => memory.local_key(),
             Self::Cma(memory) => memory.local_key(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(memory) => memory.local_key(),
         }
     }
 
@@ -229,6 +238,8 @@ impl Memory {
             Self::RcMlx5(memory) => memory.domain(),
             Self::Shm(memory) => memory.domain(),
             Self::Cma(memory) => memory.domain(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(memory) => memory.domain(),
         }
     }
 
@@ -241,6 +252,8 @@ impl Memory {
             Self::RcMlx5(memory) => memory.pack_key(),
             Self::Shm(memory) => memory.pack_key(),
             Self::Cma(memory) => memory.pack_key(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(memory) => memory.pack_key(),
         }
     }
 }
@@ -257,4 +270,7 @@ pub enum RemoteKey {
     Shm(shm::RemoteKey),
     /// Of `cma`.
     Cma(cma::RemoteKey),
+    /// Of `rc_verbs`.
+    #[cfg(feature = "verbs")]
+    RcVerbs(rc_verbs::RemoteKey),
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+#[cfg(feature = "verbs")]
+use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm};
 
 pub(crate) enum Progress {
@@ -9,6 +11,8 @@ pub(crate) enum Progress {
     RcMlx5(rc_mlx5::Progress),
     Shm(Box<shm::Progress>),
     Cma(cma::Progress),
+    #[cfg(feature = "verbs")]
+    RcVerbs(rc_verbs::Progress),
 }
 
 impl Progress {
@@ -20,6 +24,9 @@ impl Progress {
             Self::RcMlx5(progress) => progress.is_idle(),
             Self::Shm(progress) => progress.is_idle(),
             Self::Cma(progress) => progress.is_idle(),
+            // Only the library knows.
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(_) => false,
         }
     }
 
@@ -30,6 +37,8 @@ impl Progress {
             // A look was taken.
             Self::Shm(progress) => progress.turn(),
             Self::Cma(progress) => progress.progress(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(progress) => progress.progress(),
         }
     }
 }

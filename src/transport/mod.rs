@@ -3,6 +3,10 @@
 //! (see [`capability`](crate::capability)).
 
 pub mod cma;
+mod operation;
+mod peers;
 pub mod rc_mlx5;
+#[cfg(feature = "verbs")]
+pub mod rc_verbs;
 pub mod self_;
 pub mod shm;

@@ -66,14 +66,15 @@ impl Pair {
     }
 
     /// Over `rc_mlx5`: in the loopback of one device, and between two devices over UDP. Of the machine, if the environment names two:
-    /// `BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`.
+    /// `BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`; then also over `rc_verbs`, if `BAREWIRE_TEST_TRANSPORT` says so.
     pub(crate) fn rc(config: &InterfaceConfig) -> Vec<Self> {
         if let Ok(names) = std::env::var("BAREWIRE_TEST_DEVICES") {
             let (one, other) = names.split_once(',').expect("two devices, with a comma");
-            let open = |name| Domain::open("rc_mlx5", name).unwrap();
+            let transport = std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
+            let open = |name| Domain::open(&transport, name).unwrap();
             return vec![
-                Self::over("rc_mlx5, one device of the machine", config, &open(one), &open(one)),
-                Self::over("rc_mlx5, two devices of the machine", config, &open(one), &open(other)),
+                Self::over("one device of the machine", config, &open(one), &open(one)),
+                Self::over("two devices of the machine", config, &open(one), &open(other)),
             ];
         }
         let one = device(hca::Faults::default());

@@ -58,6 +58,20 @@ impl FailureStatus {
     pub const REMOTE_ACCESS: Self = Self(ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
     /// A local key did not cover the address, or lacked the right.
     pub const LOCAL_PROTECTION: Self = Self(ibv_wc_status::IBV_WC_LOC_PROT_ERR);
+    /// A request was malformed, or not allowed on this queue pair.
+    pub const LOCAL_OPERATION: Self = Self(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
+    /// A memory window could not be bound.
+    pub const WINDOW_BIND: Self = Self(ibv_wc_status::IBV_WC_MW_BIND_ERR);
+    /// The peer answered something else.
+    pub const BAD_RESPONSE: Self = Self(ibv_wc_status::IBV_WC_BAD_RESP_ERR);
+    /// The peer's write does not fit the region.
+    pub const LOCAL_ACCESS: Self = Self(ibv_wc_status::IBV_WC_LOC_ACCESS_ERR);
+    /// The peer rejects the request.
+    pub const REMOTE_REQUEST: Self = Self(ibv_wc_status::IBV_WC_REM_INV_REQ_ERR);
+    /// The peer could not complete the request.
+    pub const REMOTE_OPERATION: Self = Self(ibv_wc_status::IBV_WC_REM_OP_ERR);
+    /// The peer aborted the request.
+    pub const REMOTE_ABORT: Self = Self(ibv_wc_status::IBV_WC_REM_ABORT_ERR);
     /// A message was longer than the buffers of the receive request.
     pub const LOCAL_LENGTH: Self = Self(ibv_wc_status::IBV_WC_LOC_LEN_ERR);
 

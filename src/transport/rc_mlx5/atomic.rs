@@ -4,11 +4,11 @@ use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use super::operation::Done;
 use super::post::{NO_FLAGS, Posting};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::status::{Post, Posted};
+use crate::transport::operation::Done;
 
 impl Endpoint {
     /// Adds `operand` to the word at `remote`.

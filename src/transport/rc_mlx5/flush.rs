@@ -2,12 +2,12 @@
 
 use barewire_mlx5::{ControlFlags, RcQueuePair};
 
-use super::operation::Done;
 use super::state::State;
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::gate::Block;
 use crate::status::{FlushMode, Post, Posted};
+use crate::transport::operation::Done;
 
 impl State {
     /// See `Endpoint::flush`.

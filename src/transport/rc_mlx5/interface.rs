@@ -10,8 +10,6 @@ use barewire_mlx5::{Buffer, CompletionQueue, Mtu, RcConfig, RcQueuePair, Uar};
 use super::address::{self, QueueAddress};
 use super::domain::{Domain, Registered};
 use super::endpoint::Endpoint;
-use super::operation::InFlightQueue;
-use super::peers::Peers;
 use super::progress::Progress;
 use super::receive::Receiver;
 use super::state::{Parts, State};
@@ -27,6 +25,8 @@ use crate::memory::Access;
 use crate::pending::Arbiter;
 use crate::pool::Pool;
 use crate::status::{Post, Posted};
+use crate::transport::operation::InFlightQueue;
+use crate::transport::peers::Peers;
 
 const MASK24: u64 = 0x00ff_ffff;
 

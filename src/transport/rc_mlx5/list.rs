@@ -5,12 +5,12 @@ use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue, 
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use super::operation::Done;
 use super::post::{NO_FLAGS, Posting, data_segment};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Transfer;
 use crate::status::{Post, Posted};
+use crate::transport::operation::Done;
 
 type Queue = SendQueue<Deferred>;
 

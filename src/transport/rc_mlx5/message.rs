@@ -4,7 +4,6 @@ use barewire_mlx5::queue::send::PREFIX;
 use barewire_mlx5::{ControlFlags, DataSegment, SendQueue};
 
 use super::endpoint::Endpoint;
-use super::operation::Done;
 use super::post::{EMPTY, NO_FLAGS, PooledBuffer, Posting};
 use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_AM_SHORT, MAX_AM_SLICES, MESSAGE};
 use crate::active_message::MAX_HANDLERS;
@@ -12,6 +11,7 @@ use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
+use crate::transport::operation::Done;
 
 impl Endpoint {
     /// Sends `header` and `payload` to the peer's handler `id`.

@@ -18,8 +18,6 @@ pub(crate) mod hardware;
 mod interface;
 mod list;
 mod message;
-mod operation;
-mod peers;
 mod post;
 mod progress;
 mod receive;

@@ -7,13 +7,13 @@ use barewire_mlx5::{ControlFlags, DataSegment, SendQueue, WqeIndex};
 
 use super::domain::Registered;
 use super::endpoint::Endpoint;
-use super::operation::{Done, InFlight};
 use super::{BUFFER, DATA, SEGMENT};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
 use crate::pool::Buffer;
 use crate::status::{Post, Posted};
+use crate::transport::operation::{Done, InFlight};
 
 pub(super) type PooledBuffer<'a> = Buffer<'a, Registered, BUFFER>;
 pub(super) type Posting = Result<WqeIndex, mlx5::PostError>;

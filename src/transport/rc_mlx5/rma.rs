@@ -4,13 +4,13 @@ use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use super::operation::Done;
 use super::post::{EMPTY, NO_FLAGS};
 use super::{DATA, MAX_PUT_SHORT, MAX_RMA_SLICES, SEGMENT};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
+use crate::transport::operation::Done;
 
 impl Endpoint {
     /// Writes `payload` to `remote`.

@@ -12,7 +12,6 @@ use super::address::{Peer, QueueAddress};
 use super::endpoint::Endpoint;
 use super::failure;
 use super::interface::Shared;
-use super::operation::{Done, InFlight, InFlightQueue};
 use super::receive::Receiver;
 use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
 use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
@@ -20,6 +19,7 @@ use crate::error::{EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
+use crate::transport::operation::{Done, InFlight, InFlightQueue};
 
 pub(super) struct State {
     pub(super) gate: Gate,

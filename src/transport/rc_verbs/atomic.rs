@@ -1,0 +1,88 @@
+//! Atomics.
+
+use barewire_verbs::{self as verbs, Data, Remote};
+
+use super::domain::RemoteKey;
+use super::endpoint::Endpoint;
+use crate::completion::{Completion, FetchResult};
+use crate::error::{Operation, PostError};
+use crate::status::{Post, Posted};
+use crate::transport::operation::Done;
+
+impl Endpoint {
+    /// Adds `operand` to the word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+        self.0.gate.check()?;
+        let remote = self.atomic_target(remote, *key)?;
+        let local = [self.0.unwanted_result()];
+        let operation = verbs::Operation::FetchAdd { remote, add: operand };
+        self.post(Operation::Atomic, operation, Data::Elements(&local), false)?;
+        Ok(Posted::Done)
+    }
+
+    /// Adds `operand` to the word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_fetch_add64(
+        &self,
+        operand: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        let remote = self.atomic_target(remote, *key)?;
+        self.fetch(verbs::Operation::FetchAdd { remote, add: operand }, result, completion)
+    }
+
+    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_compare_swap64(
+        &self,
+        compare: u64,
+        swap: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        let remote = self.atomic_target(remote, *key)?;
+        self.fetch(verbs::Operation::CompareSwap { remote, compare, swap }, result, completion)
+    }
+
+    #[inline]
+    fn fetch(
+        &self,
+        operation: verbs::Operation<'_>,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let local = [self.0.next_result()];
+        let index = self.post(Operation::Atomic, operation, Data::Elements(&local), true)?;
+        let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
+        self.await_done(index, done);
+        Ok(Posted::InProgress)
+    }
+
+    #[inline]
+    fn atomic_target(&self, remote: u64, key: RemoteKey) -> Result<Remote, PostError> {
+        if self.0.shared.attributes.atomic64.is_empty() {
+            return Err(PostError::Unsupported);
+        }
+        if !remote.is_multiple_of(size_of::<u64>() as u64) {
+            return Err(PostError::Unaligned);
+        }
+        Ok(Remote { address: remote, key: key.0 })
+    }
+}

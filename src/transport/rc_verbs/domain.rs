@@ -1,0 +1,316 @@
+//! The domain: a port of an open device, a protection domain, and memory in it.
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use barewire_verbs::{
+    self as verbs, Context, GidEntry, Limits, LinkLayer, MemoryRegion, Port, ProtectionDomain,
+};
+
+use super::NAME;
+use crate::address::{Kind, Packed, TransportId};
+use crate::allocation::Allocation;
+use crate::copy::Bytes;
+use crate::error::{KeyError, MemoryError, OpenError, Source};
+use crate::memory::{Access, domain_tag, memory_access};
+use crate::pool::Block;
+
+/// One port of a device and one protection domain. Cloning gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct Domain(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    context: Context,
+    protection: ProtectionDomain,
+    port: Port,
+    /// The own address, unless the port goes by LID.
+    gid: Option<GidEntry>,
+    limits: Limits,
+    device: String,
+    tag: u32,
+}
+
+/// A port of a device of this machine.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Name for [`Domain::open`].
+    pub(crate) device: String,
+    /// Its address and why this one, or why it cannot be used.
+    pub(crate) state: Result<String, String>,
+}
+
+/// Every port of every device. Each is opened for a moment.
+pub(crate) fn found() -> Vec<Found> {
+    let devices = verbs::devices().unwrap_or_default();
+    let ports = devices.iter().flat_map(|device| {
+        let count = Context::open(&device.name).map_or(1, |context| context.port_count());
+        (1..=count).map(|port| format!("{}:{port}", device.name))
+    });
+    let found = ports.map(|device| {
+        let state = Domain::open(&device).map_err(|error| error.to_string());
+        Found { state: state.map(|domain| domain.0.address_in_words()), device }
+    });
+    found.collect()
+}
+
+impl Domain {
+    /// Opens `NAME:PORT`, a port of a device of this machine; port 1 if none is named. On Ethernet it chooses the GID, RoCEv2 over IPv4 if
+    /// there is one.
+    ///
+    /// # Errors
+    /// [`OpenError::UnknownDevice`] names those that there are, [`OpenError::Device`] if it cannot be opened or its port is not active.
+    pub fn open(device: &str) -> Result<Self, OpenError> {
+        let (name, port) = match device.split_once(':') {
+            None => (device, Some(1)),
+            Some((name, port)) => (name, port.parse().ok()),
+        };
+        let known = verbs::devices().unwrap_or_default();
+        let Some(port) = port.filter(|_| known.iter().any(|known| known.name == name)) else {
+            let known: Vec<_> = known.iter().map(|device| format!("{}:1", device.name)).collect();
+            return Err(OpenError::UnknownDevice {
+                transport: NAME,
+                device: device.to_owned(),
+                known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
+            });
+        };
+        let context = Context::open(name).map_err(|e| refused(device, "open it", e))?;
+        let port = context.query_port(port).map_err(|e| refused(device, "query its port", e))?;
+        if port.state != verbs::PortState::Active {
+            return Err(refused(device, "use its port", format!("it is {:?}, not active", port.state)));
+        }
+        let protection = ProtectionDomain::new(&context)
+            .map_err(|e| refused(device, "allocate a protection domain", e))?;
+        let gid = match port.link_layer {
+            LinkLayer::Ethernet => {
+                let choice = context.choose_gid(&protection, &port);
+                Some(choice.map_err(|e| refused(device, "choose a GID", e))?.entry)
+            }
+            _ => None,
+        };
+        let limits = context.limits().map_err(|e| refused(device, "query its limits", e))?;
+        let (device, tag) = (device.to_owned(), domain_tag());
+        Ok(Self(Arc::new(Shared { context, protection, port, gid, limits, device, tag })))
+    }
+
+    /// Allocates zeroed, page-aligned memory and registers it.
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
+    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        let buffer = self.buffer(len, access)?;
+        let bytes = Bytes::new(buffer.start(), len);
+        let (key, remote_key) = (buffer.region.local_key(), buffer.region.remote_key());
+        Ok(Memory { bytes, key, remote_key, tag: self.0.tag, _region: Region::Owned(buffer) })
+    }
+
+    /// Registers memory that someone else owns.
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::Device`]
+    ///
+    /// # Safety
+    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
+    /// the returned memory is dropped.
+    pub unsafe fn register(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Memory, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        // SAFETY: the caller's promise. No memory window is bound to it, so that dropping it deregisters.
+        let region = unsafe { MemoryRegion::register(&self.0.protection, start, len, device_access(access)) }
+            .map_err(|e| memory_error(len, e))?;
+        let (key, remote_key) = (region.local_key(), region.remote_key());
+        let bytes = Bytes::new(start, len);
+        Ok(Memory { bytes, key, remote_key, tag: self.0.tag, _region: Region::Foreign(region) })
+    }
+
+    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    ///
+    /// # Errors
+    /// [`KeyError`]: not a key, or of another transport. Whether the key is valid the peer's device says when it is
+    /// used.
+    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+        let packed = Packed::parse(Kind::Key, bytes)?;
+        match (packed.transport(), packed.body()) {
+            (TransportId::RcVerbs, Some(key)) => Ok(RemoteKey(u32::from_be_bytes(*key))),
+            (other, _) => Err(KeyError::ForeignTransport { expected: NAME, found: other.name() }),
+        }
+    }
+
+    /// The device's name and port.
+    pub fn device(&self) -> &str {
+        &self.0.device
+    }
+
+    pub(super) fn buffer(&self, len: usize, access: Access) -> Result<Buffer, MemoryError> {
+        let memory = Allocation::new(len)?;
+        // SAFETY: the allocation is owned by the buffer, which deregisters before it frees. It is handed out as a pool's block, or as
+        // `Bytes`, which tolerates a device.
+        let region =
+            unsafe { MemoryRegion::register(&self.0.protection, memory.start(), len, device_access(access)) };
+        let region = region.map_err(|e| memory_error(len, e))?;
+        Ok(Buffer { region, memory: ManuallyDrop::new(memory) })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    pub(super) fn protection(&self) -> &ProtectionDomain {
+        &self.0.protection
+    }
+
+    pub(super) fn port(&self) -> &Port {
+        &self.0.port
+    }
+
+    pub(super) fn gid(&self) -> Option<GidEntry> {
+        self.0.gid
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    pub(super) fn tag(&self) -> u32 {
+        self.0.tag
+    }
+
+    pub(super) fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
+        refused(&self.0.device, step, error)
+    }
+}
+
+impl Shared {
+    fn address_in_words(&self) -> String {
+        match self.gid {
+            Some(gid) => gid.to_string(),
+            None => format!("LID {}", self.port.lid),
+        }
+    }
+}
+
+fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenError {
+    OpenError::Device { device: device.to_owned(), step, source: error.into() }
+}
+
+fn memory_error(length: usize, error: verbs::Error) -> MemoryError {
+    MemoryError::Device { length, source: error.into() }
+}
+
+fn device_access(access: Access) -> verbs::Access {
+    let mut rights = verbs::Access::empty();
+    let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    rights.set(verbs::Access::LOCAL_WRITE, access.intersects(written));
+    rights.set(verbs::Access::REMOTE_WRITE, access.contains(Access::REMOTE_WRITE));
+    rights.set(verbs::Access::REMOTE_READ, access.contains(Access::REMOTE_READ));
+    rights.set(verbs::Access::REMOTE_ATOMIC, access.contains(Access::REMOTE_ATOMIC));
+    rights
+}
+
+/// Registered memory of its own.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    pub(super) region: MemoryRegion,
+    memory: ManuallyDrop<Allocation>,
+}
+
+impl Buffer {
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.memory.start()
+    }
+
+    /// The bytes, as the device shares them.
+    pub(super) fn bytes(&self) -> Bytes {
+        Bytes::new(self.memory.start(), self.memory.len())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Memory that the device did not let go of is never used again.
+        if self.region.deregister().is_ok() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
+
+/// Held for its drop: takes the key from the device, then frees the memory if it is owned.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+enum Region {
+    Owned(Buffer),
+    Foreign(MemoryRegion),
+}
+
+/// A region registered with the device.
+///
+/// Dropping it takes the key from the device first: an operation still in flight then fails with a protection error, it
+/// does not touch memory that is someone else's.
+#[derive(Debug)]
+pub struct Memory {
+    bytes: Bytes,
+    key: u32,
+    remote_key: u32,
+    tag: u32,
+    _region: Region,
+}
+
+impl Memory {
+    memory_access!();
+
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub(crate) fn local_key(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn domain(&self) -> u32 {
+        self.tag
+    }
+
+    /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
+    pub fn pack_key(&self) -> Vec<u8> {
+        Packed::new(Kind::Key, TransportId::RcVerbs, &self.remote_key.to_be_bytes()).bytes().to_vec()
+    }
+}
+
+/// A right to a peer's region, as the peer's device knows it (rkey).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteKey(pub(super) u32);
+
+/// Registered memory cut into buffers. It has no remote rights, so that only this side's device writes it, and only for
+/// an operation that holds the buffer.
+#[derive(Debug)]
+pub(super) struct Registered(Buffer);
+
+impl Registered {
+    pub(super) fn allocate(domain: &Domain, len: usize) -> Result<Self, MemoryError> {
+        domain.buffer(len, Access::LOCAL_WRITE).map(Self)
+    }
+
+    pub(super) fn key(&self) -> u32 {
+        self.0.region.local_key()
+    }
+}
+
+// SAFETY: zeroed, page-aligned memory that is owned and unmoved; its key is not told to anyone, so that the device
+// writes only the buffer that an operation names, which holds it meanwhile.
+unsafe impl Block for Registered {
+    fn start(&self) -> NonNull<u8> {
+        self.0.start()
+    }
+
+    fn len(&self) -> usize {
+        self.0.region.length()
+    }
+}

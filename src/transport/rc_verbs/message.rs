@@ -1,0 +1,102 @@
+//! Active messages, sent.
+
+use barewire_verbs::Data;
+
+use super::endpoint::Endpoint;
+use super::post::no_elements;
+use super::queue::SEND;
+use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_ELEMENTS, MESSAGE};
+use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::completion::Completion;
+use crate::error::{Operation, PostError};
+use crate::memory::Slice;
+use crate::status::{Post, Posted};
+use crate::transport::operation::Done;
+
+impl Endpoint {
+    /// Sends `header` and `payload` to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        self.0.gate.check()?;
+        check_id(id)?;
+        let limit = self.0.shared.attributes.am.max_short;
+        if payload.len() > limit {
+            return Err(PostError::too_long(payload.len(), limit));
+        }
+        let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
+        let prefix = &prefix[..AM_HEADER + SHORT_HEADER];
+        self.post(Operation::ActiveMessage, SEND, Data::Inline2(prefix, payload), false)?;
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        check_id(id)?;
+        let (mut buffer, length) = self.pack(MAX_AM, pack)?;
+        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        let local = [self.in_buffer(&buffer, MESSAGE, AM_HEADER + length)];
+        let index = self.post(Operation::ActiveMessage, SEND, Data::Elements(&local), false)?;
+        self.await_done(index, Done::Release { buffer: buffer.into_lease() });
+        Ok(length)
+    }
+
+    /// Sends `header` followed by the slices to the peer's handler `id`. The header is copied.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        check_id(id)?;
+        if header.len() > MAX_AM_HEADER {
+            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+        }
+        let mut local = no_elements();
+        let [first, rest @ ..] = &mut local;
+        let most = self.0.shared.attributes.am.max_iov;
+        let count = 1 + self.elements(rest, slices, most, MAX_AM - header.len())?.len();
+        let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        self.signal_if_last();
+        *am_header(buffer.bytes()) = [id, 0, 0, 0];
+        if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {
+            place.copy_from_slice(header);
+        }
+        *first = self.in_buffer(&buffer, MESSAGE, AM_HEADER + header.len());
+        let data = Data::Elements(&local[..count.min(MAX_ELEMENTS)]);
+        let index = self.post(Operation::ActiveMessage, SEND, data, completion.is_some())?;
+        let buffer = buffer.into_lease();
+        self.await_done(
+            index,
+            match completion.cloned() {
+                None => Done::Release { buffer },
+                Some(completion) => Done::ReleaseNotify { buffer, completion },
+            },
+        );
+        Ok(Posted::InProgress)
+    }
+}
+
+#[inline(always)]
+fn check_id(id: u8) -> Result<(), PostError> {
+    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
+}
+
+/// Where the header of a message lies in its buffer.
+#[inline(always)]
+fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
+    let (header, _) = buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
+    header
+}

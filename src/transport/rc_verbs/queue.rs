@@ -1,0 +1,213 @@
+//! A queue pair with the count of its requests.
+
+use barewire_verbs::{self as verbs, Data, Element, Operation, QueuePair, Remote, Request, SendFlags};
+
+use crate::error::Operation as Name;
+
+/// In a request's number: it is a receive request.
+const RECEIVE: u64 = 1 << 31;
+/// Where the endpoint's place is in it.
+const PLACE: u32 = 32;
+
+/// Whose completion it is, by the number of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Whose {
+    /// The endpoint's place.
+    pub(super) place: u32,
+    pub(super) what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// The send request of this count.
+    Send(u16),
+    /// The receive request with this buffer.
+    Receive(u32),
+}
+
+impl Whose {
+    #[inline(always)]
+    pub(super) fn of(id: u64) -> Self {
+        let what = if id & RECEIVE == 0 {
+            What::Send(id as u16)
+        } else {
+            What::Receive((id & (RECEIVE - 1)) as u32)
+        };
+        Self { place: (id >> PLACE) as u32, what }
+    }
+}
+
+/// No room, or the provider refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full;
+
+/// A queue pair whose requests are counted, so that the room in its queue and what is done are known without asking.
+pub(super) struct Pair {
+    qp: QueuePair,
+    /// The upper half of every request's number.
+    place: u64,
+    /// Count of the next send request.
+    next: u16,
+    /// Count of the first that is not known to be done.
+    first: u16,
+    room: u32,
+    posted: u64,
+    /// What each outstanding request is, by its count.
+    names: Box<[Name]>,
+    /// A completion is asked for at least every so many requests.
+    period: u32,
+    unsignaled: u32,
+    wants_completion: bool,
+    fenced: bool,
+}
+
+impl Pair {
+    /// `requests`, a power of two, is the room of the queue; `place` the endpoint's.
+    pub(super) fn new(qp: QueuePair, requests: u32, place: u32, signal_every: u32) -> Self {
+        Self {
+            qp,
+            place: u64::from(place) << PLACE,
+            next: 0,
+            first: 0,
+            room: requests,
+            posted: 0,
+            names: vec![Name::Unnamed; requests as usize].into(),
+            // Half a queue at most, so that room comes back in time.
+            period: signal_every.clamp(1, requests / 2),
+            unsignaled: 0,
+            wants_completion: false,
+            fenced: false,
+        }
+    }
+
+    pub(super) fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Posts a send request; its count.
+    #[inline(always)]
+    pub(super) fn post(
+        &mut self,
+        name: Name,
+        operation: Operation<'_>,
+        data: Data<'_>,
+        completion: bool,
+    ) -> Result<u16, Full> {
+        if self.room == 0 {
+            return Err(Full);
+        }
+        let signal = completion || self.wants_completion || self.unsignaled + 1 >= self.period;
+        let mut flags = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
+        if self.fenced {
+            flags |= SendFlags::FENCE;
+        }
+        let index = self.next;
+        let request = Request { id: self.place | u64::from(index), operation, data, flags };
+        if self.qp.post(&request).is_err() {
+            return Err(Full);
+        }
+        let at = usize::from(index) & (self.names.len() - 1);
+        if let Some(place) = self.names.get_mut(at) {
+            *place = name;
+        }
+        (self.wants_completion, self.fenced) = (false, false);
+        self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
+        self.next = index.wrapping_add(1);
+        self.room -= 1;
+        self.posted += 1;
+        Ok(index)
+    }
+
+    /// Requests that can be posted.
+    #[inline]
+    pub(super) fn room(&self) -> u32 {
+        self.room
+    }
+
+    /// Requests ever posted.
+    pub(super) fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Count of the last request; any before the first.
+    pub(super) fn last(&self) -> u16 {
+        self.next.wrapping_sub(1)
+    }
+
+    /// All are done.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.first == self.next
+    }
+
+    /// The last one gives a completion.
+    pub(super) fn last_is_signaled(&self) -> bool {
+        self.unsignaled == 0
+    }
+
+    /// The next one gives a completion.
+    pub(super) fn request_completion(&mut self) {
+        self.wants_completion = true;
+    }
+
+    /// The next one waits for reads and atomics before it.
+    pub(super) fn fence(&mut self) {
+        self.fenced = !self.is_idle();
+    }
+
+    /// Everything up to this one is done, and its room free.
+    #[inline(always)]
+    pub(super) fn reap(&mut self, index: u16) {
+        let done = index.wrapping_add(1).wrapping_sub(self.first);
+        // A completion that is told twice is none.
+        if u32::from(done) <= self.names.len() as u32 - self.room {
+            self.first = index.wrapping_add(1);
+            self.room += u32::from(done);
+        }
+    }
+
+    /// It is done.
+    pub(super) fn is_done(&self, index: u16) -> bool {
+        let outstanding = self.next.wrapping_sub(self.first);
+        index.wrapping_sub(self.first) >= outstanding
+    }
+
+    /// What the request of this count is.
+    pub(super) fn name(&self, index: u16) -> Name {
+        let at = usize::from(index) & (self.names.len() - 1);
+        self.names.get(at).copied().unwrap_or(Name::Unnamed)
+    }
+
+    /// Posts a receive request for a buffer.
+    #[inline(always)]
+    pub(super) fn receive(&self, buffer: u32, element: Element) -> Result<(), verbs::PostError> {
+        self.qp.post_receive(self.place | RECEIVE | u64::from(buffer), &[element])
+    }
+}
+
+/// Writes to the peer.
+#[inline(always)]
+pub(super) fn write(address: u64, key: u32) -> Operation<'static> {
+    Operation::Write { remote: Remote { address, key }, immediate: None }
+}
+
+/// Reads from the peer.
+#[inline(always)]
+pub(super) fn read(address: u64, key: u32) -> Operation<'static> {
+    Operation::Read { remote: Remote { address, key } }
+}
+
+/// A message to the peer.
+pub(super) const SEND: Operation<'static> = Operation::Send { immediate: None };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_says_whose_it_is() {
+        let id = 7_u64 << PLACE;
+        assert_eq!(Whose::of(id | 0xffff), Whose { place: 7, what: What::Send(0xffff) });
+        assert_eq!(Whose::of(id | RECEIVE | 0x1_0001), Whose { place: 7, what: What::Receive(0x1_0001) });
+    }
+}

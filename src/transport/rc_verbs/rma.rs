@@ -1,0 +1,170 @@
+//! Puts and gets.
+
+use barewire_verbs::Data;
+
+use super::DATA;
+use super::SEGMENT;
+use super::domain::RemoteKey;
+use super::endpoint::Endpoint;
+use super::post::no_elements;
+use super::queue::{read, write};
+use crate::completion::{Completion, Unpack};
+use crate::error::{Operation, PostError};
+use crate::memory::{Slice, Transfer};
+use crate::status::{Post, Posted};
+use crate::transport::operation::Done;
+
+impl Endpoint {
+    /// Writes `payload` to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        self.0.gate.check()?;
+        let limit = self.0.shared.attributes.put.max_short;
+        if payload.len() > limit {
+            return Err(PostError::too_long(payload.len(), limit));
+        }
+        self.post(Operation::Put, write(remote, key.0), Data::Inline(payload), false)?;
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<usize, PostError> {
+        let (buffer, length) = self.pack(SEGMENT, pack)?;
+        let local = [self.in_buffer(&buffer, DATA, length)];
+        let local = if length == 0 { &[] } else { &local[..] };
+        let index = self.post(Operation::Put, write(remote, key.0), Data::Elements(local), false)?;
+        self.await_done(index, Done::Release { buffer: buffer.into_lease() });
+        Ok(length)
+    }
+
+    /// Writes the slices, one after the other, to `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        let (limits, mut local) = (self.0.shared.attributes.put, no_elements());
+        let local = self.elements(&mut local, slices, limits.max_iov, limits.max_zcopy)?;
+        self.zcopy(Operation::Put, write(remote, key.0), local, completion)
+    }
+
+    /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn get_bcopy(
+        &self,
+        unpack: &Unpack,
+        length: usize,
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        let buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let local = [self.in_buffer(&buffer, DATA, length)];
+        let local = if length == 0 { &[] } else { &local[..] };
+        let index = self.post(Operation::Get, read(remote, key.0), Data::Elements(local), true)?;
+        let done = Done::Unpack {
+            buffer: buffer.into_lease(),
+            length: length as u32,
+            unpack: unpack.clone(),
+            completion: completion.cloned(),
+        };
+        self.await_done(index, done);
+        Ok(Posted::InProgress)
+    }
+
+    /// Reads from `remote` into the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.0.gate.check()?;
+        let (limits, mut local) = (self.0.shared.attributes.get, no_elements());
+        let local = self.elements(&mut local, slices, limits.max_iov, limits.max_zcopy)?;
+        self.zcopy(Operation::Get, read(remote, key.0), local, completion)
+    }
+
+    /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are
+    /// finished.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::TooManyTransfers`] for more than the send queue ever takes.
+    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        let limit = self.0.shared.attributes.put.max_zcopy;
+        self.list(transfers, limit, completion, |endpoint, slices, remote, key, completion| {
+            endpoint.put_zcopy(slices, remote, key, completion)
+        })
+    }
+
+    /// Reads into every transfer's slice from its remote address. All are posted, or none. The completion is counted down once, when all
+    /// are finished.
+    ///
+    /// # Errors
+    /// As [`Self::put_list`].
+    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        let limit = self.0.shared.attributes.get.max_zcopy;
+        self.list(transfers, limit, completion, |endpoint, slices, remote, key, completion| {
+            endpoint.get_zcopy(slices, remote, key, completion)
+        })
+    }
+
+    fn list(
+        &self,
+        transfers: &[Transfer<'_, RemoteKey>],
+        limit: usize,
+        completion: Option<&Completion>,
+        post: impl Fn(&Self, &[Slice<'_>], u64, &RemoteKey, Option<&Completion>) -> Post,
+    ) -> Post {
+        self.0.gate.check()?;
+        let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
+        for transfer in transfers {
+            self.elements(&mut no_elements(), &[transfer.local], 1, limit)?;
+        }
+        let room = self.0.with_pair(|pair| pair.room());
+        if transfers.len() > room as usize {
+            let most = self.0.shared.config.send_ring;
+            if transfers.len() > most as usize {
+                return Err(PostError::TooManyTransfers { limit: most });
+            }
+            // Room comes back with completions, and what is outstanding may not have asked for one.
+            self.0.signal_last()?;
+            return Err(PostError::NoResource);
+        }
+        for transfer in others {
+            let _ = post(self, &[transfer.local], transfer.remote, transfer.key, None)?;
+        }
+        post(self, &[last.local], last.remote, last.key, completion)
+    }
+}

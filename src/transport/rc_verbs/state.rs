@@ -1,0 +1,380 @@
+//! What an endpoint is behind its handles: the queue pair, the operations in flight, and what completions do to them.
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use barewire_verbs::{Element, Failure};
+
+use super::address::{Peer, QueueAddress};
+use super::domain::Buffer;
+use super::endpoint::Endpoint;
+use super::failure;
+use super::interface::Shared;
+use super::queue::Pair;
+use super::receive::Receiver;
+use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
+use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
+use crate::error::{EndpointError, Operation, OperationError};
+use crate::gate::{Block, Gate};
+use crate::pending::PendingQueue;
+use crate::pool::Lease;
+use crate::transport::operation::{Done, InFlight, InFlightQueue};
+
+pub(super) struct State {
+    pub(super) gate: Gate,
+    /// What the send queue had posted when the last remote flush was.
+    flushed: Cell<u64>,
+    /// Before the memory that it uses, so that it goes first.
+    pair: UnsafeCell<Pair>,
+    pub(super) in_flight: InFlightQueue,
+    /// A word for the result of the operation in each slot of `in_flight`, and one for results that nobody wants.
+    results: Buffer,
+    receiver: Receiver,
+    pub(super) pending: PendingQueue<Endpoint>,
+    /// `Endpoint`s that name this state. The last one to go closes it.
+    pub(super) handles: Cell<u32>,
+    /// Errors from now on are our own doing.
+    pub(super) canceled: Cell<bool>,
+    /// Messages still to be taken are not delivered any more.
+    stopped: Cell<bool>,
+    pub(super) own: QueueAddress,
+    /// Place among the interface's endpoints.
+    pub(super) place: u32,
+    peer: Cell<Option<Peer>>,
+    /// Where a remote flush reads: address and key.
+    pub(super) flush_target: Cell<(u64, u32)>,
+    error: RefCell<Option<EndpointError>>,
+    pub(super) shared: Rc<Shared>,
+    me: Weak<State>,
+}
+
+/// What a state is made of.
+pub(super) struct Parts {
+    pub(super) pair: Pair,
+    pub(super) in_flight: InFlightQueue,
+    pub(super) results: Buffer,
+    pub(super) receiver: Receiver,
+    pub(super) own: QueueAddress,
+    pub(super) place: u32,
+    pub(super) shared: Rc<Shared>,
+}
+
+impl State {
+    /// An endpoint that is not connected. Its queue pair takes receive requests, and has them.
+    pub(super) fn new(parts: Parts) -> Rc<Self> {
+        let state = Rc::new_cyclic(|me| Self {
+            gate: Gate::default(),
+            flushed: Cell::new(0),
+            pair: UnsafeCell::new(parts.pair),
+            in_flight: parts.in_flight,
+            results: parts.results,
+            receiver: parts.receiver,
+            pending: PendingQueue::new(),
+            handles: Cell::new(0),
+            canceled: Cell::new(false),
+            stopped: Cell::new(false),
+            own: parts.own,
+            place: parts.place,
+            peer: Cell::new(None),
+            flush_target: Cell::new((0, 0)),
+            error: RefCell::new(None),
+            shared: parts.shared,
+            me: me.clone(),
+        });
+        state.gate.set(Block::Unconnected, true);
+        state.refill();
+        state
+    }
+
+    /// The one way to the queue pair.
+    #[inline(always)]
+    pub(super) fn with_pair<R>(&self, run: impl FnOnce(&mut Pair) -> R) -> R {
+        // SAFETY: the state stays on its thread, and every `run` (all are closures of this module and its neighbours)
+        // calls `Pair` and `Receiver` only, which call nothing of ours or of the user's. So no second reference to the
+        // queue pair exists while this one does.
+        run(unsafe { &mut *self.pair.get() })
+    }
+
+    fn refill(&self) {
+        self.with_pair(|pair| self.receiver.refill(pair, self));
+    }
+
+    /// Something was posted since [`Self::note_flush`].
+    pub(super) fn is_dirty(&self) -> bool {
+        self.with_pair(|pair| pair.posted()) != self.flushed.get()
+    }
+
+    /// A remote flush was posted.
+    pub(super) fn note_flush(&self) {
+        self.flushed.set(self.with_pair(|pair| pair.posted()));
+    }
+
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.with_pair(|pair| pair.room() > 0)
+    }
+
+    /// Count of the request posted last; any number before the first.
+    pub(super) fn last(&self) -> u16 {
+        self.with_pair(|pair| pair.last())
+    }
+
+    /// Nothing is outstanding.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.with_pair(|pair| pair.is_idle())
+    }
+
+    /// The result word of the next operation in flight.
+    #[inline]
+    pub(super) fn next_result(&self) -> Element {
+        self.result(self.in_flight.next_slot())
+    }
+
+    /// The result word that nobody reads.
+    #[inline]
+    pub(super) fn unwanted_result(&self) -> Element {
+        self.result(self.in_flight.slots())
+    }
+
+    #[inline]
+    fn result(&self, slot: u32) -> Element {
+        Element::of(&self.results.region, u64::from(slot) * 8, 8)
+    }
+
+    /// A request may wait: some post would be refused for want of resources, and nothing else.
+    pub(super) fn may_wait(&self) -> bool {
+        let short = !self.has_room() || self.shared.buffers.is_empty() || !self.in_flight.has_flush_room();
+        self.gate.is_usable() && (short || !self.pending.is_idle())
+    }
+
+    /// The queue pair is connected.
+    pub(super) fn connected(&self, peer: Peer, address: &QueueAddress) {
+        self.peer.set(Some(peer));
+        self.flush_target.set((address.flush_address, address.flush_key));
+        self.gate.set(Block::Unconnected, false);
+    }
+
+    pub(super) fn error(&self) -> Option<EndpointError> {
+        self.error.borrow().clone()
+    }
+
+    // Completions.
+
+    /// The device is done with request `index` and everything before it. Credits go back after the callbacks ran, so that
+    /// a post of a callback does not overtake requests that wait for them.
+    #[inline(always)]
+    pub(super) fn complete(&self, index: u16) {
+        if !self.in_flight.is_empty() {
+            let unwinding = Unwinding { state: self, index };
+            while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
+                self.finish(entry, slot, Ok(()));
+            }
+            std::mem::forget(unwinding);
+        }
+        self.with_pair(|pair| pair.reap(index));
+    }
+
+    /// Request `index` failed; what was before it succeeded, since a connection carries out its requests in order.
+    #[cold]
+    pub(super) fn fail_send(&self, index: u16, failure: Failure) {
+        let unwinding = Unwinding { state: self, index };
+        while let Some((entry, slot)) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
+            self.finish(entry, slot, Ok(()));
+        }
+        let mut error = failure::error(failure);
+        if self.canceled.get() {
+            error = OperationError::CANCELED;
+        }
+        let name = self.with_pair(|pair| pair.name(index));
+        let report = self.enter_failed(name, error);
+        while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
+            self.finish(entry, slot, Err(error));
+        }
+        if let Some(report) = report {
+            self.shared.handlers.dispatch_error(&report);
+        }
+        std::mem::forget(unwinding);
+        self.with_pair(|pair| pair.reap(index));
+    }
+
+    /// Finishes what a callback that panicked left behind.
+    #[cold]
+    pub(super) fn catch_up(&self) {
+        let result = if self.gate.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
+        let is_done = |index| self.with_pair(|pair| pair.is_done(index));
+        while let Some((entry, slot)) = self.in_flight.pop_done(is_done) {
+            self.finish(entry, slot, result);
+        }
+    }
+
+    /// A receive request failed, or was flushed after an error.
+    #[cold]
+    pub(super) fn fail_receive(&self, failure: Failure) {
+        if let Some(report) = self.enter_failed(Operation::Receive, failure::error(failure)) {
+            self.shared.handlers.dispatch_error(&report);
+        }
+    }
+
+    /// The first failure shuts the gate and is reported; those that follow from it are not.
+    fn enter_failed(&self, operation: Operation, error: OperationError) -> Option<EndpointError> {
+        if !self.gate.is_alive() {
+            return None;
+        }
+        self.gate.set(Block::Failed, true);
+        let report = EndpointError {
+            transport: NAME,
+            peer: self.peer.get().map_or_else(|| "nobody".to_owned(), |peer| peer.to_string()),
+            operation,
+            cause: error.cause,
+            syndrome: error.syndrome,
+        };
+        self.error.replace(Some(report.clone()));
+        Some(report)
+    }
+
+    #[inline(always)]
+    fn finish(&self, entry: InFlight, slot: u32, result: Result<(), OperationError>) {
+        match entry.done {
+            Done::Notify(completion) => completion.count_down(result),
+            Done::Release { buffer } => self.shared.buffers.give(buffer),
+            done => self.finish_other(done, slot, result),
+        }
+    }
+
+    #[inline(never)]
+    fn finish_other(&self, done: Done, slot: u32, result: Result<(), OperationError>) {
+        let buffers = &self.shared.buffers;
+        let completion = match done {
+            Done::Notify(completion) | Done::Flushed(completion) => Some(completion),
+            Done::Canceled(completion) => return completion.count_down(Ok(())),
+            Done::Release { buffer } => return buffers.give(buffer),
+            Done::ReleaseNotify { buffer, completion } => {
+                buffers.give(buffer);
+                Some(completion)
+            }
+            Done::Unpack { buffer, length, unpack, completion } => {
+                let mut buffer = buffers.adopt(buffer);
+                if result.is_ok()
+                    && let Some(data) = buffer.bytes()[DATA..].get(..length as usize)
+                {
+                    unpack.call(data);
+                }
+                completion
+            }
+            Done::Fetch { result: value, completion } => {
+                let words = self.results.bytes();
+                if result.is_ok()
+                    // SAFETY: `results` keeps the memory alive.
+                    && let Some(word) = unsafe { words.atomic(slot as usize * size_of::<u64>()) }
+                {
+                    value.set(word.load(std::sync::atomic::Ordering::Acquire));
+                }
+                completion
+            }
+        };
+        if let Some(completion) = completion {
+            completion.count_down(result);
+        }
+    }
+
+    // Receiving.
+
+    /// A message of `length` bytes lies in this buffer.
+    #[inline(always)]
+    pub(super) fn receive(&self, running: &mut Running<'_, false>, buffer: u32, length: u32) {
+        let Some(start) = self.receiver.arrived(buffer) else { return };
+        // Shorter than its header, or longer than a buffer: no peer of ours sends such a thing.
+        let length = length.wrapping_sub(AM_HEADER as u32) as usize;
+        if length > MAX_AM {
+            running.count_unhandled();
+            return self.give_back(buffer);
+        }
+        let unwinding = Received { state: self, buffer };
+        if !self.stopped.get() {
+            // SAFETY: in front of `DATA` there is a header, behind it there are `MAX_AM` bytes. The buffer was posted, and with it its
+            // home written, and is completed, so that the device does not write it before it is posted again, which is after the
+            // message, or what a handler kept of it, is dropped. The home names this state.
+            let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+            running.dispatch(id, message);
+        }
+        drop(unwinding);
+    }
+
+    /// The message in this buffer is done with: it goes back to the device, or if it was kept, another does.
+    #[inline(always)]
+    fn give_back(&self, buffer: u32) {
+        if !self.gate.is_alive() {
+            return;
+        }
+        match self.receiver.start(buffer) {
+            Some(start) => self.with_pair(|pair| self.receiver.repost(pair, buffer, start)),
+            None => self.refill(),
+        }
+    }
+
+    // Closing.
+
+    /// Takes the queue pair from the device's hands: after this it touches none of our memory. What is outstanding is
+    /// finished by `abandon`, in progress.
+    pub(super) fn stop(&self, reason: Block) {
+        self.gate.set(reason, true);
+        self.canceled.set(true);
+        self.stopped.set(true);
+        // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
+        let _ = self.with_pair(|pair| pair.qp().reset());
+    }
+
+    /// Completes whatever is left as cancelled.
+    pub(super) fn abandon(&self) {
+        while let Some((entry, slot)) = self.in_flight.pop() {
+            self.finish(entry, slot, Err(OperationError::CANCELED));
+        }
+    }
+}
+
+/// A callback panicked: the credits of its completion come back all the same, and progress finishes what it left behind.
+struct Unwinding<'a> {
+    state: &'a State,
+    index: u16,
+}
+
+impl Drop for Unwinding<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.state.with_pair(|pair| pair.reap(self.index));
+        self.state.shared.catch_up_later();
+    }
+}
+
+impl Keeper for State {
+    #[cold]
+    fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
+        let owner: Rc<dyn Reclaim> = self.me.upgrade().expect("a state that is borrowed is alive");
+        let buffer = self.receiver.keep(start);
+        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
+        unsafe { KeptMessage::new(data, buffer, owner) }
+    }
+}
+
+/// The message of a handler that ended, or panicked: its buffer goes back to the device.
+struct Received<'a> {
+    state: &'a State,
+    buffer: u32,
+}
+
+impl Drop for Received<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.state.give_back(self.buffer);
+    }
+}
+
+impl Reclaim for State {
+    fn reclaim(&self, buffer: Lease) {
+        self.receiver.reclaim(buffer);
+        if self.gate.is_alive() {
+            self.refill();
+        }
+    }
+}
