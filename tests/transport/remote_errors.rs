@@ -106,7 +106,7 @@ fn remote_memory_errors_are_the_devices_own() {
                 assert_eq!(code, Some(remote_access), "{case}");
                 let text = error.to_string();
                 let peer =
-                    pair.devices.get(1).map_or("127.".to_owned(), |peer| format!("{} QP", peer.address()));
+                    pair.devices.get(1).map_or(" QP 0x".to_owned(), |peer| format!("{} QP", peer.address()));
                 assert!(text.contains(&peer) && text.contains("check the remote key"), "{text}");
                 if posted == Posted::InProgress {
                     let Some(Err(OperationError { cause, syndrome })) = watch.result() else {

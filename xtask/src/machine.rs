@@ -26,12 +26,26 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
     ])
 }
 
+/// The way that leaves the devices to transports over generic verbs.
+const VERBS: &str = "verbs";
+
+/// The command that runs the tests of those transports.
+pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
+    let run: &[&str] = match runner {
+        Runner::Nextest => &["nextest", "run"],
+        Runner::Libtest => &["test"],
+    };
+    Invocation::cargo(run).with(&["-p", "barewire-mlx5", "-p", "barewire", "--test", "transport"])
+}
+
 /// The same with every test program started by `barewire hca run`, its devices set up by `way`.
 pub(crate) fn under(tests: &Invocation, barewire: &str, way: &str) -> Invocation {
     let program = [&[barewire], &DEVICES[..], &["--"]].concat().join(" ");
+    let transport = if way == VERBS { "rc_verbs" } else { "rc_mlx5" };
     tests
         .clone()
         .environment(RUNNER, &program)
+        .environment("BAREWIRE_TEST_TRANSPORT", transport)
         .environment("BAREWIRE_MLX5_SETUP", way)
         .environment("BAREWIRE_TEST_DEVICE", "mlx5_0")
         .environment("BAREWIRE_TEST_DEVICES", "mlx5_0:1,mlx5_1:1")

@@ -101,6 +101,8 @@ fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
             let work = Work::Machine(runner, machine::tests(runner).with(features), way);
             steps.push(Step { name, deadline: Duration::from_mins(15), work });
         }
+        let work = Work::Machine(runner, machine::tests_over_verbs(runner).with(features), "verbs");
+        steps.push(Step { name: "mlx5_0, by verbs", deadline: Duration::from_mins(15), work });
     }
     steps.push(test(
         "doc tests",

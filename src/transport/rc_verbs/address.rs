@@ -1,6 +1,7 @@
 //! The bodies of this transport's addresses. Integers are big-endian.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 
 use barewire_verbs::{Gid, LinkLayer, Route};
 
@@ -93,7 +94,10 @@ impl PortAddress {
 
 impl fmt::Display for PortAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.gid == Gid([0; 16]) { write!(f, "LID {}", self.lid) } else { self.gid.fmt(f) }
+        if self.gid == Gid([0; 16]) {
+            return write!(f, "LID {}", self.lid);
+        }
+        Ipv6Addr::from(self.gid.0).to_canonical().fmt(f)
     }
 }
 
@@ -169,7 +173,7 @@ mod tests {
     #[test]
     fn peers_are_told_as_people_write_them() {
         let port = PortAddress { gid: Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 1)), lid: 0 };
-        assert_eq!(Peer { port, qpn: 0x48 }.to_string(), "::ffff:10.0.0.1 QP 0x000048");
+        assert_eq!(Peer { port, qpn: 0x48 }.to_string(), "10.0.0.1 QP 0x000048");
         let port = PortAddress { gid: Gid([0; 16]), lid: 7 };
         assert_eq!(Peer { port, qpn: 0x48 }.to_string(), "LID 7 QP 0x000048");
     }

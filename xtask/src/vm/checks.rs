@@ -60,6 +60,12 @@ export BAREWIRE_DEVICE=rxe0
 for tests in $TESTS; do $tests --ignored --test-threads=1; done
 ";
 
+/// The tests of the transport API that are about operations, over `rc_verbs`.
+const TRANSPORT: &str = "\
+export BAREWIRE_TEST_TRANSPORT=rc_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
+$TRANSPORT messages:: rma:: atomics:: remote_errors:: ordering:: lists:: --test-threads=1
+";
+
 /// What the kernel refuses to a process that it keeps short: rights of the device file, and memory to lock.
 const REFUSED: &str = "\
 export BAREWIRE_DEVICE=rxe0
@@ -76,6 +82,8 @@ pub(super) struct Programs {
     pub(super) interop: PathBuf,
     /// Tests of `verbs/` that any device passes.
     pub(super) verbs: Vec<PathBuf>,
+    /// Tests of the transport API.
+    pub(super) transport: PathBuf,
     /// Tests of `verbs/` that a kernel is to refuse.
     pub(super) refused: PathBuf,
 }
@@ -98,6 +106,11 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             format!("{LOSS}{}{NO_LOSS}", interop(7002)),
         ),
         check("objects of verbs on rdma_rxe", 120, format!("TESTS='{}'\n{VERBS}", verbs.join(" "))),
+        check(
+            "rc_verbs on rdma_rxe",
+            180,
+            format!("TRANSPORT='{}'\n{TRANSPORT}", programs.transport.display()),
+        ),
         check("refusals", 60, format!("REFUSED='{}'\n{REFUSED}", programs.refused.display())),
     ]
 }

@@ -86,14 +86,29 @@ fn programs() -> Result<Programs, Failure> {
     let interop = ["build", "-p", "barewire-interop", "--features", "rdma-sys"];
     let mut verbs = vec!["test", "--no-run", "-p", "barewire-verbs", "--features", "rdma-sys"];
     verbs.extend(VERBS_TESTS.iter().chain([&REFUSED_TESTS]).flat_map(|name| ["--test", name]));
+    let transport = [
+        "test",
+        "--no-run",
+        "-p",
+        "barewire-mlx5",
+        "-p",
+        "barewire",
+        "--all-features",
+        "--test",
+        "transport",
+    ];
+    let transport = executables(&transport)?.pop();
     let mut verbs = executables(&verbs)?;
     let refused = verbs.iter().position(|program| file_name(program).starts_with(REFUSED_TESTS));
-    match (executables(&interop)?.pop(), refused) {
-        (Some(interop), Some(refused)) if verbs.len() == VERBS_TESTS.len() + 1 => {
+    match (executables(&interop)?.pop(), transport, refused) {
+        (Some(interop), Some(transport), Some(refused)) if verbs.len() == VERBS_TESTS.len() + 1 => {
             let refused = verbs.remove(refused);
-            Ok(Programs { interop, verbs, refused })
+            Ok(Programs { interop, verbs, transport, refused })
         }
-        (interop, _) => Err(Failure::Found(format!("cargo made no more than {interop:?} and {verbs:?}"))),
+        (interop, transport, _) => {
+            let made = format!("cargo made no more than {interop:?}, {transport:?} and {verbs:?}");
+            Err(Failure::Found(made))
+        }
     }
 }
 
