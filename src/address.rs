@@ -124,6 +124,7 @@ pub(crate) enum TransportId {
     Self_,
     RcMlx5,
     Shm,
+    Tcp,
 }
 
 impl TransportId {
@@ -132,6 +133,7 @@ impl TransportId {
             Self::Self_ => "self",
             Self::RcMlx5 => "rc_mlx5",
             Self::Shm => "shm",
+            Self::Tcp => "tcp",
         }
     }
 
@@ -140,6 +142,7 @@ impl TransportId {
             Self::Self_ => 1,
             Self::RcMlx5 => 2,
             Self::Shm => 3,
+            Self::Tcp => 5,
         }
     }
 
@@ -148,6 +151,7 @@ impl TransportId {
             1 => Some(Self::Self_),
             2 => Some(Self::RcMlx5),
             3 => Some(Self::Shm),
+            5 => Some(Self::Tcp),
             _ => None,
         }
     }
@@ -163,6 +167,10 @@ impl TransportId {
             }
             (Self::RcMlx5, Kind::Key) => 4,
             (Self::Shm, Kind::Key) => 33,
+            (Self::Tcp, Kind::Device) => 20,
+            (Self::Tcp, Kind::Interface) => 8,
+            (Self::Tcp, Kind::Endpoint) => 16,
+            (Self::Tcp, Kind::Key) => 18,
         }
     }
 }
@@ -299,6 +307,10 @@ impl fmt::Display for DeviceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.0.transport(), self.0.bytes()[HEADER..].first_chunk::<16>()) {
             (TransportId::RcMlx5, Some(gid)) => write!(f, "{}", Ipv6Addr::from(*gid).to_canonical()),
+            (TransportId::Tcp, _) => match crate::transport::tcp::socket_address(self) {
+                Some(address) => write!(f, "{address}"),
+                None => write!(f, "{:?}", self.0),
+            },
             _ => write!(f, "{:?}", self.0),
         }
     }

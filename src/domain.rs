@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{rc_mlx5, self_, shm, tcp};
 
 /// One device opened by one transport: where memory is registered and interfaces are opened.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub enum Domain {
     RcMlx5(rc_mlx5::Domain),
     /// Of `shm`.
     Shm(shm::Domain),
+    /// Of `tcp`.
+    Tcp(tcp::Domain),
 }
 
 impl Domain {
@@ -36,9 +38,10 @@ impl Domain {
             self_::NAME => self_::Domain::open(device).map(Self::Self_),
             rc_mlx5::NAME => rc_mlx5::Domain::open(device).map(Self::RcMlx5),
             shm::NAME => shm::Domain::open(device).map(Self::Shm),
+            tcp::NAME => tcp::Domain::open(device).map(Self::Tcp),
             _ => Err(OpenError::UnknownTransport {
                 name: transport.to_owned(),
-                known: format!("{}, {}, {}", self_::NAME, rc_mlx5::NAME, shm::NAME),
+                known: [self_::NAME, rc_mlx5::NAME, shm::NAME, tcp::NAME].join(", "),
             }),
         }
     }
@@ -57,6 +60,7 @@ impl Domain {
             Self::Self_(_) => self_::NAME,
             Self::RcMlx5(_) => rc_mlx5::NAME,
             Self::Shm(_) => shm::NAME,
+            Self::Tcp(_) => tcp::NAME,
         }
     }
 
@@ -69,6 +73,7 @@ impl Domain {
             Self::Self_(domain) => domain.allocate(len, access).map(Memory::Self_),
             Self::RcMlx5(domain) => domain.allocate(len, access).map(Memory::RcMlx5),
             Self::Shm(domain) => domain.allocate(len, access).map(Memory::Shm),
+            Self::Tcp(domain) => domain.allocate(len, access).map(Memory::Tcp),
         }
     }
 
@@ -93,6 +98,8 @@ impl Domain {
             Self::RcMlx5(domain) => unsafe { domain.register(start, len, access) }.map(Memory::RcMlx5),
             // SAFETY: the caller's promise.
             Self::Shm(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Shm),
+            // SAFETY: the caller's promise.
+            Self::Tcp(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Tcp),
         }
     }
 
@@ -105,6 +112,7 @@ impl Domain {
             Self::Self_(domain) => domain.unpack_key(bytes).map(RemoteKey::Self_),
             Self::RcMlx5(domain) => domain.unpack_key(bytes).map(RemoteKey::RcMlx5),
             Self::Shm(domain) => domain.unpack_key(bytes).map(RemoteKey::Shm),
+            Self::Tcp(domain) => domain.unpack_key(bytes).map(RemoteKey::Tcp),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
 use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{rc_mlx5, self_, shm, tcp};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
 /// and what was outstanding completes as cancelled.
@@ -22,6 +22,8 @@ pub enum Endpoint {
     RcMlx5(rc_mlx5::Endpoint),
     /// Of `shm`.
     Shm(shm::Endpoint),
+    /// Of `tcp`.
+    Tcp(tcp::Endpoint),
 }
 
 macro_rules! each {
@@ -30,6 +32,7 @@ macro_rules! each {
             Self::Self_($inner) => $body,
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
+            Self::Tcp($inner) => $body,
         }
     };
 }
@@ -41,6 +44,7 @@ macro_rules! each_with_key {
             (Self::Self_($inner), RemoteKey::Self_($inner_key)) => $body,
             (Self::RcMlx5($inner), RemoteKey::RcMlx5($inner_key)) => $body,
             (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
+            (Self::Tcp($inner), RemoteKey::Tcp($inner_key)) => $body,
             _ => Err(PostError::ForeignKey),
         }
     };
@@ -64,6 +68,7 @@ macro_rules! of_transport {
 of_transport!(of_self, self_, Self_);
 of_transport!(of_rc_mlx5, rc_mlx5, RcMlx5);
 of_transport!(of_shm, shm, Shm);
+of_transport!(of_tcp, tcp, Tcp);
 
 impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
@@ -101,6 +106,7 @@ impl Endpoint {
             }),
             Interface::RcMlx5(interface) => rc_mlx5::Endpoint::new(interface).map(Self::RcMlx5),
             Interface::Shm(interface) => shm::Endpoint::new(interface).map(Self::Shm),
+            Interface::Tcp(interface) => tcp::Endpoint::new(interface).map(Self::Tcp),
         }
     }
 
@@ -118,8 +124,8 @@ impl Endpoint {
             Interface::Self_(interface) => {
                 self_::Endpoint::connect_to_interface(interface, device, address).map(Self::Self_)
             }
-            Interface::RcMlx5(_) => Err(ConnectError::Unsupported {
-                transport: rc_mlx5::NAME,
+            Interface::RcMlx5(_) | Interface::Tcp(_) => Err(ConnectError::Unsupported {
+                transport: interface.transport(),
                 instead: "endpoint to endpoint: use Endpoint::new and connect",
             }),
             Interface::Shm(interface) => {
@@ -145,6 +151,7 @@ impl Endpoint {
             }),
             Self::RcMlx5(endpoint) => endpoint.connect(device, address),
             Self::Shm(endpoint) => endpoint.connect(device, address),
+            Self::Tcp(endpoint) => endpoint.connect(device, address),
         }
     }
 
@@ -154,6 +161,7 @@ impl Endpoint {
             Self::Self_(_) => None,
             Self::RcMlx5(endpoint) => endpoint.error(),
             Self::Shm(endpoint) => endpoint.error(),
+            Self::Tcp(endpoint) => endpoint.error(),
         }
     }
 
@@ -224,6 +232,7 @@ impl Endpoint {
             Self::Self_(endpoint) => endpoint.put_list(&of_self(transfers)?, completion),
             Self::RcMlx5(endpoint) => endpoint.put_list(&of_rc_mlx5(transfers)?, completion),
             Self::Shm(endpoint) => endpoint.put_list(&of_shm(transfers)?, completion),
+            Self::Tcp(endpoint) => endpoint.put_list(&of_tcp(transfers)?, completion),
         }
     }
 
@@ -236,6 +245,7 @@ impl Endpoint {
             Self::Self_(endpoint) => endpoint.get_list(&of_self(transfers)?, completion),
             Self::RcMlx5(endpoint) => endpoint.get_list(&of_rc_mlx5(transfers)?, completion),
             Self::Shm(endpoint) => endpoint.get_list(&of_shm(transfers)?, completion),
+            Self::Tcp(endpoint) => endpoint.get_list(&of_tcp(transfers)?, completion),
         }
     }
 
@@ -384,6 +394,9 @@ impl Endpoint {
             }
             Self::Shm(endpoint) => {
                 endpoint.pending_add(move |endpoint| request(&Self::Shm(endpoint.clone())))
+            }
+            Self::Tcp(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::Tcp(endpoint.clone())))
             }
         }
     }

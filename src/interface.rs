@@ -8,7 +8,7 @@ use crate::config::InterfaceConfig;
 use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::status::Post;
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{rc_mlx5, self_, shm, tcp};
 use crate::worker::{Progress, Worker};
 
 /// A transport at work on a device: queues, buffers and handlers. Cloning gives another handle to the same
@@ -22,6 +22,8 @@ pub enum Interface {
     RcMlx5(rc_mlx5::Interface),
     /// Of `shm`.
     Shm(shm::Interface),
+    /// Of `tcp`.
+    Tcp(tcp::Interface),
 }
 
 macro_rules! each {
@@ -30,6 +32,7 @@ macro_rules! each {
             Self::Self_($inner) => $body,
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
+            Self::Tcp($inner) => $body,
         }
     };
 }
@@ -56,6 +59,11 @@ impl Interface {
                 worker.adopt(Progress::Shm(Box::new(progress)));
                 Ok(Self::Shm(interface))
             }
+            Domain::Tcp(domain) => {
+                let (interface, progress) = tcp::Interface::open(domain, config)?;
+                worker.adopt(Progress::Tcp(progress));
+                Ok(Self::Tcp(interface))
+            }
         }
     }
 
@@ -65,6 +73,7 @@ impl Interface {
             Self::Self_(_) => self_::NAME,
             Self::RcMlx5(_) => rc_mlx5::NAME,
             Self::Shm(_) => shm::NAME,
+            Self::Tcp(_) => tcp::NAME,
         }
     }
 

@@ -4,7 +4,7 @@ use bitflags::bitflags;
 
 use crate::copy::Bytes;
 use crate::error::MemoryError;
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{rc_mlx5, self_, shm, tcp};
 
 bitflags! {
     /// What may be done to a region. Reading it locally is always possible.
@@ -200,6 +200,8 @@ pub enum Memory {
     RcMlx5(rc_mlx5::Memory),
     /// Of `shm`.
     Shm(shm::Memory),
+    /// Of `tcp`.
+    Tcp(tcp::Memory),
 }
 
 impl Memory {
@@ -208,6 +210,7 @@ impl Memory {
             Self::Self_(memory) => memory.bytes(),
             Self::RcMlx5(memory) => memory.bytes(),
             Self::Shm(memory) => memory.bytes(),
+            Self::Tcp(memory) => memory.bytes(),
         }
     }
 
@@ -216,6 +219,7 @@ impl Memory {
             Self::Self_(memory) => memory.local_key(),
             Self::RcMlx5(memory) => memory.local_key(),
             Self::Shm(memory) => memory.local_key(),
+            Self::Tcp(memory) => memory.local_key(),
         }
     }
 
@@ -224,6 +228,7 @@ impl Memory {
             Self::Self_(memory) => memory.domain(),
             Self::RcMlx5(memory) => memory.domain(),
             Self::Shm(memory) => memory.domain(),
+            Self::Tcp(memory) => memory.domain(),
         }
     }
 
@@ -235,6 +240,7 @@ impl Memory {
             Self::Self_(memory) => memory.pack_key(),
             Self::RcMlx5(memory) => memory.pack_key(),
             Self::Shm(memory) => memory.pack_key(),
+            Self::Tcp(memory) => memory.pack_key(),
         }
     }
 }
@@ -249,4 +255,6 @@ pub enum RemoteKey {
     RcMlx5(rc_mlx5::RemoteKey),
     /// Of `shm`.
     Shm(shm::RemoteKey),
+    /// Of `tcp`.
+    Tcp(tcp::RemoteKey),
 }

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use crate::transport::{rc_mlx5, self_, shm};
+use crate::transport::{rc_mlx5, self_, shm, tcp};
 
 pub(crate) enum Progress {
     Self_(self_::Progress),
     RcMlx5(rc_mlx5::Progress),
     Shm(Box<shm::Progress>),
+    Tcp(tcp::Progress),
 }
 
 impl Progress {
@@ -18,6 +19,7 @@ impl Progress {
             Self::Self_(progress) => progress.is_idle(),
             Self::RcMlx5(progress) => progress.is_idle(),
             Self::Shm(progress) => progress.is_idle(),
+            Self::Tcp(progress) => progress.is_idle(),
         }
     }
 
@@ -27,6 +29,7 @@ impl Progress {
             Self::RcMlx5(progress) => progress.progress(),
             // A look was taken.
             Self::Shm(progress) => progress.turn(),
+            Self::Tcp(progress) => progress.progress(),
         }
     }
 }

@@ -5,3 +5,4 @@
 pub mod rc_mlx5;
 pub mod self_;
 pub mod shm;
+pub mod tcp;

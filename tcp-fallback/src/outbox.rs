@@ -110,7 +110,7 @@ impl Outbox {
         let buffer = self.buffer.as_mut()?;
         if buffer.len() - self.tail < length {
             // Worth it only if the front half is free: else a full queue is moved again and again.
-            if self.head < buffer.len() / 2 {
+            if self.head < buffer.len() / 2 || buffer.len() - (self.tail - self.head) < length {
                 return None;
             }
             buffer.copy_within(self.head..self.tail, 0);
@@ -118,6 +118,14 @@ impl Outbox {
             self.head = 0;
         }
         buffer.get_mut(self.tail..self.tail + length)
+    }
+
+    /// [`Self::room`] for so many bytes would be refused.
+    pub fn is_crowded(&self, length: usize) -> bool {
+        self.buffer.as_ref().is_some_and(|buffer| {
+            buffer.len() - self.tail < length
+                && (self.head < buffer.len() / 2 || buffer.len() - self.copied() < length)
+        })
     }
 
     /// The first `length` bytes of the [room](Self::room) are to be sent.

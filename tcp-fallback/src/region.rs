@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::key::random;
+use crate::socket::Socket;
 
 const WORD: usize = size_of::<u64>();
 
@@ -29,6 +30,10 @@ pub struct Rights {
     /// Atomics.
     pub atomic: bool,
 }
+
+/// The memory is not there any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Revoked;
 
 /// A range of memory, until it is revoked.
 pub struct Region {
@@ -80,6 +85,38 @@ impl Region {
     pub(crate) fn offset_of(&self, address: u64, length: u64) -> Option<usize> {
         let offset = usize::try_from(address.checked_sub(self.start.addr().get() as u64)?).ok()?;
         self.contains(offset, usize::try_from(length).ok()?).then_some(offset)
+    }
+
+    /// Copies `source` to `offset`.
+    ///
+    /// # Errors
+    /// [`Revoked`], also if the range does not lie inside.
+    pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), Revoked> {
+        self.enter().and_then(|entered| entered.write(offset, source).ok()).ok_or(Revoked)
+    }
+
+    /// Copies from `offset` into `target`.
+    ///
+    /// # Errors
+    /// [`Revoked`], also if the range does not lie inside.
+    pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), Revoked> {
+        self.enter().and_then(|entered| entered.read(offset, target).ok()).ok_or(Revoked)
+    }
+
+    /// Lets the system put up to `length` bytes of what came on a connection straight to `offset`. `None` if nothing came; zero bytes
+    /// are the end of the stream.
+    ///
+    /// # Errors
+    /// `None` if the region is revoked or the range does not lie inside; else what the system says.
+    pub fn receive(
+        &self,
+        offset: usize,
+        length: usize,
+        socket: &Socket,
+    ) -> Result<Option<usize>, Option<io::Error>> {
+        let entered = self.enter().ok_or(None)?;
+        let target = entered.target(offset, length).map_err(|_| None)?;
+        socket.receive_vectored(&mut [target]).map_err(Some)
     }
 
     /// True if `[offset, offset + length)` lies inside.

@@ -410,8 +410,7 @@ impl Putting {
     /// Takes the data that came with the request. Answers how many bytes.
     fn take(&mut self, bytes: &[u8]) -> Result<usize, Refused> {
         let count = self.left.min(bytes.len());
-        let entered = self.region.enter().ok_or(Refused)?;
-        entered.write(self.offset, &bytes[..count]).map_err(|_| Refused)?;
+        self.region.write(self.offset, &bytes[..count]).map_err(|_| Refused)?;
         self.offset += count;
         self.left -= count;
         Ok(count)
@@ -419,9 +418,7 @@ impl Putting {
 
     /// Takes the data that follow straight from the socket. An error without a cause: the memory is gone.
     fn receive(&mut self, socket: &Socket) -> Result<Option<usize>, Option<io::Error>> {
-        let entered = self.region.enter().ok_or(None)?;
-        let target = entered.target(self.offset, self.left.min(STRAIGHT)).map_err(|_| None)?;
-        let count = socket.receive_vectored(&mut [target]).map_err(Some)?;
+        let count = self.region.receive(self.offset, self.left.min(STRAIGHT), socket)?;
         self.offset += count.unwrap_or(0);
         self.left -= count.unwrap_or(0);
         Ok(count)

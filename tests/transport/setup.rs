@@ -11,7 +11,7 @@ use crate::support::{Pair, device};
 #[test]
 fn opening_says_what_there_is() {
     let error = Domain::open("rc_mlx6", "soft0:1").unwrap_err();
-    assert_eq!(error.to_string(), "unknown transport 'rc_mlx6': there are self, rc_mlx5, shm");
+    assert_eq!(error.to_string(), "unknown transport 'rc_mlx6': there are self, rc_mlx5, shm, tcp");
     let error = Domain::open("rc_mlx5", "mlx9_9:1").unwrap_err().to_string();
     assert!(
         error.starts_with("unknown device 'mlx9_9:1' for transport rc_mlx5: there are soft0:1"),
