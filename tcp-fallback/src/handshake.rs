@@ -133,13 +133,11 @@ fn header() -> [u8; HEADER] {
 }
 
 fn check_header(bytes: &[u8]) -> Result<(), HandshakeError> {
-    let Some(&[a, b, c, d, low, high, x, y]) = bytes.first_chunk::<HEADER>() else {
-        return Err(HandshakeError::Foreign);
-    };
-    if [a, b, c, d] != MAGIC || [x, y] != [0, 0] {
+    let Some(found) = bytes.first_chunk::<HEADER>() else { return Err(HandshakeError::Foreign) };
+    if found[..4] != MAGIC || found[6..] != [0, 0] {
         return Err(HandshakeError::Foreign);
     }
-    match u16::from_le_bytes([low, high]) {
+    match u16::from_le_bytes([found[4], found[5]]) {
         VERSION => Ok(()),
         other => Err(HandshakeError::Version(other)),
     }

@@ -31,15 +31,13 @@ pub fn list() -> io::Result<Vec<NetworkInterface>> {
     for found in if_addrs::get_if_addrs()? {
         let address = found.ip();
         let usable = !is_link_local(address);
-        let interface = match interfaces.iter_mut().find(|interface| interface.name == found.name) {
-            Some(interface) => interface,
-            None => {
-                interfaces.push(NetworkInterface { name: found.name, addresses: vec![], reason: None });
-                interfaces.last_mut().ok_or(io::ErrorKind::NotFound)?
-            }
-        };
+        let known = interfaces.iter().position(|interface| interface.name == found.name);
+        let place = known.unwrap_or_else(|| {
+            interfaces.push(NetworkInterface { name: found.name, addresses: vec![], reason: None });
+            interfaces.len() - 1
+        });
         if usable {
-            interface.addresses.push(address);
+            interfaces[place].addresses.push(address);
         }
     }
     // What has no address at all is known to sysfs alone.

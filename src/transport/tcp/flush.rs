@@ -84,7 +84,9 @@ impl State {
         loop {
             let done = self.sending.borrow_mut().pop_front_if(|(end, _)| *end <= sent);
             let Some((_, completion)) = done else { break };
-            completion.count_down(Ok(()));
+            if let Some(completion) = completion {
+                completion.count_down(Ok(()));
+            }
         }
         loop {
             let (_, finished) = self.requests().unwrap_or_default();

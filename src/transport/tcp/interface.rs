@@ -178,7 +178,9 @@ impl Interface {
         let shared = &*self.0;
         shared.check_open()?;
         let endpoints: Vec<Rc<State>> = shared.endpoints.borrow().iter().flatten().cloned().collect();
-        endpoints.iter().for_each(|state| state.send_all());
+        for state in &endpoints {
+            state.send_all();
+        }
         let busy = || endpoints.iter().filter(|state| !state.is_idle());
         let count = busy().count();
         if count == 0 {
@@ -311,7 +313,12 @@ impl State {
         let mut lane = self.messages.borrow_mut();
         // A second time: it heard nothing of the first, and nothing was said there.
         let silent = lane.outbox.sent() == 0 && self.rest.borrow().is_untouched();
-        if !matches!(lane.link, Link::Awaiting) && !(silent && matches!(lane.link, Link::Open(_))) {
+        let free = match lane.link {
+            Link::Awaiting => true,
+            Link::Open(_) => silent,
+            _ => false,
+        };
+        if !free {
             drop(lane);
             return newcomer.refuse(Verdict::Taken);
         }

@@ -219,7 +219,6 @@ impl State {
         let lane = &mut *lane;
         self.may_send(lane)?;
         let spare = &self.shared.spare;
-        // The end of one message is a place where a failing connection may be cut; too many of them would cost without bound.
         if self.sending.borrow().len() >= self.shared.config.send_ring as usize
             || lane.outbox.is_crowded(HEADER_BYTES + header.len() + HEADER_BYTES)
         {
@@ -239,9 +238,7 @@ impl State {
         } else if lane.outbox.sent() >= end {
             return Ok(Posted::Done);
         }
-        if let Some(completion) = completion {
-            self.sending.borrow_mut().push_back((end, completion.clone()));
-        }
+        self.sending.borrow_mut().push_back((end, completion.cloned()));
         Ok(Posted::InProgress)
     }
 }

@@ -117,6 +117,8 @@ impl Progress {
             }
             let Some(state) = shared.endpoint((number >> 1) as u32) else { continue };
             if flags.contains(epoll::EventFlags::OUT) {
+                // There was room again, and it was used.
+                events += 1;
                 state.send_all();
                 state.short.set(false);
                 state.settle();

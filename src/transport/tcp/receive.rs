@@ -133,43 +133,33 @@ impl State {
         let heard = {
             let lane = self.messages.borrow();
             let Link::Open(socket) = &lane.link else { return 0 };
-            match &mut rest.large {
-                Some(large) => large.receive(socket),
-                None => {
-                    let most = if rest.after_large { PEEK } else { READ };
-                    scratch.fill(&rest.bytes, socket, most)
-                }
+            if let Some(large) = &mut rest.large {
+                large.receive(socket)
+            } else {
+                let most = if rest.after_large { PEEK } else { READ };
+                scratch.fill(&rest.bytes, socket, most)
             }
         };
-        match heard {
+        let trouble = match heard {
             Ok(None) => return 0,
-            Ok(Some(0)) => {
+            Ok(Some(0)) => Trouble::new(Operation::Receive, Cause::Disconnected, "it closed the connection"),
+            Ok(Some(_)) if rest.large.is_some() => {
                 drop(rest);
-                self.fail_later(Trouble::new(
-                    Operation::Receive,
-                    Cause::Disconnected,
-                    "it closed the connection",
-                ));
-                return 1;
+                return self.deliver_large(running);
             }
             Ok(Some(count)) => {
-                if rest.large.is_some() {
-                    drop(rest);
-                    return self.deliver_large(running);
-                }
                 let length = rest.bytes.len() + count;
                 rest.touched = true;
                 rest.bytes.clear();
                 rest.after_large = false;
                 drop(rest);
-                self.deliver(scratch, length, running)
+                return self.deliver(scratch, length, running);
             }
-            Err(error) => {
-                drop(rest);
-                self.fail_later(Trouble::of_sending(Operation::Receive, &error.into()));
-                1
-            }
-        }
+            Err(error) => Trouble::of_sending(Operation::Receive, &error.into()),
+        };
+        drop(rest);
+        self.fail_later(trouble);
+        1
     }
 
     /// Goes on with messages that waited for buffers.

@@ -80,8 +80,8 @@ pub(super) struct State {
     pub(super) gate: Gate,
     /// The connection for messages.
     pub(super) messages: RefCell<Lane>,
-    /// Messages that are sent from their memory: where each ends, and who is told.
-    pub(super) sending: RefCell<VecDeque<(u64, Completion)>>,
+    /// Messages that are being sent from their memory: where each ends, and who is told.
+    pub(super) sending: RefCell<VecDeque<(u64, Option<Completion>)>>,
     /// The connection to the peer's memory.
     pub(super) memory: RefCell<Option<Box<MemoryLane>>>,
     pub(super) flushes: RefCell<VecDeque<Waiter>>,
@@ -309,7 +309,10 @@ impl State {
         loop {
             let done = self.sending.borrow_mut().pop_front();
             let Some((_, completion)) = done else { break };
-            completion.count_down(result());
+            let result = result();
+            if let Some(completion) = completion {
+                completion.count_down(result);
+            }
         }
         loop {
             let done = self.flushes.borrow_mut().pop_front();
