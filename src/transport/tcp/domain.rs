@@ -35,7 +35,7 @@ struct Shared {
     tag: u32,
     regions: Arc<Regions>,
     local: Mutex<Local>,
-    /// There since memory was registered that peers may reach.
+    /// There since memory was registered that peers may reach, or a key was made.
     target: Mutex<Option<Target>>,
 }
 
@@ -292,6 +292,8 @@ impl Memory {
     /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let shared = &*self.domain.0;
+        // Peers are told by the target that they have no right; without one they see that themselves.
+        let _ = shared.serve();
         let port = shared.target().as_ref().map_or(0, |target| target.address().port());
         address::key(&RemoteKey { port, domain: shared.number, token: self.token }).bytes().to_vec()
     }
@@ -309,7 +311,7 @@ impl Drop for Memory {
 /// A right to a peer's region: where its process serves it, and the number that it gave the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteKey {
-    /// Zero if the peer's domain serves no memory at all.
+    /// Zero if the peer's domain could not serve any memory.
     pub(super) port: u16,
     pub(super) domain: u64,
     pub(super) token: u64,
@@ -333,10 +335,11 @@ mod tests {
         let domain = Domain::open("lo").unwrap();
         let private = domain.allocate(8, Access::LOCAL_WRITE).unwrap();
         assert!(domain.0.target().is_none());
-        assert_eq!(address::unpack_key(&private.pack_key()).unwrap().port, 0);
         let shared = domain.allocate(8, Access::REMOTE_READ).unwrap();
         assert!(domain.0.target().is_some());
-        assert_ne!(address::unpack_key(&shared.pack_key()).unwrap().port, 0);
+        for memory in [&private, &shared] {
+            assert_ne!(address::unpack_key(&memory.pack_key()).unwrap().port, 0);
+        }
         assert!(domain.region(shared.number).is_some());
         let number = shared.number;
         drop(shared);

@@ -76,6 +76,9 @@ impl State {
         {
             self.fail_later(Trouble::of_sending(Operation::Unnamed, &error));
         }
+        if self.somebody_waits() {
+            self.look_later();
+        }
     }
 
     /// Tells those who wait for what has been sent or finished since.

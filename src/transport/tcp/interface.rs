@@ -327,9 +327,9 @@ impl State {
         let sent =
             opened.and_then(|()| lane.send(&self.shared.epoll, &self.shared.spare, self.shared.round.get()));
         if let Err(error) = sent {
-            drop(lane);
             self.fail_later(Trouble::of_sending(Operation::Connect, &error));
         }
+        self.look_later();
     }
 }
 

@@ -198,13 +198,29 @@ impl State {
     #[inline]
     pub(super) fn push(&self, lane: &mut Lane, operation: Operation) {
         let round = self.shared.round.get();
-        if lane.round != round || lane.outbox.copied() >= EAGER {
-            if let Err(error) = lane.send(&self.shared.epoll, &self.shared.spare, round) {
-                self.fail_later(Trouble::of_sending(operation, &error));
-            }
-        } else if !self.dirty.replace(true) {
+        if lane.round == round && lane.outbox.copied() < EAGER {
+            return self.look_later();
+        }
+        if let Err(error) = lane.send(&self.shared.epoll, &self.shared.spare, round) {
+            self.fail_later(Trouble::of_sending(operation, &error));
+        }
+        if self.somebody_waits() {
+            self.look_later();
+        }
+    }
+
+    /// Progress is to send what waits, and to tell those who wait for it.
+    #[inline]
+    pub(super) fn look_later(&self) {
+        if !self.dirty.replace(true) {
             self.shared.dirty.borrow_mut().push(self.index);
         }
+    }
+
+    /// Somebody waits for what is sent.
+    #[inline]
+    pub(super) fn somebody_waits(&self) -> bool {
+        !self.sending.borrow().is_empty() || !self.flushes.borrow().is_empty()
     }
 
     fn send_from_memory(
@@ -239,6 +255,7 @@ impl State {
             return Ok(Posted::Done);
         }
         self.sending.borrow_mut().push_back((end, completion.cloned()));
+        self.look_later();
         Ok(Posted::InProgress)
     }
 }

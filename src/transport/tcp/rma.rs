@@ -209,7 +209,7 @@ impl State {
         run: impl FnOnce(&Self, &mut MemoryLane) -> Result<T, PostError>,
     ) -> Result<T, PostError> {
         if key.port == 0 {
-            // Its domain has never opened any memory to peers.
+            // Its domain could not open any memory to peers.
             return Err(PostError::AccessDenied);
         }
         // Borrowed if this is called by a function that packs for another post.

@@ -202,6 +202,7 @@ impl State {
                 Ok(None) => unfinished = true,
                 Ok(Some(socket)) => {
                     let opened = lane.open(&self.shared.epoll, socket).map_err(SendError::from);
+                    self.look_later();
                     let sent = opened.and_then(|()| {
                         lane.send(&self.shared.epoll, &self.shared.spare, self.shared.round.get())
                     });
