@@ -18,7 +18,7 @@ use barewire_tcp::socket::Socket;
 use barewire_tcp::target::Target;
 
 /// Long enough for a machine that is busy with other things.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const CLAIM: Claim =
     Claim { purpose: Purpose::Messages, service: 1, endpoint: 2, from_service: 3, from_endpoint: 4 };
@@ -358,9 +358,12 @@ fn what_was_opened_is_served() {
     ));
 }
 
+/// What a peer says.
+type Ask = fn(&Served) -> Vec<u8>;
+
 #[test]
 fn what_was_not_opened_is_refused_and_others_go_on() {
-    let wrong: [(&str, Rights, fn(&Served) -> Vec<u8>); 12] = [
+    let wrong: [(&str, Rights, Ask); 12] = [
         ("a guessed number", ALL, |s| {
             let request = s.request(0, Action::Get { length: 8 });
             Request { token: request.token ^ 1, ..request }.to_bytes().to_vec()
@@ -441,10 +444,7 @@ fn a_peer_that_does_not_read_holds_nobody_up() {
         }
         let sent = greedy.outbox.sent();
         let _ = greedy.outbox.flush(&greedy.socket, &greedy.spare);
-        match greedy.outbox.sent() > sent {
-            true => full = None,
-            false => full = full.or(Some(Instant::now())),
-        }
+        full = if greedy.outbox.sent() > sent { None } else { full.or(Some(Instant::now())) };
     }
     let mut other = served.connect(SERVICE).unwrap();
     other.say(&served.request(0, add(8, 3)).to_bytes());
