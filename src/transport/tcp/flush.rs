@@ -62,6 +62,15 @@ impl State {
             && self.flushes.borrow().len() < self.shared.config.send_ring as usize
     }
 
+    /// The system says that one of the connections has room.
+    pub(super) fn make_room(&self, to_memory: bool) {
+        if !to_memory {
+            self.messages.borrow_mut().has_room();
+        } else if let Some(memory) = self.memory.borrow_mut().as_mut() {
+            memory.lane.has_room();
+        }
+    }
+
     /// Sends what waits on both connections, as far as they take it.
     pub(super) fn send_all(&self) {
         let (epoll, spare, round) = (&self.shared.epoll, &self.shared.spare, self.shared.round.get());

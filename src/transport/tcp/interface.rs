@@ -19,7 +19,7 @@ use super::domain::Domain;
 use super::endpoint::Endpoint;
 use super::lane::Link;
 use super::progress::Progress;
-use super::receive::Scratch;
+use super::receive::{Scratch, SpareLarge};
 use super::state::{Early, State, Trouble};
 use super::{NAME, address as addresses};
 use crate::active_message::{Handlers, Message};
@@ -39,6 +39,7 @@ pub(super) const DOOR: u64 = u64::MAX;
 pub(super) struct Shared {
     pub(super) epoll: OwnedFd,
     pub(super) spare: Spare,
+    pub(super) spare_large: SpareLarge,
     pub(super) handlers: Handlers,
     /// Rounds of progress so far.
     pub(super) round: Cell<u64>,
@@ -101,6 +102,7 @@ impl Interface {
         let shared = Rc::new(Shared {
             epoll,
             spare: Spare::default(),
+            spare_large: SpareLarge::default(),
             handlers: Handlers::new(),
             round: Cell::new(1),
             endpoints: RefCell::default(),

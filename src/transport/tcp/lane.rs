@@ -32,6 +32,8 @@ pub(super) struct Lane {
     pub(super) outbox: Outbox,
     /// What the socket is watched for.
     watched: EventFlags,
+    /// The socket took no more; the system tells when it does.
+    full: bool,
     /// Not read from: nobody could take what comes.
     deaf: bool,
     /// By which it is known in the interface's epoll.
@@ -48,6 +50,7 @@ impl Lane {
             link: Link::Idle,
             outbox: Outbox::default(),
             watched: EventFlags::empty(),
+            full: false,
             deaf: false,
             number,
             round: 0,
@@ -58,21 +61,31 @@ impl Lane {
     /// The connection is there.
     pub(super) fn open(&mut self, epoll: &OwnedFd, socket: Socket) -> io::Result<()> {
         self.watched = EventFlags::IN;
+        self.full = false;
         epoll::add(epoll, &socket, EventData::new_u64(self.number), self.watched)?;
         self.link = Link::Open(socket);
         Ok(())
     }
 
-    /// Sends what the socket takes, if it is there. True once nothing waits.
+    /// Sends what the socket takes, if it is there and is not known to be full. True once nothing waits.
     #[inline]
     pub(super) fn send(&mut self, epoll: &OwnedFd, spare: &Spare, round: u64) -> Result<bool, SendError> {
         self.round = round;
         let Link::Open(socket) = &self.link else { return Ok(self.outbox.is_empty()) };
+        if self.full {
+            return Ok(false);
+        }
         let done = self.outbox.flush(socket, spare)?;
+        self.full = !done;
         if done == self.watched.contains(EventFlags::OUT) {
             self.watch(epoll)?;
         }
         Ok(done)
+    }
+
+    /// The system says that the socket has room.
+    pub(super) fn has_room(&mut self) {
+        self.full = false;
     }
 
     /// Whether the socket is read from.

@@ -119,6 +119,7 @@ impl Progress {
             if flags.contains(epoll::EventFlags::OUT) {
                 // There was room again, and it was used.
                 events += 1;
+                state.make_room(number & 1 == 1);
                 state.send_all();
                 state.short.set(false);
                 state.settle();

@@ -1,6 +1,6 @@
 //! Messages as they come: where the bytes are put, and how handlers see them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -88,6 +88,9 @@ impl Rest {
     }
 }
 
+/// A buffer for a large message, while there is none: its pages are there already.
+pub(super) type SpareLarge = Cell<Option<Allocation>>;
+
 /// A large message on its way.
 #[derive(Debug)]
 struct Large {
@@ -98,8 +101,13 @@ struct Large {
 }
 
 impl Large {
-    fn begin(header: Header, bytes: &[u8]) -> Result<Self, MemoryError> {
-        let mut this = Self { memory: Allocation::new(LEAD + header.span())?, header, filled: bytes.len() };
+    /// In `spare`, if there is one.
+    fn begin(spare: &SpareLarge, header: Header, bytes: &[u8]) -> Result<Self, MemoryError> {
+        let memory = match spare.take() {
+            Some(memory) => memory,
+            None => Allocation::new(LEAD + Header::message(0, MAX_AM as u32).span())?,
+        };
+        let mut this = Self { memory, header, filled: bytes.len() };
         this.whole()[LEAD..LEAD + bytes.len()].copy_from_slice(bytes);
         Ok(this)
     }
@@ -232,6 +240,7 @@ impl State {
             };
             self.dispatch(running, handler, message);
         }
+        self.shared.spare_large.set(Some(large.memory));
         1
     }
 
@@ -307,7 +316,7 @@ impl Delivery<'_> {
         if header.span() <= LARGE {
             return;
         }
-        match Large::begin(header, &self.bytes[self.at..]) {
+        match Large::begin(&self.state.shared.spare_large, header, &self.bytes[self.at..]) {
             Ok(large) => self.state.rest.borrow_mut().large = Some(large),
             Err(error) => {
                 let trouble = Trouble::new(Operation::Receive, Cause::LocalOperation, error.to_string());
