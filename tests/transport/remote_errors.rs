@@ -62,7 +62,7 @@ fn remote_memory_errors_are_the_devices_own() {
                 // A word that is aligned is inside or outside, never half.
                 continue;
             }
-            for mut pair in Pair::connected(&InterfaceConfig::default()) {
+            for mut pair in Pair::joined(&InterfaceConfig::default()) {
                 let case = format!("{}: {operation} with {what}", pair.name);
                 let errors = watch_errors(&pair.client.interface);
                 let server_errors = watch_errors(&pair.server.interface);

@@ -129,7 +129,7 @@ fn connecting_checks_addresses() {
 
 #[test]
 fn an_endpoint_that_was_never_connected() {
-    for pair in Pair::connected(&InterfaceConfig::default()) {
+    for pair in Pair::joined(&InterfaceConfig::default()) {
         let side = pair.client.another();
         let (memory, key) = pair.target(8, Access::all());
         let endpoint = &side.endpoint;

@@ -61,12 +61,12 @@ impl Pair {
     /// As `all`, with these settings.
     pub(crate) fn all_with(config: &InterfaceConfig) -> Vec<Self> {
         let mut pairs = vec![Self::over_self(config), Self::over_shm(config)];
-        pairs.extend(Self::connected(config));
+        pairs.extend(Self::joined(config));
         pairs
     }
 
-    /// Over every transport that joins two processes.
-    pub(crate) fn connected(config: &InterfaceConfig) -> Vec<Self> {
+    /// Over the transports whose endpoints connect to endpoints.
+    pub(crate) fn joined(config: &InterfaceConfig) -> Vec<Self> {
         let mut pairs = Self::rc(config);
         pairs.push(Self::over_tcp(config));
         pairs
