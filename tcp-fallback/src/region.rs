@@ -11,6 +11,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -35,6 +36,9 @@ pub struct Rights {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Revoked;
 
+/// What owns a region's memory, and frees it when it is dropped.
+pub type Owner = Box<dyn Any + Send + Sync + UnwindSafe + RefUnwindSafe>;
+
 /// A range of memory, until it is revoked.
 pub struct Region {
     start: NonNull<u8>,
@@ -43,7 +47,7 @@ pub struct Region {
     /// Held for reading by every access, for writing by [`Self::revoke`].
     live: RwLock<bool>,
     /// What owns the memory, if it is owned.
-    _owner: Option<Box<dyn Any + Send + Sync>>,
+    _owner: Option<Owner>,
 }
 
 // SAFETY: an address range; all accesses are atomic or the system's, and take place while it is live.
@@ -57,12 +61,7 @@ impl Region {
     /// # Safety
     /// Until [`Self::revoke`] returns, or as long as the region lives, the bytes are mapped, and are accessed in no other way
     /// than by atomics of this module's sizes, or by the system.
-    pub unsafe fn new(
-        start: NonNull<u8>,
-        len: usize,
-        rights: Rights,
-        owner: Option<Box<dyn Any + Send + Sync>>,
-    ) -> Self {
+    pub unsafe fn new(start: NonNull<u8>, len: usize, rights: Rights, owner: Option<Owner>) -> Self {
         Self { start, len, rights, live: RwLock::new(true), _owner: owner }
     }
 
