@@ -126,6 +126,7 @@ pub(crate) enum TransportId {
     Shm,
     Cma,
     RcVerbs,
+    Tcp,
 }
 
 impl TransportId {
@@ -136,6 +137,7 @@ impl TransportId {
             Self::Shm => "shm",
             Self::Cma => "cma",
             Self::RcVerbs => "rc_verbs",
+            Self::Tcp => "tcp",
         }
     }
 
@@ -146,6 +148,7 @@ impl TransportId {
             Self::Shm => 3,
             Self::Cma => 4,
             Self::RcVerbs => 6,
+            Self::Tcp => 5,
         }
     }
 
@@ -156,11 +159,13 @@ impl TransportId {
             3 => Some(Self::Shm),
             4 => Some(Self::Cma),
             6 => Some(Self::RcVerbs),
+            5 => Some(Self::Tcp),
             _ => None,
         }
     }
 
     /// Bytes of the body per kind; the transports write and read exactly these.
+    #[expect(clippy::match_same_arms, reason = "a line for each kind of each transport")]
     const fn body(self, kind: Kind) -> usize {
         match (self, kind) {
             (Self::Self_, Kind::Key) | (Self::Cma, Kind::Device) => 16,
@@ -172,6 +177,10 @@ impl TransportId {
             (Self::Shm, Kind::Key) => 33,
             (Self::Cma, Kind::Interface | Kind::Endpoint) => 28,
             (Self::Cma, Kind::Key) => 25,
+            (Self::Tcp, Kind::Device) => 20,
+            (Self::Tcp, Kind::Interface) => 8,
+            (Self::Tcp, Kind::Endpoint) => 16,
+            (Self::Tcp, Kind::Key) => 18,
         }
     }
 }
@@ -310,6 +319,10 @@ impl fmt::Display for DeviceAddress {
             (TransportId::RcMlx5 | TransportId::RcVerbs, Some(gid)) => {
                 write!(f, "{}", Ipv6Addr::from(*gid).to_canonical())
             }
+            (TransportId::Tcp, _) => match crate::transport::tcp::socket_address(self) {
+                Some(address) => write!(f, "{address}"),
+                None => write!(f, "{:?}", self.0),
+            },
             _ => write!(f, "{:?}", self.0),
         }
     }

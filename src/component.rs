@@ -6,7 +6,7 @@ use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
-use crate::transport::{cma, rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 
 /// A family of devices.
 #[derive(Debug, Clone)]
@@ -111,16 +111,37 @@ pub fn components() -> Vec<Component> {
             }],
             absent: vec![],
         },
-        Component {
-            name: "tcp",
-            description: "TCP sockets",
-            devices: vec![],
-            absent: vec![Absent::new(
-                "tcp",
-                "this version has no transport over TCP; the crate barewire-tcp has the message streams",
-            )],
-        },
+        sockets(),
     ]
+}
+
+/// Network interfaces, which serve peers by TCP.
+fn sockets() -> Component {
+    let mut component =
+        Component { name: "tcp", description: "TCP sockets", devices: vec![], absent: vec![] };
+    let interfaces = match tcp::devices() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            component.absent.push(Absent::new(tcp::NAME, error.to_string()));
+            return component;
+        }
+    };
+    for interface in interfaces {
+        if let Some(reason) = interface.reason {
+            component.absent.push(Absent::new(format!("{} on {}", tcp::NAME, interface.name), reason));
+            continue;
+        }
+        let addresses: Vec<_> = interface.addresses.iter().map(ToString::to_string).collect();
+        component.devices.push(DeviceInfo {
+            name: interface.name,
+            description: format!("network interface with {}", addresses.join(", ")),
+            transports: vec![TransportInfo {
+                name: tcp::NAME,
+                attributes: tcp::attributes(&InterfaceConfig::default()),
+            }],
+        });
+    }
+    component
 }
 
 fn over_rc_mlx5(name: String, description: String) -> DeviceInfo {

@@ -1,5 +1,7 @@
 //! Settings of an interface.
 
+use std::time::Duration;
+
 use crate::error::OpenError;
 
 /// Sizes and times of an interface, fixed when it is opened. Transports use what concerns them.
@@ -34,6 +36,10 @@ pub struct InterfaceConfig {
     pub min_rnr_timer: u8,
     /// Reads and atomics in flight per endpoint, and served per endpoint: 1 to 16, rounded down to a power of two.
     pub max_rd_atomic: u8,
+    /// How long a connection of `tcp` may take until it is there.
+    pub connect_timeout: Duration,
+    /// How long a peer of `tcp` may acknowledge nothing until it counts as gone.
+    pub peer_timeout: Duration,
 }
 
 impl Default for InterfaceConfig {
@@ -53,6 +59,8 @@ impl Default for InterfaceConfig {
             rnr_retry: 7,
             min_rnr_timer: 12,
             max_rd_atomic: 8,
+            connect_timeout: Duration::from_secs(10),
+            peer_timeout: Duration::from_secs(30),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
-use crate::transport::{cma, rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 
 /// The transports of this build.
 const KNOWN: &[&str] = &[
@@ -14,6 +14,7 @@ const KNOWN: &[&str] = &[
     rc_mlx5::NAME,
     shm::NAME,
     cma::NAME,
+    tcp::NAME,
     #[cfg(feature = "verbs")]
     rc_verbs::NAME,
 ];
@@ -33,6 +34,8 @@ pub enum Domain {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Domain),
+    /// Of `tcp`.
+    Tcp(tcp::Domain),
 }
 
 impl Domain {
@@ -56,6 +59,7 @@ impl Domain {
             cma::NAME => cma::Domain::open(device).map(Self::Cma),
             #[cfg(feature = "verbs")]
             rc_verbs::NAME => rc_verbs::Domain::open(device).map(Self::RcVerbs),
+            tcp::NAME => tcp::Domain::open(device).map(Self::Tcp),
             _ => Err(OpenError::UnknownTransport { name: transport.to_owned(), known: KNOWN.join(", ") }),
         }
     }
@@ -77,6 +81,7 @@ impl Domain {
             Self::Cma(_) => cma::NAME,
             #[cfg(feature = "verbs")]
             Self::RcVerbs(_) => rc_verbs::NAME,
+            Self::Tcp(_) => tcp::NAME,
         }
     }
 
@@ -92,6 +97,7 @@ impl Domain {
             Self::Cma(domain) => domain.allocate(len, access).map(Memory::Cma),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(domain) => domain.allocate(len, access).map(Memory::RcVerbs),
+            Self::Tcp(domain) => domain.allocate(len, access).map(Memory::Tcp),
         }
     }
 
@@ -121,6 +127,8 @@ impl Domain {
             #[cfg(feature = "verbs")]
             // SAFETY: the caller's promise.
             Self::RcVerbs(domain) => unsafe { domain.register(start, len, access) }.map(Memory::RcVerbs),
+            // SAFETY: the caller's promise.
+            Self::Tcp(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Tcp),
         }
     }
 
@@ -136,6 +144,7 @@ impl Domain {
             Self::Cma(domain) => domain.unpack_key(bytes).map(RemoteKey::Cma),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(domain) => domain.unpack_key(bytes).map(RemoteKey::RcVerbs),
+            Self::Tcp(domain) => domain.unpack_key(bytes).map(RemoteKey::Tcp),
         }
     }
 }

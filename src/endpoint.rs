@@ -8,7 +8,7 @@ use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
-use crate::transport::{cma, rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
 /// and what was outstanding completes as cancelled.
@@ -29,6 +29,8 @@ pub enum Endpoint {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Endpoint),
+    /// Of `tcp`.
+    Tcp(tcp::Endpoint),
 }
 
 macro_rules! each {
@@ -38,6 +40,7 @@ macro_rules! each {
             Self::RcMlx5($inner) => $body,
             Self::Shm($inner) => $body,
             Self::Cma($inner) => $body,
+            Self::Tcp($inner) => $body,
             #[cfg(feature = "verbs")]
             Self::RcVerbs($inner) => $body,
         }
@@ -53,6 +56,7 @@ macro_rules! each_but_cma {
             Self::Shm($inner) => $body,
             #[cfg(feature = "verbs")]
             Self::RcVerbs($inner) => $body,
+            Self::Tcp($inner) => $body,
             Self::Cma(_) => Err(PostError::Unsupported),
         }
     };
@@ -67,6 +71,7 @@ macro_rules! each_but_cma_with_key {
             (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
             #[cfg(feature = "verbs")]
             (Self::RcVerbs($inner), RemoteKey::RcVerbs($inner_key)) => $body,
+            (Self::Tcp($inner), RemoteKey::Tcp($inner_key)) => $body,
             (Self::Cma(_), _) => Err(PostError::Unsupported),
             _ => Err(PostError::ForeignKey),
         }
@@ -83,6 +88,7 @@ macro_rules! each_with_key {
             (Self::Cma($inner), RemoteKey::Cma($inner_key)) => $body,
             #[cfg(feature = "verbs")]
             (Self::RcVerbs($inner), RemoteKey::RcVerbs($inner_key)) => $body,
+            (Self::Tcp($inner), RemoteKey::Tcp($inner_key)) => $body,
             _ => Err(PostError::ForeignKey),
         }
     };
@@ -109,6 +115,7 @@ of_transport!(of_shm, shm, Shm);
 of_transport!(of_cma, cma, Cma);
 #[cfg(feature = "verbs")]
 of_transport!(of_rc_verbs, rc_verbs, RcVerbs);
+of_transport!(of_tcp, tcp, Tcp);
 
 impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
@@ -149,6 +156,7 @@ impl Endpoint {
             Interface::Cma(interface) => cma::Endpoint::new(interface).map(Self::Cma),
             #[cfg(feature = "verbs")]
             Interface::RcVerbs(interface) => rc_verbs::Endpoint::new(interface).map(Self::RcVerbs),
+            Interface::Tcp(interface) => tcp::Endpoint::new(interface).map(Self::Tcp),
         }
     }
 
@@ -166,8 +174,8 @@ impl Endpoint {
             Interface::Self_(interface) => {
                 self_::Endpoint::connect_to_interface(interface, device, address).map(Self::Self_)
             }
-            Interface::RcMlx5(_) => Err(ConnectError::Unsupported {
-                transport: rc_mlx5::NAME,
+            Interface::RcMlx5(_) | Interface::Tcp(_) => Err(ConnectError::Unsupported {
+                transport: interface.transport(),
                 instead: "endpoint to endpoint: use Endpoint::new and connect",
             }),
             Interface::Shm(interface) => {
@@ -204,6 +212,7 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.connect(device, address),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.connect(device, address),
+            Self::Tcp(endpoint) => endpoint.connect(device, address),
         }
     }
 
@@ -216,6 +225,7 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.error(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.error(),
+            Self::Tcp(endpoint) => endpoint.error(),
         }
     }
 
@@ -290,6 +300,7 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.put_list(&of_cma(transfers)?, completion),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.put_list(&of_rc_verbs(transfers)?, completion),
+            Self::Tcp(endpoint) => endpoint.put_list(&of_tcp(transfers)?, completion),
         }
     }
 
@@ -305,6 +316,7 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.get_list(&of_cma(transfers)?, completion),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.get_list(&of_rc_verbs(transfers)?, completion),
+            Self::Tcp(endpoint) => endpoint.get_list(&of_tcp(transfers)?, completion),
         }
     }
 
@@ -460,6 +472,9 @@ impl Endpoint {
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => {
                 endpoint.pending_add(move |endpoint| request(&Self::RcVerbs(endpoint.clone())))
+            }
+            Self::Tcp(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::Tcp(endpoint.clone())))
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::status::Post;
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
-use crate::transport::{cma, rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 use crate::worker::{Progress, Worker};
 
 /// A transport at work on a device: queues, buffers and handlers. Cloning gives another handle to the same
@@ -29,6 +29,8 @@ pub enum Interface {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Interface),
+    /// Of `tcp`.
+    Tcp(tcp::Interface),
 }
 
 macro_rules! each {
@@ -40,6 +42,7 @@ macro_rules! each {
             Self::Cma($inner) => $body,
             #[cfg(feature = "verbs")]
             Self::RcVerbs($inner) => $body,
+            Self::Tcp($inner) => $body,
         }
     };
 }
@@ -77,6 +80,11 @@ impl Interface {
                 worker.adopt(Progress::RcVerbs(progress));
                 Ok(Self::RcVerbs(interface))
             }
+            Domain::Tcp(domain) => {
+                let (interface, progress) = tcp::Interface::open(domain, config)?;
+                worker.adopt(Progress::Tcp(progress));
+                Ok(Self::Tcp(interface))
+            }
         }
     }
 
@@ -89,6 +97,7 @@ impl Interface {
             Self::Cma(_) => cma::NAME,
             #[cfg(feature = "verbs")]
             Self::RcVerbs(_) => rc_verbs::NAME,
+            Self::Tcp(_) => tcp::NAME,
         }
     }
 

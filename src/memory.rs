@@ -6,7 +6,7 @@ use crate::copy::Bytes;
 use crate::error::MemoryError;
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
-use crate::transport::{cma, rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 
 bitflags! {
     /// What may be done to a region. Reading it locally is always possible.
@@ -207,6 +207,8 @@ pub enum Memory {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Memory),
+    /// Of `tcp`.
+    Tcp(tcp::Memory),
 }
 
 impl Memory {
@@ -218,6 +220,7 @@ impl Memory {
             Self::Cma(memory) => memory.bytes(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(memory) => memory.bytes(),
+            Self::Tcp(memory) => memory.bytes(),
         }
     }
 
@@ -229,6 +232,7 @@ impl Memory {
             Self::Cma(memory) => memory.local_key(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(memory) => memory.local_key(),
+            Self::Tcp(memory) => memory.local_key(),
         }
     }
 
@@ -240,6 +244,7 @@ impl Memory {
             Self::Cma(memory) => memory.domain(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(memory) => memory.domain(),
+            Self::Tcp(memory) => memory.domain(),
         }
     }
 
@@ -254,6 +259,7 @@ impl Memory {
             Self::Cma(memory) => memory.pack_key(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(memory) => memory.pack_key(),
+            Self::Tcp(memory) => memory.pack_key(),
         }
     }
 }
@@ -273,4 +279,6 @@ pub enum RemoteKey {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::RemoteKey),
+    /// Of `tcp`.
+    Tcp(tcp::RemoteKey),
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
-use crate::transport::{cma, rc_mlx5, self_, shm};
+use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 
 pub(crate) enum Progress {
     Self_(self_::Progress),
@@ -13,6 +13,7 @@ pub(crate) enum Progress {
     Cma(cma::Progress),
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Progress),
+    Tcp(tcp::Progress),
 }
 
 impl Progress {
@@ -27,6 +28,7 @@ impl Progress {
             // Only the library knows.
             #[cfg(feature = "verbs")]
             Self::RcVerbs(_) => false,
+            Self::Tcp(progress) => progress.is_idle(),
         }
     }
 
@@ -39,6 +41,7 @@ impl Progress {
             Self::Cma(progress) => progress.progress(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(progress) => progress.progress(),
+            Self::Tcp(progress) => progress.progress(),
         }
     }
 }

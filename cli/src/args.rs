@@ -22,9 +22,21 @@ pub(crate) struct Cli {
     /// added where there are several devices
     #[arg(long, global = true, value_name = "FILE", help_heading = "Software HCA")]
     pub(crate) pcap: Option<PathBuf>,
+    /// The key that both ends of a tcp connection know: 32 bytes, or 64 hexadecimal digits, that only their owner may read
+    #[arg(long, global = true, value_name = "FILE", help_heading = "TCP")]
+    pub(crate) key_file: Option<PathBuf>,
 }
 
 impl Cli {
+    /// The command starts a second process of its own.
+    pub(crate) fn makes_pair(&self) -> bool {
+        match &self.command {
+            Command::Demo(_) => true,
+            Command::Perf(args) => args.host.is_none() && !args.listen,
+            _ => false,
+        }
+    }
+
     /// The capture file by the name that devices take it by.
     pub(crate) fn capture(&self) -> Option<PathBuf> {
         let several = match &self.command {

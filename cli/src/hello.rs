@@ -24,6 +24,7 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
         let name = &choice.transport;
         return Err(Error::Usage(format!("transport '{name}' does not lead to another process")));
     }
+    transports::need_key(&choice.transport)?;
     let layout = match (args.bcopy, args.zcopy) {
         (true, _) => Layout::Bcopy,
         (_, true) => Layout::Zcopy,

@@ -7,7 +7,7 @@ use crate::patience::Patience;
 use barewire_tcp::{Stream, StreamCause, StreamError};
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// A peer that says nothing for this long is given up.
@@ -112,6 +112,16 @@ impl Link {
     /// The peer, for errors.
     pub(crate) fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// The address from which packets to the peer leave.
+    pub(crate) fn local(&self) -> Option<IpAddr> {
+        self.stream.as_ref()?.local().ok().map(|address| address.ip())
+    }
+
+    /// The peer was started by this process, or it by the peer.
+    pub(crate) fn is_pair(&self) -> bool {
+        matches!(self.peer.role, Role::First | Role::Second)
     }
 
     /// An error: the peer does not keep to the protocol.

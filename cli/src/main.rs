@@ -19,10 +19,12 @@ mod units;
 mod wait;
 
 use args::{Cli, Command};
+use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
 use clap::Parser;
 use clap::error::ErrorKind;
 use error::Error;
 use output::{Output, error_line};
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -36,6 +38,9 @@ fn main() -> ExitCode {
     if let Some(capture) = cli.capture() {
         // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("BAREWIRE_HCA_PCAP", capture) };
+    }
+    if let Err(error) = hand_on_key(&cli) {
+        return end(Err(error));
     }
     let mut out = Output::default();
     match cli.command {
@@ -51,6 +56,23 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
         },
     }
+}
+
+/// Puts the job's key where this process and the ones that it starts find it. A pair that was given none gets one of its own.
+fn hand_on_key(cli: &Cli) -> Result<(), Error> {
+    let set = |name: &str, value: &OsStr| {
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::set_var(name, value) };
+    };
+    if let Some(file) = &cli.key_file {
+        set(KEY_FILE_VARIABLE, file.as_os_str());
+    }
+    let given = std::env::var_os(KEY_FILE_VARIABLE).is_some() || std::env::var_os(KEY_VARIABLE).is_some();
+    if cli.makes_pair() && !given {
+        let key = Key::generate().map_err(|error| Error::Local(error.to_string()))?;
+        set(KEY_VARIABLE, key.to_digits().as_ref());
+    }
+    Ok(())
 }
 
 fn end(result: Result<(), Error>) -> ExitCode {

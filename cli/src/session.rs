@@ -3,7 +3,9 @@
 use crate::control::{Hex, Message};
 use crate::error::{Error, local};
 use crate::link::Link;
+use crate::transports;
 use crate::wait::Wait;
+use barewire::transport::tcp;
 use barewire::{
     Access, Attributes, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface,
     InterfaceConfig, Memory, OpenError, Posted, RemoteKey, Worker,
@@ -31,6 +33,7 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Opens the device and connects an endpoint to the peer's, which does the same.
     pub(crate) fn connect(link: &'a mut Link, transport: &str, device: &str) -> Result<Self, Error> {
+        let device = &place(link, transport, device)?;
         let (domain, worker, interface) = open(transport, device)?;
         let failed = |error: OpenError| local(format!("cannot open {transport} on {device}"), &error);
         let endpoint = Endpoint::new(&interface).map_err(failed)?;
@@ -119,6 +122,20 @@ impl<'a> Session<'a> {
             Posted::Done => Ok(()),
             Posted::InProgress => self.wait.complete(during, &completion, bytes),
         }
+    }
+}
+
+/// The device to open for a peer: the one that was named, or the address from which packets to the peer leave.
+fn place(link: &Link, transport: &str, device: &str) -> Result<String, Error> {
+    if transport == tcp::NAME && !link.is_pair() {
+        transports::need_key(transport)?;
+    }
+    if device != transports::ROUTE {
+        return Ok(device.to_owned());
+    }
+    match link.local() {
+        Some(address) => Ok(address.to_string()),
+        None => Err(Error::Local("the control connection is closed".into())),
     }
 }
 

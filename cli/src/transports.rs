@@ -1,7 +1,11 @@
 //! Which transport on which device.
 
 use crate::error::Error;
-use barewire::{Attributes, Flags, components};
+use barewire::transport::tcp;
+use barewire::{Attributes, Flags, InterfaceConfig, components};
+
+/// The device of `tcp` that nobody named: the one that the route to the peer leads over.
+pub(crate) const ROUTE: &str = "route";
 
 /// A transport on a device.
 #[derive(Debug, Clone)]
@@ -15,6 +19,10 @@ impl Choice {
     /// True if it joins two processes; what does not leads back to the process itself.
     pub(crate) fn joins_processes(&self) -> bool {
         self.attributes.flags.contains(Flags::INTER_PROCESS)
+    }
+
+    fn follow_route(&mut self) {
+        ROUTE.clone_into(&mut self.device);
     }
 }
 
@@ -44,6 +52,7 @@ fn all() -> Vec<Choice> {
 pub(crate) fn joining() -> Vec<Choice> {
     let mut choices = all();
     choices.retain(Choice::joins_processes);
+    choices.iter_mut().filter(|choice| choice.transport == tcp::NAME).for_each(Choice::follow_route);
     let mut seen = Vec::new();
     choices.retain(|choice| {
         let new = !seen.contains(&choice.transport);
@@ -69,6 +78,14 @@ pub(crate) fn over(device: &str) -> Result<Vec<Choice>, Error> {
 
 /// The transport of this name on the named device, or on its first.
 pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Error> {
+    if transport == tcp::NAME {
+        // Addresses are devices, too; whether this host has one is seen when it is opened.
+        return Ok(Choice {
+            transport: transport.to_owned(),
+            device: device.unwrap_or(ROUTE).to_owned(),
+            attributes: tcp::attributes(&InterfaceConfig::default()),
+        });
+    }
     let choices = all();
     let of_transport: Vec<&Choice> = choices.iter().filter(|choice| choice.transport == transport).collect();
     if of_transport.is_empty() {
@@ -88,6 +105,22 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
             device.unwrap_or_default(),
             list(of_transport.iter().map(|choice| choice.device.as_str()))
         ))),
+    }
+}
+
+/// Refuses to work with strangers: processes that did not start each other need a key that both were given.
+pub(crate) fn need_key(transport: &str) -> Result<(), Error> {
+    if transport != tcp::NAME {
+        return Ok(());
+    }
+    match tcp::Key::from_env() {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(Error::Usage(
+            "tcp between two processes needs a key to keep strangers out: make one with \
+             (umask 077; head -c 32 /dev/urandom > job.key) and give both --key-file job.key"
+                .into(),
+        )),
+        Err(error) => Err(Error::Local(error.to_string())),
     }
 }
 

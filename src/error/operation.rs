@@ -68,6 +68,10 @@ pub enum Cause {
     PeerUnreachable,
     /// The peer never had a receive buffer ready.
     ReceiverNotReady,
+    /// The connection to the peer ended.
+    Disconnected,
+    /// The peer does not know the job's key, or this end does not.
+    Unauthenticated,
     /// A code this version does not know.
     Unknown,
 }
@@ -90,6 +94,8 @@ impl Cause {
             Self::RemoteOperation => "look at the peer's own errors",
             Self::PeerUnreachable => "check that the peer process is alive and its device address reachable",
             Self::ReceiverNotReady => "check that the peer calls progress and releases kept messages",
+            Self::Disconnected => "check that the peer process is alive, and its own errors",
+            Self::Unauthenticated => "give both ends the same key: see BAREWIRE_KEY_FILE",
             Self::Unknown => "see the device's manual for this syndrome",
         }
     }
@@ -108,6 +114,8 @@ impl fmt::Display for Cause {
             Self::RemoteOperation => "remote operation error",
             Self::PeerUnreachable => "transport retries exceeded",
             Self::ReceiverNotReady => "receiver-not-ready retries exceeded",
+            Self::Disconnected => "disconnected",
+            Self::Unauthenticated => "the two ends have different keys",
             Self::Unknown => "unknown device error",
         })
     }
@@ -129,6 +137,8 @@ pub enum Operation {
     Flush,
     /// Receiving.
     Receive,
+    /// Making the connection.
+    Connect,
     /// An operation that the device did not name.
     Unnamed,
 }
@@ -142,6 +152,7 @@ impl fmt::Display for Operation {
             Self::Atomic => "atomic",
             Self::Flush => "flush",
             Self::Receive => "receive",
+            Self::Connect => "connection",
             Self::Unnamed => "operation",
         })
     }

@@ -10,3 +10,4 @@ pub mod rc_mlx5;
 pub mod rc_verbs;
 pub mod self_;
 pub mod shm;
+pub mod tcp;

@@ -1,11 +1,21 @@
-//! Framed message streams over TCP.
+//! Messages and one-sided operations over TCP, closed to strangers.
 //!
-//! A [`Stream`] carries messages, each of a kind and a payload, between two processes. Every send and every
-//! receive has a deadline, every error names the peer, and a frame that is foreign, of another version or
-//! longer than the receiver's limit is refused before any memory is taken for it.
+//! | module | what it has |
+//! |---|---|
+//! | [`key`], [`handshake`] | the job's secret, and how two ends prove that they know it |
+//! | [`door`], [`connector`] | connections from either side, which are no connections before that |
+//! | [`socket`], [`outbox`] | a connection that never waits, and what waits on it |
+//! | [`message`], [`request`] | what is said on it |
+//! | [`region`], [`target`] | memory that peers may reach, and the thread that serves them |
+//! | [`interfaces`] | the addresses of this host, and which of them leads to a peer |
 //!
-//! What is *not* here yet: authentication, encryption and one-sided operations. A peer is whoever connected,
-//! so a [`Listener`] listens on the loopback address unless it is given another one.
+//! Nothing of these waits, allocates per message, or calls back: a transport drives them. What they promise: no byte of a peer is
+//! looked at before it proved that it knows the key, and it reaches no memory but what was opened to it. What they do not: the
+//! bytes are neither encrypted nor signed, so that who can read or change the network's packets can read and change what is
+//! sent. Use them in a network whose cables you trust, or over a tunnel.
+//!
+//! Beside them stands a plain [`Stream`] of framed messages with deadlines, for conversations that need no speed. It proves
+//! nothing about its peer.
 //!
 //! ```
 //! use barewire_tcp::{Listener, Stream};
@@ -24,12 +34,24 @@
 //! # }
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod connector;
+pub mod door;
 pub mod frame;
+pub mod handshake;
+pub mod interfaces;
+pub mod key;
 mod listener;
+pub mod message;
+pub mod outbox;
+pub mod region;
+pub mod request;
+pub mod socket;
 mod stream;
+pub mod target;
 
 pub use frame::FrameError;
+pub use key::Key;
 pub use listener::{Listener, ListenerError};
 pub use stream::{Message, Stream, StreamCause, StreamError};

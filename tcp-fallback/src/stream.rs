@@ -153,6 +153,14 @@ impl Stream {
         self.peer
     }
 
+    /// The address of this end: packets to the peer leave from there.
+    ///
+    /// # Errors
+    /// The system does not know it any more.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
     /// Sends one message.
     ///
     /// # Errors

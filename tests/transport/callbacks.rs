@@ -10,7 +10,7 @@ use crate::support::{DEADLINE, Pair, Watch, collect, connect};
 /// An endpoint whose last handle is dropped inside its own handler.
 #[test]
 fn a_handler_drops_its_endpoint() {
-    for mut pair in Pair::rc(&InterfaceConfig::default()) {
+    for mut pair in Pair::joined(&InterfaceConfig::default()) {
         let (client, server) = (pair.client.another(), pair.server.another());
         connect(&client, &server);
         let (interface, last) = (server.interface.clone(), Cell::new(Some(server.endpoint)));
@@ -40,7 +40,7 @@ fn a_handler_drops_its_endpoint() {
 /// A completion callback that drops the endpoint whose operations are still completing.
 #[test]
 fn a_callback_drops_its_endpoint() {
-    for mut pair in Pair::rc(&InterfaceConfig::default()) {
+    for mut pair in Pair::joined(&InterfaceConfig::default()) {
         let (client, server) = (pair.client.another(), pair.server.another());
         connect(&client, &server);
         let (target, key) = pair.target(64, Access::all());
@@ -68,7 +68,7 @@ fn a_callback_drops_its_endpoint() {
 /// Handlers and callbacks open, connect, flush and close endpoints.
 #[test]
 fn handlers_open_and_flush() {
-    for mut pair in Pair::rc(&InterfaceConfig::default()) {
+    for mut pair in Pair::joined(&InterfaceConfig::default()) {
         let inbox = collect(&pair.server.interface, 2);
         let (client, server) = (pair.client.interface.clone(), pair.server.interface.clone());
         let opened: Rc<RefCell<Vec<Endpoint>>> = Rc::default();

@@ -59,7 +59,7 @@ fn every_transfer_of_a_list_is_carried_out() {
 
 #[test]
 fn a_list_is_posted_as_a_whole_or_not_at_all() {
-    for mut pair in Pair::rc(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() }) {
+    for mut pair in Pair::joined(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() }) {
         let (remote, key) = pair.target(65 * SIZE, Access::all());
         let local = pair.client.domain.allocate(65 * SIZE, Access::empty()).unwrap();
         local.write(0, &[7; 65 * SIZE]).unwrap();

@@ -64,7 +64,7 @@ fn a_receiver_that_is_never_ready_is_reported() {
 fn a_receiver_that_becomes_ready_loses_nothing() {
     let config =
         InterfaceConfig { receive_ring: 4, spare_receive_buffers: 0, min_rnr_timer: 1, ..Default::default() };
-    for mut pair in Pair::rc(&config) {
+    for mut pair in Pair::joined(&config) {
         let inbox = collect(&pair.server.interface, 1);
         for i in 0..50 {
             assert_eq!(pair.client.endpoint.am_short(1, i, &pattern(i as u32, 50)), Ok(Posted::Done));
@@ -84,7 +84,7 @@ fn a_receiver_that_becomes_ready_loses_nothing() {
 fn a_receiver_out_of_buffers_recovers() {
     let config =
         InterfaceConfig { receive_ring: 4, spare_receive_buffers: 2, min_rnr_timer: 1, ..Default::default() };
-    for mut pair in Pair::rc(&config) {
+    for mut pair in Pair::joined(&config) {
         let kept: Rc<RefCell<Vec<barewire::KeptMessage>>> = Rc::default();
         let inner = Rc::clone(&kept);
         pair.server.interface.set_handler(1, move |message| inner.borrow_mut().push(message.keep())).unwrap();

@@ -29,7 +29,7 @@ fn what_is_refused_may_wait() {
 /// Nothing overtakes pending requests on their endpoint; other endpoints are not concerned.
 #[test]
 fn pending_requests_keep_order() {
-    for mut pair in Pair::rc(&small()) {
+    for mut pair in Pair::joined(&small()) {
         let inbox = collect(&pair.server.interface, 1);
         let other_inbox = collect(&pair.server.interface, 2);
         let (other, other_peer) = (pair.client.another(), pair.server.another());
@@ -125,7 +125,7 @@ fn pending_requests_take_turns() {
 /// A flush from inside a pending request, and a request added from inside a request.
 #[test]
 fn pending_requests_flush_and_add() {
-    for mut pair in Pair::rc(&small()) {
+    for mut pair in Pair::joined(&small()) {
         let endpoint = pair.client.endpoint.clone();
         let inbox = collect(&pair.server.interface, 1);
         let filled = fill(&endpoint, 1);

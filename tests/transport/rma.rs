@@ -109,7 +109,7 @@ fn put_zcopy() {
 
 #[test]
 fn zcopy_beyond_the_longest_message() {
-    for pair in Pair::rc(&barewire::InterfaceConfig::default()) {
+    for pair in Pair::joined(&barewire::InterfaceConfig::default()) {
         let limit = pair.client.interface.attributes().put.max_zcopy;
         let part = limit / 10 + 1;
         let (memory, key) = pair.target(64, Access::all());

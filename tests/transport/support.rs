@@ -61,8 +61,24 @@ impl Pair {
     /// As `all`, with these settings.
     pub(crate) fn all_with(config: &InterfaceConfig) -> Vec<Self> {
         let mut pairs = vec![Self::over_self(config), Self::over_shm(config)];
-        pairs.extend(Self::rc(config));
+        pairs.extend(Self::joined(config));
         pairs
+    }
+
+    /// Over the transports whose endpoints connect to endpoints.
+    pub(crate) fn joined(config: &InterfaceConfig) -> Vec<Self> {
+        let mut pairs = Self::rc(config);
+        pairs.push(Self::over_tcp(config));
+        pairs
+    }
+
+    /// Over `tcp` on the loopback.
+    pub(crate) fn over_tcp(config: &InterfaceConfig) -> Self {
+        let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
+        let open = |worker: &mut Worker| Side::open(worker, &Domain::open("tcp", "lo").unwrap(), config);
+        let (client, server) = (open(&mut worker), open(&mut server_worker));
+        connect(&client, &server);
+        Self { name: "tcp", worker, server_worker, client, server, devices: vec![] }
     }
 
     /// Over `rc_mlx5`: in the loopback of one device, and between two devices over UDP. Of the machine, if the environment names two:

@@ -31,6 +31,9 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     }
     let transport = args.transport.as_deref().unwrap_or(barewire::transport::rc_mlx5::NAME);
     let choice = transports::find(transport, args.device.as_deref())?;
+    if args.listen || args.host.is_some() {
+        transports::need_key(&choice.transport)?;
+    }
     if args.listen {
         let listening = |address| out.line(format!("waiting for a client on {address}"));
         return with_client(args.bind, args.port, Work::Perf, listening, |link| follow(link, Some(args)));

@@ -11,6 +11,7 @@ mod decoders;
 mod packets;
 mod rings;
 mod script;
+mod sockets;
 mod texts;
 
 #[path = "../../../hca/tests/rig/mod.rs"]

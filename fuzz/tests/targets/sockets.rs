@@ -1,0 +1,295 @@
+//! What comes over a socket of `tcp`: from strangers, and from peers that know the key and lie.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use barewire::transport::tcp;
+use barewire::{
+    Access, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig, PostError, Unpack,
+};
+use barewire_tcp::Key;
+use barewire_tcp::connector::Connector;
+use barewire_tcp::door::{Admitted, Door, Limits};
+use barewire_tcp::handshake::{Claim, Initiator, Purpose};
+use barewire_tcp::message::Header;
+use barewire_tcp::outbox::{Outbox, Spare};
+use barewire_tcp::request::{ANSWER_BYTES, Action, Answer, Change, Operation, Request};
+use barewire_tcp::socket::Socket;
+use bolero::check;
+
+use crate::allocation;
+use crate::script::{Script, bytes_to};
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const DEADLINE: Duration = Duration::from_secs(30);
+/// What a message may take: the longest one and what is read at once.
+const MESSAGE_MEMORY: usize = 2 << 20;
+
+fn key() -> Key {
+    Key::from_bytes([7; 32])
+}
+
+/// The numbers in the body of an address or a key, from byte `at` of the whole on.
+fn number(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+/// Lets the connector work, and `work` in between, until the connection is there.
+fn connect(peer: SocketAddr, claim: Claim, mut work: impl FnMut()) -> Socket {
+    let mut connector =
+        Connector::start(peer, Some(HERE), &key(), claim, DEADLINE, Limits::default()).unwrap();
+    loop {
+        work();
+        if let Some(socket) = connector.advance(Instant::now()).unwrap() {
+            return socket;
+        }
+    }
+}
+
+/// Sends bytes on an admitted connection; the other end may be gone.
+fn say(socket: &Socket, bytes: &[u8]) {
+    let (mut outbox, spare) = (Outbox::default(), Spare::default());
+    assert!(outbox.push(&spare, bytes));
+    let _ = outbox.flush(socket, &spare);
+}
+
+#[test]
+fn any_strangers() {
+    let mut door = Door::open(HERE, key(), Limits::default()).unwrap();
+    check!().with_generator(bytes_to(300)).for_each(|bytes| {
+        let mut script = Script::new(bytes);
+        let mut stranger = TcpStream::connect(door.address()).unwrap();
+        let claim =
+            Claim { purpose: Purpose::Memory, service: 1, endpoint: 2, from_service: 3, from_endpoint: 4 };
+        if script.byte() & 1 == 1 {
+            // As far as one gets without the key.
+            stranger.write_all(Initiator::new(claim, script.array()).hello()).unwrap();
+        }
+        let mut admitted: Vec<Admitted> = Vec::new();
+        let most = allocation::most(|| {
+            while !script.is_over() {
+                let part = usize::from(script.byte()) + 1;
+                let _ = stranger.write_all(script.bytes(part));
+                door.work(Instant::now(), &mut admitted);
+            }
+            door.work(Instant::now(), &mut admitted);
+        });
+        assert!(admitted.is_empty(), "a stranger got in");
+        assert!(most < 64 << 10, "{most} bytes for a stranger");
+        drop(stranger);
+        while door.guests() > 0 {
+            door.work(Instant::now(), &mut admitted);
+        }
+    });
+}
+
+/// An endpoint whose peer is this test.
+struct Victim {
+    domain: tcp::Domain,
+    interface: tcp::Interface,
+    progress: tcp::Progress,
+}
+
+/// A panic ends the run.
+impl std::panic::RefUnwindSafe for Victim {}
+
+impl Victim {
+    fn open() -> Self {
+        let domain = tcp::Domain::open_with_key("127.0.0.1", key()).unwrap();
+        let (interface, progress) = tcp::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
+        interface
+            .set_handler(0, |message| {
+                std::hint::black_box(message.data().iter().fold(0u8, |sum, byte| sum ^ byte));
+            })
+            .unwrap();
+        Self { domain, interface, progress }
+    }
+
+    /// An endpoint that waits for this test to connect, and the connection.
+    fn endpoint(&mut self) -> (tcp::Endpoint, Socket) {
+        let endpoint = tcp::Endpoint::new(&self.interface).unwrap();
+        let own = endpoint.address().to_bytes();
+        // The smallest numbers: this end connects.
+        let mut peer = own.clone();
+        peer[6..].fill(0);
+        let device = self.interface.device_address();
+        endpoint.connect(&device, &EndpointAddress::from_bytes(&peer).unwrap()).unwrap();
+        let claim = Claim {
+            purpose: Purpose::Messages,
+            service: number(&own, 6),
+            endpoint: number(&own, 14),
+            from_service: 0,
+            from_endpoint: 0,
+        };
+        let progress = &mut self.progress;
+        let socket = connect(address(&device), claim, || {
+            progress.progress();
+        });
+        (endpoint, socket)
+    }
+}
+
+fn address(device: &DeviceAddress) -> SocketAddr {
+    device.to_string().parse().unwrap()
+}
+
+#[test]
+fn any_messages_of_a_peer() {
+    let mut victim = Victim::open();
+    check!().with_generator(bytes_to(512)).for_each(|bytes| {
+        let victim = &mut victim;
+        let mut script = Script::new(bytes);
+        let (endpoint, socket) = victim.endpoint();
+        let most = allocation::most(|| {
+            while !script.is_over() {
+                let length = u32::from(script.number());
+                let header = match script.byte() % 4 {
+                    // True ones, long ones, ones that lie, and whatever it is.
+                    0 => Header::message(script.byte(), length % 64).to_bytes(),
+                    1 => Header::message(0, length << 5).to_bytes(),
+                    2 => Header::message(0, length << 16).to_bytes(),
+                    _ => script.array(),
+                };
+                say(&socket, &header);
+                say(&socket, script.bytes(usize::from(length as u8)));
+                for _ in 0..3 {
+                    victim.progress.progress();
+                }
+            }
+        });
+        assert!(most < MESSAGE_MEMORY, "{most} bytes for a message");
+        drop(socket);
+        let start = Instant::now();
+        // A farewell ends it in order, and everything else is an error.
+        while endpoint.error().is_none() && endpoint.am_short(0, 0, &[]) != Err(PostError::EndpointFailed) {
+            victim.progress.progress();
+            assert!(start.elapsed() < DEADLINE);
+        }
+    });
+}
+
+#[test]
+fn any_requests_of_a_peer() {
+    let domain = tcp::Domain::open_with_key("127.0.0.1", key()).unwrap();
+    let memory = domain.allocate(256, Access::all()).unwrap();
+    let untold = domain.allocate(64, Access::LOCAL_WRITE).unwrap();
+    let packed = memory.pack_key();
+    let peer = SocketAddr::new(HERE, u16::from_be_bytes([packed[6], packed[7]]));
+    let claim = Claim {
+        purpose: Purpose::Memory,
+        service: number(&packed, 8),
+        endpoint: 0,
+        from_service: 1,
+        from_endpoint: 1,
+    };
+    let token = number(&packed, 16);
+    let honest = connect(peer, claim, || ());
+    let mut finished = 0;
+    check!().with_generator(bytes_to(512)).for_each(|bytes| {
+        let mut script = Script::new(bytes);
+        let socket = connect(peer, claim, || ());
+        while !script.is_over() {
+            let mut request = any_request(&mut script, token, &memory).to_bytes();
+            script.mutate(&mut request);
+            say(&socket, &request);
+            let length = usize::from(script.byte());
+            say(&socket, script.bytes(length));
+        }
+        drop(socket);
+        // Others are served.
+        let action = Action::Get { length: 8 };
+        say(&honest, &Request { token, address: memory.address(), action }.to_bytes());
+        let mut answer = [0; ANSWER_BYTES + 8];
+        let (mut count, start) = (0, Instant::now());
+        while count < answer.len() {
+            assert!(start.elapsed() < DEADLINE, "the target is gone");
+            count += honest.receive(&mut answer[count..]).unwrap().unwrap_or(0);
+        }
+        finished += 1;
+        let answer = Answer::parse(answer.first_chunk().unwrap()).unwrap();
+        assert_eq!((answer.finished, answer.done), (finished, true));
+    });
+    let mut bytes = [0; 64];
+    untold.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 64]);
+}
+
+/// A request that is likely to be carried out.
+fn any_request(script: &mut Script<'_>, token: u64, memory: &tcp::Memory) -> Request {
+    let (at, length) = (u64::from(script.byte()), u64::from(script.byte() % 64));
+    let action = match script.byte() % 4 {
+        0 => Action::Put { length },
+        1 => Action::Get { length },
+        2 => Action::Get { length: length << script.byte() % 64 },
+        _ => Action::Atomic {
+            change: [Change::Add, Change::Swap, Change::CompareSwap][usize::from(script.byte() % 3)],
+            width: if length & 1 == 0 { 8 } else { 4 },
+            fetch: length & 2 == 0,
+            operand: length,
+            compare: 0,
+        },
+    };
+    Request { token, address: memory.address() + at, action }
+}
+
+#[test]
+fn any_answers_of_a_target() {
+    let mut victim = Victim::open();
+    let mut door = Door::open(HERE, key(), Limits::default()).unwrap();
+    // A key to this test's memory, as it says.
+    let mut packed = b"bw\x01K\x05\x12".to_vec();
+    packed.extend_from_slice(&door.address().port().to_be_bytes());
+    packed.extend_from_slice(&[9; 16]);
+    let remote = victim.domain.unpack_key(&packed).unwrap();
+    let local = victim.domain.allocate(4096, Access::LOCAL_WRITE).unwrap();
+    check!().with_generator(bytes_to(512)).for_each(|bytes| {
+        let victim = &mut victim;
+        let mut script = Script::new(bytes);
+        let (endpoint, _socket) = victim.endpoint();
+        let done = Completion::counter(0);
+        let unpack = Unpack::new(|bytes| {
+            std::hint::black_box(bytes.len());
+        });
+        let result = FetchResult::new();
+        let posts = 1 + u64::from(script.byte() % 6);
+        for _ in 0..posts {
+            done.add(1);
+            let some = Some(&done);
+            let posted = match script.byte() % 5 {
+                0 => endpoint.put_zcopy(&[local.slice(0, 8).unwrap()], 0, &remote, some),
+                1 => endpoint.get_bcopy(&unpack, usize::from(script.byte()), 0, &remote, some),
+                2 => endpoint.get_zcopy(&[local.slice(0, 4000).unwrap()], 0, &remote, some),
+                3 => endpoint.atomic_fetch_add64(1, 0, &remote, &result, some),
+                _ => endpoint.get_zcopy(&[local.slice(5, 0).unwrap()], 0, &remote, some),
+            };
+            assert_eq!(posted, Ok(barewire::Posted::InProgress));
+        }
+        let mut admitted: Vec<Admitted> = Vec::new();
+        let start = Instant::now();
+        while admitted.is_empty() {
+            door.work(Instant::now(), &mut admitted);
+            victim.progress.progress();
+            assert!(start.elapsed() < DEADLINE);
+        }
+        let target = admitted.pop().unwrap().welcome().unwrap();
+        while !script.is_over() {
+            let operation =
+                [Operation::Put, Operation::Get, Operation::Atomic][usize::from(script.byte() % 3)];
+            let value = u64::from(script.number() % 4096);
+            let finished = u64::from(script.byte() % 8);
+            let mut answer = Answer { finished, done: script.byte() % 8 > 0, operation, value }.to_bytes();
+            script.mutate(&mut answer);
+            say(&target, &answer);
+            say(&target, script.bytes(usize::from(value as u8)));
+            victim.progress.progress();
+        }
+        drop(target);
+        // Each completes once: a counter that went below zero would not be zero.
+        while endpoint.error().is_none() {
+            victim.progress.progress();
+            assert!(start.elapsed() < DEADLINE);
+        }
+        assert_eq!(done.pending(), 0);
+    });
+}

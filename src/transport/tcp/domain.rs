@@ -1,0 +1,348 @@
+//! The domain: an address of this host, the job's key, and memory that peers reach through a thread.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use barewire_tcp::Key;
+use barewire_tcp::door::Limits;
+use barewire_tcp::interfaces::{self, NetworkInterface};
+use barewire_tcp::key::KeyError as NoKey;
+use barewire_tcp::region::{Region, Regions, Rights};
+use barewire_tcp::target::Target;
+use thiserror::Error;
+
+use super::{NAME, address};
+use crate::allocation::Allocation;
+use crate::copy::Bytes;
+use crate::error::{KeyError, MemoryError, OpenError, Source};
+use crate::memory::{Access, domain_tag, memory_access};
+use crate::pool::Block;
+use crate::random;
+
+/// An address of this host and the memory of those who use it. Cloning gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct Domain(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    device: String,
+    address: IpAddr,
+    key: Key,
+    /// Told to peers in keys; who connects to the target names it.
+    number: u64,
+    tag: u32,
+    regions: Arc<Regions>,
+    local: Mutex<Local>,
+    /// There since memory was registered that peers may reach, or a key was made.
+    target: Mutex<Option<Target>>,
+}
+
+/// Regions by the number that slices carry.
+#[derive(Debug, Default)]
+struct Local {
+    next: u32,
+    live: HashMap<u32, Arc<Region>>,
+}
+
+/// There is an address that others reach, and no key that would keep strangers out.
+#[derive(Debug, Error)]
+#[error(
+    "others reach this address, and there is no key to keep strangers out: make one \
+     (umask 077; head -c 32 /dev/urandom > job.key) and give every process of the job BAREWIRE_KEY_FILE=job.key"
+)]
+struct Keyless;
+
+/// The network interfaces of this host.
+///
+/// # Errors
+/// [`OpenError::Device`] if the system does not list them.
+pub fn devices() -> Result<Vec<NetworkInterface>, OpenError> {
+    interfaces::list().map_err(|e| refused("*", "list the network interfaces", e))
+}
+
+impl Domain {
+    /// Opens a network interface by its name, or an address of this host, with the key that the environment names
+    /// ([`Key::from_env`]). Without one, the loopback is open to this process alone.
+    ///
+    /// # Errors
+    /// [`OpenError::UnknownDevice`]; [`OpenError::Device`] if there is no key, or it cannot be used.
+    pub fn open(device: &str) -> Result<Self, OpenError> {
+        let address = find(device)?;
+        let no_key = |source: Source| refused(device, "find the job's key", source);
+        let key = match Key::from_env().map_err(|e| no_key(e.into()))? {
+            Some(key) => key,
+            None if address.is_loopback() => process_key().map_err(|e| no_key(e.into()))?,
+            None => return Err(no_key(Keyless.into())),
+        };
+        Ok(Self::new(device, address, key))
+    }
+
+    /// Opens a network interface, or an address of this host, with a key.
+    ///
+    /// # Errors
+    /// [`OpenError::UnknownDevice`]
+    pub fn open_with_key(device: &str, key: Key) -> Result<Self, OpenError> {
+        Ok(Self::new(device, find(device)?, key))
+    }
+
+    fn new(device: &str, address: IpAddr, key: Key) -> Self {
+        Self(Arc::new(Shared {
+            device: device.to_owned(),
+            address,
+            key,
+            number: random::number(),
+            tag: domain_tag(),
+            regions: Arc::default(),
+            local: Mutex::default(),
+            target: Mutex::default(),
+        }))
+    }
+
+    /// Allocates zeroed, page-aligned memory and registers it.
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`]; [`MemoryError::Device`] if the thread that serves peers cannot be
+    /// started.
+    pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        let allocation = Allocation::new(len)?;
+        let start = allocation.start();
+        // SAFETY: the region owns the memory, which nobody accesses but through the region and `Bytes`.
+        unsafe { self.add(start, len, access, Some(allocation)) }
+    }
+
+    /// Registers memory that someone else owns.
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::Device`]
+    ///
+    /// # Safety
+    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
+    /// the returned memory is dropped.
+    pub unsafe fn register(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Memory, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        // SAFETY: the caller's promise; `Memory` revokes the region when it is dropped.
+        unsafe { self.add(start, len, access, None) }
+    }
+
+    /// # Safety
+    /// As [`Self::register`], until the memory is dropped or, if there is an owner, that is.
+    unsafe fn add(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+        owner: Option<Allocation>,
+    ) -> Result<Memory, MemoryError> {
+        let refused = |source: std::io::Error| MemoryError::Device { length: len, source: source.into() };
+        let shared = &*self.0;
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
+            shared.serve().map_err(refused)?;
+        }
+        let rights = Rights {
+            write: access.contains(Access::REMOTE_WRITE),
+            read: access.contains(Access::REMOTE_READ),
+            atomic: access.contains(Access::REMOTE_ATOMIC),
+        };
+        let owner = owner.map(|allocation| Box::new(allocation) as Box<_>);
+        // SAFETY: the caller's promise.
+        let region = Arc::new(unsafe { Region::new(start, len, rights, owner) });
+        let token = shared.regions.add(&region).map_err(refused)?;
+        let mut local = shared.local();
+        let number = loop {
+            let number = local.next;
+            local.next = number.wrapping_add(1);
+            if !local.live.contains_key(&number) {
+                break number;
+            }
+        };
+        local.live.insert(number, Arc::clone(&region));
+        drop(local);
+        Ok(Memory { bytes: Bytes::new(start, len), region, token, number, domain: self.clone() })
+    }
+
+    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    ///
+    /// # Errors
+    /// [`KeyError`]: not a key, or of another transport. Whether the key is valid the peer says when it is used.
+    pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
+        address::unpack_key(bytes)
+    }
+
+    /// The device's name, as it was opened.
+    pub fn device(&self) -> &str {
+        &self.0.device
+    }
+
+    pub(super) fn ip(&self) -> IpAddr {
+        self.0.address
+    }
+
+    pub(super) fn key(&self) -> &Key {
+        &self.0.key
+    }
+
+    pub(super) fn tag(&self) -> u32 {
+        self.0.tag
+    }
+
+    /// The region that a slice of this domain lies in, if it is still there.
+    pub(super) fn region(&self, number: u32) -> Option<Arc<Region>> {
+        self.0.local().live.get(&number).cloned()
+    }
+
+    pub(super) fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
+        refused(&self.0.device, step, error)
+    }
+}
+
+impl Shared {
+    fn local(&self) -> MutexGuard<'_, Local> {
+        // Every change is one map operation, so a poisoned map is whole.
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn target(&self) -> MutexGuard<'_, Option<Target>> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees to it that there is a thread that serves peers.
+    fn serve(&self) -> std::io::Result<()> {
+        let mut target = self.target();
+        if target.is_none() {
+            let (key, regions) = (self.key.clone(), Arc::clone(&self.regions));
+            *target = Some(Target::start(self.address, key, self.number, regions, Limits::default())?);
+        }
+        Ok(())
+    }
+}
+
+fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenError {
+    OpenError::Device { device: device.to_owned(), step, source: error.into() }
+}
+
+/// The address that a device's name stands for.
+fn find(device: &str) -> Result<IpAddr, OpenError> {
+    let interfaces = devices()?;
+    if let Some(interface) = interfaces.iter().find(|interface| interface.name == device)
+        && let Some(address) = interface.addresses.first()
+    {
+        return Ok(*address);
+    }
+    if let Ok(address) = device.parse::<IpAddr>()
+        // Every address of 127.0.0.0/8 is this host's.
+        && (address.is_loopback() || interfaces.iter().any(|interface| interface.addresses.contains(&address)))
+    {
+        return Ok(address);
+    }
+    let known = interfaces.iter().filter(|interface| !interface.addresses.is_empty());
+    let known: Vec<String> = known
+        .map(|interface| {
+            let addresses: Vec<_> = interface.addresses.iter().map(ToString::to_string).collect();
+            format!("{} ({})", interface.name, addresses.join(" "))
+        })
+        .collect();
+    Err(OpenError::UnknownDevice { transport: NAME, device: device.to_owned(), known: known.join(", ") })
+}
+
+/// A key of this process's own, for its talks with itself.
+fn process_key() -> Result<Key, NoKey> {
+    static KEY: OnceLock<Key> = OnceLock::new();
+    if let Some(key) = KEY.get() {
+        return Ok(key.clone());
+    }
+    let key = Key::generate()?;
+    Ok(KEY.get_or_init(|| key).clone())
+}
+
+/// A registered region. Dropping it ends the rights of every key to it: what is in flight fails, and memory that was
+/// registered is not touched any more.
+#[derive(Debug)]
+pub struct Memory {
+    bytes: Bytes,
+    region: Arc<Region>,
+    token: u64,
+    number: u32,
+    domain: Domain,
+}
+
+impl Memory {
+    memory_access!();
+
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub(crate) fn local_key(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn domain(&self) -> u32 {
+        self.domain.tag()
+    }
+
+    /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
+    pub fn pack_key(&self) -> Vec<u8> {
+        let shared = &*self.domain.0;
+        // Peers are told by the target that they have no right; without one they see that themselves.
+        let _ = shared.serve();
+        let port = shared.target().as_ref().map_or(0, |target| target.address().port());
+        address::key(&RemoteKey { port, domain: shared.number, token: self.token }).bytes().to_vec()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let shared = &*self.domain.0;
+        shared.regions.remove(self.token);
+        shared.local().live.remove(&self.number);
+        self.region.revoke();
+    }
+}
+
+/// A right to a peer's region: where its process serves it, and the number that it gave the region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteKey {
+    /// Zero if the peer's domain could not serve any memory.
+    pub(super) port: u16,
+    pub(super) domain: u64,
+    pub(super) token: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_others_reach_needs_a_key() {
+        let text = Keyless.to_string();
+        assert!(text.contains("BAREWIRE_KEY_FILE") && text.contains("/dev/urandom"), "{text}");
+        assert!(matches!(Domain::open("nosuch0"), Err(OpenError::UnknownDevice { .. })));
+        assert!(matches!(Domain::open("192.0.2.1"), Err(OpenError::UnknownDevice { .. })));
+        assert_eq!(Domain::open("127.0.0.9").unwrap().ip(), IpAddr::from([127, 0, 0, 9]));
+    }
+
+    #[test]
+    fn a_thread_serves_memory_that_peers_may_reach() {
+        let domain = Domain::open("lo").unwrap();
+        let private = domain.allocate(8, Access::LOCAL_WRITE).unwrap();
+        assert!(domain.0.target().is_none());
+        let shared = domain.allocate(8, Access::REMOTE_READ).unwrap();
+        assert!(domain.0.target().is_some());
+        for memory in [&private, &shared] {
+            assert_ne!(address::unpack_key(&memory.pack_key()).unwrap().port, 0);
+        }
+        assert!(domain.region(shared.number).is_some());
+        let number = shared.number;
+        drop(shared);
+        assert!(domain.region(number).is_none());
+    }
+}

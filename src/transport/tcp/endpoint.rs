@@ -1,0 +1,141 @@
+//! The endpoint: connecting, waiting and closing. Posting is in [`message`](super::message), [`rma`](super::rma) and
+//! [`atomic`](super::atomic).
+
+use std::fmt;
+use std::rc::Rc;
+
+use super::NAME;
+use super::address;
+use super::domain::RemoteKey;
+use super::interface::Interface;
+use super::state::{Peer, State};
+use crate::address::{DeviceAddress, EndpointAddress};
+use crate::capability::RemoteMemory;
+use crate::completion::Completion;
+use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
+use crate::gate::{Block, Gate};
+use crate::pending::{HasPending, PendingQueue};
+use crate::status::{FlushMode, PendingResult, Post};
+
+/// One end of a connection. Cloning gives another handle to the same one.
+///
+/// Dropping the last handle closes it: what the system took is delivered, what was outstanding completes as cancelled in the next
+/// progress. Flush first what must arrive.
+pub struct Endpoint(pub(super) Rc<State>);
+
+impl Endpoint {
+    /// Makes an endpoint that can be connected.
+    ///
+    /// # Errors
+    /// [`OpenError::TooManyEndpoints`], [`OpenError::Closed`]
+    pub fn new(interface: &Interface) -> Result<Self, OpenError> {
+        interface.0.open_endpoint().map(Self::handle)
+    }
+
+    fn handle(state: Rc<State>) -> Self {
+        state.handles.set(state.handles.get() + 1);
+        Self(state)
+    }
+
+    /// What the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> EndpointAddress {
+        address::endpoint(self.0.own)
+    }
+
+    /// Connects to the peer's endpoint. Both ends connect to each other, in any order; posts are possible at once, and are sent when the
+    /// connection is there.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`] and [`ConnectError::Address`] for addresses that are not usable here,
+    /// [`ConnectError::Connected`] the second time, [`ConnectError::Unreachable`] if the domain's device does not lead there,
+    /// [`ConnectError::Device`] if the system refuses, for example for want of descriptors.
+    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
+        let state = &*self.0;
+        let peer = Peer { address: address::unpack_device(device)?, end: address::unpack_endpoint(address)? };
+        if !state.gate.has(Block::Unconnected) || !state.gate.is_alive() {
+            return Err(ConnectError::Connected { transport: NAME });
+        }
+        state.connect(peer)
+    }
+
+    /// Why the endpoint failed, if it did.
+    pub fn error(&self) -> Option<EndpointError> {
+        self.0.error()
+    }
+
+    /// Waits for what was posted so far. After `Cancel` the endpoint takes no more posts.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        self.0.flush(mode, completion)
+    }
+
+    /// What is posted next takes effect after what is outstanding.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        self.0.gate.check()?;
+        self.0.fence();
+        Ok(())
+    }
+
+    /// Queues a request that progress runs, in order, when resources come back.
+    ///
+    /// # Errors
+    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
+    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+        if !self.0.may_wait() {
+            return Err(Busy);
+        }
+        self.0.shared.arbiter.add(self.clone(), Box::new(request));
+        Ok(())
+    }
+
+    /// Drops every waiting request, calling `purged` once for each, in order.
+    pub fn pending_purge(&self, purged: impl FnMut()) {
+        self.purge(purged);
+    }
+}
+
+impl HasPending for Endpoint {
+    fn pending(&self) -> &PendingQueue<Self> {
+        &self.0.pending
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+}
+
+impl RemoteMemory for Endpoint {
+    type Key = RemoteKey;
+}
+
+crate::capability::delegate!(
+    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
+    Flush, Pending
+);
+
+impl Clone for Endpoint {
+    fn clone(&self) -> Self {
+        Self::handle(Rc::clone(&self.0))
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let handles = self.0.handles.get() - 1;
+        self.0.handles.set(handles);
+        if handles == 0 {
+            self.0.shared.close_endpoint(&self.0);
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("transport", &NAME).field("own", &self.0.own).finish_non_exhaustive()
+    }
+}

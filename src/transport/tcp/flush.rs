@@ -1,0 +1,122 @@
+//! Waiting for, ordering and giving up what is outstanding.
+
+use super::state::{State, Trouble, Waiter};
+use crate::completion::Completion;
+use crate::error::{Operation, PostError};
+use crate::gate::Block;
+use crate::status::{FlushMode, Post, Posted};
+
+impl State {
+    /// See `Endpoint::flush`. Messages are finished once the system has them; operations on memory once the peer's target has
+    /// carried them out, so that local and remote are the same.
+    pub(super) fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        if mode == FlushMode::Cancel {
+            return self.cancel(completion);
+        }
+        self.gate.check()?;
+        self.send_all();
+        if self.is_idle() {
+            return Ok(Posted::Done);
+        }
+        if let Some(completion) = completion {
+            self.wait_for_all(completion, false)?;
+        }
+        Ok(Posted::InProgress)
+    }
+
+    fn cancel(&self, completion: Option<&Completion>) -> Post {
+        if self.gate.has(Block::Closed) {
+            return Err(PostError::Closed);
+        }
+        if !self.gate.has(Block::Failed) {
+            self.gate.set(Block::Failed, true);
+            self.canceled.set(true);
+            self.shared.ailing.borrow_mut().push(self.index);
+        }
+        if self.is_idle() {
+            return Ok(Posted::Done);
+        }
+        if let Some(completion) = completion {
+            self.wait_for_all(completion, true)?;
+        }
+        Ok(Posted::InProgress)
+    }
+
+    /// Counts `completion` down when everything outstanding is finished.
+    pub(super) fn wait_for_all(&self, completion: &Completion, cancels: bool) -> Result<(), PostError> {
+        let sent = self.messages.try_borrow().map(|lane| lane.outbox.posted());
+        let (Ok(sent), Some((finished, _))) = (sent, self.requests()) else { return Err(self.refuse()) };
+        let mut flushes = self.flushes.borrow_mut();
+        if flushes.len() >= self.shared.config.send_ring as usize {
+            return Err(self.refuse());
+        }
+        flushes.push_back(Waiter { sent, finished, completion: completion.clone(), cancels });
+        Ok(())
+    }
+
+    /// [`Self::wait_for_all`] would do.
+    pub(super) fn can_wait(&self) -> bool {
+        (self.gate.check().is_ok() || self.gate.has(Block::Failed))
+            && self.messages.try_borrow().is_ok()
+            && self.requests().is_some()
+            && self.flushes.borrow().len() < self.shared.config.send_ring as usize
+    }
+
+    /// The system says that one of the connections has room.
+    pub(super) fn make_room(&self, to_memory: bool) {
+        if !to_memory {
+            self.messages.borrow_mut().has_room();
+        } else if let Some(memory) = self.memory.borrow_mut().as_mut() {
+            memory.lane.has_room();
+        }
+    }
+
+    /// Sends what waits on both connections, as far as they take it.
+    pub(super) fn send_all(&self) {
+        let (epoll, spare, round) = (&self.shared.epoll, &self.shared.spare, self.shared.round.get());
+        if let Ok(mut lane) = self.messages.try_borrow_mut()
+            && let Err(error) = lane.send(epoll, spare, round)
+        {
+            self.fail_later(Trouble::of_sending(Operation::ActiveMessage, &error));
+        }
+        if let Ok(mut memory) = self.memory.try_borrow_mut()
+            && let Some(memory) = memory.as_mut()
+            && let Err(error) = memory.lane.send(epoll, spare, round)
+        {
+            self.fail_later(Trouble::of_sending(Operation::Unnamed, &error));
+        }
+        if self.somebody_waits() {
+            self.look_later();
+        }
+    }
+
+    /// Tells those who wait for what has been sent or finished since.
+    pub(super) fn settle(&self) {
+        let sent = self.messages.borrow().outbox.sent();
+        loop {
+            let done = self.sending.borrow_mut().pop_front_if(|(end, _)| *end <= sent);
+            let Some((_, completion)) = done else { break };
+            if let Some(completion) = completion {
+                completion.count_down(Ok(()));
+            }
+        }
+        loop {
+            let (_, finished) = self.requests().unwrap_or_default();
+            let done = self
+                .flushes
+                .borrow_mut()
+                .pop_front_if(|waiter| !waiter.cancels && waiter.sent <= sent && waiter.finished <= finished);
+            let Some(waiter) = done else { break };
+            waiter.completion.count_down(Ok(()));
+        }
+    }
+
+    /// What is posted next takes effect after what is outstanding. Operations on memory do so anyway; messages wait.
+    pub(super) fn fence(&self) {
+        if let Some((posted, finished)) = self.requests()
+            && posted > finished
+        {
+            self.fence.set(posted);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Active messages, sending side.
+
+use barewire_tcp::message::{HEADER_BYTES, Header, padded};
+
+use super::endpoint::Endpoint;
+use super::lane::{Lane, Link};
+use super::state::{State, Trouble};
+use super::{COPIED, EAGER, MAX_AM, MAX_AM_HEADER, SEGMENT};
+use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::completion::Completion;
+use crate::error::{Cause, Operation, PostError};
+use crate::memory::Slice;
+use crate::status::{Post, Posted};
+
+#[inline]
+fn check_id(id: u8) -> Result<(), PostError> {
+    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
+}
+
+impl Endpoint {
+    /// Sends `header` and `payload` to handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        check_id(id)?;
+        if payload.len() > SEGMENT - SHORT_HEADER {
+            return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
+        }
+        let length = SHORT_HEADER + payload.len();
+        state.post_message(id, length, |body| {
+            let (head, body) = body.split_at_mut(SHORT_HEADER);
+            head.copy_from_slice(&header.to_le_bytes());
+            body.copy_from_slice(payload);
+            Ok(length)
+        })?;
+        Ok(Posted::Done)
+    }
+
+    /// Sends `header` and the parts, one after the other, to handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_short_iov(&self, id: u8, header: u64, parts: &[&[u8]]) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        check_id(id)?;
+        let payload = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
+        if payload > SEGMENT - SHORT_HEADER {
+            return Err(PostError::too_long(payload, SEGMENT - SHORT_HEADER));
+        }
+        let length = SHORT_HEADER + payload;
+        state.post_message(id, length, |body| {
+            let (head, mut body) = body.split_at_mut(SHORT_HEADER);
+            head.copy_from_slice(&header.to_le_bytes());
+            for part in parts {
+                let (place, behind) = body.split_at_mut(part.len());
+                place.copy_from_slice(part);
+                body = behind;
+            }
+            Ok(length)
+        })?;
+        Ok(Posted::Done)
+    }
+
+    /// Lets `pack` fill a buffer and sends as many bytes as it says to handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::NoResource`] also for posts from inside `pack`.
+    #[inline]
+    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        let state = &*self.0;
+        state.gate.check()?;
+        check_id(id)?;
+        state.post_message(id, SEGMENT, |body| match pack(body) {
+            length if length <= SEGMENT => Ok(length),
+            length => Err(PostError::too_long(length, SEGMENT)),
+        })
+    }
+
+    /// Sends `header` followed by the slices to handler `id`, straight from their memory unless they are short.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        check_id(id)?;
+        if header.len() > MAX_AM_HEADER {
+            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+        }
+        let length = state.total(slices)?.saturating_add(header.len());
+        if length > MAX_AM {
+            return Err(PostError::too_long(length, MAX_AM));
+        }
+        if length <= COPIED {
+            state.post_message(id, length, |body| {
+                let (head, body) = body.split_at_mut(header.len());
+                head.copy_from_slice(header);
+                gather(slices, body);
+                Ok(length)
+            })?;
+            return Ok(Posted::Done);
+        }
+        state.send_from_memory(id, header, slices, length, completion)
+    }
+}
+
+/// Copies the slices into `body`, one after the other.
+pub(super) fn gather(slices: &[Slice<'_>], mut body: &mut [u8]) {
+    for slice in slices {
+        let (place, behind) = body.split_at_mut(slice.length);
+        let from = (slice.address - slice.memory.address()) as usize;
+        // SAFETY: the slice borrows its memory, and its range was checked when it was made.
+        unsafe { slice.memory.read(from, place) };
+        body = behind;
+    }
+}
+
+impl State {
+    /// The bytes of all slices, if each is of this domain.
+    pub(super) fn total(&self, slices: &[Slice<'_>]) -> Result<usize, PostError> {
+        if slices.len() > super::MAX_IOV {
+            return Err(PostError::TooManySlices { limit: super::MAX_IOV as u32 });
+        }
+        let mut total = 0usize;
+        for slice in slices {
+            if slice.domain != self.shared.domain.tag() {
+                return Err(PostError::ForeignMemory);
+            }
+            total = total.saturating_add(slice.length);
+        }
+        Ok(total)
+    }
+
+    /// Messages may be posted: the link is not gone, and no fence stands before them.
+    #[inline]
+    fn may_send(&self, lane: &Lane) -> Result<(), PostError> {
+        if let Link::Parted | Link::Closed = lane.link {
+            return Err(self.find_closed(Operation::ActiveMessage));
+        }
+        if self.fence.get() > 0 && !self.is_past_fence() {
+            return Err(self.refuse());
+        }
+        Ok(())
+    }
+
+    /// The peer had closed the connection: only who uses it is told.
+    #[cold]
+    pub(super) fn find_closed(&self, operation: Operation) -> PostError {
+        self.fail_later(Trouble::new(operation, Cause::Disconnected, "it had closed the connection"));
+        PostError::EndpointFailed
+    }
+
+    #[cold]
+    fn is_past_fence(&self) -> bool {
+        let past = self.requests().is_some_and(|(_, finished)| finished >= self.fence.get());
+        if past {
+            self.fence.set(0);
+        }
+        past
+    }
+
+    /// Posts a message of at most `most` bytes; `fill` writes them and says how many.
+    #[inline]
+    fn post_message(
+        &self,
+        id: u8,
+        most: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
+    ) -> Result<usize, PostError> {
+        // Borrowed if this is called by the `fill` of another post.
+        let Ok(mut lane) = self.messages.try_borrow_mut() else { return Err(self.refuse()) };
+        let lane = &mut *lane;
+        self.may_send(lane)?;
+        let Some(room) = lane.outbox.room(&self.shared.spare, HEADER_BYTES + padded(most)) else {
+            return Err(self.refuse());
+        };
+        let (head, body) = room.split_at_mut(HEADER_BYTES);
+        let length = fill(&mut body[..most])?;
+        body[length..padded(length)].fill(0);
+        head.copy_from_slice(&Header::message(id, length as u32).to_bytes());
+        lane.outbox.commit(HEADER_BYTES + padded(length));
+        self.push(lane, Operation::ActiveMessage);
+        Ok(length)
+    }
+
+    /// Sends at once the first time in a round of progress, and when much has come together; else soon.
+    #[inline]
+    pub(super) fn push(&self, lane: &mut Lane, operation: Operation) {
+        let round = self.shared.round.get();
+        if lane.round == round && lane.outbox.copied() < EAGER {
+            return self.look_later();
+        }
+        if let Err(error) = lane.send(&self.shared.epoll, &self.shared.spare, round) {
+            self.fail_later(Trouble::of_sending(operation, &error));
+        }
+        if self.somebody_waits() {
+            self.look_later();
+        }
+    }
+
+    /// Progress is to send what waits, and to tell those who wait for it.
+    #[inline]
+    pub(super) fn look_later(&self) {
+        if !self.dirty.replace(true) {
+            self.shared.dirty.borrow_mut().push(self.index);
+        }
+    }
+
+    /// Somebody waits for what is sent.
+    #[inline]
+    pub(super) fn somebody_waits(&self) -> bool {
+        !self.sending.borrow().is_empty() || !self.flushes.borrow().is_empty()
+    }
+
+    fn send_from_memory(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        length: usize,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let Ok(mut lane) = self.messages.try_borrow_mut() else { return Err(self.refuse()) };
+        let lane = &mut *lane;
+        self.may_send(lane)?;
+        let spare = &self.shared.spare;
+        if self.sending.borrow().len() >= self.shared.config.send_ring as usize
+            || lane.outbox.is_crowded(HEADER_BYTES + header.len() + HEADER_BYTES)
+        {
+            return Err(self.refuse());
+        }
+        let ranges = self.ranges(slices)?;
+        lane.outbox.push(spare, &Header::message(id, length as u32).to_bytes());
+        lane.outbox.push(spare, header);
+        for range in ranges {
+            lane.outbox.push_range(range.region, range.offset, range.length);
+        }
+        lane.outbox.push(spare, &[0; HEADER_BYTES][..padded(length) - length]);
+        let end = lane.outbox.posted();
+        let sent = lane.send(&self.shared.epoll, spare, self.shared.round.get());
+        if let Err(error) = sent {
+            self.fail_later(Trouble::of_sending(Operation::ActiveMessage, &error));
+        } else if lane.outbox.sent() >= end {
+            return Ok(Posted::Done);
+        }
+        self.sending.borrow_mut().push_back((end, completion.cloned()));
+        self.look_later();
+        Ok(Posted::InProgress)
+    }
+}

@@ -1,0 +1,100 @@
+//! `tcp`: sockets, where there is nothing better.
+//!
+//! A domain is one address of this host with the job's key; an interface listens there and has one epoll descriptor; an endpoint is one
+//! connection for messages, in both directions, and, once it puts, gets or uses atomics, one more to the thread of the peer's
+//! domain that serves its memory (`barewire_tcp::target`). So the peer need not make progress for them, and its worker need not
+//! look at them. Of two endpoints that connect to each other, the one with the smaller numbers asks and the other one waits: there is never
+//! more than one connection between them.
+//!
+//! The first message after a progress call is sent at once; what is posted behind it before the next one is put together and leaves
+//! with 32 KiB or the next progress call. An idle connection has no buffers.
+//!
+//! What order is kept: messages among each other, and operations on memory among each other. A message may be handled before a put
+//! that was posted earlier has arrived, unless there is a fence between them. Every connection proves that it knows the job's key
+//! before anything else is looked at; the bytes are not encrypted.
+
+mod address;
+mod atomic;
+mod close;
+mod domain;
+mod endpoint;
+mod flush;
+mod interface;
+mod lane;
+mod memory;
+mod message;
+mod progress;
+mod receive;
+mod rma;
+mod state;
+
+pub use barewire_tcp::Key;
+pub use domain::{Domain, Memory, RemoteKey, devices};
+pub use endpoint::Endpoint;
+pub use interface::Interface;
+pub use progress::Progress;
+
+use crate::active_message::SHORT_HEADER;
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::config::InterfaceConfig;
+
+/// The name of the transport.
+pub const NAME: &str = "tcp";
+
+/// Bytes of a short or buffered operation.
+const SEGMENT: usize = 8256;
+/// Bytes of a message.
+const MAX_AM: usize = 1 << 20;
+/// Bytes of a header of a zero-copy message.
+const MAX_AM_HEADER: usize = 256;
+/// Bytes of a zero-copy put or get.
+const MAX_ZCOPY: usize = 1 << 30;
+/// Slices of a zero-copy operation.
+const MAX_IOV: usize = 16;
+/// Zero-copy operations of at most this many bytes are copied: that costs less than to hand their places to the system.
+const COPIED: usize = 2 << 10;
+/// Copied bytes that are sent without waiting for more.
+const EAGER: usize = 32 << 10;
+
+/// The address and port that a device address of this transport holds, if they can be.
+pub(crate) fn socket_address(address: &crate::address::DeviceAddress) -> Option<std::net::SocketAddr> {
+    address::unpack_device(address).ok()
+}
+
+/// What an interface of this transport with these settings can do.
+pub fn attributes(config: &InterfaceConfig) -> Attributes {
+    let rma =
+        RmaLimits { max_short: 0, max_bcopy: SEGMENT, min_zcopy: 0, max_zcopy: MAX_ZCOPY, max_iov: MAX_IOV };
+    Attributes {
+        put: RmaLimits { max_short: SEGMENT, ..rma },
+        get: rma,
+        am: AmLimits {
+            max_short: SEGMENT - SHORT_HEADER,
+            max_bcopy: SEGMENT,
+            min_zcopy: 0,
+            max_zcopy: MAX_AM,
+            max_iov: MAX_IOV,
+            max_header: MAX_AM_HEADER,
+        },
+        atomic64: AtomicOperations::all(),
+        flags: Flags::CONNECT_TO_EP
+            | Flags::PENDING
+            | Flags::ERRHANDLE_PEER_FAILURE
+            | Flags::ERRHANDLE_REMOTE_MEM
+            | Flags::PUT_SHORT
+            | Flags::PUT_BCOPY
+            | Flags::PUT_ZCOPY
+            | Flags::GET_BCOPY
+            | Flags::GET_ZCOPY
+            | Flags::AM_SHORT
+            | Flags::AM_BCOPY
+            | Flags::AM_ZCOPY
+            | Flags::ATOMIC_CPU
+            | Flags::INTER_PROCESS
+            | Flags::INTER_NODE,
+        overhead_ns: 1_000.0,
+        latency_ns: 5_000.0,
+        bandwidth: 3.0e9,
+        max_endpoints: config.max_endpoints,
+    }
+}

@@ -1,0 +1,243 @@
+//! A connection in the making, from the side that asks for it. It is advanced by being called and never waits.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use socket2::Socket as Raw;
+use thiserror::Error;
+
+use crate::door::Limits;
+use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, VERDICT_BYTES};
+use crate::key::{Key, random};
+use crate::socket::{Socket, open, say};
+
+/// The first wait before another attempt; each later one is twice as long.
+const PAUSE: Duration = Duration::from_millis(5);
+/// The longest.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// Attempts after which an address where nobody listens counts as such.
+const REFUSALS: u32 = 4;
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub enum ConnectFailure {
+    /// Nobody listens.
+    #[error("nobody listens there: the peer is gone, or its address is old")]
+    Refused,
+    /// The deadline passed.
+    #[error("no answer within {:.1} s{}", .waited.as_secs_f64(), .last.as_deref().unwrap_or_default())]
+    TimedOut {
+        /// How long it was tried.
+        waited: Duration,
+        /// What the last attempt ended with.
+        last: Option<String>,
+    },
+    /// The handshake failed.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    /// What the system says.
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+#[derive(Debug)]
+enum State {
+    /// Until the next attempt.
+    Pausing(Instant),
+    /// The system connects.
+    Connecting(Raw),
+    /// The hello was sent, the challenge is awaited.
+    Greeted(Raw, Initiator),
+    /// The claim was sent, the verdict is awaited.
+    Claimed(Raw),
+}
+
+/// A connection in the making.
+#[derive(Debug)]
+pub struct Connector {
+    peer: SocketAddr,
+    source: Option<IpAddr>,
+    key: Key,
+    claim: Claim,
+    limits: Limits,
+    begun: Instant,
+    patience: Duration,
+    pause: Duration,
+    refusals: u32,
+    last: Option<String>,
+    state: State,
+    held: [u8; CHALLENGE_BYTES],
+    count: usize,
+}
+
+impl Connector {
+    /// Begins to connect to `peer`, from the address `source` if there is one. It is tried again until `patience` is over.
+    ///
+    /// # Errors
+    /// No descriptor, or `peer` cannot be reached from `source`.
+    pub fn start(
+        peer: SocketAddr,
+        source: Option<IpAddr>,
+        key: &Key,
+        claim: Claim,
+        patience: Duration,
+        limits: Limits,
+    ) -> io::Result<Self> {
+        let begun = Instant::now();
+        let mut this = Self {
+            peer,
+            source,
+            key: key.clone(),
+            claim,
+            limits,
+            begun,
+            patience,
+            pause: PAUSE,
+            refusals: 0,
+            last: None,
+            state: State::Pausing(begun),
+            held: [0; CHALLENGE_BYTES],
+            count: 0,
+        };
+        this.state = this.attempt()?;
+        Ok(this)
+    }
+
+    /// Whom it connects to.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn attempt(&self) -> io::Result<State> {
+        let socket = open(self.peer)?;
+        if let Some(source) = self.source {
+            // The port is chosen with the peer in mind: more connections than there are ports.
+            socket.set_reuse_address(true)?;
+            socket.bind(&SocketAddr::new(source, 0).into())?;
+        }
+        match socket.connect(&self.peer.into()) {
+            Err(error)
+                if error.kind() != ErrorKind::WouldBlock
+                    && error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) =>
+            {
+                Err(error)
+            }
+            _ => Ok(State::Connecting(socket)),
+        }
+    }
+
+    /// Does what can be done now; the connection once it is there.
+    ///
+    /// # Errors
+    /// [`ConnectFailure`]
+    pub fn advance(&mut self, now: Instant) -> Result<Option<Socket>, ConnectFailure> {
+        match self.step(now) {
+            Ok(None) => {}
+            Ok(Some(socket)) => {
+                let socket =
+                    Socket::new(socket, self.peer, self.limits.silence).map_err(ConnectFailure::Io)?;
+                return Ok(Some(socket));
+            }
+            Err(ConnectFailure::Io(error)) => self.again(now, error)?,
+            Err(other) => return Err(other),
+        }
+        let waited = now.saturating_duration_since(self.begun);
+        if waited >= self.patience {
+            return Err(ConnectFailure::TimedOut { waited, last: self.last.take() });
+        }
+        Ok(None)
+    }
+
+    /// An attempt failed: another one later, if that may help.
+    fn again(&mut self, now: Instant, error: io::Error) -> Result<(), ConnectFailure> {
+        match error.kind() {
+            ErrorKind::ConnectionRefused => {
+                self.refusals += 1;
+                if self.refusals >= REFUSALS {
+                    return Err(ConnectFailure::Refused);
+                }
+            }
+            // A peer with many guests may have sent this one away; a link may come back.
+            ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe
+            | ErrorKind::UnexpectedEof
+            | ErrorKind::TimedOut
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::NetworkDown => {}
+            _ => return Err(ConnectFailure::Io(error)),
+        }
+        self.last = Some(format!(" ({error})"));
+        self.state = State::Pausing(now + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Ok(())
+    }
+
+    fn step(&mut self, now: Instant) -> Result<Option<Raw>, ConnectFailure> {
+        let failed = ConnectFailure::Io;
+        loop {
+            let state = std::mem::replace(&mut self.state, State::Pausing(now));
+            match state {
+                State::Pausing(until) if now < until => {
+                    self.state = State::Pausing(until);
+                    return Ok(None);
+                }
+                State::Pausing(_) => self.state = self.attempt().map_err(failed)?,
+                State::Connecting(socket) => {
+                    if let Some(error) = socket.take_error().map_err(failed)? {
+                        return Err(failed(error));
+                    }
+                    if socket.peer_addr().is_err() {
+                        self.state = State::Connecting(socket);
+                        return Ok(None);
+                    }
+                    // With nobody listening, TCP's simultaneous open may join a socket with itself.
+                    if socket.local_addr().map_err(failed)?.as_socket() == Some(self.peer) {
+                        return Err(failed(ErrorKind::ConnectionRefused.into()));
+                    }
+                    let initiator = Initiator::new(self.claim, random().map_err(failed)?);
+                    say(&socket, initiator.hello()).map_err(failed)?;
+                    self.count = 0;
+                    self.state = State::Greeted(socket, initiator);
+                }
+                State::Greeted(socket, initiator) => {
+                    if !self.hear(&socket, CHALLENGE_BYTES).map_err(failed)? {
+                        self.state = State::Greeted(socket, initiator);
+                        return Ok(None);
+                    }
+                    let claim = initiator.answer(&self.key, &self.held)?;
+                    say(&socket, &claim).map_err(failed)?;
+                    self.state = State::Claimed(socket);
+                }
+                State::Claimed(socket) => {
+                    if !self.hear(&socket, VERDICT_BYTES).map_err(failed)? {
+                        self.state = State::Claimed(socket);
+                        return Ok(None);
+                    }
+                    let verdict = self.held.first_chunk().ok_or(HandshakeError::Foreign)?;
+                    Initiator::judge(verdict)?;
+                    return Ok(Some(socket));
+                }
+            }
+        }
+    }
+
+    /// Reads on to `wanted` bytes; true once they are there.
+    fn hear(&mut self, socket: &Raw, wanted: usize) -> io::Result<bool> {
+        use rustix::io::Errno;
+        while self.count < wanted {
+            let flags = rustix::net::RecvFlags::DONTWAIT;
+            match rustix::net::recv(socket, &mut self.held[self.count..wanted], flags) {
+                Ok((0, _)) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok((count, _)) => self.count += count,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.count = 0;
+        Ok(true)
+    }
+}

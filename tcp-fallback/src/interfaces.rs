@@ -1,0 +1,131 @@
+//! The network interfaces of this host: which serve, which do not and why, and which leads to a peer.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
+
+/// A network interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkInterface {
+    /// Its name, such as `eth0`.
+    pub name: String,
+    /// Its addresses that need no scope, IPv4 first.
+    pub addresses: Vec<IpAddr>,
+    /// Why it is not used unless it is named; `None` if it is.
+    pub reason: Option<String>,
+}
+
+impl NetworkInterface {
+    /// Every address of it is this host's own.
+    pub fn is_loopback(&self) -> bool {
+        !self.addresses.is_empty() && self.addresses.iter().all(IpAddr::is_loopback)
+    }
+}
+
+/// Every network interface that has an address or could have one, the loopback last.
+///
+/// # Errors
+/// What the system says.
+pub fn list() -> io::Result<Vec<NetworkInterface>> {
+    let mut interfaces: Vec<NetworkInterface> = Vec::new();
+    for found in if_addrs::get_if_addrs()? {
+        let address = found.ip();
+        let usable = !is_link_local(address);
+        let known = interfaces.iter().position(|interface| interface.name == found.name);
+        let place = known.unwrap_or_else(|| {
+            interfaces.push(NetworkInterface { name: found.name, addresses: vec![], reason: None });
+            interfaces.len() - 1
+        });
+        if usable {
+            interfaces[place].addresses.push(address);
+        }
+    }
+    // What has no address at all is known to sysfs alone.
+    for entry in std::fs::read_dir(SYSFS).into_iter().flatten().flatten() {
+        if let Ok(name) = entry.file_name().into_string()
+            && entry.path().is_dir()
+            && !interfaces.iter().any(|interface| interface.name == name)
+        {
+            interfaces.push(NetworkInterface { name, addresses: vec![], reason: None });
+        }
+    }
+    for interface in &mut interfaces {
+        interface.addresses.sort_by_key(IpAddr::is_ipv6);
+        interface.reason = reason(Path::new(SYSFS), interface);
+    }
+    interfaces.sort_by(|a, b| (a.is_loopback(), &a.name).cmp(&(b.is_loopback(), &b.name)));
+    Ok(interfaces)
+}
+
+const SYSFS: &str = "/sys/class/net";
+
+/// Why an interface is not used unless it is named.
+fn reason(sysfs: &Path, interface: &NetworkInterface) -> Option<String> {
+    let directory = sysfs.join(&interface.name);
+    let state = std::fs::read_to_string(directory.join("operstate")).unwrap_or_default();
+    if matches!(state.trim(), "down" | "lowerlayerdown" | "notpresent" | "dormant") {
+        return Some(format!("its link is {}: ip link set {} up", state.trim(), interface.name));
+    }
+    if directory.join("bridge").is_dir() {
+        return Some(
+            "it is a bridge, which as a rule leads to containers of this host: name it to use it".into(),
+        );
+    }
+    if interface.addresses.is_empty() {
+        return Some("it has no address but link-local ones".into());
+    }
+    None
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+/// The address of this host from which packets to `peer` leave, as its routes are now. Sends nothing.
+///
+/// # Errors
+/// There is no route.
+pub fn source_of(peer: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    // Any port: a datagram socket only looks the route up.
+    socket.connect(SocketAddr::new(peer, 9))?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_is_there_and_leads_to_itself() {
+        let interfaces = list().unwrap();
+        let loopback = interfaces.last().unwrap();
+        assert!(loopback.is_loopback(), "{interfaces:?}");
+        let address = loopback.addresses[0];
+        assert_eq!(source_of(address).unwrap(), address);
+    }
+
+    #[test]
+    fn reasons_are_told() {
+        let root = std::env::temp_dir().join(format!("barewire-net-{}", std::process::id()));
+        let interface =
+            |name: &str, addresses| NetworkInterface { name: name.into(), addresses, reason: None };
+        let address = vec![IpAddr::from([10, 0, 0, 1])];
+        for name in ["down0", "br0", "bare0", "good0"] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+            let state = if name == "down0" { "down\n" } else { "up\n" };
+            std::fs::write(root.join(name).join("operstate"), state).unwrap();
+        }
+        std::fs::create_dir(root.join("br0/bridge")).unwrap();
+        let told = |name: &str, addresses: &[IpAddr]| reason(&root, &interface(name, addresses.to_vec()));
+        assert!(told("down0", &address).unwrap().contains("link is down"));
+        assert!(told("br0", &address).unwrap().contains("bridge"));
+        assert!(told("bare0", &[]).unwrap().contains("no address"));
+        assert_eq!(told("good0", &address), None);
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

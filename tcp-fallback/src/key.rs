@@ -1,0 +1,229 @@
+//! The secret that the processes of a job share.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use thiserror::Error;
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// Bytes of a proof that a key is known.
+pub(crate) const PROOF_BYTES: usize = 32;
+/// Names the file that a key is read from.
+pub const KEY_FILE_VARIABLE: &str = "BAREWIRE_KEY_FILE";
+/// Holds a key as hexadecimal digits.
+pub const KEY_VARIABLE: &str = "BAREWIRE_KEY";
+
+/// Why there is no key.
+#[derive(Debug, Error)]
+pub enum KeyError {
+    /// The file cannot be read.
+    #[error("cannot read the key file {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Others than its owner may read the file.
+    #[error("the key file {path} has mode {mode:03o}, so that others may read it: chmod 600 {path}")]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// What was given is neither 32 bytes nor 64 hexadecimal digits.
+    #[error("{place} holds no key: a key is 32 bytes, or 64 hexadecimal digits")]
+    Malformed {
+        /// Where it was found.
+        place: String,
+    },
+    /// The system has no random bytes.
+    #[error("the system gives no random bytes: {0}")]
+    NoRandomness(io::Error),
+}
+
+/// The secret that the processes of a job share: who knows it belongs to the job.
+///
+/// It is never sent. Two ends prove to each other that they know it, with challenges that are new each time.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key([u8; KEY_BYTES]);
+
+impl Key {
+    /// A key that nobody else has.
+    ///
+    /// # Errors
+    /// [`KeyError::NoRandomness`]
+    pub fn generate() -> Result<Self, KeyError> {
+        random().map(Self).map_err(KeyError::NoRandomness)
+    }
+
+    /// A key of the caller's own making; its bytes should be random.
+    pub const fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Reads a key from a file of 32 bytes or 64 hexadecimal digits that only its owner may read.
+    ///
+    /// # Errors
+    /// [`KeyError::Unreadable`], [`KeyError::Exposed`], [`KeyError::Malformed`]
+    pub fn from_file(path: &Path) -> Result<Self, KeyError> {
+        let unreadable = |source| KeyError::Unreadable { path: path.to_owned(), source };
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Exposed { path: path.to_owned(), mode });
+        }
+        let mut bytes = Vec::new();
+        // One more than the longest key: digits and the end of a line.
+        file.take(2 * KEY_BYTES as u64 + 3).read_to_end(&mut bytes).map_err(unreadable)?;
+        Self::parse(&bytes).ok_or_else(|| KeyError::Malformed { place: path.display().to_string() })
+    }
+
+    /// The key that the environment names: the file `BAREWIRE_KEY_FILE`, or the digits `BAREWIRE_KEY`. `None` if it has neither.
+    ///
+    /// # Errors
+    /// As [`Self::from_file`].
+    pub fn from_env() -> Result<Option<Self>, KeyError> {
+        if let Some(path) = std::env::var_os(KEY_FILE_VARIABLE) {
+            return Self::from_file(Path::new(&path)).map(Some);
+        }
+        let Some(digits) = std::env::var_os(KEY_VARIABLE) else { return Ok(None) };
+        match digits.to_str().and_then(parse_digits) {
+            Some(bytes) => Ok(Some(Self(bytes))),
+            None => Err(KeyError::Malformed { place: KEY_VARIABLE.to_owned() }),
+        }
+    }
+
+    /// The key as 64 hexadecimal digits, to hand to a process of the same job.
+    pub fn to_digits(&self) -> String {
+        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default();
+        self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        if let Ok(bytes) = bytes.try_into() {
+            return Some(Self(bytes));
+        }
+        std::str::from_utf8(bytes).ok().map(str::trim_ascii).and_then(parse_digits).map(Self)
+    }
+
+    /// A proof of knowing the key, over `label` and `parts` one after the other.
+    pub(crate) fn prove(&self, label: &[u8], parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
+        self.mac(label, parts).finalize().into_bytes().into()
+    }
+
+    /// Checks a proof, in a time that does not depend on how much of it is right.
+    pub(crate) fn verify(&self, label: &[u8], parts: &[&[u8]], proof: &[u8]) -> bool {
+        self.mac(label, parts).verify_slice(proof).is_ok()
+    }
+
+    fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+        // RFC 2104: a key shorter than the hash's block is filled up with zeros.
+        let mut block = [0; 64];
+        block[..KEY_BYTES].copy_from_slice(&self.0);
+        let mut mac = Hmac::<Sha256>::new(&block.into());
+        mac.update(label);
+        for part in parts {
+            mac.update(part);
+        }
+        mac
+    }
+}
+
+/// Never the key itself.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+fn parse_digits(digits: &str) -> Option<[u8; KEY_BYTES]> {
+    let mut bytes = [0; KEY_BYTES];
+    let (pairs, []) = digits.as_bytes().as_chunks::<2>() else { return None };
+    if pairs.len() != KEY_BYTES {
+        return None;
+    }
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        let digit = |digit: &u8| char::from(*digit).to_digit(16).map(|digit| digit as u8);
+        *byte = digit(high)? << 4 | digit(low)?;
+    }
+    Some(bytes)
+}
+
+/// Random bytes that nobody can foresee.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    const { assert!(N <= 256, "getrandom(2) gives this much at once") };
+    let mut bytes = [0; N];
+    loop {
+        match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) if count == N => return Ok(bytes),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(name: &str, bytes: &[u8], mode: u32) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("barewire-key-{}-{name}", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn files_hold_bytes_or_digits() {
+        let key = Key::generate().unwrap();
+        for (name, bytes) in [
+            ("bytes", key.0.to_vec()),
+            ("digits", key.to_digits().into_bytes()),
+            ("line", format!("{}\n", key.to_digits().to_uppercase()).into_bytes()),
+        ] {
+            let path = written(name, &bytes, 0o600);
+            assert_eq!(Key::from_file(&path).unwrap(), key, "{name}");
+            std::fs::remove_file(path).unwrap();
+        }
+        for bytes in [&b""[..], &[1; 31], &[1; 33], &[b'0'; 65], &[b'g'; 64], &[0xff; 64]] {
+            let path = written("bad", bytes, 0o600);
+            assert!(matches!(Key::from_file(&path), Err(KeyError::Malformed { .. })), "{bytes:?}");
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_key_that_others_may_read_is_refused() {
+        let path = written("exposed", &[1; 32], 0o640);
+        let error = Key::from_file(&path).unwrap_err().to_string();
+        assert!(error.contains("640") && error.contains("chmod 600"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(Key::from_file(&path), Err(KeyError::Unreadable { .. })));
+    }
+
+    #[test]
+    fn a_key_is_not_printed() {
+        assert_eq!(format!("{:?}", Key::from_bytes([7; 32])), "Key(..)");
+    }
+
+    /// As Python computes `hmac.new(bytes(range(32)), b"labelab", "sha256")`.
+    #[test]
+    fn the_proof_is_hmac_sha_256() {
+        let key = Key::from_bytes(std::array::from_fn(|i| i as u8));
+        let proof = key.prove(b"label", &[b"a", b"b"]);
+        assert_eq!(
+            Key::from_bytes(proof).to_digits(),
+            "728fd11f1ee39c5338fc209ab0b78a86bcfd266b410eac84ac6de81305d25aab"
+        );
+        assert!(key.verify(b"label", &[b"ab"], &proof));
+        assert!(!key.verify(b"label", &[b"ab"], &proof[..31]));
+        assert!(!Key::from_bytes([0; 32]).verify(b"label", &[b"ab"], &proof));
+    }
+}

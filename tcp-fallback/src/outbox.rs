@@ -1,0 +1,265 @@
+//! What waits to be sent on a connection: copied bytes, and ranges of memory that are sent from where they are.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::region::{Entered, Region};
+use crate::socket::Socket;
+
+/// Bytes of a buffer.
+pub const CAPACITY: usize = 256 << 10;
+/// Buffers that are kept for the next connection that needs one.
+const SPARE: usize = 64;
+/// Ranges given to the system in one call.
+const AT_ONCE: usize = 32;
+
+/// Buffers that no connection uses at the moment: an idle connection has none.
+#[derive(Debug, Default)]
+pub struct Spare(RefCell<Vec<Box<[u8]>>>);
+
+impl Spare {
+    fn take(&self) -> Box<[u8]> {
+        self.0.borrow_mut().pop().unwrap_or_else(|| vec![0; CAPACITY].into())
+    }
+
+    fn give(&self, buffer: Box<[u8]>) {
+        let mut spare = self.0.borrow_mut();
+        if spare.len() < SPARE {
+            spare.push(buffer);
+        }
+    }
+}
+
+/// Why nothing more is sent.
+#[derive(Debug, Error)]
+pub enum SendError {
+    /// Memory that was being sent from is gone.
+    #[error("memory that was being sent from was freed")]
+    Revoked,
+    /// What the system says.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+#[derive(Debug)]
+enum Item {
+    /// The next so many bytes of the buffer.
+    Copied(usize),
+    /// A range of a region.
+    Range { region: Arc<Region>, offset: usize, length: usize },
+}
+
+/// The bytes that wait on one connection, in order.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// `None` while nothing copied waits.
+    buffer: Option<Box<[u8]>>,
+    /// What waits of the buffer.
+    head: usize,
+    tail: usize,
+    /// In order; empty if everything that waits is in the buffer.
+    items: VecDeque<Item>,
+    /// Bytes of ranges that wait.
+    ranges: u64,
+    /// Bytes that were ever put in.
+    posted: u64,
+    /// Bytes that were ever sent.
+    sent: u64,
+}
+
+impl Outbox {
+    /// Nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.posted == self.sent
+    }
+
+    /// Bytes that wait.
+    pub fn waiting(&self) -> u64 {
+        self.posted - self.sent
+    }
+
+    /// Copied bytes that wait.
+    #[inline]
+    pub fn copied(&self) -> usize {
+        self.tail - self.head
+    }
+
+    /// Bytes that were ever put in: where what is put in next begins.
+    #[inline]
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Bytes that were ever sent.
+    #[inline]
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Room for exactly `length` bytes at the end, to be filled and then [committed](Self::commit). `None` if there is none now.
+    #[inline]
+    pub fn room(&mut self, spare: &Spare, length: usize) -> Option<&mut [u8]> {
+        if self.buffer.is_none() {
+            self.buffer = Some(spare.take());
+        }
+        let buffer = self.buffer.as_mut()?;
+        if buffer.len() - self.tail < length {
+            // Worth it only if the front half is free: else a full queue is moved again and again.
+            if self.head < buffer.len() / 2 || buffer.len() - (self.tail - self.head) < length {
+                return None;
+            }
+            buffer.copy_within(self.head..self.tail, 0);
+            self.tail -= self.head;
+            self.head = 0;
+        }
+        buffer.get_mut(self.tail..self.tail + length)
+    }
+
+    /// [`Self::room`] for so many bytes would be refused.
+    pub fn is_crowded(&self, length: usize) -> bool {
+        self.buffer.as_ref().is_some_and(|buffer| {
+            buffer.len() - self.tail < length
+                && (self.head < buffer.len() / 2 || buffer.len() - self.copied() < length)
+        })
+    }
+
+    /// The first `length` bytes of the [room](Self::room) are to be sent.
+    #[inline]
+    pub fn commit(&mut self, length: usize) {
+        self.tail += length;
+        self.posted += length as u64;
+        // Without ranges the buffer says it all.
+        if self.ranges > 0 {
+            match self.items.back_mut() {
+                Some(Item::Copied(count)) => *count += length,
+                _ => self.items.push_back(Item::Copied(length)),
+            }
+        }
+    }
+
+    /// Puts copied bytes in; false if there is no room.
+    #[inline]
+    pub fn push(&mut self, spare: &Spare, bytes: &[u8]) -> bool {
+        let Some(room) = self.room(spare, bytes.len()) else { return false };
+        room.copy_from_slice(bytes);
+        self.commit(bytes.len());
+        true
+    }
+
+    /// A range of memory is to be sent from where it is. Whether it lies inside the region is the caller's to know; a range that
+    /// does not is an error when its turn comes.
+    pub fn push_range(&mut self, region: Arc<Region>, offset: usize, length: usize) {
+        if length == 0 {
+            return;
+        }
+        if self.ranges == 0 && self.tail > self.head {
+            self.items.push_back(Item::Copied(self.tail - self.head));
+        }
+        self.items.push_back(Item::Range { region, offset, length });
+        self.ranges += length as u64;
+        self.posted += length as u64;
+    }
+
+    /// Sends what the socket takes. True once nothing waits.
+    ///
+    /// # Errors
+    /// [`SendError`]; the connection is of no use then.
+    #[inline]
+    pub fn flush(&mut self, socket: &Socket, spare: &Spare) -> Result<bool, SendError> {
+        while !self.is_empty() {
+            let count = if self.ranges == 0 {
+                let Some(buffer) = &self.buffer else { break };
+                socket.send(&buffer[self.head..self.tail])?
+            } else {
+                self.send_items(socket)?
+            };
+            if count == 0 {
+                return Ok(false);
+            }
+            self.take(count);
+        }
+        self.head = 0;
+        self.tail = 0;
+        if let Some(buffer) = self.buffer.take() {
+            spare.give(buffer);
+        }
+        Ok(true)
+    }
+
+    fn send_items(&self, socket: &Socket) -> Result<usize, SendError> {
+        let entered: Vec<Option<Entered<'_>>> = self
+            .items
+            .iter()
+            .take(AT_ONCE)
+            .map(|item| match item {
+                Item::Copied(_) => Ok(None),
+                Item::Range { region, .. } => region.enter().map(Some).ok_or(SendError::Revoked),
+            })
+            .collect::<Result<_, _>>()?;
+        let buffer = self.buffer.as_deref().unwrap_or_default();
+        let mut at = self.head;
+        let mut slices = Vec::with_capacity(entered.len());
+        for (item, entered) in self.items.iter().zip(&entered) {
+            slices.push(match (item, entered) {
+                (Item::Range { offset, length, .. }, Some(entered)) => entered.source(*offset, *length)?,
+                (Item::Copied(length), _) => {
+                    at += length;
+                    IoSlice::new(&buffer[at - length..at])
+                }
+                (Item::Range { .. }, None) => return Err(SendError::Revoked),
+            });
+        }
+        Ok(socket.send_vectored(&slices)?)
+    }
+
+    /// The first `count` bytes are sent.
+    fn take(&mut self, mut count: usize) {
+        self.sent += count as u64;
+        if self.ranges == 0 {
+            self.head += count;
+            return;
+        }
+        while count > 0 {
+            let Some(item) = self.items.front_mut() else { break };
+            let part = match item {
+                Item::Copied(length) => {
+                    let part = count.min(*length);
+                    *length -= part;
+                    self.head += part;
+                    part
+                }
+                Item::Range { offset, length, .. } => {
+                    let part = count.min(*length);
+                    *offset += part;
+                    *length -= part;
+                    self.ranges -= part as u64;
+                    part
+                }
+            };
+            count -= part;
+            if matches!(item, Item::Copied(0) | Item::Range { length: 0, .. }) {
+                self.items.pop_front();
+            }
+        }
+        if self.ranges == 0 {
+            self.items.clear();
+        }
+    }
+
+    /// Forgets what waits, and gives the buffer back.
+    pub fn clear(&mut self, spare: &Spare) {
+        self.items.clear();
+        self.ranges = 0;
+        self.head = 0;
+        self.tail = 0;
+        self.sent = self.posted;
+        if let Some(buffer) = self.buffer.take() {
+            spare.give(buffer);
+        }
+    }
+}

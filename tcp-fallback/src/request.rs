@@ -1,0 +1,297 @@
+//! Requests to a process's memory and the answers, as they follow each other on an admitted connection.
+//!
+//! A request is 40 bytes, and for a put its data behind it:
+//!
+//! | bytes | field | little-endian |
+//! |---|---|---|
+//! | 0 | operation: put 1, get 2, atomic 3 | u8 |
+//! | 1 | atomic: what to do | u8 |
+//! | 2 | atomic: bytes of the word, 4 or 8 | u8 |
+//! | 3 | atomic: 1 if the old value is wanted | u8 |
+//! | 4..8 | zeros | |
+//! | 8..16 | the region's number | u64 |
+//! | 16..24 | address | u64 |
+//! | 24..32 | bytes to put or get, or the operand | u64 |
+//! | 32..40 | compare-and-swap: the value compared with; else zero | u64 |
+//!
+//! Requests are carried out in order, and answered in order. An answer is 24 bytes, and for a get the data behind it:
+//!
+//! | bytes | field | little-endian |
+//! |---|---|---|
+//! | 0..8 | how many requests are finished, this one included | u64 |
+//! | 8 | outcome: done 0, refused 1 | u8 |
+//! | 9 | operation that it answers | u8 |
+//! | 10..16 | zeros | |
+//! | 16..24 | bytes that follow, or the old value | u64 |
+//!
+//! An answer that only says 'done' stands for all requests before it. After a refusal nothing more is carried out.
+
+use thiserror::Error;
+
+/// Bytes of a request without its data.
+pub const REQUEST_BYTES: usize = 40;
+/// Bytes of an answer without its data.
+pub const ANSWER_BYTES: usize = 24;
+
+/// What comes is no request, or no answer. The connection cannot be read further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("it sent something that is no request and no answer")]
+pub struct Foreign;
+
+/// What an atomic does with the word that it finds and its operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Change {
+    /// Adds, around the end.
+    Add = 1,
+    /// Bitwise and.
+    And = 2,
+    /// Bitwise or.
+    Or = 3,
+    /// Bitwise exclusive or.
+    Xor = 4,
+    /// Replaces.
+    Swap = 5,
+    /// Replaces if the word equals the value compared with.
+    CompareSwap = 6,
+}
+
+impl Change {
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Add,
+            2 => Self::And,
+            3 => Self::Or,
+            4 => Self::Xor,
+            5 => Self::Swap,
+            6 => Self::CompareSwap,
+            _ => return None,
+        })
+    }
+
+    /// The new value.
+    pub(crate) fn apply(self, old: u64, operand: u64, compare: u64) -> u64 {
+        match self {
+            Self::Add => old.wrapping_add(operand),
+            Self::And => old & operand,
+            Self::Or => old | operand,
+            Self::Xor => old ^ operand,
+            Self::Swap => operand,
+            Self::CompareSwap if old == compare => operand,
+            Self::CompareSwap => old,
+        }
+    }
+}
+
+/// The operation of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Write the data that follow.
+    Put = 1,
+    /// Read.
+    Get = 2,
+    /// Change a word.
+    Atomic = 3,
+}
+
+impl Operation {
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Put,
+            2 => Self::Get,
+            3 => Self::Atomic,
+            _ => return None,
+        })
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Write the `length` bytes that follow.
+    Put {
+        /// Bytes.
+        length: u64,
+    },
+    /// Read `length` bytes.
+    Get {
+        /// Bytes.
+        length: u64,
+    },
+    /// Change a word.
+    Atomic {
+        /// How.
+        change: Change,
+        /// Bytes of the word: 4 or 8.
+        width: u8,
+        /// Whether the old value is wanted.
+        fetch: bool,
+        /// What it is changed with; the upper half is zero for 4 bytes.
+        operand: u64,
+        /// What compare-and-swap compares with.
+        compare: u64,
+    },
+}
+
+/// A request to a process's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// The region's number.
+    pub token: u64,
+    /// Where in it.
+    pub address: u64,
+    /// What.
+    pub action: Action,
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+impl Request {
+    /// The request as it goes over the wire, without data.
+    pub fn to_bytes(self) -> [u8; REQUEST_BYTES] {
+        let (first, operand, compare) = match self.action {
+            Action::Put { length } => ([Operation::Put as u8, 0, 0, 0], length, 0),
+            Action::Get { length } => ([Operation::Get as u8, 0, 0, 0], length, 0),
+            Action::Atomic { change, width, fetch, operand, compare } => {
+                ([Operation::Atomic as u8, change as u8, width, fetch.into()], operand, compare)
+            }
+        };
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[..4].copy_from_slice(&first);
+        let numbers = [self.token, self.address, operand, compare];
+        for (place, number) in bytes[8..].as_chunks_mut::<8>().0.iter_mut().zip(numbers) {
+            *place = number.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// [`Foreign`]
+    pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, Foreign> {
+        let [operation, change, width, fetch, 0, 0, 0, 0, ..] = *bytes else { return Err(Foreign) };
+        let (operand, compare) = (number(bytes, 24), number(bytes, 32));
+        let plain = [change, width, fetch] == [0; 3] && compare == 0;
+        let action = match Operation::from_code(operation) {
+            Some(Operation::Put) if plain => Action::Put { length: operand },
+            Some(Operation::Get) if plain => Action::Get { length: operand },
+            Some(Operation::Atomic) => {
+                let change = Change::from_code(change).ok_or(Foreign)?;
+                let fits = |value: u64| width == 8 || value <= u32::MAX.into();
+                let compares = change == Change::CompareSwap || compare == 0;
+                if !matches!(width, 4 | 8) || fetch > 1 || !fits(operand) || !fits(compare) || !compares {
+                    return Err(Foreign);
+                }
+                Action::Atomic { change, width, fetch: fetch == 1, operand, compare }
+            }
+            _ => return Err(Foreign),
+        };
+        Ok(Self { token: number(bytes, 8), address: number(bytes, 16), action })
+    }
+
+    /// The operation.
+    pub fn operation(&self) -> Operation {
+        match self.action {
+            Action::Put { .. } => Operation::Put,
+            Action::Get { .. } => Operation::Get,
+            Action::Atomic { .. } => Operation::Atomic,
+        }
+    }
+}
+
+/// What became of a request and of all before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// How many requests are finished, this one included.
+    pub finished: u64,
+    /// False if the region refused it.
+    pub done: bool,
+    /// What it was.
+    pub operation: Operation,
+    /// Bytes that follow a get, or the old value of an atomic.
+    pub value: u64,
+}
+
+impl Answer {
+    /// The answer as it goes over the wire, without data.
+    pub fn to_bytes(self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes[..8].copy_from_slice(&self.finished.to_le_bytes());
+        bytes[8] = u8::from(!self.done);
+        bytes[9] = self.operation as u8;
+        bytes[16..].copy_from_slice(&self.value.to_le_bytes());
+        bytes
+    }
+
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// [`Foreign`]
+    pub fn parse(bytes: &[u8; ANSWER_BYTES]) -> Result<Self, Foreign> {
+        let (outcome, operation) = (bytes[8], bytes[9]);
+        let operation = Operation::from_code(operation).ok_or(Foreign)?;
+        if outcome > 1 || bytes[10..16] != [0; 6] {
+            return Err(Foreign);
+        }
+        Ok(Self { finished: number(bytes, 0), done: outcome == 0, operation, value: number(bytes, 16) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn golden_requests() {
+        let request =
+            Request { token: 0x1122_3344_5566_7788, address: 0x99, action: Action::Put { length: 5 } };
+        let bytes = request.to_bytes();
+        assert_eq!(bytes[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[8..16], [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
+        assert_eq!((bytes[16], bytes[24], bytes[32]), (0x99, 5, 0));
+        assert_eq!(Request::parse(&bytes), Ok(request));
+        let action =
+            Action::Atomic { change: Change::CompareSwap, width: 4, fetch: true, operand: 7, compare: 8 };
+        let request = Request { token: 1, address: 2, action };
+        assert_eq!(request.to_bytes()[..4], [3, 6, 4, 1]);
+        assert_eq!(Request::parse(&request.to_bytes()), Ok(request));
+        let answer = Answer { finished: 3, done: false, operation: Operation::Get, value: 4 };
+        assert_eq!(answer.to_bytes()[8..10], [1, 2]);
+        assert_eq!(Answer::parse(&answer.to_bytes()), Ok(answer));
+    }
+
+    #[test]
+    fn changes() {
+        let all = [Change::Add, Change::And, Change::Or, Change::Xor, Change::Swap, Change::CompareSwap];
+        let results: Vec<u64> = all.iter().map(|change| change.apply(0b1100, 0b1010, 0b1100)).collect();
+        assert_eq!(results, [0b10110, 0b1000, 0b1110, 0b0110, 0b1010, 0b1010]);
+        assert_eq!(Change::CompareSwap.apply(1, 2, 3), 1);
+        assert_eq!(Change::Add.apply(u64::MAX, 1, 0), 0);
+        for change in all {
+            assert_eq!(Change::from_code(change as u8), Some(change));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_an_answer(bytes: [u8; 40], first in 0u8..4, change in 0u8..8) {
+            let mut near = bytes;
+            near[..8].copy_from_slice(&[first, change, 8, change & 1, 0, 0, 0, 0]);
+            for bytes in [bytes, near] {
+                if let Ok(request) = Request::parse(&bytes) {
+                    prop_assert_eq!(request.to_bytes(), bytes);
+                }
+            }
+            let answer: [u8; 24] = std::array::from_fn(|i| bytes[i]);
+            if let Ok(parsed) = Answer::parse(&answer) {
+                prop_assert_eq!(parsed.to_bytes(), answer);
+            }
+        }
+    }
+}
