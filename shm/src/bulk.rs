@@ -162,3 +162,57 @@ impl BulkReceiver {
         word.store(u64::from(number) << 32 | u64::from(done), Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn pair(count: usize) -> (BulkSender, BulkReceiver, Arc<Segment>) {
+        let segment = Arc::new(Segment::create("test", size(count)).unwrap());
+        (BulkSender::new(&segment, count).unwrap(), BulkReceiver::new(&segment, count).unwrap(), segment)
+    }
+
+    #[test]
+    fn buffers_come_back_in_any_order() {
+        let (mut sender, receiver, _segment) = pair(3);
+        let mut held = Vec::new();
+        for round in 0..100 {
+            while let Some(number) = sender.take().unwrap() {
+                sender.sent(number);
+                receiver.take(number.into()).unwrap();
+                held.push(number);
+            }
+            assert_eq!(held.len(), 3);
+            receiver.give(held.remove(round % 3));
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_turn_is_refused() {
+        let (mut sender, receiver, segment) = pair(2);
+        let number = sender.take().unwrap().unwrap();
+        sender.sent(number);
+        receiver.take(number.into()).unwrap();
+        assert!(receiver.take(number.into()).is_err(), "twice");
+        assert!(receiver.take(2).is_err() && receiver.take(u64::MAX).is_err(), "no such buffer");
+        // Never given back twice, whoever asks for it.
+        receiver.give(1 - number);
+        receiver.give(200);
+        assert!(sender.take().unwrap().is_some() && sender.take().unwrap().is_none());
+        // A receiver that gives back what it does not have.
+        segment.write(0, &(u64::from(1 - number) << 32 | 1).to_ne_bytes()).unwrap();
+        assert_eq!(sender.take(), Err(Corrupt("which buffer it gives back")));
+        segment.write(0, &(77u64 << 32 | 1).to_ne_bytes()).unwrap();
+        assert_eq!(sender.take(), Err(Corrupt("which buffer it gives back")));
+    }
+
+    #[test]
+    fn a_segment_of_another_size_is_refused() {
+        let segment = Arc::new(Segment::create("test", size(2)).unwrap());
+        for count in [0, 1, 3, MAX_BUFFERS + 1] {
+            assert!(
+                BulkSender::new(&segment, count).is_none() && BulkReceiver::new(&segment, count).is_none()
+            );
+        }
+    }
+}

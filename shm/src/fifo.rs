@@ -222,3 +222,137 @@ impl FifoReceiver {
         true
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ring(slots: usize) -> Lines {
+        Lines::private(lines(slots))
+    }
+
+    fn label(tag: u8) -> Label {
+        Label { tag, length: 8 }
+    }
+
+    fn take(receiver: &mut FifoReceiver, is_gone: impl Fn(u16) -> bool) -> Option<(u16, u64)> {
+        let Head::Message(sender, label) = receiver.peek(is_gone) else { return None };
+        let mut message = [0; MESSAGE_WORDS];
+        receiver.read(label.length, &mut message);
+        receiver.advance();
+        Some((sender, message[0]))
+    }
+
+    proptest! {
+        /// Sends of three senders and takes in any order give what a queue gives, over many laps.
+        #[test]
+        fn equals_a_queue(steps in proptest::collection::vec(0u16..6, 1..400)) {
+            let lines = ring(8);
+            let mut senders: Vec<_> = (1..=3).map(|number| FifoSender::new(&lines, number).unwrap()).collect();
+            let mut receiver = FifoReceiver::new(&lines).unwrap();
+            let mut oracle = VecDeque::new();
+            for (step, header) in steps.into_iter().zip(0u64..) {
+                if let Some(sender) = senders.get_mut(usize::from(step)) {
+                    let sent = sender.send(label(1), header, &header.to_ne_bytes()).unwrap();
+                    prop_assert_eq!(sent, oracle.len() < 8);
+                    if sent {
+                        oracle.push_back((step + 1, header));
+                    }
+                } else {
+                    prop_assert_eq!(take(&mut receiver, |_| false), oracle.pop_front());
+                }
+            }
+        }
+
+        /// Whatever is written into the ring, both ends answer.
+        #[test]
+        fn any_words_are_answered(words in proptest::collection::vec(any::<u64>(), 9)) {
+            let lines = ring(8);
+            for (at, word) in words.iter().enumerate() {
+                lines.line(at).store(0, *word);
+            }
+            let mut sender = FifoSender::new(&lines, 1).unwrap();
+            for _ in 0..20 {
+                if sender.send(label(1), 0, &[]).is_err() {
+                    break;
+                }
+            }
+            let mut receiver = FifoReceiver::new(&lines).unwrap();
+            for _ in 0..40 {
+                match receiver.peek(|_| true) {
+                    Head::Empty => break,
+                    Head::Message(..) | Head::Claimed(_) | Head::Corrupt => receiver.advance(),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_of_a_dead_sender_is_passed_and_one_of_a_stopped_sender_is_set_aside() {
+        let lines = ring(4);
+        let [mut dead, mut stopped, mut live] =
+            [1, 2, 3].map(|number| FifoSender::new(&lines, number).unwrap());
+        let mut receiver = FifoReceiver::new(&lines).unwrap();
+        dead.claim().unwrap().unwrap();
+        let claim = stopped.claim().unwrap().unwrap();
+        assert!(live.send(label(7), 77, &[]).unwrap());
+        assert_eq!(receiver.peek(|_| false), Head::Claimed(1));
+        receiver.advance();
+        assert_eq!(receiver.peek(|_| false), Head::Claimed(2));
+        assert!(receiver.set_aside(2));
+        assert_eq!(take(&mut receiver, |_| false), Some((3, 77)));
+        // The others go on for many laps over what is left of the ring.
+        for header in 0..50 {
+            assert!(live.send(label(1), header, &[]).unwrap());
+            assert_eq!(take(&mut receiver, |_| false), Some((3, header)));
+        }
+        // The stopped one wakes up, is told, and sends anew; its slot is used again.
+        assert!(!stopped.fill(&claim, label(1), 5, &[]));
+        assert!(stopped.send(label(1), 6, &[]).unwrap());
+        assert_eq!(take(&mut receiver, |_| false), Some((2, 6)));
+        let mut room = 0;
+        for header in 0..8 {
+            while live.send(label(1), header, &[]).unwrap() {
+                room += 1;
+            }
+            while take(&mut receiver, |_| false).is_some() {}
+        }
+        assert!(room > 24, "{room}");
+    }
+
+    #[test]
+    fn eight_senders_lose_and_double_nothing() {
+        const EACH: u64 = 20_000;
+        let lines = ring(64);
+        std::thread::scope(|scope| {
+            for number in 1..=8 {
+                let lines = &lines;
+                scope.spawn(move || {
+                    let mut sender = FifoSender::new(lines, number).unwrap();
+                    for header in 0..EACH {
+                        while !sender.send(label(1), header, &header.to_ne_bytes()).unwrap() {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let mut receiver = FifoReceiver::new(&lines).unwrap();
+            let mut next = [0; 8];
+            let mut taken = 0;
+            while taken < 8 * EACH {
+                let Some((sender, header)) = take(&mut receiver, |_| false) else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                let due = &mut next[usize::from(sender) - 1];
+                assert_eq!(header, *due, "of sender {sender}");
+                *due += 1;
+                taken += 1;
+            }
+        });
+    }
+}

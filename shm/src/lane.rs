@@ -146,6 +146,16 @@ impl LaneSender {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl LaneSender {
+    pub(crate) fn scribble(&mut self, number: u64, step: u64) {
+        let line = self.ring.slot(if step.is_multiple_of(2) { number >> 32 } else { self.index });
+        let filled = u64::from(filled(&self.ring, self.index));
+        line.store(1, number);
+        line.store(0, if step.is_multiple_of(3) { number & !0xffff_ffff | filled } else { number });
+    }
+}
+
 /// The receiving end.
 #[derive(Debug)]
 pub(crate) struct LaneReceiver {
@@ -192,4 +202,80 @@ impl LaneReceiver {
 fn parts(lines: &Lines) -> Option<(Lines, Ring)> {
     let slots = lines.count().checked_sub(HEAD).filter(|slots| *slots as u64 >= PARTS)?;
     Some((lines.part(0, HEAD)?, Ring::new(lines.part(HEAD, slots)?)?))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn take(receiver: &mut LaneReceiver) -> Option<(u8, Vec<u8>)> {
+        let (label, line) = receiver.peek()?;
+        let mut message = [0; MESSAGE_WORDS];
+        read_message(line, label.length, &mut message);
+        receiver.advance();
+        let bytes: Vec<u8> = message.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        Some((label.tag, bytes[..8 + usize::from(label.length)].to_vec()))
+    }
+
+    proptest! {
+        /// Sends of any length and takes in any order give what a queue gives, over many laps.
+        #[test]
+        fn equals_a_queue(steps in proptest::collection::vec((any::<bool>(), 0..=INLINE), 1..300)) {
+            let lines = Lines::private(lines(8));
+            let mut sender = LaneSender::new(&lines).unwrap();
+            let mut receiver = LaneReceiver::new(&lines).unwrap();
+            let mut oracle: VecDeque<(u8, Vec<u8>)> = VecDeque::new();
+            for ((send, length), step) in steps.into_iter().zip(0u64..) {
+                if !send {
+                    prop_assert_eq!(take(&mut receiver), oracle.pop_front());
+                    continue;
+                }
+                let payload: Vec<u8> = (0..length).map(|at| (step as usize + at) as u8).collect();
+                let label = Label { tag: step as u8, length: length as u16 };
+                let sent = sender.send(label, step, &payload)
+                    || (sender.renew().unwrap() && sender.send(label, step, &payload));
+                // The receiver tells of what it took in quarters of the ring.
+                prop_assert!(sent || oracle.len() > 8 - 8 / PARTS as usize);
+                prop_assert!(!sent || oracle.len() < 8);
+                if sent {
+                    oracle.push_back((step as u8, [&step.to_ne_bytes()[..], &payload].concat()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_counts_are_refused() {
+        let lines = Lines::private(lines(4));
+        let mut sender = LaneSender::new(&lines).unwrap();
+        for _ in 0..4 {
+            assert!(sender.send(Label { tag: 0, length: 0 }, 0, &[]));
+        }
+        assert_eq!(sender.renew(), Ok(false));
+        for emptied in [5, u64::MAX] {
+            lines.line(0).store(0, emptied);
+            assert!(sender.renew().is_err());
+        }
+        lines.line(0).store(0, 4);
+        assert_eq!(sender.renew(), Ok(true));
+    }
+
+    #[test]
+    fn laps_beyond_32_bits_are_told_apart() {
+        let lines = Lines::private(lines(4));
+        let mut sender = LaneSender::new(&lines).unwrap();
+        let mut receiver = LaneReceiver::new(&lines).unwrap();
+        let near = 4 * u64::from(u32::MAX) - 8;
+        (sender.index, sender.limit, receiver.index) = (near, near + 4, near);
+        lines.line(0).store(0, near);
+        for step in 0..40 {
+            assert_eq!(take(&mut receiver), None, "{step}");
+            assert!(sender.renew().unwrap() && sender.send(Label { tag: 1, length: 0 }, step, &[]));
+            assert_eq!(take(&mut receiver), Some((1, step.to_ne_bytes().to_vec())));
+        }
+    }
 }

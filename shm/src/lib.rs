@@ -33,10 +33,14 @@ mod copy;
 mod error;
 mod fifo;
 mod handover;
+#[cfg(all(test, not(loom)))]
+mod hostile;
 mod hot;
 mod lane;
 mod line;
 mod link;
+#[cfg(all(test, loom))]
+mod models;
 mod peer;
 mod port;
 mod process;

@@ -390,6 +390,14 @@ impl Peer {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl Peer {
+    /// Writes a word somewhere into the lane; now and then one that looks like a message.
+    pub(crate) fn scribble(&mut self, number: u64, step: u64) {
+        self.lane.scribble(number, step);
+    }
+}
+
 /// The socket, readable when there is something for [`Peer::tend`].
 impl AsFd for Peer {
     fn as_fd(&self) -> BorrowedFd<'_> {

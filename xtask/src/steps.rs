@@ -104,6 +104,15 @@ fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
         let work = Work::Machine(runner, machine::tests_over_verbs(runner).with(features), "verbs");
         steps.push(Step { name: "mlx5_0, by verbs", deadline: Duration::from_mins(15), work });
     }
+    // In a target folder of their own, as they are another build of everything.
+    steps.push(test(
+        "models",
+        15,
+        Runner::Libtest,
+        cargo(&["test", "-p", "barewire-shm", "--release", "--lib", "models"])
+            .environment("RUSTFLAGS", "--cfg loom")
+            .environment("CARGO_TARGET_DIR", "target/loom"),
+    ));
     steps.push(test(
         "doc tests",
         15,

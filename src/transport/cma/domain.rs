@@ -31,6 +31,16 @@ struct Regions {
     live: HashMap<u32, Arc<Region>>,
 }
 
+/// Bits of the access rights in a slice's key, below the region's number.
+const ACCESS: u32 = 4;
+const MOST: u32 = u32::MAX >> ACCESS;
+const _: () = assert!(Access::all().bits() >> ACCESS == 0);
+
+/// The rights of a slice's key.
+pub(super) fn access(key: u32) -> Access {
+    Access::from_bits_truncate(key)
+}
+
 /// Memory that stays mapped while an operation is in progress on it.
 #[derive(Debug)]
 pub(super) struct Region {
@@ -96,17 +106,16 @@ impl Domain {
         let mut regions = self.regions();
         let mut number = regions.next;
         while regions.live.contains_key(&number) {
-            number = number.wrapping_add(1);
+            number = (number + 1) & MOST;
         }
-        regions.next = number.wrapping_add(1);
+        regions.next = (number + 1) & MOST;
         regions.live.insert(number, Arc::clone(&region));
         Memory { number, region, domain: self.clone() }
     }
 
-    /// The region of a slice's key, if it allows `need`.
-    pub(super) fn region(&self, number: u32, need: Access) -> Result<Arc<Region>, PostError> {
-        let region = self.regions().live.get(&number).cloned().ok_or(PostError::ForeignMemory)?;
-        if region.access.contains(need) { Ok(region) } else { Err(PostError::AccessDenied) }
+    /// The region of a slice's key, to keep it mapped.
+    pub(super) fn region(&self, key: u32) -> Result<Arc<Region>, PostError> {
+        self.regions().live.get(&(key >> ACCESS)).cloned().ok_or(PostError::ForeignMemory)
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
@@ -141,9 +150,9 @@ impl Memory {
         &self.region.bytes
     }
 
-    /// The region's number.
+    /// The region's number and its rights.
     pub(crate) fn local_key(&self) -> u32 {
-        self.number
+        self.number << ACCESS | self.region.access.bits()
     }
 
     pub(crate) fn domain(&self) -> u32 {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use barewire_shm::{Process, ProcessError, Range};
 
 use super::address::{self, ProcessAddress};
-use super::domain::RemoteKey;
+use super::domain::{RemoteKey, access};
 use super::interface::{Interface, Shared};
 use super::transfer::{Step, Transfer};
 use super::{MAX_IN_PROGRESS, MAX_IOV, NAME, SLICE};
@@ -157,33 +157,44 @@ impl Endpoint {
         } else {
             (Access::LOCAL_WRITE, Access::REMOTE_READ)
         };
-        let mut regions = Vec::with_capacity(slices.len());
-        let mut ranges = Vec::with_capacity(slices.len());
+        let mut ranges = [Range { address: 0, length: 0 }; MAX_IOV];
         let mut total = 0usize;
-        for slice in slices {
+        for (range, slice) in ranges.iter_mut().zip(slices) {
             if slice.domain != state.shared.domain.tag() {
                 return Err(PostError::ForeignMemory);
             }
-            regions.push(state.shared.domain.region(slice.key, local)?);
-            ranges.push(Range { address: slice.address, length: slice.length });
+            if !access(slice.key).contains(local) {
+                return Err(PostError::AccessDenied);
+            }
+            *range = Range { address: slice.address, length: slice.length };
             total = total.saturating_add(slice.length);
         }
+        let ranges = ranges.get(..slices.len()).unwrap_or_default();
         let secret = state.peer.borrow().as_ref().map(|(_, address)| address.secret);
         key.check(secret.ok_or(PostError::NotConnected)?, remote, total, far)?;
-        if state.steps.borrow().len() >= MAX_IN_PROGRESS {
+        let waiting = state.steps.borrow().len();
+        if waiting >= MAX_IN_PROGRESS {
             return Err(PostError::NoResource);
         }
-        let mut transfer = Transfer::new(put, ranges, remote, regions, completion);
-        if total <= SLICE && state.steps.borrow().is_empty() {
-            match state.advance(&mut transfer) {
-                Ok(true) => return Ok(Posted::Done),
-                Ok(false) => {}
+        let mut done = 0;
+        if total <= SLICE && waiting == 0 {
+            let copied = state.with_process(|process| {
+                // SAFETY: the slices borrow their memory, and their ranges were checked when they were made.
+                unsafe { if put { process.write(ranges, remote) } else { process.read(ranges, remote) } }
+            });
+            match copied {
+                Ok(copied) if copied == total => return Ok(Posted::Done),
+                Ok(copied) => done = copied,
                 Err(cause) => {
-                    state.fail(transfer.operation(), cause);
+                    state.fail(if put { Operation::Put } else { Operation::Get }, cause);
                     return Err(PostError::EndpointFailed);
                 }
             }
         }
+        let regions: Result<Vec<_>, PostError> =
+            slices.iter().map(|slice| state.shared.domain.region(slice.key)).collect();
+        let mut transfer = Transfer::new(put, ranges.to_vec(), remote, regions?, completion);
+        transfer.skip(done);
         state.steps.borrow_mut().push_back(Step::Transfer(transfer));
         state.shared.busy.set(true);
         Ok(Posted::InProgress)
@@ -302,14 +313,14 @@ impl State {
         self.shared.busy.set(true);
     }
 
-    fn advance(&self, transfer: &mut Transfer) -> Result<bool, Cause> {
+    fn with_process<R>(&self, run: impl FnOnce(&Process) -> Result<R, ProcessError>) -> Result<R, Cause> {
         let peer = self.peer.borrow();
         let (process, _) = peer.as_ref().ok_or(Cause::LocalOperation)?;
         // A number that was given to another process is not written to.
         if process.is_ended() {
             return Err(Cause::PeerUnreachable);
         }
-        transfer.advance(process).map_err(|error| match error {
+        run(process).map_err(|error| match error {
             ProcessError::Ended { .. } => Cause::PeerUnreachable,
             ProcessError::Memory { .. } | ProcessError::Denied { .. } => Cause::RemoteAccess,
             _ => Cause::LocalOperation,
@@ -328,7 +339,7 @@ impl State {
             finish(step, Ok(()));
             return 1;
         };
-        match self.advance(&mut transfer) {
+        match self.with_process(|process| transfer.advance(process)) {
             Ok(true) => finish(Step::Transfer(transfer), Ok(())),
             Ok(false) => self.steps.borrow_mut().push_front(Step::Transfer(transfer)),
             Err(cause) => {

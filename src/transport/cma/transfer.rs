@@ -69,7 +69,8 @@ impl Transfer {
         Ok(self.left == 0)
     }
 
-    fn skip(&mut self, mut copied: usize) {
+    /// So many bytes were copied.
+    pub(super) fn skip(&mut self, mut copied: usize) {
         self.remote += copied as u64;
         self.left -= copied.min(self.left);
         self.ranges.retain_mut(|range| {

@@ -1,0 +1,106 @@
+//! A sender that writes into everything that was handed to it.
+
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::address::{PortAddress, PortConfig};
+use crate::bulk::BulkReceiver;
+use crate::error::Corrupt;
+use crate::lane::MESSAGE_WORDS;
+use crate::peer::Peer;
+use crate::port::{Deliver, Port};
+use crate::region::Shelf;
+
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Takes whatever comes.
+#[derive(Default)]
+struct Anything {
+    scratch: [u64; MESSAGE_WORDS],
+    good: u64,
+    broken: u64,
+}
+
+impl Deliver for Anything {
+    fn scratch(&mut self) -> &mut [u64; MESSAGE_WORDS] {
+        &mut self.scratch
+    }
+
+    fn goes_on(&self) -> bool {
+        true
+    }
+
+    fn short(&mut self, id: u8, _: usize) {
+        self.good += u64::from(id == 9);
+    }
+
+    fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, _: usize) {
+        buffers.give(number);
+    }
+
+    fn broken(&mut self, _: i32, _: Corrupt) {
+        self.broken += 1;
+    }
+
+    fn peer(&mut self, _: u32) {}
+}
+
+fn numbers(seed: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    })
+}
+
+#[test]
+fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
+    let here = PortAddress { number: u64::from(std::process::id()) << 32 | 0x4d, secret: 42 };
+    let mut port = Port::open(here, &PortConfig::default(), &Shelf::new(1)).unwrap();
+    let mut all = Anything::default();
+    let connect = || Peer::connect(here, &PortConfig::default()).unwrap();
+    let mut good = connect();
+    let started = Instant::now();
+    let mut ready = |peer: &mut Peer, port: &mut Port| {
+        while !peer.is_ready() {
+            port.turn(&mut all);
+            peer.tend().unwrap();
+            assert!(started.elapsed() < PATIENCE, "connecting");
+        }
+    };
+    ready(&mut good, &mut port);
+    for seed in 1..20 {
+        let mut bad = connect();
+        ready(&mut bad, &mut port);
+        // Past the FIFO, so that its lane and its buffers are what it ruins.
+        for _ in 0..64 {
+            let _ = bad.send(3, 0, &[]);
+            let mut ignored = Anything::default();
+            port.turn(&mut ignored);
+        }
+        let mut broken = 0;
+        for (number, step) in numbers(seed).zip(0..2000) {
+            bad.scribble(number, step);
+            let mut ignored = Anything::default();
+            port.turn(&mut ignored);
+            broken += ignored.broken;
+            if bad.tend().is_err() {
+                break;
+            }
+        }
+        assert_eq!(broken, 1, "it was noticed, once");
+    }
+    let (mut sent, started) = (0, Instant::now());
+    let mut rest = Anything::default();
+    while rest.good < 1000 {
+        if sent < 1000 && good.send(9, sent, &[]).is_ok() {
+            sent += 1;
+        }
+        port.turn(&mut rest);
+        assert!(started.elapsed() < PATIENCE, "{} came", rest.good);
+    }
+    assert!(good.error().is_none());
+}

@@ -1,0 +1,131 @@
+//! Every interleaving of the rings and the bell, as loom runs them: `RUSTFLAGS="--cfg loom" cargo test -p barewire-shm --release models`.
+
+use std::io;
+
+use loom::thread;
+
+use crate::fifo::{self, FifoReceiver, FifoSender, Head};
+use crate::lane::{self, Label, LaneReceiver, LaneSender, MESSAGE_WORDS, read_message};
+use crate::line::Lines;
+use crate::wake::Bell;
+
+const LABEL: Label = Label { tag: 1, length: 8 };
+
+fn bounded(run: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.max_branches = 10_000;
+    model.check(run);
+}
+
+#[test]
+fn a_lane_gives_what_was_sent_in_order() {
+    bounded(|| {
+        let lines = Lines::private(lane::lines(4));
+        let theirs = lines.clone();
+        let sending = thread::spawn(move || {
+            let mut sender = LaneSender::new(&theirs).unwrap();
+            for header in 0..5 {
+                while !sender.send(LABEL, header, &(header * 3).to_ne_bytes()) {
+                    if !sender.renew().unwrap() {
+                        thread::yield_now();
+                    }
+                }
+            }
+        });
+        let mut receiver = LaneReceiver::new(&lines).unwrap();
+        for header in 0..5 {
+            let message = loop {
+                if let Some((label, line)) = receiver.peek() {
+                    let mut message = [0; MESSAGE_WORDS];
+                    read_message(line, label.length, &mut message);
+                    break message;
+                }
+                thread::yield_now();
+            };
+            assert_eq!((message[0], message[1]), (header, header * 3));
+            receiver.advance();
+        }
+        sending.join().unwrap();
+    });
+}
+
+#[test]
+fn a_fifo_of_two_senders_loses_and_doubles_nothing() {
+    bounded(|| {
+        // The second lap is begun.
+        let lines = Lines::private(fifo::lines(2));
+        let senders: Vec<_> = (1..=2)
+            .map(|number| {
+                let lines = lines.clone();
+                thread::spawn(move || {
+                    let mut sender = FifoSender::new(&lines, number).unwrap();
+                    // How many of two messages had room.
+                    (0..2).filter(|header| sender.send(LABEL, *header, &[number as u8; 8]).unwrap()).count()
+                        as u64
+                })
+            })
+            .collect();
+        let mut receiver = FifoReceiver::new(&lines).unwrap();
+        let mut came = [0, 0];
+        let mut take = |receiver: &mut FifoReceiver| match receiver.peek(|_| false) {
+            Head::Message(sender, label) => {
+                let mut message = [0; MESSAGE_WORDS];
+                receiver.read(label.length, &mut message);
+                receiver.advance();
+                assert_eq!(message[1], u64::from_ne_bytes([sender as u8; 8]));
+                came[usize::from(sender) - 1] += 1;
+                true
+            }
+            Head::Empty | Head::Claimed(_) => false,
+            Head::Corrupt => panic!("corrupt"),
+        };
+        take(&mut receiver);
+        thread::yield_now();
+        take(&mut receiver);
+        let sent: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
+        while take(&mut receiver) {}
+        assert_eq!(came[..], sent[..]);
+        assert!(sent.iter().sum::<u64>() >= 2, "there was room for two");
+    });
+}
+
+#[test]
+fn a_slot_set_aside_is_filled_or_told() {
+    bounded(|| {
+        let lines = Lines::private(fifo::lines(2));
+        let theirs = lines.clone();
+        let sending = thread::spawn(move || {
+            let mut sender = FifoSender::new(&theirs, 1).unwrap();
+            let claim = sender.claim().unwrap().unwrap();
+            sender.fill(&claim, LABEL, 7, &[1; 8])
+        });
+        let mut receiver = FifoReceiver::new(&lines).unwrap();
+        let aside = receiver.peek(|_| false) == Head::Claimed(1) && receiver.set_aside(1);
+        let filled = sending.join().unwrap();
+        assert_eq!(filled, !aside);
+    });
+}
+
+#[test]
+fn a_bell_loses_no_wake_up() {
+    bounded(|| {
+        let (lines, bell) = (Lines::private(lane::lines(4)), Bell::new(Lines::private(1)));
+        let (theirs, their_bell) = (lines.clone(), bell.clone());
+        let sending = thread::spawn(move || {
+            let mut sender = LaneSender::new(&theirs).unwrap();
+            assert!(sender.send(LABEL, 1, &[0; 8]));
+            their_bell.must_ring()
+        });
+        let receiver = LaneReceiver::new(&lines).unwrap();
+        // The kernel's barrier on the sender's core is a fence on both sides.
+        let barrier = || -> io::Result<()> {
+            loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
+            Ok(())
+        };
+        bell.arm(barrier).unwrap();
+        let seen = receiver.peek().is_some();
+        let rang = sending.join().unwrap();
+        assert!(seen || rang, "a message came, was not seen, and nobody rang");
+    });
+}

@@ -1,0 +1,267 @@
+//! Life and death: a process that is killed at any moment, on either side, and what is left of it.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::process::{Child, Command, Stdio};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use barewire_shm::{
+    BulkReceiver, Corrupt, Deliver, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, SendError, Shelf,
+};
+
+const ROLE: &str = "BAREWIRE_SHM_LIFE_ROLE";
+/// What the survivor may take to notice.
+const PROMPT: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_mins(1);
+const ROUNDS: u64 = 20;
+/// Descriptors are counted: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Counts what comes.
+#[derive(Default)]
+struct Count {
+    scratch: [u64; MESSAGE_WORDS],
+    short: u64,
+    buffered: u64,
+    last: Option<u64>,
+    broken: Vec<Corrupt>,
+}
+
+impl Deliver for Count {
+    fn scratch(&mut self) -> &mut [u64; MESSAGE_WORDS] {
+        &mut self.scratch
+    }
+
+    fn goes_on(&self) -> bool {
+        true
+    }
+
+    fn short(&mut self, id: u8, _length: usize) {
+        assert_eq!(id, 3);
+        // In order and none twice, across the change from the FIFO to the lane.
+        assert_eq!(self.scratch[0], self.last.map_or(0, |last| last + 1));
+        self.last = Some(self.scratch[0]);
+        self.short += 1;
+    }
+
+    fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, length: usize) {
+        assert_eq!(length, 8000);
+        self.buffered += 1;
+        buffers.give(number);
+    }
+
+    fn broken(&mut self, _: i32, why: Corrupt) {
+        self.broken.push(why);
+    }
+
+    fn peer(&mut self, _: u32) {}
+}
+
+fn address(number: u64) -> PortAddress {
+    // Of this pair alone, also when tests run at the same time.
+    PortAddress { number: u64::from(std::process::id()) << 32 | number, secret: 42 }
+}
+
+fn open(address: PortAddress) -> Port {
+    Port::open(address, &PortConfig::default(), &Shelf::new(1)).unwrap()
+}
+
+/// Sends messages without end, every tenth in a buffer. Ends with the connection.
+fn flood(address: PortAddress, mut sent: impl FnMut()) -> Peer {
+    let mut peer = connect(address);
+    let mut header = 0u64;
+    let mut step = 0u64;
+    loop {
+        let result = if step % 10 == 9 {
+            peer.take_buffer()
+                .and_then(|number| peer.send_buffer(3, number, 8000).inspect_err(|_| peer.put_back(number)))
+        } else {
+            peer.send(3, header, &step.to_ne_bytes()).inspect(|()| header += 1)
+        };
+        match result {
+            Ok(()) => {
+                step += 1;
+                sent();
+            }
+            Err(SendError::Full) => {
+                if peer.tend().is_err() {
+                    return peer;
+                }
+                std::thread::yield_now();
+            }
+            Err(SendError::Lost) => return peer,
+        }
+    }
+}
+
+fn connect(address: PortAddress) -> Peer {
+    let started = Instant::now();
+    loop {
+        match Peer::connect(address, &PortConfig::default()) {
+            Ok(peer) => return peer,
+            Err(error) => assert!(started.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The other process: does nothing in a normal run of the tests.
+#[test]
+fn other_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (role, number) = role.split_once(' ').unwrap();
+    let address = PortAddress { number: number.parse().unwrap(), secret: 42 };
+    if role == "send" {
+        flood(address, || ());
+        return;
+    }
+    let (mut port, mut count) = (open(address), Count::default());
+    loop {
+        if !port.is_idle() {
+            port.turn(&mut count);
+        }
+    }
+}
+
+fn start(role: &str, address: PortAddress) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "other_process", "--test-threads=1"])
+        .env(ROLE, format!("{role} {}", address.number))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Pseudo-random moments, the same in every run.
+fn moment(round: u64) -> Duration {
+    Duration::from_micros(round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50)
+}
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn left_behind() -> BTreeSet<String> {
+    let names = ["/dev/shm", "/tmp"].iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+    let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.starts_with("barewire-") && name != "barewire-compare.lock").collect()
+}
+
+#[test]
+fn a_killed_sender_is_noticed_and_leaves_nothing() {
+    let _alone = alone();
+    let before = (descriptors(), left_behind());
+    let mut all = 0;
+    {
+        let here = address(1);
+        let mut port = open(here);
+        let open_descriptors = descriptors();
+        for round in 0..ROUNDS {
+            let mut count = Count::default();
+            let mut child = start("send", here);
+            let started = Instant::now();
+            while count.short < 100 {
+                port.turn(&mut count);
+                assert!(started.elapsed() < PATIENCE, "nothing comes");
+            }
+            let wait = Instant::now();
+            while wait.elapsed() < moment(round) {
+                port.turn(&mut count);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let killed = Instant::now();
+            while descriptors() > open_descriptors {
+                port.turn(&mut count);
+                assert!(killed.elapsed() < PROMPT, "its socket is still open");
+            }
+            assert_eq!(count.broken, []);
+            all += count.short + count.buffered;
+        }
+    }
+    assert_eq!((descriptors(), left_behind()), before);
+    let _ = writeln!(io::stderr(), "{all} messages of {ROUNDS} senders, each killed");
+}
+
+#[test]
+fn a_killed_receiver_is_noticed_and_leaves_nothing() {
+    let _alone = alone();
+    let before = (descriptors(), left_behind());
+    for round in 0..ROUNDS {
+        let there = address(100 + round);
+        let mut child = start("receive", there);
+        let (mut sent, mut killed) = (0u64, None);
+        let began = Instant::now();
+        let peer = flood(there, || {
+            sent += 1;
+            if sent > 1000 && killed.is_none() && began.elapsed() > moment(round) {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                killed = Some(Instant::now());
+            }
+        });
+        // Once more, for the case that it was not.
+        let _ = (child.kill(), child.wait());
+        assert!(killed.expect("it was killed").elapsed() < PROMPT);
+        assert!(peer.error().unwrap().to_string().contains("ended"), "{:?}", peer.error());
+    }
+    assert_eq!((descriptors(), left_behind()), before);
+}
+
+/// A process that is stopped takes no messages, and no message of others.
+#[test]
+fn a_stopped_sender_does_not_stop_the_others() {
+    let _alone = alone();
+    let here = address(2);
+    let mut port = open(here);
+    let mut count = Count::default();
+    let mut child = start("send", here);
+    let started = Instant::now();
+    while count.short < 100 {
+        port.turn(&mut count);
+        assert!(started.elapsed() < PATIENCE, "nothing comes");
+    }
+    let process = child.id().to_string();
+    let signal = |name: &str| Command::new("kill").args([name, process.as_str()]).status().unwrap();
+    assert!(signal("-STOP").success());
+    while port.turn(&mut count) > 0 {}
+    let mut other = connect(here);
+    let mut others = Count::default();
+    let mut next = 0;
+    let started = Instant::now();
+    while others.short < 10_000 {
+        if next < 10_000 && other.send(3, next, &[]).is_ok() {
+            next += 1;
+        }
+        let _ = other.tend();
+        port.turn(&mut others);
+        assert!(started.elapsed() < PATIENCE, "{} came", others.short);
+    }
+    assert!(signal("-CONT").success());
+    let _ = (child.kill(), child.wait());
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_refused() {
+    let _alone = alone();
+    let here = address(4);
+    let mut port = open(here);
+    let mut count = Count::default();
+    let mut wrong = Peer::connect(PortAddress { secret: 41, ..here }, &PortConfig::default()).unwrap();
+    let started = Instant::now();
+    while wrong.tend().is_ok() {
+        port.turn(&mut count);
+        assert!(started.elapsed() < PATIENCE);
+    }
+    assert!(wrong.error().unwrap().to_string().contains("secret"), "{:?}", wrong.error());
+    assert!(Peer::connect(address(5), &PortConfig::default()).unwrap_err().to_string().contains("nobody"));
+}
