@@ -41,6 +41,14 @@ impl Channel {
         self.theirs
     }
 
+    /// Tells the program of its descriptor. If that fails the descriptor is nobody's, and closed.
+    pub(crate) fn hand_over(&self, tell: impl FnOnce(u32) -> Result<(), Errno>) -> Result<(), Errno> {
+        tell(self.theirs as u32).inspect_err(|_| {
+            // SAFETY: just opened, and the program does not know of it.
+            unsafe { libc::close(self.theirs) };
+        })
+    }
+
     /// The program has not closed its end.
     pub(crate) fn is_open(&self) -> bool {
         inode(self.theirs) == Some(self.inode)

@@ -366,8 +366,8 @@ pub(super) fn query_pd(context: &Context, call: &Attributes) -> Result<(), Errno
 pub(super) fn asynchronous(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0])?;
     let channel = Arc::new(Channel::new(false)?);
+    channel.hand_over(|descriptor| call.put_handle(0, descriptor))?;
     context.adapter.events().on_device(&channel);
-    call.put_handle(0, channel.descriptor() as u32)?;
     context.state().asynchronous = Some(channel);
     Ok(())
 }

@@ -170,8 +170,9 @@ pub(super) fn events(context: &Context, call: &Attributes) -> Result<(), Errno> 
         return Err(Errno::INVALID);
     }
     let channel = Arc::new(Channel::new(flags & OMIT_DATA != 0)?);
+    channel.hand_over(|descriptor| call.put_handle(0x1000, descriptor))?;
     context.state().keep(&channel);
-    call.put_handle(0x1000, channel.descriptor() as u32)
+    Ok(())
 }
 
 /// `MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT`.

@@ -73,7 +73,7 @@ fn open_xrcd(context: &Context, call: &Attributes) -> Result<(), Errno> {
 
 fn completion_channel(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let channel = Arc::new(Channel::new(false)?);
-    call.put_word(CORE_OUT, channel.descriptor() as u32)?;
+    channel.hand_over(|descriptor| call.put_word(CORE_OUT, descriptor))?;
     context.state().keep(&channel);
     Ok(())
 }
