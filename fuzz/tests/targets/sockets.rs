@@ -221,7 +221,7 @@ fn any_request(script: &mut Script<'_>, token: u64, memory: &tcp::Memory) -> Req
     let action = match script.byte() % 4 {
         0 => Action::Put { length },
         1 => Action::Get { length },
-        2 => Action::Get { length: length << script.byte() % 64 },
+        2 => Action::Get { length: length << (script.byte() % 64) },
         _ => Action::Atomic {
             change: [Change::Add, Change::Swap, Change::CompareSwap][usize::from(script.byte() % 3)],
             width: if length & 1 == 0 { 8 } else { 4 },
@@ -278,7 +278,8 @@ fn any_answers_of_a_target() {
                 [Operation::Put, Operation::Get, Operation::Atomic][usize::from(script.byte() % 3)];
             let value = u64::from(script.number() % 4096);
             let finished = u64::from(script.byte() % 8);
-            let mut answer = Answer { finished, done: script.byte() % 8 > 0, operation, value }.to_bytes();
+            let mut answer =
+                Answer { finished, done: !script.byte().is_multiple_of(8), operation, value }.to_bytes();
             script.mutate(&mut answer);
             say(&target, &answer);
             say(&target, script.bytes(usize::from(value as u8)));
