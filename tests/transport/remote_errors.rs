@@ -112,8 +112,11 @@ fn remote_memory_errors_are_the_devices_own() {
                 let code = error.syndrome.map(|syndrome| syndrome.code);
                 assert_eq!(code, is_device.then_some(remote_access), "{case}");
                 let text = error.to_string();
-                let peer =
-                    pair.devices.get(1).map_or(" QP 0x".to_owned(), |peer| format!("{} QP", peer.address()));
+                let peer = match pair.devices.get(1) {
+                    Some(peer) => format!("{} QP", peer.address()),
+                    None if is_device => " QP 0x".to_owned(),
+                    None => " 127.0.0.1:".to_owned(),
+                };
                 assert!(text.contains(&peer) && text.contains("check the remote key"), "{text}");
                 if posted == Posted::InProgress {
                     let Some(Err(OperationError { cause, syndrome })) = watch.result() else {
