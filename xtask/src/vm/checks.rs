@@ -66,6 +66,21 @@ export BAREWIRE_TEST_TRANSPORT=rc_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
 $TRANSPORT messages:: rma:: atomics:: remote_errors:: ordering:: lists:: --test-threads=1
 ";
 
+/// The command line over `rc_verbs`: what there is, a message each way between two processes, and every operation.
+const COMMAND_LINE: &str = "\
+$BAREWIRE info | grep 'device rxe0:1: RDMA device, GID'
+$BAREWIRE hello -t rc_verbs -d rxe0:1 -p 7100 & server=$!
+for tenth in $(seq 100); do
+    netstat -ltn | grep -q ':7100 ' && break
+    sleep 0.1
+done
+$BAREWIRE hello -t rc_verbs -d rxe0:1 -p 7100 -n 127.0.0.1
+wait $server
+for operation in am_lat put_lat am_bw put_bw get add fadd cswap; do
+    $BAREWIRE perf -x rc_verbs -d rxe0:1 -t $operation -n 100 -w 10 | grep 'Final: *100 '
+done
+";
+
 /// What the kernel refuses to a process that it keeps short: rights of the device file, and memory to lock.
 const REFUSED: &str = "\
 export BAREWIRE_DEVICE=rxe0
@@ -82,6 +97,8 @@ pub(super) struct Programs {
     pub(super) interop: PathBuf,
     /// Tests of `verbs/` that any device passes.
     pub(super) verbs: Vec<PathBuf>,
+    /// The command line, with the feature `verbs`.
+    pub(super) barewire: PathBuf,
     /// Tests of the transport API.
     pub(super) transport: PathBuf,
     /// Tests of `verbs/` that a kernel is to refuse.
@@ -110,6 +127,11 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             "rc_verbs on rdma_rxe",
             180,
             format!("TRANSPORT='{}'\n{TRANSPORT}", programs.transport.display()),
+        ),
+        check(
+            "command line over rc_verbs",
+            120,
+            format!("BAREWIRE='{}'\n{COMMAND_LINE}", programs.barewire.display()),
         ),
         check("refusals", 60, format!("REFUSED='{}'\n{REFUSED}", programs.refused.display())),
     ]

@@ -98,15 +98,19 @@ fn programs() -> Result<Programs, Failure> {
         "transport",
     ];
     let transport = executables(&transport)?.pop();
+    let barewire = executables(&["build", "-p", "barewire-cli", "--features", "verbs"])?.pop();
     let mut verbs = executables(&verbs)?;
     let refused = verbs.iter().position(|program| file_name(program).starts_with(REFUSED_TESTS));
-    match (executables(&interop)?.pop(), transport, refused) {
-        (Some(interop), Some(transport), Some(refused)) if verbs.len() == VERBS_TESTS.len() + 1 => {
+    match (executables(&interop)?.pop(), barewire, transport, refused) {
+        (Some(interop), Some(barewire), Some(transport), Some(refused))
+            if verbs.len() == VERBS_TESTS.len() + 1 =>
+        {
             let refused = verbs.remove(refused);
-            Ok(Programs { interop, verbs, transport, refused })
+            Ok(Programs { interop, verbs, barewire, transport, refused })
         }
-        (interop, transport, _) => {
-            let made = format!("cargo made no more than {interop:?}, {transport:?} and {verbs:?}");
+        (interop, barewire, transport, _) => {
+            let made =
+                format!("cargo made no more than {interop:?}, {barewire:?}, {transport:?} and {verbs:?}");
             Err(Failure::Found(made))
         }
     }
