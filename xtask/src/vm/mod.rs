@@ -88,12 +88,15 @@ fn programs() -> Result<Programs, Failure> {
     verbs.extend(VERBS_TESTS.iter().chain([&REFUSED_TESTS]).flat_map(|name| ["--test", name]));
     let mut verbs = executables(&verbs)?;
     let refused = verbs.iter().position(|program| file_name(program).starts_with(REFUSED_TESTS));
-    match (executables(&interop)?.pop(), refused) {
-        (Some(interop), Some(refused)) if verbs.len() == VERBS_TESTS.len() + 1 => {
+    let barewire = executables(&["build", "-p", "barewire-cli", "--bin", "barewire"])?.pop();
+    match (executables(&interop)?.pop(), barewire, refused) {
+        (Some(interop), Some(barewire), Some(refused)) if verbs.len() == VERBS_TESTS.len() + 1 => {
             let refused = verbs.remove(refused);
-            Ok(Programs { interop, verbs, refused })
+            Ok(Programs { interop, barewire, verbs, refused })
         }
-        (interop, _) => Err(Failure::Found(format!("cargo made no more than {interop:?} and {verbs:?}"))),
+        (interop, barewire, _) => {
+            Err(Failure::Found(format!("cargo made no more than {interop:?}, {barewire:?} and {verbs:?}")))
+        }
     }
 }
 
