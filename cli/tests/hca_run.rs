@@ -23,6 +23,9 @@ fn devinfo_shows_the_devices() {
     for words in ["XRC", "MEM_WINDOW_TYPE_2B", "ODP_SUPPORT_IMPLICIT", "ATOMIC_HCA", "active_mtu:\t\t4096"] {
         assert!(shown.contains(words), "{words}: {shown}");
     }
+    let shown = alone(&["--ports", "2"], &["ibv_devinfo", "-v"]);
+    assert_eq!(shown.matches("PORT_ACTIVE (4)").count(), 2, "{shown}");
+    assert_eq!(shown.matches("::ffff:127.").count(), 2, "{shown}");
     let shown = alone(&["--ib"], &["ibv_devinfo", "-v"]);
     assert!(shown.contains("InfiniBand") && shown.contains("PORT_ACTIVE"), "{shown}");
     let lid = shown.lines().find_map(|line| line.trim().strip_prefix("port_lid:"));
@@ -81,6 +84,15 @@ fn pingpongs_over_infiniband_go_by_lid() {
     for program in ["ibv_rc_pingpong", "ibv_ud_pingpong"] {
         Pair::of(&[program, "-n", "50", "-e"]).with(&["--ib"]).run();
     }
+}
+
+#[test]
+fn pingpongs_run_over_a_second_port() {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    Pair::of(&["ibv_rc_pingpong", "-g", "0", "-i", "2", "-n", "50", "-c"]).with(&["--ports", "2"]).run();
+    Pair::of(&["ibv_ud_pingpong", "-i", "2", "-n", "50", "-e"]).with(&["--ports", "2", "--ib"]).run();
 }
 
 #[test]
