@@ -224,6 +224,9 @@ pub(crate) struct HcaRunArgs {
     /// Number of devices
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = devices)]
     pub(crate) devices: usize,
+    /// Number of ports of each device
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub(crate) ports: u8,
     /// Ports that look like Ethernet, with RoCEv2 [default]
     #[arg(long, conflicts_with = "ib")]
     pub(crate) roce: bool,

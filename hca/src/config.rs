@@ -31,9 +31,14 @@ pub struct Config {
     /// What the port says it is. The wire is the same: with [`PortType::InfiniBand`] peers are named by LIDs, too, the last 16 bits of their
     /// addresses.
     pub port_type: PortType,
+    /// Ports: one, or two.
+    pub ports: u8,
+    /// The IP address of the second port, as `address` is that of the first.
+    pub second_address: Option<IpAddr>,
     /// What happens to packets on the way out.
     pub faults: Faults,
-    /// The pcap file that gets what the wire carries; `%a` in its name stands for the device's address. It grows without a limit.
+    /// The pcap file that gets what the wire carries; `%a` in its name stands for the port's address. It grows without a limit. Without
+    /// `%a` a second port's ends in `.2.pcap`.
     pub pcap: Option<PathBuf>,
     /// What the device does about mistakes in WQEs and doorbells.
     pub strict: Strict,
@@ -49,6 +54,8 @@ impl Default for Config {
             mode: Mode::default(),
             wire: WireKind::default(),
             port_type: PortType::Ethernet,
+            ports: 1,
+            second_address: None,
             faults: Faults::default(),
             pcap: None,
             strict: Strict::default(),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::panic::resume_unwind;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -17,7 +18,7 @@ use crate::object::{EventChannel, ObjectCounts, Objects, UarPage};
 use crate::state::{Fault, State};
 use crate::thread::{self, DoorbellWake, Shared, Wake};
 use crate::wire::udp::Udp;
-use crate::wire::{Decoration, Wire, assemble};
+use crate::wire::{Decoration, Faults, PhysicalPort, Wire, assemble};
 
 /// A software HCA. Clones are handles to the same device; it closes with the last of them, and its thread ends before that
 /// handle's drop returns.
@@ -55,44 +56,35 @@ impl Device {
     /// # Errors
     /// [`OpenError`] if the address or its port cannot be had, or the thread cannot be started.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { address, mode, wire, port_type, faults, pcap, strict, dynamic_connections } = config;
-        if let Some(address) = address.filter(|&address| !crate::wire::is_host(address)) {
+        let Config {
+            address,
+            second_address,
+            mode,
+            wire,
+            port_type,
+            ports,
+            faults,
+            pcap,
+            strict,
+            dynamic_connections,
+        } = config;
+        let given = [address, second_address].into_iter().flatten();
+        if let Some(address) = given.into_iter().find(|&address| !crate::wire::is_host(address)) {
             return Err(OpenError::Address { address });
         }
         let stepped = mode == Mode::Stepped;
-        let decoration = Decoration { faults: &faults, pcap: pcap.as_deref(), stepped };
-        // Dynamic connections get higher numbers than those of whatever device had the address before.
-        let (address, last_connection, wire): (_, _, io::Result<Box<dyn Wire>>) = match wire {
-            WireKind::Udp => {
-                let udp = Udp::bind(address).map_err(|source| match address {
-                    Some(address) => OpenError::Bind { address, source },
-                    None => OpenError::NoAddress { source },
-                })?;
-                let address = udp.address();
-                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                (address, since.as_nanos() as u64, assemble(udp, address, decoration))
-            }
-            WireKind::Fabric(fabric) => {
-                let port = fabric.attach(address).ok_or(match address {
-                    Some(address) => OpenError::AddressTaken { address },
-                    None => OpenError::FabricFull,
-                })?;
-                let address = port.address();
-                let last_connection = port.number() << 32;
-                let port = if stepped {
-                    port
-                } else {
-                    port.with_wake(Wake::new().map_err(|source| OpenError::Thread { source })?)
-                };
-                (address, last_connection, assemble(port, address, decoration))
-            }
-        };
-        let wire =
-            wire.map_err(|source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source })?;
-        let mut objects = Objects::new(address, dynamic_connections);
+        let carrier = Carrier { wire, faults, pcap, stepped };
+        let (first, last_connection) = carrier.attach(1, address)?;
+        let mut all = vec![first];
+        if ports > 1 {
+            all.push(carrier.attach(2, second_address)?.0);
+        }
+        let ports = all;
+        let (address, addresses) = (ports[0].address, ports.iter().map(|port| port.address));
+        let mut objects = Objects::new(addresses, dynamic_connections);
         (objects.last_connection, objects.port_type) = (last_connection, port_type);
-        let mut state = State::new(address, wire, strict, stepped, objects);
-        state.set_faults(&faults);
+        let mut state = State::new(ports, strict, stepped, objects);
+        state.set_faults(&carrier.faults);
         let (shared, thread) = match mode {
             Mode::Stepped => (Shared::new(state, None), None),
             Mode::Thread | Mode::PollingThread => {
@@ -199,7 +191,7 @@ impl Device {
         }
     }
 
-    /// The device's IP address: where its packets come from and go to.
+    /// The IP address of the device's first port: where its packets come from and go to.
     pub fn address(&self) -> IpAddr {
         self.handle.address
     }
@@ -250,6 +242,56 @@ impl Device {
     /// How many objects the device holds: what a tidy user leaves at zero.
     pub fn objects(&self) -> ObjectCounts {
         self.handle.shared.lock().unwrap_or_else(PoisonError::into_inner).objects.count()
+    }
+}
+
+/// What carries the packets of ports.
+struct Carrier {
+    wire: WireKind,
+    faults: Faults,
+    pcap: Option<PathBuf>,
+    stepped: bool,
+}
+
+impl Carrier {
+    /// Attaches port `number` at `address` or a free one, and gives a number that connections begin with: it is higher than those of
+    /// whatever device had the address before.
+    fn attach(&self, number: u8, address: Option<IpAddr>) -> Result<(PhysicalPort, u64), OpenError> {
+        let Self { wire, faults, pcap, stepped } = self;
+        let stepped = *stepped;
+        // Two ports do not write one file.
+        let pcap = pcap.as_ref().map(|path| {
+            let own = number == 1 || path.to_string_lossy().contains("%a");
+            if own { path.clone() } else { path.with_extension("2.pcap") }
+        });
+        let decoration = Decoration { faults, pcap: pcap.as_deref(), stepped };
+        let (address, last_connection, wire): (_, _, io::Result<Box<dyn Wire>>) = match wire {
+            WireKind::Udp => {
+                let udp = Udp::bind(address).map_err(|source| match address {
+                    Some(address) => OpenError::Bind { address, source },
+                    None => OpenError::NoAddress { source },
+                })?;
+                let address = udp.address();
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                (address, since.as_nanos() as u64, assemble(udp, address, decoration))
+            }
+            WireKind::Fabric(fabric) => {
+                let port = fabric.attach(address).ok_or(match address {
+                    Some(address) => OpenError::AddressTaken { address },
+                    None => OpenError::FabricFull,
+                })?;
+                let address = port.address();
+                let last_connection = port.number() << 32;
+                let port = if stepped {
+                    port
+                } else {
+                    port.with_wake(Wake::new().map_err(|source| OpenError::Thread { source })?)
+                };
+                (address, last_connection, assemble(port, address, decoration))
+            }
+        };
+        let capture = |source| OpenError::Capture { path: pcap.clone().unwrap_or_default(), source };
+        Ok((PhysicalPort { address, wire: wire.map_err(capture)? }, last_connection))
     }
 }
 

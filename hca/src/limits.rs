@@ -78,8 +78,8 @@ pub(crate) const LOG_RESPONDER_RESOURCES: u8 = 4;
 pub(crate) const GIDS: u16 = 16;
 /// The most completions of a compressed block.
 pub(crate) const COMPRESSED_CQES: u16 = 64;
-/// The number of the only port.
-pub(crate) const PORT: u8 = 1;
+/// The most ports.
+pub(crate) const PORTS: usize = 2;
 /// log2 of the smallest page.
 pub(crate) const LOG_PAGE_BYTES: u8 = 12;
 /// log2 of a BlueFlame register's bytes, both halves.

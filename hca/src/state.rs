@@ -1,14 +1,14 @@
 //! What a device is made of, behind its lock.
 
 use std::io;
-use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::command;
 use crate::engine::{Context, Counters, Engine, Reports, StepClock, Strict, fatal, link_changed};
+use crate::limits;
 use crate::object::Objects;
 use crate::sentry::Sentry;
-use crate::wire::{Faults, Wire};
+use crate::wire::{Faults, PhysicalPort};
 
 /// The whole device.
 #[derive(Debug)]
@@ -16,12 +16,11 @@ pub(crate) struct State {
     pub(crate) objects: Objects,
     pub(crate) reports: Reports,
     engine: Engine,
-    wire: Box<dyn Wire>,
+    ports: Vec<PhysicalPort>,
     counters: Counters,
-    address: IpAddr,
     clock: Clock,
-    /// Whether the link was up after the last pass.
-    link_up: bool,
+    /// Whether the links were up after the last pass.
+    links_up: Vec<bool>,
     /// Completions after which something goes wrong, and what; 0 for never.
     overrun_after: u64,
     fatal_after: u64,
@@ -32,9 +31,9 @@ pub(crate) struct State {
 /// Something that goes wrong when asked to, for [`crate::Device::inject`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The link goes down: what is sent or arrives is lost. Told by an asynchronous event.
+    /// The links of all ports go down: what is sent or arrives is lost. Told by an asynchronous event.
     LinkDown,
-    /// The link comes up again. Told by an asynchronous event.
+    /// The links come up again. Told by an asynchronous event.
     LinkUp,
     /// Completion queue `cqn` is overrun: it takes no more entries, and the queue pairs that complete to it fail.
     CqOverrun {
@@ -63,24 +62,17 @@ impl Clock {
 }
 
 impl State {
-    pub(crate) fn new(
-        address: IpAddr,
-        wire: Box<dyn Wire>,
-        strict: Strict,
-        stepped: bool,
-        objects: Objects,
-    ) -> Self {
+    pub(crate) fn new(ports: Vec<PhysicalPort>, strict: Strict, stepped: bool, objects: Objects) -> Self {
         Self {
-            link_up: true,
+            links_up: vec![true; ports.len()],
             broken: false,
             overrun_after: 0,
             fatal_after: 0,
             objects,
             reports: Reports::new(strict),
-            engine: Engine::new(address, stepped),
-            wire,
+            engine: Engine::new(stepped),
+            ports,
             counters: Counters::default(),
-            address,
             clock: if stepped {
                 Clock::Stepped(StepClock::default())
             } else {
@@ -93,7 +85,7 @@ impl State {
     fn with_engine<R>(&mut self, work: impl FnOnce(&mut Engine, &mut Context<'_>) -> R) -> R {
         let mut context = Context {
             objects: &mut self.objects,
-            wire: &mut *self.wire,
+            ports: &mut self.ports,
             counters: &mut self.counters,
             reports: &mut self.reports,
             now: self.clock.now(),
@@ -103,8 +95,7 @@ impl State {
 
     /// Carries out a command.
     pub(crate) fn execute(&mut self, input: &[u8], output: &mut [u8]) {
-        let address = self.address;
-        self.with_engine(|engine, context| command::execute(engine, context, address, input, output));
+        self.with_engine(|engine, context| command::execute(engine, context, input, output));
     }
 
     /// One pass of the engine: whether it did anything, and the nanoseconds until one is due although nothing happens.
@@ -130,9 +121,11 @@ impl State {
         }
         let busy = self.with_engine(Engine::pass);
         self.go_wrong();
-        let link_up = self.wire.is_link_up();
-        if std::mem::replace(&mut self.link_up, link_up) != link_up {
-            link_changed(&mut self.objects.events, link_up);
+        for (number, (port, was_up)) in (1..).zip(self.ports.iter().zip(&mut self.links_up)) {
+            let up = port.wire.is_link_up();
+            if std::mem::replace(was_up, up) != up {
+                link_changed(&mut self.objects.events, number, up);
+            }
         }
         busy
     }
@@ -154,7 +147,11 @@ impl State {
     /// Makes something go wrong. False if there is nothing that could.
     pub(crate) fn inject(&mut self, fault: Fault) -> bool {
         match fault {
-            Fault::LinkDown | Fault::LinkUp => self.wire.set_link(fault == Fault::LinkUp),
+            Fault::LinkDown | Fault::LinkUp => {
+                for port in &mut self.ports {
+                    port.wire.set_link(fault == Fault::LinkUp);
+                }
+            }
             Fault::CqOverrun { cqn } => {
                 return self.with_engine(|engine, context| engine.overrun(context, cqn));
             }
@@ -178,9 +175,9 @@ impl State {
         if self.broken {
             return None;
         }
-        let deadlines =
-            [self.engine.next_deadline(), self.objects.events.next_deadline(), self.wire.deadline()];
-        deadlines.into_iter().flatten().min()
+        let deadlines = [self.engine.next_deadline(), self.objects.events.next_deadline()];
+        let wires = self.ports.iter().map(|port| port.wire.deadline());
+        deadlines.into_iter().chain(wires).flatten().min()
     }
 
     /// Whether there is anything for a pass to look at.
@@ -216,13 +213,15 @@ impl State {
     /// A copy of all counters.
     pub(crate) fn counters(&self) -> Counters {
         let mut counters = self.counters;
-        self.wire.count(&mut counters);
+        for port in &self.ports {
+            port.wire.count(&mut counters);
+        }
         counters.events_lost = self.objects.events.lost();
         counters
     }
 
     /// What can be polled for packets.
-    pub(crate) fn descriptor(&self) -> Option<std::os::fd::RawFd> {
-        self.wire.descriptor()
+    pub(crate) fn descriptors(&self) -> [Option<std::os::fd::RawFd>; limits::PORTS] {
+        std::array::from_fn(|at| self.ports.get(at).and_then(|port| port.wire.descriptor()))
     }
 }

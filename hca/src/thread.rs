@@ -10,6 +10,7 @@ use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use crate::sentry::Sentry;
 use crate::state::State;
 
@@ -125,7 +126,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
         let Ok(mut state) = shared.state.lock() else { return };
         let (busy, due) = state.pass();
         // A device without queue pairs is rung by commands only, as far as polling needs to know.
-        let (wire, idle) = (state.descriptor(), sentry.is_none() && state.is_idle());
+        let (wires, idle) = (state.descriptors(), sentry.is_none() && state.is_idle());
         if busy {
             last_work = Instant::now();
             nap = NAP;
@@ -144,7 +145,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
             let longest = if state.has_failed() { FLUSH_NAP } else { SLEEP };
             drop(state);
             let slept = if matches!(armed, Ok(true)) {
-                sleep(wake, [wire, Some(sentry.descriptor())], until(longest))
+                sleep(wake, wires, Some(sentry.descriptor()), until(longest))
             } else {
                 false
             };
@@ -163,7 +164,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
             }
         } else {
             drop(state);
-            sleep(wake, [wire, None], until(if idle { SLEEP } else { nap }))
+            sleep(wake, wires, None, until(if idle { SLEEP } else { nap }))
         };
         if woken {
             last_work = Instant::now();
@@ -179,9 +180,15 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
 }
 
 /// Sleeps until `wake` is rung, one of the other descriptors can be read or the time is over; true if it was not the time.
-fn sleep(wake: Option<&Wake>, others: [Option<RawFd>; 2], time: Duration) -> bool {
+fn sleep(
+    wake: Option<&Wake>,
+    wires: [Option<RawFd>; limits::PORTS],
+    sentry: Option<RawFd>,
+    time: Duration,
+) -> bool {
+    let [first, second] = wires;
     // ppoll ignores negative descriptors.
-    let descriptors = [wake.map(Wake::descriptor), others[0], others[1]];
+    let descriptors = [wake.map(Wake::descriptor), first, second, sentry];
     let mut polled =
         descriptors.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 });
     let time = libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() };
@@ -239,8 +246,8 @@ mod tests {
         wake.ring();
         wake.ring();
         let start = Instant::now();
-        assert!(sleep(Some(&wake), [None; 2], Duration::from_mins(1)));
+        assert!(sleep(Some(&wake), [None; limits::PORTS], None, Duration::from_mins(1)));
         assert!(start.elapsed() < Duration::from_secs(30));
-        assert!(!sleep(Some(&wake), [None; 2], Duration::from_millis(1)));
+        assert!(!sleep(Some(&wake), [None; limits::PORTS], None, Duration::from_millis(1)));
     }
 }

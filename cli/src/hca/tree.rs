@@ -20,8 +20,8 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Makes the tree of so many devices in the folder for temporary files. Those of runs that were killed are removed.
-    pub(super) fn new(devices: usize, link: Link) -> io::Result<Self> {
+    /// Makes the tree of so many devices with so many ports in the folder for temporary files. Those of runs that were killed are removed.
+    pub(super) fn new(devices: usize, ports: u8, link: Link) -> io::Result<Self> {
         let folder = std::env::temp_dir();
         sweep(&folder);
         let root = folder.join(format!("{PREFIX}{}", std::process::id()));
@@ -31,7 +31,7 @@ impl Tree {
         fs::create_dir_all(tree.root.join("class/infiniband"))?;
         fs::create_dir_all(tree.root.join("bus/pci/devices"))?;
         for number in 0..devices {
-            tree.device(number, link)?;
+            tree.device(number, ports, link)?;
         }
         Ok(tree)
     }
@@ -49,16 +49,11 @@ impl Tree {
         fs::write(path, format!("{text}\n"))
     }
 
-    fn device(&self, number: usize, link: Link) -> io::Result<()> {
+    fn device(&self, number: usize, ports: u8, link: Link) -> io::Result<()> {
         let (name, verbs) = (format!("mlx5_{number}"), format!("uverbs{number}"));
         let slot = format!("{SLOT}.{number:x}");
         let function = format!("devices/{BRIDGE}/{slot}");
         let device = format!("{function}/infiniband/{name}");
-        let port = format!("{device}/ports/1");
-        let layer = match link {
-            Link::Roce => "Ethernet",
-            Link::Ib => "InfiniBand",
-        };
         // What no query of libibverbs tells; GUIDs and GIDs are each process's own, and are asked of its device.
         let function_files = [
             ("vendor", "0x15b3"),
@@ -83,6 +78,25 @@ impl Tree {
         for (file, text) in device_files {
             self.write(&format!("{device}/{file}"), text)?;
         }
+        for port in 1..=ports {
+            self.port(&format!("{device}/ports/{port}"), link)?;
+        }
+        let verbs_folder = format!("class/infiniband_verbs/{verbs}");
+        self.write(&format!("{verbs_folder}/ibdev"), &name)?;
+        self.write(&format!("{verbs_folder}/dev"), STAND_IN)?;
+        self.write(&format!("{verbs_folder}/abi_version"), "1")?;
+        let link = |from: String, to: String| symlink(to, self.root.join(from));
+        link(format!("{verbs_folder}/device"), format!("../../../{function}"))?;
+        link(format!("class/infiniband/{name}"), format!("../../{device}"))?;
+        link(format!("{device}/device"), "../..".to_owned())?;
+        link(format!("bus/pci/devices/{slot}"), format!("../../../{function}"))
+    }
+
+    fn port(&self, port: &str, link: Link) -> io::Result<()> {
+        let layer = match link {
+            Link::Roce => "Ethernet",
+            Link::Ib => "InfiniBand",
+        };
         let port_files = [
             ("link_layer", layer),
             ("state", "4: ACTIVE"),
@@ -98,15 +112,7 @@ impl Tree {
         } else {
             self.write(&format!("{port}/gid_attrs/types/0"), "IB/RoCE v1")?;
         }
-        let verbs_folder = format!("class/infiniband_verbs/{verbs}");
-        self.write(&format!("{verbs_folder}/ibdev"), &name)?;
-        self.write(&format!("{verbs_folder}/dev"), STAND_IN)?;
-        self.write(&format!("{verbs_folder}/abi_version"), "1")?;
-        let link = |from: String, to: String| symlink(to, self.root.join(from));
-        link(format!("{verbs_folder}/device"), format!("../../../{function}"))?;
-        link(format!("class/infiniband/{name}"), format!("../../{device}"))?;
-        link(format!("{device}/device"), "../..".to_owned())?;
-        link(format!("bus/pci/devices/{slot}"), format!("../../../{function}"))
+        Ok(())
     }
 }
 
@@ -138,11 +144,12 @@ mod tests {
 
     #[test]
     fn a_tree_comes_and_goes() {
-        let tree = Tree::new(2, Link::Roce).unwrap();
+        let tree = Tree::new(2, 2, Link::Roce).unwrap();
         let root = tree.root().to_owned();
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
         assert_eq!(read("class/infiniband_verbs/uverbs1/ibdev"), "mlx5_1\n");
         assert_eq!(read("class/infiniband/mlx5_1/device/device"), "0x1021\n");
+        assert_eq!(read("class/infiniband/mlx5_1/ports/2/gid_attrs/types/0"), "RoCE v2\n");
         assert_eq!(read("class/infiniband_verbs/uverbs0/device/vendor"), "0x15b3\n");
         let place = fs::canonicalize(root.join("class/infiniband/mlx5_0")).unwrap();
         assert!(place.ends_with("0000:c1:00.0/infiniband/mlx5_0"), "{}", place.display());

@@ -14,6 +14,7 @@ use crate::limits;
 /// PRM: QUERY_HCA_CAP. Nothing can be set, so the maximum and the current values of a page are the same.
 pub(super) fn query(
     port_type: PortType,
+    ports: u8,
     input: View<'_, QueryHcaCapIn>,
     mut output: ViewMut<'_, QueryHcaCapOut>,
 ) -> Outcome {
@@ -23,7 +24,7 @@ pub(super) fn query(
         CapabilityPage::General => {
             let mut page = output.nested(QueryHcaCapOut::GENERAL);
             general(&mut page);
-            page.set(HcaCap::PORT_TYPE, port_type).set(HcaCap::ROCE, roce_port);
+            page.set(HcaCap::PORT_TYPE, port_type).set(HcaCap::ROCE, roce_port).set(HcaCap::NUM_PORTS, ports);
         }
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
         CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
@@ -73,7 +74,6 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::XRC, true)
         .set(HcaCap::MAX_WQE_SZ_SQ, limits::SEND_WQE_BYTES)
         .set(HcaCap::MAX_WQE_SZ_RQ, limits::RECEIVE_WQE_BYTES)
-        .set(HcaCap::NUM_PORTS, limits::PORT)
         .set(HcaCap::CQE_VERSION, 1)
         .set(HcaCap::CQ_OI, true)
         .set(HcaCap::RC, true)

@@ -1,7 +1,6 @@
 //! CREATE_DCT, QUERY_DCT, DRAIN_DCT, DESTROY_DCT, ARM_DCT_FOR_KEY_VIOLATION.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 
 use barewire_layouts::command::dct::{
     ArmDctIn, CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn, QueryDctOut,
@@ -18,21 +17,22 @@ use crate::object::{Attributes, Dct, Objects, Scatter};
 /// `cs_res` of messages of up to 32 bytes: queue pairs have it, targets do not (mlx5_ifc.h: `MLX5_DCTC_CS_RES_NA`).
 const NO_SUCH_SCATTER: u8 = 1;
 
-/// PRM: CREATE_DCT, for a device at `own`.
+/// PRM: CREATE_DCT.
 pub(super) fn create(
-    objects: &mut Objects,
-    own: IpAddr,
+    device: &mut Context<'_>,
     input: View<'_, CreateDctIn>,
     mut output: ViewMut<'_, CreateDctOut>,
 ) -> Outcome {
     let context = input.nested(CreateDctIn::DCT_CONTEXT_ENTRY);
-    if !matches!(context.get(Dctc::PORT), 0 | limits::PORT) {
-        return Err(CommandSyndrome::DctPort);
-    }
+    let at = device.port_index(context.get(Dctc::PORT)).ok_or(CommandSyndrome::DctPort)?;
+    let own = device.ports.get(at).map(|port| port.address);
+    let objects = &mut *device.objects;
     if context.get(Dctc::PKEY_INDEX) != 0 {
         return Err(CommandSyndrome::DctPkeyIndex);
     }
-    if objects.gids.address(context.get(Dctc::MY_ADDR_INDEX).into()) != Some(own) {
+    let gids = objects.gids.get(at).ok_or(CommandSyndrome::DctPort)?;
+    let source = gids.address(context.get(Dctc::MY_ADDR_INDEX).into());
+    if source.is_none() || source != own {
         return Err(CommandSyndrome::DctGid);
     }
     let mtu = context.get(Dctc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::DctMtu)?;
@@ -51,6 +51,7 @@ pub(super) fn create(
     objects.srqs.get(srq).ok_or(CommandSyndrome::DctUnknownSrq)?;
     let counter_set = counter_set(objects, context.get(Dctc::COUNTER_SET_ID))?;
     let attributes = Attributes {
+        port: at,
         mtu,
         log_message_max: limits::LOG_MESSAGE_BYTES,
         min_rnr_nak: context.get(Dctc::MIN_RNR_NAK),
@@ -111,7 +112,7 @@ pub(super) fn query(
         .set(Dctc::PD, dct.pd)
         .set(Dctc::TCLASS, dct.traffic_class)
         .set(Dctc::DC_ACCESS_KEY, dct.access_key)
-        .set(Dctc::PORT, limits::PORT)
+        .set(Dctc::PORT, attributes.port as u8 + 1)
         .set(Dctc::MY_ADDR_INDEX, dct.address_index)
         .set(Dctc::HOP_LIMIT, dct.hop_limit)
         .set(Dctc::DC_ACCESS_KEY_VIOLATION_COUNT, dct.violations);

@@ -8,33 +8,35 @@ use barewire_layouts::command::gid::{
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome};
-use crate::limits;
-use crate::object::{Gids, InvalidGid};
+use crate::engine::Context;
+use crate::object::InvalidGid;
 use crate::wire::is_host;
 
-/// The only port.
-fn check(port: u8) -> Outcome {
-    if matches!(port, 0 | limits::PORT) { Ok(()) } else { Err(CommandSyndrome::GidPort) }
+/// The index of the table of a port.
+fn table(device: &Context<'_>, number: u8) -> Result<usize, CommandSyndrome> {
+    device.port_index(number).ok_or(CommandSyndrome::GidPort)
 }
 
 /// PRM: QUERY_ROCE_ADDRESS.
 pub(super) fn query(
-    gids: &Gids,
+    device: &Context<'_>,
     input: View<'_, QueryRoceAddressIn>,
     mut output: ViewMut<'_, QueryRoceAddressOut>,
 ) -> Outcome {
+    let at = table(device, input.get(QueryRoceAddressIn::VHCA_PORT_NUM))?;
+    let gids = device.objects.gids.get(at).ok_or(CommandSyndrome::GidPort)?;
     let entry = gids.entry(input.get(QueryRoceAddressIn::ROCE_ADDRESS_INDEX));
     let entry = entry.ok_or(CommandSyndrome::GidIndex)?;
-    check(input.get(QueryRoceAddressIn::VHCA_PORT_NUM))?;
     output.nested(QueryRoceAddressOut::ROCE_ADDRESS).bytes().copy_from_slice(&entry);
     Ok(())
 }
 
 /// PRM: SET_ROCE_ADDRESS. Queue pairs that are connected keep the address that they have.
-pub(super) fn set(gids: &mut Gids, input: View<'_, SetRoceAddressIn>) -> Outcome {
+pub(super) fn set(device: &mut Context<'_>, input: View<'_, SetRoceAddressIn>) -> Outcome {
+    let at = table(device, input.get(SetRoceAddressIn::VHCA_PORT_NUM))?;
+    let gids = device.objects.gids.get_mut(at).ok_or(CommandSyndrome::GidPort)?;
     let index = input.get(SetRoceAddressIn::ROCE_ADDRESS_INDEX);
     gids.entry(index).ok_or(CommandSyndrome::GidIndex)?;
-    check(input.get(SetRoceAddressIn::VHCA_PORT_NUM))?;
     let entry: View<'_, RoceAddress> = input.nested(SetRoceAddressIn::ROCE_ADDRESS);
     let entry = entry.bytes().try_into().map_err(|_| CommandSyndrome::InputLength)?;
     gids.set(index, entry).map_err(|invalid| match invalid {

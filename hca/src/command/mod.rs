@@ -4,8 +4,6 @@
 //! are a command: what is too short, unknown or out of range is refused, and nothing is allocated but the objects themselves,
 //! whose numbers are limited.
 
-use std::net::IpAddr;
-
 use barewire_layouts::command::mkey::CreateMkeyIn;
 use barewire_layouts::command::pd::AllocPdIn;
 use barewire_layouts::command::port::{QueryAdapterIn, QueryLagIn};
@@ -47,15 +45,9 @@ pub use syndrome::CommandSyndrome;
 type Outcome = Result<(), CommandSyndrome>;
 
 /// Carries out the command in `input` and fills `output` with its answer, zeros behind it.
-pub(crate) fn execute(
-    engine: &mut Engine,
-    device: &mut Context<'_>,
-    address: IpAddr,
-    input: &[u8],
-    output: &mut [u8],
-) {
+pub(crate) fn execute(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output: &mut [u8]) {
     output.fill(0);
-    if let Err(syndrome) = dispatch(engine, device, address, input, output) {
+    if let Err(syndrome) = dispatch(engine, device, input, output) {
         refuse(output, syndrome);
     }
 }
@@ -71,13 +63,7 @@ pub(crate) fn refuse(output: &mut [u8], syndrome: CommandSyndrome) {
     }
 }
 
-fn dispatch(
-    engine: &mut Engine,
-    device: &mut Context<'_>,
-    address: IpAddr,
-    input: &[u8],
-    output: &mut [u8],
-) -> Outcome {
+fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output: &mut [u8]) -> Outcome {
     let header = View::<InHeader>::new(input).ok_or(CommandSyndrome::InputLength)?;
     let opcode = header.get(InHeader::OPCODE).map_err(|_| CommandSyndrome::UnknownOpcode)?;
     if !has_modifier(opcode) && header.get(InHeader::OP_MOD) != 0 {
@@ -85,7 +71,8 @@ fn dispatch(
     }
     match opcode {
         CommandOpcode::QueryHcaCap => {
-            cut(input, output, |request, answer| capability::query(device.objects.port_type, request, answer))
+            let (kind, ports) = (device.objects.port_type, device.ports.len() as u8);
+            cut(input, output, |request, answer| capability::query(kind, ports, request, answer))
         }
         CommandOpcode::QueryAdapter => run::<QueryAdapterIn>(input, output, |_, mut answer| {
             port::adapter(&mut answer);
@@ -93,19 +80,21 @@ fn dispatch(
         }),
         CommandOpcode::QueryLag => run::<QueryLagIn>(input, output, |_, _| Ok(())),
         CommandOpcode::QueryVportState => {
-            run(input, output, |request, answer| port::state(device.wire.is_link_up(), request, answer))
+            run(input, output, |request, answer| port::state(device, request, answer))
         }
         CommandOpcode::QueryNicVportContext => {
-            run(input, output, |request, answer| port::nic(address, request, answer))
+            run(input, output, |request, answer| port::nic(device, request, answer))
         }
-        CommandOpcode::QueryHcaVportContext => run(input, output, |request, answer| {
-            port::hca(device.objects.port_type, address, device.wire.is_link_up(), request, answer)
-        }),
+        CommandOpcode::QueryHcaVportContext => {
+            run(input, output, |request, answer| port::hca(device, request, answer))
+        }
         CommandOpcode::QueryHcaVportGid => {
             let (request, answer) = parts(input, output)?;
-            port::gids(&device.objects.gids, request, answer)
+            port::gids(device, request, answer)
         }
-        CommandOpcode::QueryHcaVportPkey => run(input, output, port::pkeys),
+        CommandOpcode::QueryHcaVportPkey => {
+            run(input, output, |request, answer| port::pkeys(device, request, answer))
+        }
         CommandOpcode::AllocQCounter => {
             run::<AllocQCounterIn>(input, output, |_, answer| q_counter::alloc(device.objects, answer))
         }
@@ -116,11 +105,9 @@ fn dispatch(
             run(input, output, |request, answer| q_counter::query(device.objects, request, answer))
         }
         CommandOpcode::QueryRoceAddress => {
-            run(input, output, |request, answer| gid::query(&device.objects.gids, request, answer))
+            run(input, output, |request, answer| gid::query(device, request, answer))
         }
-        CommandOpcode::SetRoceAddress => {
-            run(input, output, |request, _| gid::set(&mut device.objects.gids, request))
-        }
+        CommandOpcode::SetRoceAddress => run(input, output, |request, _| gid::set(device, request)),
         CommandOpcode::AllocPd => {
             run::<AllocPdIn>(input, output, |_, answer| pd::alloc(device.objects, answer))
         }
@@ -180,7 +167,7 @@ fn dispatch(
         }
         CommandOpcode::ArmXrcSrq => run(input, output, |request, _| xrc::arm(device.objects, request)),
         CommandOpcode::CreateDct => {
-            run(input, output, |request, answer| dct::create(device.objects, address, request, answer))
+            run(input, output, |request, answer| dct::create(device, request, answer))
         }
         CommandOpcode::QueryDct => {
             run(input, output, |request, answer| dct::query(device.objects, request, answer))

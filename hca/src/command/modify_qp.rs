@@ -22,8 +22,9 @@ pub(super) fn rst2init(
     input: View<'_, Rst2InitQpIn>,
 ) -> Outcome {
     let counter_set = counter_set(device.objects, input.nested(Rst2InitQpIn::QPC).get(Qpc::COUNTER_SET_ID));
+    let ports = device.ports.len();
     step(engine, device, input, (QpState::Rst, QpState::Init), |context, _, service, attributes| {
-        take_port(context, OptionalParameters::all(), service, attributes)?;
+        take_port(ports, context, OptionalParameters::all(), service, attributes)?;
         attributes.counter_set = counter_set?;
         take_rights(context, OptionalParameters::all(), attributes)
     })
@@ -35,8 +36,9 @@ pub(super) fn init2init(
     device: &mut Context<'_>,
     input: View<'_, Init2InitQpIn>,
 ) -> Outcome {
+    let ports = device.ports.len();
     step(engine, device, input, (QpState::Init, QpState::Init), |context, optional, service, attributes| {
-        take_port(context, optional, service, attributes)?;
+        take_port(ports, context, optional, service, attributes)?;
         take_rights(context, optional, attributes)
     })
 }
@@ -55,23 +57,26 @@ pub(super) fn rts2rts(
         if optional.contains(OptionalParameters::RNR_TIMEOUT) {
             attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
         }
-        take_port(context, optional & OptionalParameters::Q_KEY, service, attributes)?;
+        take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
         take_rights(context, optional, attributes)
     })
 }
 
-/// Takes port, partition and queue key, if their bits are set in `optional`.
+/// Takes one of so many ports, partition and queue key, if their bits are set in `optional`.
 fn take_port(
+    ports: usize,
     context: View<'_, Qpc>,
     optional: OptionalParameters,
     service: ServiceType,
     attributes: &mut Attributes,
 ) -> Outcome {
     let path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
-    if optional.contains(OptionalParameters::PRIMARY_PORT)
-        && path.get(AddressPath::VHCA_PORT_NUM) != limits::PORT
-    {
-        return Err(CommandSyndrome::Port);
+    if optional.contains(OptionalParameters::PRIMARY_PORT) {
+        let index = usize::from(path.get(AddressPath::VHCA_PORT_NUM)).wrapping_sub(1);
+        if index >= ports {
+            return Err(CommandSyndrome::Port);
+        }
+        attributes.port = index;
     }
     if optional.contains(OptionalParameters::PKEY_INDEX) && path.get(AddressPath::PKEY_INDEX) != 0 {
         return Err(CommandSyndrome::PkeyIndex);
@@ -89,8 +94,10 @@ pub(super) fn init2rtr(
     input: View<'_, Init2RtrQpIn>,
 ) -> Outcome {
     let path = input.nested(Init2RtrQpIn::QPC).nested(Qpc::PRIMARY_ADDRESS_PATH);
-    let source = device.objects.gids.address(path.get(AddressPath::SRC_ADDR_INDEX).into());
-    let own = engine.address();
+    let at = device.objects.qps.get(input.get(Init2RtrQpIn::QPN)).map_or(0, |qp| qp.attributes.port);
+    let gids = device.objects.gids.get(at).ok_or(CommandSyndrome::Port)?;
+    let source = gids.address(path.get(AddressPath::SRC_ADDR_INDEX).into());
+    let own = device.ports.get(at).ok_or(CommandSyndrome::Port)?.address;
     step(engine, device, input, (QpState::Init, QpState::Rtr), |context, optional, service, attributes| {
         match source {
             None => return Err(CommandSyndrome::SourceGid),
@@ -147,7 +154,7 @@ pub(super) fn rtr2rts(
         if optional.contains(OptionalParameters::RNR_TIMEOUT) {
             attributes.min_rnr_nak = context.get(Qpc::MIN_RNR_NAK);
         }
-        take_port(context, optional & OptionalParameters::Q_KEY, service, attributes)?;
+        take_port(0, context, optional & OptionalParameters::Q_KEY, service, attributes)?;
         take_rights(context, optional, attributes)
     })
 }

@@ -13,8 +13,8 @@ use barewire_layouts::command::port::{
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
 use super::{CommandSyndrome, Outcome, gid};
+use crate::engine::Context;
 use crate::limits;
-use crate::object::Gids;
 
 /// Payload of the largest frame, which holds a packet of the largest MTU.
 const ETHERNET_MTU: u16 = 4200;
@@ -24,9 +24,15 @@ const PCI_VENDOR: u16 = 0x15b3;
 /// The board's name.
 const BOARD: [u8; 16] = *b"BAREWIRE_SOFT\0\0\0";
 
-/// The only port is the function's own.
-fn check(other: bool, port: u8) -> Outcome {
-    if other || !matches!(port, 0 | limits::PORT) { Err(CommandSyndrome::VportPort) } else { Ok(()) }
+/// The index of a port of the function's own. Commands that name none are about the first.
+fn own(device: &Context<'_>, other: bool, number: u8) -> Result<usize, CommandSyndrome> {
+    device.port_index(number).filter(|_| !other).ok_or(CommandSyndrome::VportPort)
+}
+
+/// The address of a port, and whether its link is up.
+fn look(device: &Context<'_>, other: bool, number: u8) -> Result<(IpAddr, bool), CommandSyndrome> {
+    let port = device.ports.get(own(device, other, number)?).ok_or(CommandSyndrome::VportPort)?;
+    Ok((port.address, port.wire.is_link_up()))
 }
 
 /// An EUI-64 made of the Ethernet address (IBTA 4.1.1).
@@ -44,11 +50,11 @@ fn lid(address: IpAddr) -> u16 {
 
 /// PRM: QUERY_VPORT_STATE.
 pub(super) fn state(
-    up: bool,
+    device: &Context<'_>,
     input: View<'_, QueryVportStateIn>,
     mut output: ViewMut<'_, QueryVportStateOut>,
 ) -> Outcome {
-    check(input.get(QueryVportStateIn::OTHER_VPORT), limits::PORT)?;
+    let (_, up) = look(device, input.get(QueryVportStateIn::OTHER_VPORT), 0)?;
     output
         .set(QueryVportStateOut::ADMIN_STATE, VportState::Up)
         .set(QueryVportStateOut::STATE, if up { VportState::Up } else { VportState::Down });
@@ -57,11 +63,11 @@ pub(super) fn state(
 
 /// PRM: QUERY_NIC_VPORT_CONTEXT.
 pub(super) fn nic(
-    address: IpAddr,
+    device: &Context<'_>,
     input: View<'_, QueryNicVportContextIn>,
     mut output: ViewMut<'_, QueryNicVportContextOut>,
 ) -> Outcome {
-    check(input.get(QueryNicVportContextIn::OTHER_VPORT), limits::PORT)?;
+    let (address, _) = look(device, input.get(QueryNicVportContextIn::OTHER_VPORT), 0)?;
     output
         .nested(QueryNicVportContextOut::NIC_VPORT_CONTEXT)
         .set(NicVportContext::ROCE_EN, true)
@@ -75,14 +81,15 @@ pub(super) fn nic(
 
 /// PRM: QUERY_HCA_VPORT_CONTEXT.
 pub(super) fn hca(
-    port_type: PortType,
-    address: IpAddr,
-    up: bool,
+    device: &Context<'_>,
     input: View<'_, QueryHcaVportContextIn>,
     mut output: ViewMut<'_, QueryHcaVportContextOut>,
 ) -> Outcome {
-    check(input.get(QueryHcaVportContextIn::OTHER_VPORT), input.get(QueryHcaVportContextIn::PORT_NUM))?;
-    let infiniband = port_type == PortType::InfiniBand;
+    let number = input.get(QueryHcaVportContextIn::PORT_NUM);
+    let (address, up) = look(device, input.get(QueryHcaVportContextIn::OTHER_VPORT), number)?;
+    // The card is called after its first port.
+    let (card, _) = look(device, false, 0)?;
+    let infiniband = device.objects.port_type == PortType::InfiniBand;
     let (physical, logical) = if up {
         (PhysicalState::LinkUp, PortState::Active)
     } else {
@@ -95,16 +102,18 @@ pub(super) fn hca(
         .set(HcaVportContext::PORT_PHYSICAL_STATE, physical)
         .set(HcaVportContext::PORT_STATE, logical)
         .set(HcaVportContext::VPORT_STATE, logical)
-        .set(HcaVportContext::SYSTEM_IMAGE_GUID, guid(address))
+        .set(HcaVportContext::SYSTEM_IMAGE_GUID, guid(card))
         .set(HcaVportContext::PORT_GUID, guid(address))
-        .set(HcaVportContext::NODE_GUID, guid(address));
+        .set(HcaVportContext::NODE_GUID, guid(card));
     Ok(())
 }
 
 /// PRM: QUERY_HCA_VPORT_GID. Of all entries, as many as the answer has room for.
-pub(super) fn gids(gids: &Gids, input: View<'_, QueryHcaVportGidIn>, output: &mut [u8]) -> Outcome {
+pub(super) fn gids(device: &Context<'_>, input: View<'_, QueryHcaVportGidIn>, output: &mut [u8]) -> Outcome {
     const FIXED: usize = QueryHcaVportGidOut::BYTES - size_of::<[u8; 16]>();
-    check(input.get(QueryHcaVportGidIn::OTHER_VPORT), input.get(QueryHcaVportGidIn::PORT_NUM))?;
+    let number = input.get(QueryHcaVportGidIn::PORT_NUM);
+    let at = own(device, input.get(QueryHcaVportGidIn::OTHER_VPORT), number)?;
+    let gids = device.objects.gids.get(at).ok_or(CommandSyndrome::VportPort)?;
     let index = input.get(QueryHcaVportGidIn::GID_INDEX);
     if index != ALL_ENTRIES && index >= limits::GIDS {
         return Err(CommandSyndrome::GidIndex);
@@ -124,10 +133,11 @@ pub(super) fn gids(gids: &Gids, input: View<'_, QueryHcaVportGidIn>, output: &mu
 
 /// PRM: QUERY_HCA_VPORT_PKEY. The table has one entry, the default key.
 pub(super) fn pkeys(
+    device: &Context<'_>,
     input: View<'_, QueryHcaVportPkeyIn>,
     mut output: ViewMut<'_, QueryHcaVportPkeyOut>,
 ) -> Outcome {
-    check(input.get(QueryHcaVportPkeyIn::OTHER_VPORT), input.get(QueryHcaVportPkeyIn::PORT_NUM))?;
+    own(device, input.get(QueryHcaVportPkeyIn::OTHER_VPORT), input.get(QueryHcaVportPkeyIn::PORT_NUM))?;
     if !matches!(input.get(QueryHcaVportPkeyIn::PKEY_INDEX), 0 | ALL_ENTRIES) {
         return Err(CommandSyndrome::VportPkey);
     }

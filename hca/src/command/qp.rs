@@ -201,7 +201,8 @@ pub(super) fn query(
         context.set(Qpc::MTU, mtu);
     }
     let mut path = context.nested(Qpc::PRIMARY_ADDRESS_PATH);
-    path.set(AddressPath::ACK_TIMEOUT, attributes.ack_timeout).set(AddressPath::VHCA_PORT_NUM, limits::PORT);
+    path.set(AddressPath::ACK_TIMEOUT, attributes.ack_timeout)
+        .set(AddressPath::VHCA_PORT_NUM, attributes.port as u8 + 1);
     if !attributes.remote_address.is_unspecified() {
         path.set(AddressPath::GRH, true)
             .set_array(AddressPath::RGID_RIP, gid::gid(attributes.remote_address));

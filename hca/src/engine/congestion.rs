@@ -4,6 +4,7 @@ use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::roce::{Bth, BthOpcode, CONGESTION_NOTIFICATION, CONGESTION_RESERVED, Transport};
 
 use super::{Context, Engine};
+use crate::wire::PhysicalPort;
 use crate::wire::packet::{self, Packet};
 
 impl Engine {
@@ -20,9 +21,10 @@ impl Engine {
         debug_assert_eq!(BthOpcode::SendMiddle as u8, CONGESTION_NOTIFICATION);
         packet::start(&mut self.built, bth, 0);
         packet::payload(&mut self.built, CONGESTION_RESERVED);
-        packet::finish(&mut self.built, self.address, peer);
+        let Some(PhysicalPort { address, wire }) = context.ports.get_mut(packet.port) else { return };
+        packet::finish(&mut self.built, *address, peer);
         context.counters.cnps_sent += 1;
         context.counters.packets_sent += 1;
-        context.wire.send(peer, &self.built);
+        wire.send(peer, &self.built);
     }
 }

@@ -34,13 +34,15 @@ impl Engine {
     /// What a target says of a dynamic connection.
     fn answered(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let qpn = packet.bth.destination();
-        if let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) {
+        if let Some((qp, mut port)) = split(context, &mut self.built, qpn) {
             requester::answered(qp, &mut port, packet);
             mark_ready(&mut self.ready, qp);
             self.note_failure(context, qpn);
         } else {
             context.counters.unknown_qp += 1;
-            requester::decline(&mut super::port::port(context, &mut self.built, self.address), packet);
+            if let Some(mut port) = super::port::port(context, &mut self.built, packet.port) {
+                requester::decline(&mut port, packet);
+            }
         }
     }
 
@@ -50,12 +52,16 @@ impl Engine {
         if let Some(open) = context.objects.contexts.get_mut(qpn) {
             (open.heard, open.asked) = (context.now, 0);
         }
-        let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else {
+        let Some((qp, mut port)) = split(context, &mut self.built, qpn) else {
             context.counters.unknown_qp += 1;
             return;
         };
         if !matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Err) {
             port.counters.wrong_state += 1;
+            return;
+        }
+        if qp.attributes.port != packet.port {
+            port.counters.wrong_source += 1;
             return;
         }
         let response = packet.opcode.is_response();

@@ -6,7 +6,6 @@ use barewire_layouts::eqe::{CqErrorSyndrome, Eqe, EventType, PortChange};
 use barewire_layouts::roce::NakCode;
 
 use super::{Context, Port};
-use crate::limits;
 use crate::object::{Events, Objects, Qp};
 
 /// Looks at the doorbells that are not send queues', and at moderations. True if there was anything.
@@ -49,10 +48,10 @@ fn consumed(events: &mut Events, rung: u64, arm: bool) {
     }
 }
 
-/// The link of the only port went up or down.
-pub(crate) fn link_changed(events: &mut Events, up: bool) {
+/// The link of port `number` went up or down.
+pub(crate) fn link_changed(events: &mut Events, number: u8, up: bool) {
     let change = if up { PortChange::Active } else { PortChange::Down };
-    events.tell(EventType::PortChange, Eqe::port(change, limits::PORT));
+    events.tell(EventType::PortChange, Eqe::port(change, number));
 }
 
 /// The device broke down.

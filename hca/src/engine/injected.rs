@@ -35,7 +35,7 @@ impl Engine {
         let users: Vec<u32> = users.map(|(qpn, _)| qpn).collect();
         events::overrun(&mut context.objects.events, cqn);
         for qpn in users {
-            if let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn)
+            if let Some((qp, mut port)) = split(context, &mut self.built, qpn)
                 && qp.state != QpState::Rst
             {
                 completer::fail(qp, &mut port);

@@ -27,7 +27,6 @@ mod target;
 mod timer;
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use barewire_layouts::command::qp::QpState;
@@ -45,8 +44,8 @@ use port::{Port, split};
 use service::{is_reliable, transport};
 
 use crate::object::{Objects, Qp, UarPage};
-use crate::wire::packet;
-use crate::wire::{MAX_FRAME, Wire};
+use crate::wire::packet::{self, Packet};
+use crate::wire::{MAX_FRAME, PhysicalPort};
 
 /// Packets that one pass takes from the wire.
 const RECEIVE_BUDGET: u32 = 128;
@@ -62,11 +61,27 @@ const FLUSHES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     pub(crate) objects: &'a mut Objects,
-    pub(crate) wire: &'a mut dyn Wire,
+    /// Never none.
+    pub(crate) ports: &'a mut [PhysicalPort],
     pub(crate) counters: &'a mut Counters,
     pub(crate) reports: &'a mut Reports,
     /// Nanoseconds on the device's clock.
     pub(crate) now: u64,
+}
+
+impl Context<'_> {
+    /// The index of port `number`, where 0 means the first.
+    pub(crate) fn port_index(&self, number: u8) -> Option<usize> {
+        let index = usize::from(number.max(1)) - 1;
+        (index < self.ports.len()).then_some(index)
+    }
+
+    /// Lets go what was held back for batching.
+    fn flush(&mut self) {
+        for port in &mut *self.ports {
+            port.wire.flush();
+        }
+    }
 }
 
 /// The engine's own state of one queue pair.
@@ -120,7 +135,6 @@ impl QpEngine {
 /// All queue pairs' doorbells, turns and timers.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    address: IpAddr,
     uars: doorbell::Watches,
     ready: VecDeque<u32>,
     timers: timer::Timers,
@@ -134,10 +148,9 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// The engine of the device at `address`. `stepped`: the driver stands still during a pass.
-    pub(crate) fn new(address: IpAddr, stepped: bool) -> Self {
+    /// The engine of a device. `stepped`: the driver stands still during a pass.
+    pub(crate) fn new(stepped: bool) -> Self {
         Self {
-            address,
             uars: doorbell::Watches::new(stepped),
             ready: VecDeque::new(),
             timers: timer::Timers::default(),
@@ -149,14 +162,11 @@ impl Engine {
         }
     }
 
-    /// The device's address.
-    pub(crate) fn address(&self) -> IpAddr {
-        self.address
-    }
-
     /// Does a bounded amount of work; false if there was none.
     pub(crate) fn pass(&mut self, context: &mut Context<'_>) -> bool {
-        context.wire.tick(context.now);
+        for port in &mut *context.ports {
+            port.wire.tick(context.now);
+        }
         let mut busy = self.ring(context);
         busy |= self.expire(context);
         if self.memory_is_free(context.now) {
@@ -169,8 +179,8 @@ impl Engine {
         busy |= self.flush_failed(context);
         close_blocks(context);
         busy |= events::look(context);
-        context.wire.flush();
-        busy | context.wire.is_holding()
+        context.flush();
+        busy | context.ports.iter().any(|port| port.wire.is_holding())
     }
 
     /// When a pass is due although nothing happened, in nanoseconds on the device's clock. May be early.
@@ -206,7 +216,7 @@ impl Engine {
     /// A command moved queue pair `qpn` from state `from` to the one it is in now; its attributes are those of the new state.
     pub(crate) fn qp_modified(&mut self, context: &mut Context<'_>, qpn: u32, from: QpState) {
         let tally = Tally::begin(context, qpn);
-        let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { return };
+        let Some((qp, mut port)) = split(context, &mut self.built, qpn) else { return };
         let uar = qp.uar;
         if matches!((from, qp.state), (QpState::Rtr | QpState::Rts, QpState::Rst | QpState::Err)) {
             responder::acknowledge_owed(qp, &mut port);
@@ -235,12 +245,12 @@ impl Engine {
         tally.end(context);
         self.note_failure(context, qpn);
         close_blocks(context);
-        context.wire.flush();
+        context.flush();
     }
 
     /// Queue pair `qpn` is about to be destroyed.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
-        if let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) {
+        if let Some((qp, mut port)) = split(context, &mut self.built, qpn) {
             if matches!(qp.state, QpState::Rtr | QpState::Rts) {
                 responder::acknowledge_owed(qp, &mut port);
             }
@@ -249,7 +259,7 @@ impl Engine {
             self.uars.detach(uar, qpn, context);
         }
         self.failed.retain(|&failed| failed != qpn);
-        context.wire.flush();
+        context.flush();
     }
 
     /// Looks at the doorbells and gives a turn to every queue pair that posted.
@@ -258,19 +268,22 @@ impl Engine {
         uars.look(context, &mut |qp| mark_ready(ready, qp))
     }
 
-    /// Takes packets from the wire.
+    /// Takes packets from the ports, each in its turn.
     fn receive(&mut self, context: &mut Context<'_>) -> bool {
         let mut frame = std::mem::take(&mut self.received);
         let mut taken = 0;
         let budget = self.budget(RECEIVE_BUDGET);
-        while taken < budget {
-            let Some(source) = context.wire.receive(&mut frame) else { break };
-            taken += 1;
-            context.counters.packets_received += 1;
-            match packet::parse(&frame, source, self.address) {
-                Ok(packet) => self.deliver(context, &packet),
-                Err(packet::Malformed::Icrc) => context.counters.bad_icrc += 1,
-                Err(packet::Malformed::Header) => context.counters.malformed += 1,
+        for at in 0..context.ports.len() {
+            while taken < budget {
+                let Some(PhysicalPort { address, wire }) = context.ports.get_mut(at) else { break };
+                let Some(source) = wire.receive(&mut frame) else { break };
+                taken += 1;
+                context.counters.packets_received += 1;
+                match packet::parse(&frame, source, *address) {
+                    Ok(packet) => self.deliver(context, &Packet { port: at, ..packet }),
+                    Err(packet::Malformed::Icrc) => context.counters.bad_icrc += 1,
+                    Err(packet::Malformed::Header) => context.counters.malformed += 1,
+                }
             }
         }
         self.received = frame;
@@ -291,7 +304,7 @@ impl Engine {
                 busy = true;
                 continue;
             }
-            let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
+            let Some((qp, mut port)) = split(context, &mut self.built, qpn) else { continue };
             if qp.engine.timer != Some(deadline) {
                 continue;
             }
@@ -315,7 +328,7 @@ impl Engine {
         for _ in 0..self.ready.len().min(turns) {
             let Some(qpn) = self.ready.pop_front() else { break };
             let tally = Tally::begin(context, qpn);
-            let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
+            let Some((qp, mut port)) = split(context, &mut self.built, qpn) else { continue };
             qp.engine.queued = false;
             busy = true;
             let mut more = responder::respond(qp, &mut port, packets);
@@ -338,7 +351,7 @@ impl Engine {
         for _ in 0..self.failed.len().min(FLUSHES) {
             let Some(qpn) = self.failed.pop_front() else { break };
             let tally = Tally::begin(context, qpn);
-            let Some((qp, mut port)) = split(context, &mut self.built, self.address, qpn) else { continue };
+            let Some((qp, mut port)) = split(context, &mut self.built, qpn) else { continue };
             qp.engine.failed = qp.state == QpState::Err;
             if qp.engine.failed {
                 busy |= completer::flush(qp, &mut port);
@@ -352,8 +365,7 @@ impl Engine {
     /// Remembers a queue pair that is in error, so that later posts to it are flushed.
     fn note_failure(&mut self, context: &mut Context<'_>, qpn: u32) {
         // A responder context has nothing to flush but what it flushed at once.
-        let Some((qp, mut port)) =
-            split(context, &mut self.built, self.address, qpn).filter(|(qp, _)| qp.dct.is_none())
+        let Some((qp, mut port)) = split(context, &mut self.built, qpn).filter(|(qp, _)| qp.dct.is_none())
         else {
             return;
         };

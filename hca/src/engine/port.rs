@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{Context, Counters, Finding, Report, Reports};
 use crate::memory::Memory;
 use crate::object::{Cq, Events, FIRST_DCT, Gids, Objects, Qp, ResponderContext, Srq, Table};
-use crate::wire::Wire;
+use crate::wire::{PhysicalPort, Wire};
 
 /// What the work on one queue pair needs beside the queue pair itself.
 #[derive(Debug)]
@@ -26,20 +26,23 @@ pub(super) struct Port<'a> {
     pub(super) last_connection: &'a mut u64,
 }
 
-/// Borrows what a packet needs that is no queue pair's.
-pub(super) fn port<'a>(context: &'a mut Context<'_>, frame: &'a mut Vec<u8>, address: IpAddr) -> Port<'a> {
-    let (_, _, port) = parts(context, frame, address);
-    port
+/// Borrows what a packet of the port at this index needs that is no queue pair's.
+pub(super) fn port<'a>(
+    context: &'a mut Context<'_>,
+    frame: &'a mut Vec<u8>,
+    index: usize,
+) -> Option<Port<'a>> {
+    parts(context, frame, index).map(|(_, _, port)| port)
 }
 
 /// Borrows queue pair or responder context `qpn` and, apart from it, what the work on it needs.
 pub(super) fn split<'a>(
     context: &'a mut Context<'_>,
     frame: &'a mut Vec<u8>,
-    address: IpAddr,
     qpn: u32,
 ) -> Option<(&'a mut Qp, Port<'a>)> {
-    let (qps, contexts, port) = parts(context, frame, address);
+    let index = context.objects.queue_pair(qpn)?.attributes.port;
+    let (qps, contexts, port) = parts(context, frame, index)?;
     let qp =
         if qpn < FIRST_DCT { qps.get_mut(qpn) } else { contexts.get_mut(qpn).map(|context| &mut context.qp) };
     Some((qp?, port))
@@ -49,8 +52,9 @@ pub(super) fn split<'a>(
 fn parts<'a>(
     context: &'a mut Context<'_>,
     frame: &'a mut Vec<u8>,
-    address: IpAddr,
-) -> (&'a mut Table<Qp>, &'a mut Table<ResponderContext>, Port<'a>) {
+    index: usize,
+) -> Option<(&'a mut Table<Qp>, &'a mut Table<ResponderContext>, Port<'a>)> {
+    let PhysicalPort { address, wire } = context.ports.get_mut(index)?;
     let Objects { qps, contexts, cqs, events, srqs, gids, memory, last_connection, .. } =
         &mut *context.objects;
     let port = Port {
@@ -58,16 +62,16 @@ fn parts<'a>(
         cqs,
         events,
         srqs,
-        gids,
-        wire: &mut *context.wire,
+        gids: gids.get(index)?,
+        wire: &mut **wire,
         counters: &mut *context.counters,
         reports: &mut *context.reports,
         frame,
-        address,
+        address: *address,
         now: context.now,
         last_connection,
     };
-    (qps, contexts, port)
+    Some((qps, contexts, port))
 }
 
 impl Port<'_> {

@@ -15,6 +15,7 @@ use super::counters::Tally;
 use super::{Context, Engine, QpEngine, close_blocks, completer, split};
 use crate::memory::Window;
 use crate::object::{Attributes, DoorbellRecord, Qp, ResponderContext, Ring};
+use crate::wire::PhysicalPort;
 use crate::wire::packet::{self, Packet};
 
 /// Nanoseconds that a draining target waits for its initiators to end their connections.
@@ -69,13 +70,20 @@ impl Engine {
             }
         };
         let bth = Bth::new(opcode, packet.dc.qpn.get(), packet.bth.psn());
-        self.tell_initiator(context, packet.source, bth, &header);
+        self.tell_initiator(context, (packet.port, packet.source), bth, &header);
     }
 
-    fn tell_initiator(&mut self, context: &mut Context<'_>, to: IpAddr, bth: Bth, header: &DcEth) {
-        packet::connection(&mut self.built, bth, header, (self.address, to));
+    fn tell_initiator(
+        &mut self,
+        context: &mut Context<'_>,
+        (port, to): (usize, IpAddr),
+        bth: Bth,
+        header: &DcEth,
+    ) {
+        let Some(PhysicalPort { address, wire }) = context.ports.get_mut(port) else { return };
+        packet::connection(&mut self.built, bth, header, (*address, to));
         context.counters.packets_sent += 1;
-        context.wire.send(to, &self.built);
+        wire.send(to, &self.built);
     }
 
     /// Finds or makes the responder context of a connection. `Err(None)` for a request that came too late.
@@ -84,6 +92,9 @@ impl Engine {
         let initiator = (packet.source, packet.dc.qpn.get() & MASK_24);
         let connection = packet.dc.connection.get();
         let dct = context.objects.dcts.get_mut(dctn).ok_or(DcRefusal::Unknown)?;
+        if dct.attributes.port != packet.port {
+            return Err(Some(DcRefusal::Unknown));
+        }
         if dct.access_key != packet.dc.access_key.get() {
             dct.violations = dct.violations.wrapping_add(1);
             if std::mem::take(&mut dct.violation_armed) {
@@ -171,14 +182,14 @@ impl Engine {
         let header = DcEth { connection: open.connection.into(), qpn: number.into(), ..DcEth::default() };
         let attributes = &open.qp.attributes;
         let bth = Bth::new(BthOpcode::Accept, attributes.remote_qpn, attributes.next_receive_psn);
-        let to = attributes.remote_address;
+        let to = (attributes.port, attributes.remote_address);
         self.tell_initiator(context, to, bth, &header);
         true
     }
 
     /// Takes a responder context away. A receive WQE that a message has begun to fill is flushed.
     fn end(&mut self, context: &mut Context<'_>, number: u32) {
-        if let Some((qp, mut port)) = split(context, &mut self.built, self.address, number) {
+        if let Some((qp, mut port)) = split(context, &mut self.built, number) {
             completer::fail(qp, &mut port);
         }
         let Some(ResponderContext { qp, .. }) = context.objects.contexts.remove(number) else { return };
@@ -208,7 +219,7 @@ impl Engine {
             let detail = DcEth::detail(DcRefusal::Closed as u8, PAUSE);
             let header = DcEth { connection: open.connection.into(), detail, ..DcEth::default() };
             let bth = Bth::new(BthOpcode::Refuse, attributes.remote_qpn, 0);
-            let to = attributes.remote_address;
+            let to = (attributes.port, attributes.remote_address);
             context.counters.dc_refusals_sent += 1;
             self.tell_initiator(context, to, bth, &header);
             self.end(context, number);

@@ -63,7 +63,8 @@ pub(crate) struct Objects {
     pub(crate) qps: Table<Qp>,
     /// What the port shows to be.
     pub(crate) port_type: PortType,
-    pub(crate) gids: Gids,
+    /// Of every port.
+    pub(crate) gids: Vec<Gids>,
     pub(crate) dcts: Table<Dct>,
     /// Of all targets.
     pub(crate) contexts: Table<ResponderContext>,
@@ -73,11 +74,11 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// None, of a device at `address`. Of responder contexts there are at most `contexts`.
-    pub(crate) fn new(address: IpAddr, contexts: usize) -> Self {
+    /// None, of a device whose ports have these addresses. Of responder contexts there are at most `contexts`.
+    pub(crate) fn new(addresses: impl Iterator<Item = IpAddr>, contexts: usize) -> Self {
         Self {
             port_type: PortType::Ethernet,
-            gids: Gids::new(address),
+            gids: addresses.map(Gids::new).collect(),
             pds: Table::new(1, LAST, limits::PDS),
             xrcds: Table::new(1, LAST, limits::XRCDS),
             uars: Table::new(1, LAST, limits::UARS),

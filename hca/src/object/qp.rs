@@ -72,6 +72,8 @@ impl Qp {
 /// What the commands that move a queue pair's state set. Zeros until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attributes {
+    /// The index of the port.
+    pub(crate) port: usize,
     /// Payload bytes of a full packet.
     pub(crate) mtu: usize,
     /// log2 of the most bytes of a message.
@@ -111,6 +113,7 @@ pub(crate) struct Attributes {
 impl Default for Attributes {
     fn default() -> Self {
         Self {
+            port: 0,
             mtu: 0,
             log_message_max: 0,
             remote_qpn: 0,

@@ -72,6 +72,13 @@ pub(crate) trait Wire: Send + Debug {
     fn count(&self, counters: &mut Counters);
 }
 
+/// A port of a device: its address, and what carries its packets.
+#[derive(Debug)]
+pub(crate) struct PhysicalPort {
+    pub(crate) address: IpAddr,
+    pub(crate) wire: Box<dyn Wire>,
+}
+
 impl Wire for Box<dyn Wire> {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
         (**self).send(to, frame);

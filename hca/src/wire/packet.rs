@@ -17,6 +17,8 @@ const PKEY_MEMBERSHIP: u16 = 0x8000;
 /// A packet that arrived whole.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet<'a> {
+    /// The index of the port that it came by.
+    pub(crate) port: usize,
     pub(crate) source: IpAddr,
     pub(crate) bth: Bth,
     pub(crate) transport: Transport,
@@ -91,6 +93,7 @@ pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Re
         return Err(Malformed::Header);
     }
     let mut packet = Packet {
+        port: 0,
         source: source.ip(),
         bth,
         transport,

@@ -237,6 +237,8 @@ pub struct Qp {
     /// The counter set to be named, and the index of the own address, when it is connected.
     pub counter_set: u8,
     pub source_index: u8,
+    /// The port.
+    pub port: u8,
 }
 
 const DOORBELL: usize = RQ_BYTES + SQ_BYTES;
@@ -298,6 +300,7 @@ impl Qp {
             send_ring: RQ_BYTES,
             counter_set: 0,
             source_index: 0,
+            port: 1,
         }
     }
 
@@ -332,7 +335,7 @@ impl Qp {
                 .set(Qpc::RWE, connection.remote_write)
                 .set(Qpc::RAE, connection.remote_atomic)
                 .set(Qpc::ATOMIC_MODE, AtomicMode::IbSpec);
-            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, 1);
+            context.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, self.port);
         })
         .unwrap();
         command::<Init2RtrQpIn>(device, |modify| {
@@ -347,7 +350,7 @@ impl Qp {
                 .set(Qpc::NEXT_RCV_PSN, psn & 0x00ff_ffff);
             context
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
-                .set(AddressPath::VHCA_PORT_NUM, 1)
+                .set(AddressPath::VHCA_PORT_NUM, self.port)
                 .set(AddressPath::SRC_ADDR_INDEX, self.source_index)
                 .set_array(AddressPath::RGID_RIP, gid);
         })

@@ -27,6 +27,8 @@ pub(crate) struct Adapter {
     pub(crate) link: Link,
     /// Programs may have DEVX.
     pub(crate) devx: bool,
+    /// How many ports there are.
+    pub(crate) ports: u8,
     /// The event queue for everything that verbs objects tell.
     pub(crate) eqn: u32,
     /// What programs read the device's clock by.
@@ -61,20 +63,20 @@ impl Answer {
 impl Adapter {
     /// Opens device `number`.
     pub(crate) fn open(number: usize, settings: Settings) -> Result<Arc<Self>, Errno> {
-        let Settings { link, devx, .. } = settings;
+        let Settings { link, devx, ports, .. } = settings;
         let fail = |what: &dyn std::fmt::Display| {
             eprintln!("barewire-hca: mlx5_{number} cannot be opened: {what}");
             Errno::IO
         };
         // The program's signals are not for the threads that start here.
         let blocked = Blocked::all();
-        let device = config::open(number, link).map_err(|error| fail(&error))?;
+        let device = config::open(number, settings).map_err(|error| fail(&error))?;
         let queue = Queue::new(&device).map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
         let clock = ClockPage::new(device.clock());
         let spare =
             Spare::new(&device).map_err(|error| fail(&format_args!("no spare objects: {error:?}")))?;
         let (eqn, events, shared) = (queue.number(), Mutex::default(), Mutex::default());
-        let adapter = Arc::new(Self { device, link, devx, eqn, clock, spare, shared, events });
+        let adapter = Arc::new(Self { device, link, devx, ports, eqn, clock, spare, shared, events });
         queue.serve(Arc::clone(&adapter)).map_err(|error| fail(&error))?;
         drop(blocked);
         Ok(adapter)
@@ -120,7 +122,7 @@ impl Adapter {
         .map(drop)
     }
 
-    /// Entries of the GID table.
+    /// Entries of the GID table of a port.
     pub(crate) fn gids(&self) -> Result<u16, Errno> {
         let answer = self.command::<QueryHcaCapIn>(|input| {
             input.set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::General, CapabilityMode::Current));
@@ -129,10 +131,12 @@ impl Adapter {
         Ok(8 << page.get(HcaCap::GID_TABLE_SIZE).min(8))
     }
 
-    /// Entry `index` of the GID table and its Ethernet address; `None` if it is empty.
-    pub(crate) fn gid(&self, index: u16) -> Result<Option<Gid>, Errno> {
+    /// Entry `index` of the GID table of port `port`, and its Ethernet address; `None` if it is empty.
+    pub(crate) fn gid(&self, port: u8, index: u16) -> Result<Option<Gid>, Errno> {
         let answer = self.command::<QueryRoceAddressIn>(|input| {
-            input.set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, index);
+            input
+                .set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, index)
+                .set(QueryRoceAddressIn::VHCA_PORT_NUM, port);
         })?;
         let entry = answer.view::<QueryRoceAddressIn>()?.nested(QueryRoceAddressOut::ROCE_ADDRESS);
         let gid = entry.array(RoceAddress::SOURCE_L3_ADDRESS);
@@ -141,21 +145,15 @@ impl Adapter {
 
     /// The EUI-64 made of it.
     pub(crate) fn guid(&self) -> Result<[u8; 8], Errno> {
-        let mac = self.gid(0)?.ok_or(Errno::IO)?.mac;
+        let mac = self.gid(1, 0)?.ok_or(Errno::IO)?.mac;
         Ok([mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]])
     }
 
-    /// The LID where the port shows InfiniBand: the last 16 bits of the address, which the device takes for it.
-    pub(crate) fn lid(&self) -> u16 {
-        let [.., a, b] = self.device.gid();
-        u16::from_be_bytes([a, b])
-    }
-
-    /// The GID of the port with this LID.
-    pub(crate) fn gid_of(&self, lid: u16) -> [u8; 16] {
-        let mut gid = self.device.gid();
+    /// The GID of the port with this LID, as port `port` sees it: the last 16 bits of the address, which the device takes for it.
+    pub(crate) fn gid_of(&self, port: u8, lid: u16) -> Result<[u8; 16], Errno> {
+        let mut gid = self.gid(port, 0)?.ok_or(Errno::IO)?.gid;
         gid[14..].copy_from_slice(&lid.to_be_bytes());
-        gid
+        Ok(gid)
     }
 }
 

@@ -16,9 +16,13 @@ pub(crate) const DEVICES_VARIABLE: &str = "BAREWIRE_HCA_DEVICES";
 pub(crate) const LINK_VARIABLE: &str = "BAREWIRE_HCA_LINK";
 /// Whether programs may send commands of their own: `no` refuses DEVX, as a kernel does to who has no right to it.
 pub(crate) const DEVX_VARIABLE: &str = "BAREWIRE_HCA_DEVX";
+/// How many ports each device has: one or two.
+pub(crate) const PORTS_VARIABLE: &str = "BAREWIRE_HCA_PORTS";
 /// The tree that stands for `/sys`; libibverbs looks at it, too.
 pub(crate) const SYSFS_VARIABLE: &str = "SYSFS_PATH";
 
+/// The most ports.
+const MOST_PORTS: u8 = 2;
 /// The most devices.
 const MOST_DEVICES: usize = 16;
 
@@ -38,6 +42,7 @@ pub(crate) struct Settings {
     pub(crate) devices: usize,
     pub(crate) link: Link,
     pub(crate) devx: bool,
+    pub(crate) ports: u8,
 }
 
 impl Settings {
@@ -46,6 +51,7 @@ impl Settings {
         Self {
             devices: text(DEVICES_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_DEVICES),
             devx: text(DEVX_VARIABLE) != "no",
+            ports: text(PORTS_VARIABLE).parse().unwrap_or(1).clamp(1, MOST_PORTS),
             link: if text(LINK_VARIABLE) == "ib" { Link::InfiniBand } else { Link::Roce },
         }
     }
@@ -57,20 +63,22 @@ const SUBNET: [u8; 2] = [127, 66];
 const TRIES: u32 = 64;
 
 /// Opens device `number`. An address given by hand is the first device's.
-pub(crate) fn open(number: usize, link: Link) -> Result<Device, Failure> {
+pub(crate) fn open(number: usize, settings: Settings) -> Result<Device, Failure> {
     let mut config = Config::from_env()?;
-    if link == Link::InfiniBand {
+    config.ports = settings.ports;
+    if settings.link == Link::InfiniBand {
         config.port_type = PortType::InfiniBand;
     }
     if number != 0 {
         config.address = None;
     }
-    if link == Link::Roce || config.address.is_some() {
+    if settings.link == Link::Roce || config.address.is_some() {
         return Ok(Device::open(config)?);
     }
     let mut attempt = 0;
     loop {
         config.address = Some(subnet_address().into());
+        config.second_address = Some(subnet_address().into());
         attempt += 1;
         match Device::open(config.clone()) {
             Err(OpenError::Bind { source, .. })

@@ -122,7 +122,8 @@ impl Events {
             }
             EventType::PortChange => {
                 let up = event.sub_type == PortChange::Active as u8;
-                self.tell_contexts(if up { IB_EVENT_PORT_ACTIVE } else { IB_EVENT_PORT_ERR }, 1);
+                let event_type = if up { IB_EVENT_PORT_ACTIVE } else { IB_EVENT_PORT_ERR };
+                self.tell_contexts(event_type, event.port_number().into());
             }
             EventType::InternalError => self.tell_contexts(IB_EVENT_DEVICE_FATAL, 0),
             EventType::CqError => {

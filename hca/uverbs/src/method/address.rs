@@ -16,7 +16,7 @@ use super::legacy::{CORE_IN, CORE_OUT};
 pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let request: CreateAh = call.structure(CORE_IN)?;
     let path = &request.attr;
-    check_port(path.port_num)?;
+    check_port(&context.adapter, path.port_num)?;
     let roce = context.adapter.link == Link::Roce;
     if path.is_global != 0 {
         check_gid(&context.adapter, path.sgid_index)?;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use barewire_layouts::command::capability::{
     CapabilityMode, CapabilityPage, HcaCap, OdpCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
-use barewire_layouts::command::port::{QueryVportStateIn, QueryVportStateOut, VportState};
+use barewire_layouts::command::port::{
+    HcaVportContext, PortState, QueryHcaVportContextIn, QueryHcaVportContextOut,
+};
 use barewire_layouts::prm::{Field, View};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -22,8 +24,6 @@ use crate::errno::Errno;
 use crate::event::Channel;
 use crate::object::{Object, Pd};
 
-/// The only port.
-pub(super) const PORT: u8 = 1;
 /// Interrupt vectors that a program may choose from. They all lead to one event queue.
 pub(super) const VECTORS: u32 = 4;
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
@@ -87,7 +87,7 @@ fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
         max_send_wqebb: entries,
         max_recv_wr: entries,
         max_srq_recv_wr: (1 << general.get(HcaCap::LOG_MAX_SRQ_SZ)) - 1,
-        num_ports: PORT.into(),
+        num_ports: adapter.ports.into(),
         flow_action_flags: 0,
         comp_mask: 0,
         response_length: size_of::<GetContextResponse>() as u32,
@@ -172,7 +172,7 @@ pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
         max_srq_sge: u32::from(RECEIVE_WQE_BYTES) / 16 - 1,
         max_pkeys: 1,
         local_ca_ack_delay: 16,
-        phys_port_cnt: PORT,
+        phys_port_cnt: adapter.ports,
         reserved: [0; 4],
     })
 }
@@ -230,16 +230,20 @@ pub(super) fn own_attributes(room: usize) -> QueryDeviceDriver {
 /// `UVERBS_METHOD_QUERY_PORT`.
 pub(super) fn query_port(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0, 1])?;
-    check_port(call.number(0)?)?;
-    call.put(1, port(&context.adapter)?.as_bytes())
+    let number = check_port(&context.adapter, call.number(0)?)?;
+    call.put(1, port(&context.adapter, number)?.as_bytes())
 }
 
-/// There is one port.
-pub(super) fn check_port(number: impl Into<u64>) -> Result<(), Errno> {
-    if number.into() == u64::from(PORT) { Ok(()) } else { Err(Errno::INVALID) }
+/// The port of this number.
+pub(super) fn check_port(adapter: &Adapter, number: impl Into<u64>) -> Result<u8, Errno> {
+    let known = 1..=u64::from(adapter.ports);
+    Some(number.into())
+        .filter(|number| known.contains(number))
+        .map(|number| number as u8)
+        .ok_or(Errno::INVALID)
 }
 
-fn port(adapter: &Adapter) -> Result<QueryPort, Errno> {
+fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
     /// `enum ib_port_state`: down and active; physical: disabled and up.
     const STATES: [(u8, u8); 2] = [(1, 3), (4, 5)];
     /// 4 lanes; NDR.
@@ -249,8 +253,12 @@ fn port(adapter: &Adapter) -> Result<QueryPort, Errno> {
     /// Ports name themselves by IP addresses; they follow the connection manager's protocol.
     const IP_BASED_GIDS: u32 = 1 << 26;
     const CONNECTION_MANAGER: u32 = 1 << 16;
-    let answer = adapter.command::<QueryVportStateIn>(|_| {})?;
-    let up = answer.view::<QueryVportStateIn>()?.get(QueryVportStateOut::STATE) == Ok(VportState::Up);
+    let answer = adapter.command::<QueryHcaVportContextIn>(|input| {
+        input.set(QueryHcaVportContextIn::PORT_NUM, number);
+    })?;
+    let view = answer.view::<QueryHcaVportContextIn>()?;
+    let vport = view.nested(QueryHcaVportContextOut::HCA_VPORT_CONTEXT);
+    let up = vport.get(HcaVportContext::PORT_STATE) == Ok(PortState::Active);
     let (state, physical) = STATES[usize::from(up)];
     let general_answer = capabilities(adapter)?;
     let longest = 1 << general(&general_answer)?.get(HcaCap::LOG_MAX_MSG);
@@ -262,7 +270,7 @@ fn port(adapter: &Adapter) -> Result<QueryPort, Errno> {
         qkey_viol_cntr: 0,
         gid_tbl_len: adapter.gids()?.into(),
         pkey_tbl_len: 1,
-        lid: if roce { 0 } else { adapter.lid() },
+        lid: vport.get(HcaVportContext::LID),
         sm_lid: u16::from(!roce),
         state,
         max_mtu: MTU_4096,
@@ -290,12 +298,12 @@ pub(super) fn check_gid(adapter: &Adapter, index: impl Into<u64>) -> Result<u16,
     u16::try_from(index.into()).ok().filter(|&index| index < gids).ok_or(Errno::INVALID)
 }
 
-fn gid(adapter: &Adapter, index: u16) -> Result<Option<GidEntry>, Errno> {
+fn gid(adapter: &Adapter, port: u8, index: u16) -> Result<Option<GidEntry>, Errno> {
     let roce = adapter.link == Link::Roce;
-    Ok(adapter.gid(index)?.map(|entry| GidEntry {
+    Ok(adapter.gid(port, index)?.map(|entry| GidEntry {
         gid: entry.gid,
         gid_index: index.into(),
-        port_num: PORT.into(),
+        port_num: port.into(),
         gid_type: GID_TYPES[usize::from(roce)],
         netdev_ifindex: if roce { INTERFACE } else { 0 },
     }))
@@ -304,12 +312,12 @@ fn gid(adapter: &Adapter, index: u16) -> Result<Option<GidEntry>, Errno> {
 /// `UVERBS_METHOD_QUERY_GID_ENTRY`.
 pub(super) fn gid_entry(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0, 1, 2, 3])?;
-    check_port(call.number(0)?)?;
+    let port = check_port(&context.adapter, call.number(0)?)?;
     if call.optional_number(2)?.unwrap_or(0) != 0 {
         return Err(Errno::INVALID);
     }
     let index = check_gid(&context.adapter, call.number(1)?)?;
-    call.put(3, gid(&context.adapter, index)?.ok_or(Errno(libc::ENODATA))?.as_bytes())
+    call.put(3, gid(&context.adapter, port, index)?.ok_or(Errno(libc::ENODATA))?.as_bytes())
 }
 
 /// `UVERBS_METHOD_QUERY_GID_TABLE`: every entry that is set, of every port.
@@ -321,8 +329,10 @@ pub(super) fn gid_table(context: &Context, call: &Attributes) -> Result<(), Errn
     }
     let room = call.room(2) / size;
     let (mut bytes, mut count) = (Vec::new(), 0_usize);
-    for index in 0..context.adapter.gids()? {
-        let Some(entry) = gid(&context.adapter, index)? else { continue };
+    let gids = context.adapter.gids()?;
+    let places = (1..=context.adapter.ports).flat_map(|port| (0..gids).map(move |index| (port, index)));
+    for (port, index) in places {
+        let Some(entry) = gid(&context.adapter, port, index)? else { continue };
         count += 1;
         if count > room {
             return Err(Errno::INVALID);

@@ -17,7 +17,7 @@ use crate::errno::Errno;
 use crate::object::{Qp, Standing};
 use crate::service::{Service, bit, is_allowed, state};
 
-use super::device::{PORT, check_gid, check_port};
+use super::device::{check_gid, check_port};
 use super::legacy::CORE_IN;
 use super::query_qp::current;
 use super::target;
@@ -91,11 +91,11 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
     let mask = request.attr_mask;
     let is = |wanted| mask & wanted != 0;
     if is(bit::PORT) {
-        check_port(request.port_num)?;
+        check_port(adapter, request.port_num)?;
     }
     if is(bit::PATH) {
         let path = &request.dest;
-        check_port(path.port_num)?;
+        check_port(adapter, path.port_num)?;
         if path.is_global != 0 {
             check_gid(adapter, path.sgid_index)?;
         } else if adapter.link == Link::Roce {
@@ -189,7 +189,7 @@ fn init<R: Request + Modify>(
         rights(qpc, attributes);
         qpc.set(Qpc::Q_KEY, attributes.qkey);
         qpc.set(Qpc::COUNTER_SET_ID, adapter.spare.counter_set);
-        qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, PORT);
+        qpc.nested(Qpc::PRIMARY_ADDRESS_PATH).set(AddressPath::VHCA_PORT_NUM, attributes.port_num);
     })
 }
 
@@ -198,6 +198,9 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
     let datagram = qp.service == Service::Ud;
     let mtu = if datagram { Ok(DATAGRAM_MTU) } else { Mtu::try_from(attributes.path_mtu) };
     let mtu = mtu.map_err(|_| Errno::INVALID)?;
+    let peer = &attributes.dest;
+    // Without a global route the LID names the peer; the device takes the GID that goes with it.
+    let gid = if peer.is_global != 0 { peer.dgid } else { adapter.gid_of(attributes.port_num, peer.dlid)? };
     step::<Init2RtrQpIn>(adapter, qp.number, optional, |qpc| {
         rights(qpc, attributes);
         qpc.set(Qpc::MTU, mtu)
@@ -212,9 +215,6 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
         if !qp.service.is_connected() {
             return;
         }
-        let peer = &attributes.dest;
-        // Without a global route the LID names the peer; the device takes the GID that goes with it.
-        let gid = if peer.is_global != 0 { peer.dgid } else { adapter.gid_of(peer.dlid) };
         let mut path = qpc.nested(Qpc::PRIMARY_ADDRESS_PATH);
         path.set(AddressPath::GRH, true)
             .set(AddressPath::RLID, peer.dlid)
@@ -223,7 +223,7 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
             .set(AddressPath::TCLASS, peer.traffic_class)
             .set(AddressPath::FLOW_LABEL, peer.flow_label & 0x000f_ffff)
             .set(AddressPath::SL, peer.sl & 0xf)
-            .set(AddressPath::VHCA_PORT_NUM, PORT)
+            .set(AddressPath::VHCA_PORT_NUM, attributes.port_num)
             .set_array(AddressPath::RGID_RIP, gid);
     })
 }

@@ -12,8 +12,6 @@ use crate::errno::Errno;
 use crate::event::Kind;
 use crate::object::{Qp, Target};
 
-use super::device::PORT;
-
 /// Makes the target of what was planned when it was created and set since. Its number goes to libmlx5 with the answer.
 pub(super) fn make(
     adapter: &Adapter,
@@ -45,7 +43,7 @@ pub(super) fn make(
             .set(Dctc::PD, target.pd)
             .set(Dctc::TCLASS, attributes.dest.traffic_class)
             .set(Dctc::MTU, mtu)
-            .set(Dctc::PORT, PORT)
+            .set(Dctc::PORT, attributes.port_num)
             .set(Dctc::PKEY_INDEX, attributes.pkey_index)
             .set(Dctc::DC_ACCESS_KEY, target.access_key)
             .set(Dctc::MY_ADDR_INDEX, attributes.dest.sgid_index)
