@@ -92,7 +92,7 @@ setpriv --bounding-set -ipc_lock $REFUSED --ignored --exact memory_beyond_the_li
 ";
 
 /// The command line in both namespaces, with the key by file; `there` runs a command in the other one.
-const COMMAND_LINE: &str = "\
+const NAMESPACES: &str = "\
 umask 077
 head -c 32 /dev/urandom > /run/job.key
 export BAREWIRE_KEY_FILE=/run/job.key
@@ -154,7 +154,7 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
         format!("INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}", programs.interop.display())
     };
     let verbs: Vec<_> = programs.verbs.iter().map(|program| program.display().to_string()).collect();
-    let barewire = format!("BAREWIRE='{}'\n{COMMAND_LINE}", programs.barewire.display());
+    let barewire = format!("BAREWIRE='{}'\n", programs.barewire.display());
     let check = |name: &str, seconds, script| Check { name: name.to_owned(), seconds, script };
     vec![
         check("rxe0 on a pair of network devices", 60, NETWORK.to_owned()),
@@ -170,13 +170,13 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             180,
             format!("TRANSPORT='{}'\n{TRANSPORT}", programs.transport.display()),
         ),
+        check("command line over rc_verbs", 120, format!("{barewire}{COMMAND_LINE}")),
         check(
-            "command line over rc_verbs",
-            120,
-            format!("BAREWIRE='{}'\n{COMMAND_LINE}", programs.barewire.display()),
+            "tcp with loss, delay and reordering",
+            240,
+            format!("{barewire}{NAMESPACES}{SOCKETS}{NO_LOSS}"),
         ),
-        check("tcp with loss, delay and reordering", 240, format!("{barewire}{SOCKETS}{NO_LOSS}")),
-        check("tcp over a link that is cut", 60, format!("{barewire}{CUT}")),
+        check("tcp over a link that is cut", 60, format!("{barewire}{NAMESPACES}{CUT}")),
         check("refusals", 60, format!("REFUSED='{}'\n{REFUSED}", programs.refused.display())),
     ]
 }
