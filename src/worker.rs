@@ -37,7 +37,7 @@ impl Progress {
             Self::Self_(progress) => progress.progress(),
             Self::RcMlx5(progress) => progress.progress(),
             // A look was taken.
-            Self::Shm(progress) => progress.turn(),
+            Self::Shm(progress) => progress.turn_unasked(),
             Self::Cma(progress) => progress.progress(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(progress) => progress.progress(),

@@ -4,6 +4,7 @@
 
 mod api;
 mod driver;
+mod shm;
 
 /// Operations in a loop, so that set-up does not show.
 pub(crate) const ROUNDS: u64 = 1024;
@@ -19,6 +20,8 @@ pub(crate) enum Level {
     Driver,
     /// The transport API over `rc_mlx5`.
     Api,
+    /// The transport API over `shm`.
+    Shm,
 }
 
 impl Level {
@@ -27,6 +30,7 @@ impl Level {
         match self {
             Self::Driver => "driver",
             Self::Api => "api",
+            Self::Shm => "shm",
         }
     }
 }
@@ -112,7 +116,7 @@ impl Budget {
 
 /// Every bench.
 pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
-    driver::BUDGETS.iter().chain(api::BUDGETS)
+    driver::BUDGETS.iter().chain(api::BUDGETS).chain(shm::BUDGETS)
 }
 
 /// Two benches whose difference is limited, too.

@@ -46,6 +46,12 @@ impl Deliver for Anything {
     fn peer(&mut self, _: u32) {}
 }
 
+/// A turn without a look before.
+fn turn(port: &mut Port, deliver: &mut impl Deliver) -> usize {
+    port.count();
+    port.turn(deliver)
+}
+
 fn numbers(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed | 1;
     std::iter::repeat_with(move || {
@@ -66,12 +72,13 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
     let started = Instant::now();
     let mut ready = |peer: &mut Peer, port: &mut Port| {
         while !peer.is_ready() {
-            port.turn(&mut all);
+            turn(port, &mut all);
             peer.tend().unwrap();
             assert!(started.elapsed() < PATIENCE, "connecting");
         }
     };
     ready(&mut good, &mut port);
+    let mut noticed = 0;
     for seed in 1..20 {
         let mut bad = connect();
         ready(&mut bad, &mut port);
@@ -79,27 +86,30 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
         for _ in 0..64 {
             let _ = bad.send(3, 0, &[]);
             let mut ignored = Anything::default();
-            port.turn(&mut ignored);
+            turn(&mut port, &mut ignored);
         }
         let mut broken = 0;
         for (number, step) in numbers(seed).zip(0..2000) {
             bad.scribble(number, step);
             let mut ignored = Anything::default();
-            port.turn(&mut ignored);
+            turn(&mut port, &mut ignored);
             broken += ignored.broken;
             if bad.tend().is_err() {
                 break;
             }
         }
-        assert_eq!(broken, 1, "it was noticed, once");
+        // By chance what it writes looks like messages to the end.
+        assert!(broken <= 1, "it is given up once");
+        noticed += broken;
     }
+    assert!(noticed > 10, "{noticed} of 19");
     let (mut sent, started) = (0, Instant::now());
     let mut rest = Anything::default();
     while rest.good < 1000 {
         if sent < 1000 && good.send(9, sent, &[]).is_ok() {
             sent += 1;
         }
-        port.turn(&mut rest);
+        turn(&mut port, &mut rest);
         assert!(started.elapsed() < PATIENCE, "{} came", rest.good);
     }
     assert!(good.error().is_none());

@@ -8,9 +8,11 @@ use crate::atomic::{AtomicU64, Ordering};
 use crate::line::{Line, Lines};
 
 /// Looks at one place before all are looked at.
-const PERIOD: u32 = 16;
-/// Looks at all places before one at the clock.
-const GLANCE: u32 = 8;
+const PERIOD: u32 = 32;
+/// As many where there is no other place.
+const PERIOD_ALONE: u32 = 256;
+/// Looks at one place before one at the clock.
+const GLANCE: u32 = 256;
 /// Ticks of the clock between two looks at the sockets: about a tenth of a millisecond.
 const LOOK: u64 = 1 << 18;
 
@@ -22,7 +24,8 @@ pub(crate) struct Hot {
     /// Its low half, once it is filled.
     filled: Cell<u32>,
     countdown: Cell<u32>,
-    scans: Cell<u32>,
+    period: Cell<u32>,
+    looks: Cell<u32>,
     looked: Cell<u64>,
     /// Keeps the word mapped.
     lines: RefCell<Lines>,
@@ -36,7 +39,8 @@ impl Hot {
             word: Cell::new(word),
             filled: Cell::new(1),
             countdown: Cell::new(1),
-            scans: Cell::new(0),
+            period: Cell::new(PERIOD_ALONE),
+            looks: Cell::new(0),
             looked: Cell::new(0),
             lines: RefCell::new(lines),
         }
@@ -67,12 +71,24 @@ impl Hot {
         left != 0 && unsafe { self.word.get().as_ref() }.load(Ordering::Acquire) as u32 != self.filled.get()
     }
 
-    /// Counts a turn. True if the countdown ended; it begins anew.
+    /// Counts a turn that no look preceded.
+    pub(crate) fn count(&self) {
+        self.countdown.set(self.countdown.get().saturating_sub(1));
+    }
+
+    /// True if the countdown ended; it begins anew.
     #[inline(always)]
     pub(crate) fn is_scan_due(&self) -> bool {
-        let left = self.countdown.get().saturating_sub(1);
-        self.countdown.set(if left == 0 { PERIOD } else { left });
-        left == 0
+        let due = self.countdown.get() == 0;
+        if due {
+            self.countdown.set(self.period.get());
+        }
+        due
+    }
+
+    /// There is no other place than the one that is looked at.
+    pub(crate) fn set_alone(&self, alone: bool) {
+        self.period.set(if alone { PERIOD_ALONE } else { PERIOD });
     }
 
     pub(crate) fn call_attention(&self) {
@@ -81,9 +97,9 @@ impl Hot {
 
     /// It is time to look at the sockets.
     pub(crate) fn is_look_due(&self) -> bool {
-        let scans = self.scans.get().wrapping_add(1);
-        self.scans.set(scans);
-        if !scans.is_multiple_of(GLANCE) {
+        let looks = self.looks.get() + self.period.get();
+        self.looks.set(looks % GLANCE);
+        if looks < GLANCE {
             return false;
         }
         let now = ticks();

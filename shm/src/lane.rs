@@ -193,7 +193,8 @@ impl LaneReceiver {
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
         self.index += 1;
-        if self.index.is_multiple_of(self.ring.slots() / PARTS) {
+        // A power of two.
+        if self.index & (self.ring.slots() / PARTS - 1) == 0 {
             self.head.line(0).word(0).store(self.index, Ordering::Release);
         }
     }

@@ -85,6 +85,7 @@ impl Lines {
     ///
     /// # Panics
     /// If there is none: indices are this process's own.
+    #[inline(always)]
     pub(crate) fn line(&self, index: usize) -> &Line {
         assert!(index < self.count, "line {index} of {}", self.count);
         // SAFETY: inside the row, which `owner` keeps mapped; its words are accessed as atomics only, here and in the

@@ -186,7 +186,12 @@ impl Port {
         self.hot.is_idle()
     }
 
-    /// Takes messages, and looks after connections. Answers how many messages there were.
+    /// To be called before a [`Self::turn`] that follows on no [`Self::is_idle`].
+    pub fn count(&self) {
+        self.hot.count();
+    }
+
+    /// Takes messages, and looks after connections, after [`Self::is_idle`] said no. Answers how many messages there were.
     pub fn turn(&mut self, deliver: &mut impl Deliver) -> usize {
         let scan = self.hot.is_scan_due();
         let mut taken = match self.source {
@@ -201,6 +206,7 @@ impl Port {
 
     /// Points the look of [`Self::is_idle`] at where the next message of the present source will be.
     fn point(&mut self) {
+        self.hot.set_alone(self.lanes.is_empty());
         let lane = match self.source {
             Source::Fifo => None,
             Source::Lane(number) => self.senders.get(number).and_then(|sender| sender.lane.as_ref()),
@@ -216,24 +222,31 @@ impl Port {
     #[inline(always)]
     fn take_from_lane(&mut self, number: u16, deliver: &mut impl Deliver) -> usize {
         let mut taken = 0;
-        while let Some(sender) = self.senders.get_mut(number)
-            && let Some(lane) = &mut sender.lane
-            && let Some((label, line)) = lane.peek()
-        {
-            if label.tag < MAX_IDS && usize::from(label.length) <= INLINE {
+        loop {
+            let Some(lane) = self.senders.lane_mut(number) else { return taken };
+            // The rarer labels end the loop over the messages that lie in their slots.
+            let other = loop {
+                let Some((label, line)) = lane.peek() else { return taken };
+                if label.tag >= MAX_IDS || usize::from(label.length) > INLINE {
+                    break label;
+                }
                 read_message(line, label.length, deliver.scratch());
                 lane.advance();
                 self.hot.advance(lane.next());
                 deliver.short(label.tag, label.length.into());
-            } else if !self.take_other(number, label, deliver) {
-                break;
+                taken += 1;
+                if taken == BATCH || !deliver.goes_on() {
+                    return taken;
+                }
+            };
+            if !self.take_other(number, other, deliver) {
+                return taken;
             }
             taken += 1;
-            if taken == BATCH || !deliver.goes_on() {
-                break;
+            if taken >= BATCH || !deliver.goes_on() {
+                return taken;
             }
         }
-        taken
     }
 
     /// Takes a message that is in a buffer, or no message but a word of the sender about itself. False if the sender was given up.
@@ -521,6 +534,13 @@ impl Port {
                     .and_then(|sender| sender.lane.as_ref())
                     .is_none_or(|lane| lane.peek().is_none())
             })
+    }
+}
+
+/// The descriptor of [`Port::event_fd`].
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 }
 

@@ -111,6 +111,11 @@ impl Senders {
         self.places.get_mut(usize::from(number).wrapping_sub(1))?.as_mut()
     }
 
+    #[inline(always)]
+    pub(crate) fn lane_mut(&mut self, number: u16) -> Option<&mut LaneReceiver> {
+        self.get_mut(number)?.lane.as_mut()
+    }
+
     /// A sender of this number will not write any more.
     pub(crate) fn is_gone(&self, number: u16) -> bool {
         self.get(number).is_none_or(|sender| sender.is_ended)

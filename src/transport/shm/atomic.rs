@@ -12,11 +12,10 @@ use crate::status::{Post, Posted};
 impl Endpoint {
     #[inline(always)]
     fn with_word(&self, remote: u64, key: &RemoteKey, run: impl FnOnce(&AtomicU64)) -> Post {
-        self.reach_memory(key, (remote, 8), Access::REMOTE_ATOMIC, |bytes, at| {
-            // SAFETY: the view that runs this keeps the region mapped.
-            run(unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
-            Ok(Posted::Done)
-        })
+        let (view, at) = self.reach_memory(key, (remote, 8), Access::REMOTE_ATOMIC)?;
+        // SAFETY: the view keeps the region mapped.
+        run(unsafe { view.bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
+        Ok(Posted::Done)
     }
 
     /// Adds `operand` to the word at `remote`.

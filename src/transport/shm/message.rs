@@ -24,8 +24,14 @@ impl Endpoint {
         if payload.len() > INLINE {
             return self.am_long(id, header, payload);
         }
-        state.run(Operation::ActiveMessage, |peer| peer.send(id, header, payload))?;
-        Ok(Posted::Done)
+        // SAFETY: the driver's send is the one call.
+        let Some(peer) = (unsafe { state.peer() }) else {
+            return Err(state.refuse(Operation::ActiveMessage, None));
+        };
+        match peer.send(id, header, payload) {
+            Ok(()) => Ok(Posted::Done),
+            Err(error) => Err(state.refuse(Operation::ActiveMessage, Some(error))),
+        }
     }
 
     #[inline(never)]

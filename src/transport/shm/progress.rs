@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -46,15 +48,35 @@ impl Progress {
         if self.port.is_idle() { 0 } else { self.turn() }
     }
 
+    /// A descriptor to sleep on (poll(2), epoll(7)) after [`Self::arm`]: readable when there is something to be done.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.port.event_fd()
+    }
+
+    /// Has what comes next make [`Self::event_fd`] readable. False if there is something to be done already: progress, and arm again. Costs
+    /// senders nothing until it is called, and one of them a system call then.
+    ///
+    /// # Errors
+    /// Where the kernel has no membarrier(2), or a filter forbids it.
+    pub fn arm(&mut self) -> io::Result<bool> {
+        Ok(!self.shared.attention.get() && self.shared.arbiter.is_empty() && self.port.arm()?)
+    }
+
     /// Nothing is there to be done.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
         self.port.is_idle()
     }
 
+    /// Without a look before.
+    pub(crate) fn turn_unasked(&mut self) -> usize {
+        self.port.count();
+        self.turn()
+    }
+
     /// After [`Self::is_idle`] said no.
     #[inline(never)]
-    pub(crate) fn turn(&mut self) -> usize {
+    fn turn(&mut self) -> usize {
         let events = if self.shared.attention.get() { self.settle() } else { 0 };
         let Self { port, scratch, shared } = self;
         // SAFETY: called by `Progress` only, with `&mut self`, and dropped before the next call.

@@ -1,29 +1,30 @@
 //! Puts and gets: copies by this CPU, done when the call returns.
 
+use std::cell::Ref;
+
 use super::SEGMENT;
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
+use super::views::View;
 use crate::completion::{Completion, Unpack};
-use crate::copy::Bytes;
 use crate::error::PostError;
 use crate::memory::{Access, Slice, Transfer};
 use crate::status::{Post, Posted};
 
 impl Endpoint {
-    /// Has `run` work on a range of the peer's memory: the region's bytes and the offset in them.
+    /// The region of a range of the peer's memory, and the offset in it.
     #[inline(always)]
-    pub(super) fn reach_memory<R>(
+    pub(super) fn reach_memory(
         &self,
         key: &RemoteKey,
-        range: (u64, usize),
+        (remote, length): (u64, usize),
         need: Access,
-        run: impl FnOnce(&Bytes, usize) -> Result<R, PostError>,
-    ) -> Result<R, PostError> {
+    ) -> Result<(Ref<'_, View>, usize), PostError> {
         let state = &*self.0;
         state.gate.check()?;
-        let (remote, length) = range;
         let offset = key.offset(remote, length, need)?;
-        state.views.with(key, (offset, length), || state.map(key), run)
+        let view = state.views.find(key, (offset, length), || state.map(key))?;
+        Ok((view, offset as usize))
     }
 
     /// Writes `payload` to `remote`.
@@ -32,11 +33,10 @@ impl Endpoint {
     /// [`PostError`]
     #[inline(always)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        self.reach_memory(key, (remote, payload.len()), Access::REMOTE_WRITE, |bytes, at| {
-            // SAFETY: the view that runs this keeps the region mapped, and the range was checked.
-            unsafe { bytes.write(at, payload) };
-            Ok(Posted::Done)
-        })
+        let (view, at) = self.reach_memory(key, (remote, payload.len()), Access::REMOTE_WRITE)?;
+        // SAFETY: the view keeps the region mapped, and the range was checked.
+        unsafe { view.bytes.write(at, payload) };
+        Ok(Posted::Done)
     }
 
     /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
@@ -68,15 +68,14 @@ impl Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         let total = self.total(slices, Access::empty())?;
-        self.reach_memory(key, (remote, total), Access::REMOTE_WRITE, |bytes, mut at| {
-            for slice in slices {
-                let from = (slice.address - slice.memory.address()) as usize;
-                // SAFETY: as in `put_short`; the slice borrows its memory.
-                unsafe { bytes.copy(at, slice.memory, from, slice.length) };
-                at += slice.length;
-            }
-            Ok(Posted::Done)
-        })
+        let (view, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_WRITE)?;
+        for slice in slices {
+            let from = (slice.address - slice.memory.address()) as usize;
+            // SAFETY: as in `put_short`; the slice borrows its memory.
+            unsafe { view.bytes.copy(at, slice.memory, from, slice.length) };
+            at += slice.length;
+        }
+        Ok(Posted::Done)
     }
 
     /// Reads `length` bytes at `remote` and gives them to `unpack` before it returns.
@@ -94,11 +93,10 @@ impl Endpoint {
         self.0.gate.check()?;
         let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
         let target = buffer.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        self.reach_memory(key, (remote, length), Access::REMOTE_READ, |bytes, at| {
-            // SAFETY: as in `put_short`.
-            unsafe { bytes.read(at, target) };
-            Ok(())
-        })?;
+        let (view, at) = self.reach_memory(key, (remote, length), Access::REMOTE_READ)?;
+        // SAFETY: as in `put_short`.
+        unsafe { view.bytes.read(at, target) };
+        drop(view);
         unpack.call(target);
         Ok(Posted::Done)
     }
@@ -115,15 +113,14 @@ impl Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         let total = self.total(slices, Access::LOCAL_WRITE)?;
-        self.reach_memory(key, (remote, total), Access::REMOTE_READ, |bytes, mut at| {
-            for slice in slices {
-                let to = (slice.address - slice.memory.address()) as usize;
-                // SAFETY: as in `put_short`; the slice borrows its memory.
-                unsafe { slice.memory.copy(to, bytes, at, slice.length) };
-                at += slice.length;
-            }
-            Ok(Posted::Done)
-        })
+        let (view, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_READ)?;
+        for slice in slices {
+            let to = (slice.address - slice.memory.address()) as usize;
+            // SAFETY: as in `put_short`; the slice borrows its memory.
+            unsafe { slice.memory.copy(to, &view.bytes, at, slice.length) };
+            at += slice.length;
+        }
+        Ok(Posted::Done)
     }
 
     /// Writes every transfer's slice to its remote address, in order, at once. Stops at the first that cannot be done.

@@ -52,6 +52,27 @@ impl State {
         unsafe { &mut *self.peer.get() }.as_mut().map(run)
     }
 
+    /// As [`Self::with_peer`], for where a closure would not be inlined.
+    ///
+    /// # Safety
+    /// The result is used for one call of the driver, and dropped.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the contract of this function")]
+    pub(super) unsafe fn peer(&self) -> Option<&mut Peer> {
+        // SAFETY: as in `with_peer`.
+        unsafe { &mut *self.peer.get() }.as_mut()
+    }
+
+    /// What an answer of the driver is to the caller; an error that lasts fails the endpoint.
+    #[cold]
+    pub(super) fn refuse(&self, operation: Operation, error: Option<SendError>) -> PostError {
+        match error {
+            Some(SendError::Full) => PostError::NoResource,
+            Some(SendError::Lost) => self.fail(operation),
+            None => PostError::NotConnected,
+        }
+    }
+
     /// Runs an operation of the driver; an error that lasts fails the endpoint.
     #[inline(always)]
     pub(super) fn run<R>(
@@ -61,9 +82,8 @@ impl State {
     ) -> Result<R, PostError> {
         match self.with_peer(run) {
             Some(Ok(done)) => Ok(done),
-            Some(Err(SendError::Full)) => Err(PostError::NoResource),
-            Some(Err(SendError::Lost)) => Err(self.fail(operation)),
-            None => Err(PostError::NotConnected),
+            Some(Err(error)) => Err(self.refuse(operation, Some(error))),
+            None => Err(self.refuse(operation, None)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The regions that an endpoint used last, as it maps them.
 
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 
 use barewire_shm::Mapped;
 
@@ -11,10 +11,11 @@ use crate::error::PostError;
 /// A power of two.
 const PLACES: usize = 4;
 
-struct View {
+/// A region that is mapped while this lives.
+pub(super) struct View {
     region: (u64, u64),
     mapped: Mapped,
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
 }
 
 /// One of each of a few classes of regions; the connection has all of them.
@@ -22,16 +23,14 @@ struct View {
 pub(super) struct Views([RefCell<Option<View>>; PLACES]);
 
 impl Views {
-    /// Has `run` work on `length` bytes from `offset` on of the key's region: it gets the bytes of the region and the offset. `map` asks the
-    /// connection for the region. `run` comes back here for nothing.
+    /// The key's region, with `length` bytes from `offset` on inside. `map` asks the connection for it.
     #[inline(always)]
-    pub(super) fn with<R>(
+    pub(super) fn find(
         &self,
         key: &RemoteKey,
         (offset, length): (u64, usize),
         map: impl FnOnce() -> Result<Mapped, PostError>,
-        run: impl FnOnce(&Bytes, usize) -> Result<R, PostError>,
-    ) -> Result<R, PostError> {
+    ) -> Result<Ref<'_, View>, PostError> {
         let region = key.region();
         let place = &self.0[region.1 as usize % PLACES];
         if place.borrow().as_ref().is_none_or(|view| view.region != region) {
@@ -39,8 +38,9 @@ impl Views {
             let bytes = Bytes::new(mapped.start(), mapped.size());
             place.replace(Some(View { region, mapped, bytes }));
         }
-        let view = place.borrow();
-        let Some(view) = &*view else { return Err(PostError::NoResource) };
+        let Ok(view) = Ref::filter_map(place.borrow(), Option::as_ref) else {
+            return Err(PostError::NoResource);
+        };
         if !view.mapped.is_live() {
             return Err(PostError::KeyExpired);
         }
@@ -48,7 +48,7 @@ impl Views {
         if !view.bytes.contains(offset as usize, length) {
             return Err(PostError::OutOfRange);
         }
-        run(&view.bytes, offset as usize)
+        Ok(view)
     }
 
     /// Unmaps them.

@@ -49,7 +49,7 @@ impl Workspace {
 /// `cargo bench` over the two binaries, for the baseline processor: without flags, profiles and limits that a shell, or cargo's
 /// configuration, may bring along.
 pub(super) fn cargo_bench(arguments: &[&str]) -> Invocation {
-    cargo_bench_of(&[Level::Driver.name(), Level::Api.name()], arguments)
+    cargo_bench_of(&[Level::Driver.name(), Level::Api.name(), Level::Shm.name()], arguments)
 }
 
 /// The same over the binaries that are named.
@@ -95,7 +95,7 @@ pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
     let mut messages = String::new();
     process::run(&build, BUILD, Output::Collect(&mut messages))?;
     let mut found = Vec::new();
-    for level in [Level::Driver, Level::Api] {
+    for level in [Level::Driver, Level::Api, Level::Shm] {
         let path = executable(&messages, level.name())
             .ok_or_else(|| Failure::Found(format!("cargo built no bench {}", level.name())))?;
         found.push(Binary { level, path });
