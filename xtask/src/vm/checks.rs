@@ -76,10 +76,53 @@ ulimit -l 64
 setpriv --bounding-set -ipc_lock $REFUSED --ignored --exact memory_beyond_the_limit --nocapture
 ";
 
+/// The command line in both namespaces, with the key by file; `there` runs a command in the other one.
+const COMMAND_LINE: &str = "\
+umask 077
+head -c 32 /dev/urandom > /run/job.key
+export BAREWIRE_KEY_FILE=/run/job.key
+there() { ip netns exec soft \"$@\"; }
+";
+
+/// The transport `tcp` over a wire that loses, delays and reorders packets: what arrives is compared by `hello` byte by byte, by `fadd` word
+/// by word.
+const SOCKETS: &str = "\
+tc qdisc add dev v0 root netem loss 2% delay 1ms reorder 25%
+tc -n soft qdisc add dev v1 root netem loss 2% delay 1ms reorder 25%
+for layout in '' --bcopy --zcopy; do
+    size=8000
+    if [ \"$layout\" = --zcopy ]; then size=1M; fi
+    $BAREWIRE hello -t tcp --bind 10.98.0.1 -s $size $layout & server=$!
+    sleep 1
+    there $BAREWIRE hello -t tcp --server 10.98.0.1 -s $size $layout
+    wait $server
+done
+for test in 'am_bw -s 8K' 'am_bw -s 1M' 'put_bw -s 100K' 'get -s 100K' 'am_lat -s 8' fadd; do
+    $BAREWIRE perf --listen --bind 10.98.0.1 & server=$!
+    sleep 1
+    there $BAREWIRE perf 10.98.0.1 -x tcp -t $test -n 50 -w 5
+    wait $server
+done
+";
+
+/// The link is cut while messages stream: both ends say so and end.
+const CUT: &str = "\
+$BAREWIRE perf --listen --bind 10.98.0.1 & server=$!
+sleep 1
+there $BAREWIRE perf 10.98.0.1 -x tcp -t am_bw -s 8K -n 1000M & client=$!
+sleep 3
+ip link set v0 down
+if wait $client; then exit 1; fi
+if wait $server; then exit 1; fi
+ip link set v0 up
+";
+
 /// The programs that the checks run.
 pub(super) struct Programs {
     /// Of `tests/interop`.
     pub(super) interop: PathBuf,
+    /// The command line.
+    pub(super) barewire: PathBuf,
     /// Tests of `verbs/` that any device passes.
     pub(super) verbs: Vec<PathBuf>,
     /// Tests of the transport API.
@@ -96,6 +139,7 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
         format!("INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}", programs.interop.display())
     };
     let verbs: Vec<_> = programs.verbs.iter().map(|program| program.display().to_string()).collect();
+    let barewire = format!("BAREWIRE='{}'\n{COMMAND_LINE}", programs.barewire.display());
     let check = |name: &str, seconds, script| Check { name: name.to_owned(), seconds, script };
     vec![
         check("rxe0 on a pair of network devices", 60, NETWORK.to_owned()),
@@ -111,6 +155,8 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             180,
             format!("TRANSPORT='{}'\n{TRANSPORT}", programs.transport.display()),
         ),
+        check("tcp with loss, delay and reordering", 240, format!("{barewire}{SOCKETS}{NO_LOSS}")),
+        check("tcp over a link that is cut", 60, format!("{barewire}{CUT}")),
         check("refusals", 60, format!("REFUSED='{}'\n{REFUSED}", programs.refused.display())),
     ]
 }

@@ -100,13 +100,17 @@ fn programs() -> Result<Programs, Failure> {
     let transport = executables(&transport)?.pop();
     let mut verbs = executables(&verbs)?;
     let refused = verbs.iter().position(|program| file_name(program).starts_with(REFUSED_TESTS));
-    match (executables(&interop)?.pop(), transport, refused) {
-        (Some(interop), Some(transport), Some(refused)) if verbs.len() == VERBS_TESTS.len() + 1 => {
+    let barewire = executables(&["build", "-p", "barewire-cli", "--bin", "barewire"])?.pop();
+    match (executables(&interop)?.pop(), barewire, transport, refused) {
+        (Some(interop), Some(barewire), Some(transport), Some(refused))
+            if verbs.len() == VERBS_TESTS.len() + 1 =>
+        {
             let refused = verbs.remove(refused);
-            Ok(Programs { interop, verbs, transport, refused })
+            Ok(Programs { interop, barewire, verbs, transport, refused })
         }
-        (interop, transport, _) => {
-            let made = format!("cargo made no more than {interop:?}, {transport:?} and {verbs:?}");
+        (interop, barewire, transport, _) => {
+            let made =
+                format!("cargo made no more than {interop:?}, {barewire:?}, {transport:?} and {verbs:?}");
             Err(Failure::Found(made))
         }
     }
