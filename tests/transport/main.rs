@@ -14,6 +14,7 @@ mod pending;
 mod remote_errors;
 mod rma;
 mod setup;
+mod sockets;
 mod static_door;
 mod support;
 mod volume;

@@ -1,0 +1,218 @@
+//! What only sockets have: keys, peers that never come, close or die, and many of them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use barewire::transport::tcp;
+use barewire::{
+    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation, PostError,
+    Posted, Worker,
+};
+
+use crate::support::{Pair, Side, Watch, collect, connect, contents, pattern, until, watch_errors};
+
+fn side(worker: &mut Worker, key: u8, config: &InterfaceConfig) -> Side {
+    let key = tcp::Key::from_bytes([key; 32]);
+    let domain = Domain::Tcp(tcp::Domain::open_with_key("lo", key).unwrap());
+    Side::open(worker, &domain, config)
+}
+
+/// A message over the pair: it goes on, whatever happened beside it.
+fn goes_on(pair: &mut Pair) {
+    let inbox = collect(&pair.server.interface, 1);
+    let _ = pair.post("message", |endpoint| endpoint.am_short(1, 7, b"on")).unwrap();
+    pair.until("message", || inbox.borrow().len() == 1);
+}
+
+#[test]
+fn a_peer_of_another_job_is_no_peer() {
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let mut workers = [Worker::new(), Worker::new()];
+    let config = InterfaceConfig { connect_timeout: Duration::from_secs(2), ..Default::default() };
+    let [one, other] = &mut workers;
+    let sides = [side(one, 1, &config), side(other, 2, &config)];
+    let errors = [watch_errors(&sides[0].interface), watch_errors(&sides[1].interface)];
+    connect(&sides[0], &sides[1]);
+    let watches = [Watch::new(1), Watch::new(1)];
+    for (side, watch) in sides.iter().zip(&watches) {
+        let memory = side.domain.allocate(8000, Access::empty()).unwrap();
+        let slice = [memory.slice(0, 8000).unwrap()];
+        watch.posted(side.endpoint.am_zcopy(1, &[], &slice, Some(&watch.completion)));
+        std::mem::forget(memory);
+    }
+    // Who connects is told at once, who waits when it has waited long enough.
+    until(&mut [one, other], "errors", || watches.iter().all(Watch::is_done));
+    let causes: Vec<Cause> = errors.iter().map(|errors| errors.borrow()[0].cause).collect();
+    assert!(
+        causes.contains(&Cause::Unauthenticated) && causes.contains(&Cause::PeerUnreachable),
+        "{causes:?}"
+    );
+    for (side, errors) in sides.iter().zip(&errors) {
+        let error = errors.borrow()[0].clone();
+        assert_eq!((errors.borrow().len(), error.operation), (1, Operation::Connect));
+        assert_eq!(side.endpoint.am_short(1, 0, &[]), Err(PostError::EndpointFailed));
+        assert_eq!(side.endpoint.error(), Some(error));
+    }
+    goes_on(&mut pair);
+}
+
+#[test]
+fn a_peer_that_is_gone_before_it_was_there() {
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let errors = watch_errors(&pair.client.interface);
+    let config = InterfaceConfig { connect_timeout: Duration::from_secs(2), ..Default::default() };
+    let mut worker = Worker::new();
+    let gone = Side::open(&mut worker, &Domain::open("tcp", "lo").unwrap(), &config);
+    let mut own = Worker::new();
+    let here = Side::open(&mut own, &pair.client.domain, &config);
+    let seen = watch_errors(&here.interface);
+    connect(&here, &gone);
+    drop((gone, worker));
+    assert_eq!(here.endpoint.am_short(1, 0, &[]), Ok(Posted::Done));
+    let flushed = Watch::new(1);
+    flushed.posted(here.endpoint.flush(FlushMode::Local, Some(&flushed.completion)));
+    until(&mut [&mut own], "error", || flushed.is_done());
+    let error = seen.borrow()[0].clone();
+    assert_eq!((error.operation, error.cause), (Operation::Connect, Cause::PeerUnreachable), "{error}");
+    assert_eq!(flushed.result().unwrap().unwrap_err().cause, Cause::PeerUnreachable);
+    goes_on(&mut pair);
+    assert!(errors.borrow().is_empty());
+}
+
+/// Who has nothing outstanding is told of a close in order when he uses the endpoint.
+#[test]
+fn a_peer_that_closed_is_told_on_use() {
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let errors = watch_errors(&pair.client.interface);
+    let (client, server) = (pair.client.another(), pair.server.another());
+    connect(&client, &server);
+    let inbox = collect(&pair.server.interface, 1);
+    assert_eq!(client.endpoint.am_short(1, 1, &[]), Ok(Posted::Done));
+    pair.until("message", || inbox.borrow().len() == 1);
+    let last = collect(&pair.client.interface, 2);
+    assert_eq!(server.endpoint.am_short(2, 2, &[5; 8000]), Ok(Posted::Done));
+    drop(server);
+    // What was sent before the close arrives.
+    pair.until("the last message", || last.borrow().len() == 1);
+    for _ in 0..100 {
+        pair.worker.progress();
+    }
+    assert_eq!(client.endpoint.error(), None);
+    pair.until("the close", || client.endpoint.am_short(1, 2, &[]) == Err(PostError::EndpointFailed));
+    pair.until("the error", || errors.borrow().len() == 1);
+    let error = errors.borrow()[0].clone();
+    assert_eq!((error.operation, error.cause), (Operation::ActiveMessage, Cause::Disconnected));
+    assert_eq!(client.endpoint.error(), Some(error));
+    goes_on(&mut pair);
+}
+
+/// A peer that ends without a word, with much on its way.
+#[test]
+fn a_peer_that_dies_is_told_at_once() {
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let errors = watch_errors(&pair.client.interface);
+    let mut worker = Worker::new();
+    let peer = Side::open(&mut worker, &Domain::open("tcp", "lo").unwrap(), &InterfaceConfig::default());
+    let client = pair.client.another();
+    connect(&client, &peer);
+    let source = client.domain.allocate(1 << 20, Access::empty()).unwrap();
+    let slice = [source.slice(0, 1 << 20).unwrap()];
+    let mut watches = Vec::new();
+    // More than the system takes.
+    for _ in 0..30 {
+        let watch = Watch::new(1);
+        watch.posted(client.endpoint.am_zcopy(9, &[], &slice, Some(&watch.completion)));
+        watches.push(watch);
+        pair.worker.progress();
+        worker.progress();
+    }
+    assert!(watches.iter().any(|watch| !watch.is_done()), "everything was taken");
+    drop((peer, worker));
+    pair.until("errors", || watches.iter().all(Watch::is_done) && errors.borrow().len() == 1);
+    assert_eq!(errors.borrow()[0].cause, Cause::Disconnected);
+    assert!(watches.iter().all(|watch| watch.calls() == 1));
+    let failed: Vec<Cause> =
+        watches.iter().filter_map(|watch| watch.result().unwrap().err()).map(|error| error.cause).collect();
+    assert_eq!(failed[0], Cause::Disconnected);
+    assert!(failed[1..].iter().all(|cause| *cause == Cause::Flushed));
+    goes_on(&mut pair);
+}
+
+/// A put and a message take different ways; a fence keeps them in order.
+#[test]
+fn a_message_behind_a_fence_finds_the_put() {
+    let size = 1 << 20;
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let (memory, key) = pair.target(size, Access::REMOTE_WRITE);
+    let memory = Rc::new(memory);
+    let source = pair.client.domain.allocate(size, Access::empty()).unwrap();
+    for round in 0..5 {
+        let data = pattern(round, size);
+        source.write(0, &data).unwrap();
+        let (there, expected, right) = (Rc::clone(&memory), data.clone(), Rc::new(Cell::new(false)));
+        let found = Rc::clone(&right);
+        let handler = move |_: barewire::Message<'_>| found.set(contents(&there) == expected);
+        pair.server.interface.set_handler(1, handler).unwrap();
+        let slice = [source.slice(0, size).unwrap()];
+        let _ =
+            pair.post("put", |endpoint| endpoint.put_zcopy(&slice, memory.address(), &key, None)).unwrap();
+        pair.client.endpoint.fence().unwrap();
+        assert_eq!(pair.client.endpoint.am_short(1, 0, &[]), Err(PostError::NoResource));
+        let _ = pair.post("message", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
+        pair.until("handler", || right.get());
+        pair.flush(FlushMode::Local);
+    }
+}
+
+/// Several hundred connections of one interface, all of them used.
+#[test]
+fn many_connections() {
+    const COUNT: u32 = 200;
+    let config = InterfaceConfig { max_endpoints: COUNT, ..Default::default() };
+    let (mut here, mut there) = (Worker::new(), Worker::new());
+    let domain = Domain::open("tcp", "lo").unwrap();
+    let (from, to) = (Side::open(&mut here, &domain, &config), Side::open(&mut there, &domain, &config));
+    let mut pairs = vec![(from, to)];
+    while pairs.len() < COUNT as usize {
+        let another = (pairs[0].0.another(), pairs[0].1.another());
+        pairs.push(another);
+    }
+    assert!(Endpoint::new(&pairs[0].0.interface).is_err(), "more than there may be");
+    for (from, to) in &pairs {
+        connect(from, to);
+    }
+    let inbox = collect(&pairs[0].1.interface, 1);
+    for (number, (from, _)) in pairs.iter().enumerate() {
+        assert_eq!(from.endpoint.am_short(1, number as u64, &[1; 100]), Ok(Posted::Done));
+    }
+    until(&mut [&mut here, &mut there], "messages", || inbox.borrow().len() == COUNT as usize);
+    let mut numbers: Vec<u8> = inbox.borrow().iter().map(|message| message[0]).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..COUNT as u8).collect::<Vec<_>>());
+}
+
+#[test]
+fn ipv6_and_a_device_that_does_not_lead_there() {
+    let config = InterfaceConfig::default();
+    let (mut here, mut there) = (Worker::new(), Worker::new());
+    let v6 = Domain::open("tcp", "::1").unwrap();
+    let (from, to) = (Side::open(&mut here, &v6, &config), Side::open(&mut there, &v6, &config));
+    assert!(from.interface.device_address().to_string().starts_with("[::1]:"));
+    assert!(from.interface.attributes().flags.contains(Flags::INTER_NODE));
+    let inbox = collect(&to.interface, 1);
+    connect(&from, &to);
+    assert_eq!(from.endpoint.am_short(1, 7, &[]), Ok(Posted::Done));
+    until(&mut [&mut here, &mut there], "message", || inbox.borrow().len() == 1);
+
+    let v4 = Interface::open(&mut here, &Domain::open("tcp", "127.0.0.1").unwrap(), &config).unwrap();
+    let (one, other) = (Endpoint::new(&v4).unwrap(), to.another());
+    // One of them is to connect.
+    let answers = [
+        one.connect(&other.interface.device_address(), &other.endpoint.address()),
+        other.endpoint.connect(&v4.device_address(), &one.address()),
+    ];
+    let errors: Vec<String> =
+        answers.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+    assert!(errors.len() == 1 && errors[0].contains("is not reachable"), "{errors:?}");
+}
