@@ -90,7 +90,7 @@ impl<'a> Message<'a> {
         Some((u64::from_le_bytes(*header), payload))
     }
 
-    /// Keeps the bytes beyond the handler without copying them. The receive buffer is missing from its queue
+    /// Keeps the bytes beyond the handler, without copying them but over `tcp`. The receive buffer is missing from its queue
     /// until the result is dropped; a receiver out of buffers slows its senders down and loses nothing.
     pub fn keep(self) -> KeptMessage {
         if let Some(place) = self.place() {

@@ -92,6 +92,9 @@ pub(crate) struct InfoArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Say which network interface tcp takes to this address, and why
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "json")]
+    pub(crate) to: Option<IpAddr>,
 }
 
 #[derive(Debug, Args)]

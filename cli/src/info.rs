@@ -1,12 +1,23 @@
 //! `barewire info`: what there is on this machine, and what is missing and why.
 
 use crate::args::InfoArgs;
-use crate::error::Error;
+use crate::error::{Error, local};
 use crate::output::Output;
+use barewire::transport::tcp;
 use barewire::{AmLimits, AtomicOperations, Attributes, Component, Flags, RmaLimits, components};
 use serde_json::{Value, json};
 
 pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
+    if let Some(peer) = args.to {
+        let (interface, source) = tcp::toward(peer).map_err(|error| local("tcp", &error))?;
+        let note = interface
+            .reason
+            .map_or(String::new(), |reason| format!("; without a route it would not be used: {reason}"));
+        return out.line(format!(
+            "tcp to {peer}: device {}, since the route to {peer} leaves from its address {source}{note}",
+            interface.name
+        ));
+    }
     let components = components();
     if args.json {
         let list: Vec<Value> = components.iter().map(component_json).collect();

@@ -62,6 +62,18 @@ pub fn devices() -> Result<Vec<NetworkInterface>, OpenError> {
     interfaces::list().map_err(|e| refused("*", "list the network interfaces", e))
 }
 
+/// The network interface over which the routes of this host lead to `peer`, and the address from which packets leave.
+///
+/// # Errors
+/// [`OpenError::Device`] if there is no route.
+pub fn toward(peer: IpAddr) -> Result<(NetworkInterface, IpAddr), OpenError> {
+    let source = interfaces::source_of(peer).map_err(|e| refused(&peer.to_string(), "find a route", e))?;
+    let with_source = devices()?.into_iter().find(|interface| interface.addresses.contains(&source));
+    // An address of no interface, as 127.0.0.2 is one.
+    let nameless = || NetworkInterface { name: source.to_string(), addresses: vec![source], reason: None };
+    Ok((with_source.unwrap_or_else(nameless), source))
+}
+
 impl Domain {
     /// Opens a network interface by its name, or an address of this host, with the key that the environment names
     /// ([`Key::from_env`]). Without one, the loopback is open to this process alone.

@@ -7,7 +7,10 @@
 //! more than one connection between them.
 //!
 //! The first message after a progress call is sent at once; what is posted behind it before the next one is put together and leaves
-//! with 32 KiB or the next progress call. An idle connection has no buffers.
+//! with 32 KiB or the next progress call. An idle connection has no buffers: it costs a descriptor and less than 1 KiB here, besides what
+//! the system holds for a socket. A peer that knows the key can make this end hold one message of up to 1 MiB for each connection, and
+//! 320 KiB of messages that wait for kept ones to be dropped. MSG_ZEROCOPY is not
+//! used: on the loopback the system copies all the same, and nothing else was there to be measured.
 //!
 //! What order is kept: messages among each other, and operations on memory among each other. A message may be handled before a put
 //! that was posted earlier has arrived, unless there is a fence between them. Every connection proves that it knows the job's key
@@ -29,7 +32,7 @@ mod rma;
 mod state;
 
 pub use barewire_tcp::Key;
-pub use domain::{Domain, Memory, RemoteKey, devices};
+pub use domain::{Domain, Memory, RemoteKey, devices, toward};
 pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub use progress::Progress;
