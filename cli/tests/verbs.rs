@@ -7,14 +7,15 @@ mod support;
 mod hca;
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use hca::{alone, installed};
 
-/// All but what only a kernel refuses.
-const TESTS: [&str; 6] = ["devx", "direct", "events", "memory", "objects", "posting"];
+/// Those that a device passes, and those that one is to refuse.
+const TESTS: [&str; 7] = ["devx", "direct", "events", "memory", "objects", "posting", REFUSED];
+const REFUSED: &str = "refused";
 
 /// The programs with the tests, built; none where libibverbs is not installed.
 fn tests() -> Option<&'static [PathBuf]> {
@@ -50,12 +51,26 @@ fn build() -> Vec<PathBuf> {
 }
 
 fn all_pass(options: &[&str]) {
-    for program in tests().unwrap_or_default() {
+    for program in tests().unwrap_or_default().iter().filter(|program| !is_refused(program)) {
         let printed = alone(options, &[program.to_str().unwrap(), "--ignored", "--test-threads=4"]);
         println!("{printed}");
         assert!(printed.contains("test result: ok"), "{printed}");
         assert!(!printed.contains("running 0 tests"), "{printed}");
     }
+}
+
+fn is_refused(program: &Path) -> bool {
+    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with(REFUSED))
+}
+
+#[test]
+fn a_refusal_of_devx_says_what_else_there_is() {
+    let Some(program) = tests().unwrap_or_default().iter().find(|program| is_refused(program)) else {
+        return;
+    };
+    let arguments = [program.to_str().unwrap(), "--ignored", "--exact", "a_device_without_devx"];
+    let printed = alone(&["--no-devx"], &arguments);
+    assert!(printed.contains("1 passed"), "{printed}");
 }
 
 #[test]

@@ -5,8 +5,9 @@ mod support;
 use std::thread;
 
 use barewire_layouts::command;
-use barewire_layouts::command::cq::CreateCqIn;
+use barewire_layouts::command::cq::{Cqc, CreateCqIn};
 use barewire_layouts::command::pd::AllocPdIn;
+use barewire_layouts::prm::Layout;
 use barewire_verbs::dv::{Devx, UarKind};
 use barewire_verbs::{Access, Context, OpenError};
 use support::{Pages, device};
@@ -79,11 +80,13 @@ fn objects_are_made_and_destroyed() {
 #[test]
 #[ignore = "needs a device"]
 fn the_device_says_why_it_makes_no_object() {
-    // CREATE_CQ with an empty context: no event queue, no memory.
-    let mut request = [0; 280];
-    request[0] = 4;
+    let devx = devx();
+    // A completion queue without memory.
+    let mut request = [0; CreateCqIn::BYTES];
+    let mut fields = command::request::<CreateCqIn>(&mut request).unwrap();
+    fields.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, devx.event_queue(0).unwrap());
     let mut answer = [0; 16];
-    let made = devx().create(&request, &mut answer).unwrap();
+    let made = devx.create(&request, &mut answer).unwrap();
     assert!(made.is_none());
     let error = command::answer::<CreateCqIn>(&answer).unwrap_err();
     assert!(error.status.is_ok(), "a status that is known: {error}");

@@ -1,4 +1,5 @@
-//! What a kernel refuses to a process that it keeps short. `cargo xtask vm` runs each in such a process.
+//! What a kernel refuses to a process that it keeps short. `cargo xtask vm` runs each in such a process, `barewire-cli`'s `tests/verbs.rs`
+//! the last.
 
 mod support;
 
@@ -29,4 +30,14 @@ fn a_device_without_permission() {
     println!("{error}");
     assert!(matches!(error, OpenError::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("check its owner and mode"), "{error}");
+}
+
+#[test]
+#[ignore = "needs a device that refuses DEVX: barewire hca run --no-devx"]
+fn a_device_without_devx() {
+    let error = Context::open_devx(&device()).unwrap_err();
+    println!("{error}");
+    assert!(matches!(error, OpenError::DevxRefused { .. }), "{error:?}");
+    assert!(error.to_string().contains("objects of verbs may still be opened"), "{error}");
+    Context::open(&device()).expect("without DEVX it opens");
 }
