@@ -12,6 +12,7 @@ use crate::setup::{CompletionFacts, Way, commands};
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) number: u32,
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "held for its drop"))]
     pub(crate) object: Box<dyn Any + Send + Sync>,
 }
 

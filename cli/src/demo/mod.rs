@@ -65,7 +65,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
 
 /// Everything that is done over one transport, on the side that leads.
 fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) -> Result<(), Error> {
-    let Choice { transport, device, .. } = choice;
+    let Choice { transport, device, attributes } = choice;
     link.send(&Message::Open { transport: transport.clone(), device: Some(device.clone()) }, STEP)?;
     link.send(&Message::File { length: source.length() }, STEP)?;
     let mut session = Session::connect(link, transport, device)?;
@@ -73,12 +73,19 @@ fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) ->
     let row = |operation, outcome| Row { transport: transport.clone(), operation, outcome };
     let put = file::put(&mut session, &sent)?;
     table.push(row("RDMA write", put));
-    let messages = file::send_messages(&mut session, &sent)?;
-    table.push(row("active messages", messages));
-    let put = ball::lead(&mut session, &Step::PutPingPong, ROUNDS)?;
-    table.push(row("put ping-pong", put));
-    let messages = ball::lead(&mut session, &Step::AmPingPong, ROUNDS)?;
-    table.push(row("am ping-pong", messages));
+    // Some transports have no messages, or no short operations.
+    if attributes.am.max_bcopy > 0 {
+        let messages = file::send_messages(&mut session, &sent)?;
+        table.push(row("active messages", messages));
+    }
+    if attributes.put.max_short > 0 {
+        let put = ball::lead(&mut session, &Step::PutPingPong, ROUNDS)?;
+        table.push(row("put ping-pong", put));
+    }
+    if attributes.am.max_short > 0 {
+        let messages = ball::lead(&mut session, &Step::AmPingPong, ROUNDS)?;
+        table.push(row("am ping-pong", messages));
+    }
     session.wait.send(&Message::Demo(Step::Close), STEP)?;
     session.wait.barrier("closing the transport")
 }
