@@ -5,9 +5,7 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use barewire_mlx5dv_sys::Library;
-use rdma_sys::ibv_atomic_cap;
 
-use crate::Error;
 use crate::dv::Devx;
 use crate::probe::Roots;
 use crate::sys::{self, DeviceList, ListedDevice, OpenContext};
@@ -21,21 +19,6 @@ pub struct Device {
     pub guid: u64,
     /// libmlx5 drives it.
     pub is_mlx5: bool,
-}
-
-/// What a device can do. verbs.h: `struct ibv_device_attr`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceAttributes {
-    /// Most requests of a send or receive queue.
-    pub max_requests: u32,
-    /// Most completions of a queue.
-    pub max_completions: u32,
-    /// Most reads and atomics that a queue pair may have outstanding.
-    pub max_initiator_depth: u32,
-    /// Most reads and atomics that a queue pair works on for its peer.
-    pub max_responder_resources: u32,
-    /// It has atomics.
-    pub atomics: bool,
 }
 
 /// The devices that can be opened by name. Empty where the machine has none, and where the kernel has no
@@ -152,23 +135,6 @@ impl Context {
     /// How many ports the device has; they are numbered from 1.
     pub fn port_count(&self) -> u8 {
         self.0.ports()
-    }
-
-    /// Asks what the device can do. verbs.h: `ibv_query_device`.
-    ///
-    /// # Errors
-    /// What the library says.
-    pub fn attributes(&self) -> Result<DeviceAttributes, Error> {
-        let attributes = self.0.device_attributes();
-        let attributes = attributes.map_err(|source| Error::new(self.name(), "query the device", source))?;
-        let number = |value: i32| u32::try_from(value).unwrap_or(0);
-        Ok(DeviceAttributes {
-            max_requests: number(attributes.max_qp_wr),
-            max_completions: number(attributes.max_cqe),
-            max_initiator_depth: number(attributes.max_qp_init_rd_atom),
-            max_responder_resources: number(attributes.max_qp_rd_atom),
-            atomics: attributes.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE,
-        })
     }
 
     /// Asks for the attributes of a port. verbs.h: `ibv_query_port`.

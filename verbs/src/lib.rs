@@ -51,9 +51,7 @@ pub use channel::{CompletionChannel, CompletionEvent};
 #[cfg(feature = "rdma-sys")]
 pub use completion::{CompletionQueue, CompletionQueueId, CompletionQueueRef, Poller};
 #[cfg(feature = "rdma-sys")]
-pub use device::{
-    Context, Device, DeviceAttributes, LinkLayer, OpenError, Port, PortState, QueryError, devices,
-};
+pub use device::{Context, Device, LinkLayer, OpenError, Port, PortState, QueryError, devices};
 #[cfg(feature = "rdma-sys")]
 pub use error::Error;
 #[cfg(feature = "rdma-sys")]

@@ -8,8 +8,8 @@ use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 use barewire_verbs::dv::{self, QueuePairFacts, Ring, ScatterToEntry, ThreadDomain};
 use barewire_verbs::{
-    Capacity, CompletionQueueRef, Context, Initialize, MemoryRegion, ProtectionDomain, QueuePairKind,
-    QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
+    AtomicScope, Capacity, CompletionQueueRef, Context, Initialize, MemoryRegion, ProtectionDomain,
+    QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
 };
 
 use super::route::Route;
@@ -33,18 +33,18 @@ impl Device {
 
     /// What verbs tell of it.
     pub(crate) fn capabilities(&self) -> Result<Capabilities, Error> {
-        let device = self.context.attributes().map_err(|error| system("querying the device", error))?;
+        let device = self.context.limits().map_err(|error| system("querying the device", error))?;
         let port = self.route.port().number;
         let port = self.context.query_port(port).map_err(|error| system("querying the port", error))?;
-        let reads = |most: u32| most.checked_ilog2().unwrap_or(0).min(7) as u8;
+        let reads = |most: u8| most.checked_ilog2().unwrap_or(0).min(7) as u8;
         let combines = self.combines()?;
         Ok(Capabilities {
-            max_queue_entries: device.max_requests.min(1 << 15),
-            max_cq_entries: power_of_two_below(device.max_completions).min(1 << 22),
+            max_queue_entries: device.requests.min(1 << 15),
+            max_cq_entries: power_of_two_below(device.completions).min(1 << 22),
             max_message: u64::from(port.max_message),
-            log_max_reads_requester: reads(device.max_initiator_depth),
-            log_max_reads_responder: reads(device.max_responder_resources),
-            atomics: device.atomics,
+            log_max_reads_requester: reads(device.initiator_depth),
+            log_max_reads_responder: reads(device.responder_resources),
+            atomics: device.atomics != AtomicScope::None,
             blueflame: combines,
             write_combining: combines,
             port_type: self.route.port_type(),
