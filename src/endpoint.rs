@@ -237,8 +237,7 @@ impl Endpoint {
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
         match (self, key) {
             (Self::RcMlx5(endpoint), RemoteKey::RcMlx5(key)) => endpoint.put_short(payload, remote, key),
-            (Self::Shm(endpoint), RemoteKey::Shm(key)) => endpoint.put_short(payload, remote, key),
-            // A word by value: if its address were taken, it would have to be in memory above, too.
+            // Behind a call, so that what the others need of the stack and of registers costs the first nothing. A word by value: if its address were taken, it would have to be in memory above, too.
             _ => match payload.try_into() {
                 Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
                 Err(_) => self.put_short_other(payload, remote, key),
@@ -246,10 +245,9 @@ impl Endpoint {
         }
     }
 
-    #[cold]
     #[inline(never)]
     fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.put_short_other(&word.to_ne_bytes(), remote, key)
+        each_but_cma_with_key!(self, key, (endpoint, key) => endpoint.put_short(&word.to_ne_bytes(), remote, key))
     }
 
     #[inline(never)]
@@ -359,6 +357,23 @@ impl Endpoint {
     /// [`PostError`]
     #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        match self {
+            Self::RcMlx5(endpoint) => endpoint.am_short(id, header, payload),
+            // As in `put_short`.
+            _ => match payload.try_into() {
+                Ok(word) => self.am_word(id, header, u64::from_ne_bytes(word)),
+                Err(_) => self.am_short_other(id, header, payload),
+            },
+        }
+    }
+
+    #[inline(never)]
+    fn am_word(&self, id: u8, header: u64, word: u64) -> Post {
+        each_but_cma!(self, endpoint => endpoint.am_short(id, header, &word.to_ne_bytes()))
+    }
+
+    #[inline(never)]
+    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Post {
         each_but_cma!(self, endpoint => endpoint.am_short(id, header, payload))
     }
 

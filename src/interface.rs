@@ -82,7 +82,7 @@ impl Interface {
             }
             Domain::Tcp(domain) => {
                 let (interface, progress) = tcp::Interface::open(domain, config)?;
-                worker.adopt(Progress::Tcp(progress));
+                worker.adopt(Progress::Tcp(Box::new(progress)));
                 Ok(Self::Tcp(interface))
             }
         }

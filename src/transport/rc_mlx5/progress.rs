@@ -80,17 +80,30 @@ impl Progress {
     /// A message of `bytes` bytes lies in the buffer of the receive WQE `counter` of the endpoint `peer`. One event.
     #[inline(never)]
     fn deliver(&mut self, peer: u32, counter: u32, bytes: u32) -> usize {
-        if let Some(state) = self.0.peer(peer) {
-            state.receive(&mut self.0.running(), counter, bytes);
-        }
+        let Some(state) = self.0.peer(peer) else { return self.take_first(peer) };
+        state.receive(&mut self.0.running(), counter, bytes);
         1
     }
 
     /// The send WQE `counter` of the endpoint `peer` is done, and everything before it. One event.
     #[inline(never)]
     fn complete(&mut self, peer: u32, counter: u16) -> usize {
-        if let Some(state) = self.0.peer(peer) {
-            state.complete(counter);
+        let Some(state) = self.0.peer(peer) else { return self.take_first(peer) };
+        state.complete(counter);
+        1
+    }
+
+    /// The completion that was taken is of nobody, or the first of an endpoint whose user index a library chose. One event.
+    #[cold]
+    #[inline(never)]
+    fn take_first(&mut self, user_index: u32) -> usize {
+        let Some(state) = self.0.meet(user_index) else { return 1 };
+        // SAFETY: as in `take`.
+        let event = Completion::from(&unsafe { &*self.0.completions.get() }.last_cqe());
+        if event.kind == CompletionKind::Receive {
+            state.receive(&mut self.0.running(), event.wqe_counter.into(), event.byte_count);
+        } else {
+            state.complete(event.wqe_counter);
         }
         1
     }
@@ -101,7 +114,8 @@ impl Progress {
     fn take_other(&mut self) -> usize {
         // SAFETY: as in `take`.
         let event = Completion::from(&unsafe { &*self.0.completions.get() }.last_cqe());
-        let Some(state) = self.0.peer(event.user_index) else { return 1 };
+        let user_index = event.user_index;
+        let Some(state) = self.0.peer(user_index).or_else(|| self.0.meet(user_index)) else { return 1 };
         match event.kind {
             CompletionKind::SendError(failure) => state.fail_send(event.wqe_counter, failure),
             CompletionKind::ReceiveError(failure) => state.fail_receive(failure),
@@ -126,10 +140,7 @@ impl Drop for Progress {
 impl Shared {
     #[inline(always)]
     fn peer(&self, user_index: u32) -> Option<&State> {
-        let state = match self.peers.get(user_index) {
-            Some(state) => state,
-            None => self.meet(user_index)?,
-        };
+        let state = self.peers.get(user_index)?;
         // SAFETY: `peers` points into `endpoints`, whose entries are dropped by `bury` and `close` only. Both are called by
         // `Progress`, with `&mut self`, when no caller of this function is running.
         Some(unsafe { state.as_ref() })
@@ -139,7 +150,7 @@ impl Shared {
     /// completion tells it.
     #[cold]
     #[inline(never)]
-    fn meet(&self, user_index: u32) -> Option<NonNull<State>> {
+    fn meet(&self, user_index: u32) -> Option<&State> {
         // SAFETY: as in `Progress::take`.
         let qpn = Completion::from(&unsafe { &*self.completions.get() }.last_cqe()).qpn;
         let endpoints = self.endpoints.borrow();
@@ -149,7 +160,8 @@ impl Shared {
         state.user_index.set(Some(user_index));
         let state = NonNull::from(&**state);
         self.peers.set(user_index, state);
-        Some(state)
+        // SAFETY: as in `peer`.
+        Some(unsafe { state.as_ref() })
     }
 
     #[inline(always)]
