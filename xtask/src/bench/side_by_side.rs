@@ -155,7 +155,7 @@ fn count(barewire: &Path, program: &Path, arguments: &[&str], folder: &Path) -> 
         &barewire.to_string_lossy(),
         &["hca", "run", "--", super::tools::VALGRIND_NAME, "--quiet"],
     )
-    .with(&["--tool=callgrind", "--collect-atstart=no", "--toggle-collect=*measured_*"])
+    .with(&["--tool=callgrind", "--fair-sched=try", "--collect-atstart=no", "--toggle-collect=*measured_*"])
     .with(&[&format!("--callgrind-out-file={}", counts.display()), &program.to_string_lossy()])
     .with(arguments)
     .with(&[&CALLS.to_string()])

@@ -22,6 +22,8 @@ const SLOW: &[Slow] = &[
     // Errors end an endpoint once.
     slow("progress", "::fail_send"),
     slow("progress", "::fail_receive"),
+    // The first completion of a queue pair whose user index a library chose.
+    slow("progress", "::take_first"),
     // Pending requests, and endpoints that are closing.
     slow("progress", "::settle"),
     // The user's callback.
