@@ -23,7 +23,7 @@ const SLOW: &[Slow] = &[
     slow("progress", "::fail_send"),
     slow("progress", "::fail_receive"),
     // The first completion of a queue pair whose user index a library chose.
-    slow("progress", "::take_first"),
+    slow("progress", "::meet"),
     // Pending requests, and endpoints that are closing.
     slow("progress", "::settle"),
     // The user's callback.
