@@ -93,7 +93,7 @@ fn put_zcopy() {
                     pair.post("put_zcopy", |endpoint| endpoint.put_zcopy(&slices, remote, key, completion));
                 watch.posted(posted);
                 pair.until("put_zcopy", || watch.is_done());
-                assert_eq!((watch.result(), watch.calls()), (Some(Ok(())), 1));
+                assert_eq!((watch.result(), watch.calls()), (Some(Ok(())), 1), "{}", pair.name);
                 Ok(())
             });
         }
