@@ -40,11 +40,15 @@ bitflags! {
         const INTER_PROCESS = 1 << 18;
         /// Joins two nodes.
         const INTER_NODE = 1 << 19;
+        /// A thread can sleep on the interface's event descriptor.
+        const EVENT_FD = 1 << 20;
+        /// Active message from the argument, in pieces.
+        const AM_SHORT_IOV = 1 << 21;
     }
 }
 
 bitflags! {
-    /// 64-bit atomics of an interface.
+    /// Atomics of an interface on words of one size; see [`AtomicOp`](crate::AtomicOp).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct AtomicOperations: u32 {
         /// Add without result.
@@ -53,7 +57,26 @@ bitflags! {
         const FETCH_ADD = 1 << 1;
         /// Compare and swap, fetching the old value.
         const COMPARE_SWAP = 1 << 2;
+        /// And without result.
+        const AND = 1 << 3;
+        /// Or without result.
+        const OR = 1 << 4;
+        /// Exclusive or without result.
+        const XOR = 1 << 5;
+        /// And, fetching the old value.
+        const FETCH_AND = 1 << 6;
+        /// Or, fetching the old value.
+        const FETCH_OR = 1 << 7;
+        /// Exclusive or, fetching the old value.
+        const FETCH_XOR = 1 << 8;
+        /// Swap, fetching the old value.
+        const SWAP = 1 << 9;
     }
+}
+
+impl AtomicOperations {
+    /// Those of InfiniBand (IBTA 9.4.5); add without result is fetch-add.
+    pub const INFINIBAND: Self = Self::ADD.union(Self::FETCH_ADD).union(Self::COMPARE_SWAP);
 }
 
 /// Sizes of put or get, in bytes. Zero where the operation does not exist.
@@ -97,7 +120,9 @@ pub struct Attributes {
     pub get: RmaLimits,
     /// Sizes of active messages.
     pub am: AmLimits,
-    /// 64-bit atomics.
+    /// Atomics on words of 4 bytes.
+    pub atomic32: AtomicOperations,
+    /// Atomics on words of 8 bytes.
     pub atomic64: AtomicOperations,
     /// Everything else.
     pub flags: Flags,

@@ -4,6 +4,7 @@
 //! what it lacks does not compile. Over the dynamic door the same facts are data, [`Attributes`](crate::Attributes),
 //! and the operation answers [`PostError::Unsupported`].
 
+use crate::atomic::{AtomicOp, AtomicWord};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, PostError};
 use crate::memory::Slice;
@@ -93,6 +94,16 @@ pub trait AmShort {
     fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post;
 }
 
+/// Active message from arguments in pieces.
+pub trait AmShortIov {
+    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one payload of
+    /// [`AmShort::am_short`]. Done at once.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post;
+}
+
 /// Active message through a buffer of the interface.
 pub trait AmBcopy {
     /// Lets `pack` fill a buffer and sends as many bytes as it says.
@@ -143,6 +154,28 @@ pub trait AtomicFetch64: RemoteMemory {
         &self,
         compare: u64,
         swap: u64,
+        remote: u64,
+        key: &Self::Key,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post;
+}
+
+/// Every atomic, on words of 4 and 8 bytes.
+pub trait Atomics: RemoteMemory {
+    /// Changes the word at `remote`, which is a multiple of its size. Swaps have no form without result.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &Self::Key) -> Post;
+
+    /// As [`Self::atomic_post`], and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
         remote: u64,
         key: &Self::Key,
         result: &FetchResult,
@@ -254,6 +287,14 @@ macro_rules! delegate {
             }
         }
     };
+    (@ AmShortIov $endpoint:ty) => {
+        impl $crate::capability::AmShortIov for $endpoint {
+            #[inline]
+            fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> $crate::Post {
+                self.am_short_iov(id, header, pieces)
+            }
+        }
+    };
     (@ AmBcopy $endpoint:ty) => {
         impl $crate::capability::AmBcopy for $endpoint {
             #[inline]
@@ -313,6 +354,31 @@ macro_rules! delegate {
                 completion: Option<&$crate::Completion>,
             ) -> $crate::Post {
                 self.atomic_compare_swap64(compare, swap, remote, key, result, completion)
+            }
+        }
+    };
+    (@ Atomics $endpoint:ty) => {
+        impl $crate::capability::Atomics for $endpoint {
+            #[inline]
+            fn atomic_post<W: $crate::AtomicWord>(
+                &self,
+                op: $crate::AtomicOp<W>,
+                remote: u64,
+                key: &Self::Key,
+            ) -> $crate::Post {
+                self.atomic_post(op, remote, key)
+            }
+
+            #[inline]
+            fn atomic_fetch<W: $crate::AtomicWord>(
+                &self,
+                op: $crate::AtomicOp<W>,
+                remote: u64,
+                key: &Self::Key,
+                result: &$crate::FetchResult,
+                completion: Option<&$crate::Completion>,
+            ) -> $crate::Post {
+                self.atomic_fetch(op, remote, key, result, completion)
             }
         }
     };

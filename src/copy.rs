@@ -7,7 +7,10 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use crate::atomic::Change;
+
 const WORD: usize = size_of::<u64>();
+const HALF: usize = size_of::<u32>();
 
 /// A range of shared bytes. Plain data: who keeps the memory alive is the holder's business.
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +193,38 @@ impl Bytes {
         let at = unsafe { self.start.as_ptr().add(offset) };
         // SAFETY: aligned and inside; a whole aligned word is always in `words`.
         (at.addr() % WORD == 0).then(|| unsafe { Self::word(at) })
+    }
+
+    /// Changes the word of 4 or 8 bytes at `offset` at once. Answers what was there; `None` where the address is not a multiple of the
+    /// word's size, or the 8 bytes around it are not inside.
+    ///
+    /// # Safety
+    /// The memory is alive.
+    pub(crate) unsafe fn update(&self, offset: usize, change: Change) -> Option<u64> {
+        // SAFETY: the caller's contract.
+        let whole = |offset| unsafe { self.atomic(offset) };
+        let at = self.start.addr().get().checked_add(offset)?;
+        if change.width == WORD {
+            let old = whole(offset)?
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change.apply(old)));
+            return old.ok();
+        }
+        if at % HALF != 0 {
+            return None;
+        }
+        // The word around it, so that all accesses are of one size.
+        let skip = at % WORD;
+        let half = |whole: u64| {
+            let bytes = whole.to_ne_bytes();
+            u32::from_ne_bytes(std::array::from_fn(|i| bytes[skip + i])).into()
+        };
+        let merge = |whole: u64| {
+            let mut bytes = whole.to_ne_bytes();
+            bytes[skip..skip + HALF].copy_from_slice(&(change.apply(half(whole)) as u32).to_ne_bytes());
+            Some(u64::from_ne_bytes(bytes))
+        };
+        let word = whole(offset.checked_sub(skip)?)?;
+        word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, merge).ok().map(half)
     }
 
     /// The byte at `offset`, with acquire ordering.

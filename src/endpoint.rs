@@ -1,6 +1,7 @@
 //! Endpoints: the dynamic door. One predictable branch per operation picks the transport.
 
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use crate::atomic::{AtomicOp, AtomicWord, Change, Kind};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
@@ -377,6 +378,15 @@ impl Endpoint {
         each_but_cma!(self, endpoint => endpoint.am_short(id, header, payload))
     }
 
+    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one payload of [`Self::am_short`]. Done at
+    /// once: they are copied.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        each_but_cma!(self, endpoint => endpoint.am_short_iov(id, header, pieces))
+    }
+
     /// Lets `pack` fill a buffer of the interface and sends as many bytes as it says to the peer's handler `id`.
     /// Answers the number of bytes; the caller has nothing to wait for.
     ///
@@ -447,6 +457,57 @@ impl Endpoint {
             self, key,
             (endpoint, key) => endpoint.atomic_compare_swap64(compare, swap, remote, key, result, completion)
         )
+    }
+
+    /// Changes the word of 4 or 8 bytes at `remote`, which is a multiple of its size. Swaps have no form without result. What a transport
+    /// can do is in its [`Attributes`](crate::Attributes): `atomic32` and `atomic64`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
+        self.change(op.change(), remote, key, None)
+    }
+
+    /// As [`Self::atomic_post`], and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.change(op.change(), remote, key, Some((result, completion)))
+    }
+
+    fn change(
+        &self,
+        change: Change,
+        remote: u64,
+        key: &RemoteKey,
+        fetch: Option<(&FetchResult, Option<&Completion>)>,
+    ) -> Post {
+        if let (Self::Self_(endpoint), RemoteKey::Self_(key)) = (self, key) {
+            return endpoint.change(change, remote, key, fetch);
+        }
+        // What InfiniBand has.
+        match (change, fetch) {
+            (Change { kind: Kind::Add, width: 8, operand, .. }, None) => {
+                self.atomic_add64(operand, remote, key)
+            }
+            (Change { kind: Kind::Add, width: 8, operand, .. }, Some((result, completion))) => {
+                self.atomic_fetch_add64(operand, remote, key, result, completion)
+            }
+            (Change { kind: Kind::CompareSwap, width: 8, operand, compare }, Some((result, completion))) => {
+                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
+            }
+            _ => Err(PostError::Unsupported),
+        }
     }
 
     /// Waits for what was posted so far; see [`FlushMode`].

@@ -1,5 +1,8 @@
 //! Interfaces: the dynamic door.
 
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
 use crate::active_message::Message;
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
@@ -7,6 +10,7 @@ use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::event::EventError;
 use crate::status::Post;
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
@@ -53,39 +57,39 @@ impl Interface {
     /// # Errors
     /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
     pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Result<Self, OpenError> {
-        match domain {
+        let (interface, progress) = Self::made(domain, config)?;
+        worker.adopt(interface.clone(), progress);
+        Ok(interface)
+    }
+
+    fn made(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+        Ok(match domain {
             Domain::Self_(domain) => {
                 let (interface, progress) = self_::Interface::open(domain, config)?;
-                worker.adopt(Progress::Self_(progress));
-                Ok(Self::Self_(interface))
+                (Self::Self_(interface), Progress::Self_(progress))
             }
             Domain::RcMlx5(domain) => {
                 let (interface, progress) = rc_mlx5::Interface::open(domain, config)?;
-                worker.adopt(Progress::RcMlx5(progress));
-                Ok(Self::RcMlx5(interface))
+                (Self::RcMlx5(interface), Progress::RcMlx5(progress))
             }
             Domain::Shm(domain) => {
                 let (interface, progress) = shm::Interface::open(domain, config)?;
-                worker.adopt(Progress::Shm(Box::new(progress)));
-                Ok(Self::Shm(interface))
+                (Self::Shm(interface), Progress::Shm(Box::new(progress)))
             }
             Domain::Cma(domain) => {
                 let (interface, progress) = cma::Interface::open(domain, config)?;
-                worker.adopt(Progress::Cma(progress));
-                Ok(Self::Cma(interface))
+                (Self::Cma(interface), Progress::Cma(progress))
             }
             #[cfg(feature = "verbs")]
             Domain::RcVerbs(domain) => {
                 let (interface, progress) = rc_verbs::Interface::open(domain, config)?;
-                worker.adopt(Progress::RcVerbs(progress));
-                Ok(Self::RcVerbs(interface))
+                (Self::RcVerbs(interface), Progress::RcVerbs(progress))
             }
             Domain::Tcp(domain) => {
                 let (interface, progress) = tcp::Interface::open(domain, config)?;
-                worker.adopt(Progress::Tcp(Box::new(progress)));
-                Ok(Self::Tcp(interface))
+                (Self::Tcp(interface), Progress::Tcp(Box::new(progress)))
             }
-        }
+        })
     }
 
     /// The transport's name.
@@ -136,6 +140,32 @@ impl Interface {
     /// Messages that came for an id without handler, and were dropped.
     pub fn unhandled(&self) -> u64 {
         each!(self, interface => interface.unhandled())
+    }
+
+    /// What becomes readable when something happens to an interface that is armed; `None` if nothing ever does without a call on this
+    /// thread. Only for sleeping: nothing is to be read from it, and it may also be readable without a reason.
+    ///
+    /// # Errors
+    /// [`EventError::Missing`], [`EventError::System`]
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        match self {
+            Self::Self_(_) | Self::Cma(_) => Ok(None),
+            _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
+        }
+    }
+
+    /// From now on the [descriptor](Self::event_fd) tells when something happens, until progress is called. Answers when progress is
+    /// wanted at the latest, if it is.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if something is there to be done: call progress, and arm again. [`EventError::Missing`],
+    /// [`EventError::System`]
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        match self {
+            Self::Self_(interface) => interface.arm(),
+            Self::Cma(interface) => interface.arm(),
+            _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
+        }
     }
 
     /// Waits, in the sense of [`FlushMode::Local`](crate::FlushMode::Local), for the operations of every endpoint.

@@ -2,7 +2,7 @@
 //!
 //! A [`Domain`] is a device opened by a transport; memory is registered there. An [`Interface`] is the transport at
 //! work, driven by a [`Worker`]; an [`Endpoint`] is one end of a connection. Operations are UCT's: put and get,
-//! active messages, 64-bit atomics, flush and fence.
+//! active messages, atomics, flush and fence.
 //!
 //! This is the dynamic door: enums over the transports, for when the transport is picked at run time. The static
 //! door, [`transport`], has the same names per transport, with everything inlined.
@@ -31,6 +31,7 @@
 mod active_message;
 mod address;
 mod allocation;
+mod atomic;
 mod attributes;
 pub mod capability;
 mod completion;
@@ -40,10 +41,12 @@ mod copy;
 mod domain;
 mod endpoint;
 mod error;
+mod event;
 mod gate;
 mod interface;
 mod memory;
 mod pending;
+mod pieces;
 mod pool;
 mod random;
 mod status;
@@ -52,6 +55,7 @@ mod worker;
 
 pub use active_message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
 pub use address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind};
+pub use atomic::{AtomicOp, AtomicWord};
 pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 pub use completion::{Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
@@ -62,6 +66,7 @@ pub use error::{
     Busy, Cause, ConnectError, EndpointError, HandlerError, KeyError, MemoryError, OpenError, Operation,
     OperationError, PostError, Syndrome,
 };
+pub use event::EventError;
 pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
 pub use status::{FlushMode, PendingResult, Post, Posted};

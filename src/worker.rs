@@ -1,7 +1,11 @@
 //! The worker: the one owner of the progress of every interface opened through it.
 
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
+use crate::event::{EventError, EventSet};
+use crate::interface::Interface;
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
@@ -61,6 +65,9 @@ impl Progress {
 #[derive(Default)]
 pub struct Worker {
     progress: Vec<Progress>,
+    /// The same, as handles.
+    interfaces: Vec<Interface>,
+    events: Option<EventSet>,
 }
 
 impl Worker {
@@ -69,7 +76,8 @@ impl Worker {
         Self::default()
     }
 
-    pub(crate) fn adopt(&mut self, progress: Progress) {
+    pub(crate) fn adopt(&mut self, interface: Interface, progress: Progress) {
+        self.interfaces.push(interface);
         self.progress.push(progress);
     }
 
@@ -90,10 +98,78 @@ impl Worker {
     fn progress_all(&mut self) -> usize {
         self.progress.iter_mut().map(|one| if one.is_idle() { 0 } else { one.progress() }).sum()
     }
+
+    /// A descriptor that becomes readable when something happens to an armed worker; for `poll`, `epoll` and the reactors that are made of
+    /// them. Nothing is to be read from it. It is the same for the worker's whole life.
+    ///
+    /// # Errors
+    /// [`EventError::Missing`] if one of the transports cannot tell, [`EventError::System`]
+    pub fn event_fd(&mut self) -> Result<BorrowedFd<'_>, EventError> {
+        Ok(self.event_set()?.as_fd())
+    }
+
+    fn event_set(&mut self) -> Result<&EventSet, EventError> {
+        if self.events.is_none() {
+            self.events = Some(EventSet::new()?);
+        }
+        let events = self.events.as_mut().ok_or(EventError::Busy)?;
+        events.take_in(&self.interfaces)?;
+        Ok(events)
+    }
+
+    /// From now on [`Self::event_fd`] tells when something happens, until [`Self::progress`] is called: then arm again. What happened
+    /// before is not lost, but answered by [`EventError::Busy`].
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if something is there to be done: call progress, and arm again. [`EventError::Missing`],
+    /// [`EventError::System`]
+    pub fn arm(&mut self) -> Result<(), EventError> {
+        self.event_set()?;
+        let mut earliest: Option<Instant> = None;
+        for interface in &self.interfaces {
+            if let Some(time) = interface.arm()? {
+                earliest = Some(earliest.map_or(time, |earliest| earliest.min(time)));
+            }
+        }
+        self.event_set()?.wake_at(earliest)
+    }
+
+    /// Makes progress, and sleeps until there is some to make. Answers the number of events; zero if `timeout` passed.
+    ///
+    /// ```
+    /// # use barewire::*;
+    /// # let mut worker = Worker::new();
+    /// # let domain = Domain::open("self", "memory")?;
+    /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// let events = worker.wait(Some(std::time::Duration::from_millis(1)))?;
+    /// assert_eq!(events, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`EventError::Missing`], [`EventError::System`]
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, EventError> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let events = self.progress();
+            if events > 0 {
+                return Ok(events);
+            }
+            let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if rest == Some(Duration::ZERO) {
+                return Ok(0);
+            }
+            match self.arm() {
+                Ok(()) => self.event_set()?.sleep(rest)?,
+                Err(EventError::Busy) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("interfaces", &self.progress.len()).finish()
+        f.debug_struct("Worker").field("interfaces", &self.interfaces).finish_non_exhaustive()
     }
 }

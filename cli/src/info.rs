@@ -52,12 +52,23 @@ fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
 
 /// The attributes as pairs of a name and words.
 fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
-    let Attributes { put, get, am, atomic64, flags, overhead_ns, latency_ns, bandwidth, max_endpoints } =
-        attributes;
+    let Attributes {
+        put,
+        get,
+        am,
+        atomic32,
+        atomic64,
+        flags,
+        overhead_ns,
+        latency_ns,
+        bandwidth,
+        max_endpoints,
+    } = attributes;
     vec![
         ("put", rma(put)),
         ("get", rma(get)),
         ("active message", active_message(am)),
+        ("atomic 32 bit", or_none(atomics(*atomic32).join(", "))),
         ("atomic 64 bit", or_none(atomics(*atomic64).join(", "))),
         ("capabilities", or_none(capabilities(*flags).join(", "))),
         ("overhead", format!("{overhead_ns:.0} ns per message")),
@@ -171,6 +182,7 @@ fn attributes_json(attributes: &Attributes) -> Value {
             "max_iov": am.max_iov,
             "max_header_bytes": limit_json(am.max_header),
         },
+        "atomic32": atomics(attributes.atomic32),
         "atomic64": atomics(attributes.atomic64),
         "capabilities": capabilities(attributes.flags),
         "overhead_ns": attributes.overhead_ns,

@@ -51,8 +51,10 @@ pub enum PostError {
     /// The region of this key was freed.
     #[error("the region of this key was freed")]
     KeyExpired,
-    /// Atomics need an address that is a multiple of 8.
-    #[error("an 8-byte atomic needs an address that is a multiple of 8")]
+    /// Atomics need an address that is a multiple of their word's size, and the 8 bytes around a word of 4 inside the region.
+    #[error(
+        "an atomic needs an address that is a multiple of its word's size, 4 or 8, in 8 bytes of the region"
+    )]
     Unaligned,
     /// The key belongs to another transport or domain than this endpoint.
     #[error("the key belongs to another transport or domain")]

@@ -1,6 +1,9 @@
-//! 64-bit atomics.
+//! Atomics.
 
-use barewire::{Access, FetchResult, PostError, Posted};
+use barewire::{
+    Access, AtomicOp, AtomicOperations, AtomicWord, Endpoint, FetchResult, Memory, Post, PostError, Posted,
+    RemoteKey,
+};
 
 use crate::support::{Pair, Watch, contents};
 
@@ -62,4 +65,90 @@ fn fetches_in_flight_do_not_mix() {
         let values: Vec<_> = results.iter().map(FetchResult::get).collect();
         assert_eq!(values, (0..100).map(|i| 3 * i).collect::<Vec<_>>(), "{}", pair.name);
     }
+}
+
+/// Every operation, with and without result, by capability; the words around stay as they are.
+#[test]
+fn every_operation_on_words_of_both_sizes() {
+    for mut pair in Pair::all() {
+        let attributes = pair.client.interface.attributes();
+        let (of_32, of_64) = (attributes.atomic32, attributes.atomic64);
+        for offset in [8, 12] {
+            every_operation(&mut pair, of_32, offset, 0xf0f0_1234_u32, |word| word as u32);
+        }
+        every_operation(&mut pair, of_64, 16, 0xf0f0_1234_5678_9abc_u64, |word| word);
+    }
+}
+
+fn every_operation<W>(
+    pair: &mut Pair,
+    has: AtomicOperations,
+    offset: usize,
+    operand: W,
+    word: impl Fn(u64) -> W,
+) where
+    W: AtomicWord + std::fmt::Debug + PartialEq,
+{
+    let start = 0x0123_4567_89ab_cdef_u64;
+    let old = word(start);
+    let all: u64 = word(u64::MAX).into();
+    let (a, b): (u64, u64) = (old.into(), operand.into());
+    let swap = AtomicOp::CompareSwap { compare: old, swap: operand };
+    let misses = AtomicOp::CompareSwap { compare: operand, swap: operand };
+    // What it needs without result and with it, and what is there afterwards.
+    let none = AtomicOperations::all().complement();
+    let cases = [
+        (AtomicOp::Add(operand), AtomicOperations::ADD, AtomicOperations::FETCH_ADD, a.wrapping_add(b) & all),
+        (AtomicOp::And(operand), AtomicOperations::AND, AtomicOperations::FETCH_AND, a & b),
+        (AtomicOp::Or(operand), AtomicOperations::OR, AtomicOperations::FETCH_OR, a | b),
+        (AtomicOp::Xor(operand), AtomicOperations::XOR, AtomicOperations::FETCH_XOR, a ^ b),
+        (AtomicOp::Swap(operand), none, AtomicOperations::SWAP, b),
+        (swap, none, AtomicOperations::COMPARE_SWAP, b),
+        (misses, none, AtomicOperations::COMPARE_SWAP, a),
+    ];
+    for (op, posted, fetched, after) in cases {
+        for fetch in [false, true] {
+            let (memory, key) = pair.target(32, Access::REMOTE_ATOMIC);
+            memory.write(0, &[0x5a; 32]).unwrap();
+            memory.write(offset, &start.to_ne_bytes()[..size_of::<W>()]).unwrap();
+            let remote = memory.address() + offset as u64;
+            let need = if fetch { fetched } else { posted };
+            let (result, watch) = (FetchResult::new(), Watch::new(1));
+            let what = format!("{}: {op:?}, fetching: {fetch}", pair.name);
+            let post = |endpoint: &Endpoint, key: &RemoteKey| -> Post {
+                if fetch {
+                    endpoint.atomic_fetch(op, remote, key, &result, Some(&watch.completion))
+                } else {
+                    endpoint.atomic_post(op, remote, key)
+                }
+            };
+            if need == none || !has.contains(need) {
+                let answer = pair.post(&what, |endpoint| post(endpoint, &key));
+                assert_eq!(answer, Err(PostError::Unsupported), "{what}");
+                continue;
+            }
+            let answer = pair.post(&what, |endpoint| post(endpoint, &key));
+            if fetch {
+                watch.posted(answer);
+                pair.until(&what, || watch.is_done());
+                assert_eq!(word(result.get()), old, "{what}");
+            } else {
+                assert_eq!(answer, Ok(Posted::Done), "{what}");
+                pair.flush(barewire::FlushMode::Remote);
+            }
+            expect_word(&memory, offset, &after.to_ne_bytes()[..size_of::<W>()], &what);
+            let odd = pair.post(&what, |endpoint| {
+                endpoint.atomic_fetch(AtomicOp::Add(operand), remote + 1, &key, &result, None)
+            });
+            if has.contains(AtomicOperations::FETCH_ADD) {
+                assert_eq!(odd, Err(PostError::Unaligned), "{what}");
+            }
+        }
+    }
+}
+
+fn expect_word(memory: &Memory, offset: usize, word: &[u8], what: &str) {
+    let mut expected = vec![0x5a; memory.len()];
+    expected[offset..offset + word.len()].copy_from_slice(word);
+    assert_eq!(contents(memory), expected, "{what}");
 }

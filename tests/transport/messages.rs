@@ -30,6 +30,37 @@ fn am_short() {
 }
 
 #[test]
+fn am_short_iov() {
+    for mut pair in Pair::all() {
+        let limit = pair.client.interface.attributes().am.max_short;
+        let inbox = collect(&pair.server.interface, 3);
+        for size in sizes(limit) {
+            let data = pattern(size as u32, size);
+            let (front, back) = data.split_at(size / 3);
+            for pieces in [
+                &[&data[..]][..],
+                &[&[], front, &[], back],
+                &[front, &back[..back.len() / 2], &back[back.len() / 2..]],
+            ] {
+                let header = 0xfedc_ba98_7654_3210 ^ size as u64;
+                let posted = pair.post("am_short_iov", |endpoint| endpoint.am_short_iov(3, header, pieces));
+                assert_eq!(posted, Ok(Posted::Done));
+                pair.until("am_short_iov", || inbox.borrow().len() == 1);
+                let message = inbox.borrow_mut().pop().unwrap();
+                assert_eq!(message, [&header.to_le_bytes()[..], &data].concat(), "{}: {size}", pair.name);
+            }
+        }
+        let posted = pair.post("nothing", |endpoint| endpoint.am_short_iov(3, 5, &[]));
+        assert_eq!(posted, Ok(Posted::Done));
+        pair.until("nothing", || inbox.borrow().len() == 1);
+        let endpoint = &pair.client.endpoint;
+        let answer = endpoint.am_short_iov(3, 0, &[&vec![0; limit], &[0]]);
+        expect_too_long(&pair, "am_short_iov", limit, answer.map(drop));
+        assert_eq!(endpoint.am_short_iov(32, 0, &[&[1]]), Err(PostError::UnknownHandlerId(32)));
+    }
+}
+
+#[test]
 fn am_bcopy() {
     for mut pair in Pair::all() {
         let limit = pair.client.interface.attributes().am.max_bcopy;

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::time::Instant;
 
 use super::NAME;
 use super::address::{self, ProcessAddress};
@@ -14,6 +15,7 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::event::EventError;
 use crate::gate::Block;
 use crate::pending::Arbiter;
 use crate::status::{Post, Posted};
@@ -123,6 +125,14 @@ impl Interface {
     /// [`PostError::Closed`]
     pub fn fence(&self) -> Result<(), PostError> {
         if self.0.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    }
+
+    /// Nothing happens here without a call on this thread: there is nothing to wait for, and no descriptor.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] while something is to be copied.
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.busy.get() { Err(EventError::Busy) } else { Ok(None) }
     }
 }
 

@@ -34,6 +34,7 @@ pub fn attributes() -> Attributes {
         put: rma,
         get: rma,
         am: AmLimits::default(),
+        atomic32: AtomicOperations::empty(),
         atomic64: AtomicOperations::empty(),
         flags: Flags::CONNECT_TO_EP
             | Flags::CONNECT_TO_INTERFACE
@@ -42,6 +43,7 @@ pub fn attributes() -> Attributes {
             | Flags::ERRHANDLE_REMOTE_MEM
             | Flags::PUT_ZCOPY
             | Flags::GET_ZCOPY
+            | Flags::EVENT_FD
             | Flags::INTER_PROCESS,
         overhead_ns: 2000.0,
         latency_ns: 80.0,

@@ -10,6 +10,7 @@ use crate::active_message::MAX_HANDLERS;
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
+use crate::pieces;
 use crate::status::{Post, Posted};
 use crate::transport::operation::Done;
 
@@ -39,6 +40,14 @@ impl Endpoint {
         }
         self.post_sized(|queue| queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS))?;
         Ok(Posted::Done)
+    }
+
+    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
     }
 
     /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.

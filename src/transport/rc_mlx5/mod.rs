@@ -79,7 +79,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             max_iov: MAX_AM_SLICES,
             max_header: MAX_AM_HEADER,
         },
-        atomic64: AtomicOperations::all(),
+        atomic32: AtomicOperations::empty(),
+        atomic64: AtomicOperations::INFINIBAND,
         flags: Flags::CONNECT_TO_EP
             | Flags::PENDING
             | Flags::ERRHANDLE_PEER_FAILURE
@@ -90,6 +91,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::GET_BCOPY
             | Flags::GET_ZCOPY
             | Flags::AM_SHORT
+            | Flags::AM_SHORT_IOV
             | Flags::AM_BCOPY
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_DEVICE

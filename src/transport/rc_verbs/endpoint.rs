@@ -145,7 +145,7 @@ impl RemoteMemory for Endpoint {
 }
 
 crate::capability::delegate!(
-    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
+    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
     Flush, Pending
 );
 

@@ -10,6 +10,7 @@ use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
+use crate::pieces;
 use crate::status::{Post, Posted};
 use crate::transport::operation::Done;
 
@@ -30,6 +31,14 @@ impl Endpoint {
         let prefix = &prefix[..AM_HEADER + SHORT_HEADER];
         self.post(Operation::ActiveMessage, SEND, Data::Inline2(prefix, payload), false)?;
         Ok(Posted::Done)
+    }
+
+    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        pieces::am_short_iov(self, self.0.shared.attributes.am.max_short, id, header, pieces)
     }
 
     /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.

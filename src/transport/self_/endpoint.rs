@@ -9,12 +9,14 @@ use super::interface::{Interface, Shared};
 use super::{MAX_IOV, NAME, SEGMENT};
 use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId};
+use crate::atomic::{AtomicOp, AtomicWord, Change};
 use crate::capability::RemoteMemory;
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, ConnectError, PostError};
 use crate::gate::{Block, Gate};
 use crate::memory::{Access, Slice, Transfer};
 use crate::pending::{HasPending, PendingQueue};
+use crate::pieces;
 use crate::status::{FlushMode, PendingResult, Post, Posted};
 
 struct State {
@@ -245,6 +247,21 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
+    /// Sends `header` and the pieces to handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        Self::check_id(id)?;
+        self.check()?;
+        self.0.shared.send(id, |segment| {
+            let (front, payload) = segment.split_at_mut(SHORT_HEADER);
+            front.copy_from_slice(&header.to_le_bytes());
+            Ok(SHORT_HEADER + pieces::gather(payload, pieces)?.len())
+        })?;
+        Ok(Posted::Done)
+    }
+
     /// Lets `pack` fill a buffer and sends as many bytes as it says to handler `id`.
     ///
     /// # Errors
@@ -347,6 +364,47 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
+    /// Changes the word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
+        self.change(op.change(), remote, key, None)
+    }
+
+    /// Changes the word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.change(op.change(), remote, key, Some((result, completion)))
+    }
+
+    pub(crate) fn change(
+        &self,
+        change: Change,
+        remote: u64,
+        key: &RemoteKey,
+        fetch: Option<(&FetchResult, Option<&Completion>)>,
+    ) -> Post {
+        self.check()?;
+        change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
+        let (bytes, at) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
+        // SAFETY: the key keeps the region's bytes alive.
+        let old = unsafe { bytes.update(at, change) }.ok_or(PostError::Unaligned)?;
+        if let Some((result, _)) = fetch {
+            result.set(old);
+        }
+        Ok(Posted::Done)
+    }
+
     /// Everything posted is finished already. `Cancel` ends the endpoint.
     ///
     /// # Errors
@@ -407,8 +465,8 @@ impl RemoteMemory for Endpoint {
 }
 
 crate::capability::delegate!(
-    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
-    Flush, Pending
+    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
+    Atomics, Flush, Pending
 );
 
 impl fmt::Debug for Endpoint {

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::time::Instant;
 
 use super::domain::Domain;
 use super::endpoint::Endpoint;
@@ -16,6 +17,7 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::event::EventError;
 use crate::pending::Arbiter;
 use crate::pool::{Lease, Pool};
 use crate::random;
@@ -135,6 +137,17 @@ impl Interface {
         self.0.check_open()?;
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Nothing happens here without a call on this thread: there is nothing to wait for, and no descriptor.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if progress has something to do.
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        let shared = &*self.0;
+        let stuck = shared.pending.is_empty() || shared.segments.0.is_empty();
+        let quiet = stuck && shared.queue.try_borrow().is_ok_and(|queue| queue.is_empty());
+        if quiet { Ok(None) } else { Err(EventError::Busy) }
     }
 
     pub(super) fn id(&self) -> u64 {

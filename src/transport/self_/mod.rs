@@ -58,6 +58,7 @@ pub fn attributes() -> Attributes {
             max_iov: MAX_IOV,
             max_header: 256,
         },
+        atomic32: AtomicOperations::all(),
         atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_INTERFACE
             | Flags::PENDING
@@ -68,7 +69,9 @@ pub fn attributes() -> Attributes {
             | Flags::GET_BCOPY
             | Flags::GET_ZCOPY
             | Flags::AM_SHORT
+            | Flags::AM_SHORT_IOV
             | Flags::AM_BCOPY
+            | Flags::EVENT_FD
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU,
         overhead_ns: 10.0,

@@ -9,6 +9,7 @@ use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::{Access, Slice};
+use crate::pieces;
 use crate::status::{Post, Posted};
 
 impl Endpoint {
@@ -46,6 +47,14 @@ impl Endpoint {
             length
         })?;
         Ok(Posted::Done)
+    }
+
+    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
     }
 
     /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.

@@ -53,7 +53,8 @@ pub fn attributes() -> Attributes {
             max_iov: MAX_IOV,
             max_header: MAX_AM_HEADER,
         },
-        atomic64: AtomicOperations::all(),
+        atomic32: AtomicOperations::empty(),
+        atomic64: AtomicOperations::INFINIBAND,
         flags: Flags::CONNECT_TO_EP
             | Flags::CONNECT_TO_INTERFACE
             | Flags::PENDING
@@ -65,6 +66,7 @@ pub fn attributes() -> Attributes {
             | Flags::GET_BCOPY
             | Flags::GET_ZCOPY
             | Flags::AM_SHORT
+            | Flags::AM_SHORT_IOV
             | Flags::AM_BCOPY
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU

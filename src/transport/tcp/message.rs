@@ -40,15 +40,15 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
-    /// Sends `header` and the parts, one after the other, to handler `id`.
+    /// Sends `header` and the pieces, one after the other, to handler `id`.
     ///
     /// # Errors
     /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, parts: &[&[u8]]) -> Post {
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
-        let payload = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
+        let payload = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len()));
         if payload > SEGMENT - SHORT_HEADER {
             return Err(PostError::too_long(payload, SEGMENT - SHORT_HEADER));
         }
@@ -56,9 +56,9 @@ impl Endpoint {
         state.post_message(id, length, |body| {
             let (head, mut body) = body.split_at_mut(SHORT_HEADER);
             head.copy_from_slice(&header.to_le_bytes());
-            for part in parts {
-                let (place, behind) = body.split_at_mut(part.len());
-                place.copy_from_slice(part);
+            for piece in pieces {
+                let (place, behind) = body.split_at_mut(piece.len());
+                place.copy_from_slice(piece);
                 body = behind;
             }
             Ok(length)

@@ -1,0 +1,139 @@
+//! Atomic operations on words of 4 and 8 bytes, as values.
+
+use crate::attributes::AtomicOperations;
+
+/// A word that atomics work on: `u32` or `u64`.
+pub trait AtomicWord: Copy + Into<u64> + sealed::Sealed {}
+
+impl AtomicWord for u32 {}
+impl AtomicWord for u64 {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u32 {}
+    impl Sealed for u64 {}
+}
+
+/// What an atomic does with the word that it finds.
+///
+/// ```
+/// # use barewire::*;
+/// # let mut worker = Worker::new();
+/// # let domain = Domain::open("self", "memory")?;
+/// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+/// # let endpoint = Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+/// # let memory = domain.allocate(8, Access::all())?;
+/// # let key = domain.unpack_key(&memory.pack_key())?;
+/// # let remote = memory.address();
+/// let result = FetchResult::new();
+/// let _ = endpoint.atomic_post(AtomicOp::Or(0x11_u32), remote, &key)?;
+/// let _ = endpoint.atomic_fetch(AtomicOp::Swap(7_u32), remote, &key, &result, None)?;
+/// assert_eq!(result.get(), 0x11);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtomicOp<W> {
+    /// Adds, around the end.
+    Add(W),
+    /// Bitwise and.
+    And(W),
+    /// Bitwise or.
+    Or(W),
+    /// Bitwise exclusive or.
+    Xor(W),
+    /// Replaces. Only with a result.
+    Swap(W),
+    /// Replaces by `swap` if the word is `compare`. Only with a result.
+    CompareSwap {
+        /// What has to be there.
+        compare: W,
+        /// What is then put there.
+        swap: W,
+    },
+}
+
+impl<W: AtomicWord> AtomicOp<W> {
+    pub(crate) fn change(self) -> Change {
+        let (kind, operand, compare) = match self {
+            Self::Add(operand) => (Kind::Add, operand.into(), 0),
+            Self::And(operand) => (Kind::And, operand.into(), 0),
+            Self::Or(operand) => (Kind::Or, operand.into(), 0),
+            Self::Xor(operand) => (Kind::Xor, operand.into(), 0),
+            Self::Swap(operand) => (Kind::Swap, operand.into(), 0),
+            Self::CompareSwap { compare, swap } => (Kind::CompareSwap, swap.into(), compare.into()),
+        };
+        Change { kind, width: size_of::<W>(), operand, compare }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Add,
+    And,
+    Or,
+    Xor,
+    Swap,
+    CompareSwap,
+}
+
+/// An [`AtomicOp`] on a word of either width.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Change {
+    pub(crate) kind: Kind,
+    /// Bytes of the word: 4 or 8.
+    pub(crate) width: usize,
+    pub(crate) operand: u64,
+    pub(crate) compare: u64,
+}
+
+impl Change {
+    /// The word after it, if `old` is there. Of a word of 4 bytes, the low half.
+    pub(crate) fn apply(self, old: u64) -> u64 {
+        match self.kind {
+            Kind::Add => old.wrapping_add(self.operand),
+            Kind::And => old & self.operand,
+            Kind::Or => old | self.operand,
+            Kind::Xor => old ^ self.operand,
+            Kind::Swap => self.operand,
+            Kind::CompareSwap if old == self.compare => self.operand,
+            Kind::CompareSwap => old,
+        }
+    }
+
+    /// What a transport must have for it; nothing has a swap without result.
+    pub(crate) fn need(self, fetch: bool) -> Option<AtomicOperations> {
+        Some(match (self.kind, fetch) {
+            (Kind::Add, false) => AtomicOperations::ADD,
+            (Kind::And, false) => AtomicOperations::AND,
+            (Kind::Or, false) => AtomicOperations::OR,
+            (Kind::Xor, false) => AtomicOperations::XOR,
+            (Kind::Add, true) => AtomicOperations::FETCH_ADD,
+            (Kind::And, true) => AtomicOperations::FETCH_AND,
+            (Kind::Or, true) => AtomicOperations::FETCH_OR,
+            (Kind::Xor, true) => AtomicOperations::FETCH_XOR,
+            (Kind::Swap, true) => AtomicOperations::SWAP,
+            (Kind::CompareSwap, true) => AtomicOperations::COMPARE_SWAP,
+            (Kind::Swap | Kind::CompareSwap, false) => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_change_as_their_operation_says() {
+        let apply = |op: AtomicOp<u64>| op.change().apply(0b1100);
+        assert_eq!(apply(AtomicOp::Add(u64::MAX)), 0b1011);
+        assert_eq!(apply(AtomicOp::And(0b0110)), 0b0100);
+        assert_eq!(apply(AtomicOp::Or(0b0110)), 0b1110);
+        assert_eq!(apply(AtomicOp::Xor(0b0110)), 0b1010);
+        assert_eq!(apply(AtomicOp::Swap(5)), 5);
+        assert_eq!(apply(AtomicOp::CompareSwap { compare: 0b1100, swap: 5 }), 5);
+        assert_eq!(apply(AtomicOp::CompareSwap { compare: 0, swap: 5 }), 0b1100);
+        // The low half is what counts of 4 bytes.
+        assert_eq!(AtomicOp::Add(1_u32).change().apply(u32::MAX.into()) as u32, 0);
+        assert_eq!(AtomicOp::Swap(1_u32).change().need(false), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! Payloads that come in pieces.
+
+use crate::active_message::SHORT_HEADER;
+use crate::capability::{AmBcopy, AmShort};
+use crate::error::PostError;
+use crate::status::{Post, Posted};
+
+/// Payloads up to this are put together on the stack, longer ones in a buffer of the interface.
+const SMALL: usize = 256;
+
+/// `am_short_iov` of a transport whose `am_short` takes `limit` bytes, and whose other messages look the same to the receiver.
+pub(crate) fn am_short_iov(
+    endpoint: &(impl AmShort + AmBcopy),
+    limit: usize,
+    id: u8,
+    header: u64,
+    pieces: &[&[u8]],
+) -> Post {
+    let length = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len()));
+    if length > limit {
+        return Err(PostError::too_long(length, limit));
+    }
+    if length <= SMALL {
+        let mut payload = [0; SMALL];
+        return endpoint.am_short(id, header, gather(&mut payload, pieces)?);
+    }
+    let pack = |buffer: &mut [u8]| match buffer.split_first_chunk_mut::<SHORT_HEADER>() {
+        Some((front, payload)) => {
+            *front = header.to_le_bytes();
+            gather(payload, pieces).map_or(usize::MAX, |payload| SHORT_HEADER + payload.len())
+        }
+        None => usize::MAX,
+    };
+    endpoint.am_bcopy(id, pack).map(|_| Posted::Done)
+}
+
+/// Copies the pieces, one after the other, to the front of `buffer`, and answers that part of it.
+///
+/// # Errors
+/// [`PostError::TooLong`]
+pub(crate) fn gather<'b>(buffer: &'b mut [u8], pieces: &[&[u8]]) -> Result<&'b [u8], PostError> {
+    let mut length = 0;
+    for piece in pieces {
+        let Some(place) = buffer.get_mut(length..).and_then(|rest| rest.get_mut(..piece.len())) else {
+            let all = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len()));
+            return Err(PostError::too_long(all, buffer.len()));
+        };
+        place.copy_from_slice(piece);
+        length += piece.len();
+    }
+    Ok(buffer.get(..length).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_fill_a_buffer_and_no_more() {
+        let mut buffer = [0; 5];
+        assert_eq!(gather(&mut buffer, &[]), Ok(&[][..]));
+        assert_eq!(gather(&mut buffer, &[b"ab", b"", b"cde"]), Ok(&b"abcde"[..]));
+        let limit = PostError::TooLong { length: 6, limit: 5 };
+        assert_eq!(gather(&mut buffer, &[b"abcd", b"ef"]), Err(limit));
+    }
+}

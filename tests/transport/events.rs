@@ -1,0 +1,156 @@
+//! Sleeping until something happens, over the transports that can tell.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use barewire::{
+    DeviceAddress, Domain, Endpoint, EndpointAddress, EventError, Flags, Interface, InterfaceConfig,
+    PostError, Posted, Worker,
+};
+
+use crate::support::{DEADLINE, Pair, collect};
+
+fn can_sleep(interface: &Interface) -> bool {
+    interface.attributes().flags.contains(Flags::EVENT_FD)
+}
+
+/// Arms a worker that has nothing more to do.
+fn arm_when_idle(worker: &mut Worker, name: &str) {
+    let start = Instant::now();
+    loop {
+        match worker.arm() {
+            Ok(()) => return,
+            Err(EventError::Busy) => worker.progress(),
+            Err(error) => panic!("{name}: {error}"),
+        };
+        assert!(start.elapsed() < DEADLINE, "{name}: never idle");
+    }
+}
+
+#[test]
+fn who_cannot_tell_says_so() {
+    for mut pair in Pair::all_with_zcopy() {
+        let Pair { name, worker, client, .. } = &mut pair;
+        match worker.arm() {
+            Ok(()) | Err(EventError::Busy) => assert!(can_sleep(&client.interface), "{name}"),
+            Err(error @ EventError::Missing { .. }) => {
+                assert!(!can_sleep(&client.interface), "{name}: {error}");
+                assert!(error.to_string().contains(client.interface.transport()), "{error}");
+            }
+            Err(error) => panic!("{name}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn an_idle_worker_sleeps_until_the_time_is_over() {
+    for mut pair in Pair::all_with_zcopy() {
+        if !can_sleep(&pair.client.interface) {
+            continue;
+        }
+        arm_when_idle(&mut pair.server_worker, pair.name);
+        arm_when_idle(&mut pair.worker, pair.name);
+        let start = Instant::now();
+        while start.elapsed() < DEADLINE {
+            let before = Instant::now();
+            // Late events of the connection may come in between.
+            if pair.worker.wait(Some(Duration::from_millis(20))).unwrap() == 0 {
+                assert!(before.elapsed() >= Duration::from_millis(20), "{}", pair.name);
+                break;
+            }
+        }
+        assert!(start.elapsed() < DEADLINE, "{}", pair.name);
+    }
+}
+
+/// What arrived before is told by `arm`; what comes after, by the descriptor.
+#[test]
+fn a_message_wakes_an_armed_worker() {
+    for mut pair in Pair::all() {
+        if !can_sleep(&pair.client.interface) || pair.is_self() {
+            continue;
+        }
+        let inbox = collect(&pair.server.interface, 1);
+        for round in 0..50 {
+            arm_when_idle(&mut pair.server_worker, pair.name);
+            let posted = pair.client.endpoint.am_short(1, round, b"wake up");
+            assert_eq!(posted, Ok(Posted::Done), "{}", pair.name);
+            let start = Instant::now();
+            while inbox.borrow().is_empty() {
+                pair.worker.progress();
+                pair.server_worker.wait(Some(Duration::from_millis(100))).unwrap();
+                assert!(start.elapsed() < DEADLINE, "{}: round {round}", pair.name);
+            }
+            inbox.borrow_mut().clear();
+        }
+    }
+}
+
+/// What one thread of [`both_ends_sleep_and_no_wake_up_is_lost`] tells the other.
+type Addresses = (Vec<u8>, Vec<u8>);
+
+/// Echoes until `rounds` messages came, asleep between them.
+fn echo(
+    (transport, device): (&str, &str),
+    rounds: u64,
+    starts: bool,
+    tell: &mpsc::Sender<Addresses>,
+    told: &mpsc::Receiver<Addresses>,
+) {
+    let mut worker = Worker::new();
+    let domain = Domain::open(transport, device).unwrap();
+    let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
+    let endpoint = Endpoint::new(&interface).unwrap();
+    tell.send((interface.device_address().to_bytes(), endpoint.address().to_bytes())).unwrap();
+    let (device, address) = told.recv_timeout(DEADLINE).unwrap();
+    let device = DeviceAddress::from_bytes(&device).unwrap();
+    endpoint.connect(&device, &EndpointAddress::from_bytes(&address).unwrap()).unwrap();
+    let received = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&received);
+    interface.set_handler(2, move |_| seen.set(seen.get() + 1)).unwrap();
+    let (mut sent, mut longest) = (0, Duration::ZERO);
+    while received.get() < rounds || sent < rounds {
+        if sent < received.get() + u64::from(starts) && sent < rounds {
+            match endpoint.am_short(2, sent, &[7; 8]) {
+                Ok(_) => sent += 1,
+                Err(PostError::NoResource) => {}
+                Err(error) => panic!("{transport}: {error}"),
+            }
+        }
+        let before = Instant::now();
+        worker.wait(Some(DEADLINE / 2)).unwrap();
+        longest = longest.max(before.elapsed());
+        assert!(longest < DEADLINE / 2, "{transport}: a wake-up was lost after {} messages", received.get());
+        if starts && sent == rounds && received.get() == rounds {
+            break;
+        }
+    }
+    // The other one waits for the last answer.
+    while endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::InProgress) {
+        worker.progress();
+    }
+}
+
+/// Two threads, each asleep until the other's message comes.
+#[test]
+fn both_ends_sleep_and_no_wake_up_is_lost() {
+    let places = [("shm", "memory"), ("tcp", "lo"), ("rc_mlx5", "soft0:1")];
+    for place in places {
+        {
+            let mut worker = Worker::new();
+            let domain = Domain::open(place.0, place.1).unwrap();
+            if !can_sleep(&Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap()) {
+                continue;
+            }
+        }
+        let rounds = 1000;
+        let (to_other, of_one) = mpsc::channel();
+        let (to_one, of_other) = mpsc::channel();
+        let other = thread::spawn(move || echo(place, rounds, false, &to_one, &of_one));
+        echo(place, rounds, true, &to_other, &of_other);
+        other.join().unwrap();
+    }
+}
