@@ -236,6 +236,7 @@ impl Handlers {
 
     #[cold]
     pub(crate) fn dispatch_error(&self, error: &EndpointError) {
+        tracing::debug!(%error, "an endpoint failed");
         if let Some(mut handler) = self.error.take() {
             handler(error);
             // Unless it was replaced meanwhile.

@@ -59,6 +59,7 @@ impl Interface {
     pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Result<Self, OpenError> {
         let (interface, progress) = Self::made(domain, config)?;
         worker.adopt(interface.clone(), progress);
+        tracing::debug!(transport = interface.transport(), ?config, "interface opened");
         Ok(interface)
     }
 

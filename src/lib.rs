@@ -59,7 +59,9 @@ pub use atomic::{AtomicOp, AtomicWord};
 pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 pub use completion::{Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
-pub use config::InterfaceConfig;
+pub use config::{
+    ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable, unknown_variables,
+};
 pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{

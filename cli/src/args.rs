@@ -92,6 +92,9 @@ pub(crate) struct InfoArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print every setting and environment variable, with its value, default and meaning
+    #[arg(long, conflicts_with = "to")]
+    pub(crate) config: bool,
     /// Say which network interface tcp takes to this address, and why
     #[arg(long, value_name = "ADDRESS", conflicts_with = "json")]
     pub(crate) to: Option<IpAddr>,

@@ -4,7 +4,10 @@ use crate::args::InfoArgs;
 use crate::error::{Error, local};
 use crate::output::Output;
 use barewire::transport::tcp;
-use barewire::{AmLimits, AtomicOperations, Attributes, Component, Flags, RmaLimits, components};
+use barewire::{
+    AmLimits, AtomicOperations, Attributes, Component, Flags, InterfaceConfig, RmaLimits, Setting, VARIABLES,
+    components,
+};
 use serde_json::{Value, json};
 
 pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
@@ -18,6 +21,9 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
             interface.name
         ));
     }
+    if args.config {
+        return config(args.json, out);
+    }
     let components = components();
     if args.json {
         let list: Vec<Value> = components.iter().map(component_json).collect();
@@ -29,6 +35,42 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
             out.line("")?;
         }
         print(component, out)?;
+    }
+    Ok(())
+}
+
+/// The settings of interfaces, and what else the environment says.
+fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
+    let config = InterfaceConfig::from_env().map_err(|error| Error::Usage(error.to_string()))?;
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if as_json {
+        let settings = config.settings().into_iter().map(|setting| {
+            let variable = setting.variable();
+            json!({ "name": setting.name, "variable": variable, "value": setting.value, "default": setting.default,
+                "unit": setting.unit, "doc": setting.doc })
+        });
+        let others = VARIABLES.iter().map(
+            |other| json!({ "variable": other.name, "set": set(other.name).is_some(), "doc": other.doc }),
+        );
+        let (settings, others): (Vec<_>, Vec<_>) = (settings.collect(), others.collect());
+        return out.line(format!("{:#}", json!({ "settings": settings, "variables": others })));
+    }
+    out.line("settings of an interface: the variable's value overrules the default")?;
+    for setting in config.settings() {
+        let Setting { name, unit, default, value, doc } = &setting;
+        let from =
+            if value == default { String::new() } else { format!(", by the environment; default {default}") };
+        out.line(format!("\n{}={value}\n    {name}, {unit}{from}\n    {doc}", setting.variable()))?;
+    }
+    out.line("\nother variables")?;
+    for other in VARIABLES {
+        // A key is nobody's business.
+        let value = match set(other.name) {
+            Some(_) if other.name == barewire_tcp::key::KEY_VARIABLE => "=(set)".to_owned(),
+            Some(value) => format!("={value}"),
+            None => " (not set)".to_owned(),
+        };
+        out.line(format!("\n{}{value}\n    {}", other.name, other.doc))?;
     }
     Ok(())
 }

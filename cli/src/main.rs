@@ -19,11 +19,12 @@ mod units;
 mod wait;
 
 use args::{Cli, Command};
+use barewire::unknown_variables;
 use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
 use clap::Parser;
 use clap::error::ErrorKind;
 use error::Error;
-use output::{Output, error_line};
+use output::{Output, error_line, warning_line};
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
@@ -41,6 +42,11 @@ fn main() -> ExitCode {
     }
     if let Err(error) = hand_on_key(&cli) {
         return end(Err(error));
+    }
+    if !matches!(cli.command, Command::Second(_)) {
+        for unknown in unknown_variables() {
+            warning_line(&unknown.to_string());
+        }
     }
     let mut out = Output::default();
     match cli.command {

@@ -32,6 +32,11 @@ impl Output {
 pub(crate) const EMULATOR: &str =
     "These are times of the software HCA, an emulator on this machine's CPUs, not of a NIC.";
 
+/// Prints what deserves attention and ends nothing.
+pub(crate) fn warning_line(text: &str) {
+    let _ = writeln!(io::stderr(), "barewire: warning: {}", one_line(text));
+}
+
 /// Prints the one line that says why a command ended.
 pub(crate) fn error_line(text: &str) {
     // Nothing is left to be done if even this cannot be written.

@@ -140,9 +140,10 @@ fn place(link: &Link, transport: &str, device: &str) -> Result<String, Error> {
 }
 
 fn open(transport: &str, device: &str) -> Result<(Domain, Worker, Interface), Error> {
+    let config = InterfaceConfig::from_env().map_err(|error| Error::Usage(error.to_string()))?;
     let mut worker = Worker::new();
     let opened = Domain::open(transport, device).and_then(|domain| {
-        let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+        let interface = Interface::open(&mut worker, &domain, &config)?;
         Ok((domain, interface))
     });
     match opened {

@@ -20,7 +20,7 @@ pub trait Choose {
 pub fn choose<C: Choose>(capabilities: &Capabilities, program: C) -> C::Output {
     if let Some(reason) = no_blueflame(capabilities) {
         static LOGGED: Once = Once::new();
-        LOGGED.call_once(|| log::warn!("plain doorbells are rung, not BlueFlame: {reason}"));
+        LOGGED.call_once(|| tracing::warn!("plain doorbells are rung, not BlueFlame: {reason}"));
         return program.with::<PlainDoorbell>();
     }
     #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,202 @@
+//! Settings from the environment.
+
+use std::env;
+
+use thiserror::Error;
+
+use super::InterfaceConfig;
+use super::value::Value;
+
+const PREFIX: &str = "BAREWIRE_";
+
+/// An environment variable besides the settings of interfaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+/// What else the environment says to this library, its command line and the software HCA.
+pub const VARIABLES: &[Variable] = &[
+    Variable { name: "BAREWIRE_KEY", doc: "the job's key for tcp: 64 hexadecimal digits" },
+    Variable {
+        name: "BAREWIRE_KEY_FILE",
+        doc: "a file with the job's key for tcp: 32 bytes or 64 hexadecimal digits, readable by its owner alone",
+    },
+    Variable {
+        name: "BAREWIRE_MLX5_SETUP",
+        doc: "how rc_mlx5 sets a device of the machine up: devx or init_obj [default: the first that works]",
+    },
+    Variable {
+        name: "BAREWIRE_SHM_DIR",
+        doc: "a directory for the sockets of shm, where abstract names cannot reach the peer",
+    },
+    Variable { name: "BAREWIRE_HCA_ADDRESS", doc: "address of the software HCA [default: 127.7.0.1]" },
+    Variable {
+        name: "BAREWIRE_HCA_FAULTS",
+        doc: "faults of the software HCA's wire: drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7",
+    },
+    Variable { name: "BAREWIRE_HCA_PCAP", doc: "capture file of the software HCA's wire; %a is its address" },
+    Variable { name: "BAREWIRE_HCA_DEVICES", doc: "devices that `barewire hca run` shows a program" },
+    Variable { name: "BAREWIRE_HCA_PORTS", doc: "ports of each of them" },
+    Variable { name: "BAREWIRE_HCA_LINK", doc: "their link layer: ethernet or infiniband" },
+    Variable { name: "BAREWIRE_HCA_DEVX", doc: "0: they have no DEVX" },
+];
+
+/// Of this repository's own tests.
+const OF_TESTS: &[&str] = &["TEST_", "VM_", "SHM_", "HCA_SOAK_", "CONFINED_TEST", "BENCH_", "COMPARE_"];
+
+/// The environment variable of a setting.
+pub(super) fn variable(setting: &str) -> String {
+    format!("{PREFIX}{}", setting.to_uppercase())
+}
+
+/// A variable does not say what its setting takes.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{variable}='{text}' is not possible: the setting takes {form} ({unit})")]
+pub struct ConfigError {
+    /// Its name.
+    pub variable: String,
+    /// Its value.
+    pub text: String,
+    /// What can be written.
+    pub form: &'static str,
+    /// What is counted.
+    pub unit: &'static str,
+}
+
+pub(super) fn overrule<V: Value>(
+    setting: &str,
+    unit: &'static str,
+    text_of: &impl Fn(&str) -> Option<String>,
+    value: &mut V,
+) -> Result<(), ConfigError> {
+    let variable = variable(setting);
+    let Some(text) = text_of(&variable).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    else {
+        return Ok(());
+    };
+    match V::parse(&text) {
+        Some(new) => *value = new,
+        None => return Err(ConfigError { variable, text, form: V::FORM, unit }),
+    }
+    Ok(())
+}
+
+/// A variable with this library's prefix that it does not know.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{name} is no variable of barewire{}", like(.meant.as_deref()))]
+pub struct UnknownVariable {
+    /// Its name.
+    pub name: String,
+    /// A known one that looks like it.
+    pub meant: Option<String>,
+}
+
+fn like(meant: Option<&str>) -> String {
+    meant.map_or_else(|| ": see barewire info --config".to_owned(), |meant| format!(": {meant} is meant?"))
+}
+
+/// Variables that are set, have this library's prefix and mean nothing to it: most likely mistyped.
+pub fn unknown_variables() -> Vec<UnknownVariable> {
+    unknown(env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
+}
+
+fn unknown(names: impl Iterator<Item = String>) -> Vec<UnknownVariable> {
+    let settings = InterfaceConfig::NAMES.iter().map(|name| variable(name));
+    let known: Vec<String> = settings.chain(VARIABLES.iter().map(|other| other.name.to_owned())).collect();
+    let is_unknown = |name: &String| match name.strip_prefix(PREFIX) {
+        Some(rest) => !known.contains(name) && !OF_TESTS.iter().any(|test| rest.starts_with(test)),
+        None => false,
+    };
+    let meant = |name: &str| {
+        let (known, distance) = known
+            .iter()
+            .map(|known| (known, strsim::damerau_levenshtein(known, name)))
+            .min_by_key(|&(_, distance)| distance)?;
+        (distance <= 3).then(|| known.clone())
+    };
+    let mut unknown: Vec<_> =
+        names.filter(is_unknown).map(|name| UnknownVariable { meant: meant(&name), name }).collect();
+    unknown.sort_by(|a, b| a.name.cmp(&b.name));
+    unknown
+}
+
+impl InterfaceConfig {
+    /// The defaults, where no environment variable says otherwise. A [`Setting`] has the name of its variable.
+    ///
+    /// # Errors
+    /// [`ConfigError`]
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::default().overruled_by_env()
+    }
+
+    /// These settings, where no environment variable says otherwise. Variables of barewire that are unknown are warned of.
+    ///
+    /// # Errors
+    /// [`ConfigError`]
+    pub fn overruled_by_env(self) -> Result<Self, ConfigError> {
+        for unknown in unknown_variables() {
+            tracing::warn!("{unknown}");
+        }
+        self.overruled(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::Setting;
+
+    #[test]
+    fn variables_overrule() {
+        let text = |name: &str| {
+            Some(match name {
+                "BAREWIRE_SEND_RING" => "1K".to_owned(),
+                "BAREWIRE_PEER_TIMEOUT" => " 250ms ".to_owned(),
+                "BAREWIRE_RETRY_COUNT" => String::new(),
+                _ => return None,
+            })
+        };
+        let config = InterfaceConfig::default().overruled(text).unwrap();
+        let expected = InterfaceConfig::default().send_ring(1024).peer_timeout(Duration::from_millis(250));
+        assert_eq!(config, expected);
+        let wrong = |name: &str| (name == "BAREWIRE_PATH_MTU").then(|| "big".to_owned());
+        let error = InterfaceConfig::default().overruled(wrong).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "BAREWIRE_PATH_MTU='big' is not possible: the setting takes a whole number, such as 64 or 4K (bytes)"
+        );
+    }
+
+    #[test]
+    fn unknown_variables_are_told_with_what_was_meant() {
+        let names = [
+            "BAREWIRE_SENDRING",
+            "BAREWIRE_SEND_RING",
+            "HOME",
+            "BAREWIRE_NONSENSE_AT_ALL",
+            "BAREWIRE_KEY_FILE",
+        ];
+        let found: Vec<String> =
+            unknown(names.iter().map(ToString::to_string)).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "BAREWIRE_NONSENSE_AT_ALL is no variable of barewire: see barewire info --config",
+                "BAREWIRE_SENDRING is no variable of barewire: BAREWIRE_SEND_RING is meant?",
+            ]
+        );
+    }
+
+    #[test]
+    fn settings_know_their_variable() {
+        let settings = InterfaceConfig::default().settings();
+        let first: &Setting = settings.first().unwrap();
+        assert_eq!(first.variable(), "BAREWIRE_SEND_RING");
+    }
+}

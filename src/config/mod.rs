@@ -1,0 +1,160 @@
+//! Settings of an interface: each is declared once, with its name, unit, default and meaning.
+
+mod environment;
+mod value;
+
+use std::time::Duration;
+
+pub use environment::{ConfigError, UnknownVariable, VARIABLES, Variable, unknown_variables};
+use value::Value;
+
+use crate::error::OpenError;
+
+/// A setting as data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The field's and the builder's name.
+    pub name: &'static str,
+    /// What the value counts.
+    pub unit: &'static str,
+    /// The default, as [`Self::variable`] would have it.
+    pub default: String,
+    /// The value, in the same words.
+    pub value: String,
+    /// What it does.
+    pub doc: String,
+}
+
+impl Setting {
+    /// The environment variable that sets it.
+    pub fn variable(&self) -> String {
+        environment::variable(self.name)
+    }
+}
+
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $unit:literal;)+) => {
+        /// Sizes and times of an interface, fixed when it is opened. Transports use what concerns them.
+        ///
+        /// ```
+        /// let config = barewire::InterfaceConfig::default().send_ring(64).max_endpoints(2);
+        /// assert_eq!((config.send_ring, config.retry_count), (64, 7));
+        /// ```
+        ///
+        /// [`Self::from_env`] lets whoever starts a program overrule its settings: `BAREWIRE_SEND_RING=64`.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct InterfaceConfig {
+            $($(#[doc = $doc])+ pub $name: $type,)+
+        }
+
+        impl Default for InterfaceConfig {
+            fn default() -> Self {
+                Self { $($name: $default,)+ }
+            }
+        }
+
+        impl InterfaceConfig {
+            $($(#[doc = $doc])+
+            #[must_use]
+            pub fn $name(mut self, $name: $type) -> Self {
+                self.$name = $name;
+                self
+            })+
+
+            /// Every setting with its value.
+            pub fn settings(&self) -> Vec<Setting> {
+                let default = Self::default();
+                vec![$(Setting {
+                    name: stringify!($name),
+                    unit: $unit,
+                    default: default.$name.text(),
+                    value: self.$name.text(),
+                    doc: concat!($($doc),+).trim().to_owned(),
+                },)+]
+            }
+
+            /// Names of the settings.
+            const NAMES: &[&str] = &[$(stringify!($name)),+];
+
+            /// These settings, where `variable` names no other.
+            fn overruled(mut self, variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+                $(environment::overrule(stringify!($name), $unit, &variable, &mut self.$name)?;)+
+                Ok(self)
+            }
+        }
+    };
+}
+
+settings! {
+    /// Room of each endpoint's send queue, in 64-byte WQE building blocks; a power of two, 16 to 32768.
+    send_ring: u32 = 256, "blocks of 64 bytes";
+    /// Messages that an endpoint can receive ahead of progress; a power of two, 4 to 32768.
+    receive_ring: u32 = 128, "messages";
+    /// Messages per endpoint that handlers can keep before it starts to run out of receive buffers.
+    spare_receive_buffers: u32 = 32, "messages";
+    /// Endpoints of the interface; its completion queue is sized for them.
+    max_endpoints: u32 = 16, "endpoints";
+    /// Buffers of 8 KiB that buffered operations, or messages of `self`, have in flight at once.
+    bcopy_buffers: u32 = 128, "buffers of 8 KiB";
+    /// A completion is asked of the device for every this many operations that need none of their own.
+    signal_every: u32 = 32, "operations";
+    /// Payload bytes per packet: 256, 512, 1024, 2048 or 4096.
+    path_mtu: u32 = 4096, "bytes";
+    /// Local ack timeout exponent: 4.096 us * 2^timeout (IBTA 9.7.6.1.3); 0 waits for ever. With 16, 268 ms, and 7 retries a dead peer
+    /// is reported within about two seconds, and a peer that merely lost its CPU for a while is not.
+    ack_timeout: u8 = 16, "exponent of 4.096 us * 2^n";
+    /// Retries without any answer before the peer counts as gone, 0 to 7.
+    retry_count: u8 = 7, "retries";
+    /// Retries of a receiver that is not ready, 0 to 6, or 7 for no limit.
+    rnr_retry: u8 = 7, "retries";
+    /// Receiver-not-ready timer code sent to peers (IBTA table 45), 1 to 31.
+    min_rnr_timer: u8 = 12, "code of IBTA table 45";
+    /// Reads and atomics in flight per endpoint, and served per endpoint: 1 to 16, rounded down to a power of two.
+    max_rd_atomic: u8 = 8, "operations";
+    /// How long a connection of `tcp` may take until it is there.
+    connect_timeout: Duration = Duration::from_secs(10), "time";
+    /// How long a peer of `tcp` may acknowledge nothing until it counts as gone.
+    peer_timeout: Duration = Duration::from_secs(30), "time";
+}
+
+impl InterfaceConfig {
+    /// `bcopy_buffers`, checked.
+    pub(crate) fn checked_bcopy_buffers(&self, transport: &'static str) -> Result<usize, OpenError> {
+        check(transport, "bcopy_buffers", self.bcopy_buffers, 1, 65536)?;
+        Ok(self.bcopy_buffers as usize)
+    }
+}
+
+/// Refuses a setting outside `least..=most`.
+pub(crate) fn check(
+    transport: &'static str,
+    setting: &'static str,
+    value: u32,
+    least: u32,
+    most: u32,
+) -> Result<(), OpenError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(OpenError::Setting {
+        transport,
+        setting,
+        value: value.into(),
+        reason: format!("it must be from {least} to {most}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_listed_with_what_it_means() {
+        let settings = InterfaceConfig::default().settings();
+        assert_eq!(settings.len(), InterfaceConfig::NAMES.len());
+        for setting in settings {
+            assert_eq!(setting.default, setting.value);
+            assert!(setting.doc.ends_with('.') && !setting.unit.is_empty(), "{setting:?}");
+        }
+    }
+}

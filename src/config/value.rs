@@ -1,0 +1,105 @@
+//! Values of settings as people write them.
+
+use std::time::Duration;
+
+/// A type of settings.
+pub(crate) trait Value: Sized {
+    /// What to write, for example.
+    const FORM: &str;
+
+    fn text(&self) -> String;
+
+    /// `None` if it is no such value.
+    fn parse(text: &str) -> Option<Self>;
+}
+
+/// A whole number, with K, M or G for powers of 1024.
+fn number(text: &str) -> Option<u64> {
+    let unit = |(unit, shift)| Some((text.strip_suffix(unit)?, shift));
+    let (digits, shift) = [('K', 10), ('k', 10), ('M', 20), ('m', 20), ('G', 30)]
+        .into_iter()
+        .find_map(unit)
+        .unwrap_or((text, 0));
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+macro_rules! whole {
+    ($($type:ty),+) => {
+        $(impl Value for $type {
+            const FORM: &str = "a whole number, such as 64 or 4K";
+
+            fn text(&self) -> String {
+                self.to_string()
+            }
+
+            fn parse(text: &str) -> Option<Self> {
+                number(text)?.try_into().ok()
+            }
+        })+
+    };
+}
+
+whole!(u8, u32);
+
+const UNITS: [(&str, f64); 5] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("min", 60.0), ("s", 1.0)];
+
+impl Value for Duration {
+    const FORM: &str = "a time with its unit, such as 500us, 20ms, 10s or 2min";
+
+    fn text(&self) -> String {
+        // As 1.5s or 20ms.
+        format!("{self:?}")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (digits, unit) = UNITS.iter().find_map(|&(unit, size)| Some((text.strip_suffix(unit)?, size)))?;
+        Duration::try_from_secs_f64(digits.trim_end().parse::<f64>().ok()? * unit).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn numbers_have_units() {
+        let cases = [("64", Some(64)), ("4K", Some(4096)), ("2k", Some(2048)), ("1m", Some(1 << 20))];
+        for (text, value) in
+            cases.into_iter().chain([("", None), ("K", None), ("4G", None), ("-1", None), ("1x", None)])
+        {
+            assert_eq!(u32::parse(text), value, "{text}");
+        }
+        assert_eq!(u8::parse("256"), None);
+    }
+
+    #[test]
+    fn times_have_units() {
+        let cases =
+            [("10s", Some(10_000)), ("20 ms", Some(20)), ("1.5s", Some(1500)), ("2min", Some(120_000))];
+        for (text, value) in cases.into_iter().chain([
+            ("10", None),
+            ("s", None),
+            ("-1s", None),
+            ("nans", None),
+            ("1e400s", None),
+        ]) {
+            assert_eq!(Duration::parse(text), value.map(Duration::from_millis), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn texts_are_read_back(number: u32, milliseconds: u32) {
+            prop_assert_eq!(u32::parse(&number.text()), Some(number));
+            let time = Duration::from_millis(milliseconds.into());
+            prop_assert_eq!(Duration::parse(&time.text()), Some(time));
+        }
+
+        #[test]
+        fn any_text_is_a_value_or_none(text in ".{0,12}") {
+            let _ = (u32::parse(&text), u8::parse(&text), Duration::parse(&text));
+        }
+    }
+}
