@@ -168,24 +168,31 @@ type ErrorHandler = Box<dyn FnMut(&EndpointError)>;
 /// The handlers of one interface.
 pub(crate) struct Handlers {
     /// Reached by [`Running`] alone, of which there is one at a time.
-    slots: [UnsafeCell<Option<Handler>>; MAX_HANDLERS as usize],
+    slots: [UnsafeCell<Handler>; MAX_HANDLERS as usize],
     running: Cell<bool>,
     /// Those that were set take their places before the next message.
     newer: Cell<Vec<(u8, Handler)>>,
     error: Cell<Option<ErrorHandler>>,
-    unhandled: Cell<u64>,
+    unhandled: Rc<Cell<u64>>,
     /// No handler is taken any more.
     closed: Cell<bool>,
 }
 
+/// The handler of an id that has none.
+fn counting(unhandled: &Rc<Cell<u64>>) -> Handler {
+    let unhandled = Rc::clone(unhandled);
+    Box::new(move |_| unhandled.set(unhandled.get() + 1))
+}
+
 impl Handlers {
     pub(crate) fn new() -> Self {
+        let unhandled = Rc::default();
         Self {
-            slots: [const { UnsafeCell::new(None) }; MAX_HANDLERS as usize],
+            slots: std::array::from_fn(|_| UnsafeCell::new(counting(&unhandled))),
             running: Cell::new(false),
             newer: Cell::default(),
             error: Cell::new(None),
-            unhandled: Cell::new(0),
+            unhandled,
             closed: Cell::new(false),
         }
     }
@@ -262,14 +269,10 @@ impl<const NOTED: bool> Running<'_, NOTED> {
     /// Runs the handler for `id`.
     #[inline(always)]
     pub(crate) fn dispatch(&mut self, id: u8, message: Message<'_>) {
-        if let Some(slot) = self.0.slots.get(usize::from(id))
-            // SAFETY: only this value reaches the slots, and it is borrowed while the handler runs.
-            && let Some(handler) = unsafe { &mut *slot.get() }
-        {
-            handler(message);
-        } else {
-            self.0.count_unhandled();
-        }
+        let Some(slot) = self.0.slots.get(usize::from(id)) else { return self.0.count_unhandled() };
+        // SAFETY: only this value reaches the slots, and it is borrowed while the handler runs.
+        let handler = unsafe { &mut *slot.get() };
+        handler(message);
     }
 
     /// A message came that has no id.
@@ -282,14 +285,14 @@ impl<const NOTED: bool> Running<'_, NOTED> {
     /// they captured.
     pub(crate) fn renew(&mut self) {
         for (id, handler) in self.0.newer.take() {
-            self.replace(id, Some(handler));
+            self.replace(id, handler);
         }
         if self.0.closed.get() {
-            (0..MAX_HANDLERS).for_each(|id| self.replace(id, None));
+            (0..MAX_HANDLERS).for_each(|id| self.replace(id, counting(&self.0.unhandled)));
         }
     }
 
-    fn replace(&mut self, id: u8, handler: Option<Handler>) {
+    fn replace(&mut self, id: u8, handler: Handler) {
         if let Some(slot) = self.0.slots.get(usize::from(id)) {
             // SAFETY: as in `dispatch`, and nothing is called meanwhile.
             let older = unsafe { std::mem::replace(&mut *slot.get(), handler) };

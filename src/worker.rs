@@ -26,7 +26,8 @@ impl Progress {
         match self {
             Self::Self_(progress) => progress.is_idle(),
             Self::RcMlx5(progress) => progress.is_idle(),
-            Self::Shm(progress) => progress.is_idle(),
+            // It looks itself.
+            Self::Shm(_) => false,
             Self::Cma(progress) => progress.is_idle(),
             // Only the library knows.
             #[cfg(feature = "verbs")]
@@ -39,8 +40,7 @@ impl Progress {
         match self {
             Self::Self_(progress) => progress.progress(),
             Self::RcMlx5(progress) => progress.progress(),
-            // A look was taken.
-            Self::Shm(progress) => progress.turn_unasked(),
+            Self::Shm(progress) => progress.progress(),
             Self::Cma(progress) => progress.progress(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(progress) => progress.progress(),

@@ -8,8 +8,9 @@
 
 use crate::atomic::Ordering;
 use crate::error::Corrupt;
+use crate::hot::Cursor;
 use crate::lane::{Label, MESSAGE_WORDS, read_message, write_message};
-use crate::line::{Line, Lines, Ring};
+use crate::line::{Lines, Ring};
 
 const FREE: u64 = 0;
 const CLAIMED: u64 = 1;
@@ -161,9 +162,10 @@ impl FifoReceiver {
         self.ring.lines()
     }
 
-    /// The slot of the next message, and what the low half of its first word will be.
-    pub(crate) fn next(&self) -> (&Line, u32) {
-        (self.ring.slot(self.index), place(self.ring.lap(self.index), FILLED) as u32)
+    /// The slot of the next message.
+    pub(crate) fn cursor(&self) -> Cursor<'_> {
+        let filled = place(self.ring.lap(self.index), FILLED) as u32;
+        Cursor { line: self.ring.slot(self.index), filled, left: 1 }
     }
 
     /// Looks at the head. `is_gone` tells whether a sender will not write any more.
@@ -198,7 +200,7 @@ impl FifoReceiver {
 
     /// Copies the message at the head.
     pub(crate) fn read(&self, length: u16, into: &mut [u64; MESSAGE_WORDS]) {
-        read_message(self.ring.slot(self.index), length, into);
+        read_message(self.ring.slot(self.index), length.into(), into);
     }
 
     /// Empties the slot at the head.

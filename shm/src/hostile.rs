@@ -46,12 +46,6 @@ impl Deliver for Anything {
     fn peer(&mut self, _: u32) {}
 }
 
-/// A turn without a look before.
-fn turn(port: &mut Port, deliver: &mut impl Deliver) -> usize {
-    port.count();
-    port.turn(deliver)
-}
-
 fn numbers(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed | 1;
     std::iter::repeat_with(move || {
@@ -72,7 +66,7 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
     let started = Instant::now();
     let mut ready = |peer: &mut Peer, port: &mut Port| {
         while !peer.is_ready() {
-            turn(port, &mut all);
+            port.progress(&mut all);
             peer.tend().unwrap();
             assert!(started.elapsed() < PATIENCE, "connecting");
         }
@@ -86,13 +80,13 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
         for _ in 0..64 {
             let _ = bad.send(3, 0, &[]);
             let mut ignored = Anything::default();
-            turn(&mut port, &mut ignored);
+            port.progress(&mut ignored);
         }
         let mut broken = 0;
         for (number, step) in numbers(seed).zip(0..2000) {
             bad.scribble(number, step);
             let mut ignored = Anything::default();
-            turn(&mut port, &mut ignored);
+            port.progress(&mut ignored);
             broken += ignored.broken;
             if bad.tend().is_err() {
                 break;
@@ -109,7 +103,7 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
         if sent < 1000 && good.send(9, sent, &[]).is_ok() {
             sent += 1;
         }
-        turn(&mut port, &mut rest);
+        port.progress(&mut rest);
         assert!(started.elapsed() < PATIENCE, "{} came", rest.good);
     }
     assert!(good.error().is_none());

@@ -2,7 +2,7 @@
 //!
 //! | line | written by | what |
 //! |---|---|---|
-//! | 0 | receiver | how many slots it has emptied, told every quarter of the ring |
+//! | 0 | receiver | how many slots it has emptied, told every quarter of the ring, and every 32 slots |
 //! | 1.. | sender | slots |
 //!
 //! Word 0 of a slot: bits 0..32 the lap of the ring plus one, which says that the slot is filled; 32..40 the tag, 40..56 the length.
@@ -11,7 +11,9 @@
 
 use crate::atomic::Ordering;
 use crate::error::Corrupt;
-use crate::line::{Line, Lines, Ring, WORDS};
+use crate::hot::Cursor;
+use crate::line::{Line, Lines, Ring, Row, WORDS};
+use crate::peer::MAX_IDS;
 
 /// Payload bytes beside the header in one slot.
 pub const INLINE: usize = (WORDS - 2) * 8;
@@ -19,8 +21,13 @@ pub const INLINE: usize = (WORDS - 2) * 8;
 pub const MESSAGE_WORDS: usize = WORDS - 1;
 /// Lines before the slots.
 const HEAD: usize = 1;
-/// Parts of a lap after which the receiver tells how far it is.
+/// Parts of a lap after each of which the receiver tells how far it is.
 const PARTS: u64 = 4;
+/// Slots of a part, in a ring of many.
+const LONGEST_PART: u64 = 32;
+
+/// Bits of the upper half of word 0 that no short message sets: of tags that are no ids, and of lengths from 64 on.
+pub(crate) const NOT_SHORT: u32 = !(MAX_IDS as u32 - 1 | 0x3f << 8);
 
 /// What is in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,59 +81,56 @@ fn write_payload(line: &Line, payload: &[u8]) {
     }
 }
 
-/// Copies header and payload out of a slot, as many words as `length` bytes of payload need.
+/// Copies header and payload out of a slot, as many words as `length` bytes of payload need. Answers the length, or what a slot holds if
+/// that is less.
 #[inline(always)]
-pub(crate) fn read_message(line: &Line, length: u16, into: &mut [u64; MESSAGE_WORDS]) {
+pub(crate) fn read_message(line: &Line, length: usize, into: &mut [u64; MESSAGE_WORDS]) -> usize {
     into[0] = line.load(1);
     into[1] = line.load(2);
-    if length > 8 {
-        for (place, word) in into[2..].iter_mut().zip(3..) {
-            *place = line.load(word);
-        }
+    if length <= 8 {
+        return length;
     }
+    for (place, word) in into[2..].iter_mut().zip(3..) {
+        *place = line.load(word);
+    }
+    length.min(INLINE)
 }
 
 /// The sending end.
 #[derive(Debug)]
 pub(crate) struct LaneSender {
-    ring: Ring,
+    /// Slots that are free and of one lap.
+    row: Row,
+    filled: u32,
     head: Lines,
-    index: u64,
-    /// `index` may go up to here.
-    limit: u64,
+    /// Of the slot behind the row.
+    end: u64,
 }
 
 impl LaneSender {
-    /// Over zeroed lines; `None` if they are not [`lines`] of a power of two.
+    /// Over zeroed lines; `None` if they are not [`lines`] of a power of two. Has no room before the first [`Self::renew`].
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
         let (head, ring) = parts(lines)?;
-        let limit = ring.slots();
-        Some(Self { ring, head, index: 0, limit })
-    }
-
-    /// A lane that has no room: what a sender without one has.
-    pub(crate) fn full(lines: &Lines) -> Option<Self> {
-        let mut lane = Self::new(lines)?;
-        lane.shut();
-        Some(lane)
+        Some(Self { row: Row::of(ring), filled: 0, head, end: 0 })
     }
 
     /// Has no room until the next [`Self::renew`].
     pub(crate) fn shut(&mut self) {
-        self.limit = self.index;
+        self.end = self.index();
+        self.row.end();
+    }
+
+    /// The next message's.
+    fn index(&self) -> u64 {
+        self.end - self.row.left()
     }
 
     /// Sends a message of at most [`INLINE`] bytes of payload. False if the ring is full, as far as is known; see [`Self::renew`].
     #[inline(always)]
     pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
-        let index = self.index;
-        if index == self.limit {
-            return false;
-        }
-        let line = self.ring.slot(index);
+        let Some(line) = self.row.take() else { return false };
         write_message(line, header, payload);
-        line.word(0).store(label.pack() | u64::from(filled(&self.ring, index)), Ordering::Release);
-        self.index = index + 1;
+        line.word(0).store(label.pack() | u64::from(self.filled), Ordering::Release);
         true
     }
 
@@ -137,20 +141,23 @@ impl LaneSender {
     #[inline(never)]
     pub(crate) fn renew(&mut self) -> Result<bool, Corrupt> {
         let emptied = self.head.line(0).word(0).load(Ordering::Acquire);
-        let slots = self.ring.slots();
-        if emptied > self.index || self.index - emptied > slots {
+        let (index, slots) = (self.index(), self.row.ring().slots());
+        if emptied > index || index - emptied > slots {
             return Err(Corrupt("how many messages it has taken from the lane"));
         }
-        self.limit = emptied + slots;
-        Ok(self.index != self.limit)
+        self.filled = filled(self.row.ring(), index);
+        let room = self.row.aim(index, emptied + slots - index);
+        self.end = index + room;
+        Ok(room > 0)
     }
 }
 
 #[cfg(all(test, not(loom)))]
 impl LaneSender {
     pub(crate) fn scribble(&mut self, number: u64, step: u64) {
-        let line = self.ring.slot(if step.is_multiple_of(2) { number >> 32 } else { self.index });
-        let filled = u64::from(filled(&self.ring, self.index));
+        let ring = self.row.ring();
+        let line = ring.slot(if step.is_multiple_of(2) { number >> 32 } else { self.index() });
+        let filled = u64::from(filled(ring, self.index()));
         line.store(1, number);
         line.store(0, if step.is_multiple_of(3) { number & !0xffff_ffff | filled } else { number });
     }
@@ -162,39 +169,41 @@ pub(crate) struct LaneReceiver {
     ring: Ring,
     head: Lines,
     index: u64,
+    /// Slots in a part of a lap, a power of two.
+    part: u64,
 }
 
 impl LaneReceiver {
     /// Over the lines that the sender uses.
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
         let (head, ring) = parts(lines)?;
-        Some(Self { ring, head, index: 0 })
+        let part = (ring.slots() / PARTS).min(LONGEST_PART);
+        Some(Self { ring, head, index: 0, part })
     }
 
     pub(crate) fn lines(&self) -> &Lines {
         self.ring.lines()
     }
 
-    /// The slot of the next message, and what the low half of its first word will be.
+    /// The slots from the next message's to the end of its part of the lap.
     #[inline(always)]
-    pub(crate) fn next(&self) -> (&Line, u32) {
-        (self.ring.slot(self.index), filled(&self.ring, self.index))
+    pub(crate) fn cursor(&self) -> Cursor<'_> {
+        let left = self.part - (self.index & (self.part - 1));
+        Cursor { line: self.ring.slot(self.index), filled: filled(&self.ring, self.index), left: left as u32 }
     }
 
     /// What the next message is, if it is there.
-    #[inline(always)]
     pub(crate) fn peek(&self) -> Option<(Label, &Line)> {
-        let (line, filled) = self.next();
+        let Cursor { line, filled, .. } = self.cursor();
         let word = line.word(0).load(Ordering::Acquire);
         (word as u32 == filled).then(|| (Label::unpack(word), line))
     }
 
-    /// The next message was copied: its slot may be filled again, once the sender is told.
+    /// So many messages, no further than to the end of the part, were copied: their slots may be filled again, once the sender is told.
     #[inline(always)]
-    pub(crate) fn advance(&mut self) {
-        self.index += 1;
-        // A power of two.
-        if self.index & (self.ring.slots() / PARTS - 1) == 0 {
+    pub(crate) fn advance(&mut self, messages: u32) {
+        self.index += u64::from(messages);
+        if messages > 0 && self.index & (self.part - 1) == 0 {
             self.head.line(0).word(0).store(self.index, Ordering::Release);
         }
     }
@@ -216,8 +225,8 @@ mod tests {
     fn take(receiver: &mut LaneReceiver) -> Option<(u8, Vec<u8>)> {
         let (label, line) = receiver.peek()?;
         let mut message = [0; MESSAGE_WORDS];
-        read_message(line, label.length, &mut message);
-        receiver.advance();
+        read_message(line, label.length.into(), &mut message);
+        receiver.advance(1);
         let bytes: Vec<u8> = message.iter().flat_map(|word| word.to_ne_bytes()).collect();
         Some((label.tag, bytes[..8 + usize::from(label.length)].to_vec()))
     }
@@ -253,6 +262,7 @@ mod tests {
     fn impossible_counts_are_refused() {
         let lines = Lines::private(lines(4));
         let mut sender = LaneSender::new(&lines).unwrap();
+        assert_eq!(sender.renew(), Ok(true));
         for _ in 0..4 {
             assert!(sender.send(Label { tag: 0, length: 0 }, 0, &[]));
         }
@@ -271,7 +281,7 @@ mod tests {
         let mut sender = LaneSender::new(&lines).unwrap();
         let mut receiver = LaneReceiver::new(&lines).unwrap();
         let near = 4 * u64::from(u32::MAX) - 8;
-        (sender.index, sender.limit, receiver.index) = (near, near + 4, near);
+        (sender.end, receiver.index) = (near, near);
         lines.line(0).store(0, near);
         for step in 0..40 {
             assert_eq!(take(&mut receiver), None, "{step}");

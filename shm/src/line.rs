@@ -104,7 +104,7 @@ impl fmt::Debug for Lines {
 }
 
 /// Lines in a ring: an index of any size leads to a slot.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Ring {
     lines: Lines,
     mask: usize,
@@ -140,3 +140,55 @@ impl Ring {
         index >> self.log
     }
 }
+
+/// A ring, and some of its slots that are passed one after the other.
+#[derive(Debug)]
+pub(crate) struct Row {
+    next: NonNull<Line>,
+    left: u32,
+    ring: Ring,
+}
+
+impl Row {
+    /// No slots of the ring.
+    pub(crate) fn of(ring: Ring) -> Self {
+        Self { next: ring.lines.start, left: 0, ring }
+    }
+
+    pub(crate) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Slots that are left.
+    #[inline(always)]
+    pub(crate) fn left(&self) -> u64 {
+        self.left.into()
+    }
+
+    /// Goes on with the slot of `index` and those behind it, `count` in all, but not beyond the end of the lap. Answers how many.
+    pub(crate) fn aim(&mut self, index: u64, count: u64) -> u64 {
+        self.next = NonNull::from(self.ring.slot(index));
+        let in_lap = self.ring.slots() - (index & self.ring.mask as u64);
+        self.left = in_lap.min(count) as u32;
+        self.left()
+    }
+
+    /// Has no slots left.
+    pub(crate) fn end(&mut self) {
+        self.left = 0;
+    }
+
+    /// The next slot; `None` if none is left.
+    #[inline(always)]
+    pub(crate) fn take(&mut self) -> Option<&Line> {
+        self.left = self.left.checked_sub(1)?;
+        // SAFETY: one of the slots that `aim` counted, which the ring keeps mapped.
+        let line = unsafe { self.next.as_ref() };
+        // SAFETY: inside the ring, or at its end.
+        self.next = unsafe { self.next.add(1) };
+        Some(line)
+    }
+}
+
+// SAFETY: the pointer is to the ring's lines, whose owner may be used from every thread.
+unsafe impl Send for Row {}

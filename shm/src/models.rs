@@ -38,13 +38,13 @@ fn a_lane_gives_what_was_sent_in_order() {
             let message = loop {
                 if let Some((label, line)) = receiver.peek() {
                     let mut message = [0; MESSAGE_WORDS];
-                    read_message(line, label.length, &mut message);
+                    read_message(line, label.length.into(), &mut message);
                     break message;
                 }
                 thread::yield_now();
             };
             assert_eq!((message[0], message[1]), (header, header * 3));
-            receiver.advance();
+            receiver.advance(1);
         }
         sending.join().unwrap();
     });
@@ -110,11 +110,11 @@ fn a_slot_set_aside_is_filled_or_told() {
 #[test]
 fn a_bell_loses_no_wake_up() {
     bounded(|| {
-        let (lines, bell) = (Lines::private(lane::lines(4)), Bell::new(Lines::private(1)));
+        let (lines, bell) = (Lines::private(lane::lines(4)), Bell::new(Lines::private(1)).unwrap());
         let (theirs, their_bell) = (lines.clone(), bell.clone());
         let sending = thread::spawn(move || {
             let mut sender = LaneSender::new(&theirs).unwrap();
-            assert!(sender.send(LABEL, 1, &[0; 8]));
+            assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
             their_bell.must_ring()
         });
         let receiver = LaneReceiver::new(&lines).unwrap();

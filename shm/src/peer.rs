@@ -31,6 +31,18 @@ pub(crate) const BULK_READY: u8 = 2 * MAX_IDS + 1;
 /// A region that another process announces may have as many bytes.
 const MOST: u64 = 1 << 46;
 
+/// What became of [`Peer::send_now`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Now {
+    /// It was sent.
+    Sent,
+    /// It was sent, and the receiver sleeps.
+    Wake,
+    /// Nothing was done.
+    Otherwise,
+}
+
 /// How far the way to the port is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -49,7 +61,7 @@ enum Way {
 /// The sending end of a connection. Dropping it ends the connection; messages that were sent still arrive.
 #[derive(Debug)]
 pub struct Peer {
-    /// Full while there is none, so that one test tells.
+    /// Without room while there is none, so that one test tells.
     lane: LaneSender,
     bell: Bell,
     event: Option<Event>,
@@ -93,10 +105,11 @@ impl Peer {
             Message::Hello { secret_low: address.secret as u64, secret_high: (address.secret >> 64) as u64 };
         link.send(&hello.encode(), &[]).map_err(|error| lost("sendmsg", error))?;
         let nowhere = Lines::private(lane::lines(4));
-        let lane = LaneSender::full(&nowhere).ok_or(Corrupt("its own ring"))?;
+        let lane = LaneSender::new(&nowhere).ok_or(Corrupt("its own ring"))?;
+        let bell = Bell::new(Lines::private(1)).ok_or(Corrupt("its own ring"))?;
         Ok(Self {
             lane,
-            bell: Bell::new(nowhere),
+            bell,
             event: None,
             way: Way::Connecting,
             fifo: None,
@@ -229,22 +242,42 @@ impl Peer {
         self.post(Label { tag: id, length: payload.len() as u16 }, header, payload)
     }
 
+    /// As [`Self::send`] with a payload of eight bytes, if nothing is to be done but that: there is a lane, and room in it. After [`Now::Wake`],
+    /// [`Self::wake`] is to be called.
     #[inline(always)]
-    fn post(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
-        if self.lane.send(label, header, payload) {
-            self.ring();
-            Ok(())
+    pub fn send_now(&mut self, id: u8, header: u64, word: u64) -> Now {
+        debug_assert!(id < MAX_IDS);
+        if !self.lane.send(Label { tag: id, length: size_of::<u64>() as u16 }, header, &word.to_ne_bytes()) {
+            Now::Otherwise
+        } else if self.bell.must_ring() {
+            Now::Wake
         } else {
-            self.post_otherwise(label, header, payload)
+            Now::Sent
+        }
+    }
+
+    /// Wakes the receiver.
+    #[cold]
+    #[inline(never)]
+    pub fn wake(&self) {
+        if let Some(event) = &self.event {
+            event.ring();
         }
     }
 
     #[inline(always)]
+    fn post(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
+        if self.lane.send(label, header, payload) {
+            self.ring();
+            return Ok(());
+        }
+        self.post_otherwise(label, header, payload)
+    }
+
+    #[inline(always)]
     fn ring(&self) {
-        if self.bell.must_ring()
-            && let Some(event) = &self.event
-        {
-            event.ring();
+        if self.bell.must_ring() {
+            self.wake();
         }
     }
 
@@ -279,13 +312,12 @@ impl Peer {
         if self.way == Way::Fifo {
             let slots = self.config.lane_slots;
             let segment = self.segment("barewire-lane", lane::lines(slots) * LINE)?;
-            let Some(mut lane) =
+            let Some(lane) =
                 Lines::of(&segment, lane::lines(slots)).and_then(|lines| LaneSender::new(&lines))
             else {
                 return Err(self.lose(Corrupt("the size of its own lane")));
             };
             self.hand_over(Message::Lane { slots: slots as u64 }, segment.as_fd())?;
-            lane.shut();
             self.lane = lane;
             self.way = Way::Announcing;
         }

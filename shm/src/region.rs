@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::atomic::Ordering;
+use crate::atomic::{AtomicU64, Ordering};
 use crate::control::Message;
 use crate::error::SegmentError;
 use crate::line::Lines;
@@ -17,7 +17,8 @@ use crate::segment::Segment;
 
 /// Bytes in front of a region's own.
 const FRONT: usize = 4096;
-const LIVE: u64 = 1;
+/// What [`Mapped::life`] is while a region may be used.
+pub const LIVE: u64 = 1;
 
 /// The regions of a process, and who is told of them. Cloning gives another handle.
 #[derive(Debug, Clone)]
@@ -138,10 +139,9 @@ impl Mapped {
         Some(Self { segment, front })
     }
 
-    /// Its owner still wants it to be used.
-    #[inline(always)]
-    pub fn is_live(&self) -> bool {
-        self.front.line(0).word(0).load(Ordering::Acquire) == LIVE
+    /// Is [`LIVE`] while its owner wants it to be used, and mapped as long as the bytes.
+    pub fn life(&self) -> &AtomicU64 {
+        self.front.line(0).word(0)
     }
 
     /// Bytes.
@@ -179,7 +179,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.mapped.front.line(0).word(0).store(0, Ordering::Release);
+        self.mapped.life().store(0, Ordering::Release);
         let mut inner = self.shelf.inner();
         inner.regions.remove(&self.number);
         for reader in &mut inner.readers {

@@ -11,30 +11,35 @@ use std::sync::OnceLock;
 use rustix::event::EventfdFlags;
 use rustix::thread::MembarrierCommand;
 
-use crate::atomic::Ordering;
-use crate::line::Lines;
+use crate::atomic::{AtomicU64, Ordering};
+use crate::line::{Lines, Ring};
 
 const ARMED: u64 = 1;
 
 /// The bell's word in the receiver's memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Bell(Lines);
+pub(crate) struct Bell(Ring);
 
 impl Bell {
-    /// In the first word of `line`.
-    pub(crate) fn new(line: Lines) -> Self {
-        Self(line)
+    /// In the first word of the one line; `None` if there is not one.
+    pub(crate) fn new(line: Lines) -> Option<Self> {
+        Ring::new(line).filter(|ring| ring.slots() == 1).map(Self)
+    }
+
+    #[inline(always)]
+    fn word(&self) -> &AtomicU64 {
+        self.0.slot(0).word(0)
     }
 
     /// Receiver: from now on a message rings. What was sent before must be looked for after this.
     pub(crate) fn arm(&self, barrier: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        self.0.line(0).word(0).store(ARMED, Ordering::SeqCst);
+        self.word().store(ARMED, Ordering::SeqCst);
         barrier().inspect_err(|_| self.disarm())
     }
 
     /// Receiver: messages do not ring any more.
     pub(crate) fn disarm(&self) {
-        self.0.line(0).word(0).store(0, Ordering::Relaxed);
+        self.word().store(0, Ordering::Relaxed);
     }
 
     /// Sender, after the message: true for the one that must wake the receiver.
@@ -45,12 +50,12 @@ impl Bell {
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
         #[cfg(loom)]
         loom::sync::atomic::fence(Ordering::SeqCst);
-        self.0.line(0).word(0).load(Ordering::Relaxed) == ARMED && self.take()
+        self.word().load(Ordering::Relaxed) == ARMED && self.take()
     }
 
     #[cold]
     fn take(&self) -> bool {
-        self.0.line(0).word(0).compare_exchange(ARMED, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.word().compare_exchange(ARMED, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 

@@ -60,12 +60,6 @@ impl Deliver for Count {
     fn peer(&mut self, _: u32) {}
 }
 
-/// A turn without a look before.
-fn turn(port: &mut Port, deliver: &mut impl Deliver) -> usize {
-    port.count();
-    port.turn(deliver)
-}
-
 fn address(number: u64) -> PortAddress {
     // Of this pair alone, also when tests run at the same time.
     PortAddress { number: u64::from(std::process::id()) << 32 | number, secret: 42 }
@@ -126,9 +120,7 @@ fn other_process() {
     }
     let (mut port, mut count) = (open(address), Count::default());
     loop {
-        if !port.is_idle() {
-            port.turn(&mut count);
-        }
+        port.progress(&mut count);
     }
 }
 
@@ -178,18 +170,18 @@ fn a_killed_sender_is_noticed_and_leaves_nothing() {
             let mut child = start("send", here);
             let started = Instant::now();
             while count.short < 100 {
-                turn(&mut port, &mut count);
+                port.progress(&mut count);
                 assert!(started.elapsed() < PATIENCE, "nothing comes");
             }
             let wait = Instant::now();
             while wait.elapsed() < moment(round) {
-                turn(&mut port, &mut count);
+                port.progress(&mut count);
             }
             child.kill().unwrap();
             child.wait().unwrap();
             let killed = Instant::now();
             while descriptors() > open_descriptors {
-                turn(&mut port, &mut count);
+                port.progress(&mut count);
                 assert!(killed.elapsed() < PROMPT, "its socket is still open");
             }
             assert_eq!(count.broken, []);
@@ -235,7 +227,7 @@ fn a_stopped_sender_does_not_stop_the_others() {
     let mut child = start("send", here);
     let started = Instant::now();
     while count.short < 100 {
-        turn(&mut port, &mut count);
+        port.progress(&mut count);
         assert!(started.elapsed() < PATIENCE, "nothing comes");
     }
     let process = child.id().to_string();
@@ -243,7 +235,7 @@ fn a_stopped_sender_does_not_stop_the_others() {
     assert!(signal("-STOP").success());
     // What it sent before is taken: a lane holds fewer than these turns find.
     for _ in 0..2000 {
-        turn(&mut port, &mut count);
+        port.progress(&mut count);
     }
     let mut other = connect(here);
     let mut others = Count::default();
@@ -254,7 +246,7 @@ fn a_stopped_sender_does_not_stop_the_others() {
             next += 1;
         }
         let _ = other.tend();
-        turn(&mut port, &mut others);
+        port.progress(&mut others);
         assert!(started.elapsed() < PATIENCE, "{} came", others.short);
     }
     assert!(signal("-CONT").success());
@@ -270,7 +262,7 @@ fn who_does_not_know_the_secret_is_refused() {
     let mut wrong = Peer::connect(PortAddress { secret: 41, ..here }, &PortConfig::default()).unwrap();
     let started = Instant::now();
     while wrong.tend().is_ok() {
-        turn(&mut port, &mut count);
+        port.progress(&mut count);
         assert!(started.elapsed() < PATIENCE);
     }
     assert!(wrong.error().unwrap().to_string().contains("secret"), "{:?}", wrong.error());
@@ -303,7 +295,7 @@ fn a_sleeping_receiver_is_woken() {
     let (started, mut slept) = (Instant::now(), 0);
     while count.short < MESSAGES {
         if !port.arm().unwrap() {
-            turn(&mut port, &mut count);
+            port.progress(&mut count);
             continue;
         }
         let mut fds = [rustix::event::PollFd::new(&port, rustix::event::PollFlags::IN)];

@@ -12,9 +12,22 @@ use crate::status::{Post, Posted};
 impl Endpoint {
     #[inline(always)]
     fn with_word(&self, remote: u64, key: &RemoteKey, run: impl FnOnce(&AtomicU64)) -> Post {
-        let (view, at) = self.reach_memory(key, (remote, 8), Access::REMOTE_ATOMIC)?;
-        // SAFETY: the view keeps the region mapped.
-        run(unsafe { view.bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
+        if let Some((bytes, at)) = self.reach_mapped(key, (remote, size_of::<u64>()), Access::REMOTE_ATOMIC)
+            // SAFETY: it is mapped while this runs: `run` is a closure of this module, which does nothing but this access.
+            && let Some(word) = unsafe { bytes.atomic(at) }
+        {
+            run(word);
+            return Ok(Posted::Done);
+        }
+        self.with_word_otherwise(remote, key, run)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn with_word_otherwise(&self, remote: u64, key: &RemoteKey, run: impl FnOnce(&AtomicU64)) -> Post {
+        let (bytes, at) = self.reach_memory(key, (remote, size_of::<u64>()), Access::REMOTE_ATOMIC)?;
+        // SAFETY: as in `with_word`.
+        run(unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
         Ok(Posted::Done)
     }
 

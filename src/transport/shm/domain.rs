@@ -8,7 +8,7 @@ use barewire_shm::{Region, SegmentError, Shelf};
 use super::address::{KeyBody, UNSHARED};
 use super::{DEVICE, NAME};
 use crate::copy::Bytes;
-use crate::error::{KeyError, MemoryError, OpenError, PostError};
+use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::random;
 
@@ -77,7 +77,8 @@ impl Domain {
     /// # Errors
     /// [`KeyError`]: not a key, of another transport, or to memory that cannot be shared.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
-        Ok(RemoteKey(KeyBody::unpack(bytes)?))
+        let body = KeyBody::unpack(bytes)?;
+        Ok(RemoteKey { id: body.shelf.wrapping_add(body.region), body })
     }
 
     pub(super) fn tag(&self) -> u32 {
@@ -130,26 +131,31 @@ impl Memory {
 
 /// A right to a region of a peer.
 #[derive(Debug, Clone)]
-pub struct RemoteKey(KeyBody);
+pub struct RemoteKey {
+    body: KeyBody,
+    id: u64,
+}
 
 impl RemoteKey {
-    /// The process's regions, and the one among them.
+    /// The region's number among all of all processes: shelves have random numbers, and on each the first region is 0, the next 1.
     #[inline(always)]
-    pub(super) fn region(&self) -> (u64, u64) {
-        (self.0.shelf, self.0.region)
+    pub(super) fn id(&self) -> u64 {
+        self.id
     }
 
-    /// The offset of a range in the region, if the key gives `need` on it.
+    /// The process's regions, the one among them, and its length.
+    pub(super) fn region(&self) -> (u64, u64, u64) {
+        (self.body.shelf, self.body.region, self.body.length)
+    }
+
     #[inline(always)]
-    pub(super) fn offset(&self, remote: u64, length: usize, need: Access) -> Result<u64, PostError> {
-        let body = &self.0;
-        if !body.access.contains(need) {
-            return Err(PostError::AccessDenied);
-        }
-        let offset = remote.wrapping_sub(body.address);
-        if offset > body.length || length as u64 > body.length - offset {
-            return Err(PostError::OutOfRange);
-        }
-        Ok(offset)
+    pub(super) fn allows(&self, need: Access) -> bool {
+        self.body.access.contains(need)
+    }
+
+    /// The offset of an address in the region, if it is there at all.
+    #[inline(always)]
+    pub(super) fn offset(&self, remote: u64) -> u64 {
+        remote.wrapping_sub(self.body.address)
     }
 }

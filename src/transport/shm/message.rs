@@ -1,6 +1,6 @@
 //! Active messages, sent.
 
-use barewire_shm::INLINE;
+use barewire_shm::{INLINE, Now};
 
 use super::endpoint::Endpoint;
 use super::state::State;
@@ -19,20 +19,52 @@ impl Endpoint {
     /// [`PostError`]
     #[inline(always)]
     pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        match payload.try_into() {
+            Ok(word) => self.am_word(id, header, u64::from_ne_bytes(word)),
+            Err(_) => self.am_any(id, header, payload),
+        }
+    }
+
+    #[inline(always)]
+    fn am_word(&self, id: u8, header: u64, word: u64) -> Post {
+        let state = &*self.0;
+        if state.gate.check().is_ok()
+            && id < MAX_HANDLERS
+            // SAFETY: the driver's send is the one call.
+            && let Some(peer) = unsafe { state.peer() }
+        {
+            match peer.send_now(id, header, word) {
+                Now::Sent => return Ok(Posted::Done),
+                Now::Wake => return self.wake(),
+                Now::Otherwise => {}
+            }
+        }
+        self.am_word_otherwise(id, header, word)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wake(&self) -> Post {
+        self.0.with_peer(|peer| peer.wake());
+        Ok(Posted::Done)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn am_word_otherwise(&self, id: u8, header: u64, word: u64) -> Post {
+        self.am_any(id, header, &word.to_ne_bytes())
+    }
+
+    #[inline(never)]
+    fn am_any(&self, id: u8, header: u64, payload: &[u8]) -> Post {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
         if payload.len() > INLINE {
             return self.am_long(id, header, payload);
         }
-        // SAFETY: the driver's send is the one call.
-        let Some(peer) = (unsafe { state.peer() }) else {
-            return Err(state.refuse(Operation::ActiveMessage, None));
-        };
-        match peer.send(id, header, payload) {
-            Ok(()) => Ok(Posted::Done),
-            Err(error) => Err(state.refuse(Operation::ActiveMessage, Some(error))),
-        }
+        state.run(Operation::ActiveMessage, |peer| peer.send(id, header, payload))?;
+        Ok(Posted::Done)
     }
 
     #[inline(never)]

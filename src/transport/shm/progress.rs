@@ -12,7 +12,7 @@ use barewire_shm::{BulkReceiver, Corrupt, Deliver, MESSAGE_WORDS, Port};
 use super::NAME;
 use super::interface::Shared;
 use crate::active_message::{
-    Elsewhere, HOME, Keeper, KeptMessage, Message, Reclaim, Running, SHORT_HEADER, write_home,
+    Elsewhere, HOME, Keeper, KeptMessage, Message, Reclaim, SHORT_HEADER, write_home,
 };
 use crate::error::{Cause, EndpointError, Operation};
 use crate::gate::Block;
@@ -22,7 +22,12 @@ use crate::pool::Lease;
 /// answer [`PostError::Closed`](crate::PostError::Closed).
 pub struct Progress {
     port: Port,
-    scratch: Box<Scratch>,
+    delivery: Delivery,
+}
+
+/// What the port delivers to.
+struct Delivery {
+    scratch: Scratch,
     shared: Rc<Shared>,
 }
 
@@ -35,17 +40,17 @@ struct Scratch {
 
 impl Progress {
     pub(super) fn new(shared: Rc<Shared>, port: Port) -> Self {
-        let mut scratch = Box::new(Scratch { home: [0; HOME / 8], words: [0; MESSAGE_WORDS] });
+        let mut scratch = Scratch { home: [0; HOME / 8], words: [0; MESSAGE_WORDS] };
         // SAFETY: the home has 24 bytes of alignment 8.
         unsafe { write_home(NonNull::from(&mut scratch.home).cast(), &Copied) };
-        Self { port, scratch, shared }
+        Self { port, delivery: Delivery { scratch, shared } }
     }
 
-    /// Delivers messages, up to 16 from one sender. Every few calls it looks at all senders, and from time to time at who comes and goes.
+    /// Delivers messages, up to 32 from one sender. Every few calls it looks at all senders, and from time to time at who comes and goes.
     /// Gives pending requests their turn. Never blocks. Answers how many events there were.
-    #[inline]
+    #[inline(always)]
     pub fn progress(&mut self) -> usize {
-        if self.port.is_idle() { 0 } else { self.turn() }
+        if self.port.is_due() { self.turn() } else { self.port.take(&mut self.delivery) }
     }
 
     /// A descriptor to sleep on (poll(2), epoll(7)) after [`Self::arm`]: readable when there is something to be done.
@@ -59,37 +64,24 @@ impl Progress {
     /// # Errors
     /// Where the kernel has no membarrier(2), or a filter forbids it.
     pub fn arm(&mut self) -> io::Result<bool> {
-        Ok(!self.shared.attention.get() && self.shared.arbiter.is_empty() && self.port.arm()?)
+        let shared = &*self.delivery.shared;
+        Ok(!shared.attention.get() && shared.arbiter.is_empty() && self.port.arm()?)
     }
 
-    /// Nothing is there to be done.
-    #[inline(always)]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.port.is_idle()
-    }
-
-    /// Without a look before.
-    pub(crate) fn turn_unasked(&mut self) -> usize {
-        self.port.count();
-        self.turn()
-    }
-
-    /// After [`Self::is_idle`] said no.
+    /// The rest of what there is to be done, every few calls.
+    #[cold]
     #[inline(never)]
     fn turn(&mut self) -> usize {
-        let events = if self.shared.attention.get() { self.settle() } else { 0 };
-        let Self { port, scratch, shared } = self;
-        // SAFETY: called by `Progress` only, with `&mut self`, and dropped before the next call.
-        let running = unsafe { shared.handlers.run_alone() };
-        events + port.turn(&mut Delivery { scratch, running, shared })
+        let events = if self.delivery.shared.attention.get() { self.settle() } else { 0 };
+        events + self.port.turn(&mut self.delivery)
     }
 
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {
-        let shared = &*self.shared;
+        let shared = &*self.delivery.shared;
         shared.attention.set(false);
-        // SAFETY: as in `turn`.
+        // SAFETY: as in `Delivery::dispatch`.
         unsafe { shared.handlers.run_alone() }.renew();
         let mut events = 0;
         for state in shared.states() {
@@ -108,32 +100,33 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        let shared = &*self.shared;
+        let shared = &*self.delivery.shared;
         shared.closed.set(true);
         for state in shared.states() {
             state.stop(Block::Closed);
         }
         shared.arbiter.clear();
         shared.handlers.close();
-        // SAFETY: as in `turn`.
+        // SAFETY: as in `Delivery::dispatch`.
         unsafe { shared.handlers.run_alone() }.renew();
     }
 }
 
-struct Delivery<'a> {
-    scratch: &'a mut Scratch,
-    running: Running<'a, false>,
-    shared: &'a Shared,
+impl Delivery {
+    #[inline(always)]
+    fn dispatch(&self, id: u8, message: Message<'_>) {
+        // SAFETY: reached by `Progress` only, by `&mut self` of its own; what runs inside has no way to it.
+        unsafe { self.shared.handlers.run_alone() }.dispatch(id, message);
+    }
 }
 
-impl Deliver for Delivery<'_> {
+impl Deliver for Delivery {
     #[inline(always)]
     fn scratch(&mut self) -> &mut [u64; MESSAGE_WORDS] {
         &mut self.scratch.words
     }
 
     /// Unless there is something else to do first: handlers that were set, for example.
-    #[inline(always)]
     fn goes_on(&self) -> bool {
         !self.shared.attention.get()
     }
@@ -143,10 +136,10 @@ impl Deliver for Delivery<'_> {
         // SAFETY: the words follow the home, whose keeper lives for ever, and hold the header and at least `length` bytes, as the
         // driver checked. The next message is copied after this one's handler returned.
         let message = unsafe {
-            let data = NonNull::from(&mut *self.scratch).cast::<u8>().add(HOME);
+            let data = NonNull::from(&self.scratch).cast::<u8>().add(HOME);
             Message::new(data, SHORT_HEADER + length)
         };
-        self.running.dispatch(id, message);
+        self.dispatch(id, message);
     }
 
     #[inline]
@@ -157,7 +150,7 @@ impl Deliver for Delivery<'_> {
         // admitted (of this user, with the secret), which writes to the buffer again only after it was given back; it is given back by
         // `buffer`, after the handler returned, or by who keeps the message. `elsewhere` and `buffer` outlive the message.
         let message = unsafe { Message::elsewhere(&elsewhere, length) };
-        self.running.dispatch(id, message);
+        self.dispatch(id, message);
     }
 
     #[cold]

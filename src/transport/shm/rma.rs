@@ -1,30 +1,47 @@
 //! Puts and gets: copies by this CPU, done when the call returns.
 
-use std::cell::Ref;
+use std::sync::atomic::Ordering;
 
 use super::SEGMENT;
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use super::views::View;
 use crate::completion::{Completion, Unpack};
+use crate::copy::Bytes;
 use crate::error::PostError;
 use crate::memory::{Access, Slice, Transfer};
 use crate::status::{Post, Posted};
 
 impl Endpoint {
-    /// The region of a range of the peer's memory, and the offset in it.
+    /// The region of a range of the peer's memory, and the offset in it; `None` unless all is as it mostly is. It is mapped as long as
+    /// nothing else is done with this endpoint.
     #[inline(always)]
-    pub(super) fn reach_memory(
+    pub(super) fn reach_mapped(
         &self,
         key: &RemoteKey,
         (remote, length): (u64, usize),
         need: Access,
-    ) -> Result<(Ref<'_, View>, usize), PostError> {
+    ) -> Option<(Bytes, usize)> {
         let state = &*self.0;
-        state.gate.check()?;
-        let offset = key.offset(remote, length, need)?;
-        let view = state.views.find(key, (offset, length), || state.map(key))?;
-        Ok((view, offset as usize))
+        if state.gate.check().is_err() || !key.allows(need) {
+            return None;
+        }
+        let offset = key.offset(remote);
+        state.views.find(key, (offset, length)).map(|bytes| (bytes, offset as usize))
+    }
+
+    /// The same, after all that can be done for it.
+    pub(super) fn reach_memory(
+        &self,
+        key: &RemoteKey,
+        range: (u64, usize),
+        need: Access,
+    ) -> Result<(Bytes, usize), PostError> {
+        if let Some(reached) = self.reach_mapped(key, range, need) {
+            return Ok(reached);
+        }
+        self.0.map(key, range.0, range.1, need)?;
+        // Freed this moment.
+        self.reach_mapped(key, range, need).ok_or(PostError::KeyExpired)
     }
 
     /// Writes `payload` to `remote`.
@@ -33,9 +50,35 @@ impl Endpoint {
     /// [`PostError`]
     #[inline(always)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        let (view, at) = self.reach_memory(key, (remote, payload.len()), Access::REMOTE_WRITE)?;
-        // SAFETY: the view keeps the region mapped, and the range was checked.
-        unsafe { view.bytes.write(at, payload) };
+        match payload.try_into() {
+            Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
+            Err(_) => self.put_any(payload, remote, key),
+        }
+    }
+
+    #[inline(always)]
+    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
+        if let Some((bytes, at)) = self.reach_mapped(key, (remote, size_of::<u64>()), Access::REMOTE_WRITE)
+            // SAFETY: it is mapped for this one store.
+            && let Some(place) = unsafe { bytes.atomic(at) }
+        {
+            place.store(word, Ordering::Relaxed);
+            return Ok(Posted::Done);
+        }
+        self.put_word_otherwise(word, remote, key)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn put_word_otherwise(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
+        self.put_any(&word.to_ne_bytes(), remote, key)
+    }
+
+    #[inline(never)]
+    fn put_any(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        let (bytes, at) = self.reach_memory(key, (remote, payload.len()), Access::REMOTE_WRITE)?;
+        // SAFETY: it is mapped while this runs, and the range was checked.
+        unsafe { bytes.write(at, payload) };
         Ok(Posted::Done)
     }
 
@@ -68,11 +111,11 @@ impl Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         let total = self.total(slices, Access::empty())?;
-        let (view, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_WRITE)?;
+        let (bytes, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_WRITE)?;
         for slice in slices {
             let from = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: as in `put_short`; the slice borrows its memory.
-            unsafe { view.bytes.copy(at, slice.memory, from, slice.length) };
+            // SAFETY: as in `put_any`; the slice borrows its memory.
+            unsafe { bytes.copy(at, slice.memory, from, slice.length) };
             at += slice.length;
         }
         Ok(Posted::Done)
@@ -93,10 +136,9 @@ impl Endpoint {
         self.0.gate.check()?;
         let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
         let target = buffer.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        let (view, at) = self.reach_memory(key, (remote, length), Access::REMOTE_READ)?;
-        // SAFETY: as in `put_short`.
-        unsafe { view.bytes.read(at, target) };
-        drop(view);
+        let (bytes, at) = self.reach_memory(key, (remote, length), Access::REMOTE_READ)?;
+        // SAFETY: as in `put_any`.
+        unsafe { bytes.read(at, target) };
         unpack.call(target);
         Ok(Posted::Done)
     }
@@ -113,11 +155,11 @@ impl Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         let total = self.total(slices, Access::LOCAL_WRITE)?;
-        let (view, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_READ)?;
+        let (bytes, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_READ)?;
         for slice in slices {
             let to = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: as in `put_short`; the slice borrows its memory.
-            unsafe { slice.memory.copy(to, &view.bytes, at, slice.length) };
+            // SAFETY: as in `put_any`; the slice borrows its memory.
+            unsafe { slice.memory.copy(to, &bytes, at, slice.length) };
             at += slice.length;
         }
         Ok(Posted::Done)

@@ -2,8 +2,9 @@
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
-use barewire_shm::{LinkError, Mapped, Peer, PortAddress, SendError};
+use barewire_shm::{LIVE, LinkError, Peer, PortAddress, SendError};
 
 use super::NAME;
 use super::domain::RemoteKey;
@@ -12,6 +13,7 @@ use super::interface::Shared;
 use super::views::Views;
 use crate::error::{Cause, ConnectError, EndpointError, Operation, PostError};
 use crate::gate::{Block, Gate};
+use crate::memory::Access;
 use crate::pending::PendingQueue;
 
 pub(super) struct State {
@@ -162,14 +164,37 @@ impl State {
         self.views.clear();
     }
 
-    /// This endpoint's mapping of the key's region.
+    /// Maps the key's region, or says why a range of it cannot be reached.
     #[cold]
-    pub(super) fn map(&self, key: &RemoteKey) -> Result<Mapped, PostError> {
+    pub(super) fn map(
+        &self,
+        key: &RemoteKey,
+        remote: u64,
+        length: usize,
+        need: Access,
+    ) -> Result<(), PostError> {
+        self.gate.check()?;
+        if !key.allows(need) {
+            return Err(PostError::AccessDenied);
+        }
+        let (shelf, region, size) = key.region();
+        let (offset, length) = (key.offset(remote), length as u64);
+        if offset > size || length > size - offset {
+            return Err(PostError::OutOfRange);
+        }
         let found = self.run(Operation::Unnamed, |peer| {
-            let (shelf, region) = key.region();
             if peer.shelf() == shelf { peer.region(region).map(Some) } else { Ok(None) }
         })?;
-        found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)
+        let mapped = found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)?;
+        if mapped.life().load(Ordering::Acquire) != LIVE {
+            return Err(PostError::KeyExpired);
+        }
+        // The key's word for the length of the region is its writer's.
+        if mapped.size() as u64 != size {
+            return Err(PostError::OutOfRange);
+        }
+        self.views.add(key, mapped);
+        Ok(())
     }
 
     /// A post would not answer `NoResource`, as far as can be told.

@@ -1,60 +1,86 @@
 //! The regions that an endpoint used last, as it maps them.
 
-use std::cell::{Ref, RefCell};
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use barewire_shm::Mapped;
+use barewire_shm::{LIVE, Mapped};
 
 use super::domain::RemoteKey;
 use crate::copy::Bytes;
-use crate::error::PostError;
 
 /// A power of two.
 const PLACES: usize = 4;
 
-/// A region that is mapped while this lives.
-pub(super) struct View {
-    region: (u64, u64),
-    mapped: Mapped,
-    pub(super) bytes: Bytes,
+/// One region of each of a few classes; the connection has all of them.
+#[derive(Default)]
+pub(super) struct Views([View; PLACES]);
+
+/// What the life of a region that is not there is.
+static NONE: AtomicU64 = AtomicU64::new(0);
+
+/// A region that is mapped while this has it.
+struct View {
+    id: Cell<u64>,
+    bytes: Cell<Bytes>,
+    /// Mapped as the bytes are.
+    life: Cell<NonNull<AtomicU64>>,
+    mapped: RefCell<Option<Mapped>>,
 }
 
-/// One of each of a few classes of regions; the connection has all of them.
-#[derive(Default)]
-pub(super) struct Views([RefCell<Option<View>>; PLACES]);
+impl Default for View {
+    fn default() -> Self {
+        Self {
+            id: Cell::new(0),
+            bytes: Cell::new(Bytes::new(NonNull::dangling(), 0)),
+            life: Cell::new(NonNull::from(&NONE)),
+            mapped: RefCell::new(None),
+        }
+    }
+}
+
+impl View {
+    #[inline(always)]
+    fn is_live(&self) -> bool {
+        // SAFETY: `mapped` keeps it, or it is the one that is always there.
+        unsafe { self.life.get().as_ref() }.load(Ordering::Acquire) == LIVE
+    }
+}
 
 impl Views {
-    /// The key's region, with `length` bytes from `offset` on inside. `map` asks the connection for it.
     #[inline(always)]
-    pub(super) fn find(
-        &self,
-        key: &RemoteKey,
-        (offset, length): (u64, usize),
-        map: impl FnOnce() -> Result<Mapped, PostError>,
-    ) -> Result<Ref<'_, View>, PostError> {
-        let region = key.region();
-        let place = &self.0[region.1 as usize % PLACES];
-        if place.borrow().as_ref().is_none_or(|view| view.region != region) {
-            let mapped = map()?;
-            let bytes = Bytes::new(mapped.start(), mapped.size());
-            place.replace(Some(View { region, mapped, bytes }));
+    fn place(&self, id: u64) -> &View {
+        &self.0[id as usize % PLACES]
+    }
+
+    /// The key's region, if it is here, lives and has `length` bytes from `offset` on. It is mapped until the next [`Self::add`] or
+    /// [`Self::clear`].
+    #[inline(always)]
+    pub(super) fn find(&self, key: &RemoteKey, (offset, length): (u64, usize)) -> Option<Bytes> {
+        let view = self.place(key.id());
+        // Two regions of one id are of different processes, by a chance of one in 2^64: the peer's own one is used.
+        if view.id.get() != key.id() {
+            return None;
         }
-        let Ok(view) = Ref::filter_map(place.borrow(), Option::as_ref) else {
-            return Err(PostError::NoResource);
-        };
-        if !view.mapped.is_live() {
-            return Err(PostError::KeyExpired);
-        }
-        // The key's word for the length of the region is its writer's.
-        if !view.bytes.contains(offset as usize, length) {
-            return Err(PostError::OutOfRange);
-        }
-        Ok(view)
+        let bytes = view.bytes.get();
+        if bytes.contains(offset as usize, length) && view.is_live() { Some(bytes) } else { None }
+    }
+
+    /// Takes in the key's region, as the connection maps it.
+    pub(super) fn add(&self, key: &RemoteKey, mapped: Mapped) {
+        let view = self.place(key.id());
+        view.id.set(key.id());
+        view.bytes.set(Bytes::new(mapped.start(), mapped.size()));
+        view.life.set(NonNull::from(mapped.life()));
+        view.mapped.replace(Some(mapped));
     }
 
     /// Unmaps them.
     pub(super) fn clear(&self) {
-        for place in &self.0 {
-            place.replace(None);
+        for view in &self.0 {
+            view.bytes.set(Bytes::new(NonNull::dangling(), 0));
+            view.life.set(NonNull::from(&NONE));
+            view.mapped.replace(None);
         }
     }
 }

@@ -1,0 +1,275 @@
+//! The receiving end: memory that senders write to, and the socket where they come in.
+
+mod connections;
+mod messages;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::epoll;
+
+use crate::address::{PortAddress, PortConfig};
+use crate::bulk::BulkReceiver;
+use crate::error::{Corrupt, PortError};
+use crate::fifo::{self, FifoReceiver, Head};
+use crate::hot::Hot;
+use crate::lane::{MESSAGE_WORDS, NOT_SHORT};
+use crate::line::{LINE, Lines};
+use crate::link::Listener;
+use crate::peer::{MAX_IDS, Peer};
+use crate::region::Shelf;
+use crate::segment::Segment;
+use crate::senders::Senders;
+use crate::wake::{self, Bell, Event};
+
+/// The most slots of a FIFO or a lane.
+pub(crate) const MOST_SLOTS: usize = 1 << 16;
+/// What an epoll event is about: the listener, a sender by its number, a peer by what its user calls it.
+const LISTENER: u64 = 0;
+const SENDER: u64 = 1 << 32;
+const PEER: u64 = 1 << 33;
+
+/// Bytes of the memory that a port with so many slots shares with all senders: the bell's line and the FIFO.
+pub(crate) const fn inbox_size(slots: usize) -> usize {
+    (1 + fifo::lines(slots)) * LINE
+}
+
+/// Its parts.
+pub(crate) fn inbox(segment: &Arc<Segment>, slots: usize) -> Option<(Bell, Lines)> {
+    let all = Lines::of(segment, 1 + fifo::lines(slots))?;
+    Some((Bell::new(all.part(0, 1)?)?, all.part(1, fifo::lines(slots))?))
+}
+
+/// What a port's owner does with what comes.
+pub trait Deliver {
+    /// Where header and payload of the next short message are copied to.
+    fn scratch(&mut self) -> &mut [u64; MESSAGE_WORDS];
+
+    /// More messages can be delivered before the next call of [`Port::progress`].
+    fn goes_on(&self) -> bool;
+
+    /// A message to `id`, below [`MAX_IDS`], with `length` bytes of payload, up to [`INLINE`](crate::INLINE), is in the scratch.
+    fn short(&mut self, id: u8, length: usize);
+
+    /// A message to `id` of `length` bytes is at `data`, in buffer `number`. Its sender does not write there before the buffer is given back.
+    fn buffered(&mut self, id: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize);
+
+    /// A sender broke the rules and was given up; `process` is its number, 0 if it is not known who it was.
+    fn broken(&mut self, process: i32, why: Corrupt);
+
+    /// The socket of the [`Peer`] that was watched under this name has something.
+    fn peer(&mut self, name: u32);
+}
+
+/// Where the last message came from: what is looked at in every turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Fifo,
+    Lane(u16),
+}
+
+/// What an owner's other parts need of a port while it is elsewhere.
+#[derive(Debug, Clone)]
+pub struct Watcher {
+    epoll: Rc<OwnedFd>,
+    hot: Rc<Hot>,
+}
+
+impl Watcher {
+    /// Has [`Deliver::peer`] called with `name` when the peer's socket has something.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    pub fn watch(&self, peer: &Peer, name: u32) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(PEER | u64::from(name));
+        Ok(epoll::add(&*self.epoll, peer, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Makes the next look at the port find something.
+    pub fn call_attention(&self) {
+        self.hot.call_attention();
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Port {
+    hot: Rc<Hot>,
+    source: Source,
+    fifo: FifoReceiver,
+    senders: Senders,
+    /// Senders with a lane.
+    lanes: Vec<u16>,
+    /// The head of the FIFO is claimed since.
+    claimed: Option<(u16, Instant)>,
+    bell: Bell,
+    event: Event,
+    inbox: Arc<Segment>,
+    shelf: Shelf,
+    epoll: Rc<OwnedFd>,
+    listener: Listener,
+    address: PortAddress,
+    config: PortConfig,
+}
+
+impl Port {
+    /// Opens a port; `address` is what peers will find it by. Who attaches is told of the regions on `shelf`.
+    ///
+    /// # Errors
+    /// [`PortError`]
+    pub fn open(address: PortAddress, config: &PortConfig, shelf: &Shelf) -> Result<Self, PortError> {
+        check(config)?;
+        let system = |call| move |source: io::Error| PortError::System { call, source };
+        let inbox = Arc::new(Segment::create("barewire-inbox", inbox_size(config.fifo_slots))?);
+        let parts = self::inbox(&inbox, config.fifo_slots)
+            .and_then(|(bell, lines)| FifoReceiver::new(&lines).map(|fifo| (bell, fifo)));
+        let Some((bell, fifo)) = parts else {
+            return Err(PortError::Setting {
+                setting: "fifo_slots",
+                value: config.fifo_slots,
+                possible: POWER,
+            });
+        };
+        let event = Event::new().map_err(system("eventfd"))?;
+        let listener = Listener::bind(address.number, config.directory.as_deref()).map_err(system("bind"))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|errno| system("epoll_create")(errno.into()))?;
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)
+            .map_err(|errno| system("epoll_ctl")(errno.into()))?;
+        let mut port = Self {
+            hot: Rc::new(Hot::new()),
+            source: Source::Fifo,
+            fifo,
+            senders: Senders::default(),
+            lanes: Vec::new(),
+            claimed: None,
+            bell,
+            event,
+            inbox,
+            shelf: shelf.clone(),
+            epoll: Rc::new(epoll),
+            listener,
+            address,
+            config: config.clone(),
+        };
+        port.point();
+        Ok(port)
+    }
+
+    /// What peers connect to.
+    pub fn address(&self) -> PortAddress {
+        self.address
+    }
+
+    /// The handle for watching peers.
+    pub fn watcher(&self) -> Watcher {
+        Watcher { epoll: Rc::clone(&self.epoll), hot: Rc::clone(&self.hot) }
+    }
+
+    /// Bytes of memory that this port shares with all its senders, whatever their number.
+    pub fn footprint(&self) -> usize {
+        self.inbox.size()
+    }
+
+    /// Takes the next message, and looks after everything else every few calls. Answers how many messages there were.
+    #[inline]
+    pub fn progress(&mut self, deliver: &mut impl Deliver) -> usize {
+        if self.is_due() { self.turn(deliver) } else { self.take(deliver) }
+    }
+
+    /// Counts a call. True if it is [`Self::turn`] that is to be called now; [`Self::take`] otherwise.
+    #[inline(always)]
+    pub fn is_due(&self) -> bool {
+        self.hot.is_due()
+    }
+
+    /// Takes the next message from where the last one came from. Answers how many there were: more than one of those that are no short messages
+    /// of a lane.
+    #[inline(always)]
+    pub fn take(&mut self, deliver: &mut impl Deliver) -> usize {
+        let hot = &*self.hot;
+        let Some(label) = hot.peek() else { return 0 };
+        if label & NOT_SHORT != 0 {
+            return self.take_others(deliver);
+        }
+        let length = hot.read((label >> 8) as usize, deliver.scratch());
+        let id = label as u8 % MAX_IDS;
+        if hot.advance() {
+            return self.take_last(deliver, id, length);
+        }
+        deliver.short(id, length);
+        1
+    }
+
+    /// The descriptor to sleep on, after [`Self::arm`]: readable when there is something to do.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Has the next message make [`Self::event_fd`] readable. False if there is something already: take it first.
+    ///
+    /// # Errors
+    /// What membarrier(2) says, where the kernel or a filter refuses it.
+    pub fn arm(&mut self) -> io::Result<bool> {
+        self.watch_event()?;
+        self.event.clear();
+        self.bell.arm(wake::barrier)?;
+        let quiet = self.is_quiet();
+        if !quiet {
+            self.bell.disarm();
+        }
+        Ok(quiet)
+    }
+
+    fn watch_event(&mut self) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(SENDER);
+        match epoll::add(&*self.epoll, &self.event, data, epoll::EventFlags::IN) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// No message is there, in any place.
+    fn is_quiet(&mut self) -> bool {
+        self.catch_up();
+        self.point();
+        let senders = &self.senders;
+        self.fifo.peek(|number| senders.is_gone(number)) == Head::Empty
+            && self.lanes.iter().all(|number| {
+                senders
+                    .get(*number)
+                    .and_then(|sender| sender.lane.as_ref())
+                    .is_none_or(|lane| lane.peek().is_none())
+            })
+    }
+}
+
+/// The descriptor of [`Port::event_fd`].
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+const POWER: &str = "a power of two from 4 to 65536";
+
+fn check(config: &PortConfig) -> Result<(), PortError> {
+    for (setting, value) in [("fifo_slots", config.fifo_slots), ("lane_slots", config.lane_slots)] {
+        if !(4..=MOST_SLOTS).contains(&value) || !value.is_power_of_two() {
+            return Err(PortError::Setting { setting, value, possible: POWER });
+        }
+    }
+    if !(1..=crate::bulk::MAX_BUFFERS).contains(&config.buffers) {
+        return Err(PortError::Setting {
+            setting: "buffers",
+            value: config.buffers,
+            possible: "from 1 to 64",
+        });
+    }
+    Ok(())
+}
