@@ -126,6 +126,7 @@ pub(crate) enum TransportId {
     Shm,
     Cma,
     RcVerbs,
+    UdVerbs,
     Tcp,
 }
 
@@ -137,6 +138,7 @@ impl TransportId {
             Self::Shm => "shm",
             Self::Cma => "cma",
             Self::RcVerbs => "rc_verbs",
+            Self::UdVerbs => "ud_verbs",
             Self::Tcp => "tcp",
         }
     }
@@ -148,6 +150,7 @@ impl TransportId {
             Self::Shm => 3,
             Self::Cma => 4,
             Self::RcVerbs => 6,
+            Self::UdVerbs => 7,
             Self::Tcp => 5,
         }
     }
@@ -159,6 +162,7 @@ impl TransportId {
             3 => Some(Self::Shm),
             4 => Some(Self::Cma),
             6 => Some(Self::RcVerbs),
+            7 => Some(Self::UdVerbs),
             5 => Some(Self::Tcp),
             _ => None,
         }
@@ -171,9 +175,10 @@ impl TransportId {
             (Self::Self_, Kind::Key) | (Self::Cma, Kind::Device) => 16,
             (Self::Self_, _) | (Self::Shm, Kind::Device) => 8,
             (Self::RcMlx5 | Self::RcVerbs, Kind::Interface) => 0,
-            (Self::RcMlx5 | Self::RcVerbs, Kind::Device | Kind::Endpoint)
+            (Self::RcMlx5 | Self::RcVerbs | Self::UdVerbs, Kind::Device | Kind::Endpoint)
             | (Self::Shm, Kind::Interface | Kind::Endpoint) => 24,
-            (Self::RcMlx5 | Self::RcVerbs, Kind::Key) => 4,
+            (Self::RcMlx5 | Self::RcVerbs | Self::UdVerbs, Kind::Key) => 4,
+            (Self::UdVerbs, Kind::Interface) => 16,
             (Self::Shm, Kind::Key) => 33,
             (Self::Cma, Kind::Interface | Kind::Endpoint) => 28,
             (Self::Cma, Kind::Key) => 25,

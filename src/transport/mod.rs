@@ -8,6 +8,12 @@ mod peers;
 pub mod rc_mlx5;
 #[cfg(feature = "verbs")]
 pub mod rc_verbs;
+#[cfg(feature = "verbs")]
+pub(crate) mod rdma;
+#[cfg(any(feature = "verbs", test))]
+mod reliable;
 pub mod self_;
 pub mod shm;
 pub mod tcp;
+#[cfg(feature = "verbs")]
+pub mod ud_verbs;

@@ -1,27 +1,16 @@
 //! The bodies of this transport's addresses. Integers are big-endian.
 
 use std::fmt;
-use std::net::Ipv6Addr;
-
-use barewire_verbs::{Gid, LinkLayer, Route};
 
 use super::NAME;
-use super::domain::Domain;
 use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
 use crate::error::ConnectError;
+use crate::transport::rdma::{Domain, PortAddress};
 
 /// 24-bit numbers: QPN and PSN.
 pub(super) const MASK24: u32 = 0x00ff_ffff;
-
-/// Where a port is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PortAddress {
-    /// All zero for a port that goes by LID.
-    pub(super) gid: Gid,
-    pub(super) lid: u16,
-}
 
 /// What an endpoint tells its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +28,7 @@ pub(super) struct QueueAddress {
 }
 
 pub(super) fn device(domain: &Domain) -> DeviceAddress {
-    let mut body = [0; 24];
-    if let Some(entry) = domain.gid() {
-        body[..16].copy_from_slice(&entry.gid.0);
-    }
-    body[16..18].copy_from_slice(&domain.port().lid.to_be_bytes());
-    DeviceAddress(Packed::new(Kind::Device, TransportId::RcVerbs, &body))
+    DeviceAddress(Packed::new(Kind::Device, TransportId::RcVerbs, &PortAddress::of(domain).to_bytes()))
 }
 
 pub(super) fn interface() -> InterfaceAddress {
@@ -60,45 +44,7 @@ fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
 }
 
 pub(super) fn port(address: &DeviceAddress) -> Result<PortAddress, ConnectError> {
-    let body = body::<24>(&address.0)?;
-    let mut gid = [0; 16];
-    gid.copy_from_slice(&body[..16]);
-    Ok(PortAddress { gid: Gid(gid), lid: u16::from_be_bytes([body[16], body[17]]) })
-}
-
-impl PortAddress {
-    /// The way there from a port of ours.
-    pub(super) fn route(&self, domain: &Domain) -> Result<Route, ConnectError> {
-        let number = domain.port().number;
-        let unreachable = |reason: &str| ConnectError::Unreachable {
-            transport: NAME,
-            peer: self.to_string(),
-            reason: reason.to_owned(),
-        };
-        match domain.gid() {
-            Some(_) if self.gid == Gid([0; 16]) => {
-                Err(unreachable("it is on InfiniBand, this port is on Ethernet"))
-            }
-            Some(own) => {
-                let index =
-                    u8::try_from(own.index).map_err(|_| unreachable("the own GID's index is beyond 255"))?;
-                Ok(Route::to_gid(number, self.gid, index))
-            }
-            None if domain.port().link_layer == LinkLayer::Ethernet || self.lid == 0 => {
-                Err(unreachable("it has no LID"))
-            }
-            None => Ok(Route::to_lid(number, self.lid)),
-        }
-    }
-}
-
-impl fmt::Display for PortAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.gid == Gid([0; 16]) {
-            return write!(f, "LID {}", self.lid);
-        }
-        Ipv6Addr::from(self.gid.0).to_canonical().fmt(f)
-    }
+    body(&address.0).map(PortAddress::from_bytes)
 }
 
 impl QueueAddress {
@@ -147,6 +93,7 @@ impl fmt::Display for Peer {
 
 #[cfg(test)]
 mod tests {
+    use barewire_verbs::Gid;
     use proptest::prelude::*;
 
     use super::*;

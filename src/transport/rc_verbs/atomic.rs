@@ -2,12 +2,12 @@
 
 use barewire_verbs::{self as verbs, Data, Remote};
 
-use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
 use crate::transport::operation::Done;
+use crate::transport::rdma::RemoteKey;
 
 impl Endpoint {
     /// Adds `operand` to the word at `remote`.

@@ -7,7 +7,6 @@ use barewire_verbs::{ReadyToReceive, ReadyToSend};
 
 use super::NAME;
 use super::address::{self, Peer, QueueAddress};
-use super::domain::RemoteKey;
 use super::interface::Interface;
 use super::state::State;
 use crate::address::{DeviceAddress, EndpointAddress};
@@ -17,6 +16,7 @@ use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::gate::{Block, Gate};
 use crate::pending::{HasPending, PendingQueue};
 use crate::status::{FlushMode, PendingResult, Post};
+use crate::transport::rdma::RemoteKey;
 
 /// One end of a connection: a queue pair. Cloning gives another handle to the same one.
 ///
@@ -65,7 +65,7 @@ impl Endpoint {
             packet_sequence_number: peer.psn,
             responder_resources: reads,
             rnr_timer: config.min_rnr_timer,
-            route: remote.route(&shared.domain)?,
+            route: remote.route(&shared.domain, NAME)?,
         };
         let send = ReadyToSend {
             packet_sequence_number: state.own.psn,

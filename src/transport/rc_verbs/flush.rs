@@ -2,13 +2,13 @@
 
 use barewire_verbs::Data;
 
-use super::queue::read;
 use super::state::State;
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::gate::Block;
 use crate::status::{FlushMode, Post, Posted};
 use crate::transport::operation::Done;
+use crate::transport::rdma::{Pair, read};
 
 impl State {
     /// See `Endpoint::flush`.
@@ -97,6 +97,6 @@ impl State {
     /// What is posted next takes effect after what is outstanding. Writes and sends of a connection are carried out in
     /// order anyway; the fence bit makes them wait for reads and atomics, too (IBTA 10.8.3.3).
     pub(super) fn fence(&self) {
-        self.with_pair(super::queue::Pair::fence);
+        self.with_pair(Pair::fence);
     }
 }

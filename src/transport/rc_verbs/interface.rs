@@ -10,10 +10,8 @@ use barewire_verbs::{
 };
 
 use super::address::{self, MASK24, QueueAddress};
-use super::domain::{Buffer, Domain, Registered};
 use super::endpoint::Endpoint;
 use super::progress::Progress;
-use super::queue::Pair;
 use super::receive::Receiver;
 use super::state::{Parts, State};
 use super::{BUFFER, Grants, INLINE, MAX_ELEMENTS, MAX_ZCOPY, NAME};
@@ -30,6 +28,8 @@ use crate::pool::Pool;
 use crate::status::{Post, Posted};
 use crate::transport::operation::InFlightQueue;
 use crate::transport::peers::Peers;
+use crate::transport::rdma::Pair;
+use crate::transport::rdma::{Buffer, Domain, Registered};
 
 pub(super) struct Shared {
     pub(super) completions: CompletionQueue,

@@ -4,7 +4,6 @@ use barewire_verbs::Data;
 
 use super::endpoint::Endpoint;
 use super::post::no_elements;
-use super::queue::SEND;
 use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_ELEMENTS, MESSAGE};
 use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
@@ -13,6 +12,7 @@ use crate::memory::Slice;
 use crate::pieces;
 use crate::status::{Post, Posted};
 use crate::transport::operation::Done;
+use crate::transport::rdma::SEND;
 
 impl Endpoint {
     /// Sends `header` and `payload` to the peer's handler `id`.

@@ -11,21 +11,17 @@
 
 mod address;
 mod atomic;
-mod domain;
 mod endpoint;
-mod failure;
 mod flush;
 mod interface;
 mod message;
 mod post;
 mod progress;
-mod queue;
 mod receive;
 mod rma;
 mod state;
 
-pub(crate) use domain::found;
-pub use domain::{Domain, Memory, RemoteKey};
+pub use super::rdma::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub use progress::Progress;

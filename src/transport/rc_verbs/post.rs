@@ -2,9 +2,7 @@
 
 use barewire_verbs::{self as verbs, Data, Element};
 
-use super::domain::Registered;
 use super::endpoint::Endpoint;
-use super::queue::Pair;
 use super::{BUFFER, DATA, MAX_ELEMENTS, SEGMENT};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
@@ -12,6 +10,8 @@ use crate::memory::Slice;
 use crate::pool::Buffer;
 use crate::status::{Post, Posted};
 use crate::transport::operation::{Done, InFlight};
+use crate::transport::rdma::Pair;
+use crate::transport::rdma::Registered;
 
 pub(super) type PooledBuffer<'a> = Buffer<'a, Registered, BUFFER>;
 

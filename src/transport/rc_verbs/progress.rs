@@ -7,10 +7,10 @@ use barewire_verbs::{CompletionKind, WorkCompletion};
 
 use super::NAME;
 use super::interface::Shared;
-use super::queue::{What, Whose};
 use super::state::State;
 use crate::active_message::Running;
 use crate::gate::Block;
+use crate::transport::rdma::{What, Whose};
 
 /// Completions that are taken from the queue at a time.
 const BATCH: usize = 16;

@@ -5,12 +5,12 @@ use std::ptr::NonNull;
 
 use barewire_verbs::Element;
 
-use super::domain::{Domain, Registered};
-use super::queue::Pair;
 use super::{BUFFER, MESSAGE, SEGMENT};
 use crate::active_message::{Keeper, write_home};
 use crate::error::MemoryError;
 use crate::pool::{Lease, Pool};
+use crate::transport::rdma::Pair;
+use crate::transport::rdma::{Domain, Registered};
 
 pub(super) struct Receiver {
     pool: Pool<Registered, BUFFER>,

@@ -4,15 +4,15 @@ use barewire_verbs::Data;
 
 use super::DATA;
 use super::SEGMENT;
-use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use super::post::no_elements;
-use super::queue::{read, write};
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
 use crate::transport::operation::Done;
+use crate::transport::rdma::RemoteKey;
+use crate::transport::rdma::{read, write};
 
 impl Endpoint {
     /// Writes `payload` to `remote`.

@@ -7,11 +7,8 @@ use std::rc::{Rc, Weak};
 use barewire_verbs::{Element, Failure};
 
 use super::address::{Peer, QueueAddress};
-use super::domain::Buffer;
 use super::endpoint::Endpoint;
-use super::failure;
 use super::interface::Shared;
-use super::queue::Pair;
 use super::receive::Receiver;
 use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
 use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
@@ -20,6 +17,7 @@ use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
 use crate::transport::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::rdma::{self, Buffer, Pair};
 
 pub(super) struct State {
     pub(super) gate: Gate,
@@ -182,7 +180,7 @@ impl State {
         while let Some((entry, slot)) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
             self.finish(entry, slot, Ok(()));
         }
-        let mut error = failure::error(failure);
+        let mut error = rdma::error(failure);
         if self.canceled.get() {
             error = OperationError::CANCELED;
         }
@@ -211,7 +209,7 @@ impl State {
     /// A receive request failed, or was flushed after an error.
     #[cold]
     pub(super) fn fail_receive(&self, failure: Failure) {
-        if let Some(report) = self.enter_failed(Operation::Receive, failure::error(failure)) {
+        if let Some(report) = self.enter_failed(Operation::Receive, rdma::error(failure)) {
             self.shared.handlers.dispatch_error(&report);
         }
     }

@@ -11,14 +11,14 @@ const PLACE: u32 = 32;
 
 /// Whose completion it is, by the number of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Whose {
+pub(in super::super) struct Whose {
     /// The endpoint's place.
-    pub(super) place: u32,
-    pub(super) what: What,
+    pub(in super::super) place: u32,
+    pub(in super::super) what: What,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(in super::super) enum What {
     /// The send request of this count.
     Send(u16),
     /// The receive request with this buffer.
@@ -27,7 +27,7 @@ pub(super) enum What {
 
 impl Whose {
     #[inline(always)]
-    pub(super) fn of(id: u64) -> Self {
+    pub(in super::super) fn of(id: u64) -> Self {
         let what = if id & RECEIVE == 0 {
             What::Send(id as u16)
         } else {
@@ -39,10 +39,10 @@ impl Whose {
 
 /// No room, or the provider refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Full;
+pub(in super::super) struct Full;
 
 /// A queue pair whose requests are counted, so that the room in its queue and what is done are known without asking.
-pub(super) struct Pair {
+pub(in super::super) struct Pair {
     qp: QueuePair,
     /// The upper half of every request's number.
     place: u64,
@@ -63,7 +63,7 @@ pub(super) struct Pair {
 
 impl Pair {
     /// `requests`, a power of two, is the room of the queue; `place` the endpoint's.
-    pub(super) fn new(qp: QueuePair, requests: u32, place: u32, signal_every: u32) -> Self {
+    pub(in super::super) fn new(qp: QueuePair, requests: u32, place: u32, signal_every: u32) -> Self {
         Self {
             qp,
             place: u64::from(place) << PLACE,
@@ -80,13 +80,13 @@ impl Pair {
         }
     }
 
-    pub(super) fn qp(&self) -> &QueuePair {
+    pub(in super::super) fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
     /// Posts a send request; its count.
     #[inline(always)]
-    pub(super) fn post(
+    pub(in super::super) fn post(
         &mut self,
         name: Name,
         operation: Operation<'_>,
@@ -120,44 +120,44 @@ impl Pair {
 
     /// Requests that can be posted.
     #[inline]
-    pub(super) fn room(&self) -> u32 {
+    pub(in super::super) fn room(&self) -> u32 {
         self.room
     }
 
     /// Requests ever posted.
-    pub(super) fn posted(&self) -> u64 {
+    pub(in super::super) fn posted(&self) -> u64 {
         self.posted
     }
 
     /// Count of the last request; any before the first.
-    pub(super) fn last(&self) -> u16 {
+    pub(in super::super) fn last(&self) -> u16 {
         self.next.wrapping_sub(1)
     }
 
     /// All are done.
     #[inline]
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in super::super) fn is_idle(&self) -> bool {
         self.first == self.next
     }
 
     /// The last one gives a completion.
-    pub(super) fn last_is_signaled(&self) -> bool {
+    pub(in super::super) fn last_is_signaled(&self) -> bool {
         self.unsignaled == 0
     }
 
     /// The next one gives a completion.
-    pub(super) fn request_completion(&mut self) {
+    pub(in super::super) fn request_completion(&mut self) {
         self.wants_completion = true;
     }
 
     /// The next one waits for reads and atomics before it.
-    pub(super) fn fence(&mut self) {
+    pub(in super::super) fn fence(&mut self) {
         self.fenced = !self.is_idle();
     }
 
     /// Everything up to this one is done, and its room free.
     #[inline(always)]
-    pub(super) fn reap(&mut self, index: u16) {
+    pub(in super::super) fn reap(&mut self, index: u16) {
         let done = index.wrapping_add(1).wrapping_sub(self.first);
         // A completion that is told twice is none.
         if u32::from(done) <= self.names.len() as u32 - self.room {
@@ -167,38 +167,38 @@ impl Pair {
     }
 
     /// It is done.
-    pub(super) fn is_done(&self, index: u16) -> bool {
+    pub(in super::super) fn is_done(&self, index: u16) -> bool {
         let outstanding = self.next.wrapping_sub(self.first);
         index.wrapping_sub(self.first) >= outstanding
     }
 
     /// What the request of this count is.
-    pub(super) fn name(&self, index: u16) -> Name {
+    pub(in super::super) fn name(&self, index: u16) -> Name {
         let at = usize::from(index) & (self.names.len() - 1);
         self.names.get(at).copied().unwrap_or(Name::Unnamed)
     }
 
     /// Posts a receive request for a buffer.
     #[inline(always)]
-    pub(super) fn receive(&self, buffer: u32, element: Element) -> Result<(), verbs::PostError> {
+    pub(in super::super) fn receive(&self, buffer: u32, element: Element) -> Result<(), verbs::PostError> {
         self.qp.post_receive(self.place | RECEIVE | u64::from(buffer), &[element])
     }
 }
 
 /// Writes to the peer.
 #[inline(always)]
-pub(super) fn write(address: u64, key: u32) -> Operation<'static> {
+pub(in super::super) fn write(address: u64, key: u32) -> Operation<'static> {
     Operation::Write { remote: Remote { address, key }, immediate: None }
 }
 
 /// Reads from the peer.
 #[inline(always)]
-pub(super) fn read(address: u64, key: u32) -> Operation<'static> {
+pub(in super::super) fn read(address: u64, key: u32) -> Operation<'static> {
     Operation::Read { remote: Remote { address, key } }
 }
 
 /// A message to the peer.
-pub(super) const SEND: Operation<'static> = Operation::Send { immediate: None };
+pub(in super::super) const SEND: Operation<'static> = Operation::Send { immediate: None };
 
 #[cfg(test)]
 mod tests {

@@ -138,7 +138,9 @@ impl Domain {
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let packed = Packed::parse(Kind::Key, bytes)?;
         match (packed.transport(), packed.body()) {
-            (TransportId::RcVerbs, Some(key)) => Ok(RemoteKey(u32::from_be_bytes(*key))),
+            (TransportId::RcVerbs | TransportId::UdVerbs, Some(key)) => {
+                Ok(RemoteKey(u32::from_be_bytes(*key)))
+            }
             (other, _) => Err(KeyError::ForeignTransport { expected: NAME, found: other.name() }),
         }
     }
@@ -148,7 +150,7 @@ impl Domain {
         &self.0.device
     }
 
-    pub(super) fn buffer(&self, len: usize, access: Access) -> Result<Buffer, MemoryError> {
+    pub(in super::super) fn buffer(&self, len: usize, access: Access) -> Result<Buffer, MemoryError> {
         let memory = Allocation::new(len)?;
         // SAFETY: the allocation is owned by the buffer, which deregisters before it frees. It is handed out as a pool's block, or as
         // `Bytes`, which tolerates a device.
@@ -158,31 +160,31 @@ impl Domain {
         Ok(Buffer { region, memory: ManuallyDrop::new(memory) })
     }
 
-    pub(super) fn context(&self) -> &Context {
+    pub(in super::super) fn context(&self) -> &Context {
         &self.0.context
     }
 
-    pub(super) fn protection(&self) -> &ProtectionDomain {
+    pub(in super::super) fn protection(&self) -> &ProtectionDomain {
         &self.0.protection
     }
 
-    pub(super) fn port(&self) -> &Port {
+    pub(in super::super) fn port(&self) -> &Port {
         &self.0.port
     }
 
-    pub(super) fn gid(&self) -> Option<GidEntry> {
+    pub(in super::super) fn gid(&self) -> Option<GidEntry> {
         self.0.gid
     }
 
-    pub(super) fn limits(&self) -> &Limits {
+    pub(in super::super) fn limits(&self) -> &Limits {
         &self.0.limits
     }
 
-    pub(super) fn tag(&self) -> u32 {
+    pub(in super::super) fn tag(&self) -> u32 {
         self.0.tag
     }
 
-    pub(super) fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
+    pub(in super::super) fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
         refused(&self.0.device, step, error)
     }
 }
@@ -216,18 +218,18 @@ fn device_access(access: Access) -> verbs::Access {
 
 /// Registered memory of its own.
 #[derive(Debug)]
-pub(super) struct Buffer {
-    pub(super) region: MemoryRegion,
+pub(in super::super) struct Buffer {
+    pub(in super::super) region: MemoryRegion,
     memory: ManuallyDrop<Allocation>,
 }
 
 impl Buffer {
-    pub(super) fn start(&self) -> NonNull<u8> {
+    pub(in super::super) fn start(&self) -> NonNull<u8> {
         self.memory.start()
     }
 
     /// The bytes, as the device shares them.
-    pub(super) fn bytes(&self) -> Bytes {
+    pub(in super::super) fn bytes(&self) -> Bytes {
         Bytes::new(self.memory.start(), self.memory.len())
     }
 }
@@ -286,19 +288,19 @@ impl Memory {
 
 /// A right to a peer's region, as the peer's device knows it (rkey).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RemoteKey(pub(super) u32);
+pub struct RemoteKey(pub(in super::super) u32);
 
 /// Registered memory cut into buffers. It has no remote rights, so that only this side's device writes it, and only for
 /// an operation that holds the buffer.
 #[derive(Debug)]
-pub(super) struct Registered(Buffer);
+pub(in super::super) struct Registered(Buffer);
 
 impl Registered {
-    pub(super) fn allocate(domain: &Domain, len: usize) -> Result<Self, MemoryError> {
+    pub(in super::super) fn allocate(domain: &Domain, len: usize) -> Result<Self, MemoryError> {
         domain.buffer(len, Access::LOCAL_WRITE).map(Self)
     }
 
-    pub(super) fn key(&self) -> u32 {
+    pub(in super::super) fn key(&self) -> u32 {
         self.0.region.local_key()
     }
 }

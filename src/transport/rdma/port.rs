@@ -1,0 +1,96 @@
+//! Where a port is, and the way there.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+
+use barewire_verbs::{Gid, LinkLayer, Route};
+
+use super::Domain;
+use crate::error::ConnectError;
+
+/// Where a port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct PortAddress {
+    /// All zero for a port that goes by LID.
+    pub(in super::super) gid: Gid,
+    pub(in super::super) lid: u16,
+}
+
+impl PortAddress {
+    /// Bytes of an address, the last few reserved.
+    pub(in super::super) const LENGTH: usize = 24;
+
+    /// Of this side's port.
+    pub(in super::super) fn of(domain: &Domain) -> Self {
+        Self { gid: domain.gid().map_or(Gid([0; 16]), |entry| entry.gid), lid: domain.port().lid }
+    }
+
+    pub(in super::super) fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..16].copy_from_slice(&self.gid.0);
+        bytes[16..18].copy_from_slice(&self.lid.to_be_bytes());
+        bytes
+    }
+
+    pub(in super::super) fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Self {
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[..16]);
+        Self { gid: Gid(gid), lid: u16::from_be_bytes([bytes[16], bytes[17]]) }
+    }
+
+    /// The way there from a port of ours.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unreachable`] with the reason.
+    pub(in super::super) fn route(
+        &self,
+        domain: &Domain,
+        transport: &'static str,
+    ) -> Result<Route, ConnectError> {
+        let number = domain.port().number;
+        let unreachable = |reason: &str| ConnectError::Unreachable {
+            transport,
+            peer: self.to_string(),
+            reason: reason.to_owned(),
+        };
+        match domain.gid() {
+            Some(_) if self.gid == Gid([0; 16]) => {
+                Err(unreachable("it is on InfiniBand, this port is on Ethernet"))
+            }
+            Some(own) => {
+                let index =
+                    u8::try_from(own.index).map_err(|_| unreachable("the own GID's index is beyond 255"))?;
+                Ok(Route::to_gid(number, self.gid, index))
+            }
+            None if domain.port().link_layer == LinkLayer::Ethernet || self.lid == 0 => {
+                Err(unreachable("it has no LID"))
+            }
+            None => Ok(Route::to_lid(number, self.lid)),
+        }
+    }
+}
+
+impl fmt::Display for PortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.gid == Gid([0; 16]) {
+            return write!(f, "LID {}", self.lid);
+        }
+        Ipv6Addr::from(self.gid.0).to_canonical().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_told_as_people_write_them() {
+        let port = PortAddress { gid: Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 1)), lid: 0 };
+        assert_eq!(
+            (port.to_string(), PortAddress::from_bytes(&port.to_bytes())),
+            ("10.0.0.1".to_owned(), port)
+        );
+        let port = PortAddress { gid: Gid([0; 16]), lid: 7 };
+        assert_eq!((port.to_string(), PortAddress::from_bytes(&port.to_bytes())), ("LID 7".to_owned(), port));
+    }
+}

@@ -1,0 +1,72 @@
+//! How many messages may be on their way: additive increase, multiplicative decrease (Chiu and Jain; TCP's way, RFC 5681).
+
+use super::WINDOW;
+
+const LEAST: u32 = 2;
+
+#[derive(Debug)]
+pub(super) struct Congestion {
+    window: u32,
+    /// Up to here each acknowledged message makes room for one more, beyond it each window of them.
+    threshold: u32,
+    /// Acknowledged messages that did not widen the window yet.
+    credit: u32,
+}
+
+impl Congestion {
+    pub(super) fn new() -> Self {
+        // A fabric is built not to lose anything: until it does, it gets what the other end can hold.
+        Self { window: WINDOW, threshold: WINDOW, credit: 0 }
+    }
+
+    pub(super) fn window(&self) -> u32 {
+        self.window
+    }
+
+    pub(super) fn acknowledged(&mut self, count: u32) {
+        self.credit += count;
+        let step = if self.window < self.threshold { 1 } else { self.window };
+        let wider = self.credit / step;
+        self.credit %= step;
+        self.window = (self.window + wider).min(WINDOW);
+    }
+
+    /// Something was lost, and what came later arrived.
+    pub(super) fn lost(&mut self) {
+        self.threshold = (self.window / 2).max(LEAST);
+        self.window = self.threshold;
+        self.credit = 0;
+    }
+
+    /// Nothing arrives any more.
+    pub(super) fn timed_out(&mut self) {
+        self.lost();
+        self.window = 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grows_by_one_a_round_and_shrinks_by_half() {
+        let mut congestion = Congestion::new();
+        congestion.acknowledged(16);
+        assert_eq!(congestion.window(), WINDOW, "everything until there was a loss");
+        congestion.lost();
+        assert_eq!(congestion.window(), 32);
+        for round in 1..=10 {
+            congestion.acknowledged(congestion.window());
+            assert_eq!(congestion.window(), 32 + round);
+        }
+        congestion.timed_out();
+        assert_eq!(congestion.window(), 1);
+        congestion.acknowledged(12);
+        assert_eq!(congestion.window(), 13, "quickly to half of what it was");
+        (0..100).for_each(|_| congestion.acknowledged(WINDOW));
+        assert_eq!(congestion.window(), WINDOW);
+        (0..100).for_each(|_| congestion.lost());
+        assert_eq!(congestion.window(), LEAST);
+    }
+}

@@ -1,0 +1,210 @@
+//! The bytes in front of every packet, and those of the packets that carry no message. Integers are little-endian.
+//!
+//! | byte | meaning |
+//! |---|---|
+//! | 0 | version 1 in the upper half, kind in the lower |
+//! | 1 | handler id of a message, else 0 |
+//! | 2 | flags: 1 asks for an acknowledgement at once |
+//! | 3 | 0 |
+//! | 4..8 | the endpoint that it is for, by the name that its interface gave it |
+//! | 8..12 | number of a message, else 0 |
+//! | 12..16 | the number that the sender expects next |
+
+use super::Sequence;
+
+/// Bytes of a header.
+pub(in super::super) const HEADER: usize = 16;
+/// Bytes of a packet that acknowledges.
+const ACK: usize = HEADER + 8;
+/// Bytes of a packet that asks for a connection, or answers that.
+const REQUEST: usize = HEADER + 16 + ADDRESS;
+/// Bytes of the address in there, which is the transport's matter.
+const ADDRESS: usize = 32;
+/// The flag that asks for an acknowledgement at once.
+pub(in super::super) const ACK_NOW: u8 = 1;
+
+const VERSION: u8 = 1 << 4;
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Kind {
+    /// An active message.
+    Message,
+    /// What arrived, beyond the first gap too.
+    Acknowledge,
+    /// An endpoint that looks for its other end.
+    Request,
+    /// That end.
+    Reply,
+    /// The endpoint is gone.
+    Bye,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Message, Self::Acknowledge, Self::Request, Self::Reply, Self::Bye];
+
+    fn code(self) -> u8 {
+        Self::ALL.iter().position(|&kind| kind == self).unwrap_or_default() as u8
+    }
+}
+
+/// The first bytes of every packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Header {
+    pub(in super::super) kind: Kind,
+    pub(in super::super) id: u8,
+    pub(in super::super) flags: u8,
+    pub(in super::super) to: u32,
+    pub(in super::super) sequence: Sequence,
+    pub(in super::super) expected: Sequence,
+}
+
+impl Header {
+    /// Of a packet that carries no message.
+    pub(in super::super) fn control(kind: Kind, to: u32, expected: Sequence) -> Self {
+        Self { kind, id: 0, flags: 0, to, sequence: Sequence(0), expected }
+    }
+
+    pub(in super::super) fn to_bytes(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&[VERSION | self.kind.code(), self.id, self.flags, 0]);
+        bytes[4..8].copy_from_slice(&self.to.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.sequence.0.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.expected.0.to_le_bytes());
+        bytes
+    }
+
+    /// A packet's header and what is behind it, if it is one of this version.
+    pub(in super::super) fn parse(packet: &[u8]) -> Option<(Self, &[u8])> {
+        let (bytes, body) = packet.split_first_chunk::<HEADER>()?;
+        let kind = *Kind::ALL.get(usize::from(bytes[0].checked_sub(VERSION)?))?;
+        let header = Self {
+            kind,
+            id: bytes[1],
+            flags: bytes[2],
+            to: word(bytes, 4),
+            sequence: Sequence(word(bytes, 8)),
+            expected: Sequence(word(bytes, 12)),
+        };
+        Some((header, body))
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    u32::from_le_bytes(word.unwrap_or_default())
+}
+
+/// What a receiver has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Acknowledged {
+    /// Everything before this number.
+    pub(in super::super) expected: Sequence,
+    /// And of those behind it, one bit each.
+    pub(in super::super) beyond: u64,
+}
+
+impl Acknowledged {
+    /// What a header tells.
+    pub(in super::super) fn of(header: &Header) -> Self {
+        Self { expected: header.expected, beyond: 0 }
+    }
+
+    /// The packet that tells it to the endpoint `to`.
+    pub(in super::super) fn to_packet(self, to: u32) -> [u8; ACK] {
+        let mut bytes = [0; ACK];
+        bytes[..HEADER].copy_from_slice(&Header::control(Kind::Acknowledge, to, self.expected).to_bytes());
+        bytes[HEADER..].copy_from_slice(&self.beyond.to_le_bytes());
+        bytes
+    }
+
+    /// Of such a packet.
+    pub(in super::super) fn parse(header: &Header, body: &[u8]) -> Option<Self> {
+        let beyond = u64::from_le_bytes(*body.first_chunk()?);
+        Some(Self { expected: header.expected, beyond })
+    }
+}
+
+/// Who wants to be connected, in a request and in its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Request {
+    /// The name of the endpoint that asks, or answers.
+    pub(in super::super) from: u32,
+    /// Which connection of the two interfaces it is.
+    pub(in super::super) number: u32,
+    /// The interface that asks or answers.
+    pub(in super::super) interface: u64,
+    /// Where that is.
+    pub(in super::super) address: [u8; ADDRESS],
+}
+
+impl Request {
+    /// The packet, for the endpoint `to` if it is an answer.
+    pub(in super::super) fn to_packet(self, kind: Kind, to: u32) -> [u8; REQUEST] {
+        let mut bytes = [0; REQUEST];
+        let (header, body) = bytes.split_at_mut(HEADER);
+        header.copy_from_slice(&Header::control(kind, to, Sequence(0)).to_bytes());
+        body[..4].copy_from_slice(&self.from.to_le_bytes());
+        body[4..8].copy_from_slice(&self.number.to_le_bytes());
+        body[8..16].copy_from_slice(&self.interface.to_le_bytes());
+        body[16..].copy_from_slice(&self.address);
+        bytes
+    }
+
+    /// Of such a packet's body.
+    pub(in super::super) fn parse(body: &[u8]) -> Option<Self> {
+        let body = body.first_chunk::<{ REQUEST - HEADER }>()?;
+        let (_, address) = body.split_last_chunk()?;
+        let interface = u64::from(word(body, 8)) | u64::from(word(body, 12)) << 32;
+        Some(Self { from: word(body, 0), number: word(body, 4), interface, address: *address })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn golden_bytes_both_ways() {
+        let header = Header {
+            kind: Kind::Message,
+            id: 7,
+            flags: ACK_NOW,
+            to: 0x0102_0304,
+            sequence: Sequence(5),
+            expected: Sequence(0xffff_fffe),
+        };
+        let bytes = [0x10, 7, 1, 0, 4, 3, 2, 1, 5, 0, 0, 0, 0xfe, 0xff, 0xff, 0xff];
+        assert_eq!(header.to_bytes(), bytes);
+        assert_eq!(Header::parse(&bytes), Some((header, &[][..])));
+        let told = Acknowledged { expected: Sequence(9), beyond: 1 << 63 | 1 };
+        let packet = told.to_packet(3);
+        let (header, body) = Header::parse(&packet).unwrap();
+        assert_eq!((header.kind, header.to), (Kind::Acknowledge, 3));
+        assert_eq!(Acknowledged::parse(&header, body), Some(told));
+        let request =
+            Request { from: 1, number: 2, interface: 0x0304_0506_0708_090a, address: [0xab; ADDRESS] };
+        let packet = request.to_packet(Kind::Reply, 4);
+        let (header, body) = Header::parse(&packet).unwrap();
+        assert_eq!((header.kind, Request::parse(body)), (Kind::Reply, Some(request)));
+    }
+
+    proptest! {
+        /// Any bytes are read or refused, and what is read says the same again.
+        #[test]
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let Some((header, body)) = Header::parse(&bytes) else {
+                prop_assert!(bytes.len() < HEADER || bytes[0] >> 4 != 1 || bytes[0] & 15 > 4);
+                return Ok(());
+            };
+            let again = header.to_bytes();
+            prop_assert_eq!(&again[..3], &bytes[..3]);
+            prop_assert_eq!(&again[4..], &bytes[4..HEADER]);
+            prop_assert_eq!(body.len(), bytes.len() - HEADER);
+            prop_assert_eq!(Request::parse(body).is_some(), body.len() >= REQUEST - HEADER);
+            prop_assert_eq!(Acknowledged::parse(&header, body).is_some(), body.len() >= ACK - HEADER);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The receiving end: messages in their order, each once.
+
+use super::{Acknowledged, Sequence, WINDOW};
+
+/// Messages that may lack an acknowledgement before one is sent unasked.
+const OWED: u32 = WINDOW / 4;
+
+/// What became of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) enum Accepted<R> {
+    /// It is the next one; [`Receiver::next_held`] may have more.
+    Next(R),
+    /// It came too early and is held.
+    Held,
+    /// It came before, or is too far ahead.
+    Refused(R),
+}
+
+/// The receiving half of a connection.
+#[derive(Debug)]
+pub(in super::super) struct Receiver<R> {
+    expected: Sequence,
+    /// Those that came too early, at their numbers modulo [`WINDOW`].
+    held: Box<[Option<R>]>,
+    /// Bit `i`: the message `i` behind the expected one is held.
+    beyond: u64,
+    /// Messages that came since the last acknowledgement.
+    owed: u32,
+    urgent: bool,
+}
+
+impl<R> Receiver<R> {
+    pub(in super::super) fn new() -> Self {
+        let held = (0..WINDOW).map(|_| None).collect();
+        Self { expected: Sequence(0), held, beyond: 0, owed: 0, urgent: false }
+    }
+
+    /// The number of the next message.
+    pub(in super::super) fn expected(&self) -> Sequence {
+        self.expected
+    }
+
+    /// Takes a message.
+    pub(in super::super) fn accept(&mut self, sequence: Sequence, packet: R, ask: bool) -> Accepted<R> {
+        self.urgent |= ask;
+        self.owed += 1;
+        let ahead = sequence.since(self.expected);
+        if ahead == 0 {
+            self.advance();
+            return Accepted::Next(packet);
+        }
+        // A gap, or a sender that did not hear of what came: it is told at once.
+        self.urgent = true;
+        if ahead >= WINDOW || self.beyond >> ahead & 1 == 1 {
+            return Accepted::Refused(packet);
+        }
+        self.beyond |= 1 << ahead;
+        if let Some(place) = self.held.get_mut((sequence.0 % WINDOW) as usize) {
+            *place = Some(packet);
+        }
+        Accepted::Held
+    }
+
+    /// The next message, if it came before.
+    pub(in super::super) fn next_held(&mut self) -> Option<R> {
+        if self.beyond & 1 == 0 {
+            return None;
+        }
+        let packet = self.held.get_mut((self.expected.0 % WINDOW) as usize)?.take();
+        self.advance();
+        packet
+    }
+
+    fn advance(&mut self) {
+        self.expected = self.expected.plus(1);
+        self.beyond >>= 1;
+    }
+
+    /// The sender is to be told something, some time.
+    pub(in super::super) fn owes(&self) -> bool {
+        self.owed > 0
+    }
+
+    /// The sender is to be told now.
+    pub(in super::super) fn owes_now(&self) -> bool {
+        self.urgent || self.owed >= OWED
+    }
+
+    /// A message to the sender tells all there is to tell.
+    pub(in super::super) fn told(&mut self) {
+        if !self.urgent {
+            self.owed = 0;
+        }
+    }
+
+    /// What is there, to be sent now.
+    pub(in super::super) fn acknowledge(&mut self) -> Acknowledged {
+        (self.owed, self.urgent) = (0, false);
+        Acknowledged { expected: self.expected, beyond: self.beyond >> 1 }
+    }
+
+    /// Gives up what is held.
+    pub(in super::super) fn drain(&mut self) -> impl Iterator<Item = R> {
+        self.beyond = 0;
+        self.held.iter_mut().filter_map(Option::take)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_holds_what_is_behind_it_and_is_told() {
+        let mut receiver = Receiver::new();
+        assert_eq!(receiver.accept(Sequence(0), 'a', false), Accepted::Next('a'));
+        assert!(receiver.owes() && !receiver.owes_now());
+        assert_eq!(receiver.accept(Sequence(2), 'c', false), Accepted::Held);
+        assert_eq!(receiver.accept(Sequence(2), 'c', false), Accepted::Refused('c'));
+        assert_eq!(receiver.accept(Sequence(0), 'a', false), Accepted::Refused('a'));
+        assert_eq!(receiver.accept(Sequence(1 + WINDOW), 'x', false), Accepted::Refused('x'));
+        assert_eq!(receiver.next_held(), None);
+        assert!(receiver.owes_now());
+        assert_eq!(receiver.acknowledge(), Acknowledged { expected: Sequence(1), beyond: 1 });
+        assert_eq!(receiver.accept(Sequence(1), 'b', false), Accepted::Next('b'));
+        assert_eq!((receiver.next_held(), receiver.next_held()), (Some('c'), None));
+        assert_eq!(receiver.accept(Sequence(3 + WINDOW - 1), 'z', false), Accepted::Held);
+        assert_eq!(receiver.acknowledge(), Acknowledged { expected: Sequence(3), beyond: 1 << 62 });
+        assert_eq!(receiver.drain().collect::<Vec<_>>(), ['z']);
+    }
+}

@@ -1,0 +1,338 @@
+//! The sending end: messages until they are acknowledged.
+
+use super::congestion::Congestion;
+use super::round_trip::RoundTrip;
+use super::{Acknowledged, Sequence, Time, WINDOW};
+
+/// Later messages that must have arrived before one that did not counts as lost, not as late.
+const OVERTAKEN: u32 = 3;
+
+/// How long a peer may stay silent.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Patience {
+    /// The longest wait for an answer before the next try.
+    pub(in super::super) between: Time,
+    /// From the first try to giving up.
+    pub(in super::super) whole: Time,
+}
+
+/// What a look at the timer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Overdue {
+    /// Nothing.
+    No,
+    /// Messages are to be sent again.
+    Lost,
+    /// The peer did not answer any of so many tries.
+    GivenUp { tries: u32 },
+}
+
+#[derive(Debug)]
+struct Slot<S> {
+    packet: S,
+    sent: Time,
+    /// It was sent more than once, so that nobody knows which time an acknowledgement is for (Karn).
+    again: bool,
+}
+
+/// The sending half of a connection.
+#[derive(Debug)]
+pub(in super::super) struct Sender<S> {
+    /// Those on their way, at their numbers modulo [`WINDOW`].
+    slots: Box<[Option<Slot<S>>]>,
+    /// The first that is held.
+    first: Sequence,
+    /// The first that is not acknowledged: those before are to be taken.
+    unacknowledged: Sequence,
+    next: Sequence,
+    /// Bit `i`: the message `i` behind the first unacknowledged one arrived.
+    arrived: u64,
+    /// The same of those that count as lost.
+    lost: u64,
+    /// A loss of what was sent before this was answered for.
+    recovered: Sequence,
+    congestion: Congestion,
+    round_trip: RoundTrip,
+    patience: Patience,
+    deadline: Option<Time>,
+    /// Since when nothing was acknowledged, and how often it was tried since.
+    silent_since: Time,
+    tries: u32,
+    resends: u64,
+}
+
+/// As many low bits.
+fn low(count: u32) -> u64 {
+    if count >= u64::BITS { u64::MAX } else { (1 << count) - 1 }
+}
+
+impl<S> Sender<S> {
+    pub(in super::super) fn new(patience: Patience) -> Self {
+        Self {
+            slots: (0..WINDOW).map(|_| None).collect(),
+            first: Sequence(0),
+            unacknowledged: Sequence(0),
+            next: Sequence(0),
+            arrived: 0,
+            lost: 0,
+            recovered: Sequence(0),
+            congestion: Congestion::new(),
+            round_trip: RoundTrip::new(patience.between),
+            patience,
+            deadline: None,
+            silent_since: 0,
+            tries: 0,
+            resends: 0,
+        }
+    }
+
+    /// Messages that are not acknowledged.
+    fn in_flight(&self) -> u32 {
+        self.next.since(self.unacknowledged)
+    }
+
+    /// Of those, the ones that may still be on their way.
+    fn on_the_way(&self) -> u32 {
+        self.in_flight() - (self.arrived | self.lost).count_ones()
+    }
+
+    /// Another message may be sent.
+    pub(in super::super) fn has_room(&self) -> bool {
+        self.next.since(self.first) < WINDOW && self.lost == 0 && self.on_the_way() < self.congestion.window()
+    }
+
+    /// Every message was acknowledged, and taken.
+    pub(in super::super) fn is_idle(&self) -> bool {
+        self.first == self.next
+    }
+
+    /// The number of the next message.
+    pub(in super::super) fn next(&self) -> Sequence {
+        self.next
+    }
+
+    /// Messages before this one are acknowledged, and taken.
+    pub(in super::super) fn first(&self) -> Sequence {
+        self.first
+    }
+
+    /// Messages sent again so far.
+    pub(in super::super) fn resends(&self) -> u64 {
+        self.resends
+    }
+
+    /// The next message is sent. There was room.
+    pub(in super::super) fn push(&mut self, packet: S, now: Time) {
+        debug_assert!(self.next.since(self.first) < WINDOW);
+        if let Some(place) = self.slots.get_mut((self.next.0 % WINDOW) as usize) {
+            *place = Some(Slot { packet, sent: now, again: false });
+        }
+        if self.in_flight() == 0 {
+            self.rearm(now);
+        }
+        self.next = self.next.plus(1);
+    }
+
+    fn rearm(&mut self, now: Time) {
+        (self.silent_since, self.tries) = (now, 0);
+        self.deadline = Some(now + self.round_trip.timeout(0));
+    }
+
+    /// The peer has this. What is not possible is ignored. [`Self::take_done`] gives what is done.
+    pub(in super::super) fn acknowledged(&mut self, told: Acknowledged, now: Time) {
+        let count = told.expected.since(self.unacknowledged);
+        if count > self.in_flight() {
+            return;
+        }
+        if count > 0 {
+            let newest = self.slots.get((told.expected.plus(u32::MAX).0 % WINDOW) as usize);
+            if let Some(Some(Slot { sent, again: false, .. })) = newest {
+                self.round_trip.measured(now.saturating_sub(*sent));
+            }
+            self.congestion.acknowledged(count);
+            self.unacknowledged = told.expected;
+            self.arrived = self.arrived.checked_shr(count).unwrap_or(0);
+            self.lost = self.lost.checked_shr(count).unwrap_or(0);
+            self.rearm(now);
+        }
+        if self.in_flight() == 0 {
+            self.deadline = None;
+            return;
+        }
+        let beyond = told.beyond << 1 & low(self.in_flight());
+        if beyond & !self.arrived != 0 {
+            self.arrived |= beyond;
+            self.lost &= !beyond;
+            self.find_lost();
+        }
+    }
+
+    /// Those that enough later ones overtook are lost.
+    fn find_lost(&mut self) {
+        let mut newly_lost = false;
+        for ahead in 0..self.in_flight() {
+            let later = self.arrived & !low(ahead + 1);
+            if later.count_ones() < OVERTAKEN {
+                break;
+            }
+            let bit = 1 << ahead;
+            let sequence = self.unacknowledged.plus(ahead);
+            let slot = self.slots.get((sequence.0 % WINDOW) as usize);
+            // One that was sent again is late until its time is over.
+            if (self.arrived | self.lost) & bit == 0 && matches!(slot, Some(Some(Slot { again: false, .. })))
+            {
+                self.lost |= bit;
+                newly_lost |= !sequence.is_before(self.recovered);
+            }
+        }
+        if newly_lost {
+            self.congestion.lost();
+            self.recovered = self.next;
+        }
+    }
+
+    /// Takes a message that is done with, in order.
+    pub(in super::super) fn take_done(&mut self) -> Option<S> {
+        if self.first == self.unacknowledged {
+            return None;
+        }
+        self.take_first()
+    }
+
+    /// Takes the first message, done or not: the connection is given up.
+    pub(in super::super) fn take_first(&mut self) -> Option<S> {
+        if self.first == self.next {
+            return None;
+        }
+        let slot = self.slots.get_mut((self.first.0 % WINDOW) as usize)?.take();
+        if self.first == self.unacknowledged {
+            self.unacknowledged = self.unacknowledged.plus(1);
+            (self.arrived, self.lost, self.deadline) = (0, 0, None);
+        }
+        self.first = self.first.plus(1);
+        slot.map(|slot| slot.packet)
+    }
+
+    /// The next message that is to be sent again now, with its number; [`Self::resent`] says that it was.
+    pub(in super::super) fn next_lost(&mut self) -> Option<(Sequence, &mut S)> {
+        if self.lost == 0 || self.on_the_way() >= self.congestion.window() {
+            return None;
+        }
+        let sequence = self.unacknowledged.plus(self.lost.trailing_zeros());
+        let slot = self.slots.get_mut((sequence.0 % WINDOW) as usize)?.as_mut()?;
+        Some((sequence, &mut slot.packet))
+    }
+
+    /// What [`Self::next_lost`] gave was sent.
+    pub(in super::super) fn resent(&mut self) {
+        let sequence = self.unacknowledged.plus(self.lost.trailing_zeros());
+        self.lost &= self.lost.wrapping_sub(1);
+        if let Some(Some(slot)) = self.slots.get_mut((sequence.0 % WINDOW) as usize) {
+            slot.again = true;
+        }
+        self.resends += 1;
+    }
+
+    /// Looks at the timer.
+    pub(in super::super) fn look(&mut self, now: Time) -> Overdue {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return Overdue::No;
+        }
+        self.tries += 1;
+        if now.saturating_sub(self.silent_since) >= self.patience.whole {
+            self.deadline = None;
+            return Overdue::GivenUp { tries: self.tries };
+        }
+        self.deadline = Some(now + self.round_trip.timeout(self.tries));
+        self.lost = low(self.in_flight()) & !self.arrived;
+        self.congestion.timed_out();
+        self.recovered = self.next;
+        Overdue::Lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::TICK;
+    use super::*;
+
+    const PATIENCE: Patience = Patience { between: 100 * TICK, whole: 1000 * TICK };
+
+    fn told(expected: u32, beyond: u64) -> Acknowledged {
+        Acknowledged { expected: Sequence(expected), beyond }
+    }
+
+    fn sent(count: u32) -> Sender<u32> {
+        let mut sender = Sender::new(PATIENCE);
+        (0..count).for_each(|message| sender.push(message, 0));
+        sender
+    }
+
+    #[test]
+    fn what_is_overtaken_is_sent_again_once() {
+        let mut sender = sent(8);
+        sender.acknowledged(told(2, 0b11), TICK);
+        assert_eq!(std::iter::from_fn(|| sender.take_done()).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(sender.next_lost(), None, "two are not enough");
+        sender.acknowledged(told(2, 0b111), TICK);
+        assert_eq!(sender.next_lost(), Some((Sequence(2), &mut 2)));
+        assert!(!sender.has_room(), "nothing new before what was lost");
+        sender.resent();
+        assert_eq!(sender.next_lost(), None);
+        assert_eq!(sender.resends(), 1);
+        sender.acknowledged(told(2, 0b1111), TICK);
+        assert_eq!(sender.next_lost(), None);
+        sender.acknowledged(told(8, 0), TICK);
+        assert_eq!(std::iter::from_fn(|| sender.take_done()).count(), 6);
+        assert!(sender.is_idle() && sender.look(u64::MAX) == Overdue::No);
+    }
+
+    #[test]
+    fn what_cannot_be_is_ignored() {
+        let mut sender = sent(4);
+        for impossible in [told(5, 0), told(u32::MAX, u64::MAX), told(1 << 31, 1)] {
+            sender.acknowledged(impossible, TICK);
+            assert_eq!(sender.take_done(), None);
+        }
+        sender.acknowledged(told(0, u64::MAX), TICK);
+        assert_eq!(sender.on_the_way(), 0, "beyond what was sent there is nothing");
+    }
+
+    #[test]
+    fn silence_is_waited_out_longer_each_time_and_then_given_up() {
+        let mut sender = sent(4);
+        let (mut now, mut tries) = (0, 0);
+        let given_up = loop {
+            now += TICK;
+            match sender.look(now) {
+                Overdue::No => {}
+                Overdue::Lost => {
+                    tries += 1;
+                    // One at a time, whatever else is lost.
+                    assert_eq!(sender.next_lost(), Some((Sequence(0), &mut 0)));
+                    sender.resent();
+                    assert_eq!(sender.next_lost(), None);
+                }
+                Overdue::GivenUp { tries } => break tries,
+            }
+        };
+        assert!(now >= PATIENCE.whole && now <= PATIENCE.whole + PATIENCE.between, "{now}");
+        assert_eq!(given_up, tries + 1);
+        assert!((10..14).contains(&given_up), "{given_up}");
+        assert_eq!(std::iter::from_fn(|| sender.take_first()).count(), 4);
+        assert!(sender.is_idle());
+    }
+
+    #[test]
+    fn the_window_is_all_there_is() {
+        let mut sender = Sender::new(PATIENCE);
+        let mut message = 0;
+        while sender.has_room() {
+            sender.push(message, 0);
+            message += 1;
+        }
+        assert_eq!(sender.on_the_way(), WINDOW);
+        sender.acknowledged(told(message - 1, 0), TICK);
+        assert!(!sender.has_room(), "before they are taken there is no place");
+    }
+}

@@ -1,0 +1,355 @@
+//! The interface: one queue pair, and the endpoints that share it.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::time::Instant;
+
+use barewire_verbs::{
+    Access as Rights, Capacity, CompletionQueue, Initialize, QueuePair, QueuePairKind, QueuePairOptions,
+    ReadyToSend,
+};
+
+use super::address::{self, QueueAddress};
+use super::endpoint::Endpoint;
+use super::progress::Progress;
+use super::socket::Socket;
+use super::state::State;
+use super::{BUFFER, INLINE, MAX_MTU, NAME, QUEUE_KEY};
+use crate::active_message::{Handlers, Message};
+use crate::address::{DeviceAddress, InterfaceAddress};
+use crate::attributes::Attributes;
+use crate::completion::Completion;
+use crate::config::{InterfaceConfig, check};
+use crate::error::{Cause, EndpointError, HandlerError, OpenError, Operation, PostError};
+use crate::gate::Block;
+use crate::pending::Arbiter;
+use crate::random;
+use crate::status::{Post, Posted};
+use crate::transport::rdma::{Domain, Pair, Registered};
+use crate::transport::reliable::{Directory, Patience, TICK, Time};
+
+pub(super) struct Shared {
+    pub(super) socket: Rc<Socket>,
+    pub(super) completions: CompletionQueue,
+    /// Progress has something to do besides packets.
+    pub(super) attention: Cell<bool>,
+    /// A callback panicked; see `State::catch_up`.
+    pub(super) unwound: Cell<bool>,
+    /// Some endpoint has something to be timed.
+    pub(super) timed: Cell<bool>,
+    pub(super) handlers: Handlers,
+    pub(super) arbiter: Arbiter<Endpoint>,
+    /// By their places.
+    pub(super) endpoints: RefCell<Vec<Option<Rc<State>>>>,
+    /// Some endpoints are to be dropped.
+    pub(super) closing: Cell<bool>,
+    /// Places of those who owe their peers an acknowledgement.
+    pub(super) owing: RefCell<Vec<u32>>,
+    failing: RefCell<Vec<(Rc<State>, Operation, Cause)>>,
+    pub(super) directory: RefCell<Directory>,
+    pub(super) closed: Cell<bool>,
+    started: Instant,
+    pub(super) patience: Patience,
+    pub(super) own: QueueAddress,
+    pub(super) domain: Domain,
+    /// The domain's tag: whose slices these endpoints take.
+    pub(super) tag: u32,
+    pub(super) config: InterfaceConfig,
+    pub(super) attributes: Attributes,
+}
+
+/// A handle to an open interface; cloning gives another handle to the same one.
+#[derive(Clone)]
+pub struct Interface(pub(super) Rc<Shared>);
+
+impl Interface {
+    /// Opens an interface.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+        let receives = check_settings(domain, config)?;
+        let mtu = config.path_mtu.min(domain.port().active_mtu).clamp(256, MAX_MTU as u32);
+        let sends = Registered::allocate(domain, config.checked_bcopy_buffers(NAME)? * BUFFER)
+            .map_err(|e| domain.refused("register buffers", e))?;
+        let completions = CompletionQueue::new(domain.context(), config.send_ring + receives)
+            .map_err(|e| domain.refused("create a completion queue", e))?;
+        let (qp, inline) = queue_pair(domain, &completions, config, receives)?;
+        let own = QueueAddress { qpn: qp.number(), log_mtu: mtu.ilog2() as u8, interface: random::number() };
+        let pair = Pair::new(qp, config.send_ring, 0, config.signal_every);
+        let socket = Socket::new(pair, sends, receives, inline, mtu);
+        let shared = Rc::new(Shared {
+            socket,
+            completions,
+            attention: Cell::new(false),
+            unwound: Cell::new(false),
+            timed: Cell::new(false),
+            handlers: Handlers::new(),
+            arbiter: Arbiter::new(),
+            endpoints: RefCell::default(),
+            closing: Cell::new(false),
+            owing: RefCell::default(),
+            failing: RefCell::default(),
+            directory: RefCell::default(),
+            closed: Cell::new(false),
+            started: Instant::now(),
+            patience: patience(config),
+            own,
+            domain: domain.clone(),
+            tag: domain.tag(),
+            config: config.clone(),
+            attributes: super::attributes_of(config, mtu as usize),
+        });
+        shared.grow(1)?;
+        Ok((Self(Rc::clone(&shared)), Progress::new(shared)))
+    }
+
+    /// What the interface can do.
+    pub fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    /// The port's GID or LID.
+    pub fn device_address(&self) -> DeviceAddress {
+        address::device(&self.0.domain)
+    }
+
+    /// The interface's queue pair.
+    pub fn address(&self) -> InterfaceAddress {
+        self.0.own.pack()
+    }
+
+    /// Sets the handler of active messages `id`, replacing an older one with the next progress. It runs inside progress and may post.
+    ///
+    /// # Errors
+    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
+    pub fn set_handler(
+        &self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError> {
+        self.0.handlers.set(id, Box::new(handler))?;
+        self.0.call_attention();
+        Ok(())
+    }
+
+    /// Sets the handler that is called once for each endpoint that fails.
+    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
+        self.0.handlers.set_error(Box::new(handler));
+    }
+
+    /// Packets that came for an id without handler, or that are none of this transport's, and were dropped.
+    pub fn unhandled(&self) -> u64 {
+        self.0.handlers.unhandled()
+    }
+
+    /// Waits until what every endpoint has outstanding is acknowledged. The completion is counted down once, when all is.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`], [`PostError::Closed`]
+    pub fn flush(&self, completion: Option<&Completion>) -> Post {
+        self.0.check_open()?;
+        let mut busy = self.0.states();
+        busy.retain(|state| !state.is_idle());
+        if busy.is_empty() {
+            return Ok(Posted::Done);
+        }
+        if !busy.iter().all(|state| state.can_flush()) {
+            return Err(PostError::NoResource);
+        }
+        if let Some(completion) = completion.cloned() {
+            let all = Completion::new(busy.len() as u32, move |result| completion.count_down(result));
+            busy.iter().for_each(|state| state.flush_later(all.clone()));
+        }
+        Ok(Posted::InProgress)
+    }
+
+    /// On every endpoint, messages posted later are handled after those posted before, as they are anyway.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        self.0.check_open()
+    }
+}
+
+/// Checks the settings against each other and the device. Answers the room of the receive queue.
+fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<u32, OpenError> {
+    let limits = domain.limits();
+    for (setting, value, least) in
+        [("send_ring", config.send_ring, 16), ("receive_ring", config.receive_ring, 4)]
+    {
+        check(NAME, setting, value, least, limits.requests.min(1 << 15))?;
+        if !value.is_power_of_two() {
+            let reason = "it must be a power of two".to_owned();
+            return Err(OpenError::Setting { transport: NAME, setting, value: value.into(), reason });
+        }
+    }
+    check(NAME, "spare_receive_buffers", config.spare_receive_buffers, 0, 32768)?;
+    check(NAME, "signal_every", config.signal_every, 1, 1 << 15)?;
+    check(NAME, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
+    if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
+        let reason = "it must be 256, 512, 1024, 2048 or 4096".to_owned();
+        let value = config.path_mtu.into();
+        return Err(OpenError::Setting { transport: NAME, setting: "path_mtu", value, reason });
+    }
+    check(NAME, "max_endpoints", config.max_endpoints, 1, 1 << 15)?;
+    let most = limits.requests.min(limits.completions.saturating_sub(config.send_ring)).max(4);
+    Ok(config.receive_ring.saturating_mul(config.max_endpoints).min(most))
+}
+
+/// Tries come at most as far apart as those of a connection's device would.
+fn patience(config: &InterfaceConfig) -> Patience {
+    let between = match config.ack_timeout {
+        // For ever, in a device's words.
+        0 => 1000 * TICK,
+        exponent => 4096_u64 << exponent,
+    };
+    Patience { between, whole: config.peer_timeout.as_nanos() as Time }
+}
+
+/// The queue pair, ready, and the bytes that its requests carry themselves.
+fn queue_pair(
+    domain: &Domain,
+    completions: &CompletionQueue,
+    config: &InterfaceConfig,
+    receives: u32,
+) -> Result<(QueuePair, usize), OpenError> {
+    let options = |inline: usize| QueuePairOptions {
+        kind: QueuePairKind::UnreliableDatagram,
+        send_queue: completions.reference(),
+        receive_queue: completions.reference(),
+        shared_receive: None,
+        capacity: Capacity {
+            sends: config.send_ring,
+            receives,
+            send_elements: 1,
+            receive_elements: 1,
+            inline: inline as u32,
+        },
+        signal_all: false,
+    };
+    let make = |inline| QueuePair::new(domain.protection(), &options(inline));
+    let qp = make(INLINE).or_else(|_| make(0)).map_err(|e| domain.refused("create a queue pair", e))?;
+    let values = Initialize {
+        port: domain.port().number,
+        partition_index: 0,
+        access: Rights::empty(),
+        queue_key: QUEUE_KEY,
+    };
+    let send =
+        ReadyToSend { packet_sequence_number: 0, timeout: 0, retries: 0, rnr_retries: 0, initiator_depth: 0 };
+    qp.initialize(&values)
+        .and_then(|()| qp.ready_to_receive(None))
+        .and_then(|()| qp.ready_to_send(&send))
+        .map_err(|e| domain.refused("bring a queue pair up", e))?;
+    let inline = INLINE.min(qp.capacity().inline as usize);
+    Ok((qp, inline))
+}
+
+impl Shared {
+    pub(super) fn check_open(&self) -> Result<(), PostError> {
+        if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    }
+
+    /// Asks progress to look at more than packets.
+    pub(super) fn call_attention(&self) {
+        self.attention.set(true);
+    }
+
+    /// Asks progress to finish what a callback that panicked left behind.
+    pub(super) fn catch_up_later(&self) {
+        self.unwound.set(true);
+        self.call_attention();
+    }
+
+    /// Lets the endpoint fail in progress, where callbacks run.
+    #[cold]
+    pub(super) fn fail_later(&self, state: &Rc<State>, operation: Operation, cause: Cause) {
+        self.failing.borrow_mut().push((Rc::clone(state), operation, cause));
+        self.call_attention();
+    }
+
+    pub(super) fn fail_now(&self) {
+        for (state, operation, cause) in self.failing.take() {
+            state.fail(operation, cause);
+        }
+    }
+
+    /// Nanoseconds since the interface was opened.
+    pub(super) fn now(&self) -> Time {
+        self.started.elapsed().as_nanos() as Time
+    }
+
+    /// Receive buffers for so many endpoints.
+    fn grow(&self, endpoints: usize) -> Result<(), OpenError> {
+        let count = self.config.receive_ring + self.config.spare_receive_buffers;
+        self.socket
+            .grow(&self.domain, endpoints, count)
+            .map_err(|e| self.domain.refused("register receive buffers", e))
+    }
+
+    /// A new endpoint, not connected.
+    pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
+        if self.closed.get() {
+            return Err(OpenError::Closed { transport: NAME });
+        }
+        let (free, open) = {
+            let endpoints = self.endpoints.borrow();
+            let free = endpoints.iter().position(Option::is_none).unwrap_or(endpoints.len());
+            (free, endpoints.iter().flatten().count())
+        };
+        if open >= self.config.max_endpoints as usize {
+            return Err(OpenError::TooManyEndpoints { transport: NAME, limit: self.config.max_endpoints });
+        }
+        self.grow(open + 1)?;
+        let name = (random::number() as u32) << 16 | free as u32;
+        let state = State::new(Rc::clone(self), name);
+        let mut endpoints = self.endpoints.borrow_mut();
+        if free == endpoints.len() {
+            endpoints.push(None);
+        }
+        endpoints[free] = Some(Rc::clone(&state));
+        Ok(state)
+    }
+
+    /// The endpoint at a place.
+    pub(super) fn at(&self, place: u32) -> Option<Rc<State>> {
+        self.endpoints.borrow().get(place as usize)?.clone()
+    }
+
+    /// The endpoint of this name.
+    pub(super) fn named(&self, name: u32) -> Option<Rc<State>> {
+        self.at(name & u32::from(u16::MAX)).filter(|state| state.name == name)
+    }
+
+    /// Every endpoint that is open.
+    pub(super) fn states(&self) -> Vec<Rc<State>> {
+        self.endpoints.borrow().iter().flatten().cloned().collect()
+    }
+
+    /// Nobody has a handle of `state` any more: what was outstanding is finished by progress.
+    pub(super) fn close_endpoint(&self, state: &State) {
+        if !self.closed.get() {
+            state.stop(Block::Failed);
+            self.close_later(state);
+        }
+    }
+
+    /// Progress drops the endpoint.
+    pub(super) fn close_later(&self, state: &State) {
+        state.closing.set(true);
+        self.closing.set(true);
+        self.call_attention();
+    }
+}
+
+impl fmt::Debug for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interface")
+            .field("transport", &NAME)
+            .field("device", &self.0.domain.device())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,295 @@
+//! Progress: packets taken from the queue, what follows from them, and timers.
+
+use std::fmt;
+use std::rc::Rc;
+
+use barewire_verbs::{CompletionKind, WorkCompletion};
+
+use super::interface::Shared;
+use super::socket::Delivered;
+use super::state::{CatchUp, Held, State};
+use super::{NAME, PACKET, ROUTE};
+use crate::active_message::{Message, Running};
+use crate::gate::Block;
+use crate::transport::rdma::{What, Whose};
+use crate::transport::reliable::{ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time};
+
+/// Completions that are taken from the queue at a time.
+const BATCH: usize = 16;
+
+/// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
+/// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
+pub struct Progress {
+    shared: Rc<Shared>,
+    /// Completions that were taken; those from `next` to `count` are still to be looked at.
+    taken: Box<[WorkCompletion; BATCH]>,
+    next: usize,
+    count: usize,
+    /// When the timers are looked at next.
+    look: Time,
+}
+
+impl Progress {
+    pub(super) fn new(shared: Rc<Shared>) -> Self {
+        let taken = Box::new(std::array::from_fn(|_| WorkCompletion::empty()));
+        Self { shared, taken, next: 0, count: 0, look: 0 }
+    }
+
+    /// Takes one packet and does what follows: delivers messages, or finishes operations. Before it, what waits gets its turn: pending
+    /// requests, handlers that were set, endpoints to be closed; and when there is no packet, acknowledgements and timers. Never blocks.
+    /// Answers how many events there were; zero says that there was nothing to do.
+    pub fn progress(&mut self) -> usize {
+        if self.shared.attention.get() { self.settle() } else { self.take() }
+    }
+
+    /// Takes one packet.
+    fn take(&mut self) -> usize {
+        if self.next == self.count && self.fill() == 0 {
+            self.rest();
+            return 0;
+        }
+        let Some(completion) = self.taken.get(self.next) else { return 0 };
+        self.next += 1;
+        match (Whose::of(completion.id()).what, completion.outcome()) {
+            (What::Receive(buffer), Ok(())) => {
+                let is_message = completion.kind() == CompletionKind::Receive;
+                let length = if is_message { completion.length() } else { 0 };
+                self.shared.arrived(buffer, length as usize, completion.source_queue_pair());
+            }
+            (What::Receive(buffer), Err(_)) => {
+                let _ = self.shared.socket.arrived(buffer);
+                self.shared.socket.give_back(buffer);
+            }
+            // One that the device could not send is lost like any other.
+            (What::Send(index), _) => self.shared.socket.complete(index),
+        }
+        1
+    }
+
+    /// Takes completions from the queue; their number.
+    fn fill(&mut self) -> usize {
+        // A queue that failed has no completions; its device tells by an event.
+        self.count = self.shared.completions.poll(&mut self.taken[..]).map_or(0, <[_]>::len);
+        self.next = 0;
+        self.count
+    }
+
+    /// Nothing came: those who sent are told what arrived, and those who do not answer are asked again.
+    fn rest(&mut self) {
+        let shared = &*self.shared;
+        if !shared.owing.borrow().is_empty() {
+            shared.acknowledge();
+        }
+        if shared.timed.get() {
+            let now = shared.now();
+            if now >= self.look {
+                self.look = now + TICK;
+                shared.timed.set(false);
+                let timed = shared.states().iter().fold(false, |timed, state| state.look(now) || timed);
+                if timed {
+                    shared.timed.set(true);
+                }
+            }
+        }
+    }
+
+    /// What progress does besides packets, and then takes one.
+    #[cold]
+    #[inline(never)]
+    fn settle(&mut self) -> usize {
+        let shared = Rc::clone(&self.shared);
+        shared.running().renew();
+        shared.attention.set(false);
+        shared.fail_now();
+        if shared.unwound.replace(false) {
+            for state in shared.states() {
+                state.catch_up();
+                let catch_up = CatchUp(&state);
+                shared.deliver_held(&state);
+                std::mem::forget(catch_up);
+            }
+        }
+        let mut events = 0;
+        if shared.closing.replace(false) {
+            events += shared.bury();
+        }
+        events += shared.arbiter.dispatch();
+        if !shared.arbiter.is_empty() {
+            shared.call_attention();
+        }
+        events + self.take()
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl Shared {
+    fn running(&self) -> Running<'_, false> {
+        // SAFETY: called by `Progress` only, with `&mut self`, and dropped before the next call.
+        unsafe { self.handlers.run_alone() }
+    }
+
+    /// A datagram of `length` bytes, its route included, came into a buffer, from the queue pair `from`.
+    fn arrived(self: &Rc<Self>, buffer: u32, length: usize, from: u32) {
+        let Some(start) = self.socket.arrived(buffer) else { return };
+        // Until the message is handed on, or held.
+        let delivered = Delivered::new(&self.socket, buffer);
+        let most = ROUTE + (1 << self.own.log_mtu);
+        let length = length.min(most).saturating_sub(ROUTE);
+        // SAFETY: the device wrote the buffer and is done with it; behind `PACKET` there are as many bytes as the longest packet has.
+        let packet = unsafe { std::slice::from_raw_parts(start.add(PACKET).as_ptr(), length) };
+        let Some((header, body)) = Header::parse(packet) else {
+            return self.running().count_unhandled();
+        };
+        if header.kind == Kind::Request {
+            if let Some(request) = Request::parse(body) {
+                self.requested(&request, from);
+            }
+            return;
+        }
+        // Endpoints go and come; what is for one that is gone is nobody's.
+        let Some(state) = self.named(header.to).filter(|state| state.is_peer(from)) else { return };
+        match header.kind {
+            Kind::Message => {
+                let length = body.len();
+                self.message(&state, &header, delivered, length);
+            }
+            Kind::Acknowledge => {
+                if let Some(told) = Acknowledged::parse(&header, body) {
+                    state.acknowledged(told);
+                }
+            }
+            Kind::Reply => {
+                if let Some(reply) = Request::parse(body) {
+                    state.introduced(reply.from);
+                }
+            }
+            Kind::Bye => {
+                state.peer_closed();
+                if self.directory.borrow().is_unclaimed(state.place()) {
+                    state.stop(Block::Failed);
+                    self.close_later(&state);
+                }
+            }
+            Kind::Request => {}
+        }
+    }
+
+    /// A message, its data `length` bytes.
+    fn message(&self, state: &State, header: &Header, delivered: Delivered<'_>, length: usize) {
+        state.acknowledged(Acknowledged::of(header));
+        if !state.gate.is_alive() {
+            return;
+        }
+        let held = Held { buffer: delivered.into_number(), id: header.id, length };
+        let ask = header.flags & ACK_NOW != 0;
+        let accepted = state.receiver.borrow_mut().accept(header.sequence, held, ask);
+        match accepted {
+            Accepted::Next(held) => {
+                // Also when a handler panics, what is behind is delivered, in the next turn.
+                let catch_up = CatchUp(state);
+                self.deliver(state, &held);
+                self.deliver_held(state);
+                std::mem::forget(catch_up);
+            }
+            Accepted::Held => {}
+            Accepted::Refused(held) => self.socket.give_back(held.buffer),
+        }
+        self.owe(state);
+    }
+
+    /// Delivers what came too early, and does not any more.
+    fn deliver_held(&self, state: &State) {
+        loop {
+            let held = state.receiver.borrow_mut().next_held();
+            let Some(held) = held else { return };
+            self.deliver(state, &held);
+        }
+    }
+
+    /// Hands a message to its handler.
+    fn deliver(&self, state: &State, held: &Held) {
+        let delivered = Delivered::new(&self.socket, held.buffer);
+        if state.is_canceled() || self.closed.get() {
+            return;
+        }
+        if let Some(data) = delivered.data() {
+            // SAFETY: the packet had so many bytes behind its header; the buffer is nobody else's until `delivered`, or what the handler
+            // kept, is dropped; `data` noted the keeper.
+            let message = unsafe { Message::new(data, held.length) };
+            self.running().dispatch(held.id, message);
+        }
+    }
+
+    /// The peer is to be told, now or when nothing else is to be done.
+    fn owe(&self, state: &State) {
+        let (owes, now) = {
+            let receiver = state.receiver.borrow();
+            (receiver.owes(), receiver.owes_now())
+        };
+        if (now && state.acknowledge()) || !owes || state.owing.replace(true) {
+            return;
+        }
+        self.owing.borrow_mut().push(state.place());
+    }
+
+    fn acknowledge(&self) {
+        for place in self.owing.take() {
+            let Some(state) = self.at(place) else { continue };
+            state.owing.set(false);
+            if !state.acknowledge() {
+                state.owing.set(true);
+                self.owing.borrow_mut().push(place);
+            }
+        }
+    }
+
+    /// Finishes and drops the endpoints that were closed; their number.
+    fn bury(&self) -> usize {
+        let closing: Vec<_> = self.states().into_iter().filter(|state| state.closing.get()).collect();
+        for state in &closing {
+            let place = state.place();
+            if let Some(place) = self.endpoints.borrow_mut().get_mut(place as usize) {
+                *place = None;
+            }
+            self.directory.borrow_mut().leave(place);
+            state.abandon();
+            if let Some(peer) = state.peer.take() {
+                self.socket.retire_destination(peer.to);
+            }
+        }
+        closing.len()
+    }
+
+    fn close(&self) {
+        self.closed.set(true);
+        let states = self.states();
+        self.endpoints.take();
+        states.iter().for_each(|state| state.stop(Block::Closed));
+        self.socket.stop();
+        states.iter().for_each(|state| state.abandon());
+        self.arbiter.clear();
+        self.handlers.close();
+        self.running().renew();
+    }
+}
+
+impl State {
+    /// This is the queue pair of its peer.
+    fn is_peer(&self, qpn: u32) -> bool {
+        self.peer.borrow().as_ref().is_some_and(|peer| peer.to.qpn == qpn)
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress")
+            .field("transport", &NAME)
+            .field("device", &self.shared.domain.device())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,303 @@
+//! The queue pair of an interface with the memory of its packets.
+
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use barewire_verbs::{AddressHandle, Data, Element, Operation};
+
+use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
+use crate::active_message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
+use crate::error::{MemoryError, Operation as Name};
+use crate::pool::{Buffer, Lease, Pool};
+use crate::transport::rdma::{Domain, Full, Pair, Registered};
+
+/// Where a receive buffer is: which block, and which buffer of it.
+const BLOCK: u32 = 16;
+
+/// Receive buffers that were registered together.
+struct Block {
+    pool: Pool<Registered, BUFFER>,
+    key: u32,
+    count: u32,
+}
+
+/// What the device may still look at, until it is done with a request.
+enum Retired {
+    Buffer(Lease),
+    /// Held for its drop.
+    Handle {
+        _handle: AddressHandle,
+    },
+}
+
+/// Where a packet goes.
+pub(super) struct Destination {
+    pub(super) handle: AddressHandle,
+    pub(super) qpn: u32,
+}
+
+pub(super) struct Socket {
+    /// Before the memory that it uses, so that it goes first.
+    pair: RefCell<Pair>,
+    sends: Pool<Registered, BUFFER>,
+    sends_key: u32,
+    retired: RefCell<Vec<(u16, Retired)>>,
+    blocks: RefCell<Vec<Block>>,
+    /// Receive requests that the queue has room for.
+    room: Cell<u32>,
+    /// Bytes that a request carries itself.
+    inline: usize,
+    mtu: u32,
+    stopped: Cell<bool>,
+    me: Weak<Self>,
+}
+
+pub(super) type SendBuffer<'a> = Buffer<'a, Registered, BUFFER>;
+
+impl Socket {
+    /// `receives` is the room of the receive queue, `mtu` the longest packet.
+    pub(super) fn new(pair: Pair, sends: Registered, receives: u32, inline: usize, mtu: u32) -> Rc<Self> {
+        Rc::new_cyclic(|me| Self {
+            pair: RefCell::new(pair),
+            sends_key: sends.key(),
+            sends: Pool::new(sends),
+            retired: RefCell::default(),
+            blocks: RefCell::default(),
+            room: Cell::new(receives),
+            inline,
+            mtu,
+            stopped: Cell::new(false),
+            me: me.clone(),
+        })
+    }
+
+    // Sending.
+
+    /// A packet can be posted.
+    pub(super) fn has_room(&self) -> bool {
+        self.pair.borrow().room() > 0
+    }
+
+    /// A message can be posted.
+    pub(super) fn can_send(&self) -> bool {
+        self.has_room() && !self.sends.is_empty()
+    }
+
+    /// A buffer for a message.
+    pub(super) fn take(&self) -> Option<SendBuffer<'_>> {
+        let buffer = self.sends.take()?;
+        if self.sends.is_empty() {
+            // So that buffers come back.
+            self.pair.borrow_mut().request_completion();
+        }
+        Some(buffer)
+    }
+
+    pub(super) fn adopt(&self, buffer: Lease) -> SendBuffer<'_> {
+        self.sends.adopt(buffer)
+    }
+
+    /// Sends the packet of `length` bytes in a buffer. Answers the count of the request that the device reads it by, if it does not have
+    /// it already.
+    pub(super) fn send(
+        &self,
+        to: &Destination,
+        buffer: &mut SendBuffer<'_>,
+        length: usize,
+    ) -> Result<Option<u16>, Full> {
+        if length <= self.inline {
+            let packet = buffer.bytes().get(PACKET..PACKET + length).unwrap_or_default();
+            return self.post(to, Data::Inline(packet)).map(|_| None);
+        }
+        let element = Element::new(buffer.address() + PACKET as u64, length as u32, self.sends_key);
+        self.post(to, Data::Elements(&[element])).map(Some)
+    }
+
+    /// Sends a short packet.
+    pub(super) fn send_bytes(&self, to: &Destination, packet: &[u8]) -> Result<(), Full> {
+        if packet.len() <= self.inline {
+            return self.post(to, Data::Inline(packet)).map(drop);
+        }
+        let mut buffer = self.take().ok_or(Full)?;
+        if let Some(place) = buffer.bytes().get_mut(PACKET..PACKET + packet.len()) {
+            place.copy_from_slice(packet);
+        }
+        let sent = self.send(to, &mut buffer, packet.len())?;
+        self.retire_buffer(buffer.into_lease(), sent);
+        Ok(())
+    }
+
+    fn post(&self, to: &Destination, data: Data<'_>) -> Result<u16, Full> {
+        let operation = Operation::SendTo {
+            handle: &to.handle,
+            queue_pair: to.qpn,
+            queue_key: QUEUE_KEY,
+            immediate: None,
+        };
+        self.pair.borrow_mut().post(Name::ActiveMessage, operation, data, false)
+    }
+
+    /// The message in this buffer is done with; `last` is the request that the device reads it by.
+    pub(super) fn retire_buffer(&self, buffer: Lease, last: Option<u16>) {
+        match last {
+            Some(last) if !self.pair.borrow().is_done(last) => {
+                self.retired.borrow_mut().push((last, Retired::Buffer(buffer)));
+            }
+            _ => self.sends.give(buffer),
+        }
+    }
+
+    /// A peer is gone; requests to it may not be.
+    pub(super) fn retire_destination(&self, to: Destination) {
+        let last = self.pair.borrow().last();
+        self.retired.borrow_mut().push((last, Retired::Handle { _handle: to.handle }));
+    }
+
+    /// The device is done with request `index` and everything before it.
+    pub(super) fn complete(&self, index: u16) {
+        self.pair.borrow_mut().reap(index);
+        if self.retired.borrow().is_empty() {
+            return;
+        }
+        let pair = self.pair.borrow();
+        for (_, retired) in self.retired.borrow_mut().extract_if(.., |(last, _)| pair.is_done(*last)) {
+            if let Retired::Buffer(buffer) = retired {
+                self.sends.give(buffer);
+            }
+        }
+    }
+
+    // Receiving.
+
+    /// Registers more receive buffers, unless there are `blocks` of them already or the queue is full.
+    pub(super) fn grow(&self, domain: &Domain, blocks: usize, count: u32) -> Result<(), MemoryError> {
+        if self.blocks.borrow().len() < blocks && self.room.get() > 0 {
+            let memory = Registered::allocate(domain, count as usize * BUFFER)?;
+            let key = memory.key();
+            self.blocks.borrow_mut().push(Block { pool: Pool::new(memory), key, count });
+            self.refill();
+        }
+        Ok(())
+    }
+
+    /// Posts as many free buffers as the queue takes.
+    fn refill(&self) {
+        let blocks = self.blocks.borrow();
+        for (at, block) in blocks.iter().enumerate() {
+            while self.room.get() > 0
+                && let Some(buffer) = block.pool.take()
+            {
+                let lease = buffer.into_lease();
+                let number = (at as u32) << BLOCK | lease.index() as u32;
+                let start = block.pool.start_of(&lease);
+                if !self.post_receive(number, start, block.key) {
+                    return block.pool.give(lease);
+                }
+            }
+        }
+    }
+
+    fn post_receive(&self, number: u32, start: NonNull<u8>, key: u32) -> bool {
+        let address = start.addr().get() as u64 + (PACKET - ROUTE) as u64;
+        let element = Element::new(address, ROUTE as u32 + self.mtu, key);
+        let posted = !self.stopped.get() && self.pair.borrow().receive(number, element).is_ok();
+        if posted {
+            self.room.set(self.room.get() - 1);
+        }
+        posted
+    }
+
+    /// A datagram came into this buffer: where the buffer starts.
+    pub(super) fn arrived(&self, number: u32) -> Option<NonNull<u8>> {
+        self.room.set(self.room.get() + 1);
+        self.start(number).map(|(start, _)| start)
+    }
+
+    fn start(&self, number: u32) -> Option<(NonNull<u8>, u32)> {
+        let blocks = self.blocks.borrow();
+        let block = blocks.get((number >> BLOCK) as usize)?;
+        let index = number & ((1 << BLOCK) - 1);
+        (index < block.count).then(|| (block.pool.start_of(&Lease::numbered(index)), block.key))
+    }
+
+    /// What was in this buffer is done with: it goes back to the device.
+    pub(super) fn give_back(&self, number: u32) {
+        let Some((start, key)) = self.start(number) else { return };
+        if self.room.get() == 0 || !self.post_receive(number, start, key) {
+            self.give(number);
+        }
+    }
+
+    fn give(&self, number: u32) {
+        if let Some(block) = self.blocks.borrow().get((number >> BLOCK) as usize) {
+            block.pool.give(Lease::numbered(number & ((1 << BLOCK) - 1)));
+        }
+    }
+
+    /// Takes the queue pair from the device's hands.
+    pub(super) fn stop(&self) {
+        self.stopped.set(true);
+        // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
+        let _ = self.pair.borrow().qp().reset();
+    }
+}
+
+impl Reclaim for Socket {
+    fn reclaim(&self, buffer: Lease) {
+        self.give(buffer.index() as u32);
+        self.refill();
+    }
+}
+
+/// The message being handled: its buffer goes back to the device unless the handler kept it.
+pub(super) struct Delivered<'a> {
+    socket: &'a Socket,
+    number: u32,
+    kept: Cell<bool>,
+}
+
+impl<'a> Delivered<'a> {
+    pub(super) fn new(socket: &'a Socket, number: u32) -> Self {
+        Self { socket, number, kept: Cell::new(false) }
+    }
+
+    /// Its buffer is somebody else's matter.
+    pub(super) fn into_number(self) -> u32 {
+        self.kept.set(true);
+        self.number
+    }
+
+    /// Where its data is, once it is noted there who keeps it.
+    pub(super) fn data(&self) -> Option<NonNull<u8>> {
+        let (start, _) = self.socket.start(self.number)?;
+        // SAFETY: the home lies in the buffer, in front of the data, where the packet's header was; buffers and `DATA - HOME` are aligned to
+        // 8. The device gave the buffer back, and gets it again when this is dropped.
+        unsafe {
+            write_home(start.add(DATA - HOME), self);
+            Some(start.add(DATA))
+        }
+    }
+}
+
+impl Keeper for Delivered<'_> {
+    #[cold]
+    fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
+        let owner: Rc<dyn Reclaim> = self.socket.me.upgrade().expect("a socket that is borrowed is alive");
+        let buffer = (!self.kept.replace(true)).then(|| Lease::numbered(self.number));
+        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
+        unsafe { KeptMessage::new(data, buffer, owner) }
+    }
+}
+
+impl Drop for Delivered<'_> {
+    fn drop(&mut self) {
+        if !self.kept.get() {
+            self.socket.give_back(self.number);
+        } else {
+            self.socket.refill();
+        }
+    }
+}
+
+const _: () = assert!((DATA - HOME).is_multiple_of(8) && DATA - HOME >= PACKET - ROUTE);
