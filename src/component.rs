@@ -4,9 +4,9 @@ use barewire_verbs::Finding;
 
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
-#[cfg(feature = "verbs")]
-use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
+#[cfg(feature = "verbs")]
+use crate::transport::{rc_verbs, rdma, ud_verbs};
 
 /// A family of devices.
 #[derive(Debug, Clone)]
@@ -197,49 +197,50 @@ fn hardware_name(finding: &Finding) -> String {
 #[cfg(feature = "verbs")]
 fn verbs(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
     let (mut devices, mut absent) = (Vec::new(), Vec::new());
-    for found in rc_verbs::found() {
+    let config = InterfaceConfig::default();
+    for found in rdma::found() {
         match found.state {
             Ok(address) => devices.push(DeviceInfo {
                 name: found.device,
                 description: format!("RDMA device, {address}"),
-                transports: vec![TransportInfo {
-                    name: rc_verbs::NAME,
-                    attributes: rc_verbs::attributes(&InterfaceConfig::default()),
-                }],
+                transports: vec![
+                    TransportInfo { name: rc_verbs::NAME, attributes: rc_verbs::attributes(&config) },
+                    TransportInfo { name: ud_verbs::NAME, attributes: ud_verbs::attributes(&config) },
+                ],
             }),
             Err(reason) => {
-                absent.push(Absent::new(format!("{} on {}", rc_verbs::NAME, found.device), reason));
+                for transport in VERBS_TRANSPORTS {
+                    absent.push(Absent::new(format!("{transport} on {}", found.device), reason.clone()));
+                }
             }
         }
     }
     if devices.is_empty() && absent.is_empty() {
-        absent = no_verbs("rc_verbs", findings);
+        absent = no_verbs(findings);
     }
-    absent.extend(no_verbs("ud_verbs", findings));
     (devices, absent)
 }
 
 #[cfg(not(feature = "verbs"))]
 fn verbs(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
-    let absent = ["rc_verbs", "ud_verbs"].into_iter().flat_map(|transport| no_verbs(transport, findings));
-    (Vec::new(), absent.collect())
+    (Vec::new(), no_verbs(findings))
 }
 
-/// Why there is no such transport over verbs.
-fn no_verbs(transport: &'static str, findings: &[Finding]) -> Vec<Absent> {
-    let missing = if transport == "rc_verbs" {
-        "the device is there, but this build lacks the feature verbs"
-    } else {
-        "the device is there, but this version has no such transport"
-    };
-    let absent = |finding: &Finding| {
+/// The transports over verbs.
+const VERBS_TRANSPORTS: [&str; 2] = ["rc_verbs", "ud_verbs"];
+
+/// Why there are no transports over verbs.
+fn no_verbs(findings: &[Finding]) -> Vec<Absent> {
+    let absent = |transport: &str, finding: &Finding| {
         let what = match finding.device.as_str() {
             MACHINE => transport.to_owned(),
             device => format!("{transport} on {device}"),
         };
-        Absent::new(what, if finding.usable { missing.to_owned() } else { finding.reason.clone() })
+        let missing = "the device is there, but this build lacks the feature verbs";
+        Absent::new(what, if finding.usable { missing } else { &finding.reason })
     };
-    findings.iter().map(absent).collect()
+    let of = |transport: &'static str| findings.iter().map(move |finding| absent(transport, finding));
+    VERBS_TRANSPORTS.into_iter().flat_map(of).collect()
 }
 
 #[cfg(test)]
@@ -256,10 +257,10 @@ mod tests {
         let absent = without_verbs(&findings);
         assert_eq!(absent.len(), 1);
         assert!(absent[0].what == "mlx5_0" && absent[0].reason.contains("software HCA only"));
-        let names: Vec<_> = no_verbs("rc_verbs", &findings).into_iter().map(|absent| absent.what).collect();
-        assert_eq!(names, ["rc_verbs on mlx5_0", "rc_verbs on rxe0"]);
+        let names: Vec<_> = no_verbs(&findings).into_iter().map(|absent| absent.what).collect();
+        assert_eq!(names[..2], ["rc_verbs on mlx5_0", "rc_verbs on rxe0"]);
         let nothing = [finding(MACHINE, false)];
         assert_eq!(without_verbs(&nothing), [Absent::new("ConnectX hardware", "rdma is so")]);
-        assert_eq!(no_verbs("ud_verbs", &nothing), [Absent::new("ud_verbs", "rdma is so")]);
+        assert_eq!(no_verbs(&nothing)[1], Absent::new("ud_verbs", "rdma is so"));
     }
 }

@@ -4,9 +4,9 @@ use std::ptr::NonNull;
 
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
-#[cfg(feature = "verbs")]
-use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
+#[cfg(feature = "verbs")]
+use crate::transport::{rc_verbs, ud_verbs};
 
 /// The transports of this build.
 const KNOWN: &[&str] = &[
@@ -17,6 +17,8 @@ const KNOWN: &[&str] = &[
     tcp::NAME,
     #[cfg(feature = "verbs")]
     rc_verbs::NAME,
+    #[cfg(feature = "verbs")]
+    ud_verbs::NAME,
 ];
 
 /// One device opened by one transport: where memory is registered and interfaces are opened.
@@ -34,6 +36,9 @@ pub enum Domain {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Domain),
+    /// Of `ud_verbs`.
+    #[cfg(feature = "verbs")]
+    UdVerbs(ud_verbs::Domain),
     /// Of `tcp`.
     Tcp(tcp::Domain),
 }
@@ -59,6 +64,8 @@ impl Domain {
             cma::NAME => cma::Domain::open(device).map(Self::Cma),
             #[cfg(feature = "verbs")]
             rc_verbs::NAME => rc_verbs::Domain::open(device).map(Self::RcVerbs),
+            #[cfg(feature = "verbs")]
+            ud_verbs::NAME => ud_verbs::Domain::open(device).map(Self::UdVerbs),
             tcp::NAME => tcp::Domain::open(device).map(Self::Tcp),
             _ => Err(OpenError::UnknownTransport { name: transport.to_owned(), known: KNOWN.join(", ") }),
         }
@@ -81,6 +88,8 @@ impl Domain {
             Self::Cma(_) => cma::NAME,
             #[cfg(feature = "verbs")]
             Self::RcVerbs(_) => rc_verbs::NAME,
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(_) => ud_verbs::NAME,
             Self::Tcp(_) => tcp::NAME,
         }
     }
@@ -96,7 +105,9 @@ impl Domain {
             Self::Shm(domain) => domain.allocate(len, access).map(Memory::Shm),
             Self::Cma(domain) => domain.allocate(len, access).map(Memory::Cma),
             #[cfg(feature = "verbs")]
-            Self::RcVerbs(domain) => domain.allocate(len, access).map(Memory::RcVerbs),
+            Self::RcVerbs(domain) | Self::UdVerbs(domain) => {
+                domain.allocate(len, access).map(Memory::RcVerbs)
+            }
             Self::Tcp(domain) => domain.allocate(len, access).map(Memory::Tcp),
         }
     }
@@ -126,7 +137,9 @@ impl Domain {
             Self::Cma(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Cma),
             #[cfg(feature = "verbs")]
             // SAFETY: the caller's promise.
-            Self::RcVerbs(domain) => unsafe { domain.register(start, len, access) }.map(Memory::RcVerbs),
+            Self::RcVerbs(domain) | Self::UdVerbs(domain) => {
+                unsafe { domain.register(start, len, access) }.map(Memory::RcVerbs)
+            }
             // SAFETY: the caller's promise.
             Self::Tcp(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Tcp),
         }
@@ -143,7 +156,7 @@ impl Domain {
             Self::Shm(domain) => domain.unpack_key(bytes).map(RemoteKey::Shm),
             Self::Cma(domain) => domain.unpack_key(bytes).map(RemoteKey::Cma),
             #[cfg(feature = "verbs")]
-            Self::RcVerbs(domain) => domain.unpack_key(bytes).map(RemoteKey::RcVerbs),
+            Self::RcVerbs(domain) | Self::UdVerbs(domain) => domain.unpack_key(bytes).map(RemoteKey::RcVerbs),
             Self::Tcp(domain) => domain.unpack_key(bytes).map(RemoteKey::Tcp),
         }
     }

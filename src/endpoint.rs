@@ -7,9 +7,9 @@ use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
 use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
-#[cfg(feature = "verbs")]
-use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
+#[cfg(feature = "verbs")]
+use crate::transport::{rc_verbs, ud_verbs};
 
 /// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
 /// and what was outstanding completes as cancelled.
@@ -30,6 +30,9 @@ pub enum Endpoint {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Endpoint),
+    /// Of `ud_verbs`.
+    #[cfg(feature = "verbs")]
+    UdVerbs(ud_verbs::Endpoint),
     /// Of `tcp`.
     Tcp(tcp::Endpoint),
 }
@@ -44,6 +47,8 @@ macro_rules! each {
             Self::Tcp($inner) => $body,
             #[cfg(feature = "verbs")]
             Self::RcVerbs($inner) => $body,
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs($inner) => $body,
         }
     };
 }
@@ -57,6 +62,8 @@ macro_rules! each_but_cma {
             Self::Shm($inner) => $body,
             #[cfg(feature = "verbs")]
             Self::RcVerbs($inner) => $body,
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs($inner) => $body,
             Self::Tcp($inner) => $body,
             Self::Cma(_) => Err(PostError::Unsupported),
         }
@@ -72,6 +79,8 @@ macro_rules! each_but_cma_with_key {
             (Self::Shm($inner), RemoteKey::Shm($inner_key)) => $body,
             #[cfg(feature = "verbs")]
             (Self::RcVerbs($inner), RemoteKey::RcVerbs($inner_key)) => $body,
+            #[cfg(feature = "verbs")]
+            (Self::UdVerbs(_), _) => Err(PostError::Unsupported),
             (Self::Tcp($inner), RemoteKey::Tcp($inner_key)) => $body,
             (Self::Cma(_), _) => Err(PostError::Unsupported),
             _ => Err(PostError::ForeignKey),
@@ -89,6 +98,8 @@ macro_rules! each_with_key {
             (Self::Cma($inner), RemoteKey::Cma($inner_key)) => $body,
             #[cfg(feature = "verbs")]
             (Self::RcVerbs($inner), RemoteKey::RcVerbs($inner_key)) => $body,
+            #[cfg(feature = "verbs")]
+            (Self::UdVerbs(_), _) => Err(PostError::Unsupported),
             (Self::Tcp($inner), RemoteKey::Tcp($inner_key)) => $body,
             _ => Err(PostError::ForeignKey),
         }
@@ -157,6 +168,8 @@ impl Endpoint {
             Interface::Cma(interface) => cma::Endpoint::new(interface).map(Self::Cma),
             #[cfg(feature = "verbs")]
             Interface::RcVerbs(interface) => rc_verbs::Endpoint::new(interface).map(Self::RcVerbs),
+            #[cfg(feature = "verbs")]
+            Interface::UdVerbs(interface) => ud_verbs::Endpoint::new(interface).map(Self::UdVerbs),
             Interface::Tcp(interface) => tcp::Endpoint::new(interface).map(Self::Tcp),
         }
     }
@@ -186,6 +199,10 @@ impl Endpoint {
                 cma::Endpoint::connect_to_interface(interface, device, address).map(Self::Cma)
             }
             #[cfg(feature = "verbs")]
+            Interface::UdVerbs(interface) => {
+                ud_verbs::Endpoint::connect_to_interface(interface, device, address).map(Self::UdVerbs)
+            }
+            #[cfg(feature = "verbs")]
             Interface::RcVerbs(_) => Err(ConnectError::Unsupported {
                 transport: rc_verbs::NAME,
                 instead: "endpoint to endpoint: use Endpoint::new and connect",
@@ -213,6 +230,8 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.connect(device, address),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.connect(device, address),
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(endpoint) => endpoint.connect(device, address),
             Self::Tcp(endpoint) => endpoint.connect(device, address),
         }
     }
@@ -226,6 +245,8 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.error(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.error(),
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(endpoint) => endpoint.error(),
             Self::Tcp(endpoint) => endpoint.error(),
         }
     }
@@ -299,6 +320,8 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.put_list(&of_cma(transfers)?, completion),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.put_list(&of_rc_verbs(transfers)?, completion),
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(_) => Err(PostError::Unsupported),
             Self::Tcp(endpoint) => endpoint.put_list(&of_tcp(transfers)?, completion),
         }
     }
@@ -315,6 +338,8 @@ impl Endpoint {
             Self::Cma(endpoint) => endpoint.get_list(&of_cma(transfers)?, completion),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => endpoint.get_list(&of_rc_verbs(transfers)?, completion),
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(_) => Err(PostError::Unsupported),
             Self::Tcp(endpoint) => endpoint.get_list(&of_tcp(transfers)?, completion),
         }
     }
@@ -548,6 +573,10 @@ impl Endpoint {
             #[cfg(feature = "verbs")]
             Self::RcVerbs(endpoint) => {
                 endpoint.pending_add(move |endpoint| request(&Self::RcVerbs(endpoint.clone())))
+            }
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(endpoint) => {
+                endpoint.pending_add(move |endpoint| request(&Self::UdVerbs(endpoint.clone())))
             }
             Self::Tcp(endpoint) => {
                 endpoint.pending_add(move |endpoint| request(&Self::Tcp(endpoint.clone())))

@@ -12,9 +12,9 @@ use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::status::Post;
-#[cfg(feature = "verbs")]
-use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
+#[cfg(feature = "verbs")]
+use crate::transport::{rc_verbs, ud_verbs};
 use crate::worker::{Progress, Worker};
 
 /// A transport at work on a device: queues, buffers and handlers. Cloning gives another handle to the same
@@ -33,6 +33,9 @@ pub enum Interface {
     /// Of `rc_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Interface),
+    /// Of `ud_verbs`.
+    #[cfg(feature = "verbs")]
+    UdVerbs(ud_verbs::Interface),
     /// Of `tcp`.
     Tcp(tcp::Interface),
 }
@@ -46,6 +49,8 @@ macro_rules! each {
             Self::Cma($inner) => $body,
             #[cfg(feature = "verbs")]
             Self::RcVerbs($inner) => $body,
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs($inner) => $body,
             Self::Tcp($inner) => $body,
         }
     };
@@ -86,6 +91,11 @@ impl Interface {
                 let (interface, progress) = rc_verbs::Interface::open(domain, config)?;
                 (Self::RcVerbs(interface), Progress::RcVerbs(progress))
             }
+            #[cfg(feature = "verbs")]
+            Domain::UdVerbs(domain) => {
+                let (interface, progress) = ud_verbs::Interface::open(domain, config)?;
+                (Self::UdVerbs(interface), Progress::UdVerbs(Box::new(progress)))
+            }
             Domain::Tcp(domain) => {
                 let (interface, progress) = tcp::Interface::open(domain, config)?;
                 (Self::Tcp(interface), Progress::Tcp(Box::new(progress)))
@@ -102,6 +112,8 @@ impl Interface {
             Self::Cma(_) => cma::NAME,
             #[cfg(feature = "verbs")]
             Self::RcVerbs(_) => rc_verbs::NAME,
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(_) => ud_verbs::NAME,
             Self::Tcp(_) => tcp::NAME,
         }
     }

@@ -204,7 +204,7 @@ pub enum Memory {
     Shm(shm::Memory),
     /// Of `cma`.
     Cma(cma::Memory),
-    /// Of `rc_verbs`.
+    /// Of `rc_verbs` and `ud_verbs`.
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Memory),
     /// Of `tcp`.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::event::{EventError, EventSet};
 use crate::interface::Interface;
-#[cfg(feature = "verbs")]
-use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
+#[cfg(feature = "verbs")]
+use crate::transport::{rc_verbs, ud_verbs};
 
 pub(crate) enum Progress {
     Self_(self_::Progress),
@@ -17,6 +17,8 @@ pub(crate) enum Progress {
     Cma(cma::Progress),
     #[cfg(feature = "verbs")]
     RcVerbs(rc_verbs::Progress),
+    #[cfg(feature = "verbs")]
+    UdVerbs(Box<ud_verbs::Progress>),
     Tcp(Box<tcp::Progress>),
 }
 
@@ -31,7 +33,7 @@ impl Progress {
             Self::Cma(progress) => progress.is_idle(),
             // Only the library knows.
             #[cfg(feature = "verbs")]
-            Self::RcVerbs(_) => false,
+            Self::RcVerbs(_) | Self::UdVerbs(_) => false,
             Self::Tcp(progress) => progress.is_idle(),
         }
     }
@@ -44,6 +46,8 @@ impl Progress {
             Self::Cma(progress) => progress.progress(),
             #[cfg(feature = "verbs")]
             Self::RcVerbs(progress) => progress.progress(),
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(progress) => progress.progress(),
             Self::Tcp(progress) => progress.progress(),
         }
     }

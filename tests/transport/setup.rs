@@ -11,7 +11,7 @@ use crate::support::{Pair, device};
 #[test]
 fn opening_says_what_there_is() {
     let error = Domain::open("rc_mlx6", "soft0:1").unwrap_err();
-    let more = if cfg!(feature = "verbs") { ", rc_verbs" } else { "" };
+    let more = if cfg!(feature = "verbs") { ", rc_verbs, ud_verbs" } else { "" };
     assert_eq!(
         error.to_string(),
         format!("unknown transport 'rc_mlx6': there are self, rc_mlx5, shm, cma, tcp{more}")

@@ -144,7 +144,7 @@ impl HasPending for Endpoint {
     }
 }
 
-crate::capability::delegate!(Endpoint: AmShort, AmBcopy, AmZcopy, Flush, Pending);
+crate::capability::delegate!(Endpoint: AmShort, AmShortIov, AmBcopy, AmZcopy, Flush, Pending);
 
 impl Clone for Endpoint {
     fn clone(&self) -> Self {

@@ -8,6 +8,7 @@ use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
 use crate::memory::Slice;
+use crate::pieces;
 use crate::status::{Post, Posted};
 use crate::transport::reliable::HEADER;
 
@@ -33,6 +34,14 @@ impl Endpoint {
         }
         self.finish(id, buffer, SHORT_HEADER + payload.len(), None)?;
         Ok(Posted::Done)
+    }
+
+    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        pieces::am_short_iov(self, self.limits().max_short, id, header, pieces)
     }
 
     /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.

@@ -71,12 +71,14 @@ fn attributes_of(config: &InterfaceConfig, mtu: usize) -> Attributes {
             max_iov: MAX_IOV,
             max_header: MAX_AM_HEADER.min(most),
         },
+        atomic32: AtomicOperations::empty(),
         atomic64: AtomicOperations::empty(),
         flags: Flags::CONNECT_TO_EP
             | Flags::CONNECT_TO_INTERFACE
             | Flags::PENDING
             | Flags::ERRHANDLE_PEER_FAILURE
             | Flags::AM_SHORT
+            | Flags::AM_SHORT_IOV
             | Flags::AM_BCOPY
             | Flags::AM_ZCOPY
             | Flags::INTER_PROCESS
