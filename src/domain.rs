@@ -136,8 +136,8 @@ impl Domain {
             // SAFETY: the caller's promise.
             Self::Cma(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Cma),
             #[cfg(feature = "verbs")]
-            // SAFETY: the caller's promise.
             Self::RcVerbs(domain) | Self::UdVerbs(domain) => {
+                // SAFETY: the caller's promise.
                 unsafe { domain.register(start, len, access) }.map(Memory::RcVerbs)
             }
             // SAFETY: the caller's promise.

@@ -163,6 +163,10 @@ impl Interface {
     pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
         match self {
             Self::Self_(_) | Self::Cma(_) => Ok(None),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(interface) => Ok(Some(interface.event_fd())),
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(interface) => Ok(Some(interface.event_fd())),
             _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
         }
     }
@@ -177,6 +181,10 @@ impl Interface {
         match self {
             Self::Self_(interface) => interface.arm(),
             Self::Cma(interface) => interface.arm(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(interface) => interface.arm(),
+            #[cfg(feature = "verbs")]
+            Self::UdVerbs(interface) => interface.arm(),
             _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
         }
     }

@@ -4,6 +4,7 @@ mod atomics;
 mod callbacks;
 mod closing;
 mod cma;
+mod datagrams;
 mod events;
 mod full_queues;
 mod lists;

@@ -2,12 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::time::Instant;
 
-use barewire_verbs::{
-    Access as Rights, Capacity, CompletionQueue, Initialize, QueuePair, QueuePairKind, QueuePairOptions,
-};
+use barewire_verbs::{Access as Rights, Capacity, Initialize, QueuePair, QueuePairKind, QueuePairOptions};
 
 use super::address::{self, MASK24, QueueAddress};
 use super::endpoint::Endpoint;
@@ -21,6 +21,7 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::event::EventError;
 use crate::gate::Block;
 use crate::memory::Access;
 use crate::pending::Arbiter;
@@ -29,10 +30,10 @@ use crate::status::{Post, Posted};
 use crate::transport::operation::InFlightQueue;
 use crate::transport::peers::Peers;
 use crate::transport::rdma::Pair;
-use crate::transport::rdma::{Buffer, Domain, Registered};
+use crate::transport::rdma::{Buffer, Completions, Domain, Registered};
 
 pub(super) struct Shared {
-    pub(super) completions: CompletionQueue,
+    pub(super) completions: Completions,
     /// Pending requests, or endpoints to be closed, are waiting for progress.
     pub(super) attention: Cell<bool>,
     /// A callback panicked; see `State::catch_up`.
@@ -77,8 +78,7 @@ impl Interface {
         let flush_word = domain
             .buffer(size_of::<u64>(), Access::REMOTE_READ)
             .map_err(|e| domain.refused("register a flush word", e))?;
-        let completions = CompletionQueue::new(domain.context(), entries)
-            .map_err(|e| domain.refused("create a completion queue", e))?;
+        let completions = Completions::new(domain, entries)?;
         let grants = grants(domain, &completions, config)?;
         let limits = domain.limits();
         let shared = Rc::new(Shared {
@@ -142,6 +142,22 @@ impl Interface {
     /// Messages that came for an id without handler, or without an id, and were dropped.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What becomes readable when something completes at an interface that is armed.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.0.completions.descriptor()
+    }
+
+    /// From now on the [descriptor](Self::event_fd) tells when something completes.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if something is there to be done, [`EventError::System`]
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.attention.get() {
+            return Err(EventError::Busy);
+        }
+        self.0.completions.arm().map(|()| None)
     }
 
     /// Waits for what every endpoint has outstanding. The completion is counted down once, when all is finished.
@@ -211,11 +227,7 @@ fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<u32, Open
 }
 
 /// What queue pairs of these settings are granted, by asking for one.
-fn grants(
-    domain: &Domain,
-    completions: &CompletionQueue,
-    config: &InterfaceConfig,
-) -> Result<Grants, OpenError> {
+fn grants(domain: &Domain, completions: &Completions, config: &InterfaceConfig) -> Result<Grants, OpenError> {
     let limits = domain.limits();
     let elements = limits.elements.clamp(2, MAX_ELEMENTS as u32);
     let granted = [INLINE, INLINE / 2, 0].map(|inline| {
@@ -234,7 +246,7 @@ fn grants(
 }
 
 fn options(
-    completions: &CompletionQueue,
+    completions: &Completions,
     config: &InterfaceConfig,
     inline: usize,
     elements: u32,

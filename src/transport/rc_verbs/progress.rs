@@ -3,31 +3,22 @@
 use std::fmt;
 use std::rc::Rc;
 
-use barewire_verbs::{CompletionKind, WorkCompletion};
-
 use super::NAME;
 use super::interface::Shared;
 use super::state::State;
 use crate::active_message::Running;
 use crate::gate::Block;
-use crate::transport::rdma::{What, Whose};
-
-/// Completions that are taken from the queue at a time.
-const BATCH: usize = 16;
+use crate::transport::rdma::What;
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
 pub struct Progress {
     shared: Rc<Shared>,
-    /// Completions that were taken; those from `next` to `count` are still to be looked at.
-    taken: Box<[WorkCompletion; BATCH]>,
-    next: usize,
-    count: usize,
 }
 
 impl Progress {
     pub(super) fn new(shared: Rc<Shared>) -> Self {
-        Self { shared, taken: Box::new(std::array::from_fn(|_| WorkCompletion::empty())), next: 0, count: 0 }
+        Self { shared }
     }
 
     /// Takes one completion and does what follows: delivers a message, or finishes operations. Before it, what waits gets its
@@ -41,35 +32,17 @@ impl Progress {
     /// Takes one completion.
     #[inline]
     fn take(&mut self) -> usize {
-        if self.next == self.count && self.fill() == 0 {
-            return 0;
-        }
-        let Some(completion) = self.taken.get(self.next) else { return 0 };
-        self.next += 1;
-        let Whose { place, what } = Whose::of(completion.id());
-        let Some(state) = self.shared.peer(place) else { return 1 };
-        match (what, completion.outcome()) {
+        let Some(taken) = self.shared.completions.take() else { return 0 };
+        let Some(state) = self.shared.peer(taken.place) else { return 1 };
+        match (taken.what, taken.outcome) {
             (What::Receive(buffer), Ok(())) => {
-                let is_message =
-                    completion.kind() == CompletionKind::Receive && completion.immediate().is_none();
-                // Nothing of ours sends with an immediate; the receive request is gone all the same.
-                let length = if is_message { completion.length() } else { 0 };
-                state.receive(&mut self.shared.running(), buffer, length);
+                state.receive(&mut self.shared.running(), buffer, taken.length);
             }
             (What::Send(index), Ok(())) => state.complete(index),
             (What::Send(index), Err(failure)) => state.fail_send(index, failure),
             (What::Receive(_), Err(failure)) => state.fail_receive(failure),
         }
         1
-    }
-
-    /// Takes completions from the queue; their number.
-    #[inline]
-    fn fill(&mut self) -> usize {
-        // A queue that failed has no completions; its device tells by an event.
-        self.count = self.shared.completions.poll(&mut self.taken[..]).map_or(0, <[_]>::len);
-        self.next = 0;
-        self.count
     }
 
     /// What progress does besides completions, and then takes one.
@@ -79,7 +52,8 @@ impl Progress {
         self.shared.running().renew();
         let mut events = 0;
         // First, before callbacks close endpoints whose completions may have come since.
-        if self.shared.closing.get() > 0 && self.next == self.count && self.fill() == 0 {
+        let completions = &self.shared.completions;
+        if self.shared.closing.get() > 0 && completions.is_empty() && completions.fill() == 0 {
             events += self.shared.closing.get() as usize;
             self.shared.bury();
         }

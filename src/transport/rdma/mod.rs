@@ -1,11 +1,13 @@
 //! What the transports over generic verbs share: a device's port with memory in it, the way to another port, and queue pairs whose requests
 //! are counted.
 
+mod completions;
 mod domain;
 mod failure;
 mod port;
 mod queue;
 
+pub(super) use completions::{Completions, Taken};
 pub(crate) use domain::found;
 pub(super) use domain::{Buffer, Registered};
 pub use domain::{Domain, Memory, RemoteKey};

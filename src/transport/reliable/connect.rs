@@ -99,6 +99,11 @@ impl Requesting {
         Self { started: now, next: now + Self::FIRST, tries: 1, whole }
     }
 
+    /// When to ask again.
+    pub(in super::super) fn due(&self) -> Time {
+        self.next
+    }
+
     /// Whether to ask again.
     pub(in super::super) fn look(&mut self, now: Time) -> Overdue {
         if now < self.next {

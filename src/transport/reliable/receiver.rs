@@ -40,8 +40,14 @@ impl<R> Receiver<R> {
         self.expected
     }
 
-    /// Takes a message.
-    pub(in super::super) fn accept(&mut self, sequence: Sequence, packet: R, ask: bool) -> Accepted<R> {
+    /// Takes a message. One that came too early is refused unless there is `room` to hold it: the next one must find some.
+    pub(in super::super) fn accept(
+        &mut self,
+        sequence: Sequence,
+        packet: R,
+        ask: bool,
+        room: bool,
+    ) -> Accepted<R> {
         self.urgent |= ask;
         self.owed += 1;
         let ahead = sequence.since(self.expected);
@@ -51,7 +57,7 @@ impl<R> Receiver<R> {
         }
         // A gap, or a sender that did not hear of what came: it is told at once.
         self.urgent = true;
-        if ahead >= WINDOW || self.beyond >> ahead & 1 == 1 {
+        if !room || ahead >= WINDOW || self.beyond >> ahead & 1 == 1 {
             return Accepted::Refused(packet);
         }
         self.beyond |= 1 << ahead;
@@ -113,18 +119,19 @@ mod tests {
     #[test]
     fn a_gap_holds_what_is_behind_it_and_is_told() {
         let mut receiver = Receiver::new();
-        assert_eq!(receiver.accept(Sequence(0), 'a', false), Accepted::Next('a'));
+        assert_eq!(receiver.accept(Sequence(0), 'a', false, true), Accepted::Next('a'));
         assert!(receiver.owes() && !receiver.owes_now());
-        assert_eq!(receiver.accept(Sequence(2), 'c', false), Accepted::Held);
-        assert_eq!(receiver.accept(Sequence(2), 'c', false), Accepted::Refused('c'));
-        assert_eq!(receiver.accept(Sequence(0), 'a', false), Accepted::Refused('a'));
-        assert_eq!(receiver.accept(Sequence(1 + WINDOW), 'x', false), Accepted::Refused('x'));
+        assert_eq!(receiver.accept(Sequence(2), 'c', false, true), Accepted::Held);
+        assert_eq!(receiver.accept(Sequence(2), 'c', false, true), Accepted::Refused('c'));
+        assert_eq!(receiver.accept(Sequence(0), 'a', false, true), Accepted::Refused('a'));
+        assert_eq!(receiver.accept(Sequence(1 + WINDOW), 'x', false, true), Accepted::Refused('x'));
+        assert_eq!(receiver.accept(Sequence(3), 'd', false, false), Accepted::Refused('d'), "no room for it");
         assert_eq!(receiver.next_held(), None);
         assert!(receiver.owes_now());
         assert_eq!(receiver.acknowledge(), Acknowledged { expected: Sequence(1), beyond: 1 });
-        assert_eq!(receiver.accept(Sequence(1), 'b', false), Accepted::Next('b'));
+        assert_eq!(receiver.accept(Sequence(1), 'b', false, true), Accepted::Next('b'));
         assert_eq!((receiver.next_held(), receiver.next_held()), (Some('c'), None));
-        assert_eq!(receiver.accept(Sequence(3 + WINDOW - 1), 'z', false), Accepted::Held);
+        assert_eq!(receiver.accept(Sequence(3 + WINDOW - 1), 'z', false, true), Accepted::Held);
         assert_eq!(receiver.acknowledge(), Acknowledged { expected: Sequence(3), beyond: 1 << 62 });
         assert_eq!(receiver.drain().collect::<Vec<_>>(), ['z']);
     }

@@ -58,6 +58,7 @@ pub(in super::super) struct Sender<S> {
     /// Since when nothing was acknowledged, and how often it was tried since.
     silent_since: Time,
     tries: u32,
+    #[cfg(test)]
     resends: u64,
 }
 
@@ -82,6 +83,7 @@ impl<S> Sender<S> {
             deadline: None,
             silent_since: 0,
             tries: 0,
+            #[cfg(test)]
             resends: 0,
         }
     }
@@ -117,6 +119,7 @@ impl<S> Sender<S> {
     }
 
     /// Messages sent again so far.
+    #[cfg(test)]
     pub(in super::super) fn resends(&self) -> u64 {
         self.resends
     }
@@ -230,7 +233,15 @@ impl<S> Sender<S> {
         if let Some(Some(slot)) = self.slots.get_mut((sequence.0 % WINDOW) as usize) {
             slot.again = true;
         }
-        self.resends += 1;
+        #[cfg(test)]
+        {
+            self.resends += 1;
+        }
+    }
+
+    /// When the timer is to be looked at.
+    pub(in super::super) fn due(&self) -> Option<Time> {
+        self.deadline
     }
 
     /// Looks at the timer.

@@ -14,6 +14,8 @@ struct Faults {
     lose: u64,
     double: u64,
     late: Time,
+    /// The receiver has no room to hold what came too early.
+    full: u64,
     /// The wire takes no packet from this time on, for so long.
     cut: Option<(Time, Time)>,
 }
@@ -109,8 +111,9 @@ impl World {
             return;
         }
         let payload: Payload = body.try_into().unwrap();
+        let room = !self.random.chance(self.faults.full);
         if let Accepted::Next(payload) =
-            end.receiver.accept(header.sequence, payload, header.flags & ACK_NOW != 0)
+            end.receiver.accept(header.sequence, payload, header.flags & ACK_NOW != 0, room)
         {
             end.got.push(u64::from_le_bytes(payload));
             while let Some(payload) = end.receiver.next_held() {
@@ -176,7 +179,7 @@ impl World {
 
 #[test]
 fn nothing_is_sent_twice_over_a_good_wire() {
-    let good = Faults { lose: 0, double: 0, late: 0, cut: None };
+    let good = Faults { lose: 0, double: 0, late: 0, full: 0, cut: None };
     let mut world = World::new(1, good, [10_000, 10_000]);
     world.run();
     assert_eq!(world.ends.each_ref().map(|end| end.sender.resends()), [0, 0]);
@@ -185,7 +188,7 @@ fn nothing_is_sent_twice_over_a_good_wire() {
 
 #[test]
 fn one_percent_of_loss_costs_little() {
-    let lossy = Faults { lose: 10, double: 0, late: 0, cut: None };
+    let lossy = Faults { lose: 10, double: 0, late: 0, full: 0, cut: None };
     let mut world = World::new(2, lossy, [20_000, 0]);
     world.run();
     let resends = world.ends[0].sender.resends();
@@ -194,7 +197,7 @@ fn one_percent_of_loss_costs_little() {
 
 #[test]
 fn a_cut_that_ends_is_survived_and_one_that_does_not_is_noticed() {
-    let cut = |long| Faults { lose: 0, double: 0, late: 0, cut: Some((20, long)) };
+    let cut = |long| Faults { lose: 0, double: 0, late: 0, full: 0, cut: Some((20, long)) };
     let mut world = World::new(3, cut(5_000 * TICK), [5000, 5000]);
     world.run();
     assert!(world.ends.iter().all(|end| end.given_up.is_none()));
@@ -210,9 +213,9 @@ proptest! {
     /// Whatever the wire does, short of losing nearly everything: each message arrives once, in order.
     #[test]
     fn arrives_once_and_in_order(
-        seed: u64, lose in 0u64..400, double in 0u64..300, late in 0u64..200_000, here in 0u64..300, there in 0u64..300,
+        seed: u64, lose in 0u64..400, double in 0u64..300, late in 0u64..200_000, full in 0u64..1000, here in 0u64..300, there in 0u64..300,
     ) {
-        let mut world = World::new(seed, Faults { lose, double, late, cut: None }, [here, there]);
+        let mut world = World::new(seed, Faults { lose, double, late, full, cut: None }, [here, there]);
         world.run();
         prop_assert!(world.ends.iter().all(|end| end.given_up.is_none()));
     }
@@ -250,7 +253,7 @@ proptest! {
         let mut next = 0;
         for number in numbers {
             let far = if number > 95 { start } else { number };
-            if let Accepted::Next(got) = receiver.accept(Sequence(far), far, false) {
+            if let Accepted::Next(got) = receiver.accept(Sequence(far), far, false, number % 7 != 0) {
                 prop_assert_eq!(got, next);
                 next += 1;
                 while let Some(got) = receiver.next_held() {

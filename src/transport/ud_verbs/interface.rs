@@ -2,12 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use barewire_verbs::{
-    Access as Rights, Capacity, CompletionQueue, Initialize, QueuePair, QueuePairKind, QueuePairOptions,
-    ReadyToSend,
+    Access as Rights, Capacity, Initialize, QueuePair, QueuePairKind, QueuePairOptions, ReadyToSend,
 };
 
 use super::address::{self, QueueAddress};
@@ -22,16 +22,17 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::error::{Cause, EndpointError, HandlerError, OpenError, Operation, PostError};
+use crate::event::EventError;
 use crate::gate::Block;
 use crate::pending::Arbiter;
 use crate::random;
 use crate::status::{Post, Posted};
-use crate::transport::rdma::{Domain, Pair, Registered};
+use crate::transport::rdma::{Completions, Domain, Pair, Registered};
 use crate::transport::reliable::{Directory, Patience, TICK, Time};
 
 pub(super) struct Shared {
     pub(super) socket: Rc<Socket>,
-    pub(super) completions: CompletionQueue,
+    pub(super) completions: Completions,
     /// Progress has something to do besides packets.
     pub(super) attention: Cell<bool>,
     /// A callback panicked; see `State::catch_up`.
@@ -73,8 +74,7 @@ impl Interface {
         let mtu = config.path_mtu.min(domain.port().active_mtu).clamp(256, MAX_MTU as u32);
         let sends = Registered::allocate(domain, config.checked_bcopy_buffers(NAME)? * BUFFER)
             .map_err(|e| domain.refused("register buffers", e))?;
-        let completions = CompletionQueue::new(domain.context(), config.send_ring + receives)
-            .map_err(|e| domain.refused("create a completion queue", e))?;
+        let completions = Completions::new(domain, config.send_ring + receives)?;
         let (qp, inline) = queue_pair(domain, &completions, config, receives)?;
         let own = QueueAddress { qpn: qp.number(), log_mtu: mtu.ilog2() as u8, interface: random::number() };
         let pair = Pair::new(qp, config.send_ring, 0, config.signal_every);
@@ -144,6 +144,25 @@ impl Interface {
         self.0.handlers.unhandled()
     }
 
+    /// What becomes readable when something completes at an interface that is armed.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.0.completions.descriptor()
+    }
+
+    /// From now on the [descriptor](Self::event_fd) tells when something comes. Answers when a timer is due, if one runs.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if something is there to be done, [`EventError::System`]
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        let shared = &self.0;
+        if shared.attention.get() || !shared.owing.borrow().is_empty() {
+            return Err(EventError::Busy);
+        }
+        shared.completions.arm()?;
+        let due = shared.states().iter().filter_map(|state| state.due()).min();
+        Ok(due.and_then(|due| shared.started.checked_add(Duration::from_nanos(due))))
+    }
+
     /// Waits until what every endpoint has outstanding is acknowledged. The completion is counted down once, when all is.
     ///
     /// # Errors
@@ -160,7 +179,9 @@ impl Interface {
         }
         if let Some(completion) = completion.cloned() {
             let all = Completion::new(busy.len() as u32, move |result| completion.count_down(result));
-            busy.iter().for_each(|state| state.flush_later(all.clone()));
+            for state in &busy {
+                state.flush_later(all.clone());
+            }
         }
         Ok(Posted::InProgress)
     }
@@ -212,7 +233,7 @@ fn patience(config: &InterfaceConfig) -> Patience {
 /// The queue pair, ready, and the bytes that its requests carry themselves.
 fn queue_pair(
     domain: &Domain,
-    completions: &CompletionQueue,
+    completions: &Completions,
     config: &InterfaceConfig,
     receives: u32,
 ) -> Result<(QueuePair, usize), OpenError> {

@@ -76,6 +76,7 @@ fn attributes_of(config: &InterfaceConfig, mtu: usize) -> Attributes {
         flags: Flags::CONNECT_TO_EP
             | Flags::CONNECT_TO_INTERFACE
             | Flags::PENDING
+            | Flags::EVENT_FD
             | Flags::ERRHANDLE_PEER_FAILURE
             | Flags::AM_SHORT
             | Flags::AM_SHORT_IOV

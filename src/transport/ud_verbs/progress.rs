@@ -3,36 +3,26 @@
 use std::fmt;
 use std::rc::Rc;
 
-use barewire_verbs::{CompletionKind, WorkCompletion};
-
 use super::interface::Shared;
 use super::socket::Delivered;
 use super::state::{CatchUp, Held, State};
 use super::{NAME, PACKET, ROUTE};
 use crate::active_message::{Message, Running};
 use crate::gate::Block;
-use crate::transport::rdma::{What, Whose};
+use crate::transport::rdma::What;
 use crate::transport::reliable::{ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time};
-
-/// Completions that are taken from the queue at a time.
-const BATCH: usize = 16;
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
 pub struct Progress {
     shared: Rc<Shared>,
-    /// Completions that were taken; those from `next` to `count` are still to be looked at.
-    taken: Box<[WorkCompletion; BATCH]>,
-    next: usize,
-    count: usize,
     /// When the timers are looked at next.
     look: Time,
 }
 
 impl Progress {
     pub(super) fn new(shared: Rc<Shared>) -> Self {
-        let taken = Box::new(std::array::from_fn(|_| WorkCompletion::empty()));
-        Self { shared, taken, next: 0, count: 0, look: 0 }
+        Self { shared, look: 0 }
     }
 
     /// Takes one packet and does what follows: delivers messages, or finishes operations. Before it, what waits gets its turn: pending
@@ -44,17 +34,13 @@ impl Progress {
 
     /// Takes one packet.
     fn take(&mut self) -> usize {
-        if self.next == self.count && self.fill() == 0 {
+        let Some(taken) = self.shared.completions.take() else {
             self.rest();
             return 0;
-        }
-        let Some(completion) = self.taken.get(self.next) else { return 0 };
-        self.next += 1;
-        match (Whose::of(completion.id()).what, completion.outcome()) {
+        };
+        match (taken.what, taken.outcome) {
             (What::Receive(buffer), Ok(())) => {
-                let is_message = completion.kind() == CompletionKind::Receive;
-                let length = if is_message { completion.length() } else { 0 };
-                self.shared.arrived(buffer, length as usize, completion.source_queue_pair());
+                self.shared.arrived(buffer, taken.length as usize, taken.from);
             }
             (What::Receive(buffer), Err(_)) => {
                 let _ = self.shared.socket.arrived(buffer);
@@ -64,14 +50,6 @@ impl Progress {
             (What::Send(index), _) => self.shared.socket.complete(index),
         }
         1
-    }
-
-    /// Takes completions from the queue; their number.
-    fn fill(&mut self) -> usize {
-        // A queue that failed has no completions; its device tells by an event.
-        self.count = self.shared.completions.poll(&mut self.taken[..]).map_or(0, <[_]>::len);
-        self.next = 0;
-        self.count
     }
 
     /// Nothing came: those who sent are told what arrived, and those who do not answer are asked again.
@@ -85,9 +63,10 @@ impl Progress {
             if now >= self.look {
                 self.look = now + TICK;
                 shared.timed.set(false);
-                let timed = shared.states().iter().fold(false, |timed, state| state.look(now) || timed);
-                if timed {
-                    shared.timed.set(true);
+                for state in shared.states() {
+                    if state.look(now) {
+                        shared.timed.set(true);
+                    }
                 }
             }
         }
@@ -186,8 +165,8 @@ impl Shared {
             return;
         }
         let held = Held { buffer: delivered.into_number(), id: header.id, length };
-        let ask = header.flags & ACK_NOW != 0;
-        let accepted = state.receiver.borrow_mut().accept(header.sequence, held, ask);
+        let (ask, room) = (header.flags & ACK_NOW != 0, self.socket.has_spare());
+        let accepted = state.receiver.borrow_mut().accept(header.sequence, held, ask, room);
         match accepted {
             Accepted::Next(held) => {
                 // Also when a handler panics, what is behind is delivered, in the next turn.
@@ -269,9 +248,14 @@ impl Shared {
         self.closed.set(true);
         let states = self.states();
         self.endpoints.take();
-        states.iter().for_each(|state| state.stop(Block::Closed));
+        for state in &states {
+            state.stop(Block::Closed);
+        }
+        self.socket.drain(&self.completions);
         self.socket.stop();
-        states.iter().for_each(|state| state.abandon());
+        for state in &states {
+            state.abandon();
+        }
         self.arbiter.clear();
         self.handlers.close();
         self.running().renew();

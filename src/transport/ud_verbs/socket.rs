@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
 
 use barewire_verbs::{AddressHandle, Data, Element, Operation};
 
@@ -10,10 +11,13 @@ use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
 use crate::active_message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
 use crate::error::{MemoryError, Operation as Name};
 use crate::pool::{Buffer, Lease, Pool};
-use crate::transport::rdma::{Domain, Full, Pair, Registered};
+use crate::transport::rdma::{Completions, Domain, Full, Pair, Registered, Taken, What};
 
 /// Where a receive buffer is: which block, and which buffer of it.
 const BLOCK: u32 = 16;
+
+/// What the device gets for its last requests when the interface closes.
+const MOMENT: Duration = Duration::from_millis(20);
 
 /// Receive buffers that were registered together.
 struct Block {
@@ -44,8 +48,9 @@ pub(super) struct Socket {
     sends_key: u32,
     retired: RefCell<Vec<(u16, Retired)>>,
     blocks: RefCell<Vec<Block>>,
-    /// Receive requests that the queue has room for.
+    /// Receive requests that the queue has room for, and those that it has.
     room: Cell<u32>,
+    posted: Cell<u32>,
     /// Bytes that a request carries itself.
     inline: usize,
     mtu: u32,
@@ -65,6 +70,7 @@ impl Socket {
             retired: RefCell::default(),
             blocks: RefCell::default(),
             room: Cell::new(receives),
+            posted: Cell::new(0),
             inline,
             mtu,
             stopped: Cell::new(false),
@@ -82,6 +88,11 @@ impl Socket {
     /// A message can be posted.
     pub(super) fn can_send(&self) -> bool {
         self.has_room() && !self.sends.is_empty()
+    }
+
+    /// The next request gives a completion.
+    pub(super) fn request_completion(&self) {
+        self.pair.borrow_mut().request_completion();
     }
 
     /// A buffer for a message.
@@ -181,6 +192,12 @@ impl Socket {
         Ok(())
     }
 
+    /// Messages that came too early may be held: the device has buffers enough for others.
+    pub(super) fn has_spare(&self) -> bool {
+        let all: u32 = self.blocks.borrow().iter().map(|block| block.count).sum();
+        4 * self.posted.get() > all
+    }
+
     /// Posts as many free buffers as the queue takes.
     fn refill(&self) {
         let blocks = self.blocks.borrow();
@@ -204,6 +221,7 @@ impl Socket {
         let posted = !self.stopped.get() && self.pair.borrow().receive(number, element).is_ok();
         if posted {
             self.room.set(self.room.get() - 1);
+            self.posted.set(self.posted.get() + 1);
         }
         posted
     }
@@ -211,6 +229,7 @@ impl Socket {
     /// A datagram came into this buffer: where the buffer starts.
     pub(super) fn arrived(&self, number: u32) -> Option<NonNull<u8>> {
         self.room.set(self.room.get() + 1);
+        self.posted.set(self.posted.get().saturating_sub(1));
         self.start(number).map(|(start, _)| start)
     }
 
@@ -232,6 +251,19 @@ impl Socket {
     fn give(&self, number: u32) {
         if let Some(block) = self.blocks.borrow().get((number >> BLOCK) as usize) {
             block.pool.give(Lease::numbered(number & ((1 << BLOCK) - 1)));
+        }
+    }
+
+    /// Gives the device a moment to send what was posted last.
+    pub(super) fn drain(&self, completions: &Completions) {
+        let end = Instant::now() + MOMENT;
+        let is_told = self.pair.borrow().last_is_signaled();
+        while is_told && !self.pair.borrow().is_idle() && Instant::now() < end {
+            match completions.take() {
+                Some(Taken { what: What::Send(index), .. }) => self.complete(index),
+                Some(_) => {}
+                None => std::thread::yield_now(),
+            }
         }
     }
 
@@ -292,10 +324,10 @@ impl Keeper for Delivered<'_> {
 
 impl Drop for Delivered<'_> {
     fn drop(&mut self) {
-        if !self.kept.get() {
-            self.socket.give_back(self.number);
-        } else {
+        if self.kept.get() {
             self.socket.refill();
+        } else {
+            self.socket.give_back(self.number);
         }
     }
 }

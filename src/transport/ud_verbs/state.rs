@@ -15,7 +15,7 @@ use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
 use crate::transport::reliable::{
-    ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence,
+    ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence, Time,
 };
 
 /// A message that is not acknowledged yet.
@@ -241,7 +241,7 @@ impl State {
     }
 
     /// Looks at the timers. Answers whether something is still to be timed.
-    pub(super) fn look(&self, now: u64) -> bool {
+    pub(super) fn look(&self, now: Time) -> bool {
         if let Some(mut requesting) = self.requesting.get() {
             let overdue = requesting.look(now);
             self.requesting.set(Some(requesting));
@@ -258,6 +258,12 @@ impl State {
             Overdue::GivenUp { .. } => self.fail(Operation::ActiveMessage, Cause::PeerUnreachable),
         }
         self.gate.is_alive() && (self.requesting.get().is_some() || !self.is_idle())
+    }
+
+    /// When it wants to be looked at.
+    pub(super) fn due(&self) -> Option<Time> {
+        let requesting = self.requesting.get().map(|requesting| requesting.due());
+        [requesting, self.sender.borrow().due()].into_iter().flatten().min()
     }
 
     /// The peer closed its end. What it did not acknowledge it will not.
@@ -331,6 +337,7 @@ impl State {
         self.canceled.set(true);
         if tell {
             // If it gets lost, the peer finds out by itself.
+            self.shared.socket.request_completion();
             self.send_control(|to| Header::control(Kind::Bye, to, Sequence(0)).to_bytes().to_vec());
         }
     }

@@ -1,0 +1,115 @@
+//! A completion queue and what was taken from it, and sleeping until there is more.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use barewire_verbs::{
+    CompletionChannel, CompletionKind, CompletionQueue, CompletionQueueRef, Failure, WorkCompletion,
+};
+
+use super::{Domain, What, Whose};
+use crate::error::OpenError;
+use crate::event::EventError;
+
+/// Completions that are taken from the queue at a time.
+const BATCH: usize = 16;
+
+/// The completion queue of an interface.
+pub(in super::super) struct Completions {
+    queue: CompletionQueue,
+    /// Those from `next` to `count` are still to be looked at.
+    taken: RefCell<Box<[WorkCompletion; BATCH]>>,
+    next: Cell<usize>,
+    count: Cell<usize>,
+    channel: CompletionChannel,
+}
+
+/// One completion.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Taken {
+    /// The endpoint's place.
+    pub(in super::super) place: u32,
+    pub(in super::super) what: What,
+    pub(in super::super) outcome: Result<(), Failure>,
+    /// Bytes of a message; 0 if it is none of ours.
+    pub(in super::super) length: u32,
+    /// The sender's queue pair, of a datagram.
+    pub(in super::super) from: u32,
+}
+
+impl Completions {
+    /// With room for so many.
+    pub(in super::super) fn new(domain: &Domain, entries: u32) -> Result<Self, OpenError> {
+        let channel = CompletionChannel::new(domain.context())
+            .map_err(|e| domain.refused("create a completion channel", e))?;
+        let queue = CompletionQueue::with_channel(&channel, entries)
+            .map_err(|e| domain.refused("create a completion queue", e))?;
+        let taken = RefCell::new(Box::new(std::array::from_fn(|_| WorkCompletion::empty())));
+        Ok(Self { queue, taken, next: Cell::new(0), count: Cell::new(0), channel })
+    }
+
+    pub(in super::super) fn reference(&self) -> CompletionQueueRef {
+        self.queue.reference()
+    }
+
+    /// Takes the next completion.
+    #[inline]
+    pub(in super::super) fn take(&self) -> Option<Taken> {
+        if self.is_empty() && self.fill() == 0 {
+            return None;
+        }
+        let next = self.next.get();
+        let taken = self.taken.borrow();
+        let completion = taken.get(next)?;
+        self.next.set(next + 1);
+        let Whose { place, what } = Whose::of(completion.id());
+        // Nothing of ours sends with an immediate; the receive request is gone all the same.
+        let is_message = completion.kind() == CompletionKind::Receive && completion.immediate().is_none();
+        Some(Taken {
+            place,
+            what,
+            outcome: completion.outcome(),
+            length: if is_message { completion.length() } else { 0 },
+            from: completion.source_queue_pair(),
+        })
+    }
+
+    /// Everything that was taken from the queue was looked at.
+    pub(in super::super) fn is_empty(&self) -> bool {
+        self.next.get() == self.count.get()
+    }
+
+    /// Takes completions from the queue, once [`Self::is_empty`]; their number.
+    #[inline]
+    pub(in super::super) fn fill(&self) -> usize {
+        // A queue that failed has no completions; its device tells by an event.
+        let count = self.queue.poll(&mut self.taken.borrow_mut()[..]).map_or(0, <[_]>::len);
+        self.count.set(count);
+        self.next.set(0);
+        count
+    }
+
+    /// Readable when there is something, once armed.
+    pub(in super::super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// From now on the descriptor tells when there is something.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if there is something already, [`EventError::System`]
+    pub(in super::super) fn arm(&self) -> Result<(), EventError> {
+        let failed = |step| move |source: io::Error| EventError::System { step, source };
+        let event = || self.channel.next_event().map_err(io::Error::other);
+        while let Some(event) = event().map_err(failed("read a completion channel"))? {
+            drop(event);
+        }
+        if !self.is_empty() {
+            return Err(EventError::Busy);
+        }
+        self.queue.arm(false).map_err(failed("arm a completion queue"))?;
+        // What came before it was armed is not told.
+        if self.fill() > 0 { Err(EventError::Busy) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,177 @@
+//! What is peculiar to `ud_verbs`: connecting to interfaces, and peers that say nothing. On the machine's devices, if
+//! `BAREWIRE_TEST_TRANSPORT` says so.
+
+use std::time::Duration;
+
+use barewire::{
+    Cause, Domain, Endpoint, EndpointError, Flags, FlushMode, Interface, InterfaceConfig, Operation,
+    PostError, Posted, Worker,
+};
+
+use crate::support::{Pair, Watch, collect, headers, until, watch_errors};
+
+/// Interfaces on two devices of the machine, if they are to be tested.
+fn interfaces(config: &InterfaceConfig) -> Option<[(Worker, Interface); 2]> {
+    let transport = std::env::var("BAREWIRE_TEST_TRANSPORT").ok().filter(|name| name == "ud_verbs")?;
+    let devices = std::env::var("BAREWIRE_TEST_DEVICES").unwrap();
+    let (one, other) = devices.split_once(',').unwrap();
+    Some([one, other].map(|device| {
+        let mut worker = Worker::new();
+        let domain = Domain::open(&transport, device).unwrap();
+        let interface = Interface::open(&mut worker, &domain, config).unwrap();
+        (worker, interface)
+    }))
+}
+
+fn connect(from: &Interface, to: &Interface) -> Endpoint {
+    Endpoint::connect_to_interface(from, &to.device_address(), &to.address()).unwrap()
+}
+
+/// Sends as soon as it is taken.
+fn send(workers: &mut [&mut Worker], endpoint: &Endpoint, header: u64) {
+    until(workers, "send", || match endpoint.am_short(1, header, &[]) {
+        Ok(posted) => posted == Posted::Done,
+        Err(error) => {
+            assert_eq!(error, PostError::NoResource);
+            false
+        }
+    });
+}
+
+#[test]
+fn interfaces_find_each_other_whoever_connects_first() {
+    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
+    let (near_inbox, far_inbox) = (collect(&near, 1), collect(&far, 1));
+    // One side.
+    let first = connect(&near, &far);
+    assert_eq!(first.am_short(1, 0, &[]), Err(PostError::NoResource), "until the peer answers");
+    (0..100).for_each(|header| send(&mut [&mut here, &mut there], &first, header));
+    until(&mut [&mut here, &mut there], "messages", || far_inbox.borrow().len() == 100);
+    // The other side gets the endpoint that was made for it, at once.
+    let back = connect(&far, &near);
+    assert_eq!(back.am_short(1, 7, &[]), Ok(Posted::Done));
+    until(&mut [&mut here, &mut there], "answer", || near_inbox.borrow().len() == 1);
+    // Both at once.
+    let (one, other) = (connect(&near, &far), connect(&far, &near));
+    (100..200).for_each(|header| send(&mut [&mut here, &mut there], &one, header));
+    (8..100).for_each(|header| send(&mut [&mut here, &mut there], &other, header));
+    until(&mut [&mut here, &mut there], "all", || {
+        far_inbox.borrow().len() == 200 && near_inbox.borrow().len() == 93
+    });
+    assert_eq!(headers(&far_inbox), (0..200).collect::<Vec<_>>());
+    assert_eq!(headers(&near_inbox), (7..100).collect::<Vec<_>>());
+    // To itself.
+    let own = connect(&near, &near);
+    send(&mut [&mut here, &mut there], &own, 1000);
+    until(&mut [&mut here, &mut there], "to itself", || near_inbox.borrow().len() == 94);
+}
+
+/// The peer's process is there, and makes no progress.
+#[test]
+fn a_silent_peer_is_named_when_its_time_is_over() {
+    let config = InterfaceConfig { peer_timeout: Duration::from_millis(1500), ..Default::default() };
+    let Some([(mut here, near), (mut there, far)]) = interfaces(&config) else { return };
+    let errors = watch_errors(&near);
+    let endpoint = connect(&near, &far);
+    send(&mut [&mut here, &mut there], &endpoint, 0);
+    until(&mut [&mut here, &mut there], "flush", || {
+        endpoint.flush(FlushMode::Local, None) == Ok(Posted::Done)
+    });
+    let watch = Watch::new(1);
+    let _ = endpoint.am_short(1, 1, &[]).unwrap();
+    let post = endpoint.flush(FlushMode::Remote, Some(&watch.completion));
+    assert_eq!(post, Ok(Posted::InProgress));
+    let start = std::time::Instant::now();
+    until(&mut [&mut here], "error", || !errors.borrow().is_empty());
+    assert!(start.elapsed() >= config.peer_timeout);
+    let EndpointError { peer, operation, cause, .. } = errors.borrow()[0].clone();
+    assert_eq!((operation, cause), (Operation::ActiveMessage, Cause::PeerUnreachable));
+    assert!(peer.contains(" QP 0x"), "{peer}");
+    assert_eq!(watch.result().unwrap().unwrap_err().cause, Cause::PeerUnreachable);
+    assert_eq!(endpoint.am_short(1, 2, &[]), Err(PostError::EndpointFailed));
+    assert_eq!(endpoint.error(), Some(errors.borrow()[0].clone()));
+}
+
+#[test]
+fn a_peer_that_closes_says_so() {
+    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
+    let errors = watch_errors(&near);
+    let endpoint = connect(&near, &far);
+    send(&mut [&mut here, &mut there], &endpoint, 0);
+    until(&mut [&mut here, &mut there], "flush", || {
+        endpoint.flush(FlushMode::Local, None) == Ok(Posted::Done)
+    });
+    drop((there, far));
+    // Nothing is outstanding: that is no error yet.
+    let mut told = false;
+    until(&mut [&mut here], "refusal", || {
+        told |= matches!(endpoint.am_short(1, 1, &[]), Err(PostError::EndpointFailed));
+        told
+    });
+    until(&mut [&mut here], "error", || !errors.borrow().is_empty());
+    assert_eq!(errors.borrow()[0].cause, Cause::Disconnected);
+}
+
+#[test]
+fn nobody_answers_a_request() {
+    let config = InterfaceConfig { connect_timeout: Duration::from_millis(300), ..Default::default() };
+    let Some([(mut here, near), (there, far)]) = interfaces(&config) else { return };
+    let errors = watch_errors(&near);
+    let (device, address) = (far.device_address(), far.address());
+    drop((there, far));
+    let endpoint = Endpoint::connect_to_interface(&near, &device, &address).unwrap();
+    until(&mut [&mut here], "error", || !errors.borrow().is_empty());
+    let error = errors.borrow()[0].clone();
+    assert_eq!((error.operation, error.cause), (Operation::Connect, Cause::PeerUnreachable));
+    assert_eq!(endpoint.am_short(1, 0, &[]), Err(PostError::EndpointFailed));
+}
+
+#[test]
+fn packets_longer_than_the_peer_takes_are_refused_when_connecting() {
+    let Some([(_worker, near), _]) = interfaces(&InterfaceConfig::default()) else { return };
+    let config = InterfaceConfig { path_mtu: 256, ..Default::default() };
+    let Some([_, (_other, far)]) = interfaces(&config) else { return };
+    let error = Endpoint::connect_to_interface(&near, &far.device_address(), &far.address()).unwrap_err();
+    assert!(error.to_string().contains("path_mtu"), "{error}");
+    assert_eq!(far.attributes().am.max_bcopy, 240);
+}
+
+/// Messages both ways, in order, each once, whatever the wire does: `BAREWIRE_HCA_FAULTS`.
+#[test]
+fn volume_both_ways() {
+    let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
+    assert!(near.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE));
+    let (near_inbox, far_inbox) = (collect(&near, 1), collect(&far, 1));
+    let (one, other) = (connect(&near, &far), connect(&far, &near));
+    let (mut sent, mut answered) = (0, 0);
+    let post = |endpoint: &Endpoint, next: &mut u64| {
+        let payload = vec![*next as u8; (*next * 37 % 3000) as usize];
+        while *next < 3000 && endpoint.am_short(1, *next, &payload).is_ok() {
+            *next += 1;
+            if !next.is_multiple_of(5) {
+                break;
+            }
+        }
+    };
+    until(&mut [&mut here, &mut there], "volume", || {
+        post(&one, &mut sent);
+        post(&other, &mut answered);
+        near_inbox.borrow().len() == 3000 && far_inbox.borrow().len() == 3000
+    });
+    for inbox in [near_inbox, far_inbox] {
+        assert_eq!(headers(&inbox), (0..3000).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn what_there_is_not_is_unsupported() {
+    for pair in Pair::joined(&InterfaceConfig::default()) {
+        if pair.client.interface.attributes().flags.contains(Flags::PUT_BCOPY) {
+            continue;
+        }
+        let (memory, key) = pair.target(8, barewire::Access::all());
+        let endpoint = &pair.client.endpoint;
+        assert_eq!(endpoint.put_short(&[1], memory.address(), &key), Err(PostError::Unsupported));
+        assert_eq!(endpoint.atomic_add64(1, memory.address(), &key), Err(PostError::Unsupported));
+    }
+}
