@@ -105,7 +105,7 @@ impl<R> Receiver<R> {
         Acknowledged { expected: self.expected, beyond: self.beyond >> 1 }
     }
 
-    /// Gives up what is held.
+    /// Gives up what is held; the sender still has it.
     pub(in super::super) fn drain(&mut self) -> impl Iterator<Item = R> {
         self.beyond = 0;
         self.held.iter_mut().filter_map(Option::take)

@@ -255,7 +255,8 @@ impl<S> Sender<S> {
             return Overdue::GivenUp { tries: self.tries };
         }
         self.deadline = Some(now + self.round_trip.timeout(self.tries));
-        self.lost = low(self.in_flight()) & !self.arrived;
+        // A receiver that ran out of room may have dropped what it had told of (RFC 2018, section 8).
+        (self.arrived, self.lost) = (0, low(self.in_flight()));
         self.congestion.timed_out();
         self.recovered = self.next;
         Overdue::Lost

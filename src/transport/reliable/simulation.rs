@@ -141,6 +141,9 @@ impl World {
             self.ends[at].sender.push(number.to_le_bytes(), self.now);
             self.message(at, sequence, number.to_le_bytes(), 0);
         }
+        if self.random.chance(self.faults.full / 50) {
+            self.ends[at].receiver.drain().for_each(drop);
+        }
         if self.ends[at].receiver.owes() {
             let packet = self.ends[at].receiver.acknowledge().to_packet(0);
             self.send(at, &packet);

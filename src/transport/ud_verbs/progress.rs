@@ -55,6 +55,12 @@ impl Progress {
     /// Nothing came: those who sent are told what arrived, and those who do not answer are asked again.
     fn rest(&mut self) {
         let shared = &*self.shared;
+        if shared.socket.is_starved() {
+            // Handlers kept the rest: the next messages find no buffer while later ones are held.
+            for state in shared.states() {
+                state.drop_held();
+            }
+        }
         if !shared.owing.borrow().is_empty() {
             shared.acknowledge();
         }

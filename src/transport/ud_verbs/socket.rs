@@ -198,6 +198,11 @@ impl Socket {
         4 * self.posted.get() > all
     }
 
+    /// The device has no buffer at all.
+    pub(super) fn is_starved(&self) -> bool {
+        self.posted.get() == 0
+    }
+
     /// Posts as many free buffers as the queue takes.
     fn refill(&self) {
         let blocks = self.blocks.borrow();

@@ -313,10 +313,15 @@ impl State {
             let Some((_, completion)) = flush else { break };
             completion.count_down(Err(error));
         }
+        self.drop_held();
+        std::mem::forget(catch_up);
+    }
+
+    /// Gives the buffers of messages that came too early back to the device.
+    pub(super) fn drop_held(&self) {
         for held in self.receiver.borrow_mut().drain() {
             self.shared.socket.give_back(held.buffer);
         }
-        std::mem::forget(catch_up);
     }
 
     /// What a callback that panicked left behind.
