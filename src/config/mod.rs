@@ -111,7 +111,7 @@ settings! {
     min_rnr_timer: u8 = 12, "code of IBTA table 45";
     /// Reads and atomics in flight per endpoint, and served per endpoint: 1 to 16, rounded down to a power of two.
     max_rd_atomic: u8 = 8, "operations";
-    /// How long a connection of `tcp` may take until it is there.
+    /// How long a connection of `tcp` may take until it is there; a stretch without progress of this end's counts as a sixteenth at most.
     connect_timeout: Duration = Duration::from_secs(10), "time";
     /// How long a peer of `tcp` may acknowledge nothing until it counts as gone.
     peer_timeout: Duration = Duration::from_secs(30), "time";

@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::door::Limits;
 use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, VERDICT_BYTES};
 use crate::key::{Key, random};
+use crate::patience::Patience;
 use crate::socket::{Socket, open, say};
 
 /// The first wait before another attempt; each later one is twice as long.
@@ -28,7 +29,7 @@ pub enum ConnectFailure {
     /// The deadline passed.
     #[error("no answer within {:.1} s{}", .waited.as_secs_f64(), .last.as_deref().unwrap_or_default())]
     TimedOut {
-        /// How long it was tried.
+        /// How long it was tried and looked at.
         waited: Duration,
         /// What the last attempt ended with.
         last: Option<String>,
@@ -61,8 +62,7 @@ pub struct Connector {
     key: Key,
     claim: Claim,
     limits: Limits,
-    begun: Instant,
-    patience: Duration,
+    patience: Patience,
     pause: Duration,
     refusals: u32,
     last: Option<String>,
@@ -72,7 +72,8 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Begins to connect to `peer`, from the address `source` if there is one. It is tried again until `patience` is over.
+    /// Begins to connect to `peer`, from the address `source` if there is one. It is tried again until `patience` is over, of which time
+    /// counts in which [`Self::advance`] is called ([`Patience`]).
     ///
     /// # Errors
     /// No descriptor, or `peer` cannot be reached from `source`.
@@ -91,8 +92,7 @@ impl Connector {
             key: key.clone(),
             claim,
             limits,
-            begun,
-            patience,
+            patience: Patience::new(patience, begun),
             pause: PAUSE,
             refusals: 0,
             last: None,
@@ -142,9 +142,8 @@ impl Connector {
             Err(ConnectFailure::Io(error)) => self.again(now, error)?,
             Err(other) => return Err(other),
         }
-        let waited = now.saturating_duration_since(self.begun);
-        if waited >= self.patience {
-            return Err(ConnectFailure::TimedOut { waited, last: self.last.take() });
+        if self.patience.is_over(now) {
+            return Err(ConnectFailure::TimedOut { waited: self.patience.spent(), last: self.last.take() });
         }
         Ok(None)
     }

@@ -16,6 +16,7 @@ use socket2::Socket as Raw;
 
 use crate::handshake::{Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, Verdict};
 use crate::key::{Key, random};
+use crate::patience::Patience;
 use crate::socket::{Socket, abort, open, say};
 
 /// Connections that the system keeps for us until they are taken.
@@ -32,7 +33,7 @@ const LISTENER: u64 = u64::MAX;
 pub struct Limits {
     /// Guests at once.
     pub guests: usize,
-    /// How long a guest may take to prove that it knows the key.
+    /// How long a guest may take to prove that it knows the key, of time in which the door is looked at ([`Patience`]).
     pub patience: Duration,
     /// How long a connection may then go without any sign of the peer.
     pub silence: Duration,
@@ -74,7 +75,8 @@ impl Admitted {
 struct Guest {
     socket: Raw,
     peer: SocketAddr,
-    since: Instant,
+    /// What the door's clock said when it came.
+    since: Duration,
     /// Once it said hello.
     acceptor: Option<Acceptor>,
     held: [u8; CLAIM_BYTES],
@@ -95,6 +97,7 @@ pub struct Door {
     address: SocketAddr,
     key: Key,
     limits: Limits,
+    clock: Patience,
     /// The listener and the guests; readable if there is something to do.
     epoll: OwnedFd,
     /// By age.
@@ -123,6 +126,7 @@ impl Door {
             address,
             key,
             limits,
+            clock: Patience::new(limits.patience, Instant::now()),
             epoll,
             guests: BTreeMap::new(),
             next: 0,
@@ -148,7 +152,10 @@ impl Door {
 
     /// When [`Self::work`] is to be called although nothing comes in.
     pub fn deadline(&self) -> Option<Instant> {
-        let oldest = self.guests.first_key_value().map(|(_, guest)| guest.since + self.limits.patience);
+        let oldest = self.guests.first_key_value().map(|(_, guest)| {
+            let left = (guest.since + self.limits.patience).saturating_sub(self.clock.spent());
+            self.clock.next_look(left)
+        });
         [oldest, self.paused].into_iter().flatten().min()
     }
 
@@ -174,8 +181,9 @@ impl Door {
     }
 
     fn expire(&mut self, now: Instant) {
+        let clock = self.clock.look(now);
         while let Some(oldest) = self.guests.first_entry()
-            && now.saturating_duration_since(oldest.get().since) >= self.limits.patience
+            && clock.saturating_sub(oldest.get().since) >= self.limits.patience
         {
             oldest.remove();
             self.refused += 1;
@@ -199,7 +207,7 @@ impl Door {
                 Ok((fd, address)) => {
                     // Without an address it is gone already.
                     if let Some(peer) = address.and_then(|address| SocketAddr::try_from(address).ok()) {
-                        self.receive_guest(Raw::from(fd), peer, now);
+                        self.receive_guest(Raw::from(fd), peer);
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -217,7 +225,7 @@ impl Door {
         }
     }
 
-    fn receive_guest(&mut self, socket: Raw, peer: SocketAddr, now: Instant) {
+    fn receive_guest(&mut self, socket: Raw, peer: SocketAddr) {
         if self.guests.len() >= self.limits.guests.max(1) && self.guests.pop_first().is_some() {
             self.refused += 1;
         }
@@ -226,7 +234,8 @@ impl Door {
             epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(number), epoll::EventFlags::IN);
         if watched.is_ok() {
             self.next += 1;
-            let guest = Guest { socket, peer, since: now, acceptor: None, held: [0; CLAIM_BYTES], count: 0 };
+            let since = self.clock.spent();
+            let guest = Guest { socket, peer, since, acceptor: None, held: [0; CLAIM_BYTES], count: 0 };
             self.guests.insert(number, guest);
         }
     }

@@ -5,6 +5,7 @@
 //! | [`key`], [`handshake`] | the job's secret, and how two ends prove that they know it |
 //! | [`door`], [`connector`] | connections from either side, which are no connections before that |
 //! | [`socket`], [`outbox`] | a connection that never waits, and what waits on it |
+//! | [`patience`] | how long a peer may take |
 //! | [`message`], [`request`] | what is said on it |
 //! | [`region`], [`target`] | memory that peers may reach, and the thread that serves them |
 //! | [`interfaces`] | the addresses of this host, and which of them leads to a peer |
@@ -45,6 +46,7 @@ pub mod key;
 mod listener;
 pub mod message;
 pub mod outbox;
+pub mod patience;
 pub mod region;
 pub mod request;
 pub mod socket;

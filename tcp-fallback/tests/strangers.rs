@@ -479,3 +479,28 @@ fn half_a_put() {
     assert_eq!(served.memory[..2], [0x0101_0101_0101_0101, 0x0202_0202_0202_0202]);
     assert_eq!(served.memory[3], 0);
 }
+
+/// Somebody's patience does not run out while it looks at nothing: what was said meanwhile counts.
+#[test]
+fn a_door_that_nobody_looked_at_for_long() {
+    let limits = Limits { patience: Duration::from_millis(200), ..Limits::default() };
+    let mut door = Door::open(HERE, key(1), limits).unwrap();
+    let patience = limits.patience;
+    let mut connector =
+        Connector::start(door.address(), Some(HERE), &key(1), CLAIM, patience, limits).unwrap();
+    let mut admitted = Vec::new();
+    // Each looks once after what the other said, and then both are elsewhere for longer than they have patience.
+    for _ in 0..10 {
+        std::thread::sleep(2 * patience);
+        door.work(Instant::now(), &mut admitted);
+        for newcomer in admitted.drain(..) {
+            assert!(newcomer.welcome().is_ok());
+        }
+        std::thread::sleep(2 * patience);
+        if connector.advance(Instant::now()).unwrap().is_some() {
+            assert_eq!(door.refused(), 0);
+            return;
+        }
+    }
+    panic!("no connection");
+}

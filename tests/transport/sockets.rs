@@ -165,6 +165,36 @@ fn a_message_behind_a_fence_finds_the_put() {
     }
 }
 
+/// Deadlines are for peers: a program that looked at nothing for longer finds what came meanwhile, on either connection of an endpoint.
+#[test]
+fn who_does_not_look_does_not_wait() {
+    let config = InterfaceConfig { connect_timeout: Duration::from_millis(200), ..Default::default() };
+    let asleep = || std::thread::sleep(3 * config.connect_timeout);
+    let mut pair = Pair::over_tcp(&config);
+    asleep();
+    let inbox = collect(&pair.server.interface, 1);
+    let _ = pair.post("message", |endpoint| endpoint.am_short(1, 1, &[])).unwrap();
+    pair.until("message", || inbox.borrow().len() == 1);
+    let (memory, key) = pair.target(8, Access::REMOTE_WRITE);
+    let _ = pair.post("put", |endpoint| endpoint.put_short(&[7; 8], memory.address(), &key)).unwrap();
+    asleep();
+    pair.flush(FlushMode::Remote);
+    assert_eq!(contents(&memory), [7; 8]);
+    // Who waits for the other end, with something to send, and looks once before it sleeps.
+    let (one, other) = (pair.client.another(), pair.server.another());
+    connect(&one, &other);
+    let back = collect(&pair.client.interface, 1);
+    let _ = one.endpoint.am_short(1, 2, &[]).unwrap();
+    let _ = other.endpoint.am_short(1, 2, &[]).unwrap();
+    for side in 0..2 {
+        for _ in 0..10 {
+            [&mut pair.worker, &mut pair.server_worker][side].progress();
+        }
+        asleep();
+    }
+    pair.until("messages", || inbox.borrow().len() == 2 && back.borrow().len() == 1);
+}
+
 /// Several hundred connections of one interface, all of them used.
 #[test]
 fn many_connections() {

@@ -24,7 +24,8 @@ pub(super) struct Lingering {
 impl Lingering {
     /// True once it may be dropped.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        now >= self.until || self.socket.drain()
+        // Drained in any case: it may have been here unseen for longer.
+        self.socket.drain() || now >= self.until
     }
 }
 

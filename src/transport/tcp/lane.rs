@@ -2,10 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
 
 use barewire_tcp::connector::Connector;
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
+use barewire_tcp::patience::Patience;
 use barewire_tcp::socket::Socket;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
@@ -40,8 +40,8 @@ pub(super) struct Lane {
     number: u64,
     /// The round of progress in which it sent last.
     pub(super) round: u64,
-    /// Since when something waits for the other end to ask.
-    pub(super) awaited: Option<Instant>,
+    /// While something waits for the other end to ask.
+    pub(super) awaited: Option<Patience>,
 }
 
 impl Lane {

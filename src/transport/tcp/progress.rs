@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_tcp::door::Admitted;
+use barewire_tcp::patience::Patience;
 use rustix::event::{Timespec, epoll};
 
 use super::NAME;
@@ -288,8 +289,8 @@ impl State {
             lane.awaited = None;
             return true;
         }
-        let since = *lane.awaited.get_or_insert(now);
-        if now.saturating_duration_since(since) < self.shared.config.connect_timeout {
+        let limit = self.shared.config.connect_timeout;
+        if !lane.awaited.get_or_insert_with(|| Patience::new(limit, now)).is_over(now) {
             return true;
         }
         drop(lane);
