@@ -1,13 +1,13 @@
 //! What the two processes of a pair tell each other beside the transport that they exercise: JSON messages in
 //! the frames of `barewire-tcp`.
 
-use crate::args::Test;
+use crate::args::{self, Test};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The version of these messages.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 /// The longest message in bytes.
 pub(crate) const LIMIT: u32 = 64 << 10;
 /// The frame kind of these messages.
@@ -69,8 +69,8 @@ impl fmt::Display for Work {
     }
 }
 
-/// How data is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+/// How the hello message is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Layout {
     /// From the argument
@@ -107,15 +107,31 @@ pub(crate) enum Step {
     Close,
 }
 
-/// What a perf client wants of its server.
+/// A test that a perf client wants of its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PerfPlan {
     pub(crate) test: Test,
-    pub(crate) layout: Layout,
-    pub(crate) size: u64,
+    pub(crate) layout: args::Layout,
+    /// Bytes of the message's pieces.
+    pub(crate) sizes: Vec<u64>,
+    /// From the beginning of one piece to that of the next in the sender's memory; 0 if they follow each other.
+    pub(crate) stride: u64,
+    /// Bytes of a zcopy active message that are its header.
+    pub(crate) header: u64,
+    /// Active messages of a stream that may be unacknowledged; 0 for any number.
+    pub(crate) window: u32,
+    /// The target does not progress in a one-sided test.
+    pub(crate) passive: bool,
     /// Messages or round trips, the warm-up included.
     pub(crate) total: u64,
+}
+
+impl PerfPlan {
+    /// Bytes of a message.
+    pub(crate) fn size(&self) -> u64 {
+        self.sizes.iter().fold(0, |sum, piece| sum.saturating_add(*piece))
+    }
 }
 
 /// Bytes, as hexadecimal digits in the JSON.
@@ -182,6 +198,7 @@ pub(crate) enum Message {
         key: Hex,
     },
     Demo(Step),
+    /// Leader to follower: over this transport, this test.
     Perf(PerfPlan),
     /// The hello message's size and the way that it is sent.
     Greeting {
@@ -195,7 +212,7 @@ pub(crate) enum Message {
         bytes: u64,
         sha256: Hex,
     },
-    /// Leader to follower: no more transports.
+    /// Leader to follower: no more transports or tests.
     Done,
     /// This process lives.
     Alive,

@@ -7,12 +7,14 @@ use crate::transports;
 use crate::wait::Wait;
 use barewire::transport::tcp;
 use barewire::{
-    Access, Attributes, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface,
-    InterfaceConfig, Memory, OpenError, Posted, RemoteKey, Worker,
+    Access, Attributes, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, Flags, FlushMode,
+    Interface, InterfaceConfig, Memory, OpenError, Posted, RemoteKey, Worker,
 };
 use std::fmt::Display;
 
 const SET_UP: &str = "the connection's set-up";
+/// Where the route from a process to itself leads.
+const HERE: &str = "127.0.0.1";
 
 /// A region of the peer.
 #[derive(Debug, Clone)]
@@ -60,14 +62,21 @@ impl<'a> Session<'a> {
         Ok(Self { endpoint, interface, wait, domain })
     }
 
-    /// Opens the device and connects an endpoint to its own interface.
+    /// Opens the device and connects an endpoint to its own interface, or to itself.
     pub(crate) fn loopback(transport: &str, device: &str) -> Result<Self, Error> {
+        let device = if device == transports::ROUTE { HERE } else { device };
         let (domain, worker, interface) = open(transport, device)?;
-        let endpoint =
-            Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())
-                .map_err(|error| {
-                    local(format!("cannot connect {transport} on {device} to itself"), &error)
-                })?;
+        let failed = |error: &dyn std::error::Error| {
+            local(format!("cannot connect {transport} on {device} to itself"), error)
+        };
+        let here = interface.device_address();
+        let endpoint = if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
+            Endpoint::connect_to_interface(&interface, &here, &interface.address())
+        } else {
+            let endpoint = Endpoint::new(&interface).map_err(|error| failed(&error))?;
+            endpoint.connect(&here, &endpoint.address()).map(|()| endpoint)
+        };
+        let endpoint = endpoint.map_err(|error| failed(&error))?;
         let wait = Wait::new(None, worker, endpoint.clone(), interface.attributes().latency_ns);
         Ok(Self { endpoint, interface, wait, domain })
     }

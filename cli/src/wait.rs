@@ -90,10 +90,19 @@ impl<'a> Wait<'a> {
         during: &str,
         ready: impl FnMut() -> Result<Option<T>, Fault>,
     ) -> Result<T, Error> {
-        self.until_within(STALL, during, ready)
+        self.until_within::<T, true>(STALL, during, ready)
     }
 
-    fn until_within<T>(
+    /// As [`Self::until`], but without progress: what is waited for comes without it.
+    pub(crate) fn until_passively<T>(
+        &mut self,
+        during: &str,
+        ready: impl FnMut() -> Result<Option<T>, Fault>,
+    ) -> Result<T, Error> {
+        self.until_within::<T, false>(STALL, during, ready)
+    }
+
+    fn until_within<T, const PROGRESS: bool>(
         &mut self,
         stall: Duration,
         during: &str,
@@ -103,7 +112,7 @@ impl<'a> Wait<'a> {
         let mut patience: Option<Patience> = None;
         let mut drowsy = false;
         loop {
-            if self.worker.progress() > 0 {
+            if PROGRESS && self.worker.progress() > 0 {
                 (idle, patience, drowsy) = (0, None, false);
             }
             match ready() {
@@ -203,11 +212,21 @@ impl<'a> Wait<'a> {
         completion: &Completion,
         bytes: u64,
     ) -> Result<(), Error> {
+        self.complete_down_to(during, completion, 0, bytes)
+    }
+
+    /// Waits until `completion` has no more than `left` operations left; they carry about `bytes`.
+    pub(crate) fn complete_down_to(
+        &mut self,
+        during: &str,
+        completion: &Completion,
+        left: u32,
+        bytes: u64,
+    ) -> Result<(), Error> {
         let stall = STALL + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
-        self.until_within(stall, during, || match (completion.pending(), completion.status()) {
-            (_, Err(error)) => Err(error.into()),
-            (0, Ok(())) => Ok(Some(())),
-            _ => Ok(None),
+        self.until_within::<_, true>(stall, during, || match completion.status() {
+            Err(error) => Err(error.into()),
+            Ok(()) => Ok((completion.pending() <= left).then_some(())),
         })
     }
 
@@ -221,8 +240,12 @@ impl<'a> Wait<'a> {
 
     /// Waits for the peer's next control message, for as long as the peer lives.
     pub(crate) fn message(&mut self, during: &str) -> Result<Message, Error> {
+        self.message_with(true, during)
+    }
+
+    fn message_with(&mut self, progress: bool, during: &str) -> Result<Message, Error> {
         loop {
-            let events = self.worker.progress();
+            let events = if progress { self.worker.progress() } else { 0 };
             let now = Instant::now();
             let link = self.link.as_mut().ok_or_else(|| alone(during))?;
             if let Some(message) = link.next(now, during)? {
@@ -237,8 +260,17 @@ impl<'a> Wait<'a> {
 
     /// Waits until both sides are here.
     pub(crate) fn barrier(&mut self, during: &str) -> Result<(), Error> {
+        self.barrier_with(true, during)
+    }
+
+    /// As [`Self::barrier`], but without progress.
+    pub(crate) fn barrier_passively(&mut self, during: &str) -> Result<(), Error> {
+        self.barrier_with(false, during)
+    }
+
+    fn barrier_with(&mut self, progress: bool, during: &str) -> Result<(), Error> {
         self.send(&Message::Ready, during)?;
-        match self.message(during)? {
+        match self.message_with(progress, during)? {
             Message::Ready => Ok(()),
             other => Err(self.unexpected(&other, "ready")),
         }

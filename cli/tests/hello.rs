@@ -134,7 +134,7 @@ impl Hand {
     fn greet(port: &str) -> Self {
         let mut hand = Self(Stream::connect(address(port), LIMIT, SOON).unwrap());
         let hello = json!({"hello": {
-            "protocol": 1, "version": "0.1.0", "work": "hello", "role": "client", "pid": std::process::id()
+            "protocol": 2, "version": "0.1.0", "work": "hello", "role": "client", "pid": std::process::id()
         }});
         hand.say(&hello);
         hand.hear("hello");

@@ -5,7 +5,8 @@ mod support;
 use serde_json::Value;
 use support::{PATIENCE, PROMISE, run, start};
 
-const TESTS: [&str; 8] = ["am_lat", "put_lat", "am_bw", "put_bw", "get", "add", "fadd", "cswap"];
+const TESTS: [&str; 9] =
+    ["am_lat", "put_lat", "add_lat", "get", "fadd", "cswap", "am_bw", "put_bw", "add_mr"];
 
 #[test]
 fn every_test_with_both_ends_of_its_own() {
@@ -15,7 +16,7 @@ fn every_test_with_both_ends_of_its_own() {
         let last = ended.stdout.lines().find(|line| line.starts_with("Final:")).expect("a final line");
         assert_eq!(last.split_whitespace().nth(1), Some("300"), "{last}");
         assert!(ended.stdout.contains("emulator"), "{}", ended.stdout);
-        for column in ["# iterations", "typical", "average", "overall", "bandwidth", "message rate"] {
+        for column in ["# iterations", "50.0%ile", "average", "overall", "bandwidth", "message rate"] {
             assert!(ended.stdout.contains(column), "{column}: {}", ended.stdout);
         }
     }

@@ -1,26 +1,42 @@
 //! How either side sends one message of the size and in the way that the plan says.
 
-use super::{DATA, WORD};
-use crate::control::{Layout, PerfPlan};
+use super::job::extent;
+use super::{DATA, RECEIVED};
+use crate::args::Layout;
+use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::{Remote, Session};
-use barewire::{Memory, MemoryError};
+use barewire::{Completion, Memory, MemoryError, Posted, SHORT_HEADER, Slice};
 use std::cell::Cell;
 use std::rc::Rc;
 
+const SET_UP: &str = "the set-up";
+
+/// The memory of one side.
+#[derive(Debug)]
+pub(super) struct Regions {
+    /// What the peer writes and reads.
+    own: Memory,
+    /// What zero-copy operations send, and where gets arrive.
+    source: Memory,
+}
+
 /// What one side sends from and receives into.
 #[derive(Debug)]
-pub(super) struct Carrier {
+pub(super) struct Carrier<'a> {
     pub(super) layout: Layout,
     pub(super) size: usize,
-    /// What the peer writes and reads, and where gets arrive.
-    pub(super) own: Memory,
     pub(super) remote: Remote,
-    /// What zero-copy operations send.
-    source: Memory,
-    /// What the others send.
+    regions: &'a Regions,
+    /// The message's pieces, without its header.
+    pub(super) pieces: Vec<Slice<'a>>,
+    /// Where in the source the message ends.
+    extent: usize,
+    header: usize,
+    /// What is sent otherwise.
     payload: Vec<u8>,
     received: Rc<Received>,
+    passive: bool,
 }
 
 /// Messages that came.
@@ -29,41 +45,92 @@ struct Received {
     messages: Cell<u64>,
     /// The length of one that should not have come.
     foreign: Cell<Option<usize>>,
+    /// Messages of this side that the peer says it received.
+    acknowledged: Cell<u64>,
 }
 
-impl Carrier {
-    /// Sets up the regions and the handler, and waits until the peer has done the same.
-    pub(super) fn open(session: &mut Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
-        const DURING: &str = "the set-up";
-        let size = usize::try_from(plan.size).map_err(|error| local(DURING, &error))?;
-        let (own, source) = (session.allocate(size)?, session.allocate(size)?);
-        let remote = session.exchange(&own, size)?;
+/// The plan's numbers as lengths; the plan was checked.
+fn lengths(plan: &PerfPlan) -> Result<(usize, Vec<usize>, usize, usize), Error> {
+    let length = |bytes: u64| usize::try_from(bytes).map_err(|error| local(SET_UP, &error));
+    let sizes: Vec<usize> = plan.sizes.iter().map(|piece| length(*piece)).collect::<Result<_, _>>()?;
+    let extent = extent(length(plan.stride)?, &sizes);
+    let extent = extent.ok_or_else(|| Error::Local("the message is too large".into()))?;
+    Ok((length(plan.size())?, sizes, length(plan.stride)?, extent))
+}
+
+impl Regions {
+    pub(super) fn allocate(session: &Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
+        let (size, _, _, extent) = lengths(plan)?;
+        Ok(Self { own: session.allocate(size)?, source: session.allocate(extent)? })
+    }
+}
+
+impl<'a> Carrier<'a> {
+    /// Exchanges keys and sets up the handlers, and waits until the peer has done the same.
+    pub(super) fn open(
+        session: &mut Session<'_>,
+        regions: &'a Regions,
+        plan: &PerfPlan,
+    ) -> Result<Self, Error> {
+        let (size, sizes, stride, extent) = lengths(plan)?;
+        let header = plan.header as usize;
+        let mut pieces = Vec::with_capacity(sizes.len());
+        let (mut begin, mut skip) = (0, header);
+        for piece in sizes {
+            // The header comes from the payload, the rest from the first piece on.
+            let (from, length) = (begin + skip.min(piece), piece - skip.min(piece));
+            if length > 0 {
+                pieces.push(regions.source.slice(from, length).map_err(|error| local(SET_UP, &error))?);
+            }
+            begin += if stride == 0 { piece } else { stride };
+            skip = 0;
+        }
+        let remote = session.exchange(&regions.own, size)?;
         let received = Rc::new(Received::default());
-        let counter = Rc::clone(&received);
-        session
-            .interface
-            .set_handler(DATA, move |message| {
-                if message.data().len() == size {
-                    counter.messages.set(counter.messages.get() + 1);
-                } else {
-                    counter.foreign.set(Some(message.data().len()));
-                }
+        let (data, acknowledged) = (Rc::clone(&received), Rc::clone(&received));
+        let handlers = session.interface.set_handler(DATA, move |message| {
+            if message.data().len() == size {
+                data.messages.set(data.messages.get() + 1);
+            } else {
+                data.foreign.set(Some(message.data().len()));
+            }
+        });
+        let handlers = handlers.and_then(|()| {
+            session.interface.set_handler(RECEIVED, move |message| {
+                let count = message.split_short().map_or(0, |(count, _)| count);
+                acknowledged.acknowledged.set(count);
             })
-            .map_err(|error| local(DURING, &error))?;
-        let carrier =
-            Self { layout: plan.layout, size, own, remote, source, payload: vec![0; size], received };
+        });
+        handlers.map_err(|error| local(SET_UP, &error))?;
+        let carrier = Self {
+            layout: plan.layout,
+            size,
+            remote,
+            regions,
+            pieces,
+            extent,
+            header,
+            payload: vec![0; size],
+            received,
+            passive: plan.passive,
+        };
         if !session.wait.is_loopback() {
-            session.wait.barrier(DURING)?;
+            session.wait.barrier(SET_UP)?;
         }
         Ok(carrier)
     }
 
-    /// Sends an active message.
-    pub(super) fn send(&self, session: &mut Session<'_>, during: &str) -> Result<(), Error> {
+    /// Sends an active message; one by zcopy counts in `completion`.
+    pub(super) fn send(
+        &self,
+        session: &mut Session<'_>,
+        completion: Option<&Completion>,
+        during: &str,
+    ) -> Result<(), Error> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         match self.layout {
             Layout::Short => {
-                let payload = self.payload.get(WORD..).unwrap_or_default();
+                let payload = self.payload.get(SHORT_HEADER..).unwrap_or_default();
                 wait.post(during, || endpoint.am_short(DATA, 0, payload)).map(|_| ())
             }
             Layout::Bcopy => wait
@@ -75,22 +142,58 @@ impl Carrier {
                 })
                 .map(|_| ()),
             Layout::Zcopy => {
-                let slice = self.source.slice(0, self.size).map_err(|error| local(during, &error))?;
-                wait.post(during, || endpoint.am_zcopy(DATA, &[], &[slice], None)).map(|_| ())
+                let header = self.payload.get(..self.header).unwrap_or_default();
+                counted(completion, || {
+                    wait.post(during, || endpoint.am_zcopy(DATA, header, &self.pieces, completion))
+                })
             }
         }
+    }
+
+    /// Messages that came so far.
+    pub(super) fn received(&self) -> u64 {
+        self.received.messages.get()
     }
 
     /// Waits until this many messages came in all.
     pub(super) fn receive(&self, session: &mut Session<'_>, total: u64, during: &str) -> Result<(), Error> {
         session.wait.until(during, || match self.received.foreign.get() {
             Some(length) => Err(format!("a message of {length} bytes came, not of {}", self.size).into()),
-            None => Ok((self.received.messages.get() >= total).then_some(())),
+            None => Ok((self.received() >= total).then_some(())),
         })
     }
 
-    /// Puts into the peer's memory; the last byte there becomes `mark`.
-    pub(super) fn put(&mut self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
+    /// Tells the peer how many messages came.
+    pub(super) fn acknowledge(&self, session: &mut Session<'_>, during: &str) -> Result<(), Error> {
+        let (endpoint, count) = (&session.endpoint, self.received());
+        session.wait.post(during, || endpoint.am_short(RECEIVED, count, &[])).map(|_| ())
+    }
+
+    /// Waits until the other end has received this many messages in all.
+    pub(super) fn acknowledged(
+        &self,
+        session: &mut Session<'_>,
+        total: u64,
+        during: &str,
+    ) -> Result<(), Error> {
+        if session.wait.is_loopback() {
+            return self.receive(session, total, during);
+        }
+        let received = &self.received;
+        if received.acknowledged.get() >= total {
+            return Ok(());
+        }
+        session.wait.until(during, || Ok((received.acknowledged.get() >= total).then_some(())))
+    }
+
+    /// Puts into the peer's memory; the last byte there becomes `mark`. One by zcopy counts in `completion`.
+    pub(super) fn put(
+        &mut self,
+        session: &mut Session<'_>,
+        mark: u8,
+        completion: Option<&Completion>,
+        during: &str,
+    ) -> Result<(), Error> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         let Remote { address, key } = &self.remote;
         if let Some(last) = self.payload.last_mut() {
@@ -111,16 +214,45 @@ impl Carrier {
             Layout::Zcopy => {
                 // An earlier put may still read the byte, but only one whose arrival was seen already.
                 let failed = |error: MemoryError| local(during, &error);
-                self.source.write(self.size - 1, &[mark]).map_err(failed)?;
-                let slice = self.source.slice(0, self.size).map_err(failed)?;
-                wait.post(during, || endpoint.put_zcopy(&[slice], *address, key, None)).map(|_| ())
+                self.regions.source.write(self.extent - 1, &[mark]).map_err(failed)?;
+                counted(completion, || {
+                    wait.post(during, || endpoint.put_zcopy(&self.pieces, *address, key, completion))
+                })
             }
         }
     }
 
-    /// Waits until the last byte of this side's memory is `mark`.
+    /// Waits until the last byte of a message's place in this side's memory is `mark`.
     pub(super) fn marked(&self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
-        let last = self.size - 1;
-        session.wait.until(during, || Ok((self.own.load_u8(last)? == mark).then_some(())))
+        self.polled(session, self.size - 1, mark, during)
     }
+
+    /// Waits until the word in this side's memory, to which the peer adds, ends with `mark`.
+    pub(super) fn added(&self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
+        let last = if cfg!(target_endian = "big") { self.size - 1 } else { 0 };
+        self.polled(session, last, mark, during)
+    }
+
+    fn polled(&self, session: &mut Session<'_>, offset: usize, mark: u8, during: &str) -> Result<(), Error> {
+        let own = &self.regions.own;
+        let arrived = || Ok((own.load_u8(offset)? == mark).then_some(()));
+        if self.passive {
+            session.wait.until_passively(during, arrived)
+        } else {
+            session.wait.until(during, arrived)
+        }
+    }
+}
+
+/// Posts an operation that counts in `completion` until it is finished.
+fn counted(
+    completion: Option<&Completion>,
+    post: impl FnOnce() -> Result<Posted, Error>,
+) -> Result<(), Error> {
+    let Some(completion) = completion else { return post().map(|_| ()) };
+    completion.add(1);
+    if post()? == Posted::Done {
+        completion.count_down(Ok(()));
+    }
+    Ok(())
 }

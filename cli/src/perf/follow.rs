@@ -1,38 +1,54 @@
 //! The side that answers.
 
-use super::RECEIVED;
-use super::carrier::Carrier;
+use super::carrier::{Carrier, Regions};
 use crate::args::Test;
 use crate::control::PerfPlan;
 use crate::error::Error;
 use crate::session::Session;
 
+const END: &str = "the end of the test";
+
 /// Does its part of the plan's test.
 pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Error> {
     let during = plan.test.name();
-    let mut carrier = Carrier::open(session, plan)?;
+    let regions = Regions::allocate(session, plan)?;
+    let mut carrier = Carrier::open(session, &regions, plan)?;
     match plan.test {
         Test::AmLat => {
             for number in 0..plan.total {
                 carrier.receive(session, number + 1, during)?;
-                carrier.send(session, during)?;
+                carrier.send(session, None, during)?;
             }
         }
         Test::AmBw => {
-            carrier.receive(session, plan.total, during)?;
-            let endpoint = &session.endpoint;
-            let _ = session.wait.post(during, || endpoint.am_short(RECEIVED, plan.total, &[]))?;
+            // Half a window early, so that the sender need not wait.
+            let step = if plan.window == 0 { plan.total } else { u64::from(plan.window).div_ceil(2) };
+            while carrier.received() < plan.total {
+                let next = carrier.received().saturating_add(step).min(plan.total);
+                carrier.receive(session, next, during)?;
+                carrier.acknowledge(session, during)?;
+            }
         }
         Test::PutLat => {
             for number in 0..plan.total {
                 let mark = (number + 1) as u8;
                 carrier.marked(session, mark, during)?;
-                carrier.put(session, mark, during)?;
+                carrier.put(session, mark, None, during)?;
             }
         }
-        // One-sided: the device answers alone.
-        Test::PutBw | Test::Get | Test::Add | Test::Fadd | Test::Cswap => {}
+        Test::AddLat => {
+            for number in 0..plan.total {
+                carrier.added(session, (number + 1) as u8, during)?;
+                super::lead::add(session, &carrier, during)?;
+            }
+        }
+        // One-sided: the device, or what stands in for it, answers alone.
+        Test::PutBw | Test::AddMr | Test::Get | Test::Fadd | Test::Swap | Test::Cswap => {
+            if plan.passive {
+                return session.wait.barrier_passively(END);
+            }
+        }
     }
-    session.flush(during, plan.size)?;
-    session.wait.barrier("the end of the test")
+    session.flush(during, plan.size())?;
+    session.wait.barrier(END)
 }

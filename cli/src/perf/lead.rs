@@ -1,127 +1,181 @@
 //! The side that measures.
 
-use super::carrier::Carrier;
-use super::report::Report;
-use super::{RECEIVED, WORD};
-use crate::args::Test;
-use crate::control::Layout;
-use crate::error::{Error, local};
+use super::carrier::{Carrier, Regions};
+use super::figures::Recorder;
+use super::job::Job;
+use crate::args::{Layout, Test};
+use crate::error::Error;
 use crate::session::{Remote, Session};
 use barewire::{Completion, FetchResult, Posted, Unpack};
-use std::cell::Cell;
-use std::rc::Rc;
 
-/// Runs the test of the plan and times every iteration.
-pub(super) fn run(session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
-    let plan = report.plan().clone();
+/// Runs the job's test and times every iteration.
+pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) -> Result<(), Error> {
+    let job = recorder.job();
+    let plan = &job.plan;
     let during = plan.test.name();
-    let acknowledged = Rc::new(Cell::new(false));
-    let flag = Rc::clone(&acknowledged);
-    session
-        .interface
-        .set_handler(RECEIVED, move |_| flag.set(true))
-        .map_err(|error| local(during, &error))?;
-    let mut carrier = Carrier::open(session, &plan)?;
+    let regions = Regions::allocate(session, plan)?;
+    let mut carrier = Carrier::open(session, &regions, plan)?;
+    let in_flight = InFlight::new(job);
 
-    report.begin();
+    recorder.begin();
     match plan.test {
         Test::AmLat => {
             for number in 0..plan.total {
-                carrier.send(session, during)?;
+                carrier.send(session, None, during)?;
                 carrier.receive(session, number + 1, during)?;
-                report.iteration(number)?;
+                recorder.iteration(number)?;
             }
         }
         Test::AmBw => {
+            let window = if plan.window == 0 { u64::MAX } else { plan.window.into() };
             for number in 0..plan.total {
-                carrier.send(session, during)?;
-                report.message(number)?;
+                if number >= window {
+                    carrier.acknowledged(session, number + 1 - window, during)?;
+                }
+                in_flight.room(session, during)?;
+                carrier.send(session, in_flight.completion(), during)?;
+                recorder.message(number)?;
             }
-            if session.wait.is_loopback() {
-                carrier.receive(session, plan.total, during)?;
-            } else {
-                session.wait.until(during, || Ok(acknowledged.get().then_some(())))?;
-            }
+            carrier.acknowledged(session, plan.total, during)?;
         }
         Test::PutLat => {
             for number in 0..plan.total {
                 let mark = (number + 1) as u8;
-                carrier.put(session, mark, during)?;
+                carrier.put(session, mark, None, during)?;
                 carrier.marked(session, mark, during)?;
-                report.iteration(number)?;
+                recorder.iteration(number)?;
+            }
+        }
+        Test::AddLat => {
+            for number in 0..plan.total {
+                add(session, &carrier, during)?;
+                carrier.added(session, (number + 1) as u8, during)?;
+                recorder.iteration(number)?;
             }
         }
         Test::PutBw => {
             for number in 0..plan.total {
-                carrier.put(session, 0, during)?;
-                report.message(number)?;
+                in_flight.room(session, during)?;
+                carrier.put(session, 0, in_flight.completion(), during)?;
+                recorder.message(number)?;
             }
-            session.flush(during, plan.size)?;
+            session.flush(during, plan.size())?;
         }
-        Test::Add => {
-            let Remote { address, key } = carrier.remote.clone();
+        Test::AddMr => {
             for number in 0..plan.total {
-                let endpoint = &session.endpoint;
-                let _ = session.wait.post(during, || endpoint.atomic_add64(1, address, &key))?;
-                report.message(number)?;
+                add(session, &carrier, during)?;
+                recorder.message(number)?;
             }
-            session.flush(during, plan.size)?;
+            session.flush(during, plan.size())?;
         }
-        Test::Get => gets(session, &carrier, plan.total, report)?,
-        Test::Fadd | Test::Cswap => atomics(session, &carrier, plan.test, plan.total, report)?,
+        Test::Get => gets(session, &carrier, &in_flight, recorder)?,
+        Test::Fadd | Test::Swap | Test::Cswap => atomics(session, &carrier, &in_flight, recorder)?,
     }
-    report.end();
-    session.flush(during, plan.size)?;
+    recorder.end();
+    session.flush(during, plan.size())?;
     if !session.wait.is_loopback() {
         session.wait.barrier("the end of the test")?;
     }
     Ok(())
 }
 
+/// Adds one to the peer's word.
+pub(super) fn add(session: &mut Session<'_>, carrier: &Carrier<'_>, during: &str) -> Result<(), Error> {
+    let (endpoint, Remote { address, key }) = (&session.endpoint, &carrier.remote);
+    session.wait.post(during, || endpoint.atomic_add64(1, *address, key)).map(|_| ())
+}
+
+/// Operations that were posted and are not finished, of which there may be so many.
+struct InFlight {
+    completion: Completion,
+    most: u32,
+    /// Bytes of one.
+    size: u64,
+    /// What is sent by other ways than zcopy has nothing to wait for.
+    is_counted: bool,
+}
+
+impl InFlight {
+    fn new(job: &Job) -> Self {
+        Self {
+            completion: Completion::counter(0),
+            most: job.outstanding,
+            size: job.plan.size(),
+            is_counted: job.plan.layout == Layout::Zcopy,
+        }
+    }
+
+    fn completion(&self) -> Option<&Completion> {
+        self.is_counted.then_some(&self.completion)
+    }
+
+    /// Waits until there may be one more.
+    #[inline]
+    fn room(&self, session: &mut Session<'_>, during: &str) -> Result<(), Error> {
+        self.down_to(session, self.most - 1, during)
+    }
+
+    /// Waits until there are no more than this many.
+    #[inline]
+    fn down_to(&self, session: &mut Session<'_>, left: u32, during: &str) -> Result<(), Error> {
+        if self.completion.pending() <= left {
+            return Ok(());
+        }
+        session.wait.complete_down_to(during, &self.completion, left, self.size * u64::from(self.most))
+    }
+
+    /// Has one more operation, which was posted with the completion.
+    fn posted(&self, posted: Posted) {
+        if posted == Posted::Done {
+            self.completion.count_down(Ok(()));
+        }
+    }
+}
+
 fn gets(
     session: &mut Session<'_>,
-    carrier: &Carrier,
-    total: u64,
-    report: &mut Report<'_>,
+    carrier: &Carrier<'_>,
+    in_flight: &InFlight,
+    recorder: &mut Recorder<'_, '_>,
 ) -> Result<(), Error> {
     let during = Test::Get.name();
-    let completion = Completion::counter(0);
     let unpack = Unpack::new(|bytes| {
         std::hint::black_box(bytes);
     });
     let Remote { address, key } = &carrier.remote;
-    for number in 0..total {
+    let completion = &in_flight.completion;
+    for number in 0..recorder.job().plan.total {
         completion.add(1);
         let (endpoint, size) = (&session.endpoint, carrier.size);
         let posted = if carrier.layout == Layout::Bcopy {
-            let post = || endpoint.get_bcopy(&unpack, size, *address, key, Some(&completion));
+            let post = || endpoint.get_bcopy(&unpack, size, *address, key, Some(completion));
             session.wait.post(during, post)?
         } else {
-            let slice = carrier.own.slice(0, size).map_err(|error| local(during, &error))?;
-            let post = || endpoint.get_zcopy(&[slice], *address, key, Some(&completion));
+            let post = || endpoint.get_zcopy(&carrier.pieces, *address, key, Some(completion));
             session.wait.post(during, post)?
         };
-        finish(session, &completion, posted, size, during)?;
-        report.iteration(number)?;
+        in_flight.posted(posted);
+        in_flight.room(session, during)?;
+        recorder.iteration(number)?;
     }
-    Ok(())
+    in_flight.down_to(session, 0, during)
 }
 
-/// The word is zero at first, and nobody else touches it: every old value is known.
+/// The word is zero at first, and nobody else touches it: every old value is known, unless several operations are in flight.
 fn atomics(
     session: &mut Session<'_>,
-    carrier: &Carrier,
-    test: Test,
-    total: u64,
-    report: &mut Report<'_>,
+    carrier: &Carrier<'_>,
+    in_flight: &InFlight,
+    recorder: &mut Recorder<'_, '_>,
 ) -> Result<(), Error> {
+    let (test, total) = (recorder.job().plan.test, recorder.job().plan.total);
     let during = test.name();
-    let completion = Completion::counter(0);
     let result = FetchResult::new();
     let Remote { address, key } = &carrier.remote;
+    let completion = &in_flight.completion;
     for number in 0..total {
         completion.add(1);
-        let (endpoint, completion) = (&session.endpoint, &completion);
+        let endpoint = &session.endpoint;
         let posted = session.wait.post(during, || {
             if test == Test::Fadd {
                 endpoint.atomic_fetch_add64(1, *address, key, &result, Some(completion))
@@ -130,29 +184,13 @@ fn atomics(
                 endpoint.atomic_compare_swap64(number, next, *address, key, &result, Some(completion))
             }
         })?;
-        finish(session, completion, posted, WORD, during)?;
-        if result.get() != number {
+        in_flight.posted(posted);
+        in_flight.room(session, during)?;
+        if in_flight.most == 1 && result.get() != number {
             let found = result.get();
             return Err(Error::Mismatch(format!("{during} {number} fetched {found} instead of {number}")));
         }
-        report.iteration(number)?;
+        recorder.iteration(number)?;
     }
-    Ok(())
-}
-
-/// Waits for the one operation that `completion` was armed for.
-fn finish(
-    session: &mut Session<'_>,
-    completion: &Completion,
-    posted: Posted,
-    size: usize,
-    during: &str,
-) -> Result<(), Error> {
-    match posted {
-        Posted::Done => {
-            completion.count_down(Ok(()));
-            Ok(())
-        }
-        Posted::InProgress => session.wait.complete(during, completion, size as u64),
-    }
+    in_flight.down_to(session, 0, during)
 }

@@ -36,11 +36,14 @@ impl Sample {
         }
     }
 
-    /// The middle one of all durations so far.
-    pub(super) fn median(&self) -> u64 {
+    /// For each rank from 0 to 100 the duration that so many percent of all so far do not exceed.
+    pub(super) fn percentiles<const N: usize>(&self, ranks: [f64; N]) -> [u64; N] {
         let mut sorted = self.kept.clone();
-        let middle = sorted.len() / 2;
-        if sorted.is_empty() { 0 } else { *sorted.select_nth_unstable(middle).1 }
+        ranks.map(|rank| {
+            let Some(last) = sorted.len().checked_sub(1) else { return 0 };
+            let at = (sorted.len() as f64 * rank / 100.0) as usize;
+            *sorted.select_nth_unstable(at.min(last)).1
+        })
     }
 
     pub(super) fn clear(&mut self) {
@@ -54,17 +57,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_holds_however_many_come() {
+    fn percentiles_hold_however_many_come() {
         let mut sample = Sample::new();
-        assert_eq!(sample.median(), 0);
+        assert_eq!(sample.percentiles([50.0]), [0]);
         for value in [5, 1, 9] {
             sample.add(value);
         }
-        assert_eq!(sample.median(), 5);
+        assert_eq!(sample.percentiles([0.0, 50.0, 100.0]), [1, 5, 9]);
         sample.clear();
         let many = 5 * Sample::MOST as u64;
         (0..many).for_each(|value| sample.add(value));
         assert!(sample.kept.len() < Sample::MOST);
-        assert!(sample.median().abs_diff(many / 2) < many / 100, "{}", sample.median());
+        let [middle, tail] = sample.percentiles([50.0, 99.0]);
+        assert!(middle.abs_diff(many / 2) < many / 100, "{middle}");
+        assert!(tail.abs_diff(many / 100 * 99) < many / 100, "{tail}");
     }
 }

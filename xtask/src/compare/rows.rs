@@ -111,7 +111,7 @@ pub(super) const ROWS: &[Row] = &[
         Measure::Latency,
         (0.95, 0.85),
         M,
-        &["-t", "am_lat", "-s", "1024", "-l", "bcopy"],
+        &["-t", "am_lat", "-s", "1024", "-D", "bcopy"],
         posix!("-t", "am_lat", "-s", "1024", "-D", "bcopy"),
     ),
     shm(
@@ -120,7 +120,7 @@ pub(super) const ROWS: &[Row] = &[
         Measure::Bandwidth,
         (1.1, 1.4),
         M,
-        &["-t", "am_bw", "-s", "8192", "-l", "bcopy"],
+        &["-t", "am_bw", "-s", "8192", "-D", "bcopy"],
         posix!("-t", "am_bw", "-s", "8192", "-D", "bcopy"),
     ),
     shm(
@@ -149,7 +149,7 @@ pub(super) const ROWS: &[Row] = &[
         aim: Some(1.1),
         iterations: M / 10,
         transport: "cma",
-        ours: &["-t", "put_bw", "-s", "64K", "-l", "zcopy"],
+        ours: &["-t", "put_bw", "-s", "64K", "-D", "zcopy"],
         theirs: &["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "65536", "-D", "zcopy"],
     },
     Row {
@@ -160,7 +160,7 @@ pub(super) const ROWS: &[Row] = &[
         aim: Some(1.1),
         iterations: M / 100,
         transport: "cma",
-        ours: &["-t", "put_bw", "-s", "1M", "-l", "zcopy"],
+        ours: &["-t", "put_bw", "-s", "1M", "-D", "zcopy"],
         theirs: &["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "1048576", "-D", "zcopy"],
     },
     Row {

@@ -1,9 +1,12 @@
 //! The command line's words.
 
-use crate::control::{Layout, Work};
+mod perf;
+
+pub(crate) use perf::{Layout, PerfArgs, Sizes, Test, TestArgs};
+
+use crate::control::Work;
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::{Deserialize, Serialize};
+use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -32,7 +35,7 @@ impl Cli {
     pub(crate) fn makes_pair(&self) -> bool {
         match &self.command {
             Command::Demo(_) => true,
-            Command::Perf(args) => args.host.is_none() && !args.listen,
+            Command::Perf(args) => args.host.is_none() && !args.listen && !args.loopback,
             _ => false,
         }
     }
@@ -67,7 +70,7 @@ pub(crate) enum Command {
     /// Send one message from a client to a server, as uct_hello_world does
     Hello(HelloArgs),
     /// Measure latency, bandwidth and message rate, as ucx_perftest does
-    Perf(PerfArgs),
+    Perf(Box<PerfArgs>),
     /// Let other programs see the software HCA as mlx5 devices
     Hca(HcaArgs),
     /// The second process of a pair, started by `demo` and `perf`
@@ -126,91 +129,6 @@ pub(crate) struct HelloArgs {
     /// Send by zcopy instead of short
     #[arg(short = 'z', long, conflicts_with = "bcopy")]
     pub(crate) zcopy: bool,
-}
-
-/// What perf measures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub(crate) enum Test {
-    /// Active message ping-pong; half round trip
-    AmLat,
-    /// Put ping-pong, memory polled; half round trip
-    PutLat,
-    /// Stream of active messages
-    AmBw,
-    /// Stream of puts
-    PutBw,
-    /// Gets, one after the other
-    Get,
-    /// Stream of 8-byte adds
-    Add,
-    /// 8-byte fetch-and-add, one after the other
-    Fadd,
-    /// 8-byte compare-and-swap, one after the other
-    Cswap,
-}
-
-impl Test {
-    /// The name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::AmLat => "am_lat",
-            Self::PutLat => "put_lat",
-            Self::AmBw => "am_bw",
-            Self::PutBw => "put_bw",
-            Self::Get => "get",
-            Self::Add => "add",
-            Self::Fadd => "fadd",
-            Self::Cswap => "cswap",
-        }
-    }
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Without HOST and --listen both ends run here, the server as a second process of its own.
-A server takes the test, its size and counts from the client. What it is told itself, the client must agree with.")]
-pub(crate) struct PerfArgs {
-    /// Host of the server to measure against
-    #[arg(conflicts_with = "listen")]
-    pub(crate) host: Option<String>,
-    /// Be the server, for one client
-    #[arg(long, conflicts_with_all = ["iterations", "warm_up", "json"])]
-    pub(crate) listen: bool,
-    /// What to measure [default: am_lat]
-    #[arg(short = 't', long)]
-    pub(crate) test: Option<Test>,
-    /// Transport [default: rc_mlx5]
-    #[arg(short = 'x', long)]
-    pub(crate) transport: Option<String>,
-    /// Device [default: the transport's first]
-    #[arg(short = 'd', long)]
-    pub(crate) device: Option<String>,
-    /// Message size in bytes (K, M and G are powers of 1024) [default: 8]
-    #[arg(short = 's', long, value_parser = size)]
-    pub(crate) size: Option<usize>,
-    /// How to send [default: the first that takes the size]
-    #[arg(short = 'l', long)]
-    pub(crate) layout: Option<Layout>,
-    /// Messages to measure
-    #[arg(short = 'n', long, default_value = "100K", value_parser = count)]
-    pub(crate) iterations: u64,
-    /// Messages to send before measuring
-    #[arg(short = 'w', long, default_value = "1K", value_parser = count)]
-    pub(crate) warm_up: u64,
-    /// CPUs to run on, e.g. 0,2-3; a second process runs on the same
-    #[arg(short = 'c', long, value_parser = cpus)]
-    pub(crate) cpus: Option<CpuList>,
-    /// Control port of the server
-    #[arg(short = 'p', long, default_value_t = PORT)]
-    pub(crate) port: u16,
-    /// Address to listen on as the server [default: 127.0.0.1]
-    #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
-    pub(crate) bind: Option<IpAddr>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

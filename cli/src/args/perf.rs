@@ -1,0 +1,341 @@
+//! The words of `barewire perf`: the letters of ucx_perftest with their meaning, and some of our own.
+
+use super::{CpuList, PORT, count, cpus, scaled, size};
+use clap::{Args, Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// What perf measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Test {
+    /// Active message ping-pong; half round trip
+    AmLat,
+    /// Put ping-pong, memory polled; half round trip
+    PutLat,
+    /// Atomic add ping-pong, memory polled; half round trip
+    AddLat,
+    /// Gets: latency, or rate with a window
+    Get,
+    /// Fetch-and-add: latency, or rate with a window
+    Fadd,
+    /// Swap: latency, or rate with a window
+    Swap,
+    /// Compare-and-swap: latency, or rate with a window
+    Cswap,
+    /// Stream of active messages
+    AmBw,
+    /// Stream of puts
+    PutBw,
+    /// Stream of atomic adds
+    AddMr,
+}
+
+impl Test {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AmLat => "am_lat",
+            Self::PutLat => "put_lat",
+            Self::AddLat => "add_lat",
+            Self::Get => "get",
+            Self::Fadd => "fadd",
+            Self::Swap => "swap",
+            Self::Cswap => "cswap",
+            Self::AmBw => "am_bw",
+            Self::PutBw => "put_bw",
+            Self::AddMr => "add_mr",
+        }
+    }
+
+    /// What the banner says.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::AmLat => "active message latency",
+            Self::PutLat => "put latency",
+            Self::AddLat => "atomic add latency",
+            Self::Get => "get latency / bandwidth / message rate",
+            Self::Fadd => "atomic fetch-and-add latency / rate",
+            Self::Swap => "atomic swap latency / rate",
+            Self::Cswap => "atomic compare-and-swap latency / rate",
+            Self::AmBw => "active message bandwidth / message rate",
+            Self::PutBw => "put bandwidth / message rate",
+            Self::AddMr => "atomic add message rate",
+        }
+    }
+
+    /// Each side answers the other.
+    pub(crate) fn is_ping_pong(self) -> bool {
+        matches!(self, Self::AmLat | Self::PutLat | Self::AddLat)
+    }
+
+    /// One message after the other without an answer.
+    pub(crate) fn is_stream(self) -> bool {
+        matches!(self, Self::AmBw | Self::PutBw | Self::AddMr)
+    }
+
+    /// The target's program has no part in it.
+    pub(crate) fn is_one_sided(self) -> bool {
+        !matches!(self, Self::AmLat | Self::AmBw)
+    }
+}
+
+/// How data is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[value(rename_all = "lower")]
+pub(crate) enum Layout {
+    /// From the argument
+    Short,
+    /// Through a buffer of the interface
+    Bcopy,
+    /// Straight from registered memory
+    Zcopy,
+}
+
+impl Layout {
+    pub(crate) const ALL: [Self; 3] = [Self::Short, Self::Bcopy, Self::Zcopy];
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Short => "short",
+            Self::Bcopy => "bcopy",
+            Self::Zcopy => "zcopy",
+        })
+    }
+}
+
+/// The sizes of a message's pieces in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sizes(pub(crate) Vec<usize>);
+
+/// More pieces than any transport takes.
+const MOST_PIECES: usize = 64;
+
+fn sizes(text: &str) -> Result<Sizes, String> {
+    let pieces: Vec<usize> = text.split(',').map(size).collect::<Result<_, _>>()?;
+    if pieces.len() > MOST_PIECES {
+        return Err(format!("at most {MOST_PIECES} pieces make a message"));
+    }
+    let whole = pieces.iter().try_fold(0usize, |sum, piece| sum.checked_add(*piece));
+    whole.map(|_| Sizes(pieces)).ok_or_else(|| "the message is too large".to_owned())
+}
+
+/// Message sizes from one to another, each a multiple of the one before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sweep(pub(crate) Vec<usize>);
+
+fn sweep(text: &str) -> Result<Sweep, String> {
+    const FORM: &str = "expected FROM:TO or FROM:TO:FACTOR, e.g. 8:64K or 1:1M:4";
+    let (first, last, factor) = match *text.split(':').collect::<Vec<_>>() {
+        [first, last] => (size(first)?, size(last)?, 2),
+        [first, last, factor] => (size(first)?, size(last)?, scaled(factor, 1000)? as usize),
+        _ => return Err(FORM.into()),
+    };
+    if first == 0 || first > last || factor < 2 {
+        return Err(FORM.into());
+    }
+    let next = |size: &usize| size.checked_mul(factor).filter(|next| *next <= last);
+    Ok(Sweep(std::iter::successors(Some(first), next).collect()))
+}
+
+fn rank(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rank) if (0.0..=100.0).contains(&rank) => Ok(rank),
+        _ => Err("expected a number from 0 to 100".into()),
+    }
+}
+
+/// Host memory, the only kind there is here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostMemory;
+
+fn memory(text: &str) -> Result<HostMemory, String> {
+    match text {
+        "host" | "host,host" => Ok(HostMemory),
+        _ => Err("only 'host' memory can be sent".into()),
+    }
+}
+
+/// What describes one test, on the command line or in a line of a batch file.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct TestArgs {
+    /// What to measure [default: am_lat]
+    #[arg(short = 't', long)]
+    pub(crate) test: Option<Test>,
+    /// Transport [default: rc_mlx5]
+    #[arg(short = 'x', long)]
+    pub(crate) transport: Option<String>,
+    /// Device [default: the transport's first]
+    #[arg(short = 'd', long)]
+    pub(crate) device: Option<String>,
+    /// How to send [default: the first that takes the size]
+    #[arg(short = 'D', long)]
+    pub(crate) layout: Option<Layout>,
+    /// Message size in bytes (K, M and G are powers of 1024), or those of its pieces: 16,48,8K; of atomics 4 or 8 [default: 8]
+    #[arg(short = 's', long = "size", value_name = "SIZES", value_parser = sizes)]
+    pub(crate) sizes: Option<Sizes>,
+    /// Distance between the beginnings of a zcopy message's pieces in memory [default: one ends where the next begins]
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = size)]
+    pub(crate) stride: Option<usize>,
+    /// Messages to measure [default: 100K, and in a series of sizes less of the large ones]
+    #[arg(short = 'n', long, value_parser = count)]
+    pub(crate) iterations: Option<u64>,
+    /// Messages to send before measuring [default: 1K, at most a tenth of those to measure]
+    #[arg(short = 'w', long, value_parser = count)]
+    pub(crate) warm_up: Option<u64>,
+    /// Zero-copy sends, gets and fetching atomics in flight at once [default: 1]
+    #[arg(short = 'O', long, value_name = "COUNT")]
+    pub(crate) outstanding: Option<u32>,
+    /// Active messages of a stream that the receiver has not acknowledged; 0 for any number
+    #[arg(short = 'W', long, value_name = "COUNT")]
+    pub(crate) window: Option<u32>,
+    /// Bytes of a zcopy active message that are its header [default: 8, if the transport takes as many]
+    #[arg(short = 'H', long, value_name = "BYTES", value_parser = size)]
+    pub(crate) header: Option<usize>,
+    /// Rank of the percentile in the table
+    #[arg(short = 'R', long, value_name = "RANK", value_parser = rank)]
+    pub(crate) rank: Option<f64>,
+    /// The target does not progress in one-sided tests
+    #[arg(short = 'o', long)]
+    pub(crate) passive: bool,
+    /// Kind of memory: only host
+    #[arg(short = 'm', long, value_name = "KIND", value_parser = memory)]
+    pub(crate) memory: Option<HostMemory>,
+}
+
+/// A line of a batch file; the test's name stands where a program's would.
+#[derive(Debug, Parser)]
+#[command(disable_help_flag = true)]
+struct Line {
+    #[command(flatten)]
+    test: TestArgs,
+}
+
+impl TestArgs {
+    /// Reads a line of a batch file: the words after the test's name. What it does not say is as here.
+    pub(crate) fn refined(&self, line: &[&str]) -> Result<Self, clap::Error> {
+        let Line { test: line } = Line::try_parse_from(line)?;
+        let outer = self.clone();
+        Ok(Self {
+            test: line.test.or(outer.test),
+            transport: line.transport.or(outer.transport),
+            device: line.device.or(outer.device),
+            layout: line.layout.or(outer.layout),
+            sizes: line.sizes.or(outer.sizes),
+            stride: line.stride.or(outer.stride),
+            iterations: line.iterations.or(outer.iterations),
+            warm_up: line.warm_up.or(outer.warm_up),
+            outstanding: line.outstanding.or(outer.outstanding),
+            window: line.window.or(outer.window),
+            header: line.header.or(outer.header),
+            rank: line.rank.or(outer.rank),
+            passive: line.passive || outer.passive,
+            memory: line.memory.or(outer.memory),
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server as a second process of its own.
+A server takes the tests, their sizes and counts from the client. What it is told itself, the client must agree with.
+Each line of a batch file is a test: its name, then words of this command line. Several files are combined, every line of one with every
+line of the next.")]
+pub(crate) struct PerfArgs {
+    /// Host of the server to measure against
+    #[arg(conflicts_with_all = ["listen", "loopback"])]
+    pub(crate) host: Option<String>,
+    /// Be the server, for one client
+    #[arg(long, conflicts_with_all = [
+        "iterations", "warm_up", "json", "csv", "batch", "sweep", "all", "plot", "loopback", "final_only", "numeric", "info",
+    ])]
+    pub(crate) listen: bool,
+    #[command(flatten)]
+    pub(crate) test: TestArgs,
+    /// Measure a series of message sizes: FROM:TO doubles, FROM:TO:FACTOR multiplies
+    #[arg(long, value_name = "SIZES", value_parser = sweep, conflicts_with_all = ["sizes", "batch"])]
+    pub(crate) sweep: Option<Sweep>,
+    /// Measure every transport of this machine; with a test that one, else a choice of them
+    #[arg(long, conflicts_with_all = ["host", "transport", "device", "batch", "loopback", "csv"])]
+    pub(crate) all: bool,
+    /// Read tests from a file
+    #[arg(short = 'b', long, value_name = "FILE")]
+    pub(crate) batch: Vec<PathBuf>,
+    /// Within one process, the endpoint connected to its own interface
+    #[arg(short = 'l', long)]
+    pub(crate) loopback: bool,
+    /// CPUs to run on, e.g. 0,2-3; a second process runs on the same
+    #[arg(short = 'c', long, value_parser = cpus)]
+    pub(crate) cpus: Option<CpuList>,
+    /// Control port of the server
+    #[arg(short = 'p', long, default_value_t = PORT)]
+    pub(crate) port: u16,
+    /// Address to listen on as the server [default: 127.0.0.1]
+    #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
+    pub(crate) bind: Option<IpAddr>,
+    /// As the server listen on ::1 unless told otherwise
+    #[arg(short = '6', long, requires = "listen")]
+    pub(crate) ipv6: bool,
+    /// Print only the final numbers
+    #[arg(short = 'f', long)]
+    pub(crate) final_only: bool,
+    /// Separate thousands
+    #[arg(short = 'N', long)]
+    pub(crate) numeric: bool,
+    /// Print CSV, and counters as comments
+    #[arg(short = 'v', long, conflicts_with = "json")]
+    pub(crate) csv: bool,
+    /// Print more percentiles, and counters
+    #[arg(short = 'I', long)]
+    pub(crate) info: bool,
+    /// Print JSON: an object, or for several tests a list of them
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Draw latency and rate over the message size, a line for each transport, into an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_series() {
+        assert_eq!(sizes("16,48,8K"), Ok(Sizes(vec![16, 48, 8192])));
+        assert_eq!(sweep("8:64"), Ok(Sweep(vec![8, 16, 32, 64])));
+        assert_eq!(sweep("1:1M:1024"), Ok(Sweep(vec![1, 1024, 1 << 20])));
+        assert_eq!(sweep("8:8"), Ok(Sweep(vec![8])));
+        for bad in ["", "8", "8:", "0:8", "8:4", "8:64:1", "8:64:0", "1:2:3:4"] {
+            assert!(sweep(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "8,", ",", "8,x", "16G,17179869183G"] {
+            assert!(sizes(bad).is_err(), "{bad}");
+        }
+        assert_eq!(sweep("1:18446744073709551615").unwrap().0.len(), 64);
+    }
+
+    #[test]
+    fn a_line_refines_what_is_around_it() {
+        let outer = TestArgs { iterations: Some(5), rank: Some(99.0), ..TestArgs::default() };
+        let line = outer.refined(&["name", "-t", "put_bw", "-D", "bcopy", "-n", "7"]).unwrap();
+        assert_eq!((line.test, line.iterations, line.rank), (Some(Test::PutBw), Some(7), Some(99.0)));
+        for bad in [&["name", "-t", "nothing"][..], &["name", "more"], &["name", "-h"], &["name", "-p", "1"]]
+        {
+            assert!(outer.refined(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        for test in Test::value_variants() {
+            assert_eq!(Test::from_str(test.name(), false), Ok(*test));
+        }
+    }
+}

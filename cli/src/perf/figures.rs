@@ -1,0 +1,192 @@
+//! The numbers of one line, and how they are collected while a test runs.
+
+use super::clock::{Clock, ticks};
+use super::job::Job;
+use super::printer::Printer;
+use super::sample::Sample;
+use crate::error::Error;
+use serde::Serialize;
+
+/// Messages of a stream that are timed together.
+const TOGETHER: u64 = 64;
+/// Nanoseconds between two lines.
+const INTERVAL: f64 = 1e9;
+
+/// The numbers of one line. Latencies are of one message, in microseconds; rates per second. The averages are those since the line
+/// before.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Figures {
+    pub(super) iterations: u64,
+    #[serde(rename = "latency_typical_us")]
+    pub(super) typical: f64,
+    #[serde(rename = "latency_average_us")]
+    pub(super) average: f64,
+    #[serde(rename = "latency_overall_us")]
+    pub(super) overall: f64,
+    #[serde(rename = "bandwidth_average_bytes_per_s")]
+    pub(super) average_bandwidth: f64,
+    #[serde(rename = "bandwidth_overall_bytes_per_s")]
+    pub(super) bandwidth: f64,
+    #[serde(rename = "message_rate_average_per_s")]
+    pub(super) average_rate: f64,
+    #[serde(rename = "message_rate_overall_per_s")]
+    pub(super) rate: f64,
+}
+
+/// The distribution of a whole test's latencies in microseconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Percentiles {
+    pub(super) p50: f64,
+    pub(super) p90: f64,
+    pub(super) p99: f64,
+    #[serde(rename = "p99.9")]
+    pub(super) p99_9: f64,
+    pub(super) max: f64,
+}
+
+/// How a test ended.
+#[derive(Debug, Clone)]
+pub(super) struct Outcome {
+    pub(super) figures: Figures,
+    pub(super) percentiles: Percentiles,
+}
+
+/// Collects the times of a test, and has a line printed every second.
+#[derive(Debug)]
+pub(super) struct Recorder<'a, 'b> {
+    job: &'a Job,
+    printer: &'a mut Printer<'b>,
+    clock: Clock,
+    done: u64,
+    /// All moments are in ticks.
+    started: u64,
+    last: u64,
+    ended: u64,
+    line: u64,
+    line_done: u64,
+    /// Ticks between two lines.
+    interval: u64,
+    sample: Sample,
+    line_sample: Sample,
+}
+
+impl<'a, 'b> Recorder<'a, 'b> {
+    pub(super) fn new(job: &'a Job, printer: &'a mut Printer<'b>) -> Self {
+        Self {
+            job,
+            printer,
+            clock: Clock::start(),
+            done: 0,
+            started: 0,
+            last: 0,
+            ended: 0,
+            line: 0,
+            line_done: 0,
+            interval: u64::MAX,
+            sample: Sample::new(),
+            line_sample: Sample::new(),
+        }
+    }
+
+    pub(super) fn job(&self) -> &'a Job {
+        self.job
+    }
+
+    /// The first iteration begins.
+    pub(super) fn begin(&mut self) {
+        self.interval = (INTERVAL / self.clock.tick()) as u64;
+        self.restart();
+    }
+
+    fn restart(&mut self) {
+        let now = ticks();
+        (self.started, self.line, self.last) = (now, now, now);
+    }
+
+    /// An iteration is over. Those of the warm-up are not counted.
+    #[inline]
+    pub(super) fn iteration(&mut self, number: u64) -> Result<(), Error> {
+        if number < self.job.warm_up {
+            self.restart();
+            return Ok(());
+        }
+        self.add(1)
+    }
+
+    /// As [`Self::iteration`], for the messages of a stream: some are timed together.
+    #[inline]
+    pub(super) fn message(&mut self, number: u64) -> Result<(), Error> {
+        if number < self.job.warm_up {
+            self.restart();
+            return Ok(());
+        }
+        let done = number - self.job.warm_up + 1;
+        if !done.is_multiple_of(TOGETHER) && done != self.job.iterations {
+            return Ok(());
+        }
+        self.add(done - self.done)
+    }
+
+    #[inline]
+    fn add(&mut self, count: u64) -> Result<(), Error> {
+        let now = ticks();
+        let time = now.wrapping_sub(self.last) / count.max(1);
+        self.last = now;
+        self.done += count;
+        self.sample.add(time);
+        self.line_sample.add(time);
+        if now.wrapping_sub(self.line) < self.interval { Ok(()) } else { self.print(now) }
+    }
+
+    /// Prints a line and begins the next. The last one is the final one.
+    #[inline(never)]
+    fn print(&mut self, now: u64) -> Result<(), Error> {
+        if self.done == self.job.iterations {
+            return Ok(());
+        }
+        let figures = self.figures(&self.line_sample, now);
+        self.printer.line(self.job, &figures)?;
+        (self.line, self.line_done) = (now, self.done);
+        self.line_sample.clear();
+        Ok(())
+    }
+
+    /// The last iteration is over; for a stream, its last message has arrived.
+    pub(super) fn end(&mut self) {
+        self.ended = ticks();
+    }
+
+    fn figures(&self, typical: &Sample, now: u64) -> Figures {
+        let (ways, tick) = (self.job.ways(), self.clock.tick());
+        let size = self.job.plan.size() as f64;
+        let rates = |count: u64, since: u64| {
+            let seconds = (now.wrapping_sub(since) as f64 * tick / 1e9).max(1e-9);
+            let messages = count as f64 * ways;
+            (seconds / messages.max(1.0) * 1e6, messages * size / seconds, messages / seconds)
+        };
+        let (average, average_bandwidth, average_rate) = rates(self.done - self.line_done, self.line);
+        let (overall, bandwidth, rate) = rates(self.done, self.started);
+        let [middle] = typical.percentiles([self.job.rank]);
+        Figures {
+            iterations: self.done,
+            typical: middle as f64 * tick / ways / 1000.0,
+            average,
+            overall,
+            average_bandwidth,
+            bandwidth,
+            average_rate,
+            rate,
+        }
+    }
+
+    /// The numbers of the whole test.
+    pub(super) fn finish(&self) -> Outcome {
+        let unit = self.clock.tick() / self.job.ways() / 1000.0;
+        let ranks = self.sample.percentiles([50.0, 90.0, 99.0, 99.9, 100.0]);
+        let [p50, p90, p99, p99_9, max] = ranks.map(|time| time as f64 * unit);
+        Outcome {
+            figures: self.figures(&self.sample, self.ended),
+            percentiles: Percentiles { p50, p90, p99, p99_9, max },
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! What perf prints: ucx_perftest's table or its CSV, so that what reads the one reads the other, or JSON.
+
+use super::figures::{Figures, Outcome};
+use super::job::Job;
+use crate::args::{PerfArgs, Test};
+use crate::error::Error;
+use crate::output::{EMULATOR, Output};
+use serde::Serialize;
+
+/// The MB of ucx_perftest.
+const MEBIBYTE: f64 = 1024.0 * 1024.0;
+
+/// In which form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Table,
+    Csv,
+    Json,
+}
+
+/// How a test ended, as JSON.
+#[derive(Debug, Serialize)]
+struct Json {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    names: Vec<String>,
+    test: Test,
+    transport: String,
+    device: String,
+    layout: String,
+    size_bytes: u64,
+    warm_up_iterations: u64,
+    outstanding: u32,
+    window: u32,
+    latency_is: &'static str,
+    emulator: bool,
+    #[serde(flatten)]
+    figures: Figures,
+    percentile_rank: f64,
+    latency_percentiles_us: super::figures::Percentiles,
+}
+
+/// Prints tests, one after the other.
+#[derive(Debug)]
+pub(super) struct Printer<'a> {
+    out: &'a mut Output,
+    form: Form,
+    final_only: bool,
+    numeric: bool,
+    info: bool,
+    /// There may be more than one test, and they have names.
+    several: bool,
+    /// Files of tests, for the CSV's first line.
+    columns: Vec<String>,
+    begun: bool,
+    emulator: bool,
+    json: Vec<Json>,
+    notes: Vec<String>,
+}
+
+impl<'a> Printer<'a> {
+    pub(super) fn new(args: &PerfArgs, out: &'a mut Output) -> Self {
+        let form = match (args.json, args.csv) {
+            (true, _) => Form::Json,
+            (_, true) => Form::Csv,
+            _ => Form::Table,
+        };
+        let base = |file: &std::path::PathBuf| {
+            file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned()
+        };
+        let mut columns: Vec<String> = args.batch.iter().map(base).collect();
+        if args.sweep.is_some() {
+            columns.push("size".into());
+        }
+        Self {
+            out,
+            form,
+            final_only: args.final_only,
+            numeric: args.numeric,
+            info: args.info,
+            several: !columns.is_empty(),
+            columns,
+            begun: false,
+            emulator: false,
+            json: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Something to be said at the end.
+    pub(super) fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// A test begins.
+    pub(super) fn begin(&mut self, job: &Job) -> Result<(), Error> {
+        self.emulator |= job.choice.is_emulator();
+        let first = !std::mem::replace(&mut self.begun, true);
+        match self.form {
+            Form::Csv if first => {
+                let numbers = format!(
+                    "iterations,{:.1}_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr",
+                    job.rank
+                );
+                self.out.line(fields(&self.columns, numbers))
+            }
+            Form::Csv | Form::Json => Ok(()),
+            Form::Table => {
+                if first {
+                    if !self.several {
+                        self.banner(job)?;
+                    }
+                    self.header(job)?;
+                }
+                if self.several && !self.final_only { self.out.line(named(&job.names)) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn banner(&mut self, job: &Job) -> Result<(), Error> {
+        let plan = &job.plan;
+        self.out.line(format!("+{:-<106}+", ""))?;
+        for (what, value) in [
+            ("API:", "transport layer".to_owned()),
+            ("Test:", plan.test.words().to_owned()),
+            ("Transport:", format!("{} on {}", job.choice.transport, job.choice.device)),
+            ("Data layout:", plan.layout.to_string()),
+            ("Message size:", plan.size().to_string()),
+            ("Window size:", job.outstanding.to_string()),
+            ("Latency is:", job.latency_is().to_owned()),
+        ] {
+            self.out.line(format!("| {what:<13} {value:<90} |"))?;
+        }
+        Ok(())
+    }
+
+    fn header(&mut self, job: &Job) -> Result<(), Error> {
+        const THICK: &str = "+--------------+--------------+------------------------------+---------------------+-----------------------+";
+        const THIN: &str = "+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
+        // Of several tests nobody knows which they will be.
+        let time = if self.several || job.plan.test.is_stream() { "overhead" } else { "latency" };
+        let stage = if self.final_only { "Test" } else { "Stage" };
+        self.out.line(THICK)?;
+        self.out.line(format!(
+            "|              |              |       {time:>8} (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |"
+        ))?;
+        self.out.line(THIN)?;
+        self.out.line(format!(
+            "|    {stage:>5}     | # iterations | {:>4.1}%ile | average | overall |  average |  overall |  average  |  overall  |",
+            job.rank
+        ))?;
+        self.out.line(THIN)
+    }
+
+    /// A second of a test.
+    pub(super) fn line(&mut self, job: &Job, figures: &Figures) -> Result<(), Error> {
+        if self.final_only {
+            return Ok(());
+        }
+        match self.form {
+            Form::Table => self.out.line(self.row("[thread 0]", figures)),
+            Form::Csv => self.out.line(csv(&job.names, figures)),
+            Form::Json => Ok(()),
+        }
+    }
+
+    /// A test is over.
+    pub(super) fn end(&mut self, job: &Job, outcome: &Outcome) -> Result<(), Error> {
+        let Outcome { figures, percentiles } = outcome;
+        let more = format!(
+            "latency percentiles (usec): 50% {:.3}, 90% {:.3}, 99% {:.3}, 99.9% {:.3}, greatest {:.3}",
+            percentiles.p50, percentiles.p90, percentiles.p99, percentiles.p99_9, percentiles.max
+        );
+        match self.form {
+            Form::Table => {
+                let name = if self.final_only { job.names.join("/") } else { "Final:".into() };
+                let name = if self.final_only { format!("{name:>10}") } else { format!("{name:<10}") };
+                self.out.line(self.row(&name, figures))?;
+                if self.info { self.out.line(more) } else { Ok(()) }
+            }
+            Form::Csv => {
+                self.out.line(csv(&job.names, figures))?;
+                if self.info { self.out.line(format!("# {more}")) } else { Ok(()) }
+            }
+            Form::Json => {
+                self.json.push(Json {
+                    names: job.names.clone(),
+                    test: job.plan.test,
+                    transport: job.choice.transport.clone(),
+                    device: job.choice.device.clone(),
+                    layout: job.plan.layout.to_string(),
+                    size_bytes: job.plan.size(),
+                    warm_up_iterations: job.warm_up,
+                    outstanding: job.outstanding,
+                    window: job.plan.window,
+                    latency_is: job.latency_is(),
+                    emulator: job.choice.is_emulator(),
+                    figures: figures.clone(),
+                    percentile_rank: job.rank,
+                    latency_percentiles_us: *percentiles,
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// All tests are over.
+    pub(super) fn finish(mut self) -> Result<(), Error> {
+        if self.emulator {
+            self.notes.push(EMULATOR.into());
+        }
+        match self.form {
+            Form::Table => self.notes.iter().try_for_each(|note| self.out.line(note)),
+            Form::Csv => self.notes.iter().try_for_each(|note| self.out.line(format!("# {note}"))),
+            Form::Json => {
+                let text = match &*self.json {
+                    [one] if !self.several => serde_json::to_string_pretty(one),
+                    list => serde_json::to_string_pretty(list),
+                };
+                self.out.line(text.map_err(|error| Error::Local(error.to_string()))?)
+            }
+        }
+    }
+
+    fn row(&self, stage: &str, figures: &Figures) -> String {
+        let whole = |number: f64| {
+            let digits = format!("{number:.0}");
+            if self.numeric { thousands(&digits) } else { digits }
+        };
+        format!(
+            "{stage}{:>18} {:>10.3} {:>9.3} {:>9.3} {:>11.2} {:>10.2} {:>11} {:>11}",
+            whole(figures.iterations as f64),
+            figures.typical,
+            figures.average,
+            figures.overall,
+            figures.average_bandwidth / MEBIBYTE,
+            figures.bandwidth / MEBIBYTE,
+            whole(figures.average_rate),
+            whole(figures.rate),
+        )
+    }
+}
+
+/// A line with a test's names in it, which separates it from the one before.
+fn named(names: &[String]) -> String {
+    const LINE: &str = "--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
+    let name = names.join("/");
+    let rest: String = LINE.chars().skip(name.chars().count()).collect();
+    format!("+{name}{rest}")
+}
+
+fn csv(names: &[String], figures: &Figures) -> String {
+    let numbers = format!(
+        "{},{:.3},{:.3},{:.3},{:.2},{:.2},{:.0},{:.0}",
+        figures.iterations,
+        figures.typical,
+        figures.average,
+        figures.overall,
+        figures.average_bandwidth / MEBIBYTE,
+        figures.bandwidth / MEBIBYTE,
+        figures.average_rate,
+        figures.rate,
+    );
+    fields(names, numbers)
+}
+
+fn fields(names: &[String], numbers: String) -> String {
+    let fields: Vec<String> = names.iter().map(|name| field(name)).chain([numbers]).collect();
+    fields.join(",")
+}
+
+/// A name as a field of CSV (RFC 4180).
+fn field(name: &str) -> String {
+    if name.contains([',', '"']) { format!("\"{}\"", name.replace('"', "\"\"")) } else { name.to_owned() }
+}
+
+fn thousands(digits: &str) -> String {
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_names() {
+        assert_eq!(thousands("1"), "1");
+        assert_eq!(thousands("1234567"), "1,234,567");
+        assert_eq!(thousands("123456"), "123,456");
+        assert_eq!(field("a,\"b"), "\"a,\"\"b\"");
+        let line = named(&["foo".into(), "baz".into()]);
+        assert!(line.starts_with("+foo/baz-------+--------------+"), "{line}");
+        assert_eq!(line.len(), named(&[]).len());
+    }
+}
