@@ -45,21 +45,6 @@ fn a_full_queue_refuses_and_goes_on_after_progress() {
 }
 
 #[test]
-fn messages_survive_a_full_queue() {
-    for mut pair in Pair::all_with(&small()) {
-        let inbox = collect(&pair.server.interface, 1);
-        let mut sent = Vec::new();
-        for i in 0..3000u32 {
-            let payload = pattern(i, SHORT_SIZES[i as usize % SHORT_SIZES.len()]);
-            let _ = pair.post("send", |e| e.am_short(1, i.into(), &payload)).unwrap();
-            sent.push([&u64::from(i).to_le_bytes()[..], &payload].concat());
-        }
-        pair.until("all", || inbox.borrow().len() == sent.len());
-        assert!(*inbox.borrow() == sent, "{}", pair.name);
-    }
-}
-
-#[test]
 fn buffers_run_out_and_come_back() {
     for mut pair in Pair::rc(&small()) {
         let inbox = collect(&pair.server.interface, 1);

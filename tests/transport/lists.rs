@@ -1,8 +1,8 @@
-//! Lists of puts and gets: all of a list or nothing, and each byte where it belongs.
+//! Lists of puts and gets: all of a list or nothing, by transports whose queue is a ring.
 
 use barewire::{Access, InterfaceConfig, PostError, Posted, Transfer};
 
-use crate::support::{Pair, Watch};
+use crate::support::Pair;
 
 const SIZE: usize = 24;
 
@@ -17,44 +17,6 @@ macro_rules! transfers {
             })
             .collect::<Vec<_>>()
     };
-}
-
-#[test]
-fn every_transfer_of_a_list_is_carried_out() {
-    for mut pair in Pair::all_with(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() }) {
-        for count in [0_usize, 1, 2, 16, 63, 64] {
-            let bytes = (count * SIZE).max(1);
-            let (remote, key) = pair.target(bytes, Access::all());
-            let local = pair.client.domain.allocate(bytes, Access::LOCAL_WRITE).unwrap();
-            let wanted: Vec<u8> = (0..bytes).map(|at| (at * 5 + count) as u8).collect();
-            local.write(0, &wanted).unwrap();
-            for back in [false, true] {
-                let watch = Watch::new(1);
-                let posted = pair.post("list", |endpoint| {
-                    let list = transfers!(count, local, remote, key);
-                    let completion = Some(&watch.completion);
-                    if back {
-                        endpoint.get_list(&list, completion)
-                    } else {
-                        endpoint.put_list(&list, completion)
-                    }
-                });
-                watch.posted(posted);
-                pair.until("list", || watch.is_done());
-                assert_eq!((watch.result(), watch.calls()), (Some(Ok(())), 1), "{}", pair.name);
-                let mut got = vec![0; bytes];
-                remote.read(0, &mut got).unwrap();
-                let there: Vec<u8> = wanted.chunks(SIZE).rev().flatten().copied().collect();
-                assert_eq!(got, if count == 0 { vec![0] } else { there }, "{}, {count} transfers", pair.name);
-                if back {
-                    local.read(0, &mut got).unwrap();
-                    assert_eq!(got, wanted, "{}, {count} transfers back", pair.name);
-                } else if count > 0 {
-                    local.write(0, &vec![0; bytes]).unwrap();
-                }
-            }
-        }
-    }
 }
 
 #[test]

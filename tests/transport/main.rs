@@ -1,20 +1,15 @@
 //! The transport API over every transport and way to connect it. Every wait has a deadline.
 
-mod atomics;
 mod callbacks;
 mod closing;
 mod cma;
 mod datagrams;
-mod events;
 mod full_queues;
 mod lists;
 mod memory;
-mod messages;
-mod ordering;
 mod peers;
 mod pending;
 mod remote_errors;
-mod rma;
 mod setup;
 mod sockets;
 mod static_door;

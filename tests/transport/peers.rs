@@ -1,12 +1,9 @@
 //! Peers that are gone, not ready, or out of buffers.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
 use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, Operation, Posted, Worker};
 use barewire_hca as hca;
 
-use crate::support::{Pair, Side, Watch, collect, connect, device, pattern, until, watch_errors};
+use crate::support::{Pair, Side, Watch, connect, device, until, watch_errors};
 
 #[test]
 fn a_peer_that_is_gone_is_reported() {
@@ -58,47 +55,4 @@ fn a_receiver_that_is_never_ready_is_reported() {
     let error = errors.borrow()[0].clone();
     assert_eq!((error.operation, error.cause), (Operation::ActiveMessage, Cause::ReceiverNotReady));
     assert_eq!(error.syndrome.map(|syndrome| syndrome.code), Some(0x16));
-}
-
-#[test]
-fn a_receiver_that_becomes_ready_loses_nothing() {
-    let config =
-        InterfaceConfig { receive_ring: 4, spare_receive_buffers: 0, min_rnr_timer: 1, ..Default::default() };
-    for mut pair in Pair::joined(&config) {
-        let inbox = collect(&pair.server.interface, 1);
-        for i in 0..50 {
-            assert_eq!(pair.client.endpoint.am_short(1, i, &pattern(i as u32, 50)), Ok(Posted::Done));
-        }
-        // Time in which the server is not ready.
-        let start = std::time::Instant::now();
-        until(&mut [&mut pair.worker], "a while", || start.elapsed().as_millis() > 20);
-        pair.until("messages", || inbox.borrow().len() == 50);
-        for (i, message) in inbox.borrow().iter().enumerate() {
-            assert_eq!(message[8..], pattern(i as u32, 50));
-        }
-    }
-}
-
-/// A handler that keeps every buffer slows the sender down; nothing is lost, and it goes on when they are released.
-#[test]
-fn a_receiver_out_of_buffers_recovers() {
-    let config =
-        InterfaceConfig { receive_ring: 4, spare_receive_buffers: 2, min_rnr_timer: 1, ..Default::default() };
-    for mut pair in Pair::joined(&config) {
-        let kept: Rc<RefCell<Vec<barewire::KeptMessage>>> = Rc::default();
-        let inner = Rc::clone(&kept);
-        pair.server.interface.set_handler(1, move |message| inner.borrow_mut().push(message.keep())).unwrap();
-        for i in 0..30 {
-            assert_eq!(pair.client.endpoint.am_short(1, i, &[]), Ok(Posted::Done));
-        }
-        let mut next = 0u64;
-        while next < 30 {
-            let wanted = (30 - next).min(6) as usize;
-            pair.until("all buffers kept", || kept.borrow().len() == wanted);
-            for message in kept.take() {
-                assert_eq!(message[..8], next.to_le_bytes(), "{}", pair.name);
-                next += 1;
-            }
-        }
-    }
 }

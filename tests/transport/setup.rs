@@ -1,9 +1,6 @@
 //! Opening and connecting: names, settings, addresses.
 
-use barewire::{
-    Access, ConnectError, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, OpenError, PendingResult,
-    PostError, Posted, Worker,
-};
+use barewire::{ConnectError, Domain, Endpoint, Interface, InterfaceConfig, OpenError, Worker};
 use barewire_hca as hca;
 
 use crate::support::{Pair, device};
@@ -132,20 +129,4 @@ fn connecting_checks_addresses() {
         ),
         Err(ConnectError::Unreachable { .. })
     ));
-}
-
-#[test]
-fn an_endpoint_that_was_never_connected() {
-    for pair in Pair::joined(&InterfaceConfig::default()) {
-        let side = pair.client.another();
-        let (memory, key) = pair.target(8, Access::all());
-        let endpoint = &side.endpoint;
-        assert_eq!(endpoint.am_short(0, 0, &[]), Err(PostError::NotConnected));
-        assert_eq!(endpoint.am_short(33, 0, &[]), Err(PostError::NotConnected));
-        assert_eq!(endpoint.put_bcopy(|_| 0, memory.address(), &key), Err(PostError::NotConnected));
-        assert_eq!(endpoint.flush(FlushMode::Local, None), Err(PostError::NotConnected));
-        assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(barewire::Busy));
-        assert_eq!(endpoint.flush(FlushMode::Cancel, None), Ok(Posted::Done));
-        assert_eq!(endpoint.am_short(0, 0, &[]), Err(PostError::EndpointFailed));
-    }
 }

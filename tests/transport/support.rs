@@ -28,6 +28,15 @@ impl Side {
         Self { domain: domain.clone(), interface, endpoint }
     }
 
+    /// The same, once more.
+    pub(crate) fn another_handle(&self) -> Self {
+        Self {
+            domain: self.domain.clone(),
+            interface: self.interface.clone(),
+            endpoint: self.endpoint.clone(),
+        }
+    }
+
     /// Another endpoint on the same interface.
     pub(crate) fn another(&self) -> Self {
         let (domain, interface) = (self.domain.clone(), self.interface.clone());
@@ -97,12 +106,9 @@ impl Pair {
             let (one, other) = names.split_once(',').expect("two devices, with a comma");
             let transport = std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
             let open = |name| Domain::open(&transport, name).unwrap();
-            // Soft-RoCE in an emulated guest may take seconds for an answer: 4.3 s for each try.
-            let ack_timeout = if one.starts_with("rxe") { 20 } else { config.ack_timeout };
-            let config = InterfaceConfig { ack_timeout, ..config.clone() };
             return vec![
-                Self::over("one device of the machine", &config, &open(one), &open(one)),
-                Self::over("two devices of the machine", &config, &open(one), &open(other)),
+                Self::over_machine("one device of the machine", config, &open(one), &open(one)),
+                Self::over_machine("two devices of the machine", config, &open(one), &open(other)),
             ];
         }
         let one = device(hca::Faults::default());
@@ -110,6 +116,19 @@ impl Pair {
             Self::over_soft("rc_mlx5, one device", config, one.clone(), one),
             Self::over_udp(config, hca::Faults::default()),
         ]
+    }
+
+    /// Over devices of the machine.
+    pub(crate) fn over_machine(
+        name: &'static str,
+        config: &InterfaceConfig,
+        client: &Domain,
+        server: &Domain,
+    ) -> Self {
+        // Soft-RoCE in an emulated guest may take seconds for an answer: 4.3 s for each try.
+        let slow = std::env::var("BAREWIRE_TEST_DEVICES").is_ok_and(|names| names.starts_with("rxe"));
+        let ack_timeout = if slow { 20 } else { config.ack_timeout };
+        Self::over(name, &InterfaceConfig { ack_timeout, ..config.clone() }, client, server)
     }
 
     /// Over `rc_mlx5` between two devices whose wires have faults.
@@ -166,7 +185,12 @@ impl Pair {
     /// Waits until posts of both endpoints are taken, where that is not so at once.
     pub(crate) fn connected(&mut self) {
         let endpoints = [self.client.endpoint.clone(), self.server.endpoint.clone()];
-        let taken = move || endpoints.iter().all(|endpoint| endpoint.flush(FlushMode::Local, None).is_ok());
+        self.taken_by(&endpoints.each_ref());
+    }
+
+    /// As `connected`, for endpoints of its own.
+    pub(crate) fn taken_by(&mut self, endpoints: &[&Endpoint]) {
+        let taken = || endpoints.iter().all(|endpoint| endpoint.flush(FlushMode::Local, None).is_ok());
         self.until("connecting", taken);
     }
 

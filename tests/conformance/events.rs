@@ -30,62 +30,58 @@ fn arm_when_idle(worker: &mut Worker, name: &str) {
     }
 }
 
-#[test]
-fn who_cannot_tell_says_so() {
-    for mut pair in Pair::all_with_zcopy() {
-        let Pair { name, worker, client, .. } = &mut pair;
-        match worker.arm() {
-            Ok(()) | Err(EventError::Busy) => assert!(can_sleep(&client.interface), "{name}"),
-            Err(error @ EventError::Missing { .. }) => {
-                assert!(!can_sleep(&client.interface), "{name}: {error}");
-                assert!(error.to_string().contains(client.interface.transport()), "{error}");
-            }
-            Err(error) => panic!("{name}: {error}"),
+use crate::place::Place;
+
+pub(crate) fn who_cannot_tell_says_so(place: &Place) {
+    let mut pair = place.pair();
+    let Pair { name, worker, client, .. } = &mut pair;
+    match worker.arm() {
+        Ok(()) | Err(EventError::Busy) => assert!(can_sleep(&client.interface), "{name}"),
+        Err(error @ EventError::Missing { .. }) => {
+            assert!(!can_sleep(&client.interface), "{name}: {error}");
+            assert!(error.to_string().contains(client.interface.transport()), "{error}");
         }
+        Err(error) => panic!("{name}: {error}"),
     }
 }
 
-#[test]
-fn an_idle_worker_sleeps_until_the_time_is_over() {
-    for mut pair in Pair::all_with_zcopy() {
-        if !can_sleep(&pair.client.interface) {
-            continue;
-        }
-        arm_when_idle(&mut pair.server_worker, pair.name);
-        arm_when_idle(&mut pair.worker, pair.name);
-        let start = Instant::now();
-        while start.elapsed() < DEADLINE {
-            let before = Instant::now();
-            // Late events of the connection may come in between.
-            if pair.worker.wait(Some(Duration::from_millis(20))).unwrap() == 0 {
-                assert!(before.elapsed() >= Duration::from_millis(20), "{}", pair.name);
-                break;
-            }
-        }
-        assert!(start.elapsed() < DEADLINE, "{}", pair.name);
+pub(crate) fn an_idle_worker_sleeps_until_the_time_is_over(place: &Place) {
+    let mut pair = place.pair();
+    if !can_sleep(&pair.client.interface) {
+        return;
     }
+    arm_when_idle(&mut pair.server_worker, pair.name);
+    arm_when_idle(&mut pair.worker, pair.name);
+    let start = Instant::now();
+    while start.elapsed() < DEADLINE {
+        let before = Instant::now();
+        // Late events of the connection may come in between.
+        if pair.worker.wait(Some(Duration::from_millis(20))).unwrap() == 0 {
+            assert!(before.elapsed() >= Duration::from_millis(20), "{}", pair.name);
+            break;
+        }
+    }
+    assert!(start.elapsed() < DEADLINE, "{}", pair.name);
 }
 
 /// What arrived before is told by `arm`; what comes after, by the descriptor.
-#[test]
-fn a_message_wakes_an_armed_worker() {
-    for mut pair in Pair::all() {
-        if !can_sleep(&pair.client.interface) || pair.is_self() {
-            continue;
+pub(crate) fn a_message_wakes_an_armed_worker(place: &Place) {
+    let mut pair = place.pair();
+    if !can_sleep(&pair.client.interface) || pair.is_self() {
+        return;
+    }
+    let inbox = collect(&pair.server.interface, 1);
+    for round in 0..50 {
+        arm_when_idle(&mut pair.server_worker, pair.name);
+        let posted = pair.client.endpoint.am_short(1, round, b"wake up");
+        assert_eq!(posted, Ok(Posted::Done), "{}", pair.name);
+        let start = Instant::now();
+        while inbox.borrow().is_empty() {
+            pair.worker.progress();
+            pair.server_worker.wait(Some(Duration::from_millis(100))).unwrap();
+            assert!(start.elapsed() < DEADLINE, "{}: round {round}", pair.name);
         }
-        let inbox = collect(&pair.server.interface, 1);
-        for round in 0..50 {
-            arm_when_idle(&mut pair.server_worker, pair.name);
-            let posted = pair.client.endpoint.am_short(1, round, b"wake up");
-            assert_eq!(posted, Ok(Posted::Done), "{}", pair.name);
-            let start = Instant::now();
-            while inbox.borrow().is_empty() {
-                pair.worker.progress();
-                pair.server_worker.wait(Some(Duration::from_millis(100))).unwrap();
-                assert!(start.elapsed() < DEADLINE, "{}: round {round}", pair.name);
-            }
-            inbox.borrow_mut().clear();
-        }
+        inbox.borrow_mut().clear();
     }
 }
 
@@ -135,22 +131,13 @@ fn echo(
 }
 
 /// Two threads, each asleep until the other's message comes.
-#[test]
-fn both_ends_sleep_and_no_wake_up_is_lost() {
-    let places = [("shm", "memory"), ("tcp", "lo"), ("rc_mlx5", "soft0:1")];
-    for place in places {
-        {
-            let mut worker = Worker::new();
-            let domain = Domain::open(place.0, place.1).unwrap();
-            if !can_sleep(&Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap()) {
-                continue;
-            }
-        }
-        let rounds = 1000;
-        let (to_other, of_one) = mpsc::channel();
-        let (to_one, of_other) = mpsc::channel();
-        let other = thread::spawn(move || echo(place, rounds, false, &to_one, &of_one));
-        echo(place, rounds, true, &to_other, &of_other);
-        other.join().unwrap();
-    }
+pub(crate) fn both_ends_sleep_and_no_wake_up_is_lost(place: &Place) {
+    let Some([one, other]) = place.ends() else { return };
+    let other = (other.0.to_owned(), other.1.to_owned());
+    let rounds = 1000;
+    let (to_other, of_one) = mpsc::channel();
+    let (to_one, of_other) = mpsc::channel();
+    let other = thread::spawn(move || echo((&other.0, &other.1), rounds, false, &to_one, &of_one));
+    echo(one, rounds, true, &to_other, &of_other);
+    other.join().unwrap();
 }

@@ -1,0 +1,80 @@
+//! The list of behaviours, in the order of UCX's tests that show them (../shared/reference/ucx.md, section 6.3).
+
+use barewire::Flags;
+
+use crate::place::Place;
+use crate::{
+    atomics, callbacks, closing, events, full_queues, lists, memory, messages, ordering, peers, pending, rma,
+    setup, volume,
+};
+
+/// Something that every transport has to do alike.
+pub(crate) struct Behaviour {
+    /// UCX's test of it, by number; 0 where UCX has none.
+    pub(crate) row: u8,
+    pub(crate) name: &'static str,
+    /// What a transport has to have for it.
+    pub(crate) needs: Flags,
+    pub(crate) run: fn(&Place),
+}
+
+macro_rules! behaviours {
+    ($($row:literal $module:ident :: $name:ident [$($need:ident)*])+) => {
+        pub(crate) const BEHAVIOURS: &[Behaviour] = &[$(Behaviour {
+            row: $row,
+            name: stringify!($name),
+            needs: Flags::empty()$(.union(Flags::$need))*,
+            run: $module::$name,
+        }),+];
+    };
+}
+
+behaviours! {
+    0 setup::an_endpoint_that_was_never_connected [CONNECT_TO_EP]
+    0 memory::memory_checks_its_bounds []
+    0 memory::foreign_memory_is_registered [PUT_ZCOPY]
+    1 rma::put_short [PUT_SHORT]
+    1 rma::put_bcopy [PUT_BCOPY]
+    1 rma::put_zcopy [PUT_ZCOPY]
+    1 rma::get_bcopy [GET_BCOPY]
+    1 rma::get_zcopy [GET_ZCOPY]
+    1 rma::zcopy_beyond_the_longest_message [PUT_ZCOPY GET_ZCOPY]
+    1 lists::every_transfer_of_a_list_is_carried_out [PUT_ZCOPY GET_ZCOPY]
+    2 messages::am_short [AM_SHORT]
+    2 messages::am_short_iov [AM_SHORT_IOV]
+    2 messages::am_bcopy [AM_BCOPY]
+    2 messages::am_zcopy [AM_ZCOPY]
+    2 messages::messages_without_handler_are_counted [AM_SHORT]
+    2 messages::handlers_post [AM_SHORT]
+    2 messages::handlers_do_not_nest [AM_SHORT]
+    2 messages::handlers_keep_messages [AM_SHORT]
+    2 messages::a_handler_replaces_itself [AM_SHORT]
+    2 callbacks::a_panic_in_a_handler_does_no_harm [AM_SHORT]
+    3 peers::a_receiver_that_becomes_ready_loses_nothing [AM_SHORT INTER_PROCESS]
+    3 peers::a_receiver_out_of_buffers_recovers [AM_SHORT INTER_PROCESS]
+    4 full_queues::messages_survive_a_full_queue [AM_SHORT]
+    8 volume::random_operations_equal_a_model [PUT_SHORT PUT_BCOPY PUT_ZCOPY GET_ZCOPY]
+    9 atomics::atomics [ATOMIC_CPU]
+    9 atomics::fetches_in_flight_do_not_mix [ATOMIC_CPU]
+    9 atomics::every_operation_on_words_of_both_sizes [ATOMIC_CPU]
+    10 ordering::fence_orders [PUT_SHORT AM_SHORT]
+    11 ordering::flush_counts_its_completion_down_after_the_operations [PUT_ZCOPY]
+    11 ordering::flush_of_an_interface [PUT_ZCOPY]
+    11 ordering::one_completion_serves_many_operations [PUT_ZCOPY]
+    12 closing::cancel_with_nothing_outstanding []
+    12 closing::cancel_completes_everything_once [PUT_ZCOPY]
+    13 pending::pending_requests_keep_order [PENDING AM_SHORT INTER_PROCESS]
+    13 pending::pending_requests_flush_and_add [PENDING AM_SHORT INTER_PROCESS]
+    14 ordering::completions_post [AM_SHORT AM_ZCOPY]
+    19 events::who_cannot_tell_says_so []
+    19 events::an_idle_worker_sleeps_until_the_time_is_over [EVENT_FD]
+    19 events::a_message_wakes_an_armed_worker [EVENT_FD AM_SHORT INTER_PROCESS]
+    19 events::both_ends_sleep_and_no_wake_up_is_lost [EVENT_FD AM_SHORT INTER_PROCESS]
+    20 closing::dropping_an_endpoint_completes_what_is_in_flight [PUT_ZCOPY CONNECT_TO_EP]
+    20 closing::dropping_the_worker_completes_what_is_in_flight [PUT_ZCOPY]
+    20 closing::any_order_of_dropping_is_safe [PUT_ZCOPY]
+    20 callbacks::a_handler_drops_its_endpoint [AM_SHORT INTER_PROCESS]
+    20 callbacks::a_callback_drops_its_endpoint [PUT_ZCOPY INTER_PROCESS]
+    20 callbacks::handlers_open_and_flush [AM_SHORT INTER_PROCESS]
+    21 volume::a_million_messages_through_a_small_ring [AM_SHORT INTER_PROCESS]
+}

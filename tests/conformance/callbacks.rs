@@ -1,0 +1,161 @@
+//! Handlers and callbacks that open, drop and panic.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use barewire::{Access, Completion, Endpoint, Flags, FlushMode, PendingResult, PostError, Posted};
+
+use crate::place::Place;
+use crate::support::{DEADLINE, Watch, collect, connect};
+
+/// An endpoint whose last handle is dropped inside its own handler.
+pub(crate) fn a_handler_drops_its_endpoint(place: &Place) {
+    let mut pair = place.pair();
+    let (client, server) = (pair.client.another(), pair.server.another());
+    connect(&client, &server);
+    pair.taken_by(&[&client.endpoint, &server.endpoint]);
+    let (interface, last) = (server.interface.clone(), Cell::new(Some(server.endpoint)));
+    let calls = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&calls);
+    interface
+        .set_handler(1, move |message| {
+            assert_eq!(message.data().len(), 8);
+            drop(last.take());
+            assert_eq!(message.data().len(), 8);
+            seen.set(seen.get() + 1);
+        })
+        .unwrap();
+    for i in 0..10 {
+        assert_eq!(client.endpoint.am_short(1, i, &[]), Ok(Posted::Done));
+    }
+    pair.until("first", || calls.get() > 0);
+    for _ in 0..100 {
+        pair.server_worker.progress();
+    }
+    // Where messages come to the interface, closing the endpoint does not stop them.
+    let flags = pair.client.interface.attributes().flags;
+    assert!(
+        calls.get() == 1 || flags.contains(Flags::CONNECT_TO_INTERFACE),
+        "a closed endpoint delivers nothing"
+    );
+    drop(client);
+    pair.flush(FlushMode::Local);
+}
+
+/// A completion callback that drops the endpoint whose operations are still completing.
+pub(crate) fn a_callback_drops_its_endpoint(place: &Place) {
+    let mut pair = place.pair();
+    let (client, server) = (pair.client.another(), pair.server.another());
+    connect(&client, &server);
+    pair.taken_by(&[&client.endpoint, &server.endpoint]);
+    let (target, key) = pair.target(64, Access::all());
+    let source = pair.client.domain.allocate(64, Access::empty()).unwrap();
+    let slice = [source.slice(0, 64).unwrap()];
+    let last = Rc::new(Cell::new(None));
+    let inner = Rc::clone(&last);
+    let first = Completion::new(1, move |_| drop(inner.take()));
+    let endpoint = client.endpoint;
+    if endpoint.put_zcopy(&slice, target.address(), &key, Some(&first)) == Ok(Posted::Done) {
+        first.count_down(Ok(()));
+    }
+    let watches: Vec<_> = (0..10).map(|_| Watch::new(1)).collect();
+    for watch in &watches {
+        let completion = Some(&watch.completion);
+        watch.posted(endpoint.put_zcopy(&slice, target.address(), &key, completion));
+    }
+    last.set(Some(endpoint));
+    pair.until("all", || watches.iter().all(Watch::is_done));
+    assert_eq!(first.pending(), 0);
+    assert!(watches.iter().all(|watch| watch.calls() == 1));
+}
+
+/// Handlers and callbacks open, connect, flush and close endpoints.
+pub(crate) fn handlers_open_and_flush(place: &Place) {
+    let mut pair = place.pair();
+    let inbox = collect(&pair.server.interface, 2);
+    let (client, server) = (pair.client.interface.clone(), pair.server.interface.clone());
+    let opened: Rc<RefCell<Vec<Endpoint>>> = Rc::default();
+    let inner = Rc::clone(&opened);
+    let flushed = Watch::new(3);
+    let done = flushed.completion.clone();
+    pair.server
+        .interface
+        .set_handler(1, move |_| {
+            let (from, to) = (Endpoint::new(&client).unwrap(), Endpoint::new(&server).unwrap());
+            from.connect(&server.device_address(), &to.address()).unwrap();
+            to.connect(&client.device_address(), &from.address()).unwrap();
+            let done = done.clone();
+            let mut sent = false;
+            let mut start = move |from: &Endpoint| {
+                sent = sent || from.am_short(2, 1, &[]).is_ok();
+                match if sent {
+                    from.flush(FlushMode::Remote, Some(&done))
+                } else {
+                    Err(PostError::NoResource)
+                } {
+                    Ok(Posted::InProgress) => PendingResult::Done,
+                    Ok(Posted::Done) => {
+                        done.count_down(Ok(()));
+                        PendingResult::Done
+                    }
+                    Err(error) => {
+                        assert_eq!(error, PostError::NoResource);
+                        PendingResult::Again
+                    }
+                }
+            };
+            // Where connecting takes its time, later.
+            if start(&from) == PendingResult::Again {
+                from.pending_add(start).unwrap();
+            }
+            inner.borrow_mut().extend([from, to]);
+        })
+        .unwrap();
+    for _ in 0..3 {
+        let _ = pair.post("send", |e| e.am_short(1, 0, &[])).unwrap();
+    }
+    pair.until("all", || flushed.is_done() && inbox.borrow().len() == 3);
+    assert_eq!(flushed.result(), Some(Ok(())));
+    // An error handler that drops the endpoint that failed.
+    let failing = opened.borrow_mut().remove(0);
+    let (target, key) = pair.target(8, Access::empty());
+    let last = Rc::new(Cell::new(Some(failing.clone())));
+    let calls = Rc::new(Cell::new(0));
+    let (inner, seen) = (Rc::clone(&last), Rc::clone(&calls));
+    pair.client.interface.set_error_handler(move |_| {
+        seen.set(seen.get() + 1);
+        drop(inner.take());
+    });
+    let refused = failing.put_short(&[1], target.address(), &key);
+    drop(failing);
+    if refused.is_ok() {
+        pair.until("error", || calls.get() == 1);
+    }
+    let _ = pair.post("send", |e| e.am_short(2, 0, &[])).unwrap();
+    pair.until("message", || inbox.borrow().len() == 4);
+}
+
+/// A panic in a handler leaves the interface usable; the handler is gone.
+pub(crate) fn a_panic_in_a_handler_does_no_harm(place: &Place) {
+    let mut pair = place.pair();
+    pair.server.interface.set_handler(1, |_| panic!("expected by the test")).unwrap();
+    let inbox = collect(&pair.server.interface, 2);
+    let endpoint = pair.client.endpoint.clone();
+    let mut send = || {
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = endpoint.am_short(1, 0, &[]);
+            let start = std::time::Instant::now();
+            while start.elapsed() < DEADLINE {
+                pair.worker.progress();
+                pair.server_worker.progress();
+            }
+        }));
+        assert!(caught.is_err());
+    };
+    send();
+    for i in 0..10 {
+        let _ = pair.post("after", |e| e.am_short(2, i, &[])).unwrap();
+    }
+    pair.until("after", || inbox.borrow().len() == 10);
+    assert_eq!(pair.server.interface.unhandled(), 0);
+}

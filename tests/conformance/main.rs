@@ -1,0 +1,81 @@
+//! What every transport has to do alike: each behaviour once, over every transport and device that there is.
+//!
+//! A behaviour is tried where the transport has the capabilities that it needs; where it has not, the interface's own attributes say so, and
+//! that is what the table in docs/CONFORMANCE.md shows. `cargo test --test conformance -- 'shm::'` runs those of one transport.
+//!
+//! With `BAREWIRE_TEST_REPORT` each result is appended to that file, a line of place, row, behaviour and result with tabs between.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process::ExitCode;
+
+use barewire::Flags;
+use libtest_mimic::{Arguments, Trial};
+
+mod atomics;
+mod behaviours;
+mod callbacks;
+mod closing;
+mod events;
+mod full_queues;
+mod lists;
+mod memory;
+mod messages;
+mod ordering;
+mod peers;
+mod pending;
+mod place;
+mod rma;
+mod setup;
+#[allow(dead_code, reason = "what the transports' own tests use is there, too")]
+#[path = "../transport/support.rs"]
+mod support;
+mod volume;
+
+use behaviours::{BEHAVIOURS, Behaviour};
+use place::Place;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for place in Place::all() {
+        for behaviour in BEHAVIOURS {
+            let place = place.clone();
+            let name = format!("{}::{}", place.name.replace(' ', "_"), behaviour.name);
+            trials.push(Trial::test(name, move || {
+                run(&place, behaviour);
+                Ok(())
+            }));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn run(place: &Place, behaviour: &Behaviour) {
+    let mut flags = place.pair().client.interface.attributes().flags;
+    // Who carries atomics out does not matter here.
+    if flags.contains(Flags::ATOMIC_DEVICE) {
+        flags |= Flags::ATOMIC_CPU;
+    }
+    let lacks = behaviour.needs - flags;
+    if !lacks.is_empty() {
+        let names: Vec<_> = lacks.iter_names().map(|(name, _)| name.to_lowercase()).collect();
+        return report(place, behaviour, &format!("no {}", names.join(", ")));
+    }
+    match catch_unwind(AssertUnwindSafe(|| (behaviour.run)(place))) {
+        Ok(()) => report(place, behaviour, "yes"),
+        Err(panic) => {
+            report(place, behaviour, "FAILED");
+            resume_unwind(panic)
+        }
+    }
+}
+
+/// One write of a line: several processes append to the file.
+fn report(place: &Place, behaviour: &Behaviour, result: &str) {
+    let Some(path) = std::env::var_os("BAREWIRE_TEST_REPORT") else { return };
+    let line = format!("{}\t{}\t{}\t{result}\n", place.name, behaviour.row, behaviour.name);
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the report is written");
+}

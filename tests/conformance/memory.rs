@@ -1,0 +1,59 @@
+//! Local memory: bounds, foreign memory, and memory that is dropped in flight.
+
+use barewire::{Access, FlushMode, KeyError, MemoryError};
+
+use crate::place::Place;
+use crate::support::contents;
+
+pub(crate) fn memory_checks_its_bounds(place: &Place) {
+    let pair = place.pair();
+    let domain = &pair.client.domain;
+    assert!(matches!(domain.allocate(0, Access::all()), Err(MemoryError::Empty)));
+    assert!(matches!(
+        domain.allocate(usize::MAX, Access::all()),
+        Err(MemoryError::NoMemory { length: usize::MAX })
+    ));
+    let memory = domain.allocate(20, Access::empty()).unwrap();
+    assert_eq!((memory.len(), memory.address() % 4096), (20, 0));
+    let out = |offset, length| {
+        assert!(matches!(memory.slice(offset, length), Err(MemoryError::OutOfRange { region: 20, .. })));
+        assert!(memory.write(offset, &vec![0; length]).is_err());
+        assert!(memory.read(offset, &mut vec![0; length]).is_err());
+    };
+    out(20, 1);
+    out(0, 21);
+    assert!(memory.slice(usize::MAX, 2).is_err() && memory.load_u8(20).is_err());
+    assert!(memory.slice(20, 0).is_ok() && memory.load_u8(19).is_ok());
+    assert!(matches!(memory.load_u64(4), Err(MemoryError::Unaligned { offset: 4 })));
+    assert!(matches!(memory.store_u64(16, 0), Err(MemoryError::OutOfRange { .. })));
+    memory.store_u64(8, 0x0807_0605_0403_0201).unwrap();
+    assert_eq!((memory.load_u8(9).unwrap(), memory.load_u64(8).unwrap()), (2, 0x0807_0605_0403_0201));
+}
+
+/// Registered memory of the caller's.
+pub(crate) fn foreign_memory_is_registered(place: &Place) {
+    let mut pair = place.pair();
+    let mut backing = vec![0u64; 100];
+    let start = std::ptr::NonNull::new(backing.as_mut_ptr().cast::<u8>()).unwrap();
+    // SAFETY: `backing` outlives the memory, and is looked at only after the memory is dropped. The odd start and
+    // end are on purpose.
+    let memory =
+        unsafe { pair.server.domain.register(start.add(3), 700, Access::REMOTE_WRITE | Access::REMOTE_READ) };
+    let memory = memory.unwrap();
+    if pair.name == "shm" {
+        let refused = pair.client.domain.unpack_key(&memory.pack_key()).map(drop);
+        assert_eq!(refused, Err(KeyError::NotShared { transport: "shm", instead: "cma" }));
+        return;
+    }
+    let key = pair.client.domain.unpack_key(&memory.pack_key()).unwrap();
+    let source = pair.client.domain.allocate(20, Access::empty()).unwrap();
+    source.write(0, &[7; 20]).unwrap();
+    let slice = [source.slice(0, 20).unwrap()];
+    let _ = pair.post("put", |e| e.put_zcopy(&slice, memory.address() + 680, &key, None)).unwrap();
+    pair.flush(FlushMode::Remote);
+    assert_eq!(contents(&memory)[680..], [7; 20]);
+    drop((memory, key));
+    let bytes: Vec<u8> = backing.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    assert!(bytes[..683].iter().all(|byte| *byte == 0));
+    assert!(bytes[683..703].iter().all(|byte| *byte == 7) && bytes[703] == 0);
+}

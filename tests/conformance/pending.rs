@@ -1,0 +1,76 @@
+//! Requests that wait: nothing overtakes them, none starves, each runs or is purged once.
+
+use barewire::{Busy, Endpoint, FlushMode, PendingResult, PostError, Posted};
+
+use crate::place::Place;
+use crate::support::{Watch, collect, connect, fill, headers, send_later, small};
+
+/// Nothing overtakes pending requests on their endpoint; other endpoints are not concerned.
+pub(crate) fn pending_requests_keep_order(place: &Place) {
+    let mut pair = place.pair_with(&small());
+    let inbox = collect(&pair.server.interface, 1);
+    let other_inbox = collect(&pair.server.interface, 2);
+    let (other, other_peer) = (pair.client.another(), pair.server.another());
+    connect(&other, &other_peer);
+    let endpoint = pair.client.endpoint.clone();
+    assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(Busy));
+    let first = fill(&endpoint, 1);
+    for i in first..first + 20 {
+        endpoint.pending_add(send_later(1, i)).unwrap();
+    }
+    let mut next = first + 20;
+    pair.until("all", || {
+        // A direct send is refused as long as requests wait, whatever room there is.
+        match endpoint.am_short(1, next, &[]) {
+            Ok(_) => next += 1,
+            Err(error) => {
+                assert_eq!(error, PostError::NoResource);
+                let busy = endpoint.pending_add(|_| panic!("purged before it ran"));
+                if busy.is_ok() {
+                    // Taken: there are requests before it, or there is no room. Take the whole queue off again and
+                    // see below that the order still holds.
+                    let mut purged = 0;
+                    endpoint.pending_purge(|| purged += 1);
+                    for i in next - (purged - 1)..next {
+                        endpoint.pending_add(send_later(1, i)).unwrap_or_else(|Busy| {
+                            assert_eq!(send_later(1, i)(&endpoint), PendingResult::Done);
+                        });
+                    }
+                }
+            }
+        }
+        let _ = other.endpoint.am_short(2, 0, &[]);
+        headers(&inbox).len() as u64 >= first + 20 && !other_inbox.borrow().is_empty()
+    });
+    let got = headers(&inbox);
+    assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>(), "{}", pair.name);
+}
+
+/// A flush from inside a pending request, and a request added from inside a request.
+pub(crate) fn pending_requests_flush_and_add(place: &Place) {
+    let mut pair = place.pair_with(&small());
+    let endpoint = pair.client.endpoint.clone();
+    let inbox = collect(&pair.server.interface, 1);
+    let filled = fill(&endpoint, 1);
+    let watch = Watch::new(1);
+    let flush = watch.clone();
+    let mut added = false;
+    let request = move |endpoint: &Endpoint| {
+        if !added {
+            endpoint.pending_add(send_later(1, filled)).unwrap();
+            added = true;
+        }
+        match endpoint.flush(FlushMode::Local, Some(&flush.completion)) {
+            Ok(Posted::InProgress) => PendingResult::Done,
+            Ok(Posted::Done) => {
+                flush.completion.count_down(Ok(()));
+                PendingResult::Done
+            }
+            Err(_) => PendingResult::Again,
+        }
+    };
+    endpoint.pending_add(request).unwrap();
+    pair.until("all", || watch.is_done() && inbox.borrow().len() as u64 == filled + 1);
+    assert_eq!(headers(&inbox), (0..=filled).collect::<Vec<_>>());
+    assert_eq!(watch.calls(), 1);
+}

@@ -1,0 +1,106 @@
+//! Where behaviours are shown: every transport and device that there is.
+
+use barewire::{Domain, InterfaceConfig};
+use barewire_hca as hca;
+
+use crate::support::{Pair, device};
+
+/// A transport with a way to connect two ends.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// As it is called in the table.
+    pub(crate) name: String,
+    kind: Kind,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Self_,
+    Shm,
+    Cma,
+    Tcp,
+    /// Two ends on one software HCA.
+    Loopback,
+    /// Two software HCAs, joined by UDP.
+    Udp,
+    /// Devices of the machine.
+    Machine {
+        transport: String,
+        devices: [String; 2],
+    },
+}
+
+impl Place {
+    /// Every place; those over the devices that the environment names, if it names some: `BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`, with
+    /// the transports `BAREWIRE_TEST_TRANSPORT=rc_mlx5,rc_verbs`.
+    pub(crate) fn all() -> Vec<Self> {
+        let Ok(devices) = std::env::var("BAREWIRE_TEST_DEVICES") else {
+            let built_in = [
+                ("self", Kind::Self_),
+                ("shm", Kind::Shm),
+                ("cma", Kind::Cma),
+                ("tcp", Kind::Tcp),
+                ("rc_mlx5 soft0", Kind::Loopback),
+                ("rc_mlx5 soft0-soft1", Kind::Udp),
+            ];
+            return built_in.map(|(name, kind)| Self { name: name.to_owned(), kind }).into();
+        };
+        let transports = std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
+        let label = std::env::var("BAREWIRE_TEST_LABEL").map_or(String::new(), |label| format!(" {label}"));
+        let (one, other) = devices.split_once(',').expect("two devices, with a comma");
+        let mut places = Vec::new();
+        for transport in transports.split(',') {
+            for [from, to] in [[one, one], [one, other]] {
+                let short = |name: &str| name.trim_end_matches(":1").to_owned();
+                let joined = if from == to { short(from) } else { format!("{}-{}", short(from), short(to)) };
+                let kind =
+                    Kind::Machine { transport: transport.to_owned(), devices: [from, to].map(str::to_owned) };
+                places.push(Self { name: format!("{transport} {joined}{label}"), kind });
+            }
+        }
+        places
+    }
+
+    /// Two connected ends.
+    pub(crate) fn pair(&self) -> Pair {
+        self.pair_with(&InterfaceConfig::default())
+    }
+
+    /// As `pair`, with these settings.
+    pub(crate) fn pair_with(&self, config: &InterfaceConfig) -> Pair {
+        match &self.kind {
+            Kind::Self_ => Pair::over_self(config),
+            Kind::Shm => Pair::over_shm(config),
+            Kind::Cma => Pair::over_cma(config),
+            Kind::Tcp => Pair::over_tcp(config),
+            Kind::Loopback => {
+                let one = device(hca::Faults::default());
+                Pair::over_soft("rc_mlx5, one device", config, one.clone(), one)
+            }
+            Kind::Udp => Pair::over_udp(config, hca::Faults::default()),
+            Kind::Machine { transport, devices } => {
+                let [one, other] = devices.each_ref().map(|name| Domain::open(transport, name).unwrap());
+                let name = if devices[0] == devices[1] {
+                    "one device of the machine"
+                } else {
+                    "two devices of the machine"
+                };
+                Pair::over_machine(name, config, &one, &other)
+            }
+        }
+    }
+
+    /// The transport and a device of this machine, for ends in other threads and processes.
+    pub(crate) fn ends(&self) -> Option<[(&str, &str); 2]> {
+        match &self.kind {
+            Kind::Self_ | Kind::Cma => None,
+            Kind::Shm => Some([("shm", "memory"); 2]),
+            Kind::Tcp => Some([("tcp", "lo"); 2]),
+            Kind::Loopback => Some([("rc_mlx5", "soft0:1"); 2]),
+            Kind::Udp => None,
+            Kind::Machine { transport, devices: [one, other] } => {
+                Some([(transport, one), (transport, other)])
+            }
+        }
+    }
+}
