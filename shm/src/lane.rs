@@ -27,7 +27,7 @@ const PARTS: u64 = 4;
 const LONGEST_PART: u64 = 32;
 
 /// Bits of the upper half of word 0 that no short message sets: of tags that are no ids, and of lengths from 64 on.
-pub(crate) const NOT_SHORT: u32 = !(MAX_IDS as u32 - 1 | 0x3f << 8);
+pub(crate) const NOT_SHORT: u32 = !((MAX_IDS as u32 - 1) | (0x3f << 8));
 
 /// What is in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use barewire::{
     RemoteKey,
 };
 
-use crate::support::{Pair, Watch, contents};
+use crate::support::{Pair, Watch, connect, contents};
 
 fn every_operation<W>(
     pair: &mut Pair,
@@ -143,4 +143,56 @@ pub(crate) fn every_operation_on_words_of_both_sizes(place: &Place) {
         every_operation(&mut pair, of_32, offset, 0xf0f0_1234_u32, |word| word as u32);
     }
     every_operation(&mut pair, of_64, 16, 0xf0f0_1234_5678_9abc_u64, |word| word);
+}
+
+/// `None` if there is no room now.
+fn taken(endpoint: &Endpoint, post: Post) -> Option<Posted> {
+    match post {
+        Ok(posted) => Some(posted),
+        Err(PostError::NoResource) => None,
+        Err(error) => panic!("{error}: {:?}", endpoint.error()),
+    }
+}
+
+/// Two endpoints on one word, with nothing to order them: no change is lost.
+pub(crate) fn concurrent_changes_of_one_word_are_exact(place: &Place) {
+    const EACH: u64 = 500;
+    let mut pair = place.pair();
+    let (memory, key) = pair.target(16, Access::REMOTE_ATOMIC);
+    let (sum, counter) = (memory.address(), memory.address() + 8);
+    // Both ends of a second connection, which `self` has no need of.
+    let second = (!pair.is_self()).then(|| (pair.client.another(), pair.server.another()));
+    if let Some((other, peer)) = &second {
+        connect(other, peer);
+        pair.taken_by(&[&other.endpoint, &peer.endpoint]);
+    }
+    let other = second.as_ref().map_or(&pair.client, |(other, _)| other).endpoint.clone();
+    let endpoints = [pair.client.endpoint.clone(), other];
+    let watch = Watch::new(2 * EACH as u32);
+    let results: Vec<FetchResult> = (0..2 * EACH).map(|_| FetchResult::new()).collect();
+    for i in 0..EACH {
+        for (end, endpoint) in endpoints.iter().enumerate() {
+            let operand = i * 2 + end as u64;
+            pair.until("add", || taken(endpoint, endpoint.atomic_add64(operand, sum, &key)).is_some());
+            let result = &results[(2 * i) as usize + end];
+            let mut posted = None;
+            pair.until("fetch", || {
+                posted = taken(
+                    endpoint,
+                    endpoint.atomic_fetch_add64(1, counter, &key, result, Some(&watch.completion)),
+                );
+                posted.is_some()
+            });
+            watch.posted(Ok(posted.unwrap()));
+        }
+    }
+    pair.until("all", || watch.is_done());
+    for endpoint in &endpoints {
+        pair.until("flush", || endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::Done));
+    }
+    assert_eq!(memory.load_u64(0).unwrap(), (0..2 * EACH).sum::<u64>(), "{}", pair.name);
+    // Each value was found once.
+    let mut found: Vec<u64> = results.iter().map(FetchResult::get).collect();
+    found.sort_unstable();
+    assert_eq!(found, (0..2 * EACH).collect::<Vec<_>>(), "{}", pair.name);
 }

@@ -1,6 +1,6 @@
 //! Lists of puts and gets: all of a list or nothing, and each byte where it belongs.
 
-use barewire::{Access, InterfaceConfig, PostError, Posted, Transfer};
+use barewire::{Access, InterfaceConfig, Transfer};
 
 use crate::support::Watch;
 

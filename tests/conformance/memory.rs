@@ -1,9 +1,9 @@
 //! Local memory: bounds, foreign memory, and memory that is dropped in flight.
 
-use barewire::{Access, FlushMode, KeyError, MemoryError};
+use barewire::{Access, FlushMode, KeyError, MemoryError, PostError, Posted};
 
 use crate::place::Place;
-use crate::support::contents;
+use crate::support::{Watch, contents, watch_errors};
 
 pub(crate) fn memory_checks_its_bounds(place: &Place) {
     let pair = place.pair();
@@ -56,4 +56,39 @@ pub(crate) fn foreign_memory_is_registered(place: &Place) {
     let bytes: Vec<u8> = backing.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert!(bytes[..683].iter().all(|byte| *byte == 0));
     assert!(bytes[683..703].iter().all(|byte| *byte == 7) && bytes[703] == 0);
+}
+
+/// A key gives what it was made for and nothing else: what is beyond it, or was freed, is an error of the post or of the endpoint, told
+/// once; neither the bytes around nor other endpoints are harmed.
+pub(crate) fn a_key_gives_no_more_than_it_says(place: &Place) {
+    let cases =
+        [("a right that is missing", Access::REMOTE_READ, 0), ("a range beyond", Access::REMOTE_WRITE, 4092)];
+    for (what, access, offset) in cases {
+        let mut pair = place.pair();
+        let errors = watch_errors(&pair.client.interface);
+        let (memory, key) = pair.target(4096, access);
+        let source = pair.client.domain.allocate(8, Access::empty()).unwrap();
+        source.write(0, &[9; 8]).unwrap();
+        let slice = [source.slice(0, 8).unwrap()];
+        let watch = Watch::new(1);
+        let remote = memory.address() + offset;
+        let post = pair.post(what, |e| e.put_zcopy(&slice, remote, &key, Some(&watch.completion)));
+        match post {
+            Ok(Posted::InProgress) => {
+                pair.until(what, || watch.is_done() && !errors.borrow().is_empty());
+                assert!(watch.result().unwrap().is_err(), "{}: {what}", pair.name);
+                assert_eq!(errors.borrow().len(), 1, "{}: {what}", pair.name);
+                assert!(pair.client.endpoint.error().is_some(), "{}: {what}", pair.name);
+            }
+            Ok(Posted::Done) => panic!("{}: {what} was done", pair.name),
+            Err(error) => {
+                let known = matches!(
+                    error,
+                    PostError::AccessDenied | PostError::OutOfRange | PostError::EndpointFailed
+                );
+                assert!(known, "{}: {what}: {error}", pair.name);
+            }
+        }
+        assert_eq!(contents(&memory), [0; 4096], "{}: {what}", pair.name);
+    }
 }

@@ -3,10 +3,10 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use barewire::{Access, FetchResult, FlushMode, Posted};
+use barewire::{Access, FetchResult, FlushMode, InterfaceConfig, Posted};
 
 use crate::place::Place;
-use crate::support::{Watch, collect, contents, pattern};
+use crate::support::{Watch, collect, connect, contents, pattern};
 
 pub(crate) fn one_completion_serves_many_operations(place: &Place) {
     let mut pair = place.pair();
@@ -119,4 +119,59 @@ pub(crate) fn flush_of_an_interface(place: &Place) {
         assert_eq!((flushed.calls(), flushed.result()), (1, Some(Ok(()))));
         assert_eq!(interface.flush(None), Ok(Posted::Done));
     }
+}
+
+/// Small puts finish although large ones were posted before them, on another endpoint.
+pub(crate) fn small_puts_finish_beside_large_ones(place: &Place) {
+    const LARGE: usize = 4 << 20;
+    let mut pair = place.pair();
+    let (other, peer) = (pair.client.another(), pair.server.another());
+    connect(&other, &peer);
+    pair.taken_by(&[&other.endpoint, &peer.endpoint]);
+    let (target, key) = pair.target(LARGE, Access::REMOTE_WRITE);
+    let source = pair.client.domain.allocate(LARGE, Access::empty()).unwrap();
+    source.write(0, &pattern(4, LARGE)).unwrap();
+    let (large, small) = ([source.slice(0, LARGE).unwrap()], [source.slice(0, 8).unwrap()]);
+    let (larges, smalls) = (Watch::new(4), Watch::new(100));
+    for _ in 0..4 {
+        let completion = Some(&larges.completion);
+        larges.posted(pair.post("large", |e| e.put_zcopy(&large, target.address(), &key, completion)));
+    }
+    for _ in 0..100 {
+        let mut posted = None;
+        pair.until("small", || {
+            posted = other.endpoint.put_zcopy(&small, target.address(), &key, Some(&smalls.completion)).ok();
+            posted.is_some()
+        });
+        smalls.posted(Ok(posted.unwrap()));
+    }
+    pair.until("all", || larges.is_done() && smalls.is_done());
+    assert_eq!((larges.result(), smalls.result()), (Some(Ok(())), Some(Ok(()))), "{}", pair.name);
+    assert!(contents(&target) == pattern(4, LARGE), "{}", pair.name);
+}
+
+/// More gets than are in flight at once, and puts behind a fence: each get sees what was there before the puts.
+pub(crate) fn puts_stay_behind_many_gets(place: &Place) {
+    const COUNT: usize = 60;
+    const SIZE: usize = 5000;
+    let mut pair = place.pair_with(&InterfaceConfig::default().max_rd_atomic(2));
+    let (target, key) = pair.target(COUNT * SIZE, Access::all());
+    target.write(0, &pattern(1, COUNT * SIZE)).unwrap();
+    let local = pair.client.domain.allocate(COUNT * SIZE, Access::LOCAL_WRITE).unwrap();
+    let new = pair.client.domain.allocate(COUNT * SIZE, Access::empty()).unwrap();
+    new.write(0, &pattern(2, COUNT * SIZE)).unwrap();
+    let watch = Watch::new(COUNT as u32);
+    for i in 0..COUNT {
+        let slice = [local.slice(i * SIZE, SIZE).unwrap()];
+        let remote = target.address() + (i * SIZE) as u64;
+        let completion = Some(&watch.completion);
+        watch.posted(pair.post("get", |e| e.get_zcopy(&slice, remote, &key, completion)));
+    }
+    pair.client.endpoint.fence().unwrap();
+    let slice = [new.slice(0, COUNT * SIZE).unwrap()];
+    let _ = pair.post("put", |e| e.put_zcopy(&slice, target.address(), &key, None)).unwrap();
+    pair.until("gets", || watch.is_done());
+    pair.flush(FlushMode::Remote);
+    assert!(contents(&local) == pattern(1, COUNT * SIZE), "{}: a get saw a later put", pair.name);
+    assert!(contents(&target) == pattern(2, COUNT * SIZE), "{}", pair.name);
 }

@@ -1,4 +1,6 @@
 //! Requests that wait: nothing overtakes them, none starves, each runs or is purged once.
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use barewire::{Busy, Endpoint, FlushMode, PendingResult, PostError, Posted};
 
@@ -73,4 +75,62 @@ pub(crate) fn pending_requests_flush_and_add(place: &Place) {
     pair.until("all", || watch.is_done() && inbox.borrow().len() as u64 == filled + 1);
     assert_eq!(headers(&inbox), (0..=filled).collect::<Vec<_>>());
     assert_eq!(watch.calls(), 1);
+}
+
+/// Every waiting request is handed back once, and none of them runs.
+pub(crate) fn pending_requests_are_purged_once(place: &Place) {
+    let mut pair = place.pair_with(&small());
+    let inbox = collect(&pair.server.interface, 1);
+    let endpoint = pair.client.endpoint.clone();
+    let filled = fill(&endpoint, 1);
+    let ran = Rc::new(Cell::new(0));
+    for _ in 0..7 {
+        let ran = Rc::clone(&ran);
+        let request = move |_: &Endpoint| {
+            ran.set(ran.get() + 1);
+            PendingResult::Done
+        };
+        endpoint.pending_add(request).unwrap();
+    }
+    let mut purged = 0;
+    endpoint.pending_purge(|| purged += 1);
+    endpoint.pending_purge(|| purged += 100);
+    assert_eq!((purged, ran.get()), (7, 0), "{}", pair.name);
+    pair.until("messages", || inbox.borrow().len() as u64 == filled);
+    pair.until("the gate is open again", || endpoint.am_short(1, filled, &[]).is_ok());
+    pair.until("last", || inbox.borrow().len() as u64 == filled + 1);
+    assert_eq!(ran.get(), 0, "{}", pair.name);
+}
+
+/// Endpoints whose requests wait all get their turns: the last of one does not wait for all of another's.
+pub(crate) fn pending_requests_take_turns(place: &Place) {
+    const EACH: usize = 60;
+    let mut pair = place.pair_with(&small());
+    let (other, peer) = (pair.client.another(), pair.server.another());
+    connect(&other, &peer);
+    pair.taken_by(&[&other.endpoint, &peer.endpoint]);
+    let order: Rc<RefCell<Vec<usize>>> = Rc::default();
+    let endpoints = [pair.client.endpoint.clone(), other.endpoint.clone()];
+    // Both full, so that both wait.
+    for endpoint in &endpoints {
+        fill(endpoint, 1);
+    }
+    for (i, endpoint) in endpoints.iter().enumerate() {
+        for _ in 0..EACH {
+            let order = Rc::clone(&order);
+            let request = move |endpoint: &Endpoint| match endpoint.am_short(1, 0, &[0; 200]) {
+                Ok(_) => {
+                    order.borrow_mut().push(i);
+                    PendingResult::Done
+                }
+                Err(_) => PendingResult::Again,
+            };
+            endpoint.pending_add(request).unwrap();
+        }
+    }
+    pair.until("all", || order.borrow().len() == 2 * EACH);
+    let order = order.borrow();
+    let last_of_first = order.iter().rposition(|&i| i == 0).unwrap();
+    let of_second = order[..last_of_first].iter().filter(|&&i| i == 1).count();
+    assert!(of_second > EACH / 4, "{}: {order:?}", pair.name);
 }

@@ -93,11 +93,10 @@ impl Place {
     /// The transport and a device of this machine, for ends in other threads and processes.
     pub(crate) fn ends(&self) -> Option<[(&str, &str); 2]> {
         match &self.kind {
-            Kind::Self_ | Kind::Cma => None,
             Kind::Shm => Some([("shm", "memory"); 2]),
             Kind::Tcp => Some([("tcp", "lo"); 2]),
             Kind::Loopback => Some([("rc_mlx5", "soft0:1"); 2]),
-            Kind::Udp => None,
+            Kind::Self_ | Kind::Cma | Kind::Udp => None,
             Kind::Machine { transport, devices: [one, other] } => {
                 Some([(transport, one), (transport, other)])
             }

@@ -1,6 +1,6 @@
 //! Opening and connecting: names, settings, addresses.
 
-use barewire::{Access, FlushMode, InterfaceConfig, PendingResult, PostError, Posted};
+use barewire::{Access, FlushMode, PendingResult, PostError, Posted};
 
 use crate::place::Place;
 

@@ -13,5 +13,6 @@ mod remote_errors;
 mod setup;
 mod sockets;
 mod static_door;
+#[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;
 mod volume;

@@ -68,11 +68,6 @@ pub(crate) fn device(faults: hca::Faults) -> hca::Device {
 
 impl Pair {
     /// Over every transport and way to connect it; over the devices of the machine alone, if the environment names some: see [`Self::rc`].
-    pub(crate) fn all() -> Vec<Self> {
-        Self::all_with(&InterfaceConfig::default())
-    }
-
-    /// As `all`, with these settings.
     pub(crate) fn all_with(config: &InterfaceConfig) -> Vec<Self> {
         let mut pairs = Self::joined(config);
         if !on_the_machine() {
@@ -150,16 +145,6 @@ impl Pair {
             endpoint: client.endpoint.clone(),
         };
         Self { name: "self", worker, server_worker: Worker::new(), client, server, devices: vec![] }
-    }
-
-    /// As `all`, and over `cma`, which has zero-copy puts and gets and nothing else.
-    pub(crate) fn all_with_zcopy() -> Vec<Self> {
-        let config = InterfaceConfig::default();
-        let mut pairs = Self::all_with(&config);
-        if !on_the_machine() {
-            pairs.push(Self::over_cma(&config));
-        }
-        pairs
     }
 
     /// Over `cma`, from this process to itself.

@@ -23,6 +23,8 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
         "golden",
         "--test",
         "transport",
+        "--test",
+        "conformance",
     ])
 }
 
@@ -35,7 +37,16 @@ pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
         Runner::Nextest => &["nextest", "run"],
         Runner::Libtest => &["test"],
     };
-    Invocation::cargo(run).with(&["-p", "barewire-mlx5", "-p", "barewire", "--test", "transport"])
+    Invocation::cargo(run).with(&[
+        "-p",
+        "barewire-mlx5",
+        "-p",
+        "barewire",
+        "--test",
+        "transport",
+        "--test",
+        "conformance",
+    ])
 }
 
 /// The same with every test program started by `barewire hca run`, its devices set up by `way`.

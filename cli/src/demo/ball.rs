@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// How the ball goes.
 enum Way {
     /// Into the other's memory; both poll theirs.
-    Put { own: Memory, remote: Remote },
+    Put { own: Box<Memory>, remote: Remote },
     /// As the header of an active message; `last` is what came last.
     Am { last: Rc<Cell<u64>> },
 }
@@ -34,7 +34,7 @@ impl Way {
         let way = if *step == Step::PutPingPong {
             let own = session.allocate(BYTES as usize)?;
             let remote = session.exchange(&own, BYTES as usize)?;
-            Self::Put { own, remote }
+            Self::Put { own: Box::new(own), remote }
         } else {
             let last = Rc::new(Cell::new(0));
             let slot = Rc::clone(&last);

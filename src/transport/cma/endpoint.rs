@@ -259,7 +259,7 @@ impl Endpoint {
             if idle {
                 return Ok(Posted::Done);
             }
-            state.steps.borrow_mut().push_back(Step::Mark(completion.cloned()));
+            state.steps.borrow_mut().push_back(Step::Canceled(completion.cloned()));
             state.shared.busy.set(true);
             return Ok(Posted::InProgress);
         }
@@ -386,10 +386,12 @@ impl State {
 /// The user's callback, when nothing is borrowed.
 fn finish(step: Step, result: Result<(), OperationError>) {
     match step {
+        // What was asked for is done.
+        Step::Canceled(Some(completion)) => completion.count_down(Ok(())),
         Step::Transfer(Transfer { completion: Some(completion), .. }) | Step::Mark(Some(completion)) => {
             completion.count_down(result);
         }
-        Step::Transfer(_) | Step::Mark(None) => {}
+        Step::Transfer(_) | Step::Mark(None) | Step::Canceled(None) => {}
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) enum Step {
     Transfer(Transfer),
     /// A flush: everything before it is done when it is first.
     Mark(Option<Completion>),
+    /// A flush that cancels what is before it.
+    Canceled(Option<Completion>),
 }
 
 pub(super) struct Transfer {

@@ -328,7 +328,7 @@ mod tests {
                 Overdue::GivenUp { tries } => break tries,
             }
         };
-        assert!(now >= PATIENCE.whole && now <= PATIENCE.whole + PATIENCE.between, "{now}");
+        assert!((PATIENCE.whole..=PATIENCE.whole + PATIENCE.between).contains(&now), "{now}");
         assert_eq!(given_up, tries + 1);
         assert!((10..14).contains(&given_up), "{given_up}");
         assert_eq!(std::iter::from_fn(|| sender.take_first()).count(), 4);

@@ -35,7 +35,10 @@ impl Endpoint {
         {
             match peer.send_now(id, header, word) {
                 Now::Sent => return Ok(Posted::Done),
-                Now::Wake => return self.wake(),
+                Now::Wake => {
+                    self.wake();
+                    return Ok(Posted::Done);
+                }
                 Now::Otherwise => {}
             }
         }
@@ -44,9 +47,8 @@ impl Endpoint {
 
     #[cold]
     #[inline(never)]
-    fn wake(&self) -> Post {
+    fn wake(&self) {
         self.0.with_peer(|peer| peer.wake());
-        Ok(Posted::Done)
     }
 
     #[cold]

@@ -72,7 +72,9 @@ impl Progress {
     #[cold]
     #[inline(never)]
     fn turn(&mut self) -> usize {
-        let events = if self.delivery.shared.attention.get() { self.settle() } else { 0 };
+        let shared = &*self.delivery.shared;
+        let unsettled = shared.attention.get() || !shared.arbiter.is_empty();
+        let events = if unsettled { self.settle() } else { 0 };
         events + self.port.turn(&mut self.delivery)
     }
 
@@ -92,7 +94,8 @@ impl Progress {
         }
         events += shared.arbiter.dispatch();
         if !shared.arbiter.is_empty() {
-            shared.call_attention();
+            // They wait for what the port does: it is not to be held up.
+            shared.watcher.call_attention();
         }
         events
     }
