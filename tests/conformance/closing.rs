@@ -6,14 +6,14 @@ use std::rc::Rc;
 use barewire::{Access, Cause, FlushMode, PostError, Posted};
 
 use crate::place::Place;
-use crate::support::{Pair, Watch, connect, small, watch_errors};
+use crate::support::{Pair, Watch, connect, post_anything, small, watch_errors};
 
 pub(crate) fn cancel_with_nothing_outstanding(place: &Place) {
     let pair = place.pair();
     let endpoint = &pair.client.endpoint;
     let (memory, key) = pair.target(8, Access::all());
     assert_eq!(endpoint.flush(FlushMode::Cancel, None), Ok(Posted::Done));
-    assert_eq!(endpoint.put_zcopy(&[], memory.address(), &key, None), Err(PostError::EndpointFailed));
+    assert_eq!(post_anything(&pair, &memory, &key), Err(PostError::EndpointFailed));
     assert_eq!(endpoint.flush(FlushMode::Local, None), Err(PostError::EndpointFailed));
 }
 

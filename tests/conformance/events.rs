@@ -116,13 +116,13 @@ fn echo(
                 Err(error) => panic!("{transport}: {error}"),
             }
         }
+        if sent == rounds && received.get() == rounds {
+            break;
+        }
         let before = Instant::now();
         worker.wait(Some(DEADLINE / 2)).unwrap();
         longest = longest.max(before.elapsed());
         assert!(longest < DEADLINE / 2, "{transport}: a wake-up was lost after {} messages", received.get());
-        if starts && sent == rounds && received.get() == rounds {
-            break;
-        }
     }
     // The other one waits for the last answer.
     while endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::InProgress) {

@@ -26,6 +26,7 @@ mod ordering;
 mod peers;
 mod pending;
 mod place;
+mod processes;
 mod rma;
 mod setup;
 #[allow(dead_code, reason = "what the transports' own tests use is there, too")]
@@ -37,6 +38,13 @@ use behaviours::{BEHAVIOURS, Behaviour};
 use place::Place;
 
 fn main() -> ExitCode {
+    if processes::be_a_peer() {
+        return ExitCode::SUCCESS;
+    }
+    if std::env::var_os("BAREWIRE_KEY").is_none() {
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::set_var("BAREWIRE_KEY", "5eed".repeat(16)) };
+    }
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
     for place in Place::all() {

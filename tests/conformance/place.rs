@@ -95,8 +95,10 @@ impl Place {
         match &self.kind {
             Kind::Shm => Some([("shm", "memory"); 2]),
             Kind::Tcp => Some([("tcp", "lo"); 2]),
-            Kind::Loopback => Some([("rc_mlx5", "soft0:1"); 2]),
-            Kind::Self_ | Kind::Cma | Kind::Udp => None,
+            // Each that opens it has its own.
+            Kind::Udp => Some([("rc_mlx5", "soft0:1"); 2]),
+            Kind::Cma => Some([("cma", "memory"); 2]),
+            Kind::Self_ | Kind::Loopback => None,
             Kind::Machine { transport, devices: [one, other] } => {
                 Some([(transport, one), (transport, other)])
             }

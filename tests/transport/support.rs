@@ -463,3 +463,13 @@ pub(crate) fn send_later(id: u8, header: u64) -> impl FnMut(&Endpoint) -> Pendin
         Err(error) => panic!("{error}"),
     }
 }
+
+/// Posts something that the transport has, with the client's endpoint.
+pub(crate) fn post_anything(pair: &Pair, memory: &Memory, key: &RemoteKey) -> Result<(), PostError> {
+    let endpoint = &pair.client.endpoint;
+    if pair.client.interface.attributes().flags.contains(barewire::Flags::AM_BCOPY) {
+        endpoint.am_bcopy(0, |_| 0).map(drop)
+    } else {
+        endpoint.put_zcopy(&[], memory.address(), key, None).map(drop)
+    }
+}

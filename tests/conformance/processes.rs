@@ -1,0 +1,211 @@
+//! Peers that are processes of their own, and are killed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use barewire::{
+    Access, DeviceAddress, Domain, Endpoint, EndpointAddress, Flags, FlushMode, Interface, InterfaceConfig,
+    Memory, PostError, Posted, Worker,
+};
+
+use crate::place::Place;
+use crate::support::{DEADLINE, Watch, until, watch_errors};
+
+/// Who has this variable is a peer: `transport device`.
+const ROLE: &str = "BAREWIRE_TEST_PEER";
+
+/// Short enough that a dead peer is told soon, long enough for one that waits for its core: 34 ms, eight times.
+fn config() -> InterfaceConfig {
+    InterfaceConfig::default().ack_timeout(13).peer_timeout(Duration::from_secs(10))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
+}
+
+/// One end in a process of its own.
+struct End {
+    worker: Worker,
+    domain: Domain,
+    interface: Interface,
+    endpoint: Endpoint,
+    memory: Memory,
+}
+
+impl End {
+    fn open(transport: &str, device: &str) -> Self {
+        let mut worker = Worker::new();
+        let domain = Domain::open(transport, device).unwrap();
+        let interface = Interface::open(&mut worker, &domain, &config()).unwrap();
+        let endpoint = Endpoint::new(&interface).unwrap();
+        let memory = domain.allocate(4096, Access::all()).unwrap();
+        Self { worker, domain, interface, endpoint, memory }
+    }
+
+    /// What the other end needs to know, in one line.
+    fn introduction(&self) -> String {
+        let device = hex(&self.interface.device_address().to_bytes());
+        let endpoint = hex(&self.endpoint.address().to_bytes());
+        format!("{device} {endpoint} {} {}", hex(&self.memory.pack_key()), self.memory.address())
+    }
+
+    /// Connects to who introduced himself. Answers his memory's key and address.
+    fn connect(&self, introduction: &str) -> (Vec<u8>, u64) {
+        let words: Vec<&str> = introduction.split_whitespace().collect();
+        let [device, endpoint, key, address] = words[..] else { panic!("no introduction: {introduction:?}") };
+        let device = DeviceAddress::from_bytes(&bytes(device)).unwrap();
+        self.endpoint.connect(&device, &EndpointAddress::from_bytes(&bytes(endpoint)).unwrap()).unwrap();
+        (bytes(key), address.parse().unwrap())
+    }
+}
+
+/// If this process was started as a peer, is one until it is killed or the test is gone.
+pub(crate) fn be_a_peer() -> bool {
+    let Ok(role) = std::env::var(ROLE) else { return false };
+    let (transport, device) = role.split_once(' ').unwrap();
+    let mut end = End::open(transport, device);
+    println!("{}", end.introduction());
+    let mut introduction = String::new();
+    std::io::stdin().read_line(&mut introduction).unwrap();
+    end.connect(&introduction);
+    let (gone, is_gone) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        let _ = std::io::stdin().read_line(&mut String::new());
+        drop(gone);
+    });
+    while matches!(is_gone.try_recv(), Err(mpsc::TryRecvError::Empty)) {
+        if end.worker.progress() == 0 {
+            thread::yield_now();
+        }
+    }
+    true
+}
+
+/// A peer's process; killed when it is dropped.
+struct Peer {
+    process: Child,
+    introduction: String,
+}
+
+impl Peer {
+    fn start((transport, device): (&str, &str)) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .env(ROLE, format!("{transport} {device}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap());
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = String::new();
+            let _ = lines.read_line(&mut line);
+            let _ = tell.send(line);
+        });
+        let introduction = told.recv_timeout(DEADLINE).unwrap();
+        Self { process, introduction }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A peer is killed with operations under way: its endpoint fails once, with a reason; each operation completes once; another endpoint of
+/// the same interface goes on.
+pub(crate) fn a_killed_peer_is_told_once(place: &Place) {
+    let Some([here, there]) = place.ends() else { return };
+    let mut doomed = Peer::start(there);
+    let mut living = Peer::start(there);
+    let mut end = End::open(here.0, here.1);
+    let errors = watch_errors(&end.interface);
+    let second = Endpoint::new(&end.interface).unwrap();
+    doomed.tell(&end.introduction());
+    let (key, remote) = end.connect(&doomed.introduction);
+    let key = end.domain.unpack_key(&key).unwrap();
+    let other = End {
+        endpoint: second,
+        worker: Worker::new(),
+        domain: end.domain.clone(),
+        interface: end.interface.clone(),
+        memory: end.domain.allocate(8, Access::all()).unwrap(),
+    };
+    living.tell(&other.introduction());
+    let (other_key, other_remote) = other.connect(&living.introduction);
+    let other_key = end.domain.unpack_key(&other_key).unwrap();
+
+    let by_message = !end.interface.attributes().flags.contains(Flags::PUT_ZCOPY);
+    let slice = [end.memory.slice(0, 512).unwrap()];
+    let post = |endpoint: &Endpoint, remote, key, watch: &Watch| {
+        if by_message {
+            endpoint.am_zcopy(0, &[], &slice[..1], Some(&watch.completion))
+        } else {
+            endpoint.put_zcopy(&slice, remote, key, Some(&watch.completion))
+        }
+    };
+    let what = format!("{}: the first operation", place.name);
+    for (endpoint, remote, key) in
+        [(&end.endpoint, remote, &key), (&other.endpoint, other_remote, &other_key)]
+    {
+        let watch = Watch::new(1);
+        until(&mut [&mut end.worker], &what, || match post(endpoint, remote, key, &watch) {
+            Ok(posted) => {
+                watch.posted(Ok(posted));
+                true
+            }
+            Err(error) => {
+                assert_eq!(error, PostError::NoResource, "{}", place.name);
+                false
+            }
+        });
+        until(&mut [&mut end.worker], &what, || watch.is_done());
+        assert_eq!(watch.result(), Some(Ok(())), "{}", place.name);
+    }
+
+    doomed.kill();
+    let mut watches = Vec::new();
+    let start = Instant::now();
+    while end.endpoint.error().is_none() || errors.borrow().is_empty() {
+        let watch = Watch::new(1);
+        match post(&end.endpoint, remote, &key, &watch) {
+            Ok(Posted::InProgress) => watches.push(watch),
+            Ok(Posted::Done) | Err(PostError::NoResource | PostError::EndpointFailed) => {}
+            Err(error) => panic!("{}: {error}", place.name),
+        }
+        end.worker.progress();
+        thread::yield_now();
+        assert!(start.elapsed() < DEADLINE, "{}: nobody says that the peer is gone", place.name);
+    }
+    let what = format!("{}: what was in flight", place.name);
+    until(&mut [&mut end.worker], &what, || watches.iter().all(Watch::is_done));
+    assert!(watches.iter().all(|watch| watch.calls() == 1), "{}", place.name);
+
+    // The other one lives.
+    let watch = Watch::new(1);
+    watch.posted(post(&other.endpoint, other_remote, &other_key, &watch));
+    until(&mut [&mut end.worker], &what, || watch.is_done());
+    assert_eq!(watch.result(), Some(Ok(())), "{}", place.name);
+    let flushed = || other.endpoint.flush(FlushMode::Remote, None) == Ok(Posted::Done);
+    until(&mut [&mut end.worker], &what, flushed);
+    assert_eq!(errors.borrow().len(), 1, "{}: {:?}", place.name, errors.borrow());
+    assert_eq!(end.endpoint.flush(FlushMode::Local, None), Err(PostError::EndpointFailed), "{}", place.name);
+}
