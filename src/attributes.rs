@@ -44,6 +44,8 @@ bitflags! {
         const EVENT_FD = 1 << 20;
         /// Active message from the argument, in pieces.
         const AM_SHORT_IOV = 1 << 21;
+        /// The peer's memory can be mapped: [`Endpoint::rkey_ptr`](crate::Endpoint::rkey_ptr).
+        const RKEY_PTR = 1 << 22;
     }
 }
 

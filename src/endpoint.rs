@@ -7,6 +7,7 @@ use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
 use crate::memory::{RemoteKey, Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
+use crate::transport::shm::RemotePointer;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 #[cfg(feature = "verbs")]
 use crate::transport::{rc_verbs, ud_verbs};
@@ -520,6 +521,9 @@ impl Endpoint {
         if let (Self::Self_(endpoint), RemoteKey::Self_(key)) = (self, key) {
             return endpoint.change(change, remote, key, fetch);
         }
+        if let (Self::Shm(endpoint), RemoteKey::Shm(key)) = (self, key) {
+            return endpoint.change(change, remote, key, fetch.map(|(result, _)| result));
+        }
         // What InfiniBand has.
         match (change, fetch) {
             (Change { kind: Kind::Add, width: 8, operand, .. }, None) => {
@@ -531,6 +535,19 @@ impl Endpoint {
             (Change { kind: Kind::CompareSwap, width: 8, operand, compare }, Some((result, completion))) => {
                 self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
             }
+            _ => Err(PostError::Unsupported),
+        }
+    }
+
+    /// The peer's memory as it is mapped into this process; transports with [`Flags::RKEY_PTR`](crate::Flags::RKEY_PTR).
+    ///
+    /// # Errors
+    /// [`PostError::Unsupported`] where nothing is mapped, [`PostError::NoResource`] while the peer has not told of the region yet,
+    /// [`PostError`]
+    pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
+        match (self, key) {
+            (Self::Shm(endpoint), RemoteKey::Shm(key)) => endpoint.rkey_ptr(key),
+            (Self::Shm(_), _) => Err(PostError::ForeignKey),
             _ => Err(PostError::Unsupported),
         }
     }

@@ -167,6 +167,7 @@ impl Interface {
             Self::RcVerbs(interface) => Ok(Some(interface.event_fd())),
             #[cfg(feature = "verbs")]
             Self::UdVerbs(interface) => Ok(Some(interface.event_fd())),
+            Self::Shm(interface) => Ok(Some(interface.event_fd())),
             _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
         }
     }
@@ -185,6 +186,7 @@ impl Interface {
             Self::RcVerbs(interface) => interface.arm(),
             #[cfg(feature = "verbs")]
             Self::UdVerbs(interface) => interface.arm(),
+            Self::Shm(interface) => interface.arm(),
             _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
         }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with segments and their hand-over.
+//! What can go wrong with segments and connections.
 
 use std::io;
 
@@ -53,54 +53,6 @@ pub struct OutOfRange {
     pub length: usize,
     /// The size of the segment in bytes.
     pub size: usize,
-}
-
-/// Why a segment did not come over.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum HandoverError {
-    /// The socket failed, or its timeout ran out.
-    #[error("shared memory hand-over: {0}")]
-    Socket(#[source] io::Error),
-    /// The peer closed the socket.
-    #[error("shared memory hand-over: the peer closed the socket after {received} of {wanted} bytes")]
-    Closed {
-        /// Bytes that came.
-        received: usize,
-        /// Bytes of a hand-over message.
-        wanted: usize,
-    },
-    /// The bytes that came are not a hand-over message.
-    #[error("shared memory hand-over: what came is not a hand-over message (first bytes {head:02x?})")]
-    Foreign {
-        /// Its first bytes.
-        head: [u8; 4],
-    },
-    /// The peer speaks another version.
-    #[error("shared memory hand-over: the peer speaks version {peer}, this is version {own}")]
-    Version {
-        /// The peer's version.
-        peer: u8,
-        /// This build's version.
-        own: u8,
-    },
-    /// A message must carry exactly one descriptor.
-    #[error("shared memory hand-over: {count} descriptors came with the message, one was due")]
-    Descriptors {
-        /// How many came; what the kernel cut off is not counted.
-        count: usize,
-    },
-    /// The peer offers more memory than the receiver takes.
-    #[error("shared memory hand-over: a segment of {length} bytes is offered, at most {limit} are taken")]
-    TooLarge {
-        /// Bytes offered.
-        length: u64,
-        /// The receiver's limit in bytes.
-        limit: usize,
-    },
-    /// The descriptor that came is not a segment that can be attached.
-    #[error("shared memory hand-over: {0}")]
-    Segment(#[from] SegmentError),
 }
 
 /// A peer broke the rules of the rings that it shares with this process: what it says cannot be.

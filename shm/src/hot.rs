@@ -43,6 +43,8 @@ pub(crate) struct Hot {
     looks: Cell<u32>,
     glanced: Cell<u64>,
     looked: Cell<u64>,
+    /// Since the bell was armed, every place was looked at, and nothing was there.
+    quiet: Cell<bool>,
     /// Keeps the slots mapped.
     lines: RefCell<Lines>,
 }
@@ -61,6 +63,7 @@ impl Hot {
             looks: Cell::new(0),
             glanced: Cell::new(0),
             looked: Cell::new(0),
+            quiet: Cell::new(false),
             lines: RefCell::new(lines),
         }
     }
@@ -145,6 +148,21 @@ impl Hot {
 
     pub(crate) fn call_attention(&self) {
         self.countdown.set(1);
+    }
+
+    /// The next look is at every place, the sockets among them.
+    pub(crate) fn call_for_sockets(&self) {
+        self.countdown.set(1);
+        self.looks.set(GLANCE);
+        self.looked.set(ticks().wrapping_sub(2 * LOOK));
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet.get()
+    }
+
+    pub(crate) fn set_quiet(&self, quiet: bool) {
+        self.quiet.set(quiet);
     }
 
     /// It is time to look at the sockets. The fewer looks there are in a second, the more of them read the clock.

@@ -1,26 +1,54 @@
 //! Memory that processes of one machine share.
 //!
-//! A [`Segment`] is an anonymous file in memory (memfd) of a sealed size, mapped by every process that holds
-//! its descriptor. [`send`] hands the descriptor to another process over a unix socket and [`receive`] takes
-//! and checks it. No name is left anywhere, so nothing remains when all its processes are gone, however they
-//! ended.
+//! A [`Port`] receives messages from whoever has its address; a [`Peer`] is a connection to one. Their rings, buffers and regions lie in
+//! [`Segment`]s, anonymous files in memory (memfd) of a sealed size, whose descriptors go over a unix socket. No name is left anywhere, so
+//! nothing remains when all processes are gone, however they ended.
 //!
 //! What is in a segment can change at any moment: another process writes to it. So no reference to its
 //! bytes is ever made; they are copied in and out.
 //!
 //! ```
-//! use barewire_shm::{Segment, receive, send};
-//! use std::os::unix::net::UnixStream;
+//! use barewire_shm::{BulkReceiver, Corrupt, Deliver, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, Shelf};
+//! use std::{ptr::NonNull, rc::Rc};
+//!
+//! #[derive(Default)]
+//! struct Inbox {
+//!     scratch: [u64; MESSAGE_WORDS],
+//!     headers: Vec<u64>,
+//! }
+//!
+//! impl Deliver for Inbox {
+//!     fn scratch(&mut self) -> &mut [u64; MESSAGE_WORDS] {
+//!         &mut self.scratch
+//!     }
+//!     fn goes_on(&self) -> bool {
+//!         true
+//!     }
+//!     fn short(&mut self, _id: u8, _length: usize) {
+//!         self.headers.push(self.scratch[0]);
+//!     }
+//!     fn buffered(&mut self, _id: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, _length: usize) {
+//!         buffers.give(number);
+//!     }
+//!     fn broken(&mut self, process: i32, why: Corrupt) {
+//!         eprintln!("process {process}: {why}");
+//!     }
+//!     fn peer(&mut self, _name: u32) {}
+//! }
 //!
 //! // The two ends would be two processes.
-//! let (here, there) = UnixStream::pair()?;
-//! let segment = Segment::create("example", 4096)?;
-//! send(&here, &segment)?;
-//! let theirs = receive(&there, 1 << 20)?;
-//! segment.write(100, b"hello")?;
-//! let mut word = [0; 5];
-//! theirs.read(100, &mut word)?;
-//! assert_eq!(&word, b"hello");
+//! let address = PortAddress { number: std::process::id().into(), secret: 42 };
+//! let (config, mut inbox) = (PortConfig::default(), Inbox::default());
+//! let mut port = Port::open(address, &config, &Shelf::new(1))?;
+//! let mut peer = Peer::connect(address, &config)?;
+//! while peer.send(3, 77, b"hello").is_err() {
+//!     port.progress(&mut inbox);
+//!     peer.tend()?;
+//! }
+//! while inbox.headers.is_empty() {
+//!     port.progress(&mut inbox);
+//! }
+//! assert_eq!(inbox.headers, [77]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
@@ -32,7 +60,6 @@ mod control;
 mod copy;
 mod error;
 mod fifo;
-mod handover;
 #[cfg(all(test, not(loom)))]
 mod hostile;
 mod hot;
@@ -51,8 +78,7 @@ mod wake;
 
 pub use address::{PortAddress, PortConfig, Users};
 pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
-pub use error::{Corrupt, HandoverError, LinkError, OutOfRange, PortError, SegmentError, SendError};
-pub use handover::{receive, send};
+pub use error::{Corrupt, LinkError, OutOfRange, PortError, SegmentError, SendError};
 pub use lane::{INLINE, MESSAGE_WORDS};
 pub use peer::{MAX_IDS, Now, Peer};
 pub use port::{Deliver, Port, Watcher};

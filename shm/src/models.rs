@@ -2,6 +2,8 @@
 
 use std::io;
 
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
 use crate::fifo::{self, FifoReceiver, FifoSender, Head};
@@ -127,5 +129,56 @@ fn a_bell_loses_no_wake_up() {
         let seen = receiver.peek().is_some();
         let rang = sending.join().unwrap();
         assert!(seen || rang, "a message came, was not seen, and nobody rang");
+    });
+}
+
+/// A receiver that arms, looks, and sleeps only if nothing was there, as long as two senders have something to say.
+#[test]
+fn a_receiver_that_sleeps_again_is_woken_again() {
+    bounded(|| {
+        let bell = Bell::new(Lines::private(1)).unwrap();
+        let rung = Arc::new(AtomicU64::new(0));
+        let lanes: Vec<Lines> = (0..2).map(|_| Lines::private(lane::lines(4))).collect();
+        let senders: Vec<_> = lanes
+            .iter()
+            .map(|lines| {
+                let (lines, bell, rung) = (lines.clone(), bell.clone(), Arc::clone(&rung));
+                thread::spawn(move || {
+                    let mut sender = LaneSender::new(&lines).unwrap();
+                    assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
+                    if bell.must_ring() {
+                        rung.store(1, Ordering::Release);
+                    }
+                })
+            })
+            .collect();
+        let mut receivers: Vec<_> = lanes.iter().map(|lines| LaneReceiver::new(lines).unwrap()).collect();
+        let (mut came, mut quiet) = (0, false);
+        while came < 2 {
+            if !(bell.is_armed() && quiet) {
+                rung.store(0, Ordering::Release);
+                bell.arm(|| {
+                    loom::sync::atomic::fence(Ordering::SeqCst);
+                    Ok(())
+                })
+                .unwrap();
+                quiet = true;
+                for receiver in &mut receivers {
+                    if receiver.peek().is_some() {
+                        receiver.advance(1);
+                        came += 1;
+                        quiet = false;
+                    }
+                }
+                continue;
+            }
+            // Asleep.
+            while rung.load(Ordering::Acquire) == 0 {
+                thread::yield_now();
+            }
+        }
+        for sender in senders {
+            sender.join().unwrap();
+        }
     });
 }

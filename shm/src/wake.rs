@@ -37,8 +37,13 @@ impl Bell {
         barrier().inspect_err(|_| self.disarm())
     }
 
+    /// Receiver: nobody rang since it was armed.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.word().load(Ordering::Acquire) == ARMED
+    }
+
     /// Receiver: messages do not ring any more.
-    pub(crate) fn disarm(&self) {
+    fn disarm(&self) {
         self.word().store(0, Ordering::Relaxed);
     }
 

@@ -16,7 +16,8 @@ const ROLE: &str = "BAREWIRE_SHM_LIFE_ROLE";
 /// What the survivor may take to notice.
 const PROMPT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_mins(1);
-const ROUNDS: u64 = 20;
+/// Processes that are killed on either side: 20, or what this variable says.
+const ROUNDS: &str = "BAREWIRE_SHM_KILLS";
 /// Descriptors are counted: one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -135,6 +136,10 @@ fn start(role: &str, address: PortAddress) -> Child {
         .unwrap()
 }
 
+fn rounds() -> u64 {
+    std::env::var(ROUNDS).map_or(20, |rounds| rounds.parse().expect("a number"))
+}
+
 /// Pseudo-random moments, the same in every run.
 fn moment(round: u64) -> Duration {
     Duration::from_micros(round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50)
@@ -165,7 +170,7 @@ fn a_killed_sender_is_noticed_and_leaves_nothing() {
         let here = address(1);
         let mut port = open(here);
         let open_descriptors = descriptors();
-        for round in 0..ROUNDS {
+        for round in 0..rounds() {
             let mut count = Count::default();
             let mut child = start("send", here);
             let started = Instant::now();
@@ -189,14 +194,14 @@ fn a_killed_sender_is_noticed_and_leaves_nothing() {
         }
     }
     assert_eq!((descriptors(), left_behind()), before);
-    let _ = writeln!(io::stderr(), "{all} messages of {ROUNDS} senders, each killed");
+    let _ = writeln!(io::stderr(), "{all} messages of {} senders, each killed", rounds());
 }
 
 #[test]
 fn a_killed_receiver_is_noticed_and_leaves_nothing() {
     let _alone = alone();
     let before = (descriptors(), left_behind());
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         let there = address(100 + round);
         let mut child = start("receive", there);
         let (mut sent, mut killed) = (0u64, None);
@@ -253,6 +258,65 @@ fn a_stopped_sender_does_not_stop_the_others() {
     let _ = (child.kill(), child.wait());
 }
 
+/// Who calls progress once in a millisecond answers all the same: the fewer calls, the more of them look at the sockets.
+#[test]
+fn who_calls_seldom_answers_soon() {
+    let _alone = alone();
+    let here = address(7);
+    let mut port = open(here);
+    let mut count = Count::default();
+    // Many calls in a row, so that few of them look.
+    for _ in 0..100_000 {
+        port.progress(&mut count);
+    }
+    let mut worst = 0;
+    for round in 0..5 {
+        let mut peer = connect(here);
+        let mut calls = 0;
+        while !peer.is_ready() {
+            std::thread::sleep(Duration::from_millis(1));
+            port.progress(&mut count);
+            peer.tend().unwrap();
+            calls += 1;
+            assert!(calls < 1000, "in round {round}");
+        }
+        // The first one finds out.
+        if round > 0 {
+            worst = worst.max(calls);
+        }
+    }
+    assert!(worst < 50, "{worst} calls");
+}
+
+/// Sockets that have names, in a directory: both ends find each other there, and the name goes with the port.
+#[test]
+fn sockets_in_a_directory_serve_as_well() {
+    let _alone = alone();
+    let directory = std::env::temp_dir().join(format!("barewire-life-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let config = PortConfig { directory: Some(directory.clone()), ..PortConfig::default() };
+    let here = address(8);
+    let mut port = Port::open(here, &config, &Shelf::new(1)).unwrap();
+    let mut count = Count::default();
+    assert!(Peer::connect(here, &PortConfig::default()).is_err(), "it has no abstract name");
+    let mut peer = Peer::connect(here, &config).unwrap();
+    let (started, mut sent) = (Instant::now(), 0);
+    while count.short < 1000 {
+        match peer.send(3, sent, &[]) {
+            Ok(()) => sent += 1,
+            Err(_) => peer.tend().unwrap(),
+        }
+        port.progress(&mut count);
+        assert!(started.elapsed() < PATIENCE);
+    }
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
+    drop(port);
+    std::fs::remove_dir(&directory).expect("nothing is left there");
+    let nowhere = PortConfig { directory: Some("/nonexistent/barewire".into()), ..PortConfig::default() };
+    let refused = Port::open(here, &nowhere, &Shelf::new(1)).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("bind"), "{refused}");
+}
+
 #[test]
 fn who_does_not_know_the_secret_is_refused() {
     let _alone = alone();
@@ -294,16 +358,14 @@ fn a_sleeping_receiver_is_woken() {
     });
     let (started, mut slept) = (Instant::now(), 0);
     while count.short < MESSAGES {
-        if !port.arm().unwrap() {
-            port.progress(&mut count);
+        port.progress(&mut count);
+        if !port.watcher().arm().unwrap() {
             continue;
         }
         let mut fds = [rustix::event::PollFd::new(&port, rustix::event::PollFlags::IN)];
         let patience = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&patience)), Ok(1), "a wake-up was lost");
         slept += 1;
-        // Who comes and who goes is seen there, too.
-        port.look(&mut count);
         assert!(started.elapsed() < PATIENCE);
     }
     assert!(slept > 0);

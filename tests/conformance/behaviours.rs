@@ -33,6 +33,7 @@ behaviours! {
     0 setup::an_endpoint_that_was_never_connected [CONNECT_TO_EP]
     0 memory::memory_checks_its_bounds []
     0 memory::foreign_memory_is_registered [PUT_ZCOPY]
+    25 memory::rkey_ptr_leads_to_the_peers_bytes [PUT_SHORT]
     1 rma::put_short [PUT_SHORT]
     1 rma::put_bcopy [PUT_BCOPY]
     1 rma::put_zcopy [PUT_ZCOPY]

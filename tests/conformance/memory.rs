@@ -1,6 +1,8 @@
 //! Local memory: bounds, foreign memory, and memory that is dropped in flight.
 
-use barewire::{Access, FlushMode, KeyError, MemoryError, PostError, Posted};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use barewire::{Access, Flags, FlushMode, KeyError, MemoryError, PostError, Posted};
 
 use crate::place::Place;
 use crate::support::{Watch, contents, watch_errors};
@@ -90,5 +92,36 @@ pub(crate) fn a_key_gives_no_more_than_it_says(place: &Place) {
             }
         }
         assert_eq!(contents(&memory), [0; 4096], "{}: {what}", pair.name);
+    }
+}
+
+/// The peer's memory as it is mapped here: the same bytes, for as long as the pointer lives.
+pub(crate) fn rkey_ptr_leads_to_the_peers_bytes(place: &Place) {
+    {
+        let mut pair = place.pair();
+        let (memory, key) = pair.target(4096, Access::all());
+        if !pair.client.interface.attributes().flags.contains(Flags::RKEY_PTR) {
+            assert!(
+                matches!(pair.client.endpoint.rkey_ptr(&key), Err(PostError::Unsupported)),
+                "{}",
+                pair.name
+            );
+            return;
+        }
+        let pointer = pair.post("rkey_ptr", |endpoint| endpoint.rkey_ptr(&key)).unwrap();
+        assert_eq!(pointer.size(), 4096);
+        let (first, word) = (memory.address(), pointer.locate(memory.address() + 8, 8).unwrap());
+        // SAFETY: mapped while `pointer` lives, and aligned; everybody accesses the region by words.
+        let word = unsafe { word.cast::<AtomicU64>().as_ref() };
+        word.store(0x0102_0304_0506_0708, Ordering::Release);
+        assert_eq!(contents(&memory)[8..16], 0x0102_0304_0506_0708_u64.to_ne_bytes());
+        let _ = pair.post("put", |endpoint| endpoint.put_short(&[9; 8], first + 8, &key)).unwrap();
+        assert_eq!(word.load(Ordering::Acquire).to_ne_bytes(), [9; 8]);
+        assert!(pointer.locate(first + 4090, 6).is_some());
+        for (remote, length) in [(first + 4090, 7), (first - 1, 1), (u64::MAX, 2), (first, usize::MAX)] {
+            assert_eq!(pointer.locate(remote, length), None);
+        }
+        drop((memory, pair));
+        assert_eq!(word.load(Ordering::Acquire).to_ne_bytes(), [9; 8], "it is mapped still");
     }
 }

@@ -31,6 +31,8 @@ impl Port {
         if self.lanes.len() > usize::from(by_lane) {
             taken += self.take_from_lanes(deliver);
         }
+        // A slot that is claimed may be in front of messages.
+        self.hot.set_quiet(taken == 0 && self.claimed.is_none() && deliver.goes_on());
         if self.hot.is_look_due() {
             self.look(deliver);
         }

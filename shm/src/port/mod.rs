@@ -15,7 +15,7 @@ use rustix::event::epoll;
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
 use crate::error::{Corrupt, PortError};
-use crate::fifo::{self, FifoReceiver, Head};
+use crate::fifo::{self, FifoReceiver};
 use crate::hot::Hot;
 use crate::lane::{MESSAGE_WORDS, NOT_SHORT};
 use crate::line::{LINE, Lines};
@@ -77,6 +77,8 @@ enum Source {
 pub struct Watcher {
     epoll: Rc<OwnedFd>,
     hot: Rc<Hot>,
+    bell: Bell,
+    event: Rc<Event>,
 }
 
 impl Watcher {
@@ -89,9 +91,34 @@ impl Watcher {
         Ok(epoll::add(&*self.epoll, peer, data, epoll::EventFlags::IN)?)
     }
 
-    /// Makes the next look at the port find something.
+    /// Has the next [`Port::is_due`] say so.
     pub fn call_attention(&self) {
         self.hot.call_attention();
+    }
+
+    /// Has what comes next make the descriptor (of this value, and of the port) readable. False if that cannot be slept on yet: something
+    /// may be there already, as [`Port::progress`] is to find out; then arm again. Costs senders nothing until it is called, and one of them a
+    /// system call then.
+    ///
+    /// # Errors
+    /// What membarrier(2) says, where the kernel or a filter refuses it.
+    pub fn arm(&self) -> io::Result<bool> {
+        // Whoever wakes up looks at the sockets first.
+        self.hot.call_for_sockets();
+        if self.bell.is_armed() && self.hot.is_quiet() {
+            return Ok(true);
+        }
+        self.event.clear();
+        self.bell.arm(wake::barrier)?;
+        self.hot.set_quiet(false);
+        Ok(false)
+    }
+}
+
+/// Readable when there is something to be done, after [`Watcher::arm`].
+impl AsFd for Watcher {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 }
 
@@ -107,7 +134,7 @@ pub struct Port {
     /// The head of the FIFO is claimed since.
     claimed: Option<(u16, Instant)>,
     bell: Bell,
-    event: Event,
+    event: Rc<Event>,
     inbox: Arc<Segment>,
     shelf: Shelf,
     epoll: Rc<OwnedFd>,
@@ -134,13 +161,17 @@ impl Port {
                 possible: POWER,
             });
         };
-        let event = Event::new().map_err(system("eventfd"))?;
+        let event = Rc::new(Event::new().map_err(system("eventfd"))?);
         let listener = Listener::bind(address.number, config.directory.as_deref()).map_err(system("bind"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|errno| system("epoll_create")(errno.into()))?;
-        let data = epoll::EventData::new_u64(LISTENER);
-        epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)
-            .map_err(|errno| system("epoll_ctl")(errno.into()))?;
+        let watch = |descriptor: BorrowedFd<'_>, data| {
+            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
+                .map_err(|errno| system("epoll_ctl")(errno.into()))
+        };
+        watch(listener.as_fd(), LISTENER)?;
+        // Only to be slept on: it is nobody's number.
+        watch(event.as_fd(), SENDER)?;
         let mut port = Self {
             hot: Rc::new(Hot::new()),
             source: Source::Fifo,
@@ -168,7 +199,12 @@ impl Port {
 
     /// The handle for watching peers.
     pub fn watcher(&self) -> Watcher {
-        Watcher { epoll: Rc::clone(&self.epoll), hot: Rc::clone(&self.hot) }
+        Watcher {
+            epoll: Rc::clone(&self.epoll),
+            hot: Rc::clone(&self.hot),
+            bell: self.bell.clone(),
+            event: Rc::clone(&self.event),
+        }
     }
 
     /// Bytes of memory that this port shares with all its senders, whatever their number.
@@ -205,51 +241,9 @@ impl Port {
         deliver.short(id, length);
         1
     }
-
-    /// The descriptor to sleep on, after [`Self::arm`]: readable when there is something to do.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    /// Has the next message make [`Self::event_fd`] readable. False if there is something already: take it first.
-    ///
-    /// # Errors
-    /// What membarrier(2) says, where the kernel or a filter refuses it.
-    pub fn arm(&mut self) -> io::Result<bool> {
-        self.watch_event()?;
-        self.event.clear();
-        self.bell.arm(wake::barrier)?;
-        let quiet = self.is_quiet();
-        if !quiet {
-            self.bell.disarm();
-        }
-        Ok(quiet)
-    }
-
-    fn watch_event(&mut self) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(SENDER);
-        match epoll::add(&*self.epoll, &self.event, data, epoll::EventFlags::IN) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
-    /// No message is there, in any place.
-    fn is_quiet(&mut self) -> bool {
-        self.catch_up();
-        self.point();
-        let senders = &self.senders;
-        self.fifo.peek(|number| senders.is_gone(number)) == Head::Empty
-            && self.lanes.iter().all(|number| {
-                senders
-                    .get(*number)
-                    .and_then(|sender| sender.lane.as_ref())
-                    .is_none_or(|lane| lane.peek().is_none())
-            })
-    }
 }
 
-/// The descriptor of [`Port::event_fd`].
+/// The descriptor of [`Watcher::arm`].
 impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
+use crate::atomic::{AtomicOp, AtomicWord, Change, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::memory::Access;
@@ -76,5 +77,78 @@ impl Endpoint {
             let found = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
             result.set(found.unwrap_or_else(|found| found));
         })
+    }
+
+    /// Changes the word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
+        self.change(op.change(), remote, key, None)
+    }
+
+    /// Changes the word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.change(op.change(), remote, key, Some(result))
+    }
+
+    #[inline]
+    pub(crate) fn change(
+        &self,
+        change: Change,
+        remote: u64,
+        key: &RemoteKey,
+        result: Option<&FetchResult>,
+    ) -> Post {
+        change.need(result.is_some()).ok_or(PostError::Unsupported)?;
+        if change.width != size_of::<u64>() {
+            return self.change_half(change, remote, key, result);
+        }
+        let operand = change.operand;
+        self.with_word(remote, key, |word| {
+            let old = match change.kind {
+                Kind::Add => word.fetch_add(operand, Ordering::SeqCst),
+                Kind::And => word.fetch_and(operand, Ordering::SeqCst),
+                Kind::Or => word.fetch_or(operand, Ordering::SeqCst),
+                Kind::Xor => word.fetch_xor(operand, Ordering::SeqCst),
+                Kind::Swap => word.swap(operand, Ordering::SeqCst),
+                Kind::CompareSwap => word
+                    .compare_exchange(change.compare, operand, Ordering::SeqCst, Ordering::SeqCst)
+                    .unwrap_or_else(|found| found),
+            };
+            if let Some(result) = result {
+                result.set(old);
+            }
+        })
+    }
+
+    /// On a word of 4 bytes, as part of the 8 around it: all accesses to a region are of one size.
+    #[inline(never)]
+    fn change_half(
+        &self,
+        change: Change,
+        remote: u64,
+        key: &RemoteKey,
+        result: Option<&FetchResult>,
+    ) -> Post {
+        let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
+        // SAFETY: as in `with_word`.
+        let old = unsafe { bytes.update(at, change) }.ok_or(PostError::Unaligned)?;
+        if let Some(result) = result {
+            result.set(old);
+        }
+        Ok(Posted::Done)
     }
 }

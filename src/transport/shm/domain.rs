@@ -148,6 +148,11 @@ impl RemoteKey {
         (self.body.shelf, self.body.region, self.body.length)
     }
 
+    /// Where the region is in its own process.
+    pub(super) fn address(&self) -> u64 {
+        self.body.address
+    }
+
     #[inline(always)]
     pub(super) fn allows(&self, need: Access) -> bool {
         self.body.access.contains(need)

@@ -2,7 +2,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
 
 use barewire_shm::{Port, PortAddress, PortConfig, PortError, Watcher};
 
@@ -19,6 +21,7 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::event::EventError;
 use crate::pending::Arbiter;
 use crate::pool::Pool;
 use crate::random;
@@ -26,6 +29,9 @@ use crate::status::{Post, Posted};
 
 /// Buffers between two processes: as many as the settings say, up to this. Those used last are used again first.
 const MOST_BUFFERS: u32 = 32;
+
+/// How long a sleeper with requests that wait for room may sleep.
+const ROOM: Duration = Duration::from_micros(100);
 
 pub(super) struct Shared {
     /// Progress has something to do besides messages.
@@ -143,6 +149,28 @@ impl Interface {
         }
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
+    }
+
+    /// A descriptor to sleep on (poll(2), epoll(7)) after [`Self::arm`]: readable when there is something to be done.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.0.watcher.as_fd()
+    }
+
+    /// Has what comes next make [`Self::event_fd`] readable. Answers when progress is wanted at the latest: nobody tells when a peer makes room
+    /// for requests that wait. Costs senders nothing until it is called, and one of them a system call then.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] the first time, as progress is to look whether something is there, and while it finds something;
+    /// [`EventError::System`] where the kernel has no membarrier(2), or a filter forbids it.
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        let shared = &*self.0;
+        let step = "have other processes see that this one sleeps (membarrier)";
+        let armed = shared.watcher.arm().map_err(|source| EventError::System { step, source })?;
+        let waiting = !shared.arbiter.is_empty();
+        if !armed || (shared.attention.get() && !waiting) {
+            return Err(EventError::Busy);
+        }
+        Ok(waiting.then(|| Instant::now() + ROOM))
     }
 }
 

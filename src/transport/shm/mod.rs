@@ -11,6 +11,7 @@ mod domain;
 mod endpoint;
 mod interface;
 mod message;
+mod pointer;
 mod progress;
 mod rma;
 mod state;
@@ -20,6 +21,7 @@ pub(crate) use address::host;
 pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::Interface;
+pub use pointer::RemotePointer;
 pub use progress::Progress;
 
 use crate::active_message::SHORT_HEADER;
@@ -53,8 +55,8 @@ pub fn attributes() -> Attributes {
             max_iov: MAX_IOV,
             max_header: MAX_AM_HEADER,
         },
-        atomic32: AtomicOperations::empty(),
-        atomic64: AtomicOperations::INFINIBAND,
+        atomic32: AtomicOperations::all(),
+        atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP
             | Flags::CONNECT_TO_INTERFACE
             | Flags::PENDING
@@ -70,6 +72,8 @@ pub fn attributes() -> Attributes {
             | Flags::AM_BCOPY
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU
+            | Flags::EVENT_FD
+            | Flags::RKEY_PTR
             | Flags::INTER_PROCESS,
         overhead_ns: 10.0,
         latency_ns: 80.0,

@@ -2,8 +2,6 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -51,21 +49,6 @@ impl Progress {
     #[inline(always)]
     pub fn progress(&mut self) -> usize {
         if self.port.is_due() { self.turn() } else { self.port.take(&mut self.delivery) }
-    }
-
-    /// A descriptor to sleep on (poll(2), epoll(7)) after [`Self::arm`]: readable when there is something to be done.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.port.event_fd()
-    }
-
-    /// Has what comes next make [`Self::event_fd`] readable. False if there is something to be done already: progress, and arm again. Costs
-    /// senders nothing until it is called, and one of them a system call then.
-    ///
-    /// # Errors
-    /// Where the kernel has no membarrier(2), or a filter forbids it.
-    pub fn arm(&mut self) -> io::Result<bool> {
-        let shared = &*self.delivery.shared;
-        Ok(!shared.attention.get() && shared.arbiter.is_empty() && self.port.arm()?)
     }
 
     /// The rest of what there is to be done, every few calls.

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell, UnsafeCell};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use barewire_shm::{LIVE, LinkError, Peer, PortAddress, SendError};
+use barewire_shm::{LIVE, LinkError, Mapped, Peer, PortAddress, SendError};
 
 use super::NAME;
 use super::domain::RemoteKey;
@@ -172,7 +172,7 @@ impl State {
         remote: u64,
         length: usize,
         need: Access,
-    ) -> Result<(), PostError> {
+    ) -> Result<Mapped, PostError> {
         self.gate.check()?;
         if !key.allows(need) {
             return Err(PostError::AccessDenied);
@@ -193,8 +193,8 @@ impl State {
         if mapped.size() as u64 != size {
             return Err(PostError::OutOfRange);
         }
-        self.views.add(key, mapped);
-        Ok(())
+        self.views.add(key, mapped.clone());
+        Ok(mapped)
     }
 
     /// A post would not answer `NoResource`, as far as can be told.
