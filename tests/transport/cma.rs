@@ -32,7 +32,7 @@ fn long_transfers_are_done_slice_by_slice_and_in_order() {
         assert!(pair.worker.progress() > 0);
         turns += 1;
     }
-    assert!(turns >= LONG / (512 << 10), "{turns}");
+    assert!(turns >= LONG / (1 << 20), "{turns}");
     assert_eq!((put.calls(), small.calls()), (1, 1));
     let mut expected = data.clone();
     expected.copy_within(8..16, 0);

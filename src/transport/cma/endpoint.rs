@@ -327,8 +327,8 @@ impl State {
         })
     }
 
-    /// A slice of what is first. Answers how many events there were.
-    pub(super) fn turn(&self) -> usize {
+    /// Up to so many bytes of what is first. Answers how many events there were.
+    pub(super) fn turn(&self, slice: usize) -> usize {
         let Some(step) = self.steps.borrow_mut().pop_front() else { return 0 };
         if !self.gate.is_alive() {
             let cause = if self.error.borrow().is_some() { Cause::Flushed } else { Cause::Canceled };
@@ -339,7 +339,7 @@ impl State {
             finish(step, Ok(()));
             return 1;
         };
-        match self.with_process(|process| transfer.advance(process)) {
+        match self.with_process(|process| transfer.advance(process, slice)) {
             Ok(true) => finish(Step::Transfer(transfer), Ok(())),
             Ok(false) => self.steps.borrow_mut().push_front(Step::Transfer(transfer)),
             Err(cause) => {

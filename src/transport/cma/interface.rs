@@ -5,10 +5,10 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
-use super::NAME;
 use super::address::{self, ProcessAddress};
 use super::domain::Domain;
 use super::endpoint::{Endpoint, State};
+use super::{NAME, SLICE, SLICE_OF_MANY};
 use crate::active_message::{Handlers, Message};
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
@@ -174,9 +174,11 @@ impl Progress {
         let shared = &*self.0;
         shared.busy.set(false);
         let states = shared.states();
+        let busy = states.iter().filter(|state| !state.is_idle()).count();
+        let slice = if busy > 1 { SLICE_OF_MANY } else { SLICE };
         let mut events = 0;
         for state in &states {
-            events += state.turn();
+            events += state.turn(slice);
             if let Some(error) = state.unreported() {
                 shared.handlers.dispatch_error(&error);
             }

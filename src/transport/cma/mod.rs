@@ -22,8 +22,10 @@ pub const DEVICE: &str = "memory";
 
 /// Slices per operation.
 const MAX_IOV: usize = barewire_shm::MAX_RANGES;
-/// Bytes that a post or one progress copies at most for an endpoint.
-const SLICE: usize = 512 << 10;
+/// Bytes that a post copies at most, and one progress for an endpoint: at the speed of memory, less than a tenth of a millisecond.
+const SLICE: usize = 1 << 20;
+/// The same where several endpoints have something in progress.
+const SLICE_OF_MANY: usize = 256 << 10;
 /// Operations that an endpoint has in progress.
 const MAX_IN_PROGRESS: usize = 64;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use barewire_shm::{Process, ProcessError, Range};
 
+use super::MAX_IOV;
 use super::domain::Region;
-use super::{MAX_IOV, SLICE};
 use crate::completion::Completion;
 use crate::error::Operation;
 
@@ -44,13 +44,13 @@ impl Transfer {
         if self.put { Operation::Put } else { Operation::Get }
     }
 
-    /// Copies up to a slice. True if that was the rest.
-    pub(super) fn advance(&mut self, process: &Process) -> Result<bool, ProcessError> {
+    /// Copies up to so many bytes. True if that was the rest.
+    pub(super) fn advance(&mut self, process: &Process, slice: usize) -> Result<bool, ProcessError> {
         if self.left == 0 {
             return Ok(true);
         }
         let mut part = [Range { address: 0, length: 0 }; MAX_IOV];
-        let (mut count, mut room) = (0, SLICE);
+        let (mut count, mut room) = (0, slice);
         for (place, range) in part.iter_mut().zip(&self.ranges) {
             if room == 0 {
                 break;

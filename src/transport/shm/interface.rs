@@ -36,6 +36,8 @@ const ROOM: Duration = Duration::from_micros(100);
 pub(super) struct Shared {
     /// Progress has something to do besides messages.
     pub(super) attention: Cell<bool>,
+    /// Connections that were made since progress last told.
+    pub(super) connected: Cell<usize>,
     pub(super) watcher: Watcher,
     pub(super) handlers: Handlers,
     pub(super) arbiter: Arbiter<Endpoint>,
@@ -77,6 +79,7 @@ impl Interface {
             .map_err(|error: PortError| failed("open a port")(error.into()))?;
         let shared = Rc::new(Shared {
             attention: Cell::new(false),
+            connected: Cell::new(0),
             watcher: port.watcher(),
             handlers: Handlers::new(),
             arbiter: Arbiter::new(),

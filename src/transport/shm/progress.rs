@@ -58,7 +58,9 @@ impl Progress {
         let shared = &*self.delivery.shared;
         let unsettled = shared.attention.get() || !shared.arbiter.is_empty();
         let events = if unsettled { self.settle() } else { 0 };
-        events + self.port.turn(&mut self.delivery)
+        let messages = self.port.turn(&mut self.delivery);
+        // Who sleeps until he can post is to wake up.
+        events + messages + self.delivery.shared.connected.take()
     }
 
     #[cold]

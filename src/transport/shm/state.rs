@@ -117,7 +117,10 @@ impl State {
     pub(super) fn tend(&self) {
         match self.with_peer(|peer| peer.tend().map(|()| peer.is_ready())) {
             Some(Ok(ready)) => {
-                self.gate.set(Block::Connecting, !ready);
+                if ready && self.gate.has(Block::Connecting) {
+                    self.gate.set(Block::Connecting, false);
+                    self.shared.connected.set(self.shared.connected.get() + 1);
+                }
                 if !self.pending.is_idle() {
                     self.shared.call_attention();
                 }
