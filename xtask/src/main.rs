@@ -30,8 +30,9 @@ usage: cargo xtask test|bench|asm|vm|compare [--no-install]
   vm             boots a guest with a kernel that knows RDMA, in plain emulation (qemu), and has the software HCA talk
                  to that kernel's Soft-RoCE in it, and the objects of verbs work on it. BAREWIRE_VM_OPERATIONS=10000 for more than 500 of each kind.
                  With a COMMAND for sh, that is run in the guest instead; rxe0 is there.
-  compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils) in 9 pairs that alternate, into
-                 benches/RESULTS.md. With a ROW, only the rows whose names begin so. Best on a machine that does nothing else.
+  compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 too) in 9 pairs that alternate,
+                 into benches/RESULTS.md. With a ROW, only the rows whose names begin so. Best on a machine that does nothing else.
+                 BAREWIRE_COMPARE_PAIRS=1 to see it run: then nothing is written.
   --no-install   install nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {

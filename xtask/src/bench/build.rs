@@ -104,7 +104,7 @@ pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
 }
 
 /// The path of the bench's binary in cargo's messages.
-fn executable(messages: &str, bench: &str) -> Option<String> {
+pub(crate) fn executable(messages: &str, bench: &str) -> Option<String> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut ours = messages
         .filter(|message| message["target"]["name"] == bench && message["target"]["kind"][0] == "bench");

@@ -4,7 +4,7 @@
 mod assembly;
 #[path = "../../../benches/budget/mod.rs"]
 mod budget;
-mod build;
+pub(crate) mod build;
 mod judge;
 mod measure;
 mod peers;

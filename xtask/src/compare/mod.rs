@@ -1,4 +1,4 @@
-//! `cargo xtask compare`: `barewire perf` against Debian's `ucx_perftest`, in pairs that alternate, on the same CPUs.
+//! `cargo xtask compare`: `barewire perf` against Debian's `ucx_perftest` and others, in pairs that alternate, on the same CPUs.
 
 mod rows;
 mod run;
@@ -9,14 +9,17 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use crate::bench::build;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
-use rows::{ROWS, Row};
-use run::{Place, Side};
+use rows::{Program, ROWS, Row};
+use run::Place;
 use table::Outcome;
 
 /// Pairs of runs for each row.
 const PAIRS: usize = 9;
+/// As many instead, to see it run; nothing is written then.
+const FEWER: &str = "BAREWIRE_COMPARE_PAIRS";
 const BUILD: Duration = Duration::from_mins(20);
 const INSTALL: Duration = Duration::from_mins(10);
 
@@ -38,13 +41,17 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
         let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
         return Err(Failure::Found(format!("no row begins with '{prefix}': there are {}", names.join(", "))));
     }
-    let is_there = || packages::on_path("ucx_perftest");
-    if !is_there() {
-        packages::debian(install, &["ucx-utils"], INSTALL)?;
+    for (program, package) in [("ucx_perftest", "ucx-utils"), ("iperf3", "iperf3")] {
+        let wanted = rows.iter().any(|row| row.theirs.is_of(program));
+        if wanted && !packages::on_path(program) {
+            packages::debian(install, &[package], INSTALL)?;
+        }
+        if wanted && !packages::on_path(program) {
+            return Err(Failure::Found(format!("{program} is missing: apt-get install {package}")));
+        }
     }
-    if !is_there() {
-        return Err(Failure::Found("ucx_perftest is missing: apt-get install ucx-utils".to_owned()));
-    }
+    let fewer = std::env::var(FEWER).ok().and_then(|count| count.parse().ok());
+    let count: usize = fewer.unwrap_or(PAIRS);
     let place = place()?;
     // Two comparisons at a time would compare each other.
     let lock = fs::File::create(std::env::temp_dir().join("barewire-compare.lock"));
@@ -54,37 +61,59 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     let mut outcomes = Vec::new();
     for row in rows {
         let mut pairs = Vec::new();
-        for pair in 0..PAIRS {
+        for pair in 0..count {
             // Who is first changes, so that what drifts does not favour one.
             let (ours, theirs) = if pair % 2 == 0 {
-                let ours = run::run(row, Side::Ours, &place)?;
-                (ours, run::run(row, Side::Theirs, &place)?)
+                let ours = run::run(row, row.ours, &place)?;
+                (ours, run::run(row, row.theirs, &place)?)
             } else {
-                let theirs = run::run(row, Side::Theirs, &place)?;
-                (run::run(row, Side::Ours, &place)?, theirs)
+                let theirs = run::run(row, row.theirs, &place)?;
+                (run::run(row, row.ours, &place)?, theirs)
             };
             pairs.push((ours, theirs));
         }
         let outcome = Outcome { row, pairs };
         let note = if outcome.holds() { "" } else { "  the must is missed" };
-        println!("{:<24} ratio {:.3}{note}", row.name, outcome.ratio());
+        println!("{:<26} ratio {:.3}{note}", row.name, outcome.ratio());
         outcomes.push(outcome);
+    }
+    if count != PAIRS {
+        for outcome in &outcomes {
+            println!("{:<26} {:?}", outcome.row.name, outcome.pairs);
+        }
+        println!("{count} of {PAIRS} pairs, by {FEWER}: nothing is written");
+        return Ok(());
     }
     table::write(&outcomes, &machine(&place))
 }
 
-/// Builds our program, and takes the first two CPUs that this process may use.
+/// Builds our programs, and takes the first two CPUs that this process may use.
 fn place() -> Result<Place, Failure> {
+    let mut messages = String::new();
+    let bench = Invocation::cargo(&[
+        "build",
+        "--release",
+        "-p",
+        "barewire",
+        "--bench",
+        "sockets",
+        "--message-format=json-render-diagnostics",
+    ]);
+    println!("{bench}");
+    process::run(&bench, BUILD, Output::Collect(&mut messages))?;
+    let sockets = build::executable(&messages, "sockets")
+        .ok_or_else(|| Failure::Found("cargo built no bench sockets".to_owned()))?;
     process::run(&Invocation::cargo(&["build", "--release", "-p", "barewire-cli"]), BUILD, Output::Inherit)?;
     let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
     let cpus: Vec<String> = allowed_cpus().into_iter().take(2).map(|cpu| cpu.to_string()).collect();
     let Ok(cpus) = <[String; 2]>::try_from(cpus) else {
         return Err(Failure::Found("two CPUs are needed, one for each side".to_owned()));
     };
-    // Real time, if we may: what else runs on the machine shows in the rates otherwise.
+    // Real time, if we may: what else runs on the machine shows in the rates otherwise. In turns, since UCX's tcp connects by a thread
+    // that has to come to the CPU that the first one spins on.
     let first =
-        if packages::is_root() { ["chrt", "-f", "1"].map(str::to_owned).to_vec() } else { Vec::new() };
-    Ok(Place { cpus, program: format!("{target}/release/barewire"), first })
+        if packages::is_root() { ["chrt", "-r", "1"].map(str::to_owned).to_vec() } else { Vec::new() };
+    Ok(Place { cpus, barewire: format!("{target}/release/barewire"), sockets, first })
 }
 
 /// The CPUs that this process may use.
@@ -105,4 +134,15 @@ fn machine(place: &Place) -> String {
     let model = model.map_or("unknown CPU", |(_, model)| model);
     let count = thread::available_parallelism().map_or(0, usize::from);
     format!("CPUs {} and {} of {count}, {model}", place.cpus[0], place.cpus[1])
+}
+
+impl Program {
+    /// It is the program of this name.
+    fn is_of(self, name: &str) -> bool {
+        match self {
+            Self::Ucx(_) => name == "ucx_perftest",
+            Self::Iperf => name == "iperf3",
+            Self::Perf(..) | Self::Sockets(_) => false,
+        }
+    }
 }

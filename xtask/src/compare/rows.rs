@@ -36,7 +36,20 @@ impl Measure {
     }
 }
 
-/// One comparison. The server of each side gets the same words as the client.
+/// What is run on one side, with the client's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Program {
+    /// `barewire perf`: the transport, and other words.
+    Perf(&'static str, &'static [&'static str]),
+    /// `ucx_perftest`.
+    Ucx(&'static [&'static str]),
+    /// `iperf3`, one stream.
+    Iperf,
+    /// Our bench `sockets`.
+    Sockets(&'static [&'static str]),
+}
+
+/// One comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     /// For `cargo xtask compare NAME`: rows whose names begin so.
@@ -46,14 +59,10 @@ pub(super) struct Row {
     /// Ours divided by theirs: what it must be, and what we would like to see.
     pub(super) must: Option<f64>,
     pub(super) aim: Option<f64>,
-    /// Of both sides: `-n`.
+    /// Of both sides, where they count.
     pub(super) iterations: u32,
-    /// `barewire perf`, the transport.
-    pub(super) transport: &'static str,
-    /// `barewire perf`, the client's other words.
-    pub(super) ours: &'static [&'static str],
-    /// `ucx_perftest`.
-    pub(super) theirs: &'static [&'static str],
+    pub(super) ours: Program,
+    pub(super) theirs: Program,
 }
 
 const M: u32 = 1_000_000;
@@ -74,7 +83,24 @@ const fn shm(
     ours: &'static [&'static str],
     theirs: &'static [&'static str],
 ) -> Row {
-    Row { name, what, measure, must: Some(must), aim: Some(aim), iterations, transport: "shm", ours, theirs }
+    let (ours, theirs) = (Program::Perf("shm", ours), Program::Ucx(theirs));
+    Row { name, what, measure, must: Some(must), aim: Some(aim), iterations, ours, theirs }
+}
+
+const AM_LAT_8: Program = Program::Perf("tcp", &["-t", "am_lat", "-s", "8"]);
+const AM_BW_8K: Program = Program::Perf("tcp", &["-t", "am_bw", "-s", "8192"]);
+
+/// A row of `tcp`, over the loopback.
+const fn tcp(
+    name: &'static str,
+    what: &'static str,
+    measure: Measure,
+    (must, aim): (Option<f64>, f64),
+    iterations: u32,
+    ours: Program,
+    theirs: Program,
+) -> Row {
+    Row { name, what, measure, must, aim: Some(aim), iterations, ours, theirs }
 }
 
 pub(super) const ROWS: &[Row] = &[
@@ -148,9 +174,8 @@ pub(super) const ROWS: &[Row] = &[
         must: Some(1.0),
         aim: Some(1.1),
         iterations: M / 10,
-        transport: "cma",
-        ours: &["-t", "put_bw", "-s", "64K", "-D", "zcopy"],
-        theirs: &["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "65536", "-D", "zcopy"],
+        ours: Program::Perf("cma", &["-t", "put_bw", "-s", "64K", "-D", "zcopy"]),
+        theirs: Program::Ucx(&["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "65536", "-D", "zcopy"]),
     },
     Row {
         name: "cma_put_bw_1m",
@@ -159,43 +184,72 @@ pub(super) const ROWS: &[Row] = &[
         must: Some(1.0),
         aim: Some(1.1),
         iterations: M / 100,
-        transport: "cma",
-        ours: &["-t", "put_bw", "-s", "1M", "-D", "zcopy"],
-        theirs: &["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "1048576", "-D", "zcopy"],
+        ours: Program::Perf("cma", &["-t", "put_bw", "-s", "1M", "-D", "zcopy"]),
+        theirs: Program::Ucx(&["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "1048576", "-D", "zcopy"]),
     },
-    Row {
-        name: "tcp_am_lat_8",
-        what: "tcp: am short 8 B, latency",
-        measure: Measure::Latency,
-        must: Some(0.95),
-        aim: Some(0.8),
-        iterations: M / 20,
-        transport: "tcp",
-        ours: &["-t", "am_lat", "-s", "8"],
-        theirs: &["-d", "lo", "-x", "tcp", "-t", "am_lat", "-s", "8"],
-    },
-    Row {
-        name: "tcp_am_bw_8",
-        what: "tcp: am short 8 B, rate",
-        measure: Measure::Rate,
-        must: Some(8.0),
-        aim: Some(30.0),
-        iterations: M / 5,
-        transport: "tcp",
-        ours: &["-t", "am_bw", "-s", "8"],
-        theirs: &["-d", "lo", "-x", "tcp", "-t", "am_bw", "-s", "8"],
-    },
-    Row {
-        name: "tcp_am_bw_8k",
-        what: "tcp: am short 8 KiB, bandwidth",
-        measure: Measure::Bandwidth,
-        must: Some(1.5),
-        aim: Some(2.5),
-        iterations: M / 20,
-        transport: "tcp",
-        ours: &["-t", "am_bw", "-s", "8192"],
-        theirs: &["-d", "lo", "-x", "tcp", "-t", "am_bw", "-s", "8192"],
-    },
+    tcp(
+        "tcp_am_lat_8",
+        "tcp: am short 8 B, latency",
+        Measure::Latency,
+        (Some(0.95), 0.8),
+        M / 10,
+        AM_LAT_8,
+        Program::Ucx(&["-d", "lo", "-x", "tcp", "-t", "am_lat", "-s", "8"]),
+    ),
+    tcp(
+        "tcp_am_lat_8_sockets",
+        "tcp: am short 8 B, latency, against bare sockets that spin",
+        Measure::Latency,
+        (None, 1.1),
+        M / 10,
+        AM_LAT_8,
+        Program::Sockets(&["bare"]),
+    ),
+    tcp(
+        "tcp_am_bw_8",
+        "tcp: am short 8 B, rate",
+        Measure::Rate,
+        (Some(8.0), 30.0),
+        M / 5,
+        Program::Perf("tcp", &["-t", "am_bw", "-s", "8"]),
+        Program::Ucx(&["-d", "lo", "-x", "tcp", "-t", "am_bw", "-s", "8"]),
+    ),
+    tcp(
+        "tcp_am_bw_8k",
+        "tcp: am short 8 KiB, bandwidth",
+        Measure::Bandwidth,
+        (Some(1.5), 2.5),
+        M / 5,
+        AM_BW_8K,
+        Program::Ucx(&["-d", "lo", "-x", "tcp", "-t", "am_bw", "-s", "8192"]),
+    ),
+    tcp(
+        "tcp_am_bw_8k_iperf3",
+        "tcp: am short 8 KiB, bandwidth, against iperf3",
+        Measure::Bandwidth,
+        (None, 0.9),
+        M / 5,
+        AM_BW_8K,
+        Program::Iperf,
+    ),
+    tcp(
+        "tcp_am_zcopy_bw_1m_iperf3",
+        "tcp: am zcopy 1 MiB, bandwidth, against iperf3",
+        Measure::Bandwidth,
+        (Some(0.8), 0.95),
+        M / 200,
+        Program::Perf("tcp", &["-t", "am_bw", "-s", "1M", "-D", "zcopy"]),
+        Program::Iperf,
+    ),
+    tcp(
+        "tcp_am_lat_8_many",
+        "tcp: am short 8 B, latency, 100 busy of 2000 connections against one",
+        Measure::Latency,
+        (Some(1.3), 1.1),
+        M / 10,
+        Program::Sockets(&["many", "2000", "100"]),
+        Program::Sockets(&["many", "1", "1"]),
+    ),
 ];
 
 #[cfg(test)]

@@ -8,25 +8,21 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::rows::{Measure, Row};
+use super::rows::{Measure, Program, Row};
 use crate::process::{Failure, repository};
 
 /// A run of either side takes a second or a few.
 const DEADLINE: Duration = Duration::from_mins(2);
 const TICK: Duration = Duration::from_millis(5);
 
-/// Whose program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Ours,
-    Theirs,
-}
-
-/// The CPUs of server and client, and the program that is ours.
+/// The CPUs of server and client, and the programs that are ours.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) cpus: [String; 2],
-    pub(super) program: String,
+    /// The command line.
+    pub(super) barewire: String,
+    /// The bench `sockets`.
+    pub(super) sockets: String,
     /// Words in front of each program, to be before others on a busy machine.
     pub(super) first: Vec<String>,
 }
@@ -42,18 +38,18 @@ impl Drop for Running {
     }
 }
 
-/// Runs `side` of the row and answers its value.
-pub(super) fn run(row: &Row, side: Side, place: &Place) -> Result<f64, Failure> {
+/// Runs a program of the row and answers its value.
+pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Failure> {
     let port = free_port()?;
-    let mut server = start(&words(row, side, place, port, true), &place.cpus[0], Stdio::null())?;
+    let mut server = start(&words(row, program, place, port, true), &place.cpus[0], Stdio::null())?;
     let started = Instant::now();
     while !listens(port) {
         if ended(&mut server)? || started.elapsed() > DEADLINE {
-            return Err(Failure::Found(format!("{}: the server of {side:?} does not listen", row.name)));
+            return Err(Failure::Found(format!("{}: the server of {program:?} does not listen", row.name)));
         }
         thread::sleep(TICK);
     }
-    let mut client = start(&words(row, side, place, port, false), &place.cpus[1], Stdio::piped())?;
+    let mut client = start(&words(row, program, place, port, false), &place.cpus[1], Stdio::piped())?;
     while !ended(&mut client)? {
         if started.elapsed() > DEADLINE {
             return Err(Failure::Deadline(DEADLINE));
@@ -66,31 +62,40 @@ pub(super) fn run(row: &Row, side: Side, place: &Place) -> Result<f64, Failure> 
             .read_to_string(&mut text)
             .map_err(|error| Failure::Found(format!("{}: cannot read the output: {error}", row.name)))?;
     }
-    let value = match side {
-        Side::Ours => ours(&text, row.measure),
-        Side::Theirs => theirs(&text, row.measure),
+    let value = match program {
+        Program::Perf(..) | Program::Sockets(_) => perf(&text, row.measure),
+        Program::Ucx(_) => ucx(&text, row.measure),
+        Program::Iperf => iperf(&text, row.measure),
     };
-    value.ok_or_else(|| Failure::Found(format!("{}: {side:?} said nothing of use: {text:?}", row.name)))
+    value.ok_or_else(|| Failure::Found(format!("{}: {program:?} said nothing of use: {text:?}", row.name)))
 }
 
-fn words(row: &Row, side: Side, place: &Place, port: u16, server: bool) -> Vec<String> {
+fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) -> Vec<String> {
     let (port, iterations) = (port.to_string(), row.iterations.to_string());
     let mut words = place.first.clone();
     let mut add = |more: &[&str]| words.extend(more.iter().map(ToString::to_string));
-    match (side, server) {
-        (Side::Ours, true) => add(&[&place.program, "perf", "--listen", "-p", &port, "-x", row.transport]),
-        (Side::Ours, false) => {
-            add(&[&place.program, "perf", "127.0.0.1", "--json", "-p", &port, "-x", row.transport]);
-            add(&["-n", &iterations, "-w", "10K"]);
-            add(row.ours);
+    match (program, server) {
+        (Program::Perf(transport, _), true) => {
+            add(&[&place.barewire, "perf", "--listen", "-p", &port, "-x", transport]);
         }
-        (Side::Theirs, server) => {
+        (Program::Perf(transport, more), false) => {
+            add(&[&place.barewire, "perf", "127.0.0.1", "--json", "-p", &port, "-x", transport]);
+            add(&["-n", &iterations, "-w", "10K"]);
+            add(more);
+        }
+        (Program::Ucx(more), server) => {
             add(&["ucx_perftest"]);
             if !server {
                 add(&["127.0.0.1", "-f", "-v"]);
             }
             add(&["-p", &port, "-n", &iterations, "-w", "10000"]);
-            add(row.theirs);
+            add(more);
+        }
+        (Program::Iperf, true) => add(&["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &port]),
+        (Program::Iperf, false) => add(&["iperf3", "-c", "127.0.0.1", "-t", "1", "-J", "-p", &port]),
+        (Program::Sockets(more), server) => {
+            add(&[&place.sockets, if server { "listen" } else { "connect" }, &port, &iterations]);
+            add(more);
         }
     }
     words
@@ -137,8 +142,8 @@ fn listens(port: u16) -> bool {
     })
 }
 
-/// `barewire perf --json`.
-fn ours(text: &str, measure: Measure) -> Option<f64> {
+/// `barewire perf --json`, and what has the same words.
+fn perf(text: &str, measure: Measure) -> Option<f64> {
     let json: serde_json::Value = serde_json::from_str(text).ok()?;
     let field = match measure {
         Measure::Latency => "latency_typical_us",
@@ -150,7 +155,7 @@ fn ours(text: &str, measure: Measure) -> Option<f64> {
 }
 
 /// `ucx_perftest -f -v`: a line of names and a line of numbers.
-fn theirs(text: &str, measure: Measure) -> Option<f64> {
+fn ucx(text: &str, measure: Measure) -> Option<f64> {
     const MEBIBYTE: f64 = 1024.0 * 1024.0;
     let (name, unit) = match measure {
         Measure::Latency => ("50.0_percentile_lat", 1.0),
@@ -164,21 +169,33 @@ fn theirs(text: &str, measure: Measure) -> Option<f64> {
     Some(value * unit)
 }
 
+/// `iperf3 -J`: bits per second at the receiver.
+fn iperf(text: &str, measure: Measure) -> Option<f64> {
+    let json: serde_json::Value = serde_json::from_str(text).ok()?;
+    match measure {
+        Measure::Bandwidth => Some(json["end"]["sum_received"]["bits_per_second"].as_f64()? / 8.0),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read() {
+    fn every_form_is_read() {
         let text = "+---+\niterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
                     200000,0.476,1.659,2.857,4.60,2.5,602918,350044\n";
-        assert_eq!(theirs(text, Measure::Latency), Some(0.476));
-        assert_eq!(theirs(text, Measure::Rate), Some(350_044.0));
-        assert_eq!(theirs(text, Measure::Bandwidth), Some(2.5 * 1_048_576.0));
-        assert_eq!(theirs("nothing", Measure::Rate), None);
+        assert_eq!(ucx(text, Measure::Latency), Some(0.476));
+        assert_eq!(ucx(text, Measure::Rate), Some(350_044.0));
+        assert_eq!(ucx(text, Measure::Bandwidth), Some(2.5 * 1_048_576.0));
+        assert_eq!(ucx("nothing", Measure::Rate), None);
         let json = r#"{"latency_typical_us": 0.5, "message_rate_overall_per_s": 7.0}"#;
-        assert_eq!(ours(json, Measure::Latency), Some(0.5));
-        assert_eq!(ours(json, Measure::Bandwidth), None);
+        assert_eq!(perf(json, Measure::Latency), Some(0.5));
+        assert_eq!(perf(json, Measure::Bandwidth), None);
+        let json = r#"{"end": {"sum_received": {"bits_per_second": 80}}}"#;
+        assert_eq!((iperf(json, Measure::Bandwidth), iperf(json, Measure::Rate)), (Some(10.0), None));
+        assert_eq!(iperf("{}", Measure::Bandwidth), None);
     }
 
     #[test]

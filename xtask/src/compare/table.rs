@@ -83,11 +83,11 @@ pub(super) fn write(outcomes: &[Outcome], machine: &str) -> Result<(), Failure> 
 fn render(outcomes: &[Outcome], kept: &str, machine: &str) -> String {
     let mut text = format!(
         "{MARK}\n\
-         Written by `cargo xtask compare`; edits are lost. `barewire perf` and Debian's `ucx_perftest` run in turns, server and client on a CPU \
-         each, the same for both: {machine}. A value is the median of the runs (of latencies the median of the messages of a run, one way; of times \
+         Written by `cargo xtask compare`; edits are lost. `barewire perf` and Debian's `ucx_perftest`, or what the measure names, run in turns, \
+         server and client on a CPU each, the same for both: {machine}. A value is the median of the runs (of latencies the median of the messages of a run, one way; of times \
          and rates the whole run). *ratio* is ours divided by theirs, the median of the pairs, with the smallest and the largest.\n\
          \n\
-         | measure | unit | ours | UCX | ratio | min | max | must | aim |\n\
+         | measure | unit | ours | theirs | ratio | min | max | must | aim |\n\
          |---|---|---:|---:|---:|---:|---:|---:|---:|\n"
     );
     for row in ROWS {

@@ -1,0 +1,142 @@
+//! Many connections of `tcp` between two interfaces, some of them busy: one message at a time, over each busy one in turn.
+
+use std::cell::Cell;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Instant;
+
+use barewire::{
+    DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface, InterfaceConfig, PostError,
+    Posted, Worker,
+};
+use barewire_tcp::{Listener, Stream};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use crate::times::Times;
+use crate::{DEADLINE, Outcome, Plan, WARM_UP, spin};
+
+/// Bytes of the addresses of all endpoints.
+const ADDRESSES: u32 = 1 << 20;
+const ID: u8 = 1;
+
+/// One of the two processes.
+struct Process {
+    worker: Worker,
+    endpoints: Vec<Endpoint>,
+    received: Rc<Cell<u64>>,
+    _interface: Interface,
+}
+
+pub(crate) fn run(plan: &Plan, connections: u32, busy: u32) -> Outcome<()> {
+    if !(1..=connections).contains(&busy) {
+        return Err(format!("of {connections} connections {busy} cannot be busy").into());
+    }
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit })?;
+    let mut link = link(plan)?;
+    let mut process = Process::connect(&mut link, connections)?;
+    let busy = busy as usize;
+    let rounds = WARM_UP + plan.rounds;
+    let mut times = Times::new(plan.rounds);
+    // What came while the connections were made.
+    let before = process.received.get();
+    for round in 0..rounds {
+        let at = round as usize % busy;
+        let wanted = before + u64::from(round) + 1;
+        if plan.listens {
+            process.wait_for(wanted)?;
+            process.send(at)?;
+        } else {
+            let start = Instant::now();
+            process.send(at)?;
+            process.wait_for(wanted)?;
+            if round >= WARM_UP {
+                times.add(start);
+            }
+        }
+    }
+    process.agree(&mut link)?;
+    if !plan.listens {
+        times.tell();
+    }
+    Ok(())
+}
+
+/// Over this the two exchange addresses.
+fn link(plan: &Plan) -> Outcome<Stream> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, plan.port));
+    if plan.listens {
+        let listener = Listener::bind(Some(Ipv4Addr::LOCALHOST.into()), plan.port, ADDRESSES)?;
+        Ok(listener.accept(DEADLINE)?)
+    } else {
+        Ok(Stream::connect(address, ADDRESSES, DEADLINE)?)
+    }
+}
+
+impl Process {
+    /// Connects as many endpoints to as many of the other process, and sends a message over each, so that all of them are there.
+    fn connect(link: &mut Stream, connections: u32) -> Outcome<Self> {
+        let mut worker = Worker::new();
+        let domain = Domain::open("tcp", "lo")?;
+        let config = InterfaceConfig { max_endpoints: connections, ..Default::default() };
+        let interface = Interface::open(&mut worker, &domain, &config)?;
+        let endpoints: Vec<Endpoint> =
+            (0..connections).map(|_| Endpoint::new(&interface)).collect::<Result<_, _>>()?;
+        let received = Rc::new(Cell::new(0));
+        let count = Rc::clone(&received);
+        interface.set_handler(ID, move |_| count.set(count.get() + 1))?;
+        link.send(0, &interface.device_address().to_bytes(), DEADLINE)?;
+        let own: Vec<Vec<u8>> = endpoints.iter().map(|endpoint| endpoint.address().to_bytes()).collect();
+        link.send(0, &own.concat(), DEADLINE)?;
+        let device = DeviceAddress::from_bytes(&link.receive(DEADLINE)?.payload)?;
+        let theirs = link.receive(DEADLINE)?.payload;
+        let each = own.first().map_or(1, Vec::len);
+        for (endpoint, address) in endpoints.iter().zip(theirs.chunks(each)) {
+            endpoint.connect(&device, &EndpointAddress::from_bytes(address)?)?;
+        }
+        let mut this = Self { worker, endpoints, received, _interface: interface };
+        for at in 0..connections as usize {
+            this.send(at)?;
+        }
+        this.wait_for(connections.into())?;
+        this.agree(link)?;
+        Ok(this)
+    }
+
+    /// Waits until both are here, with all that they sent.
+    fn agree(&mut self, link: &mut Stream) -> Outcome<()> {
+        let Self { worker, endpoints, .. } = self;
+        for endpoint in endpoints {
+            spin("a flush", || {
+                worker.progress();
+                Ok(endpoint.flush(FlushMode::Local, None)? == Posted::Done)
+            })?;
+        }
+        link.send(0, b"here", DEADLINE)?;
+        spin("the other process", || {
+            self.worker.progress();
+            Ok(link.try_receive()?.is_some())
+        })
+    }
+
+    fn send(&mut self, at: usize) -> Outcome<()> {
+        let Self { worker, endpoints, .. } = self;
+        // 8 bytes, and 8 in front of them.
+        spin("a send", || match endpoints[at].am_short(ID, 7, &[]) {
+            Ok(_) => Ok(true),
+            Err(PostError::NoResource) => {
+                worker.progress();
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        })
+    }
+
+    fn wait_for(&mut self, wanted: u64) -> Outcome<()> {
+        let Self { worker, received, .. } = self;
+        spin("a message", || {
+            worker.progress();
+            Ok(received.get() >= wanted)
+        })
+    }
+}
