@@ -524,6 +524,9 @@ impl Endpoint {
         if let (Self::Shm(endpoint), RemoteKey::Shm(key)) = (self, key) {
             return endpoint.change(change, remote, key, fetch.map(|(result, _)| result));
         }
+        if let (Self::Tcp(endpoint), RemoteKey::Tcp(key)) = (self, key) {
+            return endpoint.change(change, remote, key, fetch);
+        }
         // What InfiniBand has.
         match (change, fetch) {
             (Change { kind: Kind::Add, width: 8, operand, .. }, None) => {

@@ -168,6 +168,7 @@ impl Interface {
             #[cfg(feature = "verbs")]
             Self::UdVerbs(interface) => Ok(Some(interface.event_fd())),
             Self::Shm(interface) => Ok(Some(interface.event_fd())),
+            Self::Tcp(interface) => Ok(Some(interface.event_fd())),
             _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
         }
     }
@@ -187,6 +188,7 @@ impl Interface {
             #[cfg(feature = "verbs")]
             Self::UdVerbs(interface) => interface.arm(),
             Self::Shm(interface) => interface.arm(),
+            Self::Tcp(interface) => interface.arm(),
             _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
         }
     }

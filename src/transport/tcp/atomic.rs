@@ -1,42 +1,37 @@
 //! Atomics, which the peer's target carries out with the CPU's own.
 
-use barewire_tcp::request::{Action, Change, Request};
+use barewire_tcp::request::{Action, Change as Asked, Request};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use super::memory::Done;
+use crate::atomic::{AtomicOp, AtomicWord, Change, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
 
-/// An atomic on a word of `width` bytes.
-struct Atomic {
-    change: Change,
-    width: u8,
-    operand: u64,
-    compare: u64,
-}
-
-impl Atomic {
-    const fn on_64(change: Change, operand: u64) -> Self {
-        Self { change, width: 8, operand, compare: 0 }
-    }
-}
-
 impl Endpoint {
-    fn atomic(&self, atomic: &Atomic, remote: u64, key: &RemoteKey, done: Option<Done>) -> Post {
-        let state = &*self.0;
-        state.gate.check()?;
-        let &Atomic { change, width, operand, compare } = atomic;
-        if !remote.is_multiple_of(width.into()) {
-            return Err(PostError::Unaligned);
-        }
-        let posted = if done.is_some() { Posted::InProgress } else { Posted::Done };
-        let action = Action::Atomic { change, width, fetch: done.is_some(), operand, compare };
-        state.with_memory(key, 1, Operation::Atomic, |state, memory| {
-            state.request(memory, Request { token: key.token, address: remote, action }, done)?;
-            Ok(posted)
-        })
+    /// Changes the word at `remote`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
+        self.change(op.change(), remote, key, None)
+    }
+
+    /// Changes the word at `remote` and fetches what was there.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.change(op.change(), remote, key, Some((result, completion)))
     }
 
     /// Adds `operand` to the word at `remote`.
@@ -44,7 +39,7 @@ impl Endpoint {
     /// # Errors
     /// [`PostError`]
     pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.atomic(&Atomic::on_64(Change::Add, operand), remote, key, None)
+        self.atomic_post(AtomicOp::Add(operand), remote, key)
     }
 
     /// Adds `operand` to the word at `remote` and fetches what was there.
@@ -59,8 +54,7 @@ impl Endpoint {
         result: &FetchResult,
         completion: Option<&Completion>,
     ) -> Post {
-        let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
-        self.atomic(&Atomic::on_64(Change::Add, operand), remote, key, Some(done))
+        self.atomic_fetch(AtomicOp::Add(operand), remote, key, result, completion)
     }
 
     /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
@@ -76,8 +70,49 @@ impl Endpoint {
         result: &FetchResult,
         completion: Option<&Completion>,
     ) -> Post {
-        let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
-        let atomic = Atomic { compare, ..Atomic::on_64(Change::CompareSwap, swap) };
-        self.atomic(&atomic, remote, key, Some(done))
+        self.atomic_fetch(AtomicOp::CompareSwap { compare, swap }, remote, key, result, completion)
+    }
+
+    pub(crate) fn change(
+        &self,
+        change: Change,
+        remote: u64,
+        key: &RemoteKey,
+        fetch: Option<(&FetchResult, Option<&Completion>)>,
+    ) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
+        let Change { kind, width, operand, compare } = change;
+        if !remote.is_multiple_of(width as u64) {
+            return Err(PostError::Unaligned);
+        }
+        let action = Action::Atomic {
+            change: asked(kind),
+            width: width as u8,
+            fetch: fetch.is_some(),
+            operand,
+            compare,
+        };
+        let posted = if fetch.is_some() { Posted::InProgress } else { Posted::Done };
+        let done = fetch.map(|(result, completion)| Done::Fetch {
+            result: result.clone(),
+            completion: completion.cloned(),
+        });
+        state.with_memory(key, 1, Operation::Atomic, |state, memory| {
+            state.request(memory, Request { token: key.token, address: remote, action }, done)?;
+            Ok(posted)
+        })
+    }
+}
+
+fn asked(kind: Kind) -> Asked {
+    match kind {
+        Kind::Add => Asked::Add,
+        Kind::And => Asked::And,
+        Kind::Or => Asked::Or,
+        Kind::Xor => Asked::Xor,
+        Kind::Swap => Asked::Swap,
+        Kind::CompareSwap => Asked::CompareSwap,
     }
 }

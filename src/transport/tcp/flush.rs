@@ -32,6 +32,7 @@ impl State {
             self.gate.set(Block::Failed, true);
             self.canceled.set(true);
             self.shared.ailing.borrow_mut().push(self.index);
+            self.shared.bell.ring();
         }
         if self.is_idle() {
             return Ok(Posted::Done);

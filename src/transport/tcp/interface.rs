@@ -17,6 +17,7 @@ use super::address::{self, End};
 use super::close::Lingering;
 use super::domain::Domain;
 use super::endpoint::Endpoint;
+use super::event::Bell;
 use super::lane::Link;
 use super::progress::Progress;
 use super::receive::{Scratch, SpareLarge};
@@ -38,6 +39,7 @@ pub(super) const DOOR: u64 = u64::MAX;
 
 pub(super) struct Shared {
     pub(super) epoll: OwnedFd,
+    pub(super) bell: Bell,
     pub(super) spare: Spare,
     pub(super) spare_large: SpareLarge,
     pub(super) handlers: Handlers,
@@ -101,6 +103,7 @@ impl Interface {
         let scratch = Scratch::new().map_err(|e| domain.refused("allocate a receive buffer", e))?;
         let shared = Rc::new(Shared {
             epoll,
+            bell: Bell::default(),
             spare: Spare::default(),
             spare_large: SpareLarge::default(),
             handlers: Handlers::new(),
@@ -225,6 +228,7 @@ impl Shared {
     /// Messages of the endpoint at `index` may go on.
     pub(super) fn resume_later(&self, index: u32) {
         self.resuming.borrow_mut().push(index);
+        self.bell.ring();
     }
 
     /// Begins to connect.
@@ -271,6 +275,7 @@ impl Shared {
         }
         state.stop(Block::Failed);
         self.closing.borrow_mut().push(state.index);
+        self.bell.ring();
     }
 
     /// Finishes and forgets endpoints without handles.

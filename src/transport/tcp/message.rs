@@ -214,6 +214,7 @@ impl State {
     pub(super) fn look_later(&self) {
         if !self.dirty.replace(true) {
             self.shared.dirty.borrow_mut().push(self.index);
+            self.shared.bell.ring();
         }
     }
 

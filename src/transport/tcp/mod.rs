@@ -21,6 +21,7 @@ mod atomic;
 mod close;
 mod domain;
 mod endpoint;
+mod event;
 mod flush;
 mod interface;
 mod lane;
@@ -79,8 +80,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             max_iov: MAX_IOV,
             max_header: MAX_AM_HEADER,
         },
-        atomic32: AtomicOperations::empty(),
-        atomic64: AtomicOperations::INFINIBAND,
+        atomic32: AtomicOperations::all(),
+        atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP
             | Flags::PENDING
             | Flags::ERRHANDLE_PEER_FAILURE
@@ -95,6 +96,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::AM_BCOPY
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU
+            | Flags::EVENT_FD
             | Flags::INTER_PROCESS
             | Flags::INTER_NODE,
         overhead_ns: 1_000.0,

@@ -9,6 +9,7 @@ use barewire_tcp::patience::Patience;
 use rustix::event::{Timespec, epoll};
 
 use super::NAME;
+use super::event::BELL;
 use super::interface::{DOOR, Shared};
 use super::lane::Link;
 pub(super) use super::receive::Scratch;
@@ -22,7 +23,7 @@ const EVENTS: usize = 64;
 /// Rounds in which only the connection that was heard last is listened to, before all are again.
 const PATIENCE: u32 = 32;
 /// How often deadlines are looked at.
-const TICK: Duration = Duration::from_millis(10);
+pub(super) const TICK: Duration = Duration::from_millis(10);
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
@@ -85,14 +86,19 @@ impl Progress {
             running.renew();
         }
         self.rounds += 1;
+        if shared.bell.disarm() {
+            // Whoever woke it may be any of them.
+            self.rounds = PATIENCE;
+        }
+        let mut events = 0;
         if let Some(state) = &self.favourite {
-            let events = state.hear(&mut self.scratch, &mut running);
+            events = state.hear(&mut self.scratch, &mut running);
             if self.rounds < PATIENCE {
                 return events;
             }
         }
         self.rounds = 0;
-        self.listen_to_all(shared, &mut running)
+        events + self.listen_to_all(shared, &mut running)
     }
 
     fn listen_to_all(&mut self, shared: &Rc<Shared>, running: &mut Running<'_, true>) -> usize {
@@ -114,6 +120,10 @@ impl Progress {
                     events += 1;
                     shared.admit(newcomer);
                 }
+                continue;
+            }
+            if number == BELL {
+                shared.bell.still();
                 continue;
             }
             let Some(state) = shared.endpoint((number >> 1) as u32) else { continue };
@@ -279,6 +289,12 @@ impl Shared {
 }
 
 impl State {
+    /// Something waits for the peer, which is to connect.
+    pub(super) fn is_waited_for(&self) -> bool {
+        let lane = self.messages.borrow();
+        self.gate.is_alive() && matches!(lane.link, Link::Awaiting) && !lane.outbox.is_empty()
+    }
+
     /// The peer has not connected yet. Once something waits for it, it has as long as a connection may take.
     fn is_awaiting(&self, now: Instant) -> bool {
         let mut lane = self.messages.borrow_mut();

@@ -250,6 +250,7 @@ impl State {
             }
         }
         self.shared.connecting.borrow_mut().push(self.index);
+        self.shared.bell.ring();
         Ok(Box::new(MemoryLane::new(lane, key, self.shared.config.send_ring.into())))
     }
 

@@ -183,6 +183,7 @@ impl State {
                     _ => device_error(peer.address, error),
                 })?));
                 self.shared.connecting.borrow_mut().push(self.index);
+                self.shared.bell.ring();
             }
         }
         drop(lane);
@@ -270,6 +271,7 @@ impl State {
         self.gate.set(Block::Failed, true);
         self.trouble.replace(Some(trouble));
         self.shared.ailing.borrow_mut().push(self.index);
+        self.shared.bell.ring();
     }
 
     /// Tells everybody what [`Self::fail_later`] was told.
