@@ -34,6 +34,7 @@ mod allocation;
 mod atomic;
 mod attributes;
 pub mod capability;
+mod check;
 mod completion;
 mod component;
 mod config;

@@ -136,7 +136,8 @@ impl Process {
         self.look()
     }
 
-    fn look(&self) -> bool {
+    /// Whether it has ended.
+    pub fn look(&self) -> bool {
         let mut fds = [PollFd::new(&self.ended, PollFlags::IN)];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&now)).is_ok_and(|count| count > 0)

@@ -113,7 +113,7 @@ settings! {
     max_rd_atomic: u8 = 8, "operations";
     /// How long a connection of `tcp` may take until it is there; a stretch without progress of this end's counts as a sixteenth at most.
     connect_timeout: Duration = Duration::from_secs(10), "time";
-    /// How long a peer of `tcp` may acknowledge nothing until it counts as gone.
+    /// How long a peer of `tcp` may acknowledge nothing, or take nothing from buffers that are full, until it counts as gone.
     peer_timeout: Duration = Duration::from_secs(30), "time";
 }
 

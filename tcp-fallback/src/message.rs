@@ -4,7 +4,7 @@
 //! | bytes | field | little-endian |
 //! |---|---|---|
 //! | 0..4 | payload length in bytes | u32 |
-//! | 4 | kind: message 1, farewell 2 | u8 |
+//! | 4 | kind: message 1, farewell 2, nothing 3 | u8 |
 //! | 5 | handler | u8 |
 //! | 6..8 | zeros | |
 
@@ -25,6 +25,8 @@ pub enum Kind {
     },
     /// The peer closes the connection in order; nothing follows.
     Farewell,
+    /// Nothing: whoever sends it learns whether anybody is there to acknowledge it.
+    Nothing,
 }
 
 /// A message's header.
@@ -65,6 +67,7 @@ impl Header {
         let (kind, handler) = match self.kind {
             Kind::Message { handler } => (1, handler),
             Kind::Farewell => (2, 0),
+            Kind::Nothing => (3, 0),
         };
         (self.length as u64 | kind << 32 | (handler as u64) << 40).to_le_bytes()
     }
@@ -79,6 +82,7 @@ impl Header {
         let length = word as u32;
         let kind = match word >> 32 {
             0x02 if length == 0 => Kind::Farewell,
+            0x03 if length == 0 => Kind::Nothing,
             kind if kind & 0xffff_00ff == 0x01 => Kind::Message { handler: (kind >> 8) as u8 },
             _ => return Err(MessageError::Foreign),
         };
@@ -115,6 +119,9 @@ mod tests {
         let farewell = Header { kind: Kind::Farewell, length: 0 };
         assert_eq!(farewell.to_bytes(), [0, 0, 0, 0, 2, 0, 0, 0]);
         assert_eq!(Header::parse(farewell.to_bytes(), 0), Ok(farewell));
+        let nothing = Header { kind: Kind::Nothing, length: 0 };
+        assert_eq!(nothing.to_bytes(), [0, 0, 0, 0, 3, 0, 0, 0]);
+        assert_eq!(Header::parse(nothing.to_bytes(), 0), Ok(nothing));
         assert_eq!((Header::message(0, 0).span(), Header::message(0, 9).span()), (8, 24));
     }
 

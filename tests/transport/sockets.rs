@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use barewire::transport::tcp;
 use barewire::{
-    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation, PostError,
-    Posted, Worker,
+    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Memory, Operation,
+    PostError, Posted, Worker,
 };
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::support::{Pair, Side, Watch, collect, connect, contents, pattern, until, watch_errors};
 
@@ -245,4 +247,163 @@ fn ipv6_and_a_device_that_does_not_lead_there() {
     let errors: Vec<String> =
         answers.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
     assert!(errors.len() == 1 && errors[0].contains("is not reachable"), "{errors:?}");
+}
+
+/// Fills the connection to a peer that takes nothing. Answers the flush that waits for it, and what is being sent.
+fn fill_up(worker: &mut Worker, client: &Side) -> (Watch, Memory) {
+    let source = client.domain.allocate(1 << 20, Access::empty()).unwrap();
+    let slice = [source.slice(0, 1 << 20).unwrap()];
+    let mut waiting = 0;
+    // More than the systems of both ends take.
+    while waiting < 32 {
+        match client.endpoint.am_zcopy(1, &[], &slice, None).unwrap() {
+            Posted::InProgress => waiting += 1,
+            Posted::Done => waiting = 0,
+        }
+        worker.progress();
+    }
+    let flushed = Watch::new(1);
+    flushed.posted(client.endpoint.flush(FlushMode::Local, Some(&flushed.completion)));
+    (flushed, source)
+}
+
+/// A peer that is stopped, and whose buffers are full, counts as gone after a while. Others go on meanwhile.
+#[test]
+fn a_peer_that_stopped_for_too_long() {
+    let config = InterfaceConfig::default().peer_timeout(Duration::from_secs(2));
+    let mut pair = Pair::over_tcp(&config);
+    let errors = watch_errors(&pair.client.interface);
+    let (mut stopped, client) = (Worker::new(), pair.client.another());
+    let peer = Side::open(&mut stopped, &Domain::open("tcp", "lo").unwrap(), &config);
+    connect(&client, &peer);
+    let there = collect(&peer.interface, 2);
+    let _ = client.endpoint.am_short(2, 0, &[]).unwrap();
+    until(&mut [&mut pair.worker, &mut stopped], "first message", || there.borrow().len() == 1);
+    let (flushed, _source) = fill_up(&mut pair.worker, &client);
+    let mut others = 0;
+    while !flushed.is_done() {
+        goes_on(&mut pair);
+        others += 1;
+    }
+    assert!(others > 1);
+    let error = errors.borrow()[0].clone();
+    assert_eq!((errors.borrow().len(), error.cause), (1, Cause::Disconnected), "{error}");
+    assert_eq!(flushed.calls(), 1);
+    assert_eq!(client.endpoint.check(), Err(PostError::EndpointFailed));
+    goes_on(&mut pair);
+}
+
+/// One that was stopped for less goes on where it was.
+#[test]
+fn a_peer_that_stopped_for_a_while() {
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let errors = watch_errors(&pair.client.interface);
+    let inbox = collect(&pair.server.interface, 1);
+    pair.connected();
+    let (flushed, _source) = fill_up(&mut pair.worker, &pair.client);
+    let before = std::time::Instant::now();
+    while before.elapsed() < Duration::from_millis(1500) {
+        pair.worker.progress();
+        assert!(!flushed.is_done());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pair.until("everything", || flushed.is_done());
+    assert_eq!(flushed.result(), Some(Ok(())));
+    let _ = pair.post("last", |endpoint| endpoint.am_short(1, 0, b"last")).unwrap();
+    pair.until("last", || inbox.borrow().last().is_some_and(|message| message.ends_with(b"last")));
+    assert!(inbox.borrow().len() > 32 && errors.borrow().is_empty());
+}
+
+/// Who has nothing to send learns from a check what became of the peer.
+#[test]
+fn a_check_finds_a_peer_that_is_gone() {
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let inbox = collect(&pair.server.interface, 1);
+    let errors = watch_errors(&pair.client.interface);
+    let (client, server) = (pair.client.another(), pair.server.another());
+    connect(&client, &server);
+    // Asked before it is there, and often: the peer's handlers see nothing of it.
+    for round in 0..100 {
+        assert_eq!(client.endpoint.check(), Ok(()));
+        if round % 10 == 0 {
+            let _ = client.endpoint.am_short(1, round, &[]).unwrap();
+        }
+        pair.worker.progress();
+        pair.server_worker.progress();
+    }
+    pair.until("messages", || inbox.borrow().len() == 10);
+    drop(server);
+    pair.until("the close", || client.endpoint.check() == Err(PostError::EndpointFailed));
+    pair.until("the error", || errors.borrow().len() == 1);
+    assert_eq!(errors.borrow()[0].cause, Cause::Disconnected);
+    goes_on(&mut pair);
+}
+
+/// What is posted to a worker that is armed rings, although it is for progress to send.
+#[test]
+fn a_post_wakes_who_sleeps() {
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let inbox = collect(&pair.server.interface, 1);
+    pair.connected();
+    let _ = pair.post("first", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
+    pair.until("first", || inbox.borrow().len() == 1);
+    while pair.worker.arm().is_err() {
+        pair.worker.progress();
+    }
+    // The first goes at once, the second with the next progress.
+    for header in 1..3 {
+        let _ = pair.client.endpoint.am_short(1, header, &[]).unwrap();
+    }
+    let descriptor = pair.worker.event_fd().unwrap();
+    let mut rung = [PollFd::new(&descriptor, PollFlags::IN)];
+    assert_eq!(poll(&mut rung, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })), Ok(1));
+    pair.worker.progress();
+    until(&mut [&mut pair.server_worker], "both", || inbox.borrow().len() == 3);
+}
+
+/// Without descriptors nobody new can be connected to, and everybody else goes on.
+#[test]
+fn no_descriptors_left() {
+    // In a process of its own, which may exhaust its own descriptors.
+    const CHILD: &str = "BAREWIRE_TEST_DESCRIPTORS";
+    if std::env::var_os(CHILD).is_none() {
+        let status = std::process::Command::new("sh")
+            .args(["-c", "ulimit -n 64 && exec \"$0\" --exact sockets::no_descriptors_left"])
+            .arg(std::env::current_exe().unwrap())
+            .env(CHILD, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
+    let errors = watch_errors(&pair.client.interface);
+    goes_on(&mut pair);
+    let sides: Vec<(Side, Side)> = (0..2).map(|_| (pair.client.another(), pair.server.another())).collect();
+    let (memory, key) = pair.target(8, Access::all());
+    let mut held = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        held.push(file);
+    }
+    // Of two ends one asks for the connection, and has no descriptor for it.
+    let (one, other) = &sides[0];
+    let refused = [(one, other), (other, one)].into_iter().find_map(|(from, to)| {
+        let answer = from.endpoint.connect(&to.interface.device_address(), &to.endpoint.address());
+        answer.err()
+    });
+    assert!(refused.unwrap().to_string().contains("files"), "EMFILE");
+    goes_on(&mut pair);
+    assert!(errors.borrow().is_empty());
+    // The connection to the peer's memory is made when it is used first.
+    let put = pair.client.endpoint.put_short(&[1; 8], memory.address(), &key);
+    assert_eq!(put, Err(PostError::EndpointFailed));
+    pair.until("the error", || errors.borrow().len() == 1);
+    let error = errors.borrow()[0].clone();
+    assert_eq!((error.operation, error.cause), (Operation::Put, Cause::LocalOperation), "{error}");
+    drop(held);
+    let (one, other) = &sides[1];
+    connect(one, other);
+    let inbox = collect(&pair.server.interface, 3);
+    let _ = one.endpoint.am_short(3, 0, &[]).unwrap();
+    pair.until("message", || inbox.borrow().len() == 1);
 }

@@ -106,6 +106,20 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Asks the kernel whether the peer's process has ended.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn check(&self) -> Result<(), PostError> {
+        let state = &*self.0;
+        state.gate.check()?;
+        if state.peer.borrow().as_ref().is_some_and(|(process, _)| process.look()) {
+            state.fail(Operation::Unnamed, Cause::PeerUnreachable);
+            return Err(PostError::EndpointFailed);
+        }
+        Ok(())
+    }
+
     /// Why the endpoint failed, if it did.
     pub fn error(&self) -> Option<EndpointError> {
         self.0.error.borrow().clone()

@@ -64,6 +64,14 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
+    /// Asks whether the peer is there, by a write of nothing: it needs no right (IBTA 9.4.3), and fails if nobody answers.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn check(&self) -> Result<(), PostError> {
+        self.put_short_other(&[], 0, 0).map(drop)
+    }
+
     /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
     ///
     /// # Errors

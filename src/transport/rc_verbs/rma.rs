@@ -30,6 +30,14 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
+    /// Asks whether the peer is there, by a write of nothing: it needs no right (IBTA 9.4.3), and fails if nobody answers.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn check(&self) -> Result<(), PostError> {
+        self.put_short(&[], 0, &RemoteKey(0)).map(drop)
+    }
+
     /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
     ///
     /// # Errors

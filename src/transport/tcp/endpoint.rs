@@ -58,6 +58,16 @@ impl Endpoint {
         state.connect(peer)
     }
 
+    /// Asks whether the peer is there: its system acknowledges what this sends, or says that it knows of no connection, or says nothing
+    /// until `peer_timeout`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn check(&self) -> Result<(), PostError> {
+        self.0.gate.check()?;
+        self.0.ask()
+    }
+
     /// Why the endpoint failed, if it did.
     pub fn error(&self) -> Option<EndpointError> {
         self.0.error()

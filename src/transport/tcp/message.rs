@@ -1,6 +1,6 @@
 //! Active messages, sending side.
 
-use barewire_tcp::message::{HEADER_BYTES, Header, padded};
+use barewire_tcp::message::{HEADER_BYTES, Header, Kind, padded};
 
 use super::endpoint::Endpoint;
 use super::lane::{Lane, Link};
@@ -222,6 +222,20 @@ impl State {
     #[inline]
     pub(super) fn somebody_waits(&self) -> bool {
         !self.sending.borrow().is_empty() || !self.flushes.borrow().is_empty()
+    }
+
+    /// Sends nothing, so that the system learns whether the peer's is there. What waits already asks that.
+    pub(super) fn ask(&self) -> Result<(), PostError> {
+        let Ok(mut lane) = self.messages.try_borrow_mut() else { return Ok(()) };
+        let lane = &mut *lane;
+        if let Link::Parted | Link::Closed = lane.link {
+            return Err(self.find_closed(Operation::Unnamed));
+        }
+        let nothing = Header { kind: Kind::Nothing, length: 0 }.to_bytes();
+        if lane.outbox.is_empty() && lane.outbox.push(&self.shared.spare, &nothing) {
+            self.push(lane, Operation::Unnamed);
+        }
+        Ok(())
     }
 
     fn send_from_memory(

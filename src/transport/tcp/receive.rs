@@ -211,7 +211,7 @@ impl State {
                     Message::new(start.add(HOME), header.length as usize)
                 };
                 self.dispatch(running, handler, message);
-            } else {
+            } else if header.kind == Kind::Farewell {
                 self.part();
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use barewire_tcp::connector::ConnectFailure;
 use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::request::{Action, REQUEST_BYTES, Request};
 
@@ -14,7 +15,7 @@ use super::message::gather;
 use super::state::{State, Trouble};
 use super::{COPIED, MAX_ZCOPY, SEGMENT};
 use crate::completion::{Completion, Unpack};
-use crate::error::{Cause, Operation, PostError};
+use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
 
@@ -245,7 +246,7 @@ impl State {
         match self.shared.connector(address, claim) {
             Ok(connector) => lane.link = Link::Connecting(Box::new(connector)),
             Err(error) => {
-                self.fail_later(Trouble::new(operation, Cause::PeerUnreachable, error.to_string()));
+                self.fail_later(Trouble { operation, ..Trouble::of_connecting(&ConnectFailure::Io(error)) });
                 return Err(PostError::EndpointFailed);
             }
         }

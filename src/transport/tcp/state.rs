@@ -48,9 +48,11 @@ impl Trouble {
         Self { operation, cause, detail: detail.into() }
     }
 
-    fn of_connecting(failure: &ConnectFailure) -> Self {
+    pub(super) fn of_connecting(failure: &ConnectFailure) -> Self {
         let cause = match failure {
             ConnectFailure::Handshake(HandshakeError::Key) => Cause::Unauthenticated,
+            // For want of descriptors, say: that is not the peer's doing.
+            ConnectFailure::Io(error) if !barewire_tcp::socket::is_gone(error) => Cause::LocalOperation,
             _ => Cause::PeerUnreachable,
         };
         Self::new(Operation::Connect, cause, failure.to_string())
