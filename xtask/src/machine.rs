@@ -28,35 +28,37 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
     ])
 }
 
-/// The way that leaves the devices to transports over generic verbs.
-const VERBS: &str = "verbs";
-
-/// The command that runs the tests of those transports.
+/// The command that runs the tests of transports over generic verbs, to which the way `verbs` leaves the devices.
 pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
     let run: &[&str] = match runner {
         Runner::Nextest => &["nextest", "run"],
         Runner::Libtest => &["test"],
     };
-    Invocation::cargo(run).with(&[
-        "-p",
-        "barewire-mlx5",
-        "-p",
-        "barewire",
-        "--test",
-        "transport",
-        "--test",
-        "conformance",
-    ])
+    let tests = Invocation::cargo(run).with(&["-p", "barewire-mlx5", "-p", "barewire"]);
+    tests
+        .with(&["--test", "transport", "--test", "conformance"])
+        .environment("BAREWIRE_TEST_TRANSPORT", "rc_verbs")
+}
+
+/// The tests of what transports over datagrams have, and what is peculiar to them.
+const DATAGRAMS: [&str; 2] = ["ud_verbs_", "datagrams::"];
+/// Those that go on whatever gets lost.
+const LOSSY: [&str; 3] = ["ud_verbs_", "datagrams::volume", "datagrams::interfaces"];
+/// What happens to packets in these.
+const FAULTS: &str = "drop=0.02,duplicate=0.02,reorder=0.02,seed=7";
+
+/// The command that runs the tests of transports over datagrams, on a good wire or on a bad one.
+pub(crate) fn tests_over_datagrams(tests: Invocation, lossy: bool) -> Invocation {
+    let tests = tests.environment("BAREWIRE_TEST_TRANSPORT", "ud_verbs").with(&["--"]);
+    if lossy { tests.with(&LOSSY).environment("BAREWIRE_HCA_FAULTS", FAULTS) } else { tests.with(&DATAGRAMS) }
 }
 
 /// The same with every test program started by `barewire hca run`, its devices set up by `way`.
 pub(crate) fn under(tests: &Invocation, barewire: &str, way: &str) -> Invocation {
     let program = [&[barewire], &DEVICES[..], &["--"]].concat().join(" ");
-    let transport = if way == VERBS { "rc_verbs" } else { "rc_mlx5" };
     tests
         .clone()
         .environment(RUNNER, &program)
-        .environment("BAREWIRE_TEST_TRANSPORT", transport)
         .environment("BAREWIRE_MLX5_SETUP", way)
         .environment("BAREWIRE_TEST_DEVICE", "mlx5_0")
         .environment("BAREWIRE_TEST_DEVICES", "mlx5_0:1,mlx5_1:1")

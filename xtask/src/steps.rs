@@ -103,6 +103,11 @@ fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
         }
         let work = Work::Machine(runner, machine::tests_over_verbs(runner).with(features), "verbs");
         steps.push(Step { name: "mlx5_0, by verbs", deadline: Duration::from_mins(15), work });
+        for (name, lossy) in [("mlx5_0, by datagrams", false), ("mlx5_0, by datagrams that get lost", true)] {
+            let tests = machine::tests_over_verbs(runner).with(features);
+            let work = Work::Machine(runner, machine::tests_over_datagrams(tests, lossy), "verbs");
+            steps.push(Step { name, deadline: Duration::from_mins(15), work });
+        }
     }
     // In a target folder of their own, as they are another build of everything.
     steps.push(test(
