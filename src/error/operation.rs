@@ -172,6 +172,8 @@ pub struct EndpointError {
     pub cause: Cause,
     /// The device's own code.
     pub syndrome: Option<Syndrome>,
+    /// What is known on this side: how often it was tried, from where, what the device counted.
+    pub detail: Option<String>,
 }
 
 impl fmt::Display for EndpointError {
@@ -185,7 +187,8 @@ impl fmt::Display for EndpointError {
             self.peer,
             OperationError { cause: self.cause, syndrome: self.syndrome }
         )?;
-        write!(f, "; {}", self.cause.hint())
+        write!(f, "; {}", self.cause.hint())?;
+        self.detail.as_ref().map_or(Ok(()), |detail| write!(f, "; {detail}"))
     }
 }
 

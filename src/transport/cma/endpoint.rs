@@ -375,6 +375,7 @@ impl State {
                 operation,
                 cause,
                 syndrome: None,
+                detail: None,
             }));
             self.gate.set(Block::Failed, true);
             self.unreported.set(true);

@@ -236,6 +236,7 @@ impl State {
             operation,
             cause: error.cause,
             syndrome: error.syndrome,
+            detail: None,
         };
         self.error.replace(Some(report.clone()));
         Some(report)

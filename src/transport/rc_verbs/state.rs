@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use barewire_verbs::{Element, Failure};
 
@@ -12,7 +13,7 @@ use super::interface::Shared;
 use super::receive::Receiver;
 use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
 use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
-use crate::error::{EndpointError, Operation, OperationError};
+use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
@@ -226,9 +227,29 @@ impl State {
             operation,
             cause: error.cause,
             syndrome: error.syndrome,
+            detail: self.detail(error.cause),
         };
         self.error.replace(Some(report.clone()));
         Some(report)
+    }
+
+    /// How a peer that did not answer was tried, or what is wrong with the own port.
+    fn detail(&self, cause: Cause) -> Option<String> {
+        let config = &self.shared.config;
+        let tried = match cause {
+            Cause::PeerUnreachable => format!(
+                "tried {} times, {:.1?} apart at least (retry_count {}, ack_timeout {})",
+                1 + config.retry_count,
+                Duration::from_nanos(4096) * (1 << config.ack_timeout),
+                config.retry_count,
+                config.ack_timeout,
+            ),
+            Cause::ReceiverNotReady => {
+                format!("asked again {} times (rnr_retry; min_rnr_timer of the peer)", config.rnr_retry)
+            }
+            _ => return rdma::port_trouble(&self.shared.domain),
+        };
+        Some(rdma::unanswered(&self.shared.domain, &tried))
     }
 
     #[inline(always)]

@@ -2,12 +2,14 @@
 //! are counted.
 
 mod completions;
+mod detail;
 mod domain;
 mod failure;
 mod port;
 mod queue;
 
 pub(super) use completions::{Completions, Taken};
+pub(super) use detail::{port as port_trouble, unanswered};
 pub(crate) use domain::found;
 pub(super) use domain::{Buffer, Registered};
 pub use domain::{Domain, Memory, RemoteKey};

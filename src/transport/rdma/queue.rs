@@ -178,6 +178,11 @@ impl Pair {
         self.names.get(at).copied().unwrap_or(Name::Unnamed)
     }
 
+    /// The queue pair was reset: nothing is outstanding.
+    pub(in super::super) fn forget(&mut self) {
+        (self.first, self.room, self.unsignaled) = (self.next, self.names.len() as u32, 0);
+    }
+
     /// Posts a receive request for a buffer.
     #[inline(always)]
     pub(in super::super) fn receive(&self, buffer: u32, element: Element) -> Result<(), verbs::PostError> {

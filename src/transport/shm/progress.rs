@@ -149,6 +149,7 @@ impl Deliver for Delivery {
             operation: Operation::Receive,
             cause: Cause::RemoteRequest,
             syndrome: None,
+            detail: None,
         };
         self.shared.handlers.dispatch_error(&error);
     }

@@ -141,7 +141,8 @@ impl State {
                     (format!("{name} ({error})"), cause(error))
                 })
                 .unwrap_or_else(|| ("nobody".to_owned(), Cause::Unknown));
-            let error = EndpointError { transport: NAME, peer, operation, cause, syndrome: None };
+            let error =
+                EndpointError { transport: NAME, peer, operation, cause, syndrome: None, detail: None };
             self.error.replace(Some(error));
             self.gate.set(Block::Failed, true);
             self.unreported.set(true);

@@ -288,6 +288,7 @@ impl State {
             operation: trouble.operation,
             cause: trouble.cause,
             syndrome: None,
+            detail: None,
         };
         self.error.replace(Some(report.clone()));
         self.give_up(OperationError { cause: trouble.cause, syndrome: None });

@@ -6,16 +6,14 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use barewire_verbs::{
-    Access as Rights, Capacity, Initialize, QueuePair, QueuePairKind, QueuePairOptions, ReadyToSend,
-};
+use barewire_verbs::{Capacity, QueuePair, QueuePairKind, QueuePairOptions};
 
 use super::address::{self, QueueAddress};
 use super::endpoint::Endpoint;
 use super::progress::Progress;
-use super::socket::Socket;
+use super::socket::{Socket, bring_up};
 use super::state::State;
-use super::{BUFFER, INLINE, MAX_MTU, NAME, QUEUE_KEY};
+use super::{BUFFER, INLINE, MAX_MTU, NAME};
 use crate::active_message::{Handlers, Message};
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
@@ -253,18 +251,7 @@ fn queue_pair(
     };
     let make = |inline| QueuePair::new(domain.protection(), &options(inline));
     let qp = make(INLINE).or_else(|_| make(0)).map_err(|e| domain.refused("create a queue pair", e))?;
-    let values = Initialize {
-        port: domain.port().number,
-        partition_index: 0,
-        access: Rights::empty(),
-        queue_key: QUEUE_KEY,
-    };
-    let send =
-        ReadyToSend { packet_sequence_number: 0, timeout: 0, retries: 0, rnr_retries: 0, initiator_depth: 0 };
-    qp.initialize(&values)
-        .and_then(|()| qp.ready_to_receive(None))
-        .and_then(|()| qp.ready_to_send(&send))
-        .map_err(|e| domain.refused("bring a queue pair up", e))?;
+    bring_up(&qp, domain.port().number).map_err(|e| domain.refused("bring a queue pair up", e))?;
     let inline = INLINE.min(qp.capacity().inline as usize);
     Ok((qp, inline))
 }
@@ -294,7 +281,7 @@ impl Shared {
 
     pub(super) fn fail_now(&self) {
         for (state, operation, cause) in self.failing.take() {
-            state.fail(operation, cause);
+            state.fail(operation, cause, None);
         }
     }
 

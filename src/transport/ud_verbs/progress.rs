@@ -45,9 +45,13 @@ impl Progress {
             (What::Receive(buffer), Err(_)) => {
                 let _ = self.shared.socket.arrived(buffer);
                 self.shared.socket.give_back(buffer);
+                self.shared.socket.fail();
             }
-            // One that the device could not send is lost like any other.
-            (What::Send(index), _) => self.shared.socket.complete(index),
+            (What::Send(index), Err(_)) => {
+                self.shared.socket.complete(index);
+                self.shared.socket.fail();
+            }
+            (What::Send(index), Ok(())) => self.shared.socket.complete(index),
         }
         1
     }
@@ -64,10 +68,13 @@ impl Progress {
         if !shared.owing.borrow().is_empty() {
             shared.acknowledge();
         }
-        if shared.timed.get() {
+        if shared.timed.get() || shared.socket.is_broken() {
             let now = shared.now();
             if now >= self.look {
                 self.look = now + TICK;
+                if shared.socket.is_broken() {
+                    shared.socket.heal(shared.domain.port().number);
+                }
                 shared.timed.set(false);
                 for state in shared.states() {
                     if state.look(now) {

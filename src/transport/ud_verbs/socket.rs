@@ -5,7 +5,10 @@ use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use barewire_verbs::{AddressHandle, Data, Element, Operation};
+use barewire_verbs::{
+    self as verbs, Access as Rights, AddressHandle, Data, Element, Initialize, Operation, QueuePair,
+    ReadyToSend,
+};
 
 use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
 use crate::active_message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
@@ -35,6 +38,19 @@ enum Retired {
     },
 }
 
+/// Brings a new queue pair into service.
+///
+/// # Errors
+/// What the device says.
+pub(super) fn bring_up(qp: &QueuePair, port: u8) -> Result<(), verbs::Error> {
+    let values = Initialize { port, partition_index: 0, access: Rights::empty(), queue_key: QUEUE_KEY };
+    let send =
+        ReadyToSend { packet_sequence_number: 0, timeout: 0, retries: 0, rnr_retries: 0, initiator_depth: 0 };
+    qp.initialize(&values)?;
+    qp.ready_to_receive(None)?;
+    qp.ready_to_send(&send)
+}
+
 /// Where a packet goes.
 pub(super) struct Destination {
     pub(super) handle: AddressHandle,
@@ -54,6 +70,8 @@ pub(super) struct Socket {
     /// Bytes that a request carries itself.
     inline: usize,
     mtu: u32,
+    /// The device gave up the queue pair.
+    broken: Cell<bool>,
     stopped: Cell<bool>,
     me: Weak<Self>,
 }
@@ -73,6 +91,7 @@ impl Socket {
             posted: Cell::new(0),
             inline,
             mtu,
+            broken: Cell::new(false),
             stopped: Cell::new(false),
             me: me.clone(),
         })
@@ -270,6 +289,41 @@ impl Socket {
                 None => std::thread::yield_now(),
             }
         }
+    }
+
+    /// A request failed, and the queue pair with it.
+    #[cold]
+    pub(super) fn fail(&self) {
+        self.broken.set(true);
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.get()
+    }
+
+    /// Sets the queue pair up again, as nothing that was in it is more than lost: once what it had came back. A port that went down and
+    /// came back is such a case.
+    #[cold]
+    pub(super) fn heal(&self, port: u8) {
+        let mut pair = self.pair.borrow_mut();
+        if self.posted.get() > 0 {
+            // Whatever it has left comes back flushed.
+            let _ = pair.qp().fail();
+            return;
+        }
+        // Refused as long as the device is not up again.
+        if pair.qp().reset().and_then(|()| bring_up(pair.qp(), port)).is_err() {
+            return;
+        }
+        pair.forget();
+        drop(pair);
+        for (_, retired) in self.retired.take() {
+            if let Retired::Buffer(buffer) = retired {
+                self.sends.give(buffer);
+            }
+        }
+        self.broken.set(false);
+        self.refill();
     }
 
     /// Takes the queue pair from the device's hands.

@@ -14,6 +14,7 @@ use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
+use crate::transport::rdma;
 use crate::transport::reliable::{
     ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence, Time,
 };
@@ -248,14 +249,18 @@ impl State {
             match overdue {
                 Overdue::No => {}
                 Overdue::Lost => self.request(),
-                Overdue::GivenUp { .. } => self.fail(Operation::Connect, Cause::PeerUnreachable),
+                Overdue::GivenUp { tries } => {
+                    self.fail(Operation::Connect, Cause::PeerUnreachable, Some(tries));
+                }
             }
         }
         let overdue = self.sender.borrow_mut().look(now);
         match overdue {
             Overdue::No => {}
             Overdue::Lost => self.resend(),
-            Overdue::GivenUp { .. } => self.fail(Operation::ActiveMessage, Cause::PeerUnreachable),
+            Overdue::GivenUp { tries } => {
+                self.fail(Operation::ActiveMessage, Cause::PeerUnreachable, Some(tries));
+            }
         }
         self.gate.is_alive() && (self.requesting.get().is_some() || !self.is_idle())
     }
@@ -269,11 +274,11 @@ impl State {
     /// The peer closed its end. What it did not acknowledge it will not.
     pub(super) fn peer_closed(&self) {
         if self.requesting.get().is_some() {
-            return self.fail(Operation::Connect, Cause::Disconnected);
+            return self.fail(Operation::Connect, Cause::Disconnected, None);
         }
         self.peer_left.set(true);
         if !self.is_idle() {
-            self.fail(Operation::ActiveMessage, Cause::Disconnected);
+            self.fail(Operation::ActiveMessage, Cause::Disconnected, None);
         }
     }
 
@@ -286,14 +291,22 @@ impl State {
 
     /// The first failure shuts the gate and is reported; what is outstanding fails with it.
     #[cold]
-    pub(super) fn fail(&self, operation: Operation, cause: Cause) {
+    pub(super) fn fail(&self, operation: Operation, cause: Cause, tries: Option<u32>) {
         if !self.gate.is_alive() {
             return;
         }
         self.gate.set(Block::Failed, true);
         let who =
             self.peer.borrow().as_ref().map_or_else(|| "nobody".to_owned(), |peer| peer.who.to_string());
-        let report = EndpointError { transport: NAME, peer: who, operation, cause, syndrome: None };
+        let shared = &self.shared;
+        let detail = tries.map(|tries| {
+            let (setting, time) = match operation {
+                Operation::Connect => ("connect_timeout", shared.config.connect_timeout),
+                _ => ("peer_timeout", shared.config.peer_timeout),
+            };
+            rdma::unanswered(&shared.domain, &format!("tried {tries} times in {time:?} ({setting})"))
+        });
+        let report = EndpointError { transport: NAME, peer: who, operation, cause, syndrome: None, detail };
         self.error.replace(Some(report.clone()));
         self.give_up(OperationError { cause, syndrome: None });
         self.shared.handlers.dispatch_error(&report);

@@ -66,6 +66,104 @@ export BAREWIRE_TEST_TRANSPORT=rc_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
 $TRANSPORT messages:: rma:: atomics:: remote_errors:: ordering:: lists:: --test-threads=1
 ";
 
+/// The tests of what transports over datagrams have.
+const DATAGRAMS: &str = "\
+export BAREWIRE_TEST_TRANSPORT=ud_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
+$TRANSPORT messages:: pending:: datagrams:: events::a events::who --test-threads=1
+";
+
+/// A second Soft-RoCE, and a wire between the two: the network namespace `soft` forwards from one pair of network devices to the other. Both
+/// are in the first namespace, since this kernel's Soft-RoCE listens in no other; the rules send what is for the other one out, although it
+/// is an address of this machine.
+const WIRE: &str = "\
+ip link add w0 type veth peer name w1 netns soft
+ip addr add 10.97.0.1/24 dev w0
+ip link set w0 up
+ip -n soft addr add 10.97.0.2/24 dev w1
+ip -n soft link set w1 up
+ip netns exec soft sysctl -q -w net.ipv4.ip_forward=1
+for device in all v0 w0; do
+    sysctl -q -w net.ipv4.conf.$device.accept_local=1 net.ipv4.conf.$device.rp_filter=0
+done
+ip rule add pref 100 iif v0 lookup local
+ip rule add pref 101 iif w0 lookup local
+ip rule add pref 200 from 10.98.0.1 to 10.97.0.1 lookup 200
+ip rule add pref 201 from 10.97.0.1 to 10.98.0.1 lookup 201
+ip rule add pref 300 lookup local
+ip rule del pref 0
+ip route add 10.97.0.1 via 10.98.0.2 dev v0 table 200
+ip route add 10.98.0.1 via 10.97.0.2 dev w0 table 201
+rdma link add rxe1 type rxe netdev w0
+for tenth in $(seq 100); do
+    grep -q 0a61:0001 /sys/class/infiniband/rxe1/ports/1/gids/* 2>/dev/null && exit
+    sleep 0.1
+done
+echo 'rxe1 has no GID for 10.97.0.1'
+exit 1
+";
+
+/// Two processes, each with a device of its own, on the wire that loses some: what arrives is compared by `hello` byte by byte, by `fadd`
+/// word by word.
+const TWO_DEVICES: &str = "\
+tc qdisc add dev v0 root netem loss 1%
+tc qdisc add dev w0 root netem loss 1%
+serve() {
+    $BAREWIRE \"$@\" & server=$!
+    for tenth in $(seq 100); do
+        netstat -ltn | grep -q ':7200 ' && break
+        sleep 0.1
+    done
+}
+for transport in rc_verbs ud_verbs; do
+    serve hello -t $transport -d rxe1:1 -p 7200 -s 1000 --bcopy
+    $BAREWIRE hello -t $transport -d rxe0:1 -p 7200 -n 127.0.0.1 -s 1000 --bcopy
+    wait $server
+    tests='am_lat am_bw'
+    if [ $transport = rc_verbs ]; then tests='am_lat put_bw get fadd'; fi
+    for test in $tests; do
+        serve perf --listen -x $transport -d rxe1:1 -p 7200
+        $BAREWIRE perf 127.0.0.1 -x $transport -d rxe0:1 -p 7200 -t $test -n 300 -w 10 -s 8 | grep 'Final: *300 '
+        wait $server
+    done
+done
+tc -s qdisc show dev v0 | grep 'dropped [1-9]'
+tc qdisc del dev v0 root
+tc qdisc del dev w0 root
+";
+
+/// While messages stream, the port goes down, or the peer is killed: one error that says so, and the process ends by itself.
+const GONE: &str = "\
+export BAREWIRE_PEER_TIMEOUT=3s BAREWIRE_RETRY_COUNT=3
+stream() {
+    $BAREWIRE perf --listen -x $1 -d rxe1:1 -p 7300 & server=$!
+    for tenth in $(seq 100); do
+        netstat -ltn | grep -q ':7300 ' && break
+        sleep 0.1
+    done
+    $BAREWIRE perf 127.0.0.1 -x $1 -d rxe0:1 -p 7300 -t am_bw -n 1000M > /run/client 2>&1 & client=$!
+    sleep 3
+}
+for transport in rc_verbs ud_verbs; do
+    stream $transport
+    ip link set v0 down
+    if wait $client; then exit 1; fi
+    cat /run/client
+    grep 'the port of rxe0:1 is Down: bring its link up' /run/client
+    if wait $server; then exit 1; fi
+    ip link set v0 up
+    for tenth in $(seq 100); do
+        grep -q 0a62:0001 /sys/class/infiniband/rxe0/ports/1/gids/* && break
+        sleep 0.1
+    done
+    ip route replace 10.97.0.1 via 10.98.0.2 dev v0 table 200
+    sleep 1
+    stream $transport
+    kill -9 $server
+    if wait $client; then exit 1; fi
+    cat /run/client
+done
+";
+
 /// The command line over `rc_verbs`: what there is, a message each way between two processes, and every operation.
 const COMMAND_LINE: &str = "\
 $BAREWIRE info | grep 'device rxe0:1: RDMA device, GID'
@@ -170,7 +268,15 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
             180,
             format!("TRANSPORT='{}'\n{TRANSPORT}", programs.transport.display()),
         ),
+        check(
+            "ud_verbs on rdma_rxe",
+            120,
+            format!("TRANSPORT='{}'\n{DATAGRAMS}", programs.transport.display()),
+        ),
         check("command line over rc_verbs", 120, format!("{barewire}{COMMAND_LINE}")),
+        check("rxe1 behind a router", 60, WIRE.to_owned()),
+        check("rc_verbs and ud_verbs with 1 % loss", 120, format!("{barewire}{TWO_DEVICES}")),
+        check("a port that goes down, a peer that is killed", 120, format!("{barewire}{GONE}")),
         check(
             "tcp with loss, delay and reordering",
             240,
