@@ -131,7 +131,8 @@ tc qdisc del dev v0 root
 tc qdisc del dev w0 root
 ";
 
-/// While messages stream, the port goes down, or the peer is killed: one error that says so, and the process ends by itself.
+/// While messages stream, the port goes down, or the peer is killed: one error that says so, and the process ends by itself. A port that comes
+/// back before `ud_verbs` lost its patience is none.
 const GONE: &str = "\
 export BAREWIRE_PEER_TIMEOUT=3s BAREWIRE_RETRY_COUNT=3
 stream() {
@@ -162,6 +163,17 @@ for transport in rc_verbs ud_verbs; do
     if wait $client; then exit 1; fi
     cat /run/client
 done
+unset BAREWIRE_PEER_TIMEOUT
+$BAREWIRE perf --listen -x ud_verbs -d rxe1:1 -p 7300 & server=$!
+sleep 1
+$BAREWIRE perf 127.0.0.1 -x ud_verbs -d rxe0:1 -p 7300 -t am_bw -n 20000 & client=$!
+sleep 2
+ip link set v0 down
+sleep 1
+ip link set v0 up
+ip route replace 10.97.0.1 via 10.98.0.2 dev v0 table 200
+wait $client
+wait $server
 ";
 
 /// The command line over `rc_verbs`: what there is, a message each way between two processes, and every operation.
