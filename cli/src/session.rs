@@ -27,6 +27,8 @@ pub(crate) struct Remote {
 #[derive(Debug)]
 pub(crate) struct Session<'a> {
     pub(crate) endpoint: Endpoint,
+    /// In a loopback of endpoints the other one.
+    _far: Option<Endpoint>,
     pub(crate) interface: Interface,
     pub(crate) wait: Wait<'a>,
     pub(crate) domain: Domain,
@@ -59,10 +61,10 @@ impl<'a> Session<'a> {
         endpoint.connect(&device, &address).map_err(|error| useless(&wait, "address", &error))?;
         // Nothing may be sent before the peer's end is connected too.
         wait.barrier(SET_UP)?;
-        Ok(Self { endpoint, interface, wait, domain })
+        Ok(Self { endpoint, _far: None, interface, wait, domain })
     }
 
-    /// Opens the device and connects an endpoint to its own interface, or to itself.
+    /// Opens the device and connects an endpoint to its own interface, or to another one there.
     pub(crate) fn loopback(transport: &str, device: &str) -> Result<Self, Error> {
         let device = if device == transports::ROUTE { HERE } else { device };
         let (domain, worker, interface) = open(transport, device)?;
@@ -70,15 +72,19 @@ impl<'a> Session<'a> {
             local(format!("cannot connect {transport} on {device} to itself"), error)
         };
         let here = interface.device_address();
-        let endpoint = if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
-            Endpoint::connect_to_interface(&interface, &here, &interface.address())
+        let (endpoint, far) = if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
+            let endpoint = Endpoint::connect_to_interface(&interface, &here, &interface.address());
+            (endpoint.map_err(|error| failed(&error))?, None)
         } else {
-            let endpoint = Endpoint::new(&interface).map_err(|error| failed(&error))?;
-            endpoint.connect(&here, &endpoint.address()).map(|()| endpoint)
+            let new = || Endpoint::new(&interface).map_err(|error| failed(&error));
+            let (endpoint, far) = (new()?, new()?);
+            let connected = endpoint.connect(&here, &far.address());
+            let connected = connected.and_then(|()| far.connect(&here, &endpoint.address()));
+            connected.map_err(|error| failed(&error))?;
+            (endpoint, Some(far))
         };
-        let endpoint = endpoint.map_err(|error| failed(&error))?;
         let wait = Wait::new(None, worker, endpoint.clone(), interface.attributes().latency_ns);
-        Ok(Self { endpoint, interface, wait, domain })
+        Ok(Self { endpoint, _far: far, interface, wait, domain })
     }
 
     /// What the interface can do.

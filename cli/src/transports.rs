@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use barewire::transport::tcp;
-use barewire::{Attributes, Flags, InterfaceConfig, components};
+use barewire::{Absent, Attributes, Flags, InterfaceConfig, components};
 
 /// The device of `tcp` that nobody named: the one that the route to the peer leads over.
 pub(crate) const ROUTE: &str = "route";
@@ -46,6 +46,14 @@ fn all() -> Vec<Choice> {
         }
     }
     choices
+}
+
+/// Every transport on every device, `tcp` once, and what is not there.
+pub(crate) fn everything() -> (Vec<Choice>, Vec<Absent>) {
+    let mut choices = all();
+    choices.iter_mut().filter(|choice| choice.transport == tcp::NAME).for_each(Choice::follow_route);
+    choices.dedup_by(|next, one| (&next.transport, &next.device) == (&one.transport, &one.device));
+    (choices, components().into_iter().flat_map(|component| component.absent).collect())
 }
 
 /// The transports that join two processes, each on its first device.

@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{PATIENCE, PROMISE, run, start};
+use support::{PATIENCE, PROMISE, TestFile, run, start};
 
 const TESTS: [&str; 9] =
     ["am_lat", "put_lat", "add_lat", "get", "fadd", "cswap", "am_bw", "put_bw", "add_mr"];
@@ -24,9 +24,101 @@ fn every_test_with_both_ends_of_its_own() {
 
 #[test]
 fn every_test_within_one_process() {
-    for test in TESTS {
+    for test in TESTS.iter().chain(&["swap"]) {
         run(&["perf", "-x", "self", "-d", "memory", "-t", test, "-n", "300", "-w", "20"]).succeeded();
     }
+    for test in ["add_lat", "fadd", "swap", "cswap", "add_mr"] {
+        run(&["perf", "-x", "self", "-t", test, "-s", "4", "-n", "300", "-w", "20"]).succeeded();
+    }
+    for transport in ["rc_mlx5", "shm", "tcp"] {
+        run(&["perf", "-l", "-x", transport, "-t", "am_lat", "-n", "300", "-w", "20"]).succeeded();
+    }
+}
+
+#[test]
+fn pieces_headers_strides_and_windows() {
+    for args in [
+        &["-t", "am_lat", "-D", "shortiov", "-s", "3,5,16,4"][..],
+        &["-t", "am_bw", "-D", "zcopy", "-s", "16,48,1K", "-H", "16", "-O", "4"],
+        &["-t", "am_bw", "-W", "1"],
+        &["-t", "am_bw", "-W", "0"],
+        &["-t", "put_lat", "-D", "zcopy", "-s", "8,100,8", "-i", "128"],
+        &["-t", "put_bw", "-D", "zcopy", "-s", "4K", "-O", "8"],
+        &["-t", "get", "-D", "zcopy", "-s", "64,64", "-O", "4"],
+        &["-t", "fadd", "-O", "4"],
+        &["-t", "put_lat", "-o"],
+        &["-t", "get", "-o", "-D", "bcopy"],
+    ] {
+        let mut words = vec!["perf", "-n", "300", "-w", "20"];
+        words.extend(args);
+        run(&words).succeeded();
+    }
+}
+
+#[test]
+fn a_batch_file_over_several_transports() {
+    let file = TestFile::new("batch", 0);
+    let tests = "# name, then words\n\none -t am_lat -x rc_mlx5\ntwo -t put_bw -x shm -s 64\nthree -x self\n";
+    std::fs::write(file.path(), tests).unwrap();
+    let ended = run(&["perf", "-b", file.path(), "-n", "200", "-w", "10", "-f"]);
+    ended.succeeded();
+    for name in ["one", "two", "three"] {
+        let line = ended.stdout.lines().find(|line| line.trim_start().starts_with(name));
+        assert_eq!(line.and_then(|line| line.split_whitespace().nth(1)), Some("200"), "{}", ended.stdout);
+    }
+    let mut server = start(&["perf", "--listen", "-p", "0"]);
+    let port = server.port();
+    std::fs::write(file.path(), "one -x shm\ntwo -x shm -t get\n").unwrap();
+    let batch = ["perf", "127.0.0.1", "-p", &port, "-b", file.path(), "-n", "200", "--json"];
+    let client = start(&batch).end(PATIENCE);
+    client.succeeded();
+    let value: Value = serde_json::from_str(&client.stdout).unwrap();
+    assert_eq!((&value[0]["test"], &value[1]["test"]), (&"am_lat".into(), &"get".into()), "{value}");
+    server.end(PATIENCE).succeeded();
+    std::fs::write(file.path(), "one -x shm\ntwo -t none\n").unwrap();
+    let ended = run(&["perf", "-b", file.path()]);
+    assert!(ended.failed().contains("line 2"), "{ended:#?}");
+}
+
+#[test]
+fn a_series_of_sizes_and_its_plot() {
+    let plot = TestFile::new("plot.svg", 0);
+    let ended =
+        run(&["perf", "-x", "shm", "--sweep", "8:64K", "-n", "50", "-v", "-f", "--plot", plot.path()]);
+    ended.succeeded();
+    assert!(ended.stdout.starts_with("test,size,iterations,50.0_percentile_lat,"), "{}", ended.stdout);
+    for row in ["am_lat,8,50,", "am_lat,4K,50,", "am_bw,8,50,"] {
+        assert!(ended.stdout.lines().any(|line| line.starts_with(row)), "{row}: {}", ended.stdout);
+    }
+    // What does not fit is said.
+    assert!(ended.stdout.contains("# am_lat on shm takes messages of"), "{}", ended.stdout);
+    let svg = std::fs::read_to_string(plot.path()).unwrap();
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{svg}");
+    assert_eq!(svg.matches("<polyline").count(), 2, "{svg}");
+    let ended = run(&["perf", "-x", "self", "-n", "50", "--plot", "/nonexistent/plot.svg"]);
+    assert!(ended.failed().contains("/nonexistent/plot.svg"), "{ended:#?}");
+}
+
+#[test]
+fn every_transport_of_this_machine() {
+    let ended = run(&["perf", "--all", "-n", "100"]);
+    ended.succeeded();
+    for transport in ["self", "rc_mlx5", "shm", "cma", "tcp"] {
+        let line = ended.stdout.lines().find(|line| line.trim_start().starts_with(transport));
+        assert!(line.is_some_and(|line| line.contains("/s") && line.contains('s')), "{}", ended.stdout);
+    }
+    let ended = run(&["perf", "--all", "-n", "100", "-t", "put_bw", "-s", "64", "--json"]);
+    ended.succeeded();
+    let value: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let measured = |name: &str| {
+        value["tests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|test| test["transport"] == name && test["size_bytes"] == 64)
+    };
+    assert!(["self", "rc_mlx5", "shm", "cma", "tcp"].into_iter().all(measured), "{value}");
+    assert!(value["absent"].is_array() && value["failed"] == serde_json::json!([]), "{value}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod perf;
 
-pub(crate) use perf::{Layout, PerfArgs, Sizes, Test, TestArgs};
+pub(crate) use perf::{Layout, PerfArgs, Sizes, Sweep, Test, TestArgs};
 
 use crate::control::Work;
 use clap::error::ErrorKind;

@@ -79,7 +79,12 @@ impl Test {
 
     /// The target's program has no part in it.
     pub(crate) fn is_one_sided(self) -> bool {
-        !matches!(self, Self::AmLat | Self::AmBw)
+        !self.is_message()
+    }
+
+    /// Of active messages.
+    pub(crate) fn is_message(self) -> bool {
+        matches!(self, Self::AmLat | Self::AmBw)
     }
 }
 
@@ -90,6 +95,8 @@ impl Test {
 pub(crate) enum Layout {
     /// From the argument
     Short,
+    /// From several places in memory, active messages only
+    ShortIov,
     /// Through a buffer of the interface
     Bcopy,
     /// Straight from registered memory
@@ -97,13 +104,14 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    pub(crate) const ALL: [Self; 3] = [Self::Short, Self::Bcopy, Self::Zcopy];
+    pub(crate) const ALL: [Self; 4] = [Self::Short, Self::ShortIov, Self::Bcopy, Self::Zcopy];
 }
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Short => "short",
+            Self::ShortIov => "short iov",
             Self::Bcopy => "bcopy",
             Self::Zcopy => "zcopy",
         })
@@ -129,6 +137,13 @@ fn sizes(text: &str) -> Result<Sizes, String> {
 /// Message sizes from one to another, each a multiple of the one before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sweep(pub(crate) Vec<usize>);
+
+impl Default for Sweep {
+    /// What a plot shows.
+    fn default() -> Self {
+        Self((3..=16).map(|power| 1 << power).collect())
+    }
+}
 
 fn sweep(text: &str) -> Result<Sweep, String> {
     const FORM: &str = "expected FROM:TO or FROM:TO:FACTOR, e.g. 8:64K or 1:1M:4";
@@ -261,7 +276,7 @@ pub(crate) struct PerfArgs {
     /// Measure a series of message sizes: FROM:TO doubles, FROM:TO:FACTOR multiplies
     #[arg(long, value_name = "SIZES", value_parser = sweep, conflicts_with_all = ["sizes", "batch"])]
     pub(crate) sweep: Option<Sweep>,
-    /// Measure every transport of this machine; with a test that one, else a choice of them
+    /// Measure every transport of this machine and print one table; without a test the usual ones
     #[arg(long, conflicts_with_all = ["host", "transport", "device", "batch", "loopback", "csv"])]
     pub(crate) all: bool,
     /// Read tests from a file
@@ -298,7 +313,7 @@ pub(crate) struct PerfArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Draw latency and rate over the message size, a line for each transport, into an SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "batch")]
     pub(crate) plot: Option<PathBuf>,
 }
 
@@ -324,8 +339,9 @@ mod tests {
     #[test]
     fn a_line_refines_what_is_around_it() {
         let outer = TestArgs { iterations: Some(5), rank: Some(99.0), ..TestArgs::default() };
-        let line = outer.refined(&["name", "-t", "put_bw", "-D", "bcopy", "-n", "7"]).unwrap();
+        let line = outer.refined(&["name", "-t", "put_bw", "-D", "shortiov", "-n", "7"]).unwrap();
         assert_eq!((line.test, line.iterations, line.rank), (Some(Test::PutBw), Some(7), Some(99.0)));
+        assert_eq!(line.layout, Some(Layout::ShortIov));
         for bad in [&["name", "-t", "nothing"][..], &["name", "more"], &["name", "-h"], &["name", "-p", "1"]]
         {
             assert!(outer.refined(bad).is_err(), "{bad:?}");

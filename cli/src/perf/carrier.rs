@@ -1,6 +1,6 @@
 //! How either side sends one message of the size and in the way that the plan says.
 
-use super::job::extent;
+use super::job::{WORD, extent};
 use super::{DATA, RECEIVED};
 use crate::args::Layout;
 use crate::control::PerfPlan;
@@ -19,6 +19,8 @@ pub(super) struct Regions {
     own: Memory,
     /// What zero-copy operations send, and where gets arrive.
     source: Memory,
+    /// What other active messages send.
+    message: Vec<u8>,
 }
 
 /// What one side sends from and receives into.
@@ -30,10 +32,12 @@ pub(super) struct Carrier<'a> {
     regions: &'a Regions,
     /// The message's pieces, without its header.
     pub(super) pieces: Vec<Slice<'a>>,
+    /// As bytes, without the header of a short message.
+    parts: Vec<&'a [u8]>,
     /// Where in the source the message ends.
     extent: usize,
     header: usize,
-    /// What is sent otherwise.
+    /// What puts send otherwise.
     payload: Vec<u8>,
     received: Rc<Received>,
     passive: bool,
@@ -61,7 +65,12 @@ fn lengths(plan: &PerfPlan) -> Result<(usize, Vec<usize>, usize, usize), Error> 
 impl Regions {
     pub(super) fn allocate(session: &Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
         let (size, _, _, extent) = lengths(plan)?;
-        Ok(Self { own: session.allocate(size)?, source: session.allocate(extent)? })
+        // The smaller atomics, too, need a whole word around them.
+        Ok(Self {
+            own: session.allocate(size.max(WORD))?,
+            source: session.allocate(extent)?,
+            message: vec![0; size],
+        })
     }
 }
 
@@ -76,7 +85,7 @@ impl<'a> Carrier<'a> {
         let header = plan.header as usize;
         let mut pieces = Vec::with_capacity(sizes.len());
         let (mut begin, mut skip) = (0, header);
-        for piece in sizes {
+        for &piece in &sizes {
             // The header comes from the payload, the rest from the first piece on.
             let (from, length) = (begin + skip.min(piece), piece - skip.min(piece));
             if length > 0 {
@@ -84,6 +93,14 @@ impl<'a> Carrier<'a> {
             }
             begin += if stride == 0 { piece } else { stride };
             skip = 0;
+        }
+        let mut rest = &*regions.message;
+        let mut parts = Vec::with_capacity(plan.sizes.len());
+        let mut skip = SHORT_HEADER;
+        for &piece in &sizes {
+            let (part, after) = rest.split_at(piece.min(rest.len()));
+            parts.extend(part.get(skip..).filter(|part| !part.is_empty()));
+            (rest, skip) = (after, skip.saturating_sub(piece));
         }
         let remote = session.exchange(&regions.own, size)?;
         let received = Rc::new(Received::default());
@@ -108,6 +125,7 @@ impl<'a> Carrier<'a> {
             remote,
             regions,
             pieces,
+            parts,
             extent,
             header,
             payload: vec![0; size],
@@ -130,19 +148,20 @@ impl<'a> Carrier<'a> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         match self.layout {
             Layout::Short => {
-                let payload = self.payload.get(SHORT_HEADER..).unwrap_or_default();
+                let payload = self.regions.message.get(SHORT_HEADER..).unwrap_or_default();
                 wait.post(during, || endpoint.am_short(DATA, 0, payload)).map(|_| ())
             }
+            Layout::ShortIov => wait.post(during, || endpoint.am_short_iov(DATA, 0, &self.parts)).map(|_| ()),
             Layout::Bcopy => wait
                 .post(during, || {
                     endpoint.am_bcopy(DATA, |buffer| {
-                        buffer[..self.size].copy_from_slice(&self.payload);
+                        buffer[..self.size].copy_from_slice(&self.regions.message);
                         self.size
                     })
                 })
                 .map(|_| ()),
             Layout::Zcopy => {
-                let header = self.payload.get(..self.header).unwrap_or_default();
+                let header = self.regions.message.get(..self.header).unwrap_or_default();
                 counted(completion, || {
                     wait.post(during, || endpoint.am_zcopy(DATA, header, &self.pieces, completion))
                 })
@@ -161,12 +180,6 @@ impl<'a> Carrier<'a> {
             Some(length) => Err(format!("a message of {length} bytes came, not of {}", self.size).into()),
             None => Ok((self.received() >= total).then_some(())),
         })
-    }
-
-    /// Tells the peer how many messages came.
-    pub(super) fn acknowledge(&self, session: &mut Session<'_>, during: &str) -> Result<(), Error> {
-        let (endpoint, count) = (&session.endpoint, self.received());
-        session.wait.post(during, || endpoint.am_short(RECEIVED, count, &[])).map(|_| ())
     }
 
     /// Waits until the other end has received this many messages in all.
@@ -201,7 +214,10 @@ impl<'a> Carrier<'a> {
         }
         let payload = &self.payload;
         match self.layout {
-            Layout::Short => wait.post(during, || endpoint.put_short(payload, *address, key)).map(|_| ()),
+            // There are no pieces but of active messages; the plan was checked.
+            Layout::Short | Layout::ShortIov => {
+                wait.post(during, || endpoint.put_short(payload, *address, key)).map(|_| ())
+            }
             Layout::Bcopy => wait
                 .post(during, || {
                     let pack = |buffer: &mut [u8]| {
@@ -242,6 +258,12 @@ impl<'a> Carrier<'a> {
             session.wait.until(during, arrived)
         }
     }
+}
+
+/// Tells the peer that this many messages came.
+pub(super) fn acknowledge(session: &mut Session<'_>, count: u64, during: &str) -> Result<(), Error> {
+    let endpoint = &session.endpoint;
+    session.wait.post(during, || endpoint.am_short(RECEIVED, count, &[])).map(|_| ())
 }
 
 /// Posts an operation that counts in `completion` until it is finished.

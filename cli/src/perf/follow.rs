@@ -1,6 +1,6 @@
 //! The side that answers.
 
-use super::carrier::{Carrier, Regions};
+use super::carrier::{Carrier, Regions, acknowledge};
 use crate::args::Test;
 use crate::control::PerfPlan;
 use crate::error::Error;
@@ -23,10 +23,13 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
         Test::AmBw => {
             // Half a window early, so that the sender need not wait.
             let step = if plan.window == 0 { plan.total } else { u64::from(plan.window).div_ceil(2) };
-            while carrier.received() < plan.total {
-                let next = carrier.received().saturating_add(step).min(plan.total);
+            let mut acknowledged = 0;
+            while acknowledged < plan.total {
+                let next = acknowledged.saturating_add(step).min(plan.total);
                 carrier.receive(session, next, during)?;
-                carrier.acknowledge(session, during)?;
+                // More may come while this is said.
+                acknowledged = carrier.received();
+                acknowledge(session, acknowledged, during)?;
             }
         }
         Test::PutLat => {

@@ -4,19 +4,22 @@ use crate::args::{Layout, Sizes, Test, TestArgs};
 use crate::control::PerfPlan;
 use crate::error::Error;
 use crate::transports::{self, Choice};
-use barewire::{AtomicOperations, Flags};
+use barewire::{AtomicOperations, Flags, SHORT_HEADER};
 
 /// Bytes of an atomic, and of a message that nobody gave a size.
 pub(super) const WORD: usize = 8;
+/// Bytes of the smaller atomic.
+pub(super) const HALF_WORD: usize = 4;
 /// As ucx_perftest has it: the header of a zcopy active message, and unacknowledged active messages of a stream.
 const HEADER: usize = 8;
 const WINDOW: u32 = 127;
 /// Messages to measure and to send before that.
 const ITERATIONS: u64 = 100_000;
 const WARM_UP: u64 = 1000;
-/// Bytes of a test that is one of a series, and the fewest messages that it is made of.
+/// Bytes of a test that is one of a series, and the fewest and the most messages that it is made of.
 const SERIES_BYTES: u64 = 64 << 20;
 const SERIES_LEAST: u64 = 200;
+const SERIES_MOST: u64 = 20_000;
 
 /// One test with everything that it needs to be run.
 #[derive(Debug, Clone)]
@@ -57,7 +60,7 @@ impl Job {
         let size = sizes.iter().sum::<usize>();
         let scaled = match kind {
             Kind::Single => ITERATIONS,
-            Kind::Series => (SERIES_BYTES / size.max(1) as u64).clamp(SERIES_LEAST, ITERATIONS),
+            Kind::Series => (SERIES_BYTES / size.max(1) as u64).clamp(SERIES_LEAST, SERIES_MOST),
         };
         let iterations = args.iterations.unwrap_or(scaled);
         if iterations == 0 {
@@ -66,11 +69,11 @@ impl Job {
         let warm_up = args.warm_up.unwrap_or(WARM_UP.min(iterations / 10));
         let total = warm_up.checked_add(iterations);
         let total = total.ok_or_else(|| Error::Usage("the number of iterations is too large".into()))?;
-        let wanted = |layout: &Layout| args.layout.is_none_or(|wanted| wanted == *layout);
-        let fits = |layout: &Layout| {
-            range(test, *layout, sizes.len(), &choice)
-                .is_some_and(|(least, most)| (least..=most).contains(&size))
+        let wanted = |layout: &Layout| match args.layout {
+            Some(wanted) => wanted == *layout,
+            None => *layout != Layout::ShortIov,
         };
+        let fits = |layout: &Layout| takes(test, *layout, sizes.len(), size, &choice);
         let Some(layout) = Layout::ALL.into_iter().filter(wanted).find(fits) else {
             return Err(Error::Usage(misfit(test, args.layout, &sizes, &choice)));
         };
@@ -121,7 +124,7 @@ fn header(
     sizes: &[usize],
     choice: &Choice,
 ) -> Result<usize, Error> {
-    if layout != Layout::Zcopy || !matches!(test, Test::AmLat | Test::AmBw) {
+    if layout != Layout::Zcopy || !test.is_message() {
         return Ok(0);
     }
     let am = &choice.attributes.am;
@@ -166,9 +169,8 @@ pub(super) fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
     let sizes: Result<Vec<usize>, _> = plan.sizes.iter().map(|piece| usize::try_from(*piece)).collect();
     let sizes = sizes.unwrap_or_else(|_| vec![usize::MAX]);
     let size = usize::try_from(plan.size()).unwrap_or(usize::MAX);
-    match range(plan.test, plan.layout, sizes.len(), choice) {
-        Some((least, most)) if (least..=most).contains(&size) => {}
-        _ => return Err(Error::Local(misfit(plan.test, Some(plan.layout), &sizes, choice))),
+    if !takes(plan.test, plan.layout, sizes.len(), size, choice) {
+        return Err(Error::Local(misfit(plan.test, Some(plan.layout), &sizes, choice)));
     }
     let first = plan.sizes.first().copied().unwrap_or(0);
     let strided = usize::try_from(plan.stride).ok().and_then(|stride| extent(stride, &sizes));
@@ -181,14 +183,16 @@ pub(super) fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
 /// The smallest and the largest message of so many pieces that a test can send in this way, if it can.
 fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(usize, usize)> {
     let attributes = &choice.attributes;
-    let (am, put, get) = (&attributes.am, &attributes.put, &attributes.get);
+    let (am, put, get, flags) = (&attributes.am, &attributes.put, &attributes.get, attributes.flags);
     let zcopy =
         |least: usize, most: usize, max_iov: usize| (pieces <= max_iov).then_some((least.max(1), most));
+    // The header carries the first 8 bytes of the message.
+    let short = |flag: Flags| {
+        flags.contains(flag).then_some((SHORT_HEADER, am.max_short.saturating_add(SHORT_HEADER)))
+    };
     let (least, most) = match (test, layout) {
-        // The header carries the first 8 bytes of the message.
-        (Test::AmLat | Test::AmBw, Layout::Short) if attributes.flags.contains(Flags::AM_SHORT) => {
-            (WORD, am.max_short.saturating_add(WORD))
-        }
+        (Test::AmLat | Test::AmBw, Layout::Short) => short(Flags::AM_SHORT)?,
+        (Test::AmLat | Test::AmBw, Layout::ShortIov) => short(Flags::AM_SHORT_IOV)?,
         (Test::AmLat | Test::AmBw, Layout::Bcopy) => (0, am.max_bcopy),
         (Test::AmLat | Test::AmBw, Layout::Zcopy) => zcopy(am.min_zcopy, am.max_zcopy, am.max_iov)?,
         (Test::PutLat | Test::PutBw, Layout::Short) => (1, put.max_short),
@@ -196,33 +200,50 @@ fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(
         (Test::PutLat | Test::PutBw, Layout::Zcopy) => zcopy(put.min_zcopy, put.max_zcopy, put.max_iov)?,
         (Test::Get, Layout::Bcopy) => (1, get.max_bcopy),
         (Test::Get, Layout::Zcopy) => zcopy(get.min_zcopy, get.max_zcopy, get.max_iov)?,
-        (test, Layout::Short) if attributes.atomic64.contains(operation(test)?) => (WORD, WORD),
+        (_, Layout::Short) => {
+            let operation = operation(test)?;
+            let (half, whole) =
+                (attributes.atomic32.contains(operation), attributes.atomic64.contains(operation));
+            (if half { HALF_WORD } else { WORD }, if whole { WORD } else { HALF_WORD })
+        }
         _ => return None,
     };
     (most > 0 && least <= most).then_some((least, most))
 }
 
+/// True if a test can send so many bytes in so many pieces in this way.
+fn takes(test: Test, layout: Layout, pieces: usize, size: usize, choice: &Choice) -> bool {
+    let Some((least, most)) = range(test, layout, pieces, choice) else { return false };
+    let is_word = [HALF_WORD, WORD].contains(&size);
+    (least..=most).contains(&size) && (is_word || operation(test).is_none())
+}
+
+/// What an atomic test does to the word.
 fn operation(test: Test) -> Option<AtomicOperations> {
     match test {
         Test::AddLat | Test::AddMr => Some(AtomicOperations::ADD),
         Test::Fadd => Some(AtomicOperations::FETCH_ADD),
+        Test::Swap => Some(AtomicOperations::SWAP),
         Test::Cswap => Some(AtomicOperations::COMPARE_SWAP),
-        _ => None,
+        Test::AmLat | Test::PutLat | Test::Get | Test::AmBw | Test::PutBw => None,
     }
 }
 
-fn misfit(test: Test, layout: Option<Layout>, sizes: &[usize], choice: &Choice) -> String {
+fn misfit(asked: Test, layout: Option<Layout>, sizes: &[usize], choice: &Choice) -> String {
     let wanted = |each: &&Layout| layout.is_none_or(|layout| layout == **each);
     let ranges = Layout::ALL.iter().filter(wanted);
-    let ranges = ranges.filter_map(|layout| range(test, *layout, sizes.len(), choice));
+    let ranges = ranges.filter_map(|layout| range(asked, *layout, sizes.len(), choice));
     let whole = ranges.reduce(|(least, most), (low, high)| (least.min(low), most.max(high)));
     let size = sizes.iter().fold(0usize, |sum, piece| sum.saturating_add(*piece));
-    let (test, transport) = (test.name(), &choice.transport);
+    let (test, transport) = (asked.name(), &choice.transport);
     let by = layout.map_or(String::new(), |layout| format!(" by {layout}"));
     let pieces = if sizes.len() > 1 { format!(" in {} pieces", sizes.len()) } else { String::new() };
     match whole {
         Some((least, most)) if least == most => {
             format!("{test} on {transport}{by} takes {least} bytes, not {size}")
+        }
+        Some((least, most)) if operation(asked).is_some() => {
+            format!("{test} on {transport}{by} takes {least} or {most} bytes, not {size}")
         }
         Some((least, most)) => {
             format!("{test} on {transport}{by} takes messages of {least} to {most} bytes, not {size}")
@@ -231,7 +252,23 @@ fn misfit(test: Test, layout: Option<Layout>, sizes: &[usize], choice: &Choice) 
     }
 }
 
-/// A test with each of these sizes that the transport takes; with it the reason for the others. It is an error if it takes none.
+/// A size as the command line takes it.
+pub(super) fn size_name(size: usize) -> String {
+    match size {
+        0 => "0".into(),
+        size if size.is_multiple_of(1 << 20) => format!("{}M", size >> 20),
+        size if size.is_multiple_of(1 << 10) => format!("{}K", size >> 10),
+        size => size.to_string(),
+    }
+}
+
+/// The test with this size, named by it, as one of a series.
+pub(super) fn of_size(size: usize, args: &TestArgs, choice: &Choice, loopback: bool) -> Result<Job, Error> {
+    let test = TestArgs { sizes: Some(Sizes(vec![size])), ..args.clone() };
+    Job::new(vec![size_name(size)], &test, choice.clone(), loopback, Kind::Series)
+}
+
+/// The test with each of these sizes that the transport takes; with it the reason for the others. It is an error if it takes none.
 pub(super) fn series(
     sizes: &[usize],
     args: &TestArgs,
@@ -240,8 +277,7 @@ pub(super) fn series(
 ) -> Result<(Vec<Job>, Option<String>), Error> {
     let (mut jobs, mut refused) = (Vec::new(), None);
     for &size in sizes {
-        let test = TestArgs { sizes: Some(Sizes(vec![size])), ..args.clone() };
-        match Job::new(vec![size.to_string()], &test, choice.clone(), loopback, Kind::Series) {
+        match of_size(size, args, choice, loopback) {
             Ok(job) => jobs.push(job),
             Err(error) => refused = Some(error),
         }

@@ -2,11 +2,11 @@
 
 use super::carrier::{Carrier, Regions};
 use super::figures::Recorder;
-use super::job::Job;
+use super::job::{Job, WORD};
 use crate::args::{Layout, Test};
 use crate::error::Error;
 use crate::session::{Remote, Session};
-use barewire::{Completion, FetchResult, Posted, Unpack};
+use barewire::{AtomicOp, Completion, FetchResult, Posted, Unpack};
 
 /// Runs the job's test and times every iteration.
 pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) -> Result<(), Error> {
@@ -82,7 +82,12 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
 /// Adds one to the peer's word.
 pub(super) fn add(session: &mut Session<'_>, carrier: &Carrier<'_>, during: &str) -> Result<(), Error> {
     let (endpoint, Remote { address, key }) = (&session.endpoint, &carrier.remote);
-    session.wait.post(during, || endpoint.atomic_add64(1, *address, key)).map(|_| ())
+    let posted = if carrier.size == WORD {
+        session.wait.post(during, || endpoint.atomic_add64(1, *address, key))
+    } else {
+        session.wait.post(during, || endpoint.atomic_post(AtomicOp::Add(1_u32), *address, key))
+    };
+    posted.map(|_| ())
 }
 
 /// Operations that were posted and are not finished, of which there may be so many.
@@ -175,22 +180,33 @@ fn atomics(
     let completion = &in_flight.completion;
     for number in 0..total {
         completion.add(1);
-        let endpoint = &session.endpoint;
-        let posted = session.wait.post(during, || {
-            if test == Test::Fadd {
-                endpoint.atomic_fetch_add64(1, *address, key, &result, Some(completion))
-            } else {
-                let next = number + 1;
-                endpoint.atomic_compare_swap64(number, next, *address, key, &result, Some(completion))
+        let (endpoint, completion, next) = (&session.endpoint, Some(completion), number + 1);
+        let posted = session.wait.post(during, || match (test, carrier.size == WORD) {
+            (Test::Fadd, true) => endpoint.atomic_fetch_add64(1, *address, key, &result, completion),
+            (Test::Cswap, true) => {
+                endpoint.atomic_compare_swap64(number, next, *address, key, &result, completion)
             }
+            (_, true) => endpoint.atomic_fetch(AtomicOp::Swap(next), *address, key, &result, completion),
+            (_, false) => endpoint.atomic_fetch(half_word(test, number), *address, key, &result, completion),
         })?;
         in_flight.posted(posted);
         in_flight.room(session, during)?;
-        if in_flight.most == 1 && result.get() != number {
+        let expected = if carrier.size == WORD { number } else { number & u64::from(u32::MAX) };
+        if in_flight.most == 1 && result.get() != expected {
             let found = result.get();
-            return Err(Error::Mismatch(format!("{during} {number} fetched {found} instead of {number}")));
+            return Err(Error::Mismatch(format!("{during} {number} fetched {found} instead of {expected}")));
         }
         recorder.iteration(number)?;
     }
     in_flight.down_to(session, 0, during)
+}
+
+/// What the test does to a word of 32 bits that counts operations.
+fn half_word(test: Test, number: u64) -> AtomicOp<u32> {
+    let (compare, swap) = (number as u32, (number + 1) as u32);
+    match test {
+        Test::Fadd => AtomicOp::Add(1),
+        Test::Cswap => AtomicOp::CompareSwap { compare, swap },
+        _ => AtomicOp::Swap(swap),
+    }
 }

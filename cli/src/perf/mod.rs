@@ -8,8 +8,10 @@ mod figures;
 mod follow;
 mod job;
 mod lead;
+mod plot;
 mod printer;
 mod sample;
+mod survey;
 
 use crate::args::{PerfArgs, Sizes, Test, TestArgs};
 use crate::control::{Message, Work};
@@ -21,6 +23,7 @@ use crate::session::Session;
 use crate::transports;
 use figures::{Outcome, Recorder};
 use job::{Job, Kind};
+use plot::Point;
 use printer::Printer;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -41,25 +44,42 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
         return with_client(bind, args.port, Work::Perf, listening, |link| follow(link, Some(&args.test)));
     }
     let mut printer = Printer::new(args, out);
+    if args.all {
+        return survey::run(args, printer);
+    }
     let jobs = jobs(args, &mut printer)?;
-    measure(args, &jobs, &mut printer)?;
+    let outcomes = measure(args, &jobs, &mut printer)?;
+    if let Some(file) = &args.plot {
+        let points: Vec<Point> =
+            jobs.iter().zip(&outcomes).map(|(job, outcome)| Point::new(job, outcome)).collect();
+        plot::write(file, &points)?;
+    }
     printer.finish()
 }
 
 /// The tests that the command line asks for. Of a series those that the transport takes; the printer will say which it does not.
 fn jobs(args: &PerfArgs, printer: &mut Printer<'_>) -> Result<Vec<Job>, Error> {
-    let Some(sweep) = &args.sweep else {
+    let Some(sizes) = survey::sizes(args) else {
         let of_line = |(names, test): (Vec<String>, TestArgs)| {
             Job::new(names, &test, job::choice(&test)?, args.loopback, Kind::Single)
         };
         return batch::tests(&args.batch, &args.test)?.into_iter().map(of_line).collect();
     };
     let choice = job::choice(&args.test)?;
-    let (jobs, refused) = job::series(&sweep.0, &args.test, &choice, args.loopback)?;
-    if let Some(reason) = refused {
-        printer.note(reason);
+    let mut all = Vec::new();
+    for test in survey::tests(args, &choice) {
+        let (mut jobs, refused) = job::series(&sizes, &test, &choice, args.loopback)?;
+        if args.test.test.is_none() && args.plot.is_some() {
+            for job in &mut jobs {
+                job.names.insert(0, job.plan.test.name().into());
+            }
+        }
+        all.extend(jobs);
+        if let Some(reason) = refused {
+            printer.note(reason);
+        }
     }
-    Ok(jobs)
+    Ok(all)
 }
 
 /// Runs the tests, those that need a peer with one, and answers how they ended.

@@ -2,10 +2,13 @@
 
 use super::figures::{Figures, Outcome};
 use super::job::Job;
+use super::survey;
 use crate::args::{PerfArgs, Test};
 use crate::error::Error;
 use crate::output::{EMULATOR, Output};
+use barewire::Absent;
 use serde::Serialize;
+use serde_json::json;
 
 /// The MB of ucx_perftest.
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
@@ -16,6 +19,8 @@ enum Form {
     Table,
     Csv,
     Json,
+    /// Nothing of single tests.
+    Silent,
 }
 
 /// How a test ended, as JSON.
@@ -59,16 +64,20 @@ pub(super) struct Printer<'a> {
 
 impl<'a> Printer<'a> {
     pub(super) fn new(args: &PerfArgs, out: &'a mut Output) -> Self {
-        let form = match (args.json, args.csv) {
-            (true, _) => Form::Json,
-            (_, true) => Form::Csv,
+        let form = match (args.json, args.csv, args.all) {
+            (true, _, _) => Form::Json,
+            (_, true, _) => Form::Csv,
+            (_, _, true) => Form::Silent,
             _ => Form::Table,
         };
         let base = |file: &std::path::PathBuf| {
             file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned()
         };
         let mut columns: Vec<String> = args.batch.iter().map(base).collect();
-        if args.sweep.is_some() {
+        if args.plot.is_some() && args.test.test.is_none() {
+            columns.push("test".into());
+        }
+        if survey::sizes(args).is_some() {
             columns.push("size".into());
         }
         Self {
@@ -103,7 +112,7 @@ impl<'a> Printer<'a> {
                 );
                 self.out.line(fields(&self.columns, numbers))
             }
-            Form::Csv | Form::Json => Ok(()),
+            Form::Csv | Form::Json | Form::Silent => Ok(()),
             Form::Table => {
                 if first {
                     if !self.several {
@@ -159,7 +168,7 @@ impl<'a> Printer<'a> {
         match self.form {
             Form::Table => self.out.line(self.row("[thread 0]", figures)),
             Form::Csv => self.out.line(csv(&job.names, figures)),
-            Form::Json => Ok(()),
+            Form::Json | Form::Silent => Ok(()),
         }
     }
 
@@ -200,16 +209,43 @@ impl<'a> Printer<'a> {
                 });
                 Ok(())
             }
+            Form::Silent => Ok(()),
         }
+    }
+
+    /// True if the outcome is for programs.
+    pub(super) fn is_json(&self) -> bool {
+        self.form == Form::Json
+    }
+
+    /// A line that is about several tests.
+    pub(super) fn text(&mut self, line: &str) -> Result<(), Error> {
+        self.out.line(line)
+    }
+
+    /// All tests of a machine are over.
+    pub(super) fn finish_survey(mut self, absent: &[Absent], failed: &[Absent]) -> Result<(), Error> {
+        if self.form == Form::Silent {
+            return self.finish();
+        }
+        let list = |absent: &[Absent]| -> Vec<_> {
+            absent.iter().map(|Absent { what, reason }| json!({ "what": what, "reason": reason })).collect()
+        };
+        let tests = std::mem::take(&mut self.json);
+        let whole = json!({ "tests": tests, "failed": list(failed), "absent": list(absent) });
+        self.out.line(format!("{whole:#}"))
     }
 
     /// All tests are over.
     pub(super) fn finish(mut self) -> Result<(), Error> {
-        if self.emulator {
+        if self.emulator && self.form == Form::Silent {
+            // Only of some of the transports in the table.
+            self.notes.push(format!("soft0: {EMULATOR}"));
+        } else if self.emulator {
             self.notes.push(EMULATOR.into());
         }
         match self.form {
-            Form::Table => self.notes.iter().try_for_each(|note| self.out.line(note)),
+            Form::Table | Form::Silent => self.notes.iter().try_for_each(|note| self.out.line(note)),
             Form::Csv => self.notes.iter().try_for_each(|note| self.out.line(format!("# {note}"))),
             Form::Json => {
                 let text = match &*self.json {

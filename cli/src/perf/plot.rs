@@ -1,0 +1,291 @@
+//! Latency and rate over the message size as an SVG drawing, a line for each transport.
+
+use super::figures::Outcome;
+use super::job::Job;
+use crate::args::Test;
+use crate::error::{Error, local};
+use crate::output::EMULATOR;
+use std::fmt::Write;
+use std::path::Path;
+
+/// One test as it is drawn.
+#[derive(Debug, Clone)]
+pub(super) struct Point {
+    /// Which line it is on.
+    series: String,
+    test: Test,
+    size: f64,
+    /// Microseconds.
+    latency: f64,
+    /// Messages per second.
+    rate: f64,
+    emulator: bool,
+}
+
+impl Point {
+    pub(super) fn new(job: &Job, outcome: &Outcome) -> Self {
+        Self {
+            series: format!("{} {}", job.choice.transport, job.choice.device),
+            test: job.plan.test,
+            size: job.plan.size() as f64,
+            latency: outcome.figures.typical,
+            rate: outcome.figures.rate,
+            emulator: job.choice.is_emulator(),
+        }
+    }
+}
+
+/// Colours that also the colour-blind tell apart (Okabe and Ito).
+const COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933"];
+/// Pixels: a panel's plot area, what is around it, and the legend's lines.
+const WIDTH: f64 = 460.0;
+const HEIGHT: f64 = 340.0;
+const LEFT: f64 = 80.0;
+const TOP: f64 = 40.0;
+const RIGHT: f64 = 20.0;
+const BOTTOM: f64 = 50.0;
+const LINE: f64 = 18.0;
+
+/// Writes the drawing to a file.
+pub(super) fn write(file: &Path, points: &[Point]) -> Result<(), Error> {
+    let what = || format!("cannot write the plot '{}'", file.display());
+    let drawing = draw(points).ok_or_else(|| Error::Usage(format!("{}: nothing was measured", what())))?;
+    std::fs::write(file, drawing).map_err(|error| local(what(), &error))
+}
+
+/// The drawing, if there is something to draw.
+fn draw(points: &[Point]) -> Option<String> {
+    let mut series: Vec<&str> = Vec::new();
+    for point in points {
+        if !series.contains(&point.series.as_str()) {
+            series.push(&point.series);
+        }
+    }
+    // Latency is a ping-pong's where there is one, rate a stream's.
+    let of_kind = |stream: bool| -> Vec<&Point> {
+        let of_kind: Vec<&Point> = points.iter().filter(|point| point.test.is_stream() == stream).collect();
+        if of_kind.is_empty() { points.iter().collect() } else { of_kind }
+    };
+    let panels = [
+        Panel::new("latency (usec)", &of_kind(false), |point| point.latency)?,
+        Panel::new("messages per second", &of_kind(true), |point| point.rate)?,
+    ];
+    let (across, down) = (LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM);
+    let emulator = points.iter().any(|point| point.emulator);
+    let lines = series.len() + usize::from(emulator);
+    let whole = (across * panels.len() as f64, down + LINE * (lines as f64 + 1.0));
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+        whole.0, whole.1
+    );
+    for (at, panel) in panels.iter().enumerate() {
+        let _ = writeln!(svg, "<g transform=\"translate({},{TOP})\">", LEFT + across * at as f64);
+        panel.axes(&mut svg);
+        for (name, colour) in series.iter().zip(COLOURS.iter().cycle()) {
+            panel.line(&mut svg, name, colour);
+        }
+        svg.push_str("</g>\n");
+    }
+    let row = |at: usize| down + LINE * (at as f64 + 0.5);
+    for ((at, name), colour) in series.iter().enumerate().zip(COLOURS.iter().cycle()) {
+        let y = row(at);
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{LEFT}\" y1=\"{0}\" x2=\"{1}\" y2=\"{0}\" stroke=\"{colour}\" stroke-width=\"2\"/>\
+             <text x=\"{2}\" y=\"{3}\">{4}</text>",
+            y - 4.0,
+            LEFT + 24.0,
+            LEFT + 32.0,
+            y,
+            escaped(name)
+        );
+    }
+    if emulator {
+        let note = format!("soft0: {EMULATOR}");
+        let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{}\">{}</text>", row(series.len()), escaped(&note));
+    }
+    svg.push_str("</svg>\n");
+    Some(svg)
+}
+
+/// One of the two diagrams.
+struct Panel<'a> {
+    title: String,
+    points: Vec<(&'a str, f64, f64)>,
+    x: Axis,
+    y: Axis,
+}
+
+/// A logarithmic axis, from one power of its base to another.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Axis {
+    base: f64,
+    first: i32,
+    last: i32,
+}
+
+impl Axis {
+    fn over(values: impl Iterator<Item = f64>, base: f64) -> Option<Self> {
+        let (mut least, mut most) = (f64::INFINITY, 0.0f64);
+        for value in values.filter(|value| value.is_finite() && *value > 0.0) {
+            (least, most) = (least.min(value), most.max(value));
+        }
+        if most == 0.0 {
+            return None;
+        }
+        let first = least.log(base).floor() as i32;
+        // A single value still needs an axis with two ends.
+        let last = (most.log(base).ceil() as i32).max(first + 1);
+        Some(Self { base, first, last })
+    }
+
+    /// Where a value is, from 0 to 1.
+    fn place(&self, value: f64) -> f64 {
+        (value.log(self.base) - f64::from(self.first)) / f64::from(self.last - self.first)
+    }
+
+    /// The powers with a line and a number of their own, about ten at most.
+    fn ticks(self) -> impl Iterator<Item = i32> {
+        let step = (self.last - self.first) / 10 + 1;
+        (self.first..=self.last).step_by(step as usize)
+    }
+}
+
+impl<'a> Panel<'a> {
+    fn new(unit: &str, points: &[&'a Point], value: fn(&Point) -> f64) -> Option<Self> {
+        let mut tests: Vec<&str> = Vec::new();
+        for point in points {
+            if !tests.contains(&point.test.name()) {
+                tests.push(point.test.name());
+            }
+        }
+        let title = format!("{unit}: {}", tests.join(", "));
+        let points: Vec<_> = points
+            .iter()
+            .map(|point| (point.series.as_str(), point.size.max(1.0), value(point)))
+            .filter(|(_, _, value)| *value > 0.0)
+            .collect();
+        let x = Axis::over(points.iter().map(|(_, size, _)| *size), 2.0)?;
+        let y = Axis::over(points.iter().map(|(_, _, value)| *value), 10.0)?;
+        Some(Self { title, points, x, y })
+    }
+
+    fn axes(&self, svg: &mut String) {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{}\" y=\"-14\" text-anchor=\"middle\" font-size=\"14\">{}</text>",
+            WIDTH / 2.0,
+            escaped(&self.title)
+        );
+        for power in self.x.ticks() {
+            let x = self.x.place(2f64.powi(power)) * WIDTH;
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{x:.1}\" y1=\"0\" x2=\"{x:.1}\" y2=\"{HEIGHT}\" stroke=\"#dddddd\"/>\
+                 <text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+                HEIGHT + 18.0,
+                binary(power)
+            );
+        }
+        for power in self.y.ticks() {
+            let y = (1.0 - self.y.place(10f64.powi(power))) * HEIGHT;
+            let _ = writeln!(
+                svg,
+                "<line x1=\"0\" y1=\"{y:.1}\" x2=\"{WIDTH}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>\
+                 <text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                y + 4.0,
+                decimal(power)
+            );
+        }
+        let _ = writeln!(
+            svg,
+            "<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"none\" stroke=\"black\"/>\
+             <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">message size (bytes)</text>",
+            WIDTH / 2.0,
+            HEIGHT + 38.0
+        );
+    }
+
+    fn line(&self, svg: &mut String, series: &str, colour: &str) {
+        let of_series = self.points.iter().filter(|(name, _, _)| *name == series);
+        let places: Vec<(f64, f64)> = of_series
+            .map(|(_, size, value)| (self.x.place(*size) * WIDTH, (1.0 - self.y.place(*value)) * HEIGHT))
+            .collect();
+        let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+            path.join(" ")
+        );
+        for (x, y) in places {
+            let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
+        }
+    }
+}
+
+/// A power of two as sizes are written: `64K`.
+fn binary(power: i32) -> String {
+    const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
+    let unit = (power.max(0) / 10).min(4);
+    format!("{}{}", 2f64.powi(power - unit * 10), UNITS[unit as usize])
+}
+
+/// A power of ten as people read it: `0.01`, `100 k`.
+fn decimal(power: i32) -> String {
+    match power {
+        9.. => format!("{} G", 10f64.powi(power - 9)),
+        6.. => format!("{} M", 10f64.powi(power - 6)),
+        3.. => format!("{} k", 10f64.powi(power - 3)),
+        _ => format!("{}", 10f64.powi(power)),
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(series: &str, test: Test, size: f64, latency: f64) -> Point {
+        Point { series: series.into(), test, size, latency, rate: 1e6 / latency, emulator: false }
+    }
+
+    #[test]
+    fn a_line_for_each_transport_in_each_half() {
+        let points = [
+            point("shm <memory>", Test::AmLat, 8.0, 0.5),
+            point("shm <memory>", Test::AmLat, 64.0, 0.7),
+            point("shm <memory>", Test::AmBw, 8.0, 0.1),
+            point("tcp", Test::AmLat, 8.0, 20.0),
+        ];
+        let svg = draw(&points).unwrap();
+        assert_eq!(svg.matches("<polyline").count(), 4);
+        // Three latencies and one rate.
+        assert_eq!(svg.matches("<circle").count(), 4);
+        assert!(svg.contains("shm &lt;memory&gt;") && svg.contains("latency (usec): am_lat"), "{svg}");
+        assert!(svg.contains("per second: am_bw") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn nothing_and_one_point() {
+        assert!(draw(&[]).is_none());
+        assert!(draw(&[point("a", Test::Get, 8.0, 0.0)]).is_none());
+        let svg = draw(&[point("a", Test::Get, 8.0, 1.0)]).unwrap();
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn axes_hold_their_values() {
+        let axis = Axis::over([8.0, 65536.0].into_iter(), 2.0).unwrap();
+        assert_eq!((axis.first, axis.last), (3, 16));
+        assert!(axis.place(8.0).abs() < 1e-9 && (axis.place(65536.0) - 1.0).abs() < 1e-9);
+        assert_eq!(
+            (binary(3), binary(16), decimal(5), decimal(-1)),
+            ("8".into(), "64K".into(), "100 k".into(), "0.1".into())
+        );
+    }
+}
