@@ -12,6 +12,8 @@ use crate::{
 pub(crate) struct Behaviour {
     /// UCX's test of it, by number; 0 where UCX has none.
     pub(crate) row: u8,
+    /// Where it is written down.
+    pub(crate) module: &'static str,
     pub(crate) name: &'static str,
     /// What a transport has to have for it.
     pub(crate) needs: Flags,
@@ -22,6 +24,7 @@ macro_rules! behaviours {
     ($($row:literal $module:ident :: $name:ident [$($need:ident)*])+) => {
         pub(crate) const BEHAVIOURS: &[Behaviour] = &[$(Behaviour {
             row: $row,
+            module: stringify!($module),
             name: stringify!($name),
             needs: Flags::empty()$(.union(Flags::$need))*,
             run: $module::$name,

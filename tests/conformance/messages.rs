@@ -73,11 +73,13 @@ pub(crate) fn am_bcopy(place: &Place) {
         pair.until("am_bcopy", || inbox.borrow().len() == 1);
         assert_eq!(inbox.borrow_mut().pop(), Some(data), "{}: {size}", pair.name);
     }
-    let endpoint = &pair.client.endpoint;
-    let answer = endpoint.am_bcopy(0, |buffer| {
-        assert_eq!(buffer.len(), limit);
-        limit + 1
+    let answer = pair.post("am_bcopy", |endpoint| {
+        endpoint.am_bcopy(0, |buffer| {
+            assert_eq!(buffer.len(), limit);
+            limit + 1
+        })
     });
+    let endpoint = &pair.client.endpoint;
     expect_too_long(&pair, "am_bcopy", limit, answer.map(drop));
     let never = |_: &mut [u8]| -> usize { panic!("nothing was posted") };
     assert_eq!(endpoint.am_bcopy(200, never), Err(PostError::UnknownHandlerId(200)));

@@ -4,7 +4,6 @@ mod callbacks;
 mod check;
 mod closing;
 mod cma;
-mod datagrams;
 mod full_queues;
 mod lists;
 mod memory;
@@ -16,4 +15,5 @@ mod sockets;
 mod static_door;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;
+mod ud_verbs;
 mod volume;

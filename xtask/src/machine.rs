@@ -40,17 +40,14 @@ pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
         .environment("BAREWIRE_TEST_TRANSPORT", "rc_verbs")
 }
 
-/// The tests of what transports over datagrams have, and what is peculiar to them.
-const DATAGRAMS: [&str; 2] = ["ud_verbs_", "datagrams::"];
-/// Those that go on whatever gets lost.
-const LOSSY: [&str; 3] = ["ud_verbs_", "datagrams::volume", "datagrams::interfaces"];
-/// What happens to packets in these.
+/// What happens to packets of datagrams on a bad wire.
 const FAULTS: &str = "drop=0.02,duplicate=0.02,reorder=0.02,seed=7";
 
 /// The command that runs the tests of transports over datagrams, on a good wire or on a bad one.
 pub(crate) fn tests_over_datagrams(tests: Invocation, lossy: bool) -> Invocation {
-    let tests = tests.environment("BAREWIRE_TEST_TRANSPORT", "ud_verbs").with(&["--"]);
-    if lossy { tests.with(&LOSSY).environment("BAREWIRE_HCA_FAULTS", FAULTS) } else { tests.with(&DATAGRAMS) }
+    // Every behaviour over it, and its own tests.
+    let tests = tests.environment("BAREWIRE_TEST_TRANSPORT", "ud_verbs").with(&["--", "ud_verbs"]);
+    if lossy { tests.environment("BAREWIRE_HCA_FAULTS", FAULTS) } else { tests }
 }
 
 /// The same with every test program started by `barewire hca run`, its devices set up by `way`.

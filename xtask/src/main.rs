@@ -4,6 +4,7 @@
 mod bench;
 mod closure;
 mod compare;
+mod conformance;
 mod count;
 mod machine;
 mod packages;
@@ -15,7 +16,7 @@ mod vm;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask test|bench|asm|vm|compare [--no-install]
+usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
        cargo xtask vm -- COMMAND
        cargo xtask compare ROW
 
@@ -30,6 +31,7 @@ usage: cargo xtask test|bench|asm|vm|compare [--no-install]
   vm             boots a guest with a kernel that knows RDMA, in plain emulation (qemu), and has the software HCA talk
                  to that kernel's Soft-RoCE in it, and the objects of verbs work on it. BAREWIRE_VM_OPERATIONS=10000 for more than 500 of each kind.
                  With a COMMAND for sh, that is run in the guest instead; rxe0 is there.
+  conformance    which transport shows which behaviour, on everything that this machine has, into docs/CONFORMANCE.md.
   compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 too) in 9 pairs that alternate,
                  into benches/RESULTS.md. With a ROW, only the rows whose names begin so. Best on a machine that does nothing else.
                  BAREWIRE_COMPARE_PAIRS=1 to see it run: then nothing is written.
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         ["vm"] => vm::vm(packages::Install::Missing, None),
         ["vm", "--no-install"] => vm::vm(packages::Install::Nothing, None),
         ["vm", "--", command] => vm::vm(packages::Install::Nothing, Some(command)),
+        ["conformance"] => conformance::conformance(packages::Install::Missing),
+        ["conformance", "--no-install"] => conformance::conformance(packages::Install::Nothing),
         ["compare"] => compare::compare(packages::Install::Missing, ""),
         ["compare", "--no-install"] => compare::compare(packages::Install::Nothing, ""),
         ["compare", row] => compare::compare(packages::Install::Nothing, row),
@@ -59,7 +63,7 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["test" | "bench" | "asm" | "vm" | "compare", unknown, ..] | [unknown, ..] => {
+        ["test" | "bench" | "asm" | "vm" | "conformance" | "compare", unknown, ..] | [unknown, ..] => {
             eprintln!("xtask: do not know '{unknown}'\n{USAGE}");
             ExitCode::from(2)
         }

@@ -63,13 +63,19 @@ for tests in $TESTS; do $tests --ignored --test-threads=1; done
 /// The tests of the transport API that are about operations, over `rc_verbs`.
 const TRANSPORT: &str = "\
 export BAREWIRE_TEST_TRANSPORT=rc_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
-$TRANSPORT messages:: rma:: atomics:: remote_errors:: ordering:: lists:: --test-threads=1
+$TRANSPORT remote_errors:: --test-threads=1
+for behaviours in messages:: rma:: atomics:: ordering:: lists:: closing:: processes::; do
+    $CONFORMANCE $behaviours --test-threads=1
+done
 ";
 
 /// The tests of what transports over datagrams have.
 const DATAGRAMS: &str = "\
 export BAREWIRE_TEST_TRANSPORT=ud_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
-$TRANSPORT messages:: pending:: datagrams:: events::a events::who --test-threads=1
+$TRANSPORT ud_verbs:: --test-threads=1
+for behaviours in messages:: pending:: closing:: events::a events::who processes::; do
+    $CONFORMANCE $behaviours --test-threads=1
+done
 ";
 
 /// A second Soft-RoCE, and a wire between the two: the network namespace `soft` forwards from one pair of network devices to the other. Both
@@ -250,8 +256,10 @@ pub(super) struct Programs {
     pub(super) verbs: Vec<PathBuf>,
     /// The command line, with the feature `verbs`.
     pub(super) barewire: PathBuf,
-    /// Tests of the transport API.
+    /// What is peculiar to transports.
     pub(super) transport: PathBuf,
+    /// What is alike in all of them.
+    pub(super) conformance: PathBuf,
     /// Tests of `verbs/` that a kernel is to refuse.
     pub(super) refused: PathBuf,
 }
@@ -278,12 +286,20 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
         check(
             "rc_verbs on rdma_rxe",
             180,
-            format!("TRANSPORT='{}'\n{TRANSPORT}", programs.transport.display()),
+            format!(
+                "TRANSPORT='{}' CONFORMANCE='{}'\n{TRANSPORT}",
+                programs.transport.display(),
+                programs.conformance.display()
+            ),
         ),
         check(
             "ud_verbs on rdma_rxe",
             120,
-            format!("TRANSPORT='{}'\n{DATAGRAMS}", programs.transport.display()),
+            format!(
+                "TRANSPORT='{}' CONFORMANCE='{}'\n{DATAGRAMS}",
+                programs.transport.display(),
+                programs.conformance.display()
+            ),
         ),
         check("command line over rc_verbs", 120, format!("{barewire}{COMMAND_LINE}")),
         check("rxe1 behind a router", 60, WIRE.to_owned()),

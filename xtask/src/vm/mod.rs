@@ -96,21 +96,26 @@ fn programs() -> Result<Programs, Failure> {
         "--all-features",
         "--test",
         "transport",
+        "--test",
+        "conformance",
     ];
-    let transport = executables(&transport)?.pop();
+    let suites = executables(&transport)?;
+    let suite = |name: &str| suites.iter().find(|program| file_name(program).starts_with(name)).cloned();
+    let (transport, conformance) = (suite("transport"), suite("conformance"));
     let barewire = executables(&["build", "-p", "barewire-cli", "--features", "verbs"])?.pop();
     let mut verbs = executables(&verbs)?;
     let refused = verbs.iter().position(|program| file_name(program).starts_with(REFUSED_TESTS));
-    match (executables(&interop)?.pop(), barewire, transport, refused) {
-        (Some(interop), Some(barewire), Some(transport), Some(refused))
+    match (executables(&interop)?.pop(), barewire, transport, conformance, refused) {
+        (Some(interop), Some(barewire), Some(transport), Some(conformance), Some(refused))
             if verbs.len() == VERBS_TESTS.len() + 1 =>
         {
             let refused = verbs.remove(refused);
-            Ok(Programs { interop, verbs, barewire, transport, refused })
+            Ok(Programs { interop, verbs, barewire, transport, conformance, refused })
         }
-        (interop, barewire, transport, _) => {
-            let made =
-                format!("cargo made no more than {interop:?}, {barewire:?}, {transport:?} and {verbs:?}");
+        (interop, barewire, transport, conformance, _) => {
+            let made = format!(
+                "cargo made no more than {interop:?}, {barewire:?}, {transport:?}, {conformance:?} and {verbs:?}"
+            );
             Err(Failure::Found(made))
         }
     }
