@@ -46,6 +46,8 @@ bitflags! {
         const AM_SHORT_IOV = 1 << 21;
         /// The peer's memory can be mapped: [`Endpoint::rkey_ptr`](crate::Endpoint::rkey_ptr).
         const RKEY_PTR = 1 << 22;
+        /// [`Endpoint::check`](crate::Endpoint::check) asks.
+        const EP_CHECK = 1 << 23;
     }
 }
 

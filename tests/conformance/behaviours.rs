@@ -4,7 +4,7 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, closing, events, full_queues, lists, memory, messages, ordering, peers, pending,
+    atomics, callbacks, check, closing, events, full_queues, lists, memory, messages, ordering, peers, pending,
     processes, rma, setup, volume,
 };
 
@@ -78,6 +78,8 @@ behaviours! {
     15 pending::pending_requests_are_purged_once [PENDING AM_SHORT INTER_PROCESS]
     16 ordering::small_puts_finish_beside_large_ones [PUT_ZCOPY INTER_PROCESS]
     17 processes::a_killed_peer_is_told_once [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE]
+    18 check::a_peer_that_lives_is_not_disturbed [EP_CHECK]
+    18 check::who_was_cancelled_asks_nobody [EP_CHECK]
     19 events::who_cannot_tell_says_so []
     19 events::an_idle_worker_sleeps_until_the_time_is_over [EVENT_FD]
     19 events::a_message_wakes_an_armed_worker [EVENT_FD AM_SHORT INTER_PROCESS]

@@ -16,6 +16,7 @@ use libtest_mimic::{Arguments, Trial};
 mod atomics;
 mod behaviours;
 mod callbacks;
+mod check;
 mod closing;
 mod events;
 mod full_queues;

@@ -1,7 +1,6 @@
 //! The transport API over every transport and way to connect it. Every wait has a deadline.
 
 mod callbacks;
-mod check;
 mod closing;
 mod cma;
 mod full_queues;

@@ -1,6 +1,6 @@
 //! Peers that are gone, not ready, or out of buffers.
 
-use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, Operation, Posted, Worker};
+use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, Operation, PostError, Posted, Worker};
 use barewire_hca as hca;
 
 use crate::support::{Pair, Side, Watch, connect, device, until, watch_errors};
@@ -55,4 +55,25 @@ fn a_receiver_that_is_never_ready_is_reported() {
     let error = errors.borrow()[0].clone();
     assert_eq!((error.operation, error.cause), (Operation::ActiveMessage, Cause::ReceiverNotReady));
     assert_eq!(error.syndrome.map(|syndrome| syndrome.code), Some(0x16));
+}
+
+/// Over a device an endpoint that did nothing else learns so what became of its peer.
+#[test]
+fn a_peer_that_is_gone_is_found_by_a_check() {
+    // 4.096 us * 2^10 is 4 ms, three times.
+    let config = InterfaceConfig::default().ack_timeout(10).retry_count(2);
+    let mut pair = Pair::over_udp(&config, hca::Faults::default());
+    let errors = watch_errors(&pair.client.interface);
+    let mut worker = Worker::new();
+    let gone = Domain::open_soft(device(hca::Faults::default())).unwrap();
+    let peer = Side::open(&mut worker, &gone, &config);
+    let client = pair.client.another();
+    connect(&client, &peer);
+    drop((gone, peer, worker));
+    assert_eq!(client.endpoint.check(), Ok(()));
+    pair.until("the error", || errors.borrow().len() == 1);
+    assert_eq!(errors.borrow()[0].cause, Cause::PeerUnreachable);
+    assert_eq!(client.endpoint.check(), Err(PostError::EndpointFailed));
+    assert_eq!(pair.client.endpoint.check(), Ok(()));
+    pair.flush(FlushMode::Remote);
 }

@@ -46,6 +46,7 @@ pub fn attributes() -> Attributes {
             | Flags::PUT_ZCOPY
             | Flags::GET_ZCOPY
             | Flags::EVENT_FD
+            | Flags::EP_CHECK
             | Flags::INTER_PROCESS,
         overhead_ns: 2000.0,
         latency_ns: 80.0,

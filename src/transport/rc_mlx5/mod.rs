@@ -92,6 +92,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::GET_ZCOPY
             | Flags::AM_SHORT
             | Flags::AM_SHORT_IOV
+            | Flags::EP_CHECK
             | Flags::AM_BCOPY
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_DEVICE

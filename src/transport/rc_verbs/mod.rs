@@ -90,6 +90,7 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
     let mut flags = Flags::CONNECT_TO_EP
         | Flags::PENDING
         | Flags::EVENT_FD
+        | Flags::EP_CHECK
         | Flags::ERRHANDLE_PEER_FAILURE
         | Flags::ERRHANDLE_REMOTE_MEM
         | Flags::PUT_BCOPY

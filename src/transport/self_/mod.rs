@@ -72,6 +72,7 @@ pub fn attributes() -> Attributes {
             | Flags::AM_SHORT_IOV
             | Flags::AM_BCOPY
             | Flags::EVENT_FD
+            | Flags::EP_CHECK
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU,
         overhead_ns: 10.0,

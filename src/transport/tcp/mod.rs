@@ -97,6 +97,7 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_CPU
             | Flags::EVENT_FD
+            | Flags::EP_CHECK
             | Flags::INTER_PROCESS
             | Flags::INTER_NODE,
         overhead_ns: 1_000.0,

@@ -1,0 +1,34 @@
+//! Asking whether a peer is still there.
+
+use barewire::{FlushMode, PostError, Worker};
+
+use crate::place::Place;
+use crate::support::{Pair, watch_errors};
+
+/// Of a peer that lives it changes nothing, however often and on a queue however full.
+pub(crate) fn a_peer_that_lives_is_not_disturbed(place: &Place) {
+    let mut pair = place.pair();
+    let errors = [watch_errors(&pair.client.interface), watch_errors(&pair.server.interface)];
+    for _ in 0..1000 {
+        assert_eq!(pair.client.endpoint.check(), Ok(()), "{}", pair.name);
+    }
+    pair.flush(FlushMode::Remote);
+    let endpoint = &pair.client.endpoint;
+    let posts = (0..10_000).take_while(|number| endpoint.am_short(1, *number, &[0; 200]).is_ok()).count();
+    assert_eq!(endpoint.check(), Ok(()), "{}: on a full queue", pair.name);
+    pair.flush(FlushMode::Remote);
+    let seen = pair.server.interface.clone();
+    pair.until("messages", || seen.unhandled() >= posts as u64);
+    assert!(errors.iter().all(|errors| errors.borrow().is_empty()), "{}: {errors:?}", pair.name);
+}
+
+pub(crate) fn who_was_cancelled_asks_nobody(place: &Place) {
+    let mut pair = place.pair();
+    let Pair { name, worker, client, .. } = &mut pair;
+    assert!(client.endpoint.flush(FlushMode::Cancel, None).is_ok());
+    let answer = client.endpoint.check();
+    assert!(matches!(answer, Err(PostError::EndpointFailed | PostError::Closed)), "{name}: {answer:?}");
+    worker.progress();
+    *worker = Worker::new();
+    assert_eq!(client.endpoint.check(), Err(PostError::Closed), "{name}");
+}
