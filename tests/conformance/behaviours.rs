@@ -4,8 +4,8 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, check, closing, events, full_queues, lists, memory, messages, ordering, peers, pending,
-    processes, rma, setup, volume,
+    atomics, callbacks, check, closing, events, full_queues, lists, memory, messages, ordering, peers,
+    pending, processes, rma, setup, volume,
 };
 
 /// Something that every transport has to do alike.
