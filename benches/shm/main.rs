@@ -119,16 +119,12 @@ fn taken(sides: &'static mut Sides) -> &'static mut Sides {
 }
 
 fn gate(bench: &str) -> LibraryBenchmarkConfig {
-    crate::gate::gate(Level::Shm, Shape::Held, bench)
-}
-
-fn gate_counted(bench: &str) -> LibraryBenchmarkConfig {
     crate::gate::gate_counted(Level::Shm, Shape::Held, bench)
 }
 
 /// What is counted, with its call and return, and nothing of the loop around it.
 mod counted {
-    use super::{Endpoint, Progress};
+    use super::{Endpoint, FetchResult, Progress, RemoteKey};
 
     #[inline(never)]
     pub(super) fn held_am_short_8(endpoint: &Endpoint, id: u8, header: u64, payload: u64) -> bool {
@@ -139,19 +135,24 @@ mod counted {
     pub(super) fn held_progress(progress: &mut Progress) -> usize {
         progress.progress()
     }
+
+    #[inline(never)]
+    pub(super) fn held_put_short_8(endpoint: &Endpoint, payload: u64, remote: u64, key: &RemoteKey) -> bool {
+        endpoint.put_short(&payload.to_ne_bytes(), remote, key).is_ok()
+    }
+
+    #[inline(never)]
+    pub(super) fn held_fetch_add(
+        endpoint: &Endpoint,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+    ) -> bool {
+        endpoint.atomic_fetch_add64(1, remote, key, result, None).is_ok()
+    }
 }
 
-#[inline(never)]
-fn held_put_short_8(endpoint: &Endpoint, payload: u64, remote: u64, key: &RemoteKey) -> bool {
-    endpoint.put_short(&payload.to_ne_bytes(), remote, key).is_ok()
-}
-
-#[inline(never)]
-fn held_fetch_add(endpoint: &Endpoint, remote: u64, key: &RemoteKey, result: &FetchResult) -> bool {
-    endpoint.atomic_fetch_add64(1, remote, key, result, None).is_ok()
-}
-
-#[library_benchmark(config = gate_counted("am_short_8"))]
+#[library_benchmark(config = gate("am_short_8"))]
 #[bench::run(args = (connected()), teardown = delivered)]
 fn am_short_8(sides: &'static mut Sides) -> &'static mut Sides {
     let id = std::hint::black_box(ID);
@@ -164,7 +165,7 @@ fn am_short_8(sides: &'static mut Sides) -> &'static mut Sides {
     sides
 }
 
-#[library_benchmark(config = gate_counted("progress_empty"))]
+#[library_benchmark(config = gate("progress_empty"))]
 #[bench::run(args = (connected()), teardown = idle)]
 fn progress_empty(sides: &'static mut Sides) -> &'static mut Sides {
     for _ in 0..ROUNDS {
@@ -173,7 +174,7 @@ fn progress_empty(sides: &'static mut Sides) -> &'static mut Sides {
     sides
 }
 
-#[library_benchmark(config = gate_counted("progress_empty_with_lane"))]
+#[library_benchmark(config = gate("progress_empty_with_lane"))]
 #[bench::run(args = (connected()), teardown = idle)]
 fn progress_empty_with_lane(sides: &'static mut Sides) -> &'static mut Sides {
     for _ in 0..ROUNDS {
@@ -182,7 +183,7 @@ fn progress_empty_with_lane(sides: &'static mut Sides) -> &'static mut Sides {
     sides
 }
 
-#[library_benchmark(config = gate_counted("progress_receive"))]
+#[library_benchmark(config = gate("progress_receive"))]
 #[bench::run(args = (with_empty_handler()), teardown = taken)]
 fn progress_receive(sides: &'static mut Sides) -> &'static mut Sides {
     for round in 0..ROUNDS {
@@ -196,7 +197,7 @@ fn progress_receive(sides: &'static mut Sides) -> &'static mut Sides {
 #[bench::run(args = (connected()))]
 fn put_short_8(sides: &'static mut Sides) -> &'static mut Sides {
     for round in 0..ROUNDS {
-        assert!(held_put_short_8(&sides.endpoint, round, sides.remote, &sides.key));
+        assert!(counted::held_put_short_8(&sides.endpoint, round, sides.remote, &sides.key));
     }
     sides
 }
@@ -205,7 +206,7 @@ fn put_short_8(sides: &'static mut Sides) -> &'static mut Sides {
 #[bench::run(args = (connected()))]
 fn fetch_add_8(sides: &'static mut Sides) -> &'static mut Sides {
     for _ in 0..ROUNDS {
-        assert!(held_fetch_add(&sides.endpoint, sides.remote, &sides.key, &sides.result));
+        assert!(counted::held_fetch_add(&sides.endpoint, sides.remote, &sides.key, &sides.result));
     }
     sides
 }

@@ -10,9 +10,7 @@ use crate::line::{Line, Lines};
 
 /// Looks at one place before all are looked at.
 const PERIOD: u32 = 32;
-/// As many where there is one lane, and the FIFO.
-const PERIOD_OF_ONE: u32 = 128;
-/// As many where there is the FIFO alone.
+/// As many where there is at most one lane, and the FIFO for who has none.
 const PERIOD_ALONE: u32 = 256;
 /// The most looks at one place before one at the clock.
 const GLANCE: u32 = 256;
@@ -137,13 +135,9 @@ impl Hot {
         self.countdown.set(self.period.get().min(self.glance.get()));
     }
 
-    /// How many lanes there are: with one, only who has none can be elsewhere.
+    /// How many lanes there are.
     pub(crate) fn set_lanes(&self, lanes: usize) {
-        self.period.set(match lanes {
-            0 => PERIOD_ALONE,
-            1 => PERIOD_OF_ONE,
-            _ => PERIOD,
-        });
+        self.period.set(if lanes > 1 { PERIOD } else { PERIOD_ALONE });
     }
 
     pub(crate) fn call_attention(&self) {

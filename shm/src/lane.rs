@@ -2,12 +2,12 @@
 //!
 //! | line | written by | what |
 //! |---|---|---|
-//! | 0 | receiver | how many slots it has emptied, told every quarter of the ring, and every 32 slots |
+//! | 0 | receiver | how many slots it has emptied, told every half of the ring, and every 64 slots |
 //! | 1.. | sender | slots |
 //!
 //! Word 0 of a slot: bits 0..32 the lap of the ring plus one, which says that the slot is filled; 32..40 the tag, 40..56 the length.
 //! Word 1 is the header, words 2..8 up to 48 bytes of payload. A message costs one line that goes from one core to the other; the
-//! receiver's line moves four times a lap.
+//! receiver's line moves twice a lap.
 
 use crate::atomic::Ordering;
 use crate::error::Corrupt;
@@ -22,9 +22,9 @@ pub const MESSAGE_WORDS: usize = WORDS - 1;
 /// Lines before the slots.
 const HEAD: usize = 1;
 /// Parts of a lap after each of which the receiver tells how far it is.
-const PARTS: u64 = 4;
+const PARTS: u64 = 2;
 /// Slots of a part, in a ring of many.
-const LONGEST_PART: u64 = 32;
+const LONGEST_PART: u64 = 64;
 
 /// Bits of the upper half of word 0 that no short message sets: of tags that are no ids, and of lengths from 64 on.
 pub(crate) const NOT_SHORT: u32 = !((MAX_IDS as u32 - 1) | (0x3f << 8));
@@ -248,7 +248,7 @@ mod tests {
                 let label = Label { tag: step as u8, length: length as u16 };
                 let sent = sender.send(label, step, &payload)
                     || (sender.renew().unwrap() && sender.send(label, step, &payload));
-                // The receiver tells of what it took in quarters of the ring.
+                // The receiver tells of what it took in halves of the ring.
                 prop_assert!(sent || oracle.len() > 8 - 8 / PARTS as usize);
                 prop_assert!(!sent || oracle.len() < 8);
                 if sent {

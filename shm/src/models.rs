@@ -139,7 +139,7 @@ fn a_receiver_that_sleeps_again_is_woken_again() {
         let bell = Bell::new(Lines::private(1)).unwrap();
         let rung = Arc::new(AtomicU64::new(0));
         let lanes: Vec<Lines> = (0..2).map(|_| Lines::private(lane::lines(4))).collect();
-        let senders: Vec<_> = lanes
+        let mut senders: Vec<_> = lanes
             .iter()
             .map(|lines| {
                 let (lines, bell, rung) = (lines.clone(), bell.clone(), Arc::clone(&rung));
@@ -172,13 +172,9 @@ fn a_receiver_that_sleeps_again_is_woken_again() {
                 }
                 continue;
             }
-            // Asleep.
-            while rung.load(Ordering::Acquire) == 0 {
-                thread::yield_now();
-            }
-        }
-        for sender in senders {
-            sender.join().unwrap();
+            // Asleep, while the senders do all that they will.
+            senders.drain(..).for_each(|sender| sender.join().unwrap());
+            assert_eq!(rung.load(Ordering::Acquire), 1, "{came} came, and nobody rang for the rest");
         }
     });
 }

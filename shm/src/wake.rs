@@ -33,7 +33,8 @@ impl Bell {
 
     /// Receiver: from now on a message rings. What was sent before must be looked for after this.
     pub(crate) fn arm(&self, barrier: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        self.word().store(ARMED, Ordering::SeqCst);
+        // Not a store: after whoever took it last, in every model of memory.
+        self.word().swap(ARMED, Ordering::SeqCst);
         barrier().inspect_err(|_| self.disarm())
     }
 
