@@ -101,7 +101,14 @@ fn one_process() {
             .all(|(from, next)| *next == if from as u64 == index { 0 } else { each })
     );
     let memory: usize = port.footprint() + peers.iter().map(|(peer, _)| peer.footprint()).sum::<usize>();
-    let _ = writeln!(io::stderr(), "shared {memory}");
+    let _ = writeln!(io::stderr(), "shared {memory}\npeak {}", peak());
+}
+
+/// KiB of memory that this process had at most, shared or its own.
+fn peak() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
 }
 
 #[test]
@@ -123,17 +130,18 @@ fn each_to_each() {
                 .unwrap()
         })
         .collect();
-    let mut shared = 0;
+    let (mut shared, mut most) = (0, 0);
     for child in children {
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        let own = said.lines().find_map(|line| line.strip_prefix("shared ")?.parse::<usize>().ok());
-        shared += own.expect("its memory");
+        let number = |name| said.lines().find_map(|line| line.strip_prefix(name)?.parse::<usize>().ok());
+        shared += number("shared ").expect("its memory");
+        most = most.max(number("peak ").expect("its peak"));
     }
     let _ = writeln!(
         io::stderr(),
-        "{} messages among {count} processes in {:.1} s, {} KiB of shared memory in all",
+        "{} messages among {count} processes in {:.1} s, {} KiB of shared memory in all, at most {most} KiB of memory in a process",
         each * count * (count - 1),
         started.elapsed().as_secs_f64(),
         shared / 1024

@@ -30,25 +30,19 @@ impl Endpoint {
         let state = &*self.0;
         if state.gate.check().is_ok()
             && id < MAX_HANDLERS
-            // SAFETY: the driver's send is the one call.
+            // SAFETY: for calls of the driver alone, and gone with the block.
             && let Some(peer) = unsafe { state.peer() }
         {
             match peer.send_now(id, header, word) {
                 Now::Sent => return Ok(Posted::Done),
                 Now::Wake => {
-                    self.wake();
+                    peer.wake();
                     return Ok(Posted::Done);
                 }
                 Now::Otherwise => {}
             }
         }
         self.am_word_otherwise(id, header, word)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn wake(&self) {
-        self.0.with_peer(|peer| peer.wake());
     }
 
     #[cold]

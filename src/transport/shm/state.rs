@@ -57,7 +57,7 @@ impl State {
     /// As [`Self::with_peer`], for where a closure would not be inlined.
     ///
     /// # Safety
-    /// The result is used for one call of the driver, and dropped.
+    /// The result is used for calls of the driver alone, and dropped.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the contract of this function")]
     pub(super) unsafe fn peer(&self) -> Option<&mut Peer> {
