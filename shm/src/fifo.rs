@@ -7,7 +7,6 @@
 //! messages behind it go on.
 
 use crate::atomic::Ordering;
-use crate::error::Corrupt;
 use crate::hot::Cursor;
 use crate::lane::{Label, MESSAGE_WORDS, read_message, write_message};
 use crate::line::{Lines, Ring};
@@ -24,6 +23,8 @@ const LAPS: u64 = 1 << 30;
 /// A lap behind, modulo laps.
 const BEHIND: u64 = LAPS - 1;
 const HEAD: usize = 1;
+/// How often a sender goes round before it says that the ring is full.
+const ROUNDS: usize = 8;
 
 /// Lines that a FIFO with so many slots needs.
 pub(crate) const fn lines(slots: usize) -> usize {
@@ -66,53 +67,48 @@ impl FifoSender {
     }
 
     /// Sends a message of at most [`INLINE`](crate::lane::INLINE) bytes of payload. False if the ring is full.
-    ///
-    /// # Errors
-    /// [`Corrupt`] if the ring cannot have come to be as it is.
-    pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<bool, Corrupt> {
-        while let Some(claim) = self.claim()? {
+    pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
+        while let Some(claim) = self.claim() {
             if self.fill(&claim, label, header, payload) {
-                return Ok(true);
+                return true;
             }
         }
-        Ok(false)
+        false
     }
 
-    /// Takes the first free slot; `None` if there is none.
-    pub(crate) fn claim(&mut self) -> Result<Option<Claim>, Corrupt> {
+    /// Takes the first free slot; `None` if there is none. Whatever is in the ring: who broke it is the receiver's to find out.
+    pub(crate) fn claim(&mut self) -> Option<Claim> {
         let guess = self.head.line(0).word(0);
-        let mut start = guess.load(Ordering::Acquire);
-        let mut index = start;
-        // The guess is at most a little behind, and never ahead of a free slot.
-        loop {
-            let lap = self.ring.lap(index);
-            let word = self.ring.slot(index).word(0);
-            let found = word.load(Ordering::Acquire);
-            let ahead = ((found & PLACE) >> 2).wrapping_sub(lap % LAPS) % LAPS;
-            match (ahead, found & STATE) {
-                (0, FREE) => {
-                    let claimed = place(lap, CLAIMED) | u64::from(self.number) << 48;
-                    if word.compare_exchange(found, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                        guess.store(index.wrapping_add(1), Ordering::Release);
-                        return Ok(Some(Claim { index }));
+        for _ in 0..ROUNDS {
+            let start = guess.load(Ordering::Acquire);
+            // The guess is at most a little behind, and never ahead of a free slot.
+            for step in 0..self.ring.slots() {
+                let index = start.wrapping_add(step);
+                let lap = self.ring.lap(index);
+                let word = self.ring.slot(index).word(0);
+                let found = word.load(Ordering::Acquire);
+                let ahead = ((found & PLACE) >> 2).wrapping_sub(lap % LAPS) % LAPS;
+                match (ahead, found & STATE) {
+                    (0, FREE) => {
+                        let claimed = place(lap, CLAIMED) | u64::from(self.number) << 48;
+                        if word.compare_exchange(found, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                        {
+                            guess.store(index.wrapping_add(1), Ordering::Release);
+                            return Some(Claim { index });
+                        }
                     }
-                }
-                // Of the lap before and not emptied.
-                (BEHIND, CLAIMED | FILLED) => return Ok(None),
-                // Of this lap and taken, or emptied already, or of no use for now.
-                (0 | 1, _) | (_, ASIDE) if index.wrapping_sub(start) < self.ring.slots() => {}
-                _ => {
-                    // Others were quick, or the ring is not what it was.
-                    let now = guess.load(Ordering::Acquire);
-                    if now == start {
-                        return Err(Corrupt("where the FIFO begins"));
-                    }
-                    (start, index) = (now, now);
-                    continue;
+                    // Of the lap before and not emptied.
+                    (BEHIND, CLAIMED | FILLED) => return None,
+                    // Of this lap and taken, or emptied already, or of no use for now.
+                    _ => {}
                 }
             }
-            index = index.wrapping_add(1);
+            if guess.load(Ordering::Acquire) == start {
+                return None;
+            }
+            // Others were quick.
         }
+        None
     }
 
     /// Fills a claimed slot. False if the receiver set it aside meanwhile: the message must be sent anew.
@@ -128,6 +124,19 @@ impl FifoSender {
         // Set aside: tell the receiver that nobody writes here any more. It alone changes the slot after this.
         line.word(0).store(place(lap, ASIDE), Ordering::Release);
         false
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl FifoSender {
+    /// Writes a word somewhere into the slots, or into the guess.
+    pub(crate) fn scribble(&mut self, number: u64, step: u64) {
+        match step % 16 {
+            0 => self.head.line(0).store(0, number),
+            // A little off.
+            1 => self.head.line(0).store(0, self.head.line(0).load(0).wrapping_add(number % 8)),
+            _ => self.ring.slot(number >> 32).store(0, number.rotate_left(16)),
+        }
     }
 }
 
@@ -148,14 +157,15 @@ pub(crate) enum Head {
 #[derive(Debug)]
 pub(crate) struct FifoReceiver {
     ring: Ring,
+    head: Lines,
     index: u64,
 }
 
 impl FifoReceiver {
     /// Over zeroed lines; `None` if they are not [`lines`] of a power of two.
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
-        let (_, ring) = parts(lines)?;
-        Some(Self { ring, index: 0 })
+        let (head, ring) = parts(lines)?;
+        Some(Self { ring, head, index: 0 })
     }
 
     pub(crate) fn lines(&self) -> &Lines {
@@ -196,6 +206,21 @@ impl FifoReceiver {
             }
         }
         Head::Empty
+    }
+
+    /// Puts the senders' guess right, should it be wrong: one who was stopped for long left it behind, or someone broke it. True for that: no
+    /// protocol has it ahead of what is free.
+    pub(crate) fn mend(&self) -> bool {
+        let guess = self.head.line(0).word(0);
+        let ahead = guess.load(Ordering::Acquire).wrapping_sub(self.index) as i64;
+        let slots = self.ring.slots() as i64;
+        let free = place(self.ring.lap(self.index), FREE);
+        let is_free = self.ring.slot(self.index).word(0).load(Ordering::Acquire) & PLACE == free;
+        let broken = ahead > slots || (ahead > 0 && is_free);
+        if broken || ahead < -slots {
+            guess.store(self.index, Ordering::Release);
+        }
+        broken
     }
 
     /// Copies the message at the head.
@@ -259,7 +284,7 @@ mod tests {
             let mut oracle = VecDeque::new();
             for (step, header) in steps.into_iter().zip(0u64..) {
                 if let Some(sender) = senders.get_mut(usize::from(step)) {
-                    let sent = sender.send(label(1), header, &header.to_ne_bytes()).unwrap();
+                    let sent = sender.send(label(1), header, &header.to_ne_bytes());
                     prop_assert_eq!(sent, oracle.len() < 8);
                     if sent {
                         oracle.push_back((step + 1, header));
@@ -279,9 +304,7 @@ mod tests {
             }
             let mut sender = FifoSender::new(&lines, 1).unwrap();
             for _ in 0..20 {
-                if sender.send(label(1), 0, &[]).is_err() {
-                    break;
-                }
+                let _ = sender.send(label(1), 0, &[]);
             }
             let mut receiver = FifoReceiver::new(&lines).unwrap();
             for _ in 0..40 {
@@ -299,9 +322,9 @@ mod tests {
         let [mut dead, mut stopped, mut live] =
             [1, 2, 3].map(|number| FifoSender::new(&lines, number).unwrap());
         let mut receiver = FifoReceiver::new(&lines).unwrap();
-        dead.claim().unwrap().unwrap();
-        let claim = stopped.claim().unwrap().unwrap();
-        assert!(live.send(label(7), 77, &[]).unwrap());
+        dead.claim().unwrap();
+        let claim = stopped.claim().unwrap();
+        assert!(live.send(label(7), 77, &[]));
         assert_eq!(receiver.peek(|_| false), Head::Claimed(1));
         receiver.advance();
         assert_eq!(receiver.peek(|_| false), Head::Claimed(2));
@@ -309,16 +332,16 @@ mod tests {
         assert_eq!(take(&mut receiver, |_| false), Some((3, 77)));
         // The others go on for many laps over what is left of the ring.
         for header in 0..50 {
-            assert!(live.send(label(1), header, &[]).unwrap());
+            assert!(live.send(label(1), header, &[]));
             assert_eq!(take(&mut receiver, |_| false), Some((3, header)));
         }
         // The stopped one wakes up, is told, and sends anew; its slot is used again.
         assert!(!stopped.fill(&claim, label(1), 5, &[]));
-        assert!(stopped.send(label(1), 6, &[]).unwrap());
+        assert!(stopped.send(label(1), 6, &[]));
         assert_eq!(take(&mut receiver, |_| false), Some((2, 6)));
         let mut room = 0;
         for header in 0..8 {
-            while live.send(label(1), header, &[]).unwrap() {
+            while live.send(label(1), header, &[]) {
                 room += 1;
             }
             while take(&mut receiver, |_| false).is_some() {}
@@ -336,7 +359,7 @@ mod tests {
                 scope.spawn(move || {
                     let mut sender = FifoSender::new(lines, number).unwrap();
                     for header in 0..EACH {
-                        while !sender.send(label(1), header, &header.to_ne_bytes()).unwrap() {
+                        while !sender.send(label(1), header, &header.to_ne_bytes()) {
                             std::thread::yield_now();
                         }
                     }

@@ -20,6 +20,8 @@ struct Anything {
     scratch: [u64; MESSAGE_WORDS],
     good: u64,
     broken: u64,
+    /// Messages that must come one after the other, without a gap.
+    in_order: u64,
 }
 
 impl Deliver for Anything {
@@ -33,6 +35,10 @@ impl Deliver for Anything {
 
     fn short(&mut self, id: u8, _: usize) {
         self.good += u64::from(id == 9);
+        if id == 10 {
+            assert_eq!(self.scratch[0], self.in_order, "by lane");
+            self.in_order += 1;
+        }
     }
 
     fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, _: usize) {
@@ -107,4 +113,54 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
         assert!(started.elapsed() < PATIENCE, "{} came", rest.good);
     }
     assert!(good.error().is_none());
+}
+
+/// What is in the FIFO can be lost, and that is said; who has a lane notices nothing, and who has none goes on afterwards.
+#[test]
+fn a_sender_that_scribbles_over_the_fifo_stops_nobody_for_long() {
+    let here = PortAddress { number: u64::from(std::process::id()) << 32 | 0x4e, secret: 42 };
+    let mut port = Port::open(here, &PortConfig::default(), &Shelf::new(1)).unwrap();
+    let mut all = Anything::default();
+    let without_lane = PortConfig { lane_after: u32::MAX, ..PortConfig::default() };
+    let [mut by_lane, mut bad] = [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
+    let mut by_fifo = Peer::connect(here, &without_lane).unwrap();
+    let started = Instant::now();
+    for peer in [&mut by_lane, &mut bad, &mut by_fifo] {
+        while !peer.is_ready() {
+            port.progress(&mut all);
+            peer.tend().unwrap();
+            assert!(started.elapsed() < PATIENCE, "connecting");
+        }
+    }
+    let mut header = 0;
+    while header < 100 {
+        header += u64::from(by_lane.send(10, header, &[]).is_ok());
+        port.progress(&mut all);
+    }
+    let mut sent = 0;
+    for (number, step) in numbers(7).zip(0..20_000) {
+        bad.scribble_fifo(number, step);
+        header += u64::from(by_lane.send(10, header, &[]).is_ok());
+        sent += u64::from(by_fifo.send(9, step, &[]).is_ok());
+        port.progress(&mut all);
+    }
+    assert!(all.broken > 0, "it is said");
+    assert!(header > 5_000, "{header} by lane");
+    // Everything that was written is looked at once, and is right again.
+    let (before, started) = (all.good, Instant::now());
+    assert!(before <= sent);
+    let mut after = 0;
+    while after < 1000 || all.in_order < header {
+        if after < 1000 {
+            after += u64::from(by_fifo.send(9, after, &[]).is_ok());
+        }
+        port.progress(&mut all);
+        assert!(started.elapsed() < PATIENCE, "{after} sent, {} of {header} by lane came", all.in_order);
+    }
+    let started = Instant::now();
+    while all.good < before + 1000 {
+        port.progress(&mut all);
+        assert!(started.elapsed() < PATIENCE, "{} came", all.good - before);
+    }
+    assert!(by_fifo.error().is_none() && by_lane.error().is_none());
 }

@@ -63,8 +63,7 @@ fn a_fifo_of_two_senders_loses_and_doubles_nothing() {
                 thread::spawn(move || {
                     let mut sender = FifoSender::new(&lines, number).unwrap();
                     // How many of two messages had room.
-                    (0..2).filter(|header| sender.send(LABEL, *header, &[number as u8; 8]).unwrap()).count()
-                        as u64
+                    (0..2).filter(|header| sender.send(LABEL, *header, &[number as u8; 8])).count() as u64
                 })
             })
             .collect();
@@ -99,7 +98,7 @@ fn a_slot_set_aside_is_filled_or_told() {
         let theirs = lines.clone();
         let sending = thread::spawn(move || {
             let mut sender = FifoSender::new(&theirs, 1).unwrap();
-            let claim = sender.claim().unwrap().unwrap();
+            let claim = sender.claim().unwrap();
             sender.fill(&claim, LABEL, 7, &[1; 8])
         });
         let mut receiver = FifoReceiver::new(&lines).unwrap();

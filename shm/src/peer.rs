@@ -300,7 +300,7 @@ impl Peer {
 
     fn post_by_fifo(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
         let fifo = self.fifo.as_mut().ok_or(SendError::Full)?;
-        if !fifo.send(label, header, payload).map_err(|error| self.lose(error))? {
+        if !fifo.send(label, header, payload) {
             return Err(SendError::Full);
         }
         self.ring();
@@ -427,6 +427,13 @@ impl Peer {
     /// Writes a word somewhere into the lane; now and then one that looks like a message.
     pub(crate) fn scribble(&mut self, number: u64, step: u64) {
         self.lane.scribble(number, step);
+    }
+
+    /// Writes a word somewhere into the FIFO.
+    pub(crate) fn scribble_fifo(&mut self, number: u64, step: u64) {
+        if let Some(fifo) = &mut self.fifo {
+            fifo.scribble(number, step);
+        }
     }
 }
 

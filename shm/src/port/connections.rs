@@ -31,6 +31,9 @@ impl Port {
                 data => self.hear(data as u16, deliver),
             }
         }
+        if self.fifo.mend() {
+            self.give_up(0, Corrupt("where the FIFO begins"), deliver);
+        }
         self.shelf.catch_up();
         self.bury();
         self.point();

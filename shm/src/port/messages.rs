@@ -42,15 +42,16 @@ impl Port {
     /// Looks at all lanes, and at the last one that has messages from now on.
     fn take_from_lanes(&mut self, deliver: &mut impl Deliver) -> usize {
         self.catch_up();
-        let (mut taken, mut at) = (0, 0);
+        let (mut taken, mut at, mut source) = (0, 0, self.source);
         while let Some(&number) = self.lanes.get(at) {
             at += 1;
             let of_lane = self.take_from_lane(number, deliver);
             if of_lane > 0 {
-                self.source = Source::Lane(number);
+                source = Source::Lane(number);
             }
             taken += of_lane;
         }
+        self.source = source;
         self.point();
         taken
     }
@@ -114,6 +115,7 @@ impl Port {
     }
 
     fn take_from_lane(&mut self, number: u16, deliver: &mut impl Deliver) -> usize {
+        let is_source = self.source == Source::Lane(number);
         let mut taken = 0;
         while taken < BATCH && deliver.goes_on() {
             let Some(lane) = self.senders.lane_mut(number) else { return taken };
@@ -121,6 +123,10 @@ impl Port {
             if label.tag < MAX_IDS && usize::from(label.length) <= INLINE {
                 read_message(line, label.length.into(), deliver.scratch());
                 lane.advance(1);
+                if is_source {
+                    // Before the handler, which may panic.
+                    self.hot.go_on(lane.cursor());
+                }
                 deliver.short(label.tag, label.length.into());
             } else if let Err(corrupt) = self.take_other(number, label, deliver) {
                 self.give_up(number, corrupt, deliver);
@@ -138,6 +144,9 @@ impl Port {
         let Some((_, line)) = lane.peek() else { return Ok(()) };
         let header = line.load(1);
         lane.advance(1);
+        if self.source == Source::Lane(number) {
+            self.hot.go_on(lane.cursor());
+        }
         match (label.tag, &sender.bulk) {
             (IN_BUFFER..=LAST_IN_BUFFER, Some(bulk)) => {
                 let data = bulk.take(header)?;
@@ -157,6 +166,7 @@ impl Port {
     /// Ends the connection of a sender that broke the rules.
     #[cold]
     pub(super) fn give_up(&mut self, number: u16, why: Corrupt, deliver: &mut impl Deliver) {
+        self.catch_up();
         let process = match self.senders.remove(number) {
             Some(sender) => {
                 sender.refuse(Refusal::Corrupt);
