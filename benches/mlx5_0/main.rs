@@ -1,15 +1,14 @@
 //! Operations on `mlx5_0`, N calls of a function of its own each, for callgrind to count beside `peers/libmlx5.c` and `peers/uct.c`.
 //!
-//! usage: `mlx5_0 devx|init_obj OPERATION N`, under `barewire hca run`
-#![allow(clippy::trivially_copy_pass_by_ref, reason = "as the API takes keys")]
+//! usage: `mlx5_0 devx|init_obj|verbs OPERATION N`, under `barewire hca run`
+
+mod api;
 
 use std::hint::black_box;
 use std::process::ExitCode;
-use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
-use barewire::transport::rc_mlx5::{self, Endpoint, RemoteKey};
-use barewire::{Access, Completion, InterfaceConfig, Slice};
+use barewire::transport::{rc_mlx5, rc_verbs};
 use barewire_mlx5::setup::{self, SetupWay};
 use barewire_mlx5::{
     Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Polled, ProtectionDomain,
@@ -29,7 +28,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let [way, operation, count] = &arguments[..] else {
         // `cargo bench` runs every bench; this one is a part of `cargo xtask bench`.
-        println!("usage: mlx5_0 devx|init_obj OPERATION N");
+        println!("usage: mlx5_0 devx|init_obj|verbs OPERATION N");
         return ExitCode::SUCCESS;
     };
     match run(way, operation, count) {
@@ -42,12 +41,18 @@ fn main() -> ExitCode {
 }
 
 fn run(way: &str, operation: &str, count: &str) -> Outcome {
-    let context = setup::open(DEVICE, 1, Some(way.parse::<SetupWay>()?))?.context;
     let count = count.parse()?;
-    match operation.split_once('.') {
+    let operation = operation.split_once('.');
+    if let ("verbs", Some(("api", operation))) = (way, operation) {
+        return api::rc_verbs::run(|| rc_verbs::Domain::open(DEVICE), operation, count);
+    }
+    let context = setup::open(DEVICE, 1, Some(way.parse::<SetupWay>()?))?.context;
+    match operation {
         Some(("driver", operation)) => Driver::new(&context)?.run(operation, count),
-        Some(("api", operation)) => Api::new(&context)?.run(operation, count),
-        _ => Err(format!("no operation {operation}").into()),
+        Some(("api", operation)) => {
+            api::rc_mlx5::run(|| rc_mlx5::Domain::new(&context, DEVICE), operation, count)
+        }
+        _ => Err(format!("no operation {operation:?}").into()),
     }
 }
 
@@ -149,114 +154,5 @@ impl Driver {
             }
             self.ours.send.room() >= half
         })
-    }
-}
-
-/// Two interfaces of the transport API.
-struct Api {
-    client: Side,
-    server: Side,
-    memory: rc_mlx5::Memory,
-    target: rc_mlx5::Memory,
-    key: RemoteKey,
-    completion: Completion,
-}
-
-struct Side {
-    domain: rc_mlx5::Domain,
-    interface: rc_mlx5::Interface,
-    endpoint: Endpoint,
-    progress: rc_mlx5::Progress,
-}
-
-impl Side {
-    fn open(context: &Context) -> Result<Self, barewire::OpenError> {
-        let domain = rc_mlx5::Domain::new(context, DEVICE)?;
-        let config = InterfaceConfig { ack_timeout: 0, ..InterfaceConfig::default() };
-        let (interface, progress) = rc_mlx5::Interface::open(&domain, &config)?;
-        let endpoint = Endpoint::new(&interface)?;
-        Ok(Self { domain, interface, endpoint, progress })
-    }
-
-    fn connect(&self, peer: &Self) -> Result<(), barewire::ConnectError> {
-        self.endpoint.connect(&peer.interface.device_address(), &peer.endpoint.address())
-    }
-}
-
-#[inline(never)]
-fn measured_put_short_8(endpoint: &Endpoint, payload: u64, remote: u64, key: &RemoteKey) -> bool {
-    endpoint.put_short(&payload.to_ne_bytes(), remote, key).is_ok()
-}
-
-#[inline(never)]
-fn measured_put_zcopy(
-    endpoint: &Endpoint,
-    slice: &Slice<'_>,
-    remote: u64,
-    key: &RemoteKey,
-    completion: &Completion,
-) -> bool {
-    endpoint.put_zcopy(from_ref(slice), remote, key, Some(completion)).is_ok()
-}
-
-#[inline(never)]
-fn measured_am_short_8(endpoint: &Endpoint, id: u8, header: u64, payload: u64) -> bool {
-    endpoint.am_short(id, header, &payload.to_ne_bytes()).is_ok()
-}
-
-#[inline(never)]
-fn measured_progress(progress: &mut rc_mlx5::Progress) -> usize {
-    progress.progress()
-}
-
-impl Api {
-    fn new(context: &Context) -> Result<Self, Box<dyn std::error::Error>> {
-        let (client, server) = (Side::open(context)?, Side::open(context)?);
-        client.connect(&server)?;
-        server.connect(&client)?;
-        server.interface.set_handler(ID, |_| ())?;
-        let memory = client.domain.allocate(4096, Access::all())?;
-        let target = server.domain.allocate(4096, Access::all())?;
-        let key = client.domain.unpack_key(&target.pack_key())?;
-        // Never counted down to nothing.
-        Ok(Self { client, server, memory, target, key, completion: Completion::counter(1 << 30) })
-    }
-
-    fn run(mut self, operation: &str, count: u32) -> Outcome {
-        self.settle()?;
-        let slice = self.memory.slice(0, 4096)?;
-        for round in 0..u64::from(count) {
-            let endpoint = &self.client.endpoint;
-            let posted = match operation {
-                "put_short_8" => measured_put_short_8(endpoint, round, self.target.address(), &self.key),
-                "put_zcopy" => {
-                    measured_put_zcopy(endpoint, &slice, self.target.address(), &self.key, &self.completion)
-                }
-                "am_short_8" => measured_am_short_8(endpoint, black_box(ID), round, 5),
-                "progress" => measured_progress(&mut self.client.progress) == 0,
-                _ => return Err(format!("no operation {operation}").into()),
-            };
-            if !posted {
-                return Err("refused".into());
-            }
-            if operation != "progress" && (round + 1).is_multiple_of(BATCH.into()) {
-                let (client, server) = (&mut self.client.progress, &mut self.server.progress);
-                let flushed = || {
-                    let events = client.progress() + server.progress();
-                    let flush = endpoint.flush(barewire::FlushMode::Local, None);
-                    events == 0 && flush == Ok(barewire::Posted::Done)
-                };
-                wait("posts", flushed)?;
-            }
-        }
-        if let Some(error) = self.client.endpoint.error() {
-            return Err(error.into());
-        }
-        Ok(())
-    }
-
-    /// Nothing is left to be done for either side.
-    fn settle(&mut self) -> Outcome {
-        wait("settling", || self.client.progress.progress() + self.server.progress.progress() == 0)
     }
 }

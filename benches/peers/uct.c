@@ -1,4 +1,4 @@
-/* What UCX's rc_mlx5 needs for an operation: N calls of a function of its own, for callgrind to count (`cargo xtask bench`).
+/* What UCX's rc_mlx5, or rc_verbs, needs for an operation: N calls of a function of its own, for callgrind to count (`cargo xtask bench`).
  *
  * usage: uct TRANSPORT DEVICE OPERATION N
  */

@@ -188,8 +188,8 @@ impl PostError {
 }
 
 impl<'a> Request<'a> {
-    /// The request in the library's terms.
-    #[inline]
+    /// The request in the library's terms. Inlined, as most of it is known where requests are made.
+    #[inline(always)]
     fn post(&self, poster: &Poster) -> Result<Post<'a>, PostError> {
         let mut post = Post {
             id: self.id,
@@ -232,7 +232,7 @@ impl<'a> Request<'a> {
 }
 
 impl Poster {
-    #[inline]
+    #[inline(always)]
     fn inline<'a>(&self, data: [&'a [u8]; PIECES]) -> Result<Payload<'a>, PostError> {
         let length = data[0].len() + data[1].len();
         if length > self.capacity().inline as usize {
@@ -241,7 +241,7 @@ impl Poster {
         Ok(Payload::Inline(data))
     }
 
-    #[inline]
+    #[inline(always)]
     fn elements<'a>(&self, elements: &'a [Element]) -> Result<Payload<'a>, PostError> {
         let most = self.capacity().send_elements;
         if elements.len() > most as usize {
@@ -256,13 +256,17 @@ impl QueuePair {
     ///
     /// # Errors
     /// Nothing was posted then. [`PostError::Full`] goes away with completions.
-    #[inline]
+    #[inline(always)]
     pub fn post(&self, request: &Request<'_>) -> Result<(), PostError> {
         let (qp, poster) = self.poster();
         let post = request.post(poster)?;
         let posted = match poster.extended() {
             Some(extended) => extended.post(&post),
-            None => qp.post(&post),
+            None => {
+                // A copy, so that the request is in memory here only.
+                let post = post;
+                qp.post(&post)
+            }
         };
         posted.map_err(PostError::from_errno)
     }

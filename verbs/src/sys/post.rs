@@ -94,18 +94,24 @@ impl Extended {
 /// The number of an error of posting.
 const UNSUPPORTED: i32 = 95; // EOPNOTSUPP
 
+#[inline(always)]
 fn sent(answer: i32) -> Result<(), i32> {
     match answer {
         0 => Ok(()),
         // A few old providers answer -1 with errno set.
-        ..0 => Err(io::Error::last_os_error().raw_os_error().unwrap_or(UNSUPPORTED)),
+        ..0 => Err(last_error()),
         errno => Err(errno),
     }
 }
 
+#[cold]
+fn last_error() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(UNSUPPORTED)
+}
+
 impl Extended {
     /// Posts by the builder functions (`ibv_wr_*`). The error is an errno.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(&self, post: &Post<'_>) -> Result<(), i32> {
         let qp = self.extended.as_ptr();
         // SAFETY: the queue pair is alive; the functions were there when `self` was made, and providers do not take them away. Between
@@ -125,8 +131,8 @@ impl Extended {
 }
 
 impl Qp {
-    /// Posts by `ibv_post_send`. The error is an errno.
-    #[inline]
+    /// Posts by `ibv_post_send`. The error is an errno. Apart, so that it costs those with builder functions nothing.
+    #[inline(never)]
     pub(crate) fn post(&self, post: &Post<'_>) -> Result<(), i32> {
         let (remote_addr, rkey) = post.remote;
         let mut pieces = [Element { addr: 0, length: 0, lkey: 0 }; PIECES];
@@ -229,7 +235,7 @@ fn receive(id: u64, elements: &[Element]) -> ibv_recv_wr {
 ///
 /// # Safety
 /// `qp` is alive, and `wr_start` was called. `wr_set_inline_data`, `wr_set_inline_data_list` and `wr_set_sge_list` are there.
-#[inline]
+#[inline(always)]
 unsafe fn build(qp: *mut ibv_qp_ex, post: &Post<'_>) -> Result<(), i32> {
     let (address, key) = post.remote;
     // SAFETY: the caller's promise; each function is called only if it is there.

@@ -17,6 +17,8 @@ use crate::{closure, machine};
 const CALLS: u64 = 2048;
 /// Has cargo tell what it built.
 const MESSAGES: &str = "--message-format=json-render-diagnostics";
+/// Tenths of UCX's instructions that `rc_verbs` may need.
+const VERBS_MUST: u64 = 8;
 /// For one of them, under valgrind.
 const DEADLINE: Duration = Duration::from_mins(3);
 
@@ -28,9 +30,12 @@ enum Peer {
     PostSend,
     Wr,
     Uct,
+    Verbs,
+    UctVerbs,
 }
 
-const PEERS: [Peer; 5] = [Peer::Devx, Peer::InitObj, Peer::PostSend, Peer::Wr, Peer::Uct];
+const PEERS: [Peer; 7] =
+    [Peer::Devx, Peer::InitObj, Peer::PostSend, Peer::Wr, Peer::Uct, Peer::Verbs, Peer::UctVerbs];
 
 /// An operation and its name in each program.
 struct Row {
@@ -68,6 +73,8 @@ impl Peer {
             Self::PostSend => "libmlx5, ibv_post_send, ibv_poll_cq",
             Self::Wr => "libmlx5, ibv_wr_*",
             Self::Uct => "UCX rc_mlx5",
+            Self::Verbs => "barewire rc_verbs",
+            Self::UctVerbs => "UCX rc_verbs",
         }
     }
 
@@ -75,12 +82,15 @@ impl Peer {
     fn program<'a>(self, row: &Row, programs: &'a Programs) -> Option<(&'a Path, Vec<&'static str>)> {
         let ours = |way| (programs.ours.as_path(), vec![way, row.ours]);
         let libmlx5 = |name: &'static str| (programs.libmlx5.as_path(), vec!["mlx5_0", name]);
+        let uct = |transport| row.uct.map(|name| (programs.uct.as_path(), vec![transport, "mlx5_0:1", name]));
         match self {
             Self::Devx => Some(ours("devx")),
             Self::InitObj => Some(ours("init_obj")),
             Self::PostSend => row.libmlx5[0].map(libmlx5),
             Self::Wr => row.libmlx5[1].map(libmlx5),
-            Self::Uct => row.uct.map(|name| (programs.uct.as_path(), vec!["rc_mlx5", "mlx5_0:1", name])),
+            Self::Uct => uct("rc_mlx5"),
+            Self::Verbs => row.uct.map(|_| ours("verbs")),
+            Self::UctVerbs => uct("rc_verbs"),
         }
     }
 }
@@ -192,6 +202,14 @@ fn tenths(value: Option<u64>) -> String {
 }
 
 impl Table {
+    /// What `rc_verbs` needs of what UCX's needs, and whether that is too much.
+    fn ratio(cells: &[Option<u64>; PEERS.len()]) -> Option<String> {
+        let cell = |wanted| cells[PEERS.iter().position(|&peer| peer == wanted)?];
+        let (ours, theirs) = (cell(Peer::Verbs)?, cell(Peer::UctVerbs)?);
+        let missed = if ours * 10 > theirs * VERBS_MUST { " **missed**" } else { "" };
+        Some(format!("{:.2}{missed}", ours as f64 / theirs as f64))
+    }
+
     /// As a section of `benches/RESULTS.md`.
     pub(super) fn render(&self, text: &mut String) {
         let _ = write!(
@@ -206,15 +224,16 @@ impl Table {
         for peer in PEERS {
             let _ = write!(text, " {} |", peer.heading());
         }
+        let _ = write!(text, " rc_verbs, of UCX's (at most 0.{VERBS_MUST}) |");
         text.push_str("\n|---|");
-        text.push_str(&"---:|".repeat(PEERS.len()));
+        text.push_str(&"---:|".repeat(PEERS.len() + 1));
         text.push('\n');
         for (operation, cells) in &self.rows {
             let _ = write!(text, "| {operation} |");
             for cell in cells {
                 let _ = write!(text, " {} |", tenths(*cell));
             }
-            text.push('\n');
+            let _ = writeln!(text, " {} |", Self::ratio(cells).unwrap_or_default());
         }
     }
 }
@@ -231,10 +250,16 @@ mod tests {
 
     #[test]
     fn a_cell_for_every_peer_that_has_the_operation() {
-        let rows = vec![("put_short, 8 B", [Some(583), Some(583), None, None, Some(2750)])];
+        let rows =
+            vec![("put_short, 8 B", [Some(583), Some(583), None, None, Some(2750), Some(3200), Some(3900)])];
         let table = Table { ucx: "1.13.1-1".to_owned(), libmlx5: "44.0-2".to_owned(), rows };
         let mut text = String::new();
         table.render(&mut text);
-        assert!(text.contains("| put_short, 8 B | 58.3 | 58.3 |  |  | 275.0 |\n"), "{text}");
+        assert!(
+            text.contains(
+                "| put_short, 8 B | 58.3 | 58.3 |  |  | 275.0 | 320.0 | 390.0 | 0.82 **missed** |\n"
+            ),
+            "{text}"
+        );
     }
 }
