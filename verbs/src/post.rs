@@ -262,11 +262,8 @@ impl QueuePair {
         let post = request.post(poster)?;
         let posted = match poster.extended() {
             Some(extended) => extended.post(&post),
-            None => {
-                // A copy, so that the request is in memory here only.
-                let post = post;
-                qp.post(&post)
-            }
+            // By value, so that the request is in memory here only.
+            None => qp.post(post),
         };
         posted.map_err(PostError::from_errno)
     }

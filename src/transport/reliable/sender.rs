@@ -328,7 +328,8 @@ mod tests {
                 Overdue::GivenUp { tries } => break tries,
             }
         };
-        assert!((PATIENCE.whole..=PATIENCE.whole + PATIENCE.between).contains(&now), "{now}");
+        let in_time = PATIENCE.whole..=PATIENCE.whole + PATIENCE.between;
+        assert!(in_time.contains(&now), "{now}");
         assert_eq!(given_up, tries + 1);
         assert!((10..14).contains(&given_up), "{given_up}");
         assert_eq!(std::iter::from_fn(|| sender.take_first()).count(), 4);

@@ -133,7 +133,7 @@ impl Extended {
 impl Qp {
     /// Posts by `ibv_post_send`. The error is an errno. Apart, so that it costs those with builder functions nothing.
     #[inline(never)]
-    pub(crate) fn post(&self, post: &Post<'_>) -> Result<(), i32> {
+    pub(crate) fn post(&self, post: Post<'_>) -> Result<(), i32> {
         let (remote_addr, rkey) = post.remote;
         let mut pieces = [Element { addr: 0, length: 0, lkey: 0 }; PIECES];
         let mut request = ibv_send_wr { wr_id: post.id, send_flags: post.flags, ..ibv_send_wr::zeroed() };
