@@ -5,7 +5,7 @@
 //! post and the register.
 //!
 //! The crate stands alone: it knows devices, queues and keys, and nothing of the transports above. With the feature `soft` (default) it
-//! drives the software HCA of `barewire-hca`; `examples/embed.rs` is a whole program.
+//! drives the software HCA of `barewire-hca`; `examples/embed_mlx5.rs` is a whole program.
 
 pub mod barrier;
 pub mod channel;

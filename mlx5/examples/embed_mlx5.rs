@@ -1,6 +1,6 @@
 //! The driver alone: two queue pairs of one software HCA, connected to each other; one writes to the other's memory and reads it back.
 //!
-//! `cargo run -p barewire-mlx5 --example embed`
+//! `cargo run -p barewire-mlx5 --example embed_mlx5`
 
 use std::error::Error;
 use std::time::{Duration, Instant};

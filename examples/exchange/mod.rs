@@ -1,0 +1,206 @@
+//! What the examples of several processes share: another process, a socket to it, and an endpoint that leads to its.
+//!
+//! A program of yours has a channel of its own for the few bytes that are exchanged here, and its own way to start.
+
+#![allow(dead_code, reason = "each example uses some of it")]
+
+use barewire::{
+    Access, Completion, Domain, Endpoint, EndpointAddress, FlushMode, Interface, InterfaceConfig, Memory,
+    Post, PostError, Posted, RemoteKey, Worker,
+};
+use std::error::Error;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// The software HCA that comes with barewire. `BAREWIRE_EXAMPLE=shm/memory` takes another transport and device.
+const TRANSPORT_AND_DEVICE: &str = "rc_mlx5/soft0:1";
+/// Nothing here takes as long as this, unless the other process is stuck.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// The other process, and a socket to it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    socket: UnixStream,
+    child: Option<Child>,
+}
+
+impl Peer {
+    /// Starts this program once more, with this argument.
+    pub(crate) fn start(argument: &str) -> io::Result<Self> {
+        let (near, far) = UnixStream::pair()?;
+        near.set_read_timeout(Some(PATIENCE))?;
+        let child = Command::new(std::env::current_exe()?).arg(argument).stdin(OwnedFd::from(far)).spawn()?;
+        Ok(Self { socket: near, child: Some(child) })
+    }
+
+    /// In the process that was started: the one that started it.
+    pub(crate) fn parent() -> io::Result<Self> {
+        let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { socket, child: None })
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        self.socket.write_all(&length.to_le_bytes())?;
+        self.socket.write_all(bytes)
+    }
+
+    pub(crate) fn receive(&mut self) -> io::Result<Vec<u8>> {
+        let mut length = [0; 4];
+        self.socket.read_exact(&mut length)?;
+        let mut bytes = Vec::new();
+        let length = u32::from_le_bytes(length).into();
+        let read = (&self.socket).take(length).read_to_end(&mut bytes)?;
+        if read as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    /// Both sides are here when both return.
+    pub(crate) fn barrier(&mut self) -> io::Result<()> {
+        self.send(b"here")?;
+        self.receive().map(|_| ())
+    }
+
+    /// Kills the process, as a crash would.
+    pub(crate) fn kill(&mut self) -> io::Result<()> {
+        self.child.as_mut().map_or(Ok(()), Child::kill)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Whoever waits for this side sees the end of the socket, and ends.
+            let _ = self.socket.shutdown(std::net::Shutdown::Both);
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A place in the peer's memory, and the right to it.
+#[derive(Debug, Clone)]
+pub(crate) struct Remote {
+    pub(crate) address: u64,
+    pub(crate) key: RemoteKey,
+}
+
+/// One end of a connection, with everything below it.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) interface: Interface,
+    pub(crate) domain: Domain,
+    pub(crate) worker: Worker,
+}
+
+impl Side {
+    pub(crate) fn open() -> Result<Self> {
+        let place = std::env::var("BAREWIRE_EXAMPLE").unwrap_or_else(|_| TRANSPORT_AND_DEVICE.into());
+        let (transport, device) = place.split_once('/').ok_or("BAREWIRE_EXAMPLE is TRANSPORT/DEVICE")?;
+        let mut worker = Worker::new();
+        let domain = Domain::open(transport, device)?;
+        let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+        let endpoint = Endpoint::new(&interface)?;
+        Ok(Self { endpoint, interface, domain, worker })
+    }
+
+    /// Connects to the peer's endpoint, which does the same.
+    pub(crate) fn connect(&self, peer: &mut Peer) -> Result<()> {
+        peer.send(&self.interface.device_address().to_bytes())?;
+        peer.send(&self.endpoint.address().to_bytes())?;
+        let device = barewire::DeviceAddress::from_bytes(&peer.receive()?)?;
+        let address = EndpointAddress::from_bytes(&peer.receive()?)?;
+        self.endpoint.connect(&device, &address)?;
+        // Nothing may be sent before the other end is connected, too.
+        Ok(peer.barrier()?)
+    }
+
+    /// Memory that the peer may write, read and add to, told to the peer.
+    pub(crate) fn expose(&self, length: usize, peer: &mut Peer) -> Result<Memory> {
+        let memory = self.domain.allocate(length, Access::all())?;
+        peer.send(&memory.address().to_le_bytes())?;
+        peer.send(&memory.pack_key())?;
+        Ok(memory)
+    }
+
+    /// What the peer exposed.
+    pub(crate) fn reach(&self, peer: &mut Peer) -> Result<Remote> {
+        let address = peer.receive()?.try_into().map_err(|_| "an address has 8 bytes")?;
+        let key = self.domain.unpack_key(&peer.receive()?)?;
+        Ok(Remote { address: u64::from_le_bytes(address), key })
+    }
+
+    /// Posts. While there are no resources for it, makes progress, which brings them back.
+    pub(crate) fn post(&mut self, mut operation: impl FnMut(&Endpoint) -> Post) -> Result<Posted> {
+        let mut posted = None;
+        let endpoint = self.endpoint.clone();
+        self.until(|| {
+            match operation(&endpoint) {
+                Err(PostError::NoResource) => {}
+                answer => posted = Some(answer?),
+            }
+            Ok(posted.is_some())
+        })?;
+        posted.ok_or_else(|| "nothing was posted".into())
+    }
+
+    /// Posts an operation and waits until it is finished.
+    pub(crate) fn finish(&mut self, operation: impl Fn(&Endpoint, &Completion) -> Post) -> Result<()> {
+        let completion = Completion::counter(1);
+        match self.post(|endpoint| operation(endpoint, &completion))? {
+            Posted::Done => Ok(()),
+            Posted::InProgress => self.until(|| {
+                completion.status()?;
+                Ok(completion.pending() == 0)
+            }),
+        }
+    }
+
+    /// Waits until everything posted so far is in the peer's memory.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.finish(|endpoint, completion| endpoint.flush(FlushMode::Remote, Some(completion)))
+    }
+
+    /// Waits for the peer to say something, and makes progress meanwhile: what it does to this side's memory needs none, but some
+    /// transports connect by it.
+    pub(crate) fn listen(&mut self, peer: &mut Peer) -> io::Result<Vec<u8>> {
+        std::thread::scope(|scope| {
+            let word = scope.spawn(|| peer.receive());
+            while !word.is_finished() {
+                self.worker.progress();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            word.join().map_err(|_| io::Error::other("the listening thread panicked"))?
+        })
+    }
+
+    /// Makes progress until `ready` says so.
+    pub(crate) fn until(&mut self, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
+        let mut give_up: Option<Instant> = None;
+        loop {
+            match ready() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // The endpoint tells more than the operation that it failed with.
+                Err(error) => return Err(self.endpoint.error().map_or(error, |why| why.to_string().into())),
+            }
+            if self.worker.progress() > 0 {
+                give_up = None;
+                continue;
+            }
+            if let Some(error) = self.endpoint.error() {
+                return Err(error.to_string().into());
+            }
+            if Instant::now() > *give_up.get_or_insert_with(|| Instant::now() + PATIENCE) {
+                return Err("the other process does nothing".into());
+            }
+            // The software HCA is a thread and wants a CPU; on hardware one would spin.
+            std::thread::yield_now();
+        }
+    }
+}

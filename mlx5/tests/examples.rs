@@ -1,0 +1,29 @@
+//! The example as a stranger runs it: a process of its own, to its end.
+
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a loaded machine may take.
+const DEADLINE: Duration = Duration::from_mins(1);
+
+#[test]
+fn embed_mlx5() {
+    // Beside the tests, as Cargo lays out what it builds.
+    let here = std::env::current_exe().unwrap();
+    let binary = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples/embed_mlx5");
+    assert!(binary.exists(), "{} is not built: cargo build -p barewire-mlx5 --examples", binary.display());
+    let mut child = Command::new(binary).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > DEADLINE {
+            child.kill().unwrap();
+            panic!("the example does not end: {:?}", child.wait_with_output());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {printed}", output.status);
+    assert_eq!(printed, "wrote and read back \"barewire\", 8 bytes\n");
+}

@@ -1,0 +1,71 @@
+//! The examples as a stranger runs them: processes of their own, to their end.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a loaded machine may take.
+const DEADLINE: Duration = Duration::from_mins(2);
+
+/// Runs an example and answers what it printed.
+fn run(name: &str, environment: &[(&str, &str)]) -> String {
+    let binary = example(name);
+    assert!(binary.exists(), "{} is not built: cargo build --examples", binary.display());
+    let mut command = Command::new(binary);
+    command.envs(environment.iter().copied());
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > DEADLINE {
+            child.kill().unwrap();
+            panic!("{name} does not end: {:?}", child.wait_with_output());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success() && stderr.is_empty(), "{name}: {status}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
+/// Beside the tests, as Cargo lays out what it builds.
+fn example(name: &str) -> PathBuf {
+    let here = std::env::current_exe().unwrap();
+    here.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
+}
+
+/// On the software HCA, and with two processes over the other transports that need no device.
+fn everywhere(name: &str, check: impl Fn(&str)) {
+    check(&run(name, &[]));
+    let key = "5a".repeat(32);
+    for place in ["shm/memory", "tcp/127.0.0.1"] {
+        check(&run(name, &[("BAREWIRE_EXAMPLE", place), ("BAREWIRE_KEY", &key)]));
+    }
+}
+
+#[test]
+fn hello() {
+    assert_eq!(run("hello", &[]), "in memory: hello\nmessage 42: world\n");
+}
+
+#[test]
+fn ping_pong() {
+    everywhere("ping_pong", |printed| assert!(printed.starts_with("10000 round trips over "), "{printed}"));
+}
+
+#[test]
+fn kv_get() {
+    everywhere("kv_get", |printed| assert!(printed.starts_with("2000 lookups, "), "{printed}"));
+}
+
+#[test]
+fn remote_log() {
+    everywhere("remote_log", |printed| {
+        let line = |start: &str| printed.lines().find_map(|line| line.strip_prefix(start));
+        assert!(line("replica 2 is lost at ").is_some(), "{printed}");
+        let first = line("replica 0 has ").unwrap_or_else(|| panic!("{printed}"));
+        assert!(first.starts_with("200 records, ") && line("replica 1 has ") == Some(first), "{printed}");
+    });
+}
