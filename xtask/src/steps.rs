@@ -85,10 +85,9 @@ fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
         (Runner::Nextest, cargo(&["nextest", "run", "--workspace"]))
     } else {
         println!("cargo-nextest is not installed: cargo test runs the tests, without a deadline for each");
-        (
-            Runner::Libtest,
-            cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--no-fail-fast"]),
-        )
+        // nextest builds the examples, which tests run; this runner does so only if it runs doc tests, too.
+        steps.push(Step::run("examples", 20, cargo(&["build", "--workspace", "--examples"]).with(features)));
+        (Runner::Libtest, cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]))
     };
     let test = |name, minutes: u64, runner, command| Step {
         name,
