@@ -4,6 +4,8 @@
 //! work, driven by a [`Worker`]; an [`Endpoint`] is one end of a connection. Operations are UCT's: put and get,
 //! active messages, atomics, flush and fence.
 //!
+//! [`guide`] explains it topic by topic.
+//!
 //! This is the dynamic door: enums over the transports, for when the transport is picked at run time. The static
 //! door, [`transport`], has the same names per transport, with everything inlined.
 //!
@@ -44,6 +46,7 @@ mod endpoint;
 mod error;
 mod event;
 mod gate;
+pub mod guide;
 mod interface;
 mod memory;
 mod pending;

@@ -10,6 +10,7 @@ mod machine;
 mod packages;
 mod process;
 mod report;
+mod sanitize;
 mod steps;
 mod vm;
 
@@ -19,6 +20,7 @@ const USAGE: &str = "\
 usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
        cargo xtask vm -- COMMAND
        cargo xtask compare ROW
+       cargo xtask sanitize [address|thread]
 
   test           every check of this repository: format, lints, tests, doc tests, documentation, and that
                  the default build needs no system library, and what vm does. As root on Debian it first
@@ -35,6 +37,7 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
   compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 too) in 9 pairs that alternate,
                  into benches/RESULTS.md. With a ROW, only the rows whose names begin so. Best on a machine that does nothing else.
                  BAREWIRE_COMPARE_PAIRS=1 to see it run: then nothing is written.
+  sanitize       the conformance suite of the transports without other libraries, under AddressSanitizer and ThreadSanitizer.
   --no-install   install nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
@@ -55,6 +58,8 @@ fn main() -> ExitCode {
         ["compare"] => compare::compare(packages::Install::Missing, ""),
         ["compare", "--no-install"] => compare::compare(packages::Install::Nothing, ""),
         ["compare", row] => compare::compare(packages::Install::Nothing, row),
+        ["sanitize"] => sanitize::sanitize(None),
+        ["sanitize", only @ ("address" | "thread")] => sanitize::sanitize(Some(only)),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             ExitCode::SUCCESS
@@ -63,7 +68,8 @@ fn main() -> ExitCode {
             eprintln!("{USAGE}");
             ExitCode::from(2)
         }
-        ["test" | "bench" | "asm" | "vm" | "conformance" | "compare", unknown, ..] | [unknown, ..] => {
+        ["test" | "bench" | "asm" | "vm" | "conformance" | "compare" | "sanitize", unknown, ..]
+        | [unknown, ..] => {
             eprintln!("xtask: do not know '{unknown}'\n{USAGE}");
             ExitCode::from(2)
         }

@@ -1,0 +1,19 @@
+//! How to use this library, topic by topic. Nothing but text, whose examples are tests.
+
+#[doc = include_str!("../docs/guide/transports.md")]
+pub mod transports {}
+
+#[doc = include_str!("../docs/guide/memory.md")]
+pub mod memory {}
+
+#[doc = include_str!("../docs/guide/completions.md")]
+pub mod completions {}
+
+#[doc = include_str!("../docs/guide/threads.md")]
+pub mod threads {}
+
+#[doc = include_str!("../docs/guide/errors.md")]
+pub mod errors {}
+
+#[doc = include_str!("../docs/guide/tuning.md")]
+pub mod tuning {}
