@@ -63,7 +63,7 @@ impl Interface {
     /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
     pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Result<Self, OpenError> {
         let (interface, progress) = Self::made(domain, config)?;
-        worker.adopt(interface.clone(), progress);
+        worker.adopt(interface.clone(), progress, config.busy_poll);
         tracing::debug!(transport = interface.transport(), ?config, "interface opened");
         Ok(interface)
     }

@@ -72,6 +72,8 @@ pub struct Worker {
     /// The same, as handles.
     interfaces: Vec<Interface>,
     events: Option<EventSet>,
+    /// How long a wait looks before it sleeps.
+    busy_poll: Duration,
 }
 
 impl Worker {
@@ -80,7 +82,8 @@ impl Worker {
         Self::default()
     }
 
-    pub(crate) fn adopt(&mut self, interface: Interface, progress: Progress) {
+    pub(crate) fn adopt(&mut self, interface: Interface, progress: Progress, busy_poll: Duration) {
+        self.busy_poll = self.busy_poll.max(busy_poll);
         self.interfaces.push(interface);
         self.progress.push(progress);
     }
@@ -141,7 +144,8 @@ impl Worker {
         self.event_set()?.wake_at(earliest)
     }
 
-    /// Makes progress, and sleeps until there is some to make. Answers the number of events; zero if `timeout` passed.
+    /// Makes progress, and sleeps until there is some to make, after a look of [`InterfaceConfig::busy_poll`](crate::InterfaceConfig).
+    /// Answers the number of events; zero if `timeout` passed.
     ///
     /// ```
     /// # use barewire::*;
@@ -156,15 +160,21 @@ impl Worker {
     /// # Errors
     /// [`EventError::Missing`], [`EventError::System`]
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, EventError> {
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let start = Instant::now();
+        let end = timeout.and_then(|timeout| start.checked_add(timeout));
         loop {
             let events = self.progress();
             if events > 0 {
                 return Ok(events);
             }
-            let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let now = Instant::now();
+            let rest = end.map(|end| end.saturating_duration_since(now));
             if rest == Some(Duration::ZERO) {
                 return Ok(0);
+            }
+            if now.saturating_duration_since(start) < self.busy_poll {
+                std::hint::spin_loop();
+                continue;
             }
             match self.arm() {
                 Ok(()) => self.event_set()?.sleep(rest)?,

@@ -111,6 +111,9 @@ settings! {
     min_rnr_timer: u8 = 12, "code of IBTA table 45";
     /// Reads and atomics in flight per endpoint, and served per endpoint: 1 to 16, rounded down to a power of two.
     max_rd_atomic: u8 = 8, "operations";
+    /// How long [`Worker::wait`](crate::Worker::wait) looks by itself before it sleeps: about as long as to wake up takes. Of several
+    /// interfaces of a worker the longest counts.
+    busy_poll: Duration = Duration::from_micros(20), "time";
     /// How long a connection of `tcp` may take until it is there; a stretch without progress of this end's counts as a sixteenth at most.
     connect_timeout: Duration = Duration::from_secs(10), "time";
     /// How long a peer of `tcp` may acknowledge nothing, or take nothing from buffers that are full, until it counts as gone.

@@ -13,7 +13,7 @@ use crate::socket::Socket;
 /// Bytes of a buffer.
 pub const CAPACITY: usize = 256 << 10;
 /// Buffers that are kept for the next connection that needs one.
-const SPARE: usize = 64;
+const SPARE: usize = 16;
 /// Ranges given to the system in one call.
 const AT_ONCE: usize = 32;
 

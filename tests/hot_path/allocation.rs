@@ -9,6 +9,8 @@ thread_local! {
     /// Calls of the allocator by this thread while it counts.
     static CALLS: Cell<u64> = const { Cell::new(0) };
     static IS_COUNTING: Cell<bool> = const { Cell::new(false) };
+    /// Bytes that this thread allocated, and did not free.
+    static BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
 /// The system's allocator, with its calls counted.
@@ -17,7 +19,8 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn note() {
+fn note(bytes: isize) {
+    BYTES.set(BYTES.get() + bytes);
     if IS_COUNTING.get() {
         CALLS.set(CALLS.get() + 1);
     }
@@ -26,28 +29,33 @@ fn note() {
 // SAFETY: everything is the system allocator's; the cells are initialised at compile time and need no memory of their own.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
+        note(layout.size() as isize);
         // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        note();
+        note(-(layout.size() as isize));
         // SAFETY: the caller's contract.
         unsafe { System.dealloc(block, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        note();
+        note(layout.size() as isize);
         // SAFETY: the caller's contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        note();
+        note(new_size as isize - layout.size() as isize);
         // SAFETY: the caller's contract.
         unsafe { System.realloc(block, layout, new_size) }
     }
+}
+
+/// Bytes that this thread holds.
+pub(crate) fn held() -> isize {
+    BYTES.get()
 }
 
 /// What `run` answers, and its calls of the allocator.

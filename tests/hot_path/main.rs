@@ -3,6 +3,7 @@
 
 mod allocation;
 mod confinement;
+mod idle;
 mod operations;
 #[path = "../transport/support.rs"]
 #[expect(dead_code, reason = "the other suites use the rest")]

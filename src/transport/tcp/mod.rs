@@ -7,10 +7,16 @@
 //! more than one connection between them.
 //!
 //! The first message after a progress call is sent at once; what is posted behind it before the next one is put together and leaves
-//! with 32 KiB or the next progress call. An idle connection has no buffers: it costs a descriptor and less than 1 KiB here, besides what
-//! the system holds for a socket. A peer that knows the key can make this end hold one message of up to 1 MiB for each connection, and
-//! 320 KiB of messages that wait for kept ones to be dropped. MSG_ZEROCOPY is not
-//! used: on the loopback the system copies all the same, and nothing else was there to be measured.
+//! with 32 KiB or the next progress call; there is no timer. Progress asks the one connection that it heard of last by itself, and every
+//! 32 calls, or where several are heard of, the system which have something (epoll); [`Worker::wait`](crate::Worker::wait) sleeps on
+//! that after a look of `busy_poll`. So an idle connection costs a progress call nothing: 0.2 us with one as with 400 (tests/hot_path/idle.rs
+//! prints it). It has no buffers: it costs a descriptor and 754 bytes here, besides what the system holds for a socket; buffers of 256 KiB
+//! that connections use in turn are kept, 16 for an interface. A peer that knows the key can make this end hold one message of up to 1 MiB for
+//! each connection, and 320 KiB of messages that wait for kept ones to be dropped.
+//!
+//! MSG_ZEROCOPY is not used. On the loopback (Linux 6.18, 1 MiB and 16 KiB from the same place, five runs in turns with plain sends) the
+//! system copied every one of them all the same (SO_EE_CODE_ZEROCOPY_COPIED), and with the notices the rate was 0.5 to 0.7 of the plain one; a
+//! network card was not there to be measured.
 //!
 //! What order is kept: messages among each other, and operations on memory among each other. A message may be handled before a put
 //! that was posted earlier has arrived, unless there is a fence between them. Every connection proves that it knows the job's key
