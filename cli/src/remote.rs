@@ -5,9 +5,9 @@ use crate::control::{self, Role, Work};
 use crate::error::{Error, local};
 use crate::link::Link;
 use crate::pair::{self, Second};
-use crate::{demo, perf};
-use barewire_tcp::{Listener, ListenerError, Stream};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use crate::{demo, perf, transports};
+use barewire_tcp::{KeyedListener, Listener, ListenerError, Stream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -38,6 +38,39 @@ pub(crate) fn with_server<T>(
     part(link, result)
 }
 
+/// Where clients come in. Who was given a key lets nobody in who does not know it.
+enum Door {
+    Open(Listener),
+    Keyed(KeyedListener),
+}
+
+impl Door {
+    fn open(bind: Option<IpAddr>, port: u16) -> Result<Self, Error> {
+        let door = match transports::key()? {
+            Some(key) => {
+                let bind = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+                KeyedListener::bind(bind, port, key, control::LIMIT).map(Self::Keyed)
+            }
+            None => Listener::bind(bind, port, control::LIMIT).map(Self::Open),
+        };
+        door.map_err(|error| Error::Local(error.to_string()))
+    }
+
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::Open(listener) => listener.address(),
+            Self::Keyed(listener) => listener.address(),
+        }
+    }
+
+    fn accept(&mut self, timeout: Duration) -> Result<Stream, ListenerError> {
+        match self {
+            Self::Open(listener) => listener.accept(timeout),
+            Self::Keyed(listener) => listener.accept(timeout),
+        }
+    }
+}
+
 /// Waits for one client for `work` and runs `follow` against it. `listening` is told the address.
 pub(crate) fn with_client<T>(
     bind: Option<IpAddr>,
@@ -47,8 +80,7 @@ pub(crate) fn with_client<T>(
     follow: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
     const AGAIN: Duration = Duration::from_hours(1);
-    let listener =
-        Listener::bind(bind, port, control::LIMIT).map_err(|error| Error::Local(error.to_string()))?;
+    let mut listener = Door::open(bind, port)?;
     listening(listener.address())?;
     let stream = loop {
         match listener.accept(AGAIN) {
@@ -95,10 +127,16 @@ fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> {
 /// Connects to the first address of `host` that answers.
 fn connect(host: &str, port: u16) -> Result<Stream, Error> {
     let mut refusal = format!("{host} has no address");
+    let key = transports::key()?;
     for address in resolve(host, port)? {
-        match Stream::connect(address, control::LIMIT, ANSWER) {
+        let connected = match &key {
+            Some(key) => Stream::connect_with_key(address, key, control::LIMIT, ANSWER)
+                .map_err(|error| format!("{address}: {error}; a server has to have the same key")),
+            None => Stream::connect(address, control::LIMIT, ANSWER).map_err(|error| error.to_string()),
+        };
+        match connected {
             Ok(stream) => return Ok(stream),
-            Err(error) => refusal = error.to_string(),
+            Err(error) => refusal = error,
         }
     }
     Err(Error::Local(format!("cannot connect to the server: {refusal}")))

@@ -121,15 +121,19 @@ pub(crate) fn need_key(transport: &str) -> Result<(), Error> {
     if transport != tcp::NAME {
         return Ok(());
     }
-    match tcp::Key::from_env() {
-        Ok(Some(_)) => Ok(()),
-        Ok(None) => Err(Error::Usage(
+    match key()? {
+        Some(_) => Ok(()),
+        None => Err(Error::Usage(
             "tcp between two processes needs a key to keep strangers out: make one with \
              (umask 077; head -c 32 /dev/urandom > job.key) and give both --key-file job.key"
                 .into(),
         )),
-        Err(error) => Err(Error::Local(error.to_string())),
     }
+}
+
+/// The job's key, if one was given.
+pub(crate) fn key() -> Result<Option<tcp::Key>, Error> {
+    tcp::Key::from_env().map_err(|error| Error::Local(error.to_string()))
 }
 
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {

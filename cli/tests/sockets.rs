@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -95,13 +96,23 @@ fn the_route_to_a_peer_is_told() {
     assert!(ended.stdout.contains("device lo, since the route to 127.0.0.1"), "{ended:#?}");
 }
 
+/// Also the control connection, whatever the transport: who does not know the key is refused, and the server waits on for who does.
 #[test]
-fn another_key_is_told_by_both_ends() {
+fn a_stranger_is_refused_and_the_server_waits_on() {
     let (one, other) = (KeyFile::new("one", [1; 32], 0o600), KeyFile::new("other", [2; 32], 0o600));
-    let (server, port) = server(&["hello", "-t", "tcp", "--key-file", one.path()]);
-    let client = start(&["hello", "-t", "tcp", "-n", "127.0.0.1", "-p", &port, "--key-file", other.path()]);
-    let ends = [client.end(PATIENCE), server.end(PATIENCE)];
-    for ended in &ends {
-        assert!(ended.failed().contains("different keys"), "{ended:#?}");
+    for transport in ["tcp", "rc_mlx5"] {
+        let (server, port) = server(&["hello", "-t", transport, "--key-file", one.path()]);
+        let client = |key: &[&str]| {
+            let client = ["hello", "-t", transport, "-n", "127.0.0.1", "-p", &port];
+            start(&[&client[..], key].concat()).end(PATIENCE)
+        };
+        let ended = client(&["--key-file", other.path()]);
+        assert!(ended.failed().contains("the same key"), "{ended:#?}");
+        // Neither garbage nor somebody without any key.
+        let mut stranger = TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
+        stranger.write_all(&[0x5a; 100]).unwrap();
+        client(&[]).failed();
+        client(&["--key-file", one.path()]).succeeded();
+        server.end(PATIENCE).succeeded();
     }
 }

@@ -115,8 +115,18 @@ impl Door {
     /// # Errors
     /// The address is not one of this host, or there are no descriptors.
     pub fn open(address: IpAddr, key: Key, limits: Limits) -> io::Result<Self> {
-        let listener = open(SocketAddr::new(address, 0))?;
-        listener.bind(&SocketAddr::new(address, 0).into())?;
+        Self::open_at(SocketAddr::new(address, 0), key, limits)
+    }
+
+    /// As [`Self::open`], on the port that `address` names.
+    ///
+    /// # Errors
+    /// As there, and the port may be taken.
+    pub fn open_at(address: SocketAddr, key: Key, limits: Limits) -> io::Result<Self> {
+        let listener = open(address)?;
+        // Else a port stays taken for a minute after each run.
+        listener.set_reuse_address(address.port() != 0)?;
+        listener.bind(&address.into())?;
         listener.listen(BACKLOG)?;
         let address = listener.local_addr()?.as_socket().ok_or(ErrorKind::AddrNotAvailable)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;

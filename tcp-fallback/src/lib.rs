@@ -13,10 +13,12 @@
 //! Nothing of these waits, allocates per message, or calls back: a transport drives them. What they promise: no byte of a peer is
 //! looked at before it proved that it knows the key, and it reaches no memory but what was opened to it. What they do not: the
 //! bytes are neither encrypted nor signed, so that who can read or change the network's packets can read and change what is
-//! sent. Use them in a network whose cables you trust, or over a tunnel.
+//! sent. Use them in a network whose cables you trust, or over a tunnel (WireGuard, IPsec). TLS is left out: data would be copied and
+//! encrypted on their way from memory to memory, for which zero-copy sends, the thread that serves memory and every bound on what a
+//! stranger costs would need a second form.
 //!
-//! Beside them stands a plain [`Stream`] of framed messages with deadlines, for conversations that need no speed. It proves
-//! nothing about its peer.
+//! Beside them stands a plain [`Stream`] of framed messages with deadlines, for conversations that need no speed. Of a [`Listener`] it
+//! proves nothing about its peer; a [`KeyedListener`] lets in who knows the key.
 //!
 //! ```
 //! use barewire_tcp::{Listener, Stream};
@@ -43,6 +45,7 @@ pub mod frame;
 pub mod handshake;
 pub mod interfaces;
 pub mod key;
+mod keyed;
 mod listener;
 pub mod message;
 pub mod outbox;
@@ -55,5 +58,6 @@ pub mod target;
 
 pub use frame::FrameError;
 pub use key::Key;
+pub use keyed::KeyedListener;
 pub use listener::{Listener, ListenerError};
 pub use stream::{Message, Stream, StreamCause, StreamError};

@@ -29,6 +29,14 @@ impl Socket {
         Ok(Self { fd: socket.into(), peer })
     }
 
+    /// A stream of messages over the same connection, which waits; payloads over `limit` bytes are refused.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn into_stream(self, limit: u32) -> io::Result<crate::Stream> {
+        crate::Stream::new(self.fd.into(), limit)
+    }
+
     /// The other end's address.
     pub fn peer(&self) -> SocketAddr {
         self.peer

@@ -211,3 +211,28 @@ proptest! {
         prop_assert!(false, "more messages than bytes");
     }
 }
+
+#[test]
+fn with_a_key_nobody_else_gets_in() {
+    let key = |seed| barewire_tcp::Key::from_bytes([seed; 32]);
+    let here = std::net::Ipv4Addr::LOCALHOST.into();
+    let mut listener = barewire_tcp::KeyedListener::bind(here, 0, key(1), 100).unwrap();
+    let address = listener.address();
+    let client = std::thread::spawn(move || {
+        let stranger = Stream::connect_with_key(address, &key(2), 100, SOON);
+        assert!(stranger.unwrap_err().to_string().contains("does not know this job's key"));
+        // As if there were no key: a frame is no greeting.
+        let mut plain = Stream::connect(address, 100, SOON).unwrap();
+        let _ = plain.send(1, &[7; 90], SOON);
+        assert!(plain.receive(SOON).unwrap_err().cause().is_peer_gone());
+        let mut stream = Stream::connect_with_key(address, &key(1), 100, SOON).unwrap();
+        stream.send(2, b"hello", SOON).unwrap();
+        assert_eq!(stream.receive(SOON).unwrap().payload, b"welcome");
+    });
+    let mut stream = listener.accept(SOON).unwrap();
+    assert_eq!(stream.receive(SOON).unwrap().payload, b"hello");
+    stream.send(3, b"welcome", SOON).unwrap();
+    client.join().unwrap();
+    let waited = listener.accept(std::time::Duration::from_millis(20)).unwrap_err();
+    assert!(waited.to_string().contains("nobody connected"), "{waited}");
+}
