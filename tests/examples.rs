@@ -69,3 +69,9 @@ fn remote_log() {
         assert!(first.starts_with("200 records, ") && line("replica 1 has ") == Some(first), "{printed}");
     });
 }
+
+#[test]
+fn tokio_server() {
+    let printed = run("tokio_server", &[]);
+    assert!(printed.starts_with("3000 requests of 3 clients; the thread slept "), "{printed}");
+}

@@ -5,8 +5,8 @@
 #![allow(dead_code, reason = "each example uses some of it")]
 
 use barewire::{
-    Access, Completion, Domain, Endpoint, EndpointAddress, FlushMode, Interface, InterfaceConfig, Memory,
-    Post, PostError, Posted, RemoteKey, Worker,
+    Access, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface,
+    InterfaceConfig, Memory, Post, PostError, Posted, RemoteKey, Worker,
 };
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -89,6 +89,17 @@ pub(crate) struct Remote {
     pub(crate) key: RemoteKey,
 }
 
+/// Connects an endpoint to the peer's.
+pub(crate) fn connect(interface: &Interface, endpoint: &Endpoint, peer: &mut Peer) -> Result<()> {
+    peer.send(&interface.device_address().to_bytes())?;
+    peer.send(&endpoint.address().to_bytes())?;
+    let device = DeviceAddress::from_bytes(&peer.receive()?)?;
+    let address = EndpointAddress::from_bytes(&peer.receive()?)?;
+    endpoint.connect(&device, &address)?;
+    // Nothing may be sent before the other end is connected, too.
+    Ok(peer.barrier()?)
+}
+
 /// One end of a connection, with everything below it.
 #[derive(Debug)]
 pub(crate) struct Side {
@@ -100,7 +111,12 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn open() -> Result<Self> {
-        let place = std::env::var("BAREWIRE_EXAMPLE").unwrap_or_else(|_| TRANSPORT_AND_DEVICE.into());
+        Self::open_at(TRANSPORT_AND_DEVICE)
+    }
+
+    /// As `open`, on another transport and device unless the environment says which.
+    pub(crate) fn open_at(place: &str) -> Result<Self> {
+        let place = std::env::var("BAREWIRE_EXAMPLE").unwrap_or_else(|_| place.into());
         let (transport, device) = place.split_once('/').ok_or("BAREWIRE_EXAMPLE is TRANSPORT/DEVICE")?;
         let mut worker = Worker::new();
         let domain = Domain::open(transport, device)?;
@@ -111,13 +127,7 @@ impl Side {
 
     /// Connects to the peer's endpoint, which does the same.
     pub(crate) fn connect(&self, peer: &mut Peer) -> Result<()> {
-        peer.send(&self.interface.device_address().to_bytes())?;
-        peer.send(&self.endpoint.address().to_bytes())?;
-        let device = barewire::DeviceAddress::from_bytes(&peer.receive()?)?;
-        let address = EndpointAddress::from_bytes(&peer.receive()?)?;
-        self.endpoint.connect(&device, &address)?;
-        // Nothing may be sent before the other end is connected, too.
-        Ok(peer.barrier()?)
+        connect(&self.interface, &self.endpoint, peer)
     }
 
     /// Memory that the peer may write, read and add to, told to the peer.

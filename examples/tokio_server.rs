@@ -1,0 +1,144 @@
+//! A server in tokio: its one thread sleeps until a request comes over shared memory, and has time for other tasks. Three clients ask.
+//!
+//! `cargo run --example tokio_server`
+
+mod exchange;
+
+use barewire::{Endpoint, EventError, PendingResult, PostError, Worker};
+use exchange::{Peer, Result, Side, connect};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// The transport that can wake who sleeps and needs no device; tcp/127.0.0.1 with a key, and rc_verbs, can, too.
+const PLACE: &str = "shm/memory";
+const REQUEST: u8 = 0;
+const REPLY: u8 = 1;
+const CLIENTS: usize = 3;
+const REQUESTS: u64 = 1000;
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        Some("client") => client(Peer::parent()?),
+        // A worker stays on its thread, so the runtime has one.
+        _ => tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(server()),
+    }
+}
+
+/// Progress whenever there is some to be made, sleep in between. It ends with an error only.
+async fn drive(mut worker: Worker, sleeps: &Cell<u64>) -> Result<()> {
+    let descriptor = worker.event_fd()?.try_clone_to_owned()?;
+    // SAFETY: an owned descriptor is open as long as it lives, and stays the same.
+    let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
+    loop {
+        while worker.progress() > 0 {
+            // Other tasks have their turn even while requests keep coming.
+            tokio::task::yield_now().await;
+        }
+        match worker.arm() {
+            Ok(()) => {
+                sleeps.set(sleeps.get() + 1);
+                // Forgotten before the next progress, so that what comes after that is not.
+                descriptor.readable().await?.clear_ready();
+            }
+            Err(EventError::Busy) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+async fn server() -> Result<()> {
+    let Side { endpoint: first, interface, domain: _domain, worker } = Side::open_at(PLACE)?;
+    let clients: Rc<RefCell<Vec<Endpoint>>> = Rc::default();
+    let (known, served) = (Rc::clone(&clients), Rc::new(Cell::new(0u64)));
+    let count = Rc::clone(&served);
+    interface.set_handler(REQUEST, move |message| {
+        let Some((client, text)) = message.split_short() else { return };
+        let clients = known.borrow();
+        let Some(endpoint) = clients.get(client as usize) else { return };
+        count.set(count.get() + 1);
+        reply(endpoint, text.to_ascii_uppercase());
+    })?;
+
+    // Each client has an endpoint of the same interface.
+    clients.borrow_mut().push(first);
+    for _ in 1..CLIENTS {
+        clients.borrow_mut().push(Endpoint::new(&interface)?);
+    }
+    let mut ends = Vec::new();
+    for (number, endpoint) in clients.borrow().iter().enumerate() {
+        let mut peer = Peer::start("client")?;
+        peer.send(&(number as u64).to_le_bytes())?;
+        connect(&interface, endpoint, &mut peer)?;
+        ends.push(tokio::task::spawn_blocking(move || peer.receive()));
+    }
+
+    let (sleeps, ticks) = (Cell::new(0), Cell::new(0u64));
+    let ticker = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            ticks.set(ticks.get() + 1);
+        }
+    };
+    let finished = async {
+        for end in ends {
+            end.await??;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        driven = drive(worker, &sleeps) => driven,
+        done = finished => done,
+        never = ticker => never,
+    }?;
+    println!(
+        "{} requests of {CLIENTS} clients; the thread slept {} times and ticked {} times",
+        served.get(),
+        sleeps.get(),
+        ticks.get()
+    );
+    Ok(())
+}
+
+/// Sends the reply, or has it sent once there are resources: a handler cannot wait.
+fn reply(endpoint: &Endpoint, text: Vec<u8>) {
+    if endpoint.am_short(REPLY, 0, &text) != Err(PostError::NoResource) {
+        // Sent, or the client is gone.
+        return;
+    }
+    let later = text.clone();
+    let queued = endpoint.pending_add(move |endpoint| match endpoint.am_short(REPLY, 0, &later) {
+        Err(PostError::NoResource) => PendingResult::Again,
+        _ => PendingResult::Done,
+    });
+    if queued.is_err() {
+        // There are resources by now.
+        reply(endpoint, text);
+    }
+}
+
+fn client(mut peer: Peer) -> Result<()> {
+    let number = u64::from_le_bytes(peer.receive()?.try_into().map_err(|_| "a number has 8 bytes")?);
+    let mut side = Side::open_at(PLACE)?;
+    let answer: Rc<RefCell<Option<Vec<u8>>>> = Rc::default();
+    let arrived = Rc::clone(&answer);
+    side.interface.set_handler(REPLY, move |message| {
+        *arrived.borrow_mut() = message.split_short().map(|(_, text)| text.to_vec());
+    })?;
+    side.connect(&mut peer)?;
+    for request in 0..REQUESTS {
+        let text = format!("request {request} of client {number}");
+        let _ = side.post(|server| server.am_short(REQUEST, number, text.as_bytes()))?;
+        side.until(|| Ok(answer.borrow().is_some()))?;
+        let answer = answer.take().unwrap_or_default();
+        if answer != text.to_ascii_uppercase().as_bytes() {
+            return Err(format!("'{}' is no answer to '{text}'", answer.escape_ascii()).into());
+        }
+    }
+    peer.send(b"done")?;
+    // The server closes the socket when every client is through.
+    let _ = side.listen(&mut peer);
+    Ok(())
+}
