@@ -19,6 +19,18 @@ pub enum SegmentError {
         /// Bytes that the kernel thinks can be had without swapping, or were left when it gave up.
         available: u64,
     },
+    /// The machine has not so many huge pages to give.
+    #[error(
+        "no memory for a shared segment of {wanted} huge pages of {page} bytes: {free} are free; reserve more (sysctl vm.nr_hugepages)"
+    )]
+    NoHugePages {
+        /// Pages asked for.
+        wanted: usize,
+        /// Bytes of one; 0 if the kernel has none.
+        page: usize,
+        /// Pages that are free, which others may have reserved.
+        free: u64,
+    },
     /// A system call failed.
     #[error("shared memory: {call}: {source}")]
     System {

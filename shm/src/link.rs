@@ -138,10 +138,17 @@ impl Link {
         let mut message = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let answer = retry_on_intr(|| {
-            let mut parts = [IoSliceMut::new(&mut message)];
-            rustix::net::recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-        });
+        let mut receive = || {
+            retry_on_intr(|| {
+                let mut parts = [IoSliceMut::new(&mut message)];
+                rustix::net::recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+            })
+        };
+        // An end that goes without having read everything is told first, once, and then what it said before.
+        let answer = match receive() {
+            Err(Errno::CONNRESET) => receive(),
+            answer => answer,
+        };
         let answer = match answer {
             Ok(answer) => answer,
             Err(Errno::AGAIN) => return Ok(None),

@@ -103,7 +103,11 @@ impl Peer {
         let _ = wake::register();
         let hello =
             Message::Hello { secret_low: address.secret as u64, secret_high: (address.secret >> 64) as u64 };
-        link.send(&hello.encode(), &[]).map_err(|error| lost("sendmsg", error))?;
+        match link.send(&hello.encode(), &[]).map_err(|error| lost("sendmsg", error)) {
+            // It was refused already: why is there to be read.
+            Ok(_) | Err(LinkError::Ended) => {}
+            Err(error) => return Err(error),
+        }
         let nowhere = Lines::private(lane::lines(4));
         let lane = LaneSender::new(&nowhere).ok_or(Corrupt("its own ring"))?;
         let bell = Bell::new(Lines::private(1)).ok_or(Corrupt("its own ring"))?;

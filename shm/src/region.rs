@@ -92,11 +92,27 @@ impl Shelf {
     /// # Errors
     /// As [`Segment::create`].
     pub fn region(&self, size: usize) -> Result<Region, SegmentError> {
+        self.add(size, Segment::create)
+    }
+
+    /// The same in huge pages; what is left of the last one is part of the region.
+    ///
+    /// # Errors
+    /// As [`Segment::create_huge`].
+    pub fn huge_region(&self, size: usize) -> Result<Region, SegmentError> {
+        self.add(size, Segment::create_huge)
+    }
+
+    fn add(
+        &self,
+        size: usize,
+        create: impl FnOnce(&str, usize) -> Result<Segment, SegmentError>,
+    ) -> Result<Region, SegmentError> {
         if size == 0 {
             return Err(SegmentError::Empty);
         }
         let all = size.checked_add(FRONT).ok_or(SegmentError::NoMemory { wanted: size, available: 0 })?;
-        let segment = Arc::new(Segment::create("barewire-region", all)?);
+        let segment = Arc::new(create("barewire-region", all)?);
         let front = Lines::of(&segment, 1).ok_or(SegmentError::Empty)?;
         front.line(0).word(0).store(LIVE, Ordering::Release);
         let mut inner = self.inner();

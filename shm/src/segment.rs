@@ -44,14 +44,45 @@ impl Segment {
         {
             return Err(SegmentError::NoMemory { wanted: size, available });
         }
-        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        Self::make(name, size, MemfdFlags::empty(), || SegmentError::NoMemory {
+            wanted: size,
+            available: available_memory().unwrap_or(0),
+        })
+    }
+
+    /// As [`Self::create`], of the machine's huge pages: `size` is rounded up to them.
+    ///
+    /// # Errors
+    /// [`SegmentError::Empty`], [`SegmentError::NoHugePages`] if fewer are reserved, or what a system call said.
+    pub fn create_huge(name: &str, size: usize) -> Result<Self, SegmentError> {
+        if size == 0 {
+            return Err(SegmentError::Empty);
+        }
+        let page = meminfo("Hugepagesize:").unwrap_or(0) as usize;
+        let pages = if page > 0 { size.div_ceil(page) } else { 0 };
+        let none = || SegmentError::NoHugePages {
+            wanted: pages,
+            page,
+            free: meminfo_count("HugePages_Free:").unwrap_or(0),
+        };
+        match pages.checked_mul(page) {
+            Some(size @ 1..) => Self::make(name, size, MemfdFlags::HUGETLB, none),
+            _ => Err(none()),
+        }
+    }
+
+    fn make(
+        name: &str,
+        size: usize,
+        flags: MemfdFlags,
+        no_memory: impl Fn() -> SegmentError,
+    ) -> Result<Self, SegmentError> {
+        let file = rustix::fs::memfd_create(name, flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|errno| system("memfd_create", errno))?;
         let file = File::from(file);
         let allocate = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size as u64);
         rustix::io::retry_on_intr(allocate).map_err(|errno| match errno {
-            rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => {
-                SegmentError::NoMemory { wanted: size, available: available_memory().unwrap_or(0) }
-            }
+            rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => no_memory(),
             errno => system("fallocate", errno),
         })?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|errno| system("fcntl(F_ADD_SEALS)", errno))?;
@@ -178,15 +209,46 @@ fn names(seals: SealFlags) -> String {
 
 /// What the kernel thinks can be had without swapping, in bytes; `None` if it does not say.
 fn available_memory() -> Option<u64> {
+    meminfo("MemAvailable:")
+}
+
+/// Bytes, of a line of kibibytes.
+fn meminfo(name: &str) -> Option<u64> {
+    meminfo_count(name)?.checked_mul(1024)
+}
+
+fn meminfo_count(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
-    kibibytes.checked_mul(1024)
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whether there are any or not, the answer is of use.
+    #[test]
+    fn huge_pages_are_taken_where_they_are_reserved() {
+        let page = meminfo("Hugepagesize:").unwrap_or(0) as usize;
+        match Segment::create_huge("test", 5000) {
+            Ok(segment) => {
+                assert_eq!(segment.size(), page);
+                segment.write(page - 5, b"hello").unwrap();
+                let theirs = Segment::attach(segment.as_fd().try_clone_to_owned().unwrap(), page).unwrap();
+                let mut word = [0; 5];
+                theirs.read(page - 5, &mut word).unwrap();
+                assert_eq!(&word, b"hello");
+            }
+            Err(SegmentError::NoHugePages { wanted, free, .. }) => {
+                assert!(wanted > free as usize || page == 0);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        let much = Segment::create_huge("test", 1 << 50).unwrap_err();
+        assert!(much.to_string().contains("vm.nr_hugepages"), "{much}");
+        assert!(matches!(Segment::create_huge("test", 0), Err(SegmentError::Empty)));
+    }
 
     #[test]
     fn starts_zeroed_and_keeps_what_is_written() {

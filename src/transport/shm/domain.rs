@@ -43,7 +43,25 @@ impl Domain {
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        let region = self.0.shelf.region(len).map_err(|error| match error {
+        self.allocated(len, access, self.0.shelf.region(len))
+    }
+
+    /// The same in the machine's huge pages, which someone must have reserved (`sysctl vm.nr_hugepages`): fewer entries of the TLB for who
+    /// touches much of it.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`]; [`MemoryError::Device`] says how many pages there are.
+    pub fn allocate_huge(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
+        self.allocated(len, access, self.0.shelf.huge_region(len))
+    }
+
+    fn allocated(
+        &self,
+        len: usize,
+        access: Access,
+        region: Result<Region, SegmentError>,
+    ) -> Result<Memory, MemoryError> {
+        let region = region.map_err(|error| match error {
             SegmentError::Empty => MemoryError::Empty,
             SegmentError::NoMemory { .. } => MemoryError::NoMemory { length: len },
             error => MemoryError::Device { length: len, source: error.into() },

@@ -19,6 +19,7 @@ use crate::memory::Access;
 pub struct RemotePointer {
     mapped: Mapped,
     remote: u64,
+    size: usize,
 }
 
 impl RemotePointer {
@@ -29,7 +30,7 @@ impl RemotePointer {
 
     /// Bytes.
     pub fn size(&self) -> usize {
-        self.mapped.size()
+        self.size
     }
 
     /// Where the `length` bytes are that operations call `remote`; `None` if they are not all inside.
@@ -57,6 +58,7 @@ impl Endpoint {
     /// read; [`PostError`]
     pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
         let mapped = self.0.map(key, key.address(), 0, Access::REMOTE_READ)?;
-        Ok(RemotePointer { mapped, remote: key.address() })
+        // No more than the mapping has, as was checked.
+        Ok(RemotePointer { mapped, remote: key.address(), size: key.region().2 as usize })
     }
 }

@@ -194,7 +194,7 @@ impl State {
             return Err(PostError::KeyExpired);
         }
         // The key's word for the length of the region is its writer's.
-        if mapped.size() as u64 != size {
+        if (mapped.size() as u64) < size {
             return Err(PostError::OutOfRange);
         }
         self.views.add(key, mapped.clone());

@@ -66,11 +66,12 @@ impl Views {
         if bytes.contains(offset as usize, length) && view.is_live() { Some(bytes) } else { None }
     }
 
-    /// Takes in the key's region, as the connection maps it.
+    /// Takes in the key's region, as the connection maps it; it has as many bytes as the key says, or more.
     pub(super) fn add(&self, key: &RemoteKey, mapped: Mapped) {
         let view = self.place(key.id());
         view.id.set(key.id());
-        view.bytes.set(Bytes::new(mapped.start(), mapped.size()));
+        let size = mapped.size().min(key.region().2 as usize);
+        view.bytes.set(Bytes::new(mapped.start(), size));
         view.life.set(NonNull::from(mapped.life()));
         view.mapped.replace(Some(mapped));
     }

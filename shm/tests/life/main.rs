@@ -1,5 +1,7 @@
 //! Life and death: a process that is killed at any moment, on either side, and what is left of it.
 
+mod places;
+
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};
@@ -115,6 +117,9 @@ fn other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (role, number) = role.split_once(' ').unwrap();
     let address = PortAddress { number: number.parse().unwrap(), secret: 42 };
+    if let Some(answer) = places::answer(role, address) {
+        return println!("{}{answer}", places::SAID);
+    }
     if role == "send" {
         flood(address, || ());
         return;
@@ -286,35 +291,6 @@ fn who_calls_seldom_answers_soon() {
         }
     }
     assert!(worst < 50, "{worst} calls");
-}
-
-/// Sockets that have names, in a directory: both ends find each other there, and the name goes with the port.
-#[test]
-fn sockets_in_a_directory_serve_as_well() {
-    let _alone = alone();
-    let directory = std::env::temp_dir().join(format!("barewire-life-{}", std::process::id()));
-    std::fs::create_dir(&directory).unwrap();
-    let config = PortConfig { directory: Some(directory.clone()), ..PortConfig::default() };
-    let here = address(8);
-    let mut port = Port::open(here, &config, &Shelf::new(1)).unwrap();
-    let mut count = Count::default();
-    assert!(Peer::connect(here, &PortConfig::default()).is_err(), "it has no abstract name");
-    let mut peer = Peer::connect(here, &config).unwrap();
-    let (started, mut sent) = (Instant::now(), 0);
-    while count.short < 1000 {
-        match peer.send(3, sent, &[]) {
-            Ok(()) => sent += 1,
-            Err(_) => peer.tend().unwrap(),
-        }
-        port.progress(&mut count);
-        assert!(started.elapsed() < PATIENCE);
-    }
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
-    drop(port);
-    std::fs::remove_dir(&directory).expect("nothing is left there");
-    let nowhere = PortConfig { directory: Some("/nonexistent/barewire".into()), ..PortConfig::default() };
-    let refused = Port::open(here, &nowhere, &Shelf::new(1)).map(drop).unwrap_err();
-    assert!(refused.to_string().contains("bind"), "{refused}");
 }
 
 #[test]
