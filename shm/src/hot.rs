@@ -11,9 +11,9 @@ use crate::line::{Line, Lines};
 /// Looks at one place before all are looked at.
 const PERIOD: u32 = 32;
 /// As many where there is at most one lane, and the FIFO for who has none.
-const PERIOD_ALONE: u32 = 256;
+const PERIOD_ALONE: u32 = 512;
 /// The most looks at one place before one at the clock.
-const GLANCE: u32 = 256;
+const GLANCE: u32 = 512;
 /// Ticks of the clock between two looks at the sockets: about a tenth of a millisecond.
 const LOOK: u64 = 1 << 18;
 
