@@ -1,5 +1,7 @@
 //! `cargo xtask compare`: `barewire perf` against Debian's `ucx_perftest` and others, in pairs that alternate, on the same CPUs.
 
+mod new_ucx;
+mod ping_pong;
 mod rows;
 mod run;
 pub(crate) mod table;
@@ -52,7 +54,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     }
     let fewer = std::env::var(FEWER).ok().and_then(|count| count.parse().ok());
     let count: usize = fewer.unwrap_or(PAIRS);
-    let place = place()?;
+    let place = place(install)?;
     // Two comparisons at a time would compare each other.
     let lock = fs::File::create(std::env::temp_dir().join("barewire-compare.lock"));
     let locked = lock.and_then(|lock| lock.lock().map(|()| lock));
@@ -60,6 +62,10 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
         locked.map_err(|error| Failure::Found(format!("cannot take the lock of comparisons: {error}")))?;
     let mut outcomes = Vec::new();
     for row in rows {
+        if matches!(row.theirs, Program::NewUcx(_)) && place.new_ucx.is_none() {
+            println!("{:<26} is left out", row.name);
+            continue;
+        }
         let mut pairs = Vec::new();
         for pair in 0..count {
             // Who is first changes, so that what drifts does not favour one.
@@ -88,7 +94,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
 }
 
 /// Builds our programs, and takes the first two CPUs that this process may use.
-fn place() -> Result<Place, Failure> {
+fn place(install: Install) -> Result<Place, Failure> {
     let mut messages = String::new();
     let bench = Invocation::cargo(&[
         "build",
@@ -113,7 +119,8 @@ fn place() -> Result<Place, Failure> {
     // that has to come to the CPU that the first one spins on.
     let first =
         if packages::is_root() { ["chrt", "-r", "1"].map(str::to_owned).to_vec() } else { Vec::new() };
-    Ok(Place { cpus, barewire: format!("{target}/release/barewire"), sockets, first })
+    let new_ucx = new_ucx::find(install, &target);
+    Ok(Place { cpus, barewire: format!("{target}/release/barewire"), sockets, new_ucx, first })
 }
 
 /// The CPUs that this process may use.
@@ -142,7 +149,7 @@ impl Program {
         match self {
             Self::Ucx(_) => name == "ucx_perftest",
             Self::Iperf => name == "iperf3",
-            Self::Perf(..) | Self::Sockets(_) => false,
+            Self::Perf(..) | Self::Sockets(_) | Self::NewUcx(_) | Self::PingPong => false,
         }
     }
 }

@@ -41,8 +41,12 @@ impl Measure {
 pub(super) enum Program {
     /// `barewire perf`: the transport, and other words.
     Perf(&'static str, &'static [&'static str]),
-    /// `ucx_perftest`.
+    /// `ucx_perftest` of Debian.
     Ucx(&'static [&'static str]),
+    /// The same of the newer UCX.
+    NewUcx(&'static [&'static str]),
+    /// Two threads of this program that store and load two cache lines, and nothing else.
+    PingPong,
     /// `iperf3`, one stream.
     Iperf,
     /// Our bench `sockets`.
@@ -103,7 +107,8 @@ const fn tcp(
     Row { name, what, measure, must, aim: Some(aim), iterations, ours, theirs }
 }
 
-pub(super) const ROWS: &[Row] = &[
+/// Of shared memory, against Debian's UCX.
+const SHARED: [Row; 9] = [
     shm(
         "shm_am_lat_8",
         "shm: am short 8 B, latency",
@@ -187,6 +192,44 @@ pub(super) const ROWS: &[Row] = &[
         ours: Program::Perf("cma", &["-t", "put_bw", "-s", "1M", "-D", "zcopy"]),
         theirs: Program::Ucx(&["-d", "memory", "-x", "cma", "-t", "put_bw", "-s", "1048576", "-D", "zcopy"]),
     },
+];
+
+/// The same measure against the newer UCX.
+const fn against_new(row: Row, name: &'static str, what: &'static str) -> Row {
+    let theirs = match row.theirs {
+        Program::Ucx(words) => Program::NewUcx(words),
+        other => other,
+    };
+    Row { name, what, theirs, ..row }
+}
+
+pub(super) const ROWS: &[Row] = &[
+    SHARED[0],
+    SHARED[1],
+    SHARED[2],
+    SHARED[3],
+    SHARED[4],
+    SHARED[5],
+    SHARED[6],
+    SHARED[7],
+    SHARED[8],
+    Row {
+        name: "shm_am_lat_8_bare",
+        what: "shm: am short 8 B, latency, against a bare ping-pong of two cache lines",
+        must: None,
+        aim: Some(1.1),
+        theirs: Program::PingPong,
+        ..SHARED[0]
+    },
+    against_new(SHARED[0], "shm_am_lat_8_new", "shm: am short 8 B, latency, against UCX 1.22"),
+    against_new(SHARED[1], "shm_put_lat_8_new", "shm: put short 8 B, latency, against UCX 1.22"),
+    against_new(SHARED[2], "shm_am_bw_8_new", "shm: am short 8 B, rate, against UCX 1.22"),
+    against_new(SHARED[3], "shm_am_bcopy_lat_1k_new", "shm: am bcopy 1 KiB, latency, against UCX 1.22"),
+    against_new(SHARED[4], "shm_am_bcopy_bw_8k_new", "shm: am bcopy 8 KiB, bandwidth, against UCX 1.22"),
+    against_new(SHARED[5], "shm_fadd_new", "shm: fetch-add 64 bit, time, against UCX 1.22"),
+    against_new(SHARED[6], "shm_cswap_new", "shm: compare-swap 64 bit, time, against UCX 1.22"),
+    against_new(SHARED[7], "cma_put_bw_64k_new", "cma: put 64 KiB, bandwidth, against UCX 1.22"),
+    against_new(SHARED[8], "cma_put_bw_1m_new", "cma: put 1 MiB, bandwidth, against UCX 1.22"),
     tcp(
         "tcp_am_lat_8",
         "tcp: am short 8 B, latency",

@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::new_ucx::NewUcx;
+use super::ping_pong;
 use super::rows::{Measure, Program, Row};
 use crate::process::{Failure, repository};
 
@@ -23,6 +25,8 @@ pub(super) struct Place {
     pub(super) barewire: String,
     /// The bench `sockets`.
     pub(super) sockets: String,
+    /// The newer UCX, if it is there.
+    pub(super) new_ucx: Option<NewUcx>,
     /// Words in front of each program, to be before others on a busy machine.
     pub(super) first: Vec<String>,
 }
@@ -40,6 +44,9 @@ impl Drop for Running {
 
 /// Runs a program of the row and answers its value.
 pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Failure> {
+    if program == Program::PingPong {
+        return ping_pong::one_way(&place.cpus, ping_pong::ROUNDS);
+    }
     let port = free_port()?;
     let mut server = start(&words(row, program, place, port, true), &place.cpus[0], Stdio::null())?;
     let started = Instant::now();
@@ -64,7 +71,8 @@ pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Fai
     }
     let value = match program {
         Program::Perf(..) | Program::Sockets(_) => perf(&text, row.measure),
-        Program::Ucx(_) => ucx(&text, row.measure),
+        Program::Ucx(_) | Program::NewUcx(_) => ucx(&text, row.measure),
+        Program::PingPong => None,
         Program::Iperf => iperf(&text, row.measure),
     };
     value.ok_or_else(|| Failure::Found(format!("{}: {program:?} said nothing of use: {text:?}", row.name)))
@@ -83,8 +91,12 @@ fn words(row: &Row, program: Program, place: &Place, port: u16, server: bool) ->
             add(&["-n", &iterations, "-w", "10K"]);
             add(more);
         }
-        (Program::Ucx(more), server) => {
-            add(&["ucx_perftest"]);
+        (Program::PingPong, _) => {}
+        (Program::Ucx(more) | Program::NewUcx(more), server) => {
+            match (program, &place.new_ucx) {
+                (Program::NewUcx(_), Some(new)) => add(&["env", &new.libraries, &new.program]),
+                _ => add(&["ucx_perftest"]),
+            }
             if !server {
                 add(&["127.0.0.1", "-f", "-v"]);
             }

@@ -1,0 +1,94 @@
+//! What two cores need to hand a cache line to each other and back: nothing can be faster.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::process::Failure;
+
+/// A number that no other shares its cache line, or the pair of lines that are fetched together, with.
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+/// Round trips that are timed together.
+const TOGETHER: u64 = 64;
+/// For a measurement.
+pub(super) const ROUNDS: usize = 20_000;
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The median of half a round trip, in microseconds, between threads on these CPUs.
+pub(super) fn one_way(cpus: &[String; 2], rounds: usize) -> Result<f64, Failure> {
+    let (there, back) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
+    let last = TOGETHER * rounds as u64;
+    let started = Instant::now();
+    // A look at the clock for each would be what is measured.
+    let await_number = |line: &Line, number: u64| {
+        let mut looks = 0u32;
+        while line.0.load(Ordering::Acquire) != number {
+            looks = looks.wrapping_add(1);
+            if looks == 0 && started.elapsed() > DEADLINE {
+                return false;
+            }
+        }
+        true
+    };
+    let times = thread::scope(|scope| {
+        scope.spawn(|| {
+            let pinned = pin(&cpus[0]);
+            for number in 1..=last {
+                if !await_number(&there, number) {
+                    break;
+                }
+                back.0.store(number, Ordering::Release);
+            }
+            pinned
+        });
+        pin(&cpus[1])?;
+        let mut times = Vec::with_capacity(rounds);
+        for round in 0..rounds as u64 {
+            let start = Instant::now();
+            for number in round * TOGETHER + 1..=(round + 1) * TOGETHER {
+                there.0.store(number, Ordering::Release);
+                if !await_number(&back, number) {
+                    return Err(Failure::Deadline(DEADLINE));
+                }
+            }
+            times.push(start.elapsed());
+        }
+        Ok(times)
+    });
+    let mut times = times?;
+    let middle = times.len() / 2;
+    let median = *times.select_nth_unstable(middle).1;
+    Ok(median.as_secs_f64() * 1e6 / (2 * TOGETHER) as f64)
+}
+
+/// Keeps the calling thread on a CPU.
+fn pin(cpu: &str) -> Result<(), Failure> {
+    let cpu: usize = cpu.parse().map_err(|_| Failure::Found(format!("'{cpu}' is no CPU")))?;
+    // SAFETY: the set is plain bits, which may all be zero; the macro's function sets one of them, if it is inside; the call reads it.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if cpu < libc::CPU_SETSIZE as usize {
+            libc::CPU_SET(cpu, &mut set);
+        }
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
+    };
+    if set == 0 {
+        Ok(())
+    } else {
+        Err(Failure::Found(format!("cannot run on CPU {cpu}: {}", std::io::Error::last_os_error())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// On one CPU each way would take a turn of the scheduler.
+    #[test]
+    fn a_line_takes_some_time() {
+        let cpus = super::super::allowed_cpus();
+        let [first, second, ..] = &cpus[..] else { return };
+        let time = super::one_way(&[first.to_string(), second.to_string()], 50);
+        assert!(time.is_ok_and(|time| time > 0.001));
+    }
+}
