@@ -47,6 +47,7 @@ mod error;
 mod event;
 mod gate;
 pub mod guide;
+mod handle;
 mod interface;
 mod memory;
 mod pending;

@@ -114,9 +114,9 @@ settings! {
     /// How long [`Worker::wait`](crate::Worker::wait) looks by itself before it sleeps: about as long as to wake up takes. Of several
     /// interfaces of a worker the longest counts.
     busy_poll: Duration = Duration::from_micros(20), "time";
-    /// How long a connection of `tcp` may take until it is there; a stretch without progress of this end's counts as a sixteenth at most.
+    /// How long a connection of `tcp`, or a request for one of `ud_verbs`, may take until it is there; of `tcp` a stretch without progress of this end's counts as a sixteenth at most.
     connect_timeout: Duration = Duration::from_secs(10), "time";
-    /// How long a peer of `tcp` may acknowledge nothing, or take nothing from buffers that are full, until it counts as gone.
+    /// How long a peer of `tcp` or `ud_verbs` may acknowledge nothing, or take nothing from buffers that are full, until it counts as gone.
     peer_timeout: Duration = Duration::from_secs(30), "time";
 }
 

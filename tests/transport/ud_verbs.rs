@@ -148,9 +148,9 @@ fn volume_both_ways() {
     // An emulated guest is slow.
     let emulated = std::env::var("BAREWIRE_TEST_DEVICES").unwrap().starts_with("rxe");
     let count = if emulated { 300 } else { 3000 };
-    let (mut sent, mut answered) = (0, 0);
+    let (longest, mut sent, mut answered) = (near.attributes().am.max_short, 0, 0);
     let post = |endpoint: &Endpoint, next: &mut u64| {
-        let payload = vec![*next as u8; (*next * 37 % 3000) as usize];
+        let payload = vec![*next as u8; *next as usize * 37 % longest];
         while *next < count && endpoint.am_short(1, *next, &payload).is_ok() {
             *next += 1;
             if !next.is_multiple_of(5) {

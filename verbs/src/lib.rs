@@ -8,6 +8,11 @@
 //! Every object keeps alive what it was made from, may go to any thread, and may be dropped in any order.
 #![deny(unsafe_code)]
 
+/// The README's example is a test.
+#[cfg(all(doctest, feature = "rdma-sys"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(feature = "rdma-sys")]
 mod address;
 #[cfg(feature = "rdma-sys")]

@@ -268,6 +268,23 @@ impl QueuePair {
         posted.map_err(PostError::from_errno)
     }
 
+    /// Posts several send requests, none with inline data, with one doorbell. It allocates.
+    ///
+    /// # Errors
+    /// How many were posted, from the first on, and why the next was not.
+    pub fn post_all<'a>(&self, requests: &[Request<'a>]) -> Result<(), (usize, PostError)> {
+        let (qp, poster) = self.poster();
+        let post = |request: &Request<'a>| match request.data {
+            Data::Elements(_) => request.post(poster),
+            Data::Inline(_) | Data::Inline2(..) => Err(PostError::Unsupported),
+        };
+        let posts = requests.iter().map(post).collect::<Result<Vec<_>, _>>().map_err(|error| (0, error))?;
+        match poster.extended() {
+            Some(extended) => extended.post_all(&posts).map_err(|errno| (0, PostError::from_errno(errno))),
+            None => qp.post_all(&posts).map_err(|(posted, errno)| (posted, PostError::from_errno(errno))),
+        }
+    }
+
     /// Posts a receive request.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! The endpoint: connecting, waiting and closing. Posting is in [`post`](super::post).
 
-use std::fmt;
 use std::rc::Rc;
 
 use barewire_mlx5::RcPath;
@@ -13,10 +12,9 @@ use super::state::State;
 use crate::address::{DeviceAddress, EndpointAddress};
 use crate::capability::RemoteMemory;
 use crate::completion::Completion;
-use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
-use crate::gate::{Block, Gate};
-use crate::pending::{HasPending, PendingQueue};
-use crate::status::{FlushMode, PendingResult, Post};
+use crate::error::{ConnectError, OpenError, PostError};
+use crate::gate::Block;
+use crate::status::{FlushMode, Post};
 
 /// One end of a connection: a queue pair. Cloning gives another handle to the same one.
 ///
@@ -31,11 +29,6 @@ impl Endpoint {
     /// [`OpenError::TooManyEndpoints`], [`OpenError::Device`], [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         interface.0.open_endpoint().map(Self::handle)
-    }
-
-    fn handle(state: Rc<State>) -> Self {
-        state.handles.set(state.handles.get() + 1);
-        Self(state)
     }
 
     /// What the peer passes to [`connect`](Self::connect).
@@ -75,11 +68,6 @@ impl Endpoint {
         })
     }
 
-    /// Why the endpoint failed, if it did.
-    pub fn error(&self) -> Option<EndpointError> {
-        self.0.error()
-    }
-
     /// Waits for what was posted so far. After `Cancel` the endpoint takes no more posts.
     ///
     /// # Errors
@@ -97,35 +85,9 @@ impl Endpoint {
         self.0.fence();
         Ok(())
     }
-
-    /// Queues a request that progress runs, in order, when resources come back.
-    ///
-    /// # Errors
-    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
-    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
-        if !self.0.may_wait() {
-            return Err(Busy);
-        }
-        self.0.shared.arbiter.add(self.clone(), Box::new(request));
-        self.0.shared.call_attention();
-        Ok(())
-    }
-
-    /// Drops every waiting request, calling `purged` once for each, in order.
-    pub fn pending_purge(&self, purged: impl FnMut()) {
-        self.purge(purged);
-    }
 }
 
-impl HasPending for Endpoint {
-    fn pending(&self) -> &PendingQueue<Self> {
-        &self.0.pending
-    }
-
-    fn gate(&self) -> &Gate {
-        &self.0.gate
-    }
-}
+crate::handle::endpoint_handle!(NAME, own);
 
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
@@ -135,25 +97,3 @@ crate::capability::delegate!(
     Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
     Flush, Pending
 );
-
-impl Clone for Endpoint {
-    fn clone(&self) -> Self {
-        Self::handle(Rc::clone(&self.0))
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        let handles = self.0.handles.get() - 1;
-        self.0.handles.set(handles);
-        if handles == 0 {
-            self.0.shared.close_endpoint(&self.0);
-        }
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("transport", &NAME).field("own", &self.0.own).finish_non_exhaustive()
-    }
-}

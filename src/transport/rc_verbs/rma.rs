@@ -131,9 +131,7 @@ impl Endpoint {
     /// [`PostError`]; [`PostError::TooManyTransfers`] for more than the send queue ever takes.
     pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.put.max_zcopy;
-        self.list(transfers, limit, completion, |endpoint, slices, remote, key, completion| {
-            endpoint.put_zcopy(slices, remote, key, completion)
-        })
+        self.list(Operation::Put, write, transfers, limit, completion)
     }
 
     /// Reads into every transfer's slice from its remote address. All are posted, or none. The completion is counted down once, when all
@@ -143,23 +141,25 @@ impl Endpoint {
     /// As [`Self::put_list`].
     pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.get.max_zcopy;
-        self.list(transfers, limit, completion, |endpoint, slices, remote, key, completion| {
-            endpoint.get_zcopy(slices, remote, key, completion)
-        })
+        self.list(Operation::Get, read, transfers, limit, completion)
     }
 
     fn list(
         &self,
+        name: Operation,
+        operation: fn(u64, u32) -> barewire_verbs::Operation<'static>,
         transfers: &[Transfer<'_, RemoteKey>],
         limit: usize,
         completion: Option<&Completion>,
-        post: impl Fn(&Self, &[Slice<'_>], u64, &RemoteKey, Option<&Completion>) -> Post,
     ) -> Post {
         self.0.gate.check()?;
-        let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
-        for transfer in transfers {
-            self.elements(&mut no_elements(), &[transfer.local], 1, limit)?;
+        if transfers.is_empty() {
+            return Ok(Posted::Done);
         }
+        let mut all = vec![no_elements()[0]; transfers.len()];
+        let elements = all.chunks_exact_mut(1).zip(transfers);
+        let elements = elements.map(|(place, transfer)| self.elements(place, &[transfer.local], 1, limit));
+        let elements = elements.collect::<Result<Vec<_>, _>>()?;
         let room = self.0.with_pair(|pair| pair.room());
         if transfers.len() > room as usize {
             let most = self.0.shared.config.send_ring;
@@ -170,9 +170,16 @@ impl Endpoint {
             self.0.signal_last()?;
             return Err(PostError::NoResource);
         }
-        for transfer in others {
-            let _ = post(self, &[transfer.local], transfer.remote, transfer.key, None)?;
+        let list: Vec<_> = transfers
+            .iter()
+            .zip(elements)
+            .map(|(transfer, elements)| (operation(transfer.remote, transfer.key.0), elements))
+            .collect();
+        let posted = self.0.with_pair(|pair| pair.post_all(name, &list, completion.is_some()));
+        let index = posted.map_err(|_| PostError::NoResource)?;
+        if let Some(completion) = completion {
+            self.await_done(index, Done::Notify(completion.clone()));
         }
-        post(self, &[last.local], last.remote, last.key, completion)
+        Ok(Posted::InProgress)
     }
 }

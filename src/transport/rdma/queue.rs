@@ -118,6 +118,43 @@ impl Pair {
         Ok(index)
     }
 
+    /// Posts a list with one doorbell. There is room for it. Answers the count of the last one, which gives a completion if that is asked for.
+    pub(in super::super) fn post_all<'a>(
+        &mut self,
+        name: Name,
+        list: &[(Operation<'a>, &'a [Element])],
+        completion: bool,
+    ) -> Result<u16, Full> {
+        let mut unsignaled = self.unsignaled;
+        let request = |(at, &(operation, elements)): (usize, &(Operation<'a>, &'a [Element]))| {
+            let wanted = (at == 0 && self.wants_completion) || (completion && at + 1 == list.len());
+            let signal = wanted || unsignaled + 1 >= self.period;
+            unsignaled = if signal { 0 } else { unsignaled + 1 };
+            let mut flags = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
+            flags.set(SendFlags::FENCE, at == 0 && self.fenced);
+            let id = self.place | u64::from(self.next.wrapping_add(at as u16));
+            Request { id, operation, data: Data::Elements(elements), flags }
+        };
+        let requests: Vec<_> = list.iter().enumerate().map(request).collect();
+        if requests.len() > self.room as usize {
+            return Err(Full);
+        }
+        let posted = self.qp.post_all(&requests).map_or_else(|(posted, _)| posted, |()| requests.len());
+        for request in &requests[..posted] {
+            let at = request.id as usize & (self.names.len() - 1);
+            if let Some(place) = self.names.get_mut(at) {
+                *place = name;
+            }
+            let signal = request.flags.contains(SendFlags::SIGNALED);
+            self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
+            (self.wants_completion, self.fenced) = (false, false);
+        }
+        self.next = self.next.wrapping_add(posted as u16);
+        self.room -= posted as u32;
+        self.posted += posted as u64;
+        if posted == requests.len() { Ok(self.last()) } else { Err(Full) }
+    }
+
     /// Requests that can be posted.
     #[inline]
     pub(in super::super) fn room(&self) -> u32 {

@@ -1,6 +1,5 @@
 //! The endpoint: connecting, waiting and closing. Messages are in [`message`](super::message).
 
-use std::fmt;
 use std::rc::Rc;
 
 use super::NAME;
@@ -8,10 +7,9 @@ use super::interface::Interface;
 use super::state::State;
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::completion::Completion;
-use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
-use crate::gate::{Block, Gate};
-use crate::pending::{HasPending, PendingQueue};
-use crate::status::{FlushMode, PendingResult, Post, Posted};
+use crate::error::{ConnectError, OpenError, PostError};
+use crate::gate::Block;
+use crate::status::{FlushMode, Post, Posted};
 
 /// One end of a connection. Cloning gives another handle to the same one.
 ///
@@ -41,11 +39,6 @@ impl Endpoint {
         interface.0.connect_to_interface(device, address).map(Self::handle)
     }
 
-    fn handle(state: Rc<State>) -> Self {
-        state.handles.set(state.handles.get() + 1);
-        Self(state)
-    }
-
     /// What the peer passes to [`connect`](Self::connect).
     pub fn address(&self) -> EndpointAddress {
         self.0.shared.own.pack_endpoint(self.0.name)
@@ -58,11 +51,6 @@ impl Endpoint {
     /// here, [`ConnectError::Connected`] the second time, [`ConnectError::Device`] if the device refuses.
     pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
         self.0.connect(device, address)
-    }
-
-    /// Why the endpoint failed, if it did.
-    pub fn error(&self) -> Option<EndpointError> {
-        self.0.error()
     }
 
     /// Waits until what was posted so far is acknowledged: the peer's handlers ran, or are about to. After `Cancel` the endpoint takes
@@ -114,59 +102,8 @@ impl Endpoint {
     pub fn fence(&self) -> Result<(), PostError> {
         self.0.gate.check()
     }
-
-    /// Queues a request that progress runs, in order, when resources come back.
-    ///
-    /// # Errors
-    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
-    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
-        if !self.0.may_wait() {
-            return Err(Busy);
-        }
-        self.0.shared.arbiter.add(self.clone(), Box::new(request));
-        self.0.shared.call_attention();
-        Ok(())
-    }
-
-    /// Drops every waiting request, calling `purged` once for each, in order.
-    pub fn pending_purge(&self, purged: impl FnMut()) {
-        self.purge(purged);
-    }
 }
 
-impl HasPending for Endpoint {
-    fn pending(&self) -> &PendingQueue<Self> {
-        &self.0.pending
-    }
-
-    fn gate(&self) -> &Gate {
-        &self.0.gate
-    }
-}
+crate::handle::endpoint_handle!(NAME, name);
 
 crate::capability::delegate!(Endpoint: AmShort, AmShortIov, AmBcopy, AmZcopy, Flush, Pending);
-
-impl Clone for Endpoint {
-    fn clone(&self) -> Self {
-        Self::handle(Rc::clone(&self.0))
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        let handles = self.0.handles.get() - 1;
-        self.0.handles.set(handles);
-        if handles == 0 {
-            self.0.shared.close_endpoint(&self.0);
-        }
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("transport", &NAME)
-            .field("name", &format_args!("{:#x}", self.0.name))
-            .finish_non_exhaustive()
-    }
-}

@@ -130,68 +130,118 @@ impl Extended {
     }
 }
 
+/// A request in the library's form; `pieces` are where inline data is listed.
+fn request(post: &Post<'_>, pieces: &mut [Element; PIECES]) -> ibv_send_wr {
+    let (remote_addr, rkey) = post.remote;
+    let mut request = ibv_send_wr { wr_id: post.id, send_flags: post.flags, ..ibv_send_wr::zeroed() };
+    match post.payload {
+        Payload::Inline(data) => {
+            for (piece, bytes) in pieces.iter_mut().zip(data) {
+                *piece = Element { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+            }
+            request.send_flags |= INLINE;
+            request.sg_list = pieces.as_mut_ptr();
+            request.num_sge = if data[1].is_empty() { 1 } else { 2 };
+        }
+        Payload::Elements(elements) => {
+            request.sg_list = elements.as_ptr().cast_mut();
+            request.num_sge = elements.len() as i32;
+        }
+    }
+    let rdma = rdma_sys::rdma_t { remote_addr, rkey };
+    let atomic = |compare_add, swap| rdma_sys::atomic_t { remote_addr, compare_add, swap, rkey };
+    request.opcode = match post.verb {
+        Verb::Send | Verb::SendImmediate(_) => {
+            if let Some((handle, remote_qpn, remote_qkey)) = post.datagram {
+                request.wr.ud = rdma_sys::ud_t { ah: handle.raw(), remote_qpn, remote_qkey };
+            }
+            if let Verb::SendImmediate(immediate) = post.verb {
+                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+                ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
+            } else {
+                ibv_wr_opcode::IBV_WR_SEND
+            }
+        }
+        Verb::Write => {
+            request.wr.rdma = rdma;
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE
+        }
+        Verb::WriteImmediate(immediate) => {
+            request.wr.rdma = rdma;
+            request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
+        }
+        Verb::Read => {
+            request.wr.rdma = rdma;
+            ibv_wr_opcode::IBV_WR_RDMA_READ
+        }
+        Verb::CompareSwap { compare, swap } => {
+            request.wr.atomic = atomic(compare, swap);
+            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP
+        }
+        Verb::FetchAdd { add } => {
+            request.wr.atomic = atomic(add, 0);
+            ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
+        }
+    };
+    request
+}
+
+impl Extended {
+    /// Posts several with one doorbell: all, or none.
+    pub(crate) fn post_all(&self, posts: &[Post<'_>]) -> Result<(), i32> {
+        let qp = self.extended.as_ptr();
+        // SAFETY: as in `post`.
+        unsafe {
+            (*qp).wr_start.unwrap_unchecked()(qp);
+            for post in posts {
+                (*qp).wr_id = post.id;
+                (*qp).wr_flags = post.flags;
+                if let Err(errno) = build(qp, post) {
+                    (*qp).wr_abort.unwrap_unchecked()(qp);
+                    return Err(errno);
+                }
+            }
+            sent((*qp).wr_complete.unwrap_unchecked()(qp))
+        }
+    }
+}
+
 impl Qp {
     /// Posts by `ibv_post_send`. The error is an errno. Apart, so that it costs those with builder functions nothing.
     #[inline(never)]
     pub(crate) fn post(&self, post: Post<'_>) -> Result<(), i32> {
-        let (remote_addr, rkey) = post.remote;
         let mut pieces = [Element { addr: 0, length: 0, lkey: 0 }; PIECES];
-        let mut request = ibv_send_wr { wr_id: post.id, send_flags: post.flags, ..ibv_send_wr::zeroed() };
-        match post.payload {
-            Payload::Inline(data) => {
-                for (piece, bytes) in pieces.iter_mut().zip(data) {
-                    *piece = Element { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
-                }
-                request.send_flags |= INLINE;
-                request.sg_list = pieces.as_mut_ptr();
-                request.num_sge = if data[1].is_empty() { 1 } else { 2 };
-            }
-            Payload::Elements(elements) => {
-                request.sg_list = elements.as_ptr().cast_mut();
-                request.num_sge = elements.len() as i32;
-            }
+        let mut request = request(&post, &mut pieces);
+        self.post_send(&raw mut request).map_err(|(_, errno)| errno)
+    }
+
+    /// Posts several, one after the other, none with inline data. The error says how many were posted before the one that was refused.
+    pub(crate) fn post_all(&self, posts: &[Post<'_>]) -> Result<(), (usize, i32)> {
+        let mut nothing = [Element { addr: 0, length: 0, lkey: 0 }; PIECES];
+        let mut requests: Vec<_> = posts.iter().map(|post| request(post, &mut nothing)).collect();
+        let first = requests.as_mut_ptr();
+        for at in 1..requests.len() {
+            // SAFETY: inside the vector, which is not touched by other means until they are posted.
+            unsafe { (*first.add(at - 1)).next = first.add(at) };
         }
-        let rdma = rdma_sys::rdma_t { remote_addr, rkey };
-        let atomic = |compare_add, swap| rdma_sys::atomic_t { remote_addr, compare_add, swap, rkey };
-        request.opcode = match post.verb {
-            Verb::Send | Verb::SendImmediate(_) => {
-                if let Some((handle, remote_qpn, remote_qkey)) = post.datagram {
-                    request.wr.ud = rdma_sys::ud_t { ah: handle.raw(), remote_qpn, remote_qkey };
-                }
-                if let Verb::SendImmediate(immediate) = post.verb {
-                    request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-                    ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
-                } else {
-                    ibv_wr_opcode::IBV_WR_SEND
-                }
-            }
-            Verb::Write => {
-                request.wr.rdma = rdma;
-                ibv_wr_opcode::IBV_WR_RDMA_WRITE
-            }
-            Verb::WriteImmediate(immediate) => {
-                request.wr.rdma = rdma;
-                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-                ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
-            }
-            Verb::Read => {
-                request.wr.rdma = rdma;
-                ibv_wr_opcode::IBV_WR_RDMA_READ
-            }
-            Verb::CompareSwap { compare, swap } => {
-                request.wr.atomic = atomic(compare, swap);
-                ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP
-            }
-            Verb::FetchAdd { add } => {
-                request.wr.atomic = atomic(add, 0);
-                ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
-            }
-        };
-        let (qp, mut bad) = (self.raw(), ptr::null_mut());
-        // SAFETY: the queue pair is alive; the request, and what it points to, is valid for the call, which reads it only.
+        if requests.is_empty() {
+            return Ok(());
+        }
+        self.post_send(first).map_err(|(bad, errno)| {
+            let place =
+                |bad: *mut ibv_send_wr| bad.addr().wrapping_sub(first.addr()) / size_of::<ibv_send_wr>();
+            (place(bad).min(posts.len()), errno)
+        })
+    }
+
+    /// Posts a chain. The error has the first that was refused.
+    fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), (*mut ibv_send_wr, i32)> {
+        let (qp, mut bad) = (self.raw(), first);
+        // SAFETY: the queue pair is alive; the requests, and what they point to, are valid for the call, which reads them only.
         unsafe {
-            let Some(function) = (*(*qp).context).ops.post_send else { return Err(UNSUPPORTED) };
-            sent(function(qp, &raw mut request, &raw mut bad))
+            let Some(function) = (*(*qp).context).ops.post_send else { return Err((first, UNSUPPORTED)) };
+            sent(function(qp, first, &raw mut bad)).map_err(|errno| (bad, errno))
         }
     }
 
