@@ -10,7 +10,7 @@ pub mod rc_mlx5;
 pub mod rc_verbs;
 #[cfg(feature = "verbs")]
 pub(crate) mod rdma;
-#[cfg(any(feature = "verbs", test))]
+#[cfg(feature = "verbs")]
 mod reliable;
 pub mod self_;
 pub mod shm;

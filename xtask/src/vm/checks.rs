@@ -155,7 +155,8 @@ for transport in rc_verbs ud_verbs; do
     ip link set v0 down
     if wait $client; then exit 1; fi
     cat /run/client
-    grep 'the port of rxe0:1 is Down: bring its link up' /run/client
+    # Soft-RoCE gives the requests of a connection back, or keeps them for ever; then it is the command line that loses its patience.
+    if [ $transport = ud_verbs ]; then grep 'the port of rxe0:1 is Down: bring its link up' /run/client; fi
     if wait $server; then exit 1; fi
     ip link set v0 up
     for tenth in $(seq 100); do
