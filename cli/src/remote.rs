@@ -41,7 +41,7 @@ pub(crate) fn with_server<T>(
 /// Where clients come in. Who was given a key lets nobody in who does not know it.
 enum Door {
     Open(Listener),
-    Keyed(KeyedListener),
+    Keyed(Box<KeyedListener>),
 }
 
 impl Door {
@@ -49,7 +49,8 @@ impl Door {
         let door = match transports::key()? {
             Some(key) => {
                 let bind = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-                KeyedListener::bind(bind, port, key, control::LIMIT).map(Self::Keyed)
+                KeyedListener::bind(bind, port, key, control::LIMIT)
+                    .map(|listener| Self::Keyed(Box::new(listener)))
             }
             None => Listener::bind(bind, port, control::LIMIT).map(Self::Open),
         };
