@@ -303,10 +303,10 @@ pub(crate) struct PerfArgs {
     /// Separate thousands
     #[arg(short = 'N', long)]
     pub(crate) numeric: bool,
-    /// Print CSV, and counters as comments
+    /// Print CSV
     #[arg(short = 'v', long, conflicts_with = "json")]
     pub(crate) csv: bool,
-    /// Print more percentiles, and counters
+    /// Print more percentiles
     #[arg(short = 'I', long)]
     pub(crate) info: bool,
     /// Print JSON: an object, or for several tests a list of them
