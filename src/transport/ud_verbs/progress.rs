@@ -43,9 +43,9 @@ impl Progress {
                 self.shared.arrived(buffer, taken.length as usize, taken.from);
             }
             (What::Receive(buffer), Err(_)) => {
+                self.shared.socket.fail();
                 let _ = self.shared.socket.arrived(buffer);
                 self.shared.socket.give_back(buffer);
-                self.shared.socket.fail();
             }
             (What::Send(index), Err(_)) => {
                 self.shared.socket.complete(index);

@@ -101,7 +101,7 @@ impl Socket {
 
     /// A packet can be posted.
     pub(super) fn has_room(&self) -> bool {
-        self.pair.borrow().room() > 0
+        !self.broken.get() && self.pair.borrow().room() > 0
     }
 
     /// A message can be posted.
@@ -242,7 +242,9 @@ impl Socket {
     fn post_receive(&self, number: u32, start: NonNull<u8>, key: u32) -> bool {
         let address = start.addr().get() as u64 + (PACKET - ROUTE) as u64;
         let element = Element::new(address, ROUTE as u32 + self.mtu, key);
-        let posted = !self.stopped.get() && self.pair.borrow().receive(number, element).is_ok();
+        // One that is posted to a queue pair in error comes back, again and again.
+        let usable = !self.stopped.get() && !self.broken.get();
+        let posted = usable && self.pair.borrow().receive(number, element).is_ok();
         if posted {
             self.room.set(self.room.get() - 1);
             self.posted.set(self.posted.get() + 1);
