@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// How long a name server and a server may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+/// And how long, if the two prove to each other that they know the key: that is three answers.
+const PROOF: Duration = Duration::from_secs(10);
 
 /// Starts a second process for `work`, runs `lead` against it and ends it.
 pub(crate) fn with_second<T>(
@@ -131,7 +133,7 @@ fn connect(host: &str, port: u16) -> Result<Stream, Error> {
     let key = transports::key()?;
     for address in resolve(host, port)? {
         let connected = match &key {
-            Some(key) => Stream::connect_with_key(address, key, control::LIMIT, ANSWER)
+            Some(key) => Stream::connect_with_key(address, key, control::LIMIT, PROOF)
                 .map_err(|error| format!("{address}: {error}; a server has to have the same key")),
             None => Stream::connect(address, control::LIMIT, ANSWER).map_err(|error| error.to_string()),
         };
