@@ -64,6 +64,8 @@ fn the_demo_holds_its_checksums() {
             let rows = ended.stdout.lines().filter(|line| line.contains("rc_mlx5"));
             let held = rows.filter(|row| row.trim_end().ends_with("yes")).count();
             assert_eq!(held, 4, "{way} {options:?}: {}", ended.stdout);
+            let messages = |line: &str| line.starts_with("ud_verbs") && line.trim_end().ends_with("yes");
+            assert_eq!(ended.stdout.lines().filter(|line| messages(line)).count(), 2, "{}", ended.stdout);
         }
     }
 }

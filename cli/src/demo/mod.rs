@@ -71,9 +71,11 @@ fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) ->
     let mut session = Session::connect(link, transport, device)?;
     let sent = source.load(&mut session)?;
     let row = |operation, outcome| Row { transport: transport.clone(), operation, outcome };
-    let put = file::put(&mut session, &sent)?;
-    table.push(row("RDMA write", put));
-    // Some transports have no messages, or no short operations.
+    // Some transports have no puts, no messages, or no short operations.
+    if attributes.put.max_zcopy > 0 {
+        let put = file::put(&mut session, &sent)?;
+        table.push(row("RDMA write", put));
+    }
     if attributes.am.max_bcopy > 0 {
         let messages = file::send_messages(&mut session, &sent)?;
         table.push(row("active messages", messages));
