@@ -33,8 +33,11 @@
 mod active_message;
 mod address;
 mod allocation;
+#[cfg(feature = "tokio")]
+mod asynchronous;
 mod atomic;
 mod attributes;
+mod cache;
 pub mod capability;
 mod check;
 mod completion;
@@ -60,8 +63,11 @@ mod worker;
 
 pub use active_message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
 pub use address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind};
+#[cfg(feature = "tokio")]
+pub use asynchronous::AsyncWorker;
 pub use atomic::{AtomicOp, AtomicWord};
 pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+pub use cache::{CacheLimits, CacheStatistics, Cached, RegistrationCache};
 pub use completion::{Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::{

@@ -1,0 +1,326 @@
+//! A cache of registrations, for memory that someone else allocates.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use crate::domain::Domain;
+use crate::error::MemoryError;
+use crate::memory::{Access, Memory, Slice};
+
+/// How much a [`RegistrationCache`] keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLimits {
+    /// Regions.
+    pub regions: usize,
+    /// Bytes of all regions together.
+    pub bytes: usize,
+}
+
+impl Default for CacheLimits {
+    fn default() -> Self {
+        Self { regions: 1024, bytes: usize::MAX }
+    }
+}
+
+/// What a [`RegistrationCache`] did and has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheStatistics {
+    /// Ranges that were registered already.
+    pub hits: u64,
+    /// Ranges that had to be registered.
+    pub misses: u64,
+    /// Regions that went because of the limits.
+    pub evictions: u64,
+    /// Regions that went because they were invalidated.
+    pub invalidations: u64,
+    /// Regions now.
+    pub regions: usize,
+    /// Bytes of them.
+    pub bytes: usize,
+}
+
+struct Entry {
+    memory: Rc<Memory>,
+    access: Access,
+    /// Names it in `by_use`.
+    used: u64,
+}
+
+/// Registrations of one domain that are kept for the next time, least recently used ones first to go.
+///
+/// Nothing is hooked: who frees memory says so before, by [`Self::invalidate`]. That is what makes it explicit, and what `unsafe` in
+/// [`Self::get`] is about.
+///
+/// ```
+/// use barewire::{Access, CacheLimits, Domain, RegistrationCache};
+/// use std::ptr::NonNull;
+///
+/// let domain = Domain::open("self", "memory")?;
+/// let mut cache = RegistrationCache::new(&domain, CacheLimits::default());
+/// let mut buffer = vec![0_u8; 8192];
+/// let start = NonNull::from(&mut buffer[..]).cast::<u8>();
+/// // SAFETY: the buffer stays until it is invalidated below, and nobody else uses it.
+/// let whole = unsafe { cache.get(start, 8192, Access::REMOTE_READ) }?;
+/// // SAFETY: as above.
+/// let part = unsafe { cache.get(start.add(100), 10, Access::REMOTE_READ) }?;
+/// assert_eq!((part.slice()?.len(), cache.statistics().hits), (10, 1));
+/// drop((whole, part));
+/// assert_eq!(cache.invalidate(start, 8192), 0, "nobody uses it any more: the buffer may go");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct RegistrationCache {
+    domain: Domain,
+    limits: CacheLimits,
+    /// By first address. None lies inside another, so their ends are in order, too.
+    regions: BTreeMap<usize, Entry>,
+    /// First addresses, by last use.
+    by_use: BTreeMap<u64, usize>,
+    /// Regions that went while someone used them.
+    retired: Vec<Weak<Memory>>,
+    clock: u64,
+    statistics: CacheStatistics,
+}
+
+/// A range of a registered region. The region stays registered as long as one of these lives, even if the cache lets it go.
+#[derive(Debug, Clone)]
+pub struct Cached {
+    memory: Rc<Memory>,
+    offset: usize,
+    length: usize,
+}
+
+impl Cached {
+    /// The range, for zero-copy operations.
+    ///
+    /// # Errors
+    /// Never: the range was checked when it was looked up.
+    pub fn slice(&self) -> Result<Slice<'_>, MemoryError> {
+        self.memory.slice(self.offset, self.length)
+    }
+
+    /// The whole region, for its key.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The range's first byte in the region.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
+impl RegistrationCache {
+    /// An empty cache for `domain`.
+    pub fn new(domain: &Domain, limits: CacheLimits) -> Self {
+        Self {
+            domain: domain.clone(),
+            limits,
+            regions: BTreeMap::new(),
+            by_use: BTreeMap::new(),
+            retired: Vec::new(),
+            clock: 0,
+            statistics: CacheStatistics::default(),
+        }
+    }
+
+    /// A registration that has the range and gives `access`: one that is there, or a new one.
+    ///
+    /// # Errors
+    /// [`MemoryError`]. If the device has no room, what is used least goes, and it is tried again.
+    ///
+    /// # Safety
+    /// `[start, start + length)` stays mapped, and is accessed in no other way than through atomics or this API, until
+    /// [`Self::invalidate`] of the range answered 0, or the cache and all that it gave are dropped.
+    pub unsafe fn get(&mut self, start: NonNull<u8>, length: usize, access: Access) -> Result<Cached, MemoryError> {
+        let first = start.addr().get();
+        let end = first.checked_add(length).ok_or(MemoryError::NoMemory { length })?;
+        if let Some((&at, entry)) = self.regions.range(..=first).next_back()
+            && at + entry.memory.len() >= end
+            && entry.access.contains(access)
+        {
+            let memory = Rc::clone(&entry.memory);
+            self.statistics.hits += 1;
+            self.touch(at);
+            return Ok(Cached { memory, offset: first - at, length });
+        }
+        self.statistics.misses += 1;
+        // Together with what lies inside, and with what it lies inside of, which lacks a right: none may lie in another.
+        let (mut from, mut to, mut rights) = (first, end, access);
+        if let Some((&at, entry)) = self.regions.range(..=first).next_back()
+            && at + entry.memory.len() >= end
+        {
+            (from, to, rights) = (at, at + entry.memory.len(), access | entry.access);
+        }
+        let inside: Vec<usize> = self.inside(from, to).collect();
+        for at in &inside {
+            rights |= self.regions.get(at).map_or(Access::empty(), |entry| entry.access);
+        }
+        // SAFETY: at or before `start`, in a region that an earlier call brought.
+        let region = unsafe { start.sub(first - from) };
+        let memory = loop {
+            // SAFETY: the caller's promise now, and those of the calls that brought the regions around.
+            match unsafe { self.domain.register(region, to - from, rights) } {
+                Err(_) if self.evict() => {}
+                answer => break Rc::new(answer?),
+            }
+        };
+        for at in inside {
+            self.remove(at);
+        }
+        self.clock += 1;
+        self.by_use.insert(self.clock, from);
+        self.statistics.bytes += memory.len();
+        self.statistics.regions += 1;
+        let entry = Entry { memory: Rc::clone(&memory), access: rights, used: self.clock };
+        self.regions.insert(from, entry);
+        while self.statistics.regions > self.limits.regions || self.statistics.bytes > self.limits.bytes {
+            if !self.evict() {
+                break;
+            }
+        }
+        Ok(Cached { memory, offset: first - from, length })
+    }
+
+    /// Forgets every region that has a byte of the range. Answers how many regions there still use it, held by what [`Self::get`] gave: the
+    /// memory may go when that is 0.
+    pub fn invalidate(&mut self, start: NonNull<u8>, length: usize) -> usize {
+        let first = start.addr().get();
+        let end = first.saturating_add(length);
+        let touched: Vec<usize> = self
+            .regions
+            .range(..end)
+            .rev()
+            .take_while(|&(&at, entry)| at + entry.memory.len() > first)
+            .map(|(&at, _)| at)
+            .collect();
+        self.statistics.invalidations += touched.len() as u64;
+        touched.into_iter().for_each(|at| self.remove(at));
+        let used = self.retired.iter().filter_map(Weak::upgrade);
+        used.filter(|memory| {
+            let at = memory.address() as usize;
+            at < end && at + memory.len() > first
+        })
+        .count()
+    }
+
+    /// What it did and has.
+    pub fn statistics(&self) -> CacheStatistics {
+        self.statistics
+    }
+
+    /// First addresses of regions that lie in the range.
+    fn inside(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
+        self.regions.range(from..to).filter(move |&(&at, entry)| at + entry.memory.len() <= to).map(|(&at, _)| at)
+    }
+
+    fn touch(&mut self, at: usize) {
+        if let Some(entry) = self.regions.get_mut(&at) {
+            self.by_use.remove(&entry.used);
+            self.clock += 1;
+            entry.used = self.clock;
+            self.by_use.insert(self.clock, at);
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let Some(entry) = self.regions.remove(&at) else { return };
+        self.by_use.remove(&entry.used);
+        self.statistics.bytes -= entry.memory.len();
+        self.statistics.regions -= 1;
+        self.retired.retain(|memory| memory.strong_count() > 0);
+        if Rc::strong_count(&entry.memory) > 1 {
+            self.retired.push(Rc::downgrade(&entry.memory));
+        }
+    }
+
+    /// Lets go what was used least recently. False if there is nothing.
+    fn evict(&mut self) -> bool {
+        let Some((_, &at)) = self.by_use.first_key_value() else { return false };
+        self.remove(at);
+        self.statistics.evictions += 1;
+        true
+    }
+}
+
+impl std::fmt::Debug for RegistrationCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegistrationCache")
+            .field("limits", &self.limits)
+            .field("statistics", &self.statistics)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ARENA: usize = 1 << 12;
+
+    proptest! {
+        /// What is given has the range and the rights, and what is kept stays within the limits; no region lies in another.
+        #[test]
+        fn gives_what_was_asked_for_and_keeps_within_limits(
+            steps in proptest::collection::vec((0..10u8, 0..ARENA, 1..600_usize, 0..16u32), 1..120),
+        ) {
+            let mut arena = vec![0u64; ARENA / 8];
+            let base = NonNull::new(arena.as_mut_ptr().cast::<u8>()).unwrap();
+            let domain = Domain::open("self", "memory").unwrap();
+            let limits = CacheLimits { regions: 7, bytes: 2000 };
+            let mut cache = RegistrationCache::new(&domain, limits);
+            let mut gets = 0;
+            for (kind, offset, length, access) in steps {
+                let length = length.min(ARENA - offset);
+                // SAFETY: inside the arena.
+                let start = unsafe { base.add(offset) };
+                if kind == 0 {
+                    prop_assert_eq!(cache.invalidate(start, length), 0);
+                    continue;
+                }
+                let access = Access::from_bits_truncate(access);
+                gets += 1;
+                // SAFETY: the arena outlives the cache.
+                let cached = unsafe { cache.get(start, length, access) }.unwrap();
+                let memory = cached.memory();
+                prop_assert_eq!(memory.address() + cached.offset() as u64, start.addr().get() as u64);
+                prop_assert_eq!(cached.slice().unwrap().len(), length);
+                let statistics = cache.statistics();
+                prop_assert_eq!(statistics.hits + statistics.misses, gets);
+                prop_assert!(statistics.regions <= limits.regions);
+                prop_assert!(statistics.bytes <= limits.bytes || statistics.regions == 0);
+                // At once again, unless it was too long to be kept.
+                let kept = cache.regions.values().any(|entry| Rc::ptr_eq(&entry.memory, &cached.memory));
+                // SAFETY: as above.
+                let again = unsafe { cache.get(start, length, access) }.unwrap();
+                gets += 1;
+                prop_assert_eq!(Rc::ptr_eq(&again.memory, &cached.memory), kept);
+                let ends: Vec<_> = cache.regions.iter().map(|(at, entry)| at + entry.memory.len()).collect();
+                prop_assert!(ends.is_sorted_by(|a, b| a < b), "one region lies in another: {:?}", ends);
+                let bytes: usize = cache.regions.values().map(|entry| entry.memory.len()).sum();
+                prop_assert_eq!((bytes, cache.regions.len()), (cache.statistics().bytes, cache.statistics().regions));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_used_is_told_when_it_is_invalidated() {
+        let mut buffer = [0u64; 64];
+        let start = NonNull::from(&mut buffer).cast::<u8>();
+        let domain = Domain::open("self", "memory").unwrap();
+        let mut cache = RegistrationCache::new(&domain, CacheLimits { regions: 1, bytes: usize::MAX });
+        // SAFETY: the buffer outlives all.
+        let (first, second) = unsafe {
+            let first = cache.get(start, 16, Access::all()).unwrap();
+            (first, cache.get(start.add(256), 16, Access::all()).unwrap())
+        };
+        assert_eq!(cache.statistics().evictions, 1);
+        // The first is registered still, though the cache has let it go.
+        first.memory().write(0, &[1; 16]).unwrap();
+        assert_eq!(cache.invalidate(start, 512), 2);
+        drop((first, second));
+        assert_eq!((cache.invalidate(start, 512), cache.statistics().invalidations), (0, 1));
+    }
+}
