@@ -132,7 +132,12 @@ impl RegistrationCache {
     /// # Safety
     /// `[start, start + length)` stays mapped, and is accessed in no other way than through atomics or this API, until
     /// [`Self::invalidate`] of the range answered 0, or the cache and all that it gave are dropped.
-    pub unsafe fn get(&mut self, start: NonNull<u8>, length: usize, access: Access) -> Result<Cached, MemoryError> {
+    pub unsafe fn get(
+        &mut self,
+        start: NonNull<u8>,
+        length: usize,
+        access: Access,
+    ) -> Result<Cached, MemoryError> {
         let first = start.addr().get();
         let end = first.checked_add(length).ok_or(MemoryError::NoMemory { length })?;
         if let Some((&at, entry)) = self.regions.range(..=first).next_back()
@@ -195,7 +200,9 @@ impl RegistrationCache {
             .map(|(&at, _)| at)
             .collect();
         self.statistics.invalidations += touched.len() as u64;
-        touched.into_iter().for_each(|at| self.remove(at));
+        for at in touched {
+            self.remove(at);
+        }
         let used = self.retired.iter().filter_map(Weak::upgrade);
         used.filter(|memory| {
             let at = memory.address() as usize;
@@ -211,7 +218,10 @@ impl RegistrationCache {
 
     /// First addresses of regions that lie in the range.
     fn inside(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
-        self.regions.range(from..to).filter(move |&(&at, entry)| at + entry.memory.len() <= to).map(|(&at, _)| at)
+        self.regions
+            .range(from..to)
+            .filter(move |&(&at, entry)| at + entry.memory.len() <= to)
+            .map(|(&at, _)| at)
     }
 
     fn touch(&mut self, at: usize) {
