@@ -70,6 +70,7 @@ fn remote_log() {
     });
 }
 
+#[cfg(feature = "tokio")]
 #[test]
 fn tokio_server() {
     let printed = run("tokio_server", &[]);
