@@ -169,7 +169,7 @@ impl Interface {
             Self::UdVerbs(interface) => Ok(Some(interface.event_fd())),
             Self::Shm(interface) => Ok(Some(interface.event_fd())),
             Self::Tcp(interface) => Ok(Some(interface.event_fd())),
-            _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
+            Self::RcMlx5(interface) => interface.event_fd().map(Some),
         }
     }
 
@@ -189,7 +189,7 @@ impl Interface {
             Self::UdVerbs(interface) => interface.arm(),
             Self::Shm(interface) => interface.arm(),
             Self::Tcp(interface) => interface.arm(),
-            _ => Err(EventError::Missing { transport: self.transport(), reason: "none is made yet" }),
+            Self::RcMlx5(interface) => interface.arm(),
         }
     }
 

@@ -14,6 +14,7 @@ mod cq;
 pub mod doorbell;
 mod error;
 pub mod memory;
+mod notifier;
 pub mod queue;
 pub mod rc;
 pub mod setup;
@@ -28,6 +29,7 @@ pub use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment}
 pub use context::{Capabilities, Context, Port, PortAddress, ProtectionDomain, Uar};
 pub use error::Error;
 pub use memory::{Access, Buffer, MemoryRegion};
+pub use notifier::Notifier;
 pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};
 pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};

@@ -11,6 +11,8 @@ pub mod soft;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use barewire_layouts::command::{self, Request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
@@ -54,6 +56,15 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
         Ok(0)
     }
 
+    /// A descriptor for completion queues that are armed by doorbells of `uar`; `None` where there is no way to have one.
+    ///
+    /// # Errors
+    /// If the device or the system refused.
+    fn completion_events(&self, uar: &dyn Uar) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+        let _ = uar;
+        Ok(None)
+    }
+
     /// The port and the address to use, where the system knows better than the device's first entry.
     fn port(&self) -> Option<Port> {
         None
@@ -90,7 +101,7 @@ pub trait Object: fmt::Debug + Send + Sync {
 /// A mapped BlueFlame register. Dropping it gives it back.
 ///
 /// # Safety
-/// [`Self::register`] gives the same address every time: 512 bytes, aligned to as much, valid for writes until `self` is dropped, and no
+/// [`Self::completion_doorbell`] is as it says. [`Self::register`] gives the same address every time: 512 bytes, aligned to as much, valid for writes until `self` is dropped, and no
 /// other part of the program writes to them. Where the page is not mapped write-combining, others may ring it too, by single stores.
 pub unsafe trait Uar: fmt::Debug + Send + Sync {
     /// The number in contexts of the page that the register is in.
@@ -98,6 +109,23 @@ pub unsafe trait Uar: fmt::Debug + Send + Sync {
 
     /// The register's first byte.
     fn register(&self) -> NonNull<u8>;
+
+    /// Where completion queues of the page are armed, if this process may: valid for stores of 8 bytes until `self` is dropped.
+    fn completion_doorbell(&self) -> Option<NonNull<u64>> {
+        None
+    }
+}
+
+/// Events of completion queues, by a descriptor.
+pub trait CompletionEvents: fmt::Debug + Send + Sync {
+    /// The event queue that completion queues name.
+    fn event_queue(&self) -> u32;
+
+    /// Readable when an armed queue has completions, until [`Self::take`].
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Forgets the events that came.
+    fn take(&self);
 }
 
 /// Memory that the device can reach.

@@ -2,18 +2,20 @@
 
 use core::ptr::NonNull;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use barewire_hca::{Device, UarPage, UmemAccess};
+use barewire_hca::{Device, EventChannel, UarPage, UmemAccess};
 use barewire_layouts::command::{
-    self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, mkey::DestroyMkeyIn, pd::DeallocPdIn,
-    qp::DestroyQpIn, uar,
+    self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, eq::DestroyEqIn, mkey::DestroyMkeyIn,
+    pd::DeallocPdIn, qp::DestroyQpIn, uar,
 };
-use barewire_layouts::doorbell::BLUEFLAME_OFFSET;
+use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET};
 use barewire_layouts::prm::{Layout, View};
 
-use super::{CommandChannel, Object, Uar, Umem};
+use super::{CommandChannel, CompletionEvents, Object, Uar, Umem};
 use crate::error::Error;
+use crate::setup::commands;
 
 /// A channel to a [`Device`] of this process.
 #[derive(Clone, Debug)]
@@ -52,6 +54,18 @@ unsafe impl CommandChannel for Soft {
             source: io::Error::new(io::ErrorKind::NotFound, "the device does not know the page it just gave"),
         })?;
         Ok(Box::new(SoftUar { channel: self.clone(), index, page }))
+    }
+
+    fn completion_events(&self, uar: &dyn Uar) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+        let queue = commands::create_eq(self, uar)?;
+        let channel = self.0.event_channel(queue.number).ok_or_else(|| Error::System {
+            operation: "finding an event queue's interrupt",
+            source: io::Error::new(
+                io::ErrorKind::NotFound,
+                "the device does not know the queue it just made",
+            ),
+        })?;
+        Ok(Some(Arc::new(SoftEvents { queue, channel })))
     }
 
     fn maps_write_combining(&self) -> bool {
@@ -108,6 +122,32 @@ unsafe impl Uar for SoftUar {
         // SAFETY: the page has registers from there on.
         unsafe { self.page.as_ptr().add(BLUEFLAME_OFFSET) }
     }
+
+    fn completion_doorbell(&self) -> Option<NonNull<u64>> {
+        // SAFETY: inside the page, which is aligned.
+        Some(unsafe { self.page.as_ptr().add(CQ_DOORBELL_OFFSET) }.cast())
+    }
+}
+
+/// An event queue and its interrupt.
+#[derive(Debug)]
+struct SoftEvents {
+    queue: commands::EventQueue,
+    channel: Arc<EventChannel>,
+}
+
+impl CompletionEvents for SoftEvents {
+    fn event_queue(&self) -> u32 {
+        self.queue.number
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    fn take(&self) {
+        self.channel.take();
+    }
 }
 
 impl Drop for SoftUar {
@@ -150,6 +190,14 @@ fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
     match opcode {
         Some(Ok(CommandOpcode::CreateCq)) => {
             destroy!(command::cq::CreateCqIn, command::cq::CreateCqOut::CQN, DestroyCqIn, DestroyCqIn::CQN)
+        }
+        Some(Ok(CommandOpcode::CreateEq)) => {
+            destroy!(
+                command::eq::CreateEqIn,
+                command::eq::CreateEqOut::EQ_NUMBER,
+                DestroyEqIn,
+                DestroyEqIn::EQ_NUMBER
+            )
         }
         Some(Ok(CommandOpcode::CreateQp)) => {
             destroy!(command::qp::CreateQpIn, command::qp::CreateQpOut::QPN, DestroyQpIn, DestroyQpIn::QPN)

@@ -2,10 +2,12 @@
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::time::Instant;
 
-use barewire_mlx5::{Buffer, CompletionQueue, Mtu, RcConfig, RcQueuePair, Uar};
+use barewire_mlx5::{Buffer, CompletionQueue, Mtu, Notifier, RcConfig, RcQueuePair, Uar};
 
 use super::address::{self, QueueAddress};
 use super::domain::{Domain, Registered};
@@ -16,10 +18,11 @@ use super::state::{Parts, State};
 use super::{BUFFER, MAX_ZCOPY, NAME};
 use crate::active_message::{Handlers, Message};
 use crate::address::{DeviceAddress, InterfaceAddress};
-use crate::attributes::Attributes;
+use crate::attributes::{Attributes, Flags};
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::event::EventError;
 use crate::gate::Block;
 use crate::memory::Access;
 use crate::pending::Arbiter;
@@ -55,6 +58,8 @@ pub(super) struct Shared {
     pub(super) config: InterfaceConfig,
     pub(super) attributes: Attributes,
     pub(super) mtu: Mtu,
+    /// What a thread can sleep on, where the device gives it.
+    notifier: Option<Notifier>,
 }
 
 /// A handle to an open interface; cloning gives another handle to the same one.
@@ -74,12 +79,13 @@ impl Interface {
             .buffer(size_of::<u64>(), Access::REMOTE_READ)
             .map_err(|e| domain.refused("register a flush word", e))?;
         let uar = Uar::allocate(domain.context()).map_err(|e| domain.refused("take a UAR page", e))?;
-        let completions = CompletionQueue::create(domain.context(), &uar, entries)
+        let (completions, notifier) = CompletionQueue::create_with_notifier(domain.context(), &uar, entries)
             .map_err(|e| domain.refused("create a completion queue", e))?;
         let mut attributes = super::attributes(config);
         let max_message = usize::try_from(domain.context().capabilities().max_message).unwrap_or(usize::MAX);
         attributes.put.max_zcopy = MAX_ZCOPY.min(max_message);
         attributes.get.max_zcopy = attributes.put.max_zcopy;
+        attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         let shared = Rc::new(Shared {
             completions: UnsafeCell::new(completions),
             attention: Cell::new(false),
@@ -99,6 +105,7 @@ impl Interface {
             config: config.clone(),
             attributes,
             mtu,
+            notifier,
         });
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
@@ -175,6 +182,33 @@ impl Interface {
         self.0.endpoints.borrow().iter().for_each(|state| state.fence());
         Ok(())
     }
+
+    /// A descriptor to sleep on after [`Self::arm`].
+    ///
+    /// # Errors
+    /// [`EventError::Missing`]: of devices, the software HCA gives one so far.
+    pub fn event_fd(&self) -> Result<BorrowedFd<'_>, EventError> {
+        Ok(self.0.notifier()?.as_fd())
+    }
+
+    /// Has the next completion make [`Self::event_fd`] readable.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if progress has something to do; [`EventError::Missing`].
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        let shared = &*self.0;
+        let notifier = shared.notifier()?;
+        // What waits for completions is no reason to stay awake.
+        let unsettled = shared.attention.get() && shared.arbiter.is_empty();
+        // SAFETY: as in `Progress::take`: borrowed until the end of this function, which runs no code of the user's.
+        let completions = unsafe { &mut *shared.completions.get() };
+        if unsettled || shared.closing.get() > 0 || shared.unwound.get() || !completions.is_empty() {
+            return Err(EventError::Busy);
+        }
+        // A completion that came since makes it readable, too.
+        notifier.arm(completions);
+        Ok(None)
+    }
 }
 
 /// Checks the settings against each other and the device. Answers the MTU and the entries of the completion queue: one for
@@ -214,6 +248,11 @@ impl Shared {
     }
 
     /// Asks progress to look at pending requests and closing endpoints.
+    fn notifier(&self) -> Result<&Notifier, EventError> {
+        let reason = "only the software HCA tells of completions so far";
+        self.notifier.as_ref().ok_or(EventError::Missing { transport: NAME, reason })
+    }
+
     pub(super) fn call_attention(&self) {
         self.attention.set(true);
     }

@@ -225,7 +225,7 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     }
 
     /// CQEs taken, free running.
-    fn consumer(&self) -> u32 {
+    pub(crate) fn consumer(&self) -> u32 {
         // SAFETY: both are of one ring.
         let taken = unsafe { self.next.offset_from_unsigned(self.start) } as u32;
         self.laps.wrapping_mul(self.entries()).wrapping_add(taken)

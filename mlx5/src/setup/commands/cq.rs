@@ -19,11 +19,12 @@ struct Held {
     _uar: Arc<dyn Uar>,
 }
 
-/// Makes a queue of `entries` CQEs, a power of two, without overrun checks.
+/// Makes a queue of `entries` CQEs, a power of two, without overrun checks; its events go to `event_queue`.
 pub(crate) fn create_cq(
     channel: &dyn CommandChannel,
     uar: &Arc<dyn Uar>,
     entries: u32,
+    event_queue: u32,
 ) -> Result<CompletionFacts, Error> {
     let ring_bytes = entries as usize * size_of::<Cqe64>();
     // The doorbell record lies behind the ring, in a cache line of its own.
@@ -43,7 +44,7 @@ pub(crate) fn create_cq(
         .set(Cqc::OI, true)
         .set(Cqc::LOG_CQ_SIZE, entries.ilog2() as u8)
         .set(Cqc::UAR_PAGE, uar.index())
-        .set(Cqc::C_EQN, channel.event_queue()?)
+        .set(Cqc::C_EQN, event_queue)
         .set(Cqc::DBR_UMEM_VALID, true)
         .set(Cqc::DBR_UMEM_ID, memory.umem_id())
         .set(Cqc::DBR_ADDR, ring_bytes as u64);

@@ -1,6 +1,8 @@
 //! Objects made by PRM commands.
 
 mod cq;
+#[cfg(feature = "soft")]
+mod eq;
 mod memory;
 mod rc;
 
@@ -15,6 +17,8 @@ use crate::context::{Capabilities, Port, PortAddress};
 use crate::error::Error;
 
 pub(crate) use cq::create_cq;
+#[cfg(feature = "soft")]
+pub(crate) use eq::{EventQueue, create_eq};
 pub(crate) use memory::{Key, create_key};
 pub(crate) use rc::create_pair;
 

@@ -1,0 +1,35 @@
+//! Event queues of a channel that makes them (CREATE_EQ): the software HCA. A kernel keeps a device's own to itself.
+
+use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, EQE_BYTES, Eqc};
+
+use super::memory::QueueMemory;
+use crate::channel::{Command, CommandChannel, Object, Uar};
+use crate::error::Error;
+
+/// Entries. They are not looked at: that there are some is what is asked for.
+const LOG_ENTRIES: u8 = 6;
+
+/// The device's object and its ring; dropped in this order.
+#[derive(Debug)]
+pub(crate) struct EventQueue {
+    pub(crate) number: u32,
+    _object: Box<dyn Object>,
+    _memory: QueueMemory,
+}
+
+/// Makes an event queue for completion queues, without overrun checks.
+pub(crate) fn create_eq(channel: &dyn CommandChannel, uar: &dyn Uar) -> Result<EventQueue, Error> {
+    let memory = QueueMemory::allocate(channel, EQE_BYTES << LOG_ENTRIES, "an event queue")?;
+    let mut create = Command::<CreateEqIn>::new();
+    create
+        .fields()
+        .set(CreateEqIn::EQ_UMEM_VALID, true)
+        .set(CreateEqIn::EQ_UMEM_ID, memory.umem_id())
+        .set(CreateEqIn::EQ_UMEM_OFFSET, 0)
+        .nested(CreateEqIn::EQ_CONTEXT_ENTRY)
+        .set(Eqc::OI, true)
+        .set(Eqc::LOG_EQ_SIZE, LOG_ENTRIES)
+        .set(Eqc::UAR_PAGE, uar.index());
+    let (object, answer) = create.create(channel)?;
+    Ok(EventQueue { number: answer.fields().get(CreateEqOut::EQ_NUMBER), _object: object, _memory: memory })
+}
