@@ -2,7 +2,7 @@
 
 use barewire_verbs::Finding;
 
-use crate::attributes::Attributes;
+use crate::attributes::{Attributes, Flags};
 use crate::config::InterfaceConfig;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 #[cfg(feature = "verbs")]
@@ -145,7 +145,8 @@ fn sockets() -> Component {
 }
 
 fn over_rc_mlx5(name: String, description: String) -> DeviceInfo {
-    let attributes = rc_mlx5::attributes(&InterfaceConfig::default());
+    let mut attributes = rc_mlx5::attributes(&InterfaceConfig::default());
+    attributes.flags.set(Flags::EVENT_FD, name == rc_mlx5::SOFT_DEVICE);
     DeviceInfo { name, description, transports: vec![TransportInfo { name: rc_mlx5::NAME, attributes }] }
 }
 
