@@ -82,7 +82,8 @@ fn asking_for_components_opens_nothing() {
         let listed = components
             .iter()
             .flat_map(|component| &component.devices)
-            .flat_map(|device| &device.transports)
+            .filter(|listed| listed.name == device)
+            .flat_map(|listed| &listed.transports)
             .find(|listed| listed.name == transport);
         assert_eq!(Some(interface.attributes()), listed.map(|listed| &listed.attributes));
     }
