@@ -125,7 +125,7 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<UnknownVariable> {
 }
 
 impl InterfaceConfig {
-    /// The defaults, where no environment variable says otherwise. A [`Setting`] has the name of its variable.
+    /// The defaults, where no environment variable says otherwise. A [`Setting`](super::Setting) has the name of its variable.
     ///
     /// # Errors
     /// [`ConfigError`]

@@ -1,5 +1,5 @@
 //! `ud_verbs`: active messages over unreliable datagrams of any RDMA device, through libibverbs, made reliable by ourselves
-//! ([`reliable`](super::reliable)).
+//! (the module `reliable`).
 //!
 //! An interface is one queue pair, however many peers it has: what a connection needs is a window of messages, not a queue pair of its own at
 //! either end. It is for many peers, and for devices where connections are dear. There are no puts, gets or atomics, and a message fits a
