@@ -193,7 +193,7 @@ for tenth in $(seq 100); do
 done
 $BAREWIRE hello -t rc_verbs -d rxe0:1 -p 7100 -n 127.0.0.1
 wait $server
-for operation in am_lat put_lat am_bw put_bw get add fadd cswap; do
+for operation in am_lat put_lat am_bw put_bw get add_mr fadd cswap; do
     $BAREWIRE perf -x rc_verbs -d rxe0:1 -t $operation -n 100 -w 10 | grep 'Final: *100 '
 done
 ";
