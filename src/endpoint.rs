@@ -1,7 +1,7 @@
 //! Endpoints: the dynamic door. One predictable branch per operation picks the transport.
 
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
-use crate::atomic::{AtomicOp, AtomicWord, Change, Kind};
+use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
@@ -485,44 +485,14 @@ impl Endpoint {
         )
     }
 
-    /// Changes the word of 4 or 8 bytes at `remote`, which is a multiple of its size. Swaps have no form without result. What a transport
-    /// can do is in its [`Attributes`](crate::Attributes): `atomic32` and `atomic64`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
-        self.change(op.change(), remote, key, None)
-    }
+    crate::atomic::atomic_methods!(RemoteKey);
 
-    /// As [`Self::atomic_post`], and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_fetch<W: AtomicWord>(
-        &self,
-        op: AtomicOp<W>,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.change(op.change(), remote, key, Some((result, completion)))
-    }
-
-    fn change(
-        &self,
-        change: Change,
-        remote: u64,
-        key: &RemoteKey,
-        fetch: Option<(&FetchResult, Option<&Completion>)>,
-    ) -> Post {
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         if let (Self::Self_(endpoint), RemoteKey::Self_(key)) = (self, key) {
             return endpoint.change(change, remote, key, fetch);
         }
         if let (Self::Shm(endpoint), RemoteKey::Shm(key)) = (self, key) {
-            return endpoint.change(change, remote, key, fetch.map(|(result, _)| result));
+            return endpoint.change(change, remote, key, fetch);
         }
         if let (Self::Tcp(endpoint), RemoteKey::Tcp(key)) = (self, key) {
             return endpoint.change(change, remote, key, fetch);

@@ -9,7 +9,7 @@ use super::interface::{Interface, Shared};
 use super::{MAX_IOV, NAME, SEGMENT};
 use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId};
-use crate::atomic::{AtomicOp, AtomicWord, Change};
+use crate::atomic::{Change, Fetch};
 use crate::capability::RemoteMemory;
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, ConnectError, PostError};
@@ -364,36 +364,9 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
-    /// Changes the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
-        self.change(op.change(), remote, key, None)
-    }
+    crate::atomic::atomic_methods!(RemoteKey);
 
-    /// Changes the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_fetch<W: AtomicWord>(
-        &self,
-        op: AtomicOp<W>,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.change(op.change(), remote, key, Some((result, completion)))
-    }
-
-    pub(crate) fn change(
-        &self,
-        change: Change,
-        remote: u64,
-        key: &RemoteKey,
-        fetch: Option<(&FetchResult, Option<&Completion>)>,
-    ) -> Post {
+    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         self.check()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         let (bytes, at) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;

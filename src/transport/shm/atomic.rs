@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use crate::atomic::{AtomicOp, AtomicWord, Change, Kind};
+use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::memory::Access;
@@ -79,42 +79,13 @@ impl Endpoint {
         })
     }
 
-    /// Changes the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
-        self.change(op.change(), remote, key, None)
-    }
-
-    /// Changes the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_fetch<W: AtomicWord>(
-        &self,
-        op: AtomicOp<W>,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        _completion: Option<&Completion>,
-    ) -> Post {
-        self.change(op.change(), remote, key, Some(result))
-    }
+    crate::atomic::atomic_methods!(RemoteKey);
 
     #[inline]
-    pub(crate) fn change(
-        &self,
-        change: Change,
-        remote: u64,
-        key: &RemoteKey,
-        result: Option<&FetchResult>,
-    ) -> Post {
-        change.need(result.is_some()).ok_or(PostError::Unsupported)?;
+    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         if change.width != size_of::<u64>() {
-            return self.change_half(change, remote, key, result);
+            return self.change_half(change, remote, key, fetch);
         }
         let operand = change.operand;
         self.with_word(remote, key, |word| {
@@ -128,7 +99,7 @@ impl Endpoint {
                     .compare_exchange(change.compare, operand, Ordering::SeqCst, Ordering::SeqCst)
                     .unwrap_or_else(|found| found),
             };
-            if let Some(result) = result {
+            if let Some((result, _)) = fetch {
                 result.set(old);
             }
         })
@@ -136,17 +107,11 @@ impl Endpoint {
 
     /// On a word of 4 bytes, as part of the 8 around it: all accesses to a region are of one size.
     #[inline(never)]
-    fn change_half(
-        &self,
-        change: Change,
-        remote: u64,
-        key: &RemoteKey,
-        result: Option<&FetchResult>,
-    ) -> Post {
+    fn change_half(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
         // SAFETY: as in `with_word`.
         let old = unsafe { bytes.update(at, change) }.ok_or(PostError::Unaligned)?;
-        if let Some(result) = result {
+        if let Some((result, _)) = fetch {
             result.set(old);
         }
         Ok(Posted::Done)

@@ -5,34 +5,13 @@ use barewire_tcp::request::{Action, Change as Asked, Request};
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use super::memory::Done;
-use crate::atomic::{AtomicOp, AtomicWord, Change, Kind};
+use crate::atomic::{AtomicOp, Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
 
 impl Endpoint {
-    /// Changes the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
-        self.change(op.change(), remote, key, None)
-    }
-
-    /// Changes the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_fetch<W: AtomicWord>(
-        &self,
-        op: AtomicOp<W>,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.change(op.change(), remote, key, Some((result, completion)))
-    }
+    crate::atomic::atomic_methods!(RemoteKey);
 
     /// Adds `operand` to the word at `remote`.
     ///
@@ -73,13 +52,7 @@ impl Endpoint {
         self.atomic_fetch(AtomicOp::CompareSwap { compare, swap }, remote, key, result, completion)
     }
 
-    pub(crate) fn change(
-        &self,
-        change: Change,
-        remote: u64,
-        key: &RemoteKey,
-        fetch: Option<(&FetchResult, Option<&Completion>)>,
-    ) -> Post {
+    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         let state = &*self.0;
         state.gate.check()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
