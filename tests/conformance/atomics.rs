@@ -5,6 +5,7 @@ use barewire::{
     RemoteKey,
 };
 
+use crate::place::Place;
 use crate::support::{Pair, Watch, connect, contents};
 
 fn every_operation<W>(
@@ -79,7 +80,6 @@ fn expect_word(memory: &Memory, offset: usize, word: &[u8], what: &str) {
     expected[offset..offset + word.len()].copy_from_slice(word);
     assert_eq!(contents(memory), expected, "{what}");
 }
-use crate::place::Place;
 
 pub(crate) fn atomics(place: &Place) {
     let mut pair = place.pair();

@@ -11,6 +11,7 @@ use barewire::{
     PostError, Posted, Worker,
 };
 
+use crate::place::Place;
 use crate::support::{DEADLINE, Pair, collect};
 
 fn can_sleep(interface: &Interface) -> bool {
@@ -29,8 +30,6 @@ fn arm_when_idle(worker: &mut Worker, name: &str) {
         assert!(start.elapsed() < DEADLINE, "{name}: never idle");
     }
 }
-
-use crate::place::Place;
 
 pub(crate) fn who_cannot_tell_says_so(place: &Place) {
     let mut pair = place.pair();

@@ -1,5 +1,6 @@
 //! Queues and pools that run full, and go on after progress.
 
+use crate::place::Place;
 use crate::support::{collect, headers, pattern, small};
 
 /// Payload sizes that make short messages of one to four WQEBBs.
@@ -8,8 +9,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use barewire::{FlushMode, PostError, Posted};
-
-use crate::place::Place;
 
 pub(crate) fn messages_survive_a_full_queue(place: &Place) {
     let mut pair = place.pair_with(&small());

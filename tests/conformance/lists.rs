@@ -1,24 +1,11 @@
 //! Lists of puts and gets: all of a list or nothing, and each byte where it belongs.
 
-use barewire::{Access, InterfaceConfig, Transfer};
+use barewire::{Access, InterfaceConfig};
 
-use crate::support::Watch;
+use crate::place::Place;
+use crate::support::{Watch, transfers};
 
 const SIZE: usize = 24;
-
-/// Transfers of `SIZE` bytes each, from one end of the local memory and the other end of the remote one.
-macro_rules! transfers {
-    ($count:expr, $local:expr, $remote:expr, $key:expr) => {
-        (0..$count)
-            .map(|at| Transfer {
-                local: $local.slice(at * SIZE, SIZE).unwrap(),
-                remote: $remote.address() + (($count - 1 - at) * SIZE) as u64,
-                key: &$key,
-            })
-            .collect::<Vec<_>>()
-    };
-}
-use crate::place::Place;
 
 pub(crate) fn every_transfer_of_a_list_is_carried_out(place: &Place) {
     let mut pair = place.pair_with(&InterfaceConfig { send_ring: 64, ..InterfaceConfig::default() });
@@ -31,7 +18,7 @@ pub(crate) fn every_transfer_of_a_list_is_carried_out(place: &Place) {
         for back in [false, true] {
             let watch = Watch::new(1);
             let posted = pair.post("list", |endpoint| {
-                let list = transfers!(count, local, remote, key);
+                let list = transfers(count, SIZE, &local, &remote, &key);
                 let completion = Some(&watch.completion);
                 if back { endpoint.get_list(&list, completion) } else { endpoint.put_list(&list, completion) }
             });

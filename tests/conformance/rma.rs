@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use barewire::{Access, FlushMode, PostError, Posted, RemoteKey, Unpack};
 
+use crate::place::Place;
 use crate::support::{Pair, Watch, contents, expect_too_long, parts, pattern, sizes};
 
 const AROUND: usize = 64;
@@ -31,7 +32,6 @@ fn check_put(
         }
     }
 }
-use crate::place::Place;
 
 pub(crate) fn put_short(place: &Place) {
     let mut pair = place.pair();

@@ -1,23 +1,10 @@
 //! Lists of puts and gets: all of a list or nothing, by transports whose queue is a ring.
 
-use barewire::{Access, InterfaceConfig, PostError, Posted, Transfer};
+use barewire::{Access, InterfaceConfig, PostError, Posted};
 
-use crate::support::Pair;
+use crate::support::{Pair, transfers};
 
 const SIZE: usize = 24;
-
-/// Transfers of `SIZE` bytes each, from one end of the local memory and the other end of the remote one.
-macro_rules! transfers {
-    ($count:expr, $local:expr, $remote:expr, $key:expr) => {
-        (0..$count)
-            .map(|at| Transfer {
-                local: $local.slice(at * SIZE, SIZE).unwrap(),
-                remote: $remote.address() + (($count - 1 - at) * SIZE) as u64,
-                key: &$key,
-            })
-            .collect::<Vec<_>>()
-    };
-}
 
 #[test]
 fn a_list_is_posted_as_a_whole_or_not_at_all() {
@@ -26,7 +13,7 @@ fn a_list_is_posted_as_a_whole_or_not_at_all() {
         let local = pair.client.domain.allocate(65 * SIZE, Access::empty()).unwrap();
         local.write(0, &[7; 65 * SIZE]).unwrap();
         let endpoint = pair.client.endpoint.clone();
-        let list = transfers!(65, local, remote, key);
+        let list = transfers(65, SIZE, &local, &remote, &key);
         assert_eq!(endpoint.put_list(&list, None), Err(PostError::TooManyTransfers { limit: 64 }));
         // With two of the places taken there is no room for as many as the ring has.
         for _ in 0..2 {

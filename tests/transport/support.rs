@@ -473,3 +473,20 @@ pub(crate) fn post_anything(pair: &Pair, memory: &Memory, key: &RemoteKey) -> Re
         endpoint.put_zcopy(&[], memory.address(), key, None).map(drop)
     }
 }
+
+/// Transfers of `size` bytes each, from one end of the local memory and the other end of the remote one.
+pub(crate) fn transfers<'a>(
+    count: usize,
+    size: usize,
+    local: &'a Memory,
+    remote: &Memory,
+    key: &'a RemoteKey,
+) -> Vec<barewire::Transfer<'a>> {
+    (0..count)
+        .map(|at| barewire::Transfer {
+            local: local.slice(at * size, size).unwrap(),
+            remote: remote.address() + ((count - 1 - at) * size) as u64,
+            key,
+        })
+        .collect()
+}
