@@ -138,11 +138,11 @@ tc qdisc del dev w0 root
 ";
 
 /// While messages stream, the port goes down, or the peer is killed: one error that says so, and the process ends by itself. A port that comes
-/// back before `ud_verbs` lost its patience is none.
+/// back before `ud_verbs` lost its patience is none. The server has more patience than the client: whose port is down is the one to say so.
 const GONE: &str = "\
 export BAREWIRE_PEER_TIMEOUT=3s BAREWIRE_RETRY_COUNT=3
 stream() {
-    $BAREWIRE perf --listen -x $1 -d rxe1:1 -p 7300 & server=$!
+    BAREWIRE_PEER_TIMEOUT=30s $BAREWIRE perf --listen -x $1 -d rxe1:1 -p 7300 & server=$!
     for tenth in $(seq 100); do
         netstat -ltn | grep -q ':7300 ' && break
         sleep 0.1
