@@ -3,6 +3,7 @@
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult, Unpack};
+use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::Interface;
 use crate::memory::{RemoteKey, Slice, Transfer};
@@ -235,6 +236,11 @@ impl Endpoint {
             Self::UdVerbs(endpoint) => endpoint.connect(device, address),
             Self::Tcp(endpoint) => endpoint.connect(device, address),
         }
+    }
+
+    /// What this endpoint did so far: what its transport's `counters` says.
+    pub fn counters(&self) -> Counters {
+        each!(self, endpoint => endpoint.counters())
     }
 
     /// Why the endpoint failed, if it did.

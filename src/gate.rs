@@ -1,7 +1,8 @@
-//! Why an endpoint takes no posts: one byte, tested once per post.
+//! Why an endpoint takes no posts: one byte, tested once per post; and how many it took.
 
 use std::cell::Cell;
 
+use crate::counters::{Past, Tally};
 use crate::error::PostError;
 
 /// A reason. Several can hold at once; the one that lasts longest is told.
@@ -22,14 +23,35 @@ pub(crate) enum Block {
 
 /// Open when no reason holds.
 #[derive(Debug, Default)]
-pub(crate) struct Gate(Cell<u8>);
+pub(crate) struct Gate {
+    blocks: Cell<u8>,
+    pub(crate) tally: Tally,
+}
 
 impl Gate {
+    /// Open; what passed it is added to `past` when it is dropped.
+    pub(crate) fn new(past: &Past) -> Self {
+        Self { blocks: Cell::new(0), tally: Tally::new(past) }
+    }
+
     /// # Errors
     /// The reason that lasts longest.
     #[inline(always)]
     pub(crate) fn check(&self) -> Result<(), PostError> {
-        if self.0.get() == 0 { Ok(()) } else { Err(self.reason()) }
+        if self.is_open() { Ok(()) } else { Err(self.reason()) }
+    }
+
+    /// [`Self::check`] would let a post pass. Not counted.
+    #[inline(always)]
+    pub(crate) fn is_open(&self) -> bool {
+        self.blocks.get() == 0
+    }
+
+    /// A post is refused until resources come back.
+    #[cold]
+    pub(crate) fn refuse(&self) -> PostError {
+        self.tally.refused();
+        PostError::NoResource
     }
 
     #[cold]
@@ -41,27 +63,27 @@ impl Gate {
         } else if self.has(Block::Unconnected) {
             PostError::NotConnected
         } else {
-            PostError::NoResource
+            self.refuse()
         }
     }
 
     pub(crate) fn has(&self, block: Block) -> bool {
-        self.0.get() & block as u8 != 0
+        self.blocks.get() & block as u8 != 0
     }
 
     pub(crate) fn set(&self, block: Block, on: bool) {
-        let others = self.0.get() & !(block as u8);
-        self.0.set(others | if on { block as u8 } else { 0 });
+        let others = self.blocks.get() & !(block as u8);
+        self.blocks.set(others | if on { block as u8 } else { 0 });
     }
 
     /// Neither failed nor closed.
     pub(crate) fn is_alive(&self) -> bool {
-        self.0.get() & (Block::Failed as u8 | Block::Closed as u8) == 0
+        self.blocks.get() & (Block::Failed as u8 | Block::Closed as u8) == 0
     }
 
     /// Only waiting requests or a peer that is about to answer stand in the way, or nothing.
     pub(crate) fn is_usable(&self) -> bool {
-        self.0.get() & !(Block::Pending as u8 | Block::Connecting as u8) == 0
+        self.blocks.get() & !(Block::Pending as u8 | Block::Connecting as u8) == 0
     }
 }
 

@@ -16,6 +16,11 @@ macro_rules! endpoint_handle {
                 self.0.error()
             }
 
+            /// What this endpoint did so far.
+            pub fn counters(&self) -> $crate::Counters {
+                self.0.gate.tally.read()
+            }
+
             /// Queues a request that progress runs, in order, when resources come back.
             ///
             /// # Errors

@@ -8,6 +8,7 @@ use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
+use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
@@ -153,6 +154,11 @@ impl Interface {
     /// Messages that came for an id without handler, and were dropped.
     pub fn unhandled(&self) -> u64 {
         each!(self, interface => interface.unhandled())
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        each!(self, interface => interface.counters())
     }
 
     /// What becomes readable when something happens to an interface that is armed; `None` if nothing ever does without a call on this

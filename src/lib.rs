@@ -44,6 +44,7 @@ mod completion;
 mod component;
 mod config;
 mod copy;
+mod counters;
 mod domain;
 mod endpoint;
 mod error;
@@ -73,6 +74,7 @@ pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::{
     ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable, unknown_variables,
 };
+pub use counters::Counters;
 pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{

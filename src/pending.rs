@@ -125,6 +125,7 @@ impl<E: HasPending> Arbiter<E> {
     pub(crate) fn add(&self, endpoint: E, request: Request<E>) {
         let first = endpoint.pending().is_idle();
         endpoint.pending().queue.borrow_mut().push_back(request);
+        endpoint.gate().tally.waited();
         endpoint.update_gate();
         if first {
             self.waiting.borrow_mut().push_back(endpoint);

@@ -31,6 +31,12 @@ impl Element {
         Self::new(region.address().wrapping_add(offset), length, region.local_key())
     }
 
+    /// Bytes.
+    #[inline]
+    pub fn length(&self) -> u32 {
+        self.0.length
+    }
+
     #[inline]
     pub(crate) fn as_verbs(elements: &[Self]) -> &[sys::Element] {
         // SAFETY: the wrapper is transparent, and the borrow is passed on.
@@ -115,6 +121,18 @@ pub enum Data<'a> {
     Inline2(&'a [u8], &'a [u8]),
     /// Taken, or written, by the device until the request ends.
     Elements(&'a [Element]),
+}
+
+impl Data<'_> {
+    /// Its bytes.
+    #[inline(always)]
+    pub fn length(&self) -> usize {
+        match self {
+            Self::Inline(bytes) => bytes.len(),
+            Self::Inline2(front, back) => front.len() + back.len(),
+            Self::Elements(elements) => elements.iter().map(|element| element.length() as usize).sum(),
+        }
+    }
 }
 
 bitflags! {

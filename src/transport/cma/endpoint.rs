@@ -15,6 +15,7 @@ use super::{MAX_IN_PROGRESS, MAX_IOV, NAME, SLICE};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Packed};
 use crate::capability::RemoteMemory;
 use crate::completion::Completion;
+use crate::counters::Counters;
 use crate::error::{
     Busy, Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
 };
@@ -48,7 +49,7 @@ impl Endpoint {
             return Err(OpenError::Closed { transport: NAME });
         }
         let state = Rc::new(State {
-            gate: Gate::default(),
+            gate: Gate::new(&interface.0.past),
             peer: RefCell::default(),
             steps: RefCell::default(),
             pending: PendingQueue::new(),
@@ -188,7 +189,7 @@ impl Endpoint {
         key.check(secret.ok_or(PostError::NotConnected)?, remote, total, far)?;
         let waiting = state.steps.borrow().len();
         if waiting >= MAX_IN_PROGRESS {
-            return Err(PostError::NoResource);
+            return Err(state.gate.refuse());
         }
         let mut done = 0;
         if total <= SLICE && waiting == 0 {
@@ -197,7 +198,10 @@ impl Endpoint {
                 unsafe { if put { process.write(ranges, remote) } else { process.read(ranges, remote) } }
             });
             match copied {
-                Ok(copied) if copied == total => return Ok(Posted::Done),
+                Ok(copied) if copied == total => {
+                    state.gate.tally.posted(total);
+                    return Ok(Posted::Done);
+                }
                 Ok(copied) => done = copied,
                 Err(cause) => {
                     state.fail(if put { Operation::Put } else { Operation::Get }, cause);
@@ -210,6 +214,7 @@ impl Endpoint {
         let mut transfer = Transfer::new(put, ranges.to_vec(), remote, regions?, completion);
         transfer.skip(done);
         state.steps.borrow_mut().push_back(Step::Transfer(transfer));
+        state.gate.tally.posted(total);
         state.shared.busy.set(true);
         Ok(Posted::InProgress)
     }
@@ -248,7 +253,7 @@ impl Endpoint {
             return Err(if transfers.len() > MAX_IN_PROGRESS {
                 PostError::TooManyTransfers { limit: MAX_IN_PROGRESS as u32 }
             } else {
-                PostError::NoResource
+                self.0.gate.refuse()
             });
         }
         for &ListTransfer { local, remote, key } in transfers {
@@ -282,7 +287,7 @@ impl Endpoint {
             return Ok(Posted::Done);
         }
         if state.steps.borrow().len() >= 2 * MAX_IN_PROGRESS {
-            return Err(PostError::NoResource);
+            return Err(state.gate.refuse());
         }
         state.mark(completion);
         Ok(Posted::InProgress)
@@ -294,6 +299,11 @@ impl Endpoint {
     /// [`PostError`]
     pub fn fence(&self) -> Result<(), PostError> {
         self.0.gate.check()
+    }
+
+    /// What this endpoint did so far.
+    pub fn counters(&self) -> Counters {
+        self.0.gate.tally.read()
     }
 
     /// Queues a request that progress runs, in order, when resources come back.

@@ -14,6 +14,7 @@ use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
+use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::gate::Block;
@@ -31,6 +32,8 @@ pub(super) struct Shared {
     pub(super) closed: Cell<bool>,
     handlers: Handlers,
     attributes: Attributes,
+    /// What the endpoints did that are gone.
+    pub(super) past: Past,
 }
 
 /// A handle to an open interface; cloning gives another handle to the same one.
@@ -57,6 +60,7 @@ impl Interface {
             closed: Cell::new(false),
             handlers: Handlers::new(),
             attributes: super::attributes(),
+            past: Past::default(),
         });
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
@@ -96,6 +100,11 @@ impl Interface {
     /// Always 0.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
     }
 
     /// Waits for what every endpoint has in progress. The completion is counted down once, when all is finished.

@@ -20,7 +20,7 @@ impl Endpoint {
         self.0.gate.check()?;
         let remote = atomic_target(remote, *key)?;
         let local = self.0.unwanted_result();
-        self.post_sized(|queue| queue.fetch_add(local, remote, operand, NO_FLAGS))?;
+        self.post_sized(size_of::<u64>(), |queue| queue.fetch_add(local, remote, operand, NO_FLAGS))?;
         Ok(Posted::Done)
     }
 
@@ -73,7 +73,8 @@ impl Endpoint {
         self.0.gate.check()?;
         let remote = atomic_target(remote, key)?;
         let local = self.0.next_result();
-        let index = self.post_sized(|queue| run(queue, local, remote, ControlFlags::COMPLETION))?;
+        let index =
+            self.post_sized(size_of::<u64>(), |queue| run(queue, local, remote, ControlFlags::COMPLETION))?;
         let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
         self.await_done(index, done);
         Ok(Posted::InProgress)

@@ -17,7 +17,7 @@ impl State {
         }
         self.gate.check()?;
         if completion.is_some() && !self.in_flight.has_flush_room() {
-            return Err(PostError::NoResource);
+            return Err(self.gate.refuse());
         }
         if mode == FlushMode::Remote && self.is_dirty() {
             // An acknowledgement says that the peer's device has the data, not that they are in its memory. A read is
@@ -25,7 +25,7 @@ impl State {
             // what it answers is proof. It reads a word of the peer's interface.
             let (local, remote) = (self.unwanted_result(), self.flush_target.get());
             self.post(|queue| queue.read(local, remote, ControlFlags::COMPLETION))
-                .map_err(|_| PostError::NoResource)?;
+                .map_err(|_| self.gate.refuse())?;
             self.note_flush();
         } else if self.is_idle() {
             return Ok(Posted::Done);
@@ -44,7 +44,7 @@ impl State {
             return Ok(());
         }
         let clean = !self.is_dirty();
-        self.post(|queue| queue.nop(ControlFlags::COMPLETION)).map_err(|_| PostError::NoResource)?;
+        self.post(|queue| queue.nop(ControlFlags::COMPLETION)).map_err(|_| self.gate.refuse())?;
         if clean {
             self.note_flush();
         }
@@ -68,7 +68,7 @@ impl State {
         }
         if let Some(completion) = completion {
             if !self.in_flight.has_flush_room() {
-                return Err(PostError::NoResource);
+                return Err(self.gate.refuse());
             }
             self.in_flight.push_flush(self.last(), Done::Canceled(completion.clone()));
         }
@@ -78,7 +78,7 @@ impl State {
     /// `flush_all` would succeed.
     pub(super) fn can_flush(&self) -> bool {
         let failed = self.gate.has(Block::Failed);
-        let open = failed || self.gate.check().is_ok();
+        let open = failed || self.gate.is_open();
         let signaled = failed || self.has_room() || self.with_pair(|pair| pair.send.last_is_signaled());
         open && signaled && self.in_flight.has_flush_room()
     }

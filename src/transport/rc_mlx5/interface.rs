@@ -21,6 +21,7 @@ use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::{Attributes, Flags};
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
+use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::gate::Block;
@@ -57,6 +58,8 @@ pub(super) struct Shared {
     pub(super) tag: u32,
     pub(super) config: InterfaceConfig,
     pub(super) attributes: Attributes,
+    /// What the endpoints did that are gone.
+    pub(super) past: Past,
     pub(super) mtu: Mtu,
     /// What a thread can sleep on, where the device gives it.
     notifier: Option<Notifier>,
@@ -104,6 +107,7 @@ impl Interface {
             tag: domain.tag(),
             config: config.clone(),
             attributes,
+            past: Past::default(),
             mtu,
             notifier,
         });
@@ -147,6 +151,11 @@ impl Interface {
     /// Messages that came for an id without handler, or without an id, and were dropped.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        self.0.endpoints.borrow().iter().fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
     }
 
     /// Waits for what every endpoint has outstanding. The completion is counted down once, when all is finished.

@@ -61,20 +61,22 @@ impl Endpoint {
             }
             // Room comes back with completions, and what is outstanding may not have asked for one: other posts need less room than that.
             self.0.signal_last()?;
-            return Err(PostError::NoResource);
+            return Err(self.0.gate.refuse());
         }
         let WqeIndex(index) = self.0.with_pair(|pair| {
             let mut batch = pair.send.batch();
             let mut post = |transfer: &Transfer<'_, RemoteKey>, flags| {
                 let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);
                 run(&mut batch, data_segment(&transfer.local), remote, flags)
-                    .map_err(|_| PostError::NoResource)
+                    .map_err(|_| self.0.gate.refuse())
             };
             for transfer in others {
                 post(transfer, NO_FLAGS)?;
             }
             post(last, last_flags)
         })?;
+        let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
+        self.0.gate.tally.posted_many(transfers.len(), bytes);
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.clone()));
         }

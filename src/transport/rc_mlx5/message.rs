@@ -6,7 +6,7 @@ use barewire_mlx5::{ControlFlags, DataSegment, SendQueue};
 use super::endpoint::Endpoint;
 use super::post::{EMPTY, NO_FLAGS, PooledBuffer, Posting};
 use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_AM_SHORT, MAX_AM_SLICES, MESSAGE};
-use crate::active_message::MAX_HANDLERS;
+use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
@@ -26,7 +26,9 @@ impl Endpoint {
         let prefix = am_prefix(id, header);
         match payload.try_into() {
             Ok(word) => {
-                self.post_sized(|queue| queue.send_inline_prefixed_8(prefix, word, NO_FLAGS))?;
+                self.post_sized(SHORT_HEADER + size_of::<u64>(), |queue| {
+                    queue.send_inline_prefixed_8(prefix, word, NO_FLAGS)
+                })?;
                 Ok(Posted::Done)
             }
             Err(_) => self.am_short_other(id, header, payload),
@@ -38,7 +40,9 @@ impl Endpoint {
         if payload.len() > MAX_AM_SHORT {
             return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
         }
-        self.post_sized(|queue| queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS))?;
+        self.post_sized(SHORT_HEADER + payload.len(), |queue| {
+            queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS)
+        })?;
         Ok(Posted::Done)
     }
 
@@ -60,7 +64,7 @@ impl Endpoint {
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
         let local = self.in_buffer(&buffer, MESSAGE, AM_HEADER + length);
-        let index = self.post_sized(|queue| queue.send(local, NO_FLAGS))?;
+        let index = self.post_sized(length, |queue| queue.send(local, NO_FLAGS))?;
         let done = Done::Release { buffer: buffer.into_lease() };
         self.await_done(index, done);
         Ok(length)
@@ -85,9 +89,11 @@ impl Endpoint {
         }
         if let [slice] = slices {
             let local = self.segment(slice, MAX_AM - header.len())?;
+            let bytes = header.len() + slice.length;
             let (buffer, header) = self.header_buffer(id, header)?;
-            return self
-                .am_segments(buffer, completion, |queue, flags| queue.send_pair(header, local, flags));
+            return self.am_segments(buffer, bytes, completion, |queue, flags| {
+                queue.send_pair(header, local, flags)
+            });
         }
         self.am_gather(id, header, slices, completion)
     }
@@ -103,17 +109,18 @@ impl Endpoint {
         // The first segment is the header's.
         let mut local = [EMPTY; 1 + MAX_AM_SLICES];
         let [first, rest @ ..] = &mut local;
-        let count = 1 + self.segments(rest, slices, MAX_AM.saturating_sub(header.len()))?.len();
+        let (segments, bytes) = self.segments(rest, slices, MAX_AM.saturating_sub(header.len()))?;
+        let (count, bytes) = (1 + segments.len(), header.len() + bytes);
         let (buffer, header) = self.header_buffer(id, header)?;
         *first = header;
         let local = local.get(..count).unwrap_or(&local);
-        self.am_segments(buffer, completion, |queue, flags| queue.send_gather(local, flags))
+        self.am_segments(buffer, bytes, completion, |queue, flags| queue.send_gather(local, flags))
     }
 
     /// A buffer with the header of a message to handler `id`, and its segment.
     #[inline(always)]
     fn header_buffer(&self, id: u8, header: &[u8]) -> Result<(PooledBuffer<'_>, DataSegment), PostError> {
-        let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
         self.signal_if_last();
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
         if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {
@@ -127,15 +134,16 @@ impl Endpoint {
     fn am_segments(
         &self,
         buffer: PooledBuffer<'_>,
+        bytes: usize,
         completion: Option<&Completion>,
         run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
     ) -> Post {
         let Some(completion) = completion else {
-            let index = self.post_sized(|queue| run(queue, NO_FLAGS))?;
+            let index = self.post_sized(bytes, |queue| run(queue, NO_FLAGS))?;
             self.await_done(index, Done::Release { buffer: buffer.into_lease() });
             return Ok(Posted::InProgress);
         };
-        let index = self.post_sized(|queue| run(queue, ControlFlags::COMPLETION))?;
+        let index = self.post_sized(bytes, |queue| run(queue, ControlFlags::COMPLETION))?;
         let buffer = buffer.into_lease();
         self.await_done(index, Done::ReleaseNotify { buffer, completion: completion.clone() });
         Ok(Posted::InProgress)

@@ -29,9 +29,9 @@ impl Endpoint {
         let state = &*self.0;
         state.gate.check()?;
         if !state.has_room() {
-            return Err(PostError::NoResource);
+            return Err(state.gate.refuse());
         }
-        let mut buffer = state.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let mut buffer = state.shared.buffers.take().ok_or_else(|| state.gate.refuse())?;
         self.signal_if_last();
         let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];
         let length = pack(data.get_mut(..limit).unwrap_or_default());
@@ -58,24 +58,31 @@ impl Endpoint {
         }
     }
 
-    /// Posts what was found to be within the limits, so that a refusal means a full queue.
+    /// Posts an operation of so many bytes that was found to be within the limits, so that a refusal means a full queue.
     #[inline(always)]
-    pub(super) fn post_sized(&self, run: impl FnOnce(&mut SendQueue) -> Posting) -> Result<u16, PostError> {
-        self.0.post(run).map_err(|_| PostError::NoResource)
+    pub(super) fn post_sized(
+        &self,
+        bytes: usize,
+        run: impl FnOnce(&mut SendQueue) -> Posting,
+    ) -> Result<u16, PostError> {
+        let index = self.0.post(run).map_err(|_| self.0.gate.refuse())?;
+        self.0.gate.tally.posted(bytes);
+        Ok(index)
     }
 
-    /// Posts from the user's memory.
+    /// Posts so many bytes from, or to, the user's memory.
     #[inline(always)]
     pub(super) fn zcopy(
         &self,
+        bytes: usize,
         completion: Option<&Completion>,
         run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
     ) -> Post {
         let Some(completion) = completion else {
-            self.post_sized(|queue| run(queue, NO_FLAGS))?;
+            self.post_sized(bytes, |queue| run(queue, NO_FLAGS))?;
             return Ok(Posted::InProgress);
         };
-        let index = self.post_sized(|queue| run(queue, ControlFlags::COMPLETION))?;
+        let index = self.post_sized(bytes, |queue| run(queue, ControlFlags::COMPLETION))?;
         self.await_done(index, Done::Notify(completion.clone()));
         Ok(Posted::InProgress)
     }
@@ -98,14 +105,14 @@ impl Endpoint {
         Ok(data_segment(slice))
     }
 
-    /// The segments of the slices, in `into`, if there is room and together they have at most `limit` bytes.
+    /// The segments of the slices, in `into`, and their bytes, if there is room and together they have at most `limit`.
     #[inline(always)]
     pub(super) fn segments<'s>(
         &self,
         into: &'s mut [DataSegment],
         slices: &[Slice<'_>],
         limit: usize,
-    ) -> Result<&'s [DataSegment], PostError> {
+    ) -> Result<(&'s [DataSegment], usize), PostError> {
         let most = into.len();
         let Some(into) = into.get_mut(..slices.len()) else {
             return Err(PostError::TooManySlices { limit: most as u32 });
@@ -121,7 +128,7 @@ impl Endpoint {
             room = rest;
             *segment = data_segment(slice);
         }
-        Ok(into)
+        Ok((into, limit - room))
     }
 }
 

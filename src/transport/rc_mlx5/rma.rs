@@ -24,12 +24,13 @@ impl Endpoint {
             Ok(word) => {
                 self.0.gate.check()?;
                 let remote = RemoteAddressSegment::new(remote, key.0);
-                self.post_sized(|queue| queue.write_inline_8(word, remote, NO_FLAGS))?;
+                self.post_sized(size_of::<u64>(), |queue| queue.write_inline_8(word, remote, NO_FLAGS))?;
                 Ok(Posted::Done)
             }
             Err(_) => match payload.try_into() {
                 Ok(line) => {
                     if self.put_line(line, remote, key.0) {
+                        self.0.gate.tally.posted(line.len());
                         Ok(Posted::Done)
                     } else {
                         Err(self.refusal())
@@ -44,13 +45,12 @@ impl Endpoint {
     #[inline(never)]
     fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
         let remote = RemoteAddressSegment::new(remote, key);
-        self.0.gate.check().is_ok()
-            && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
+        self.0.gate.is_open() && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
     }
 
     #[cold]
     fn refusal(&self) -> PostError {
-        self.0.gate.check().err().unwrap_or(PostError::NoResource)
+        self.0.gate.check().err().unwrap_or_else(|| self.0.gate.refuse())
     }
 
     #[inline(never)]
@@ -60,7 +60,7 @@ impl Endpoint {
             return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
         }
         let remote = RemoteAddressSegment::new(remote, key);
-        self.post_sized(|queue| queue.write_inline(payload, remote, NO_FLAGS))?;
+        self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))?;
         Ok(Posted::Done)
     }
 
@@ -86,7 +86,7 @@ impl Endpoint {
         let (buffer, length) = self.pack(SEGMENT, pack)?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
-        let index = self.post_sized(|queue| queue.write(local, remote, NO_FLAGS))?;
+        let index = self.post_sized(length, |queue| queue.write(local, remote, NO_FLAGS))?;
         let done = Done::Release { buffer: buffer.into_lease() };
         self.await_done(index, done);
         Ok(length)
@@ -109,7 +109,7 @@ impl Endpoint {
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
             let local = self.segment(slice, limit)?;
-            return self.zcopy(completion, |queue, flags| queue.write(local, remote, flags));
+            return self.zcopy(slice.length, completion, |queue, flags| queue.write(local, remote, flags));
         }
         self.put_gather(slices, remote, completion)
     }
@@ -122,8 +122,8 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let local = self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
-        self.zcopy(completion, |queue, flags| queue.write_gather(local, remote, flags))
+        let (local, bytes) = self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
+        self.zcopy(bytes, completion, |queue, flags| queue.write_gather(local, remote, flags))
     }
 
     /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
@@ -143,10 +143,10 @@ impl Endpoint {
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
-        let buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
-        let index = self.post_sized(|queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
+        let index = self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
         let done = Done::Unpack {
             buffer: buffer.into_lease(),
             length: length as u32,
@@ -174,7 +174,7 @@ impl Endpoint {
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
             let local = self.segment(slice, limit)?;
-            return self.zcopy(completion, |queue, flags| queue.read(local, remote, flags));
+            return self.zcopy(slice.length, completion, |queue, flags| queue.read(local, remote, flags));
         }
         self.get_scatter(slices, remote, completion)
     }
@@ -187,7 +187,7 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let mut local = [EMPTY; MAX_RMA_SLICES];
-        let local = self.segments(&mut local, slices, self.0.shared.attributes.get.max_zcopy)?;
-        self.zcopy(completion, |queue, flags| queue.read_scatter(local, remote, flags))
+        let (local, bytes) = self.segments(&mut local, slices, self.0.shared.attributes.get.max_zcopy)?;
+        self.zcopy(bytes, completion, |queue, flags| queue.read_scatter(local, remote, flags))
     }
 }

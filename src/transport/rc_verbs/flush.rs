@@ -18,7 +18,7 @@ impl State {
         }
         self.gate.check()?;
         if completion.is_some() && !self.in_flight.has_flush_room() {
-            return Err(PostError::NoResource);
+            return Err(self.gate.refuse());
         }
         if mode == FlushMode::Remote && self.is_dirty() {
             // An acknowledgement says that the peer's device has the data, not that they are in its memory. A read is
@@ -39,7 +39,7 @@ impl State {
     fn read_flush_word(&self) -> Result<(), PostError> {
         let (local, (address, key)) = ([self.unwanted_result()], self.flush_target.get());
         self.with_pair(|pair| pair.post(Operation::Flush, read(address, key), Data::Elements(&local), true))
-            .map_err(|_| PostError::NoResource)?;
+            .map_err(|_| self.gate.refuse())?;
         self.note_flush();
         Ok(())
     }
@@ -70,7 +70,7 @@ impl State {
         }
         if let Some(completion) = completion {
             if !self.in_flight.has_flush_room() {
-                return Err(PostError::NoResource);
+                return Err(self.gate.refuse());
             }
             self.in_flight.push_flush(self.last(), Done::Canceled(completion.clone()));
         }
@@ -80,7 +80,7 @@ impl State {
     /// `flush_all` would succeed.
     pub(super) fn can_flush(&self) -> bool {
         let failed = self.gate.has(Block::Failed);
-        let open = failed || self.gate.check().is_ok();
+        let open = failed || self.gate.is_open();
         let signaled = failed || self.has_room() || self.with_pair(|pair| pair.last_is_signaled());
         open && signaled && self.in_flight.has_flush_room()
     }

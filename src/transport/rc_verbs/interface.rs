@@ -20,6 +20,7 @@ use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
+use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::gate::Block;
@@ -55,6 +56,8 @@ pub(super) struct Shared {
     pub(super) tag: u32,
     pub(super) config: InterfaceConfig,
     pub(super) attributes: Attributes,
+    /// What the endpoints did that are gone.
+    pub(super) past: Past,
     grants: Grants,
     pub(super) log_mtu: u8,
     /// Reads and atomics in flight of an endpoint, and of its peer.
@@ -98,6 +101,7 @@ impl Interface {
             tag: domain.tag(),
             config: config.clone(),
             attributes: super::attributes_of(config, &grants),
+            past: Past::default(),
             grants,
             log_mtu: mtu.ilog2() as u8,
             reads: config.max_rd_atomic.min(limits.responder_resources).min(limits.initiator_depth),
@@ -142,6 +146,11 @@ impl Interface {
     /// Messages that came for an id without handler, or without an id, and were dropped.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        self.0.endpoints.borrow().iter().fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
     }
 
     /// What becomes readable when something completes at an interface that is armed.

@@ -90,7 +90,7 @@ impl Endpoint {
         let [first, rest @ ..] = &mut local;
         let most = self.0.shared.attributes.am.max_iov;
         let count = 1 + self.elements(rest, slices, most, MAX_AM - header.len())?.len();
-        let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
         self.signal_if_last();
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
         if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {

@@ -3,7 +3,7 @@
 use barewire_verbs::{self as verbs, Data, Element};
 
 use super::endpoint::Endpoint;
-use super::{BUFFER, DATA, MAX_ELEMENTS, SEGMENT};
+use super::{AM_HEADER, BUFFER, DATA, MAX_ELEMENTS, SEGMENT};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
@@ -26,9 +26,9 @@ impl Endpoint {
         let state = &*self.0;
         state.gate.check()?;
         if !state.has_room() {
-            return Err(PostError::NoResource);
+            return Err(state.gate.refuse());
         }
-        let mut buffer = state.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let mut buffer = state.shared.buffers.take().ok_or_else(|| state.gate.refuse())?;
         self.signal_if_last();
         let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];
         let length = pack(data.get_mut(..limit).unwrap_or_default());
@@ -63,8 +63,12 @@ impl Endpoint {
         data: Data<'_>,
         completion: bool,
     ) -> Result<u16, PostError> {
+        let header = if matches!(name, Operation::ActiveMessage) { AM_HEADER } else { 0 };
+        let bytes = data.length() - header;
         let posted = self.0.with_pair(|pair| pair.post(name, operation, data, completion));
-        posted.map_err(|_| PostError::NoResource)
+        let index = posted.map_err(|_| self.0.gate.refuse())?;
+        self.0.gate.tally.posted(bytes);
+        Ok(index)
     }
 
     /// Posts from, or into, the user's memory.

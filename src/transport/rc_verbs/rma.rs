@@ -92,7 +92,7 @@ impl Endpoint {
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
-        let buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
         let local = [self.in_buffer(&buffer, DATA, length)];
         let local = if length == 0 { &[] } else { &local[..] };
         let index = self.post(Operation::Get, read(remote, key.0), Data::Elements(local), true)?;
@@ -168,7 +168,7 @@ impl Endpoint {
             }
             // Room comes back with completions, and what is outstanding may not have asked for one.
             self.0.signal_last()?;
-            return Err(PostError::NoResource);
+            return Err(self.0.gate.refuse());
         }
         let list: Vec<_> = transfers
             .iter()
@@ -176,7 +176,9 @@ impl Endpoint {
             .map(|(transfer, elements)| (operation(transfer.remote, transfer.key.0), elements))
             .collect();
         let posted = self.0.with_pair(|pair| pair.post_all(name, &list, completion.is_some()));
-        let index = posted.map_err(|_| PostError::NoResource)?;
+        let index = posted.map_err(|_| self.0.gate.refuse())?;
+        let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
+        self.0.gate.tally.posted_many(transfers.len(), bytes);
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.clone()));
         }

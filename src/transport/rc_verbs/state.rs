@@ -63,7 +63,7 @@ impl State {
     /// An endpoint that is not connected. Its queue pair takes receive requests, and has them.
     pub(super) fn new(parts: Parts) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {
-            gate: Gate::default(),
+            gate: Gate::new(&parts.shared.past),
             flushed: Cell::new(0),
             pair: UnsafeCell::new(parts.pair),
             in_flight: parts.in_flight,

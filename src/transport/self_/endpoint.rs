@@ -12,6 +12,7 @@ use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Pac
 use crate::atomic::{Change, Fetch};
 use crate::capability::RemoteMemory;
 use crate::completion::{Completion, FetchResult, Unpack};
+use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, PostError};
 use crate::gate::{Block, Gate};
 use crate::memory::{Access, Slice, Transfer};
@@ -19,10 +20,10 @@ use crate::pending::{HasPending, PendingQueue};
 use crate::pieces;
 use crate::status::{FlushMode, PendingResult, Post, Posted};
 
-struct State {
+pub(super) struct State {
     shared: Rc<Shared>,
     pending: PendingQueue<Endpoint>,
-    gate: Gate,
+    pub(super) gate: Gate,
 }
 
 /// An endpoint to the interface it was made on. Cloning gives another handle to the same one.
@@ -54,11 +55,13 @@ impl Endpoint {
                 });
             }
         }
-        Ok(Self(Rc::new(State {
+        let state = Rc::new(State {
             shared: Rc::clone(&interface.0),
             pending: PendingQueue::new(),
-            gate: Gate::default(),
-        })))
+            gate: Gate::new(&interface.0.past),
+        });
+        interface.0.adopt(&state);
+        Ok(Self(state))
     }
 
     /// This endpoint, in the form that transports which connect endpoints exchange.
@@ -106,6 +109,7 @@ impl Endpoint {
         let (bytes, at) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
         // SAFETY: the key keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.write(at, payload) };
+        self.0.gate.tally.posted(payload.len());
         Ok(Posted::Done)
     }
 
@@ -120,13 +124,14 @@ impl Endpoint {
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
         self.check()?;
-        let mut segment = self.0.shared.segments.0.take().ok_or(PostError::NoResource)?;
+        let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
         let buffer = super::data(segment.bytes());
         let length = pack(buffer);
         let packed = buffer.get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)?;
         // SAFETY: the key keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.write(at, packed) };
+        self.0.gate.tally.posted(length);
         Ok(length)
     }
 
@@ -150,6 +155,7 @@ impl Endpoint {
             unsafe { bytes.copy(at, slice.memory, from, slice.length) };
             at += slice.length;
         }
+        self.0.gate.tally.posted(total);
         Ok(Posted::Done)
     }
 
@@ -188,13 +194,14 @@ impl Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         self.check()?;
-        let mut segment = self.0.shared.segments.0.take().ok_or(PostError::NoResource)?;
+        let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
         let target = super::data(segment.bytes())
             .get_mut(..length)
             .ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_READ)?;
         // SAFETY: the key keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.read(at, target) };
+        self.0.gate.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)
     }
@@ -219,7 +226,23 @@ impl Endpoint {
             unsafe { slice.memory.copy(to, bytes, at, slice.length) };
             at += slice.length;
         }
+        self.0.gate.tally.posted(total);
         Ok(Posted::Done)
+    }
+
+    /// A segment that `fill` writes, to handler `id`.
+    #[inline]
+    fn send(
+        &self,
+        id: u8,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
+    ) -> Result<usize, PostError> {
+        let segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
+        self.0.shared.send(id, segment, |segment| {
+            let length = fill(segment)?;
+            self.0.gate.tally.posted(length);
+            Ok(length)
+        })
     }
 
     #[inline]
@@ -238,7 +261,7 @@ impl Endpoint {
             return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
         }
         self.check()?;
-        self.0.shared.send(id, |segment| {
+        self.send(id, |segment| {
             let length = SHORT_HEADER + payload.len();
             segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
             segment[SHORT_HEADER..length].copy_from_slice(payload);
@@ -254,7 +277,7 @@ impl Endpoint {
     pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
         Self::check_id(id)?;
         self.check()?;
-        self.0.shared.send(id, |segment| {
+        self.send(id, |segment| {
             let (front, payload) = segment.split_at_mut(SHORT_HEADER);
             front.copy_from_slice(&header.to_le_bytes());
             Ok(SHORT_HEADER + pieces::gather(payload, pieces)?.len())
@@ -269,7 +292,7 @@ impl Endpoint {
     pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         Self::check_id(id)?;
         self.check()?;
-        self.0.shared.send(id, |segment| {
+        self.send(id, |segment| {
             let length = pack(segment);
             if length > segment.len() { Err(PostError::too_long(length, SEGMENT)) } else { Ok(length) }
         })
@@ -296,7 +319,7 @@ impl Endpoint {
             return Err(PostError::too_long(length, SEGMENT));
         }
         self.check()?;
-        self.0.shared.send(id, |segment| {
+        self.send(id, |segment| {
             let (head, mut rest) = segment.split_at_mut(header.len());
             head.copy_from_slice(header);
             for slice in slices {
@@ -317,7 +340,9 @@ impl Endpoint {
         self.check()?;
         let (bytes, at) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
         // SAFETY: the key keeps the region's bytes alive for `'k`.
-        unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)
+        let word = unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?;
+        self.0.gate.tally.posted(size_of_val(word));
+        Ok(word)
     }
 
     /// Adds `operand` to the word at `remote`.
@@ -372,6 +397,7 @@ impl Endpoint {
         let (bytes, at) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
         // SAFETY: the key keeps the region's bytes alive.
         let old = unsafe { bytes.update(at, change) }.ok_or(PostError::Unaligned)?;
+        self.0.gate.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);
         }
@@ -401,6 +427,11 @@ impl Endpoint {
         self.check()?;
         std::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
+    }
+
+    /// What this endpoint did so far.
+    pub fn counters(&self) -> Counters {
+        self.0.gate.tally.read()
     }
 
     /// Queues a request that runs when resources come back.

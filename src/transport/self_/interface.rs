@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ptr::NonNull;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Instant;
 
 use super::domain::Domain;
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, State};
 use super::{BUFFER, NAME};
 use crate::active_message::{HOME, Handlers, Keeper, KeptMessage, Message, Reclaim, write_home};
 use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
@@ -16,10 +16,11 @@ use crate::allocation::Allocation;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
+use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::pending::Arbiter;
-use crate::pool::{Lease, Pool};
+use crate::pool::{Buffer, Lease, Pool};
 use crate::random;
 use crate::status::{Post, Posted};
 
@@ -42,10 +43,13 @@ pub(super) struct Shared {
     id: u64,
     pub(super) domain: Domain,
     pub(super) attributes: Attributes,
+    /// What the endpoints did that are gone.
+    pub(super) past: Past,
     handlers: Handlers,
     pub(super) segments: Rc<Segments>,
     queue: RefCell<VecDeque<Queued>>,
     pub(super) pending: Arbiter<Endpoint>,
+    endpoints: RefCell<Vec<Weak<State>>>,
     closed: Cell<bool>,
 }
 
@@ -74,10 +78,12 @@ impl Interface {
             id: random::number(),
             domain: domain.clone(),
             attributes: super::attributes(),
+            past: Past::default(),
             handlers: Handlers::new(),
             segments: Rc::new(Segments(Pool::new(allocation))),
             queue: RefCell::new(VecDeque::with_capacity(count)),
             pending: Arbiter::new(),
+            endpoints: RefCell::default(),
             closed: Cell::new(false),
         });
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
@@ -118,6 +124,13 @@ impl Interface {
     /// Messages that came for an id without handler, and were dropped.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        let endpoints = self.0.endpoints.borrow();
+        let live = endpoints.iter().filter_map(Weak::upgrade);
+        live.fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
     }
 
     /// Waits for every operation of every endpoint; here they are finished when posted.
@@ -165,14 +178,21 @@ impl Shared {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
 
-    /// Takes a segment, lets `fill` write it, and delivers the message, now or after the ones before it.
+    /// Counts this endpoint's operations as the interface's.
+    pub(super) fn adopt(&self, state: &Rc<State>) {
+        let mut endpoints = self.endpoints.borrow_mut();
+        endpoints.retain(|state| state.strong_count() > 0);
+        endpoints.push(Rc::downgrade(state));
+    }
+
+    /// Lets `fill` write the segment, and delivers the message, now or after the ones before it.
     #[inline]
     pub(super) fn send(
         &self,
         id: u8,
+        mut segment: Buffer<'_, Allocation, BUFFER>,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
     ) -> Result<usize, PostError> {
-        let mut segment = self.segments.0.take().ok_or(PostError::NoResource)?;
         let length = fill(super::data(segment.bytes()))?;
         let segment = segment.into_lease();
         // As many places as segments: this never grows.

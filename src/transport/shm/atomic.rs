@@ -18,6 +18,7 @@ impl Endpoint {
             && let Some(word) = unsafe { bytes.atomic(at) }
         {
             run(word);
+            self.0.gate.tally.posted(size_of::<u64>());
             return Ok(Posted::Done);
         }
         self.with_word_otherwise(remote, key, run)
@@ -29,6 +30,7 @@ impl Endpoint {
         let (bytes, at) = self.reach_memory(key, (remote, size_of::<u64>()), Access::REMOTE_ATOMIC)?;
         // SAFETY: as in `with_word`.
         run(unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
+        self.0.gate.tally.posted(size_of::<u64>());
         Ok(Posted::Done)
     }
 
@@ -111,6 +113,7 @@ impl Endpoint {
         let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
         // SAFETY: as in `with_word`.
         let old = unsafe { bytes.update(at, change) }.ok_or(PostError::Unaligned)?;
+        self.0.gate.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);
         }

@@ -13,6 +13,7 @@ use super::state::State;
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Packed};
 use crate::capability::RemoteMemory;
 use crate::completion::Completion;
+use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::gate::{Block, Gate};
 use crate::pending::{HasPending, PendingQueue};
@@ -95,6 +96,11 @@ impl Endpoint {
         self.0.gate.check()?;
         std::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
+    }
+
+    /// What this endpoint did so far.
+    pub fn counters(&self) -> Counters {
+        self.0.gate.tally.read()
     }
 
     /// Queues a request that progress runs, in order, when resources come back.

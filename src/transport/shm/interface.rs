@@ -20,6 +20,7 @@ use crate::allocation::Allocation;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
+use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::pending::Arbiter;
@@ -51,6 +52,8 @@ pub(super) struct Shared {
     /// The domain's tag: whose slices these endpoints take.
     pub(super) tag: u32,
     attributes: Attributes,
+    /// What the endpoints did that are gone.
+    pub(super) past: Past,
 }
 
 /// A handle to an open interface; cloning gives another handle to the same one.
@@ -90,6 +93,7 @@ impl Interface {
             config,
             tag: domain.tag(),
             attributes: super::attributes(),
+            past: Past::default(),
         });
         Ok((Self(Rc::clone(&shared)), Progress::new(shared, port)))
     }
@@ -131,6 +135,11 @@ impl Interface {
     /// Messages that came for an id without handler, and were dropped.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
     }
 
     /// Waits for every operation of every endpoint; here they are finished when posted.

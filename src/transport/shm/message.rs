@@ -28,15 +28,19 @@ impl Endpoint {
     #[inline(always)]
     fn am_word(&self, id: u8, header: u64, word: u64) -> Post {
         let state = &*self.0;
-        if state.gate.check().is_ok()
+        if state.gate.is_open()
             && id < MAX_HANDLERS
             // SAFETY: for calls of the driver alone, and gone with the block.
             && let Some(peer) = unsafe { state.peer() }
         {
             match peer.send_now(id, header, word) {
-                Now::Sent => return Ok(Posted::Done),
+                Now::Sent => {
+                    state.gate.tally.posted(SHORT_HEADER + size_of_val(&word));
+                    return Ok(Posted::Done);
+                }
                 Now::Wake => {
                     peer.wake();
+                    state.gate.tally.posted(SHORT_HEADER + size_of_val(&word));
                     return Ok(Posted::Done);
                 }
                 Now::Otherwise => {}
@@ -60,6 +64,7 @@ impl Endpoint {
             return self.am_long(id, header, payload);
         }
         state.run(Operation::ActiveMessage, |peer| peer.send(id, header, payload))?;
+        state.gate.tally.posted(SHORT_HEADER + payload.len());
         Ok(Posted::Done)
     }
 
@@ -108,6 +113,7 @@ impl Endpoint {
         }
         state.run(Operation::ActiveMessage, |peer| peer.send_buffer(id, number, length as u16))?;
         taken.number = None;
+        state.gate.tally.posted(length);
         Ok(length)
     }
 

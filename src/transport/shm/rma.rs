@@ -22,7 +22,7 @@ impl Endpoint {
         need: Access,
     ) -> Option<(Bytes, usize)> {
         let state = &*self.0;
-        if state.gate.check().is_err() || !key.allows(need) {
+        if !state.gate.is_open() || !key.allows(need) {
             return None;
         }
         let offset = key.offset(remote);
@@ -63,6 +63,7 @@ impl Endpoint {
             && let Some(place) = unsafe { bytes.atomic(at) }
         {
             place.store(word, Ordering::Relaxed);
+            self.0.gate.tally.posted(size_of_val(&word));
             return Ok(Posted::Done);
         }
         self.put_word_otherwise(word, remote, key)
@@ -79,6 +80,7 @@ impl Endpoint {
         let (bytes, at) = self.reach_memory(key, (remote, payload.len()), Access::REMOTE_WRITE)?;
         // SAFETY: it is mapped while this runs, and the range was checked.
         unsafe { bytes.write(at, payload) };
+        self.0.gate.tally.posted(payload.len());
         Ok(Posted::Done)
     }
 
@@ -93,7 +95,7 @@ impl Endpoint {
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
         self.0.gate.check()?;
-        let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
         let length = pack(buffer.bytes());
         let packed = buffer.bytes().get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         self.put_short(packed, remote, key).map(|_| length)
@@ -118,6 +120,7 @@ impl Endpoint {
             unsafe { bytes.copy(at, slice.memory, from, slice.length) };
             at += slice.length;
         }
+        self.0.gate.tally.posted(total);
         Ok(Posted::Done)
     }
 
@@ -134,11 +137,12 @@ impl Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         self.0.gate.check()?;
-        let mut buffer = self.0.shared.buffers.take().ok_or(PostError::NoResource)?;
+        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
         let target = buffer.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at) = self.reach_memory(key, (remote, length), Access::REMOTE_READ)?;
         // SAFETY: as in `put_any`.
         unsafe { bytes.read(at, target) };
+        self.0.gate.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)
     }
@@ -162,6 +166,7 @@ impl Endpoint {
             unsafe { slice.memory.copy(to, &bytes, at, slice.length) };
             at += slice.length;
         }
+        self.0.gate.tally.posted(total);
         Ok(Posted::Done)
     }
 

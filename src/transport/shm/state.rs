@@ -33,7 +33,7 @@ impl State {
     /// An endpoint that is not connected.
     pub(super) fn new(shared: Rc<Shared>, name: u32) -> Self {
         let state = Self {
-            gate: Gate::default(),
+            gate: Gate::new(&shared.past),
             peer: UnsafeCell::new(None),
             pending: PendingQueue::new(),
             views: Views::default(),
@@ -69,7 +69,7 @@ impl State {
     #[cold]
     pub(super) fn refuse(&self, operation: Operation, error: Option<SendError>) -> PostError {
         match error {
-            Some(SendError::Full) => PostError::NoResource,
+            Some(SendError::Full) => self.gate.refuse(),
             Some(SendError::Lost) => self.fail(operation),
             None => PostError::NotConnected,
         }

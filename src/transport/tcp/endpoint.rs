@@ -12,6 +12,7 @@ use super::state::{Peer, State};
 use crate::address::{DeviceAddress, EndpointAddress};
 use crate::capability::RemoteMemory;
 use crate::completion::Completion;
+use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::gate::{Block, Gate};
 use crate::pending::{HasPending, PendingQueue};
@@ -89,6 +90,11 @@ impl Endpoint {
         self.0.gate.check()?;
         self.0.fence();
         Ok(())
+    }
+
+    /// What this endpoint did so far.
+    pub fn counters(&self) -> Counters {
+        self.0.gate.tally.read()
     }
 
     /// Queues a request that progress runs, in order, when resources come back.

@@ -57,7 +57,7 @@ impl State {
 
     /// [`Self::wait_for_all`] would do.
     pub(super) fn can_wait(&self) -> bool {
-        (self.gate.check().is_ok() || self.gate.has(Block::Failed))
+        (self.gate.is_open() || self.gate.has(Block::Failed))
             && self.messages.try_borrow().is_ok()
             && self.requests().is_some()
             && self.flushes.borrow().len() < self.shared.config.send_ring as usize

@@ -28,6 +28,7 @@ use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
+use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, Operation, PostError};
 use crate::gate::Block;
 use crate::pending::Arbiter;
@@ -74,6 +75,8 @@ pub(super) struct Shared {
     pub(super) domain: Domain,
     pub(super) config: InterfaceConfig,
     attributes: Attributes,
+    /// What the endpoints did that are gone.
+    pub(super) past: Past,
 }
 
 /// A handle to an open interface; cloning gives another handle to the same one.
@@ -127,6 +130,7 @@ impl Interface {
             domain: domain.clone(),
             config: config.clone(),
             attributes: super::attributes(config),
+            past: Past::default(),
         });
         Ok((Self(Rc::clone(&shared)), Progress::new(shared, scratch)))
     }
@@ -173,6 +177,16 @@ impl Interface {
     /// Messages that came for an id without handler, and were dropped.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        self.0
+            .endpoints
+            .borrow()
+            .iter()
+            .flatten()
+            .fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
     }
 
     /// Waits for what every endpoint has outstanding. The completion is counted down once, when all is finished.

@@ -190,6 +190,7 @@ impl State {
         body[length..padded(length)].fill(0);
         head.copy_from_slice(&Header::message(id, length as u32).to_bytes());
         lane.outbox.commit(HEADER_BYTES + padded(length));
+        self.gate.tally.posted(length);
         self.push(lane, Operation::ActiveMessage);
         Ok(length)
     }
@@ -263,6 +264,7 @@ impl State {
         }
         lane.outbox.push(spare, &[0; HEADER_BYTES][..padded(length) - length]);
         let end = lane.outbox.posted();
+        self.gate.tally.posted(length);
         let sent = lane.send(&self.shared.epoll, spare, self.shared.round.get());
         if let Err(error) = sent {
             self.fail_later(Trouble::of_sending(Operation::ActiveMessage, &error));

@@ -265,6 +265,10 @@ impl State {
         if !memory.lane.outbox.push(&self.shared.spare, &request.to_bytes()) {
             return Err(self.refuse());
         }
+        self.gate.tally.posted(match request.action {
+            Action::Put { length } | Action::Get { length } => length as usize,
+            Action::Atomic { width, .. } => width.into(),
+        });
         memory.note(done);
         Ok(())
     }
@@ -278,6 +282,7 @@ impl State {
     ) -> Result<usize, PostError> {
         self.with_memory(key, 1, Operation::Put, |state, memory| {
             let length = state.append_put(memory, most, remote, key, fill)?;
+            state.gate.tally.posted(length);
             memory.note(None);
             Ok(length)
         })
@@ -328,6 +333,7 @@ impl State {
                 memory.lane.outbox.push_range(range.region, range.offset, range.length);
             }
         }
+        self.gate.tally.posted(length);
         memory.note(completion.map(|completion| Done::Notify(Some(completion.clone()))));
         Ok(Posted::InProgress)
     }

@@ -117,7 +117,7 @@ impl State {
     /// An endpoint that is not connected.
     pub(super) fn new(shared: &Rc<Shared>, index: u32, own: End) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {
-            gate: Gate::default(),
+            gate: Gate::new(&shared.past),
             messages: RefCell::new(Lane::new(Shared::event_number(index, false))),
             sending: RefCell::default(),
             memory: RefCell::default(),
@@ -259,7 +259,7 @@ impl State {
     #[cold]
     pub(super) fn refuse(&self) -> PostError {
         self.short.set(true);
-        PostError::NoResource
+        self.gate.refuse()
     }
 
     // Failing.

@@ -69,7 +69,7 @@ impl Endpoint {
         }
         if let Some(completion) = completion {
             if !state.can_flush() {
-                return Err(PostError::NoResource);
+                return Err(state.gate.refuse());
             }
             state.flush_later(completion.clone());
         }

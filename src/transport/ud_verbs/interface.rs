@@ -19,6 +19,7 @@ use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
+use crate::counters::{Counters, Past};
 use crate::error::{Cause, EndpointError, HandlerError, OpenError, Operation, PostError};
 use crate::event::EventError;
 use crate::gate::Block;
@@ -56,6 +57,8 @@ pub(super) struct Shared {
     pub(super) tag: u32,
     pub(super) config: InterfaceConfig,
     pub(super) attributes: Attributes,
+    /// What the endpoints did that are gone.
+    pub(super) past: Past,
 }
 
 /// A handle to an open interface; cloning gives another handle to the same one.
@@ -98,6 +101,7 @@ impl Interface {
             tag: domain.tag(),
             config: config.clone(),
             attributes: super::attributes_of(config, mtu as usize),
+            past: Past::default(),
         });
         shared.grow(1)?;
         Ok((Self(Rc::clone(&shared)), Progress::new(shared)))
@@ -140,6 +144,16 @@ impl Interface {
     /// Packets that came for an id without handler, or that are none of this transport's, and were dropped.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
+    }
+
+    /// What all endpoints of the interface did so far, also those that are gone.
+    pub fn counters(&self) -> Counters {
+        self.0
+            .endpoints
+            .borrow()
+            .iter()
+            .flatten()
+            .fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
     }
 
     /// What becomes readable when something completes at an interface that is armed.

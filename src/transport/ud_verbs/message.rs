@@ -119,7 +119,7 @@ impl Endpoint {
             return Err(PostError::UnknownHandlerId(id));
         }
         self.check()?;
-        self.0.shared.socket.take().ok_or(PostError::NoResource)
+        self.0.shared.socket.take().ok_or_else(|| self.0.gate.refuse())
     }
 
     /// A message can be sent, as far as it does not depend on buffers.
@@ -132,7 +132,7 @@ impl Endpoint {
             return Err(PostError::EndpointFailed);
         }
         if !state.sender.borrow().has_room() || !state.shared.socket.has_room() {
-            return Err(PostError::NoResource);
+            return Err(state.gate.refuse());
         }
         Ok(())
     }
@@ -150,7 +150,9 @@ impl Endpoint {
         let sent = Sent { buffer, length: HEADER + length, last: None, completion };
         self.0.transmit(id, sent).map_err(|buffer| {
             self.0.shared.socket.retire_buffer(buffer, None);
-            PostError::NoResource
-        })
+            self.0.gate.refuse()
+        })?;
+        self.0.gate.tally.posted(length);
+        Ok(())
     }
 }

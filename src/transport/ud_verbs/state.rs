@@ -79,7 +79,7 @@ impl State {
     /// An endpoint that is not connected.
     pub(super) fn new(shared: Rc<Shared>, name: u32) -> Rc<Self> {
         let state = Self {
-            gate: Gate::default(),
+            gate: Gate::new(&shared.past),
             peer: RefCell::new(None),
             sender: RefCell::new(Sender::new(shared.patience)),
             receiver: RefCell::new(Receiver::new()),
@@ -172,6 +172,7 @@ impl State {
             && self.transmit_once(sequence, None, sent).is_ok()
         {
             sender.resent();
+            self.gate.tally.retried();
         }
     }
 

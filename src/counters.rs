@@ -1,0 +1,189 @@
+//! What endpoints did, in numbers: two additions per post, and nothing else on the way to the wire.
+
+use std::cell::Cell;
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+use std::rc::Rc;
+
+/// What an endpoint, or all endpoints that an interface ever had, did since it was opened. Numbers wrap around.
+///
+/// ```
+/// # use barewire::*;
+/// let mut worker = Worker::new();
+/// let domain = Domain::open("self", "memory")?;
+/// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+/// let endpoint = Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+/// let before = endpoint.counters();
+/// let _ = endpoint.am_short(0, 1, b"four")?;
+/// let did = endpoint.counters() - before;
+/// assert_eq!((did.posted, did.bytes), (1, 12));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Operations that were accepted: messages, puts, gets and atomics; each transfer of a list.
+    pub posted: u64,
+    /// Bytes of those: payloads, headers of messages, the words of atomics.
+    pub bytes: u64,
+    /// Calls that were answered [`PostError::NoResource`](crate::PostError::NoResource), also those of requests that waited.
+    pub no_resource: u64,
+    /// Requests that [`Endpoint::pending_add`](crate::Endpoint::pending_add) took.
+    pub waited: u64,
+    /// Messages that the transport sent again, which only `ud_verbs` does. What a device or the kernel sends again is in their own counters
+    /// (`/sys/class/infiniband/*/ports/*/hw_counters`, `nstat`).
+    pub retries: u64,
+}
+
+impl Counters {
+    /// The numbers with their names, for whoever shows all of them.
+    pub const fn named(&self) -> [(&'static str, u64); 5] {
+        [
+            ("posted", self.posted),
+            ("bytes", self.bytes),
+            ("no_resource", self.no_resource),
+            ("waited", self.waited),
+            ("retries", self.retries),
+        ]
+    }
+
+    fn combine(self, other: Self, one: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            posted: one(self.posted, other.posted),
+            bytes: one(self.bytes, other.bytes),
+            no_resource: one(self.no_resource, other.no_resource),
+            waited: one(self.waited, other.waited),
+            retries: one(self.retries, other.retries),
+        }
+    }
+}
+
+impl Add for Counters {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.combine(other, u64::wrapping_add)
+    }
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+/// What was done since the other was read.
+impl Sub for Counters {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        self.combine(before, u64::wrapping_sub)
+    }
+}
+
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (name, number)) in self.named().into_iter().enumerate() {
+            write!(f, "{}{name} {number}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// An endpoint's counters while it counts.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    posted: Cell<u64>,
+    bytes: Cell<u64>,
+    no_resource: Cell<u64>,
+    waited: Cell<u64>,
+    retries: Cell<u64>,
+    past: Past,
+}
+
+/// What the endpoints of an interface did that are gone.
+pub(crate) type Past = Rc<Cell<Counters>>;
+
+impl Tally {
+    pub(crate) fn new(past: &Past) -> Self {
+        let mut tally = Self::default();
+        tally.past = Rc::clone(past);
+        tally
+    }
+
+    /// An operation was accepted.
+    #[inline(always)]
+    pub(crate) fn posted(&self, bytes: usize) {
+        self.posted_many(1, bytes);
+    }
+
+    #[inline(always)]
+    pub(crate) fn posted_many(&self, operations: usize, bytes: usize) {
+        self.posted.set(self.posted.get().wrapping_add(operations as u64));
+        self.bytes.set(self.bytes.get().wrapping_add(bytes as u64));
+    }
+
+    #[cold]
+    pub(crate) fn refused(&self) {
+        self.no_resource.set(self.no_resource.get() + 1);
+    }
+
+    pub(crate) fn waited(&self) {
+        self.waited.set(self.waited.get() + 1);
+    }
+
+    pub(crate) fn retried(&self) {
+        self.retries.set(self.retries.get() + 1);
+    }
+
+    pub(crate) fn read(&self) -> Counters {
+        Counters {
+            posted: self.posted.get(),
+            bytes: self.bytes.get(),
+            no_resource: self.no_resource.get(),
+            waited: self.waited.get(),
+            retries: self.retries.get(),
+        }
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.past.set(self.past.get() + self.read());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_stays_counted() {
+        let past = Past::default();
+        let (one, other) = (Tally::new(&past), Tally::new(&past));
+        one.posted(8);
+        one.posted_many(3, 30);
+        one.refused();
+        other.posted(2);
+        other.waited();
+        other.retried();
+        let read = one.read();
+        assert_eq!((read.posted, read.bytes, read.no_resource), (4, 38, 1));
+        assert_eq!(past.get(), Counters::default());
+        drop(one);
+        assert_eq!(past.get(), read);
+        drop(other);
+        let all = past.get();
+        assert_eq!(all.to_string(), "posted 5, bytes 40, no_resource 1, waited 1, retries 1");
+        assert_eq!((all - read).named().map(|(_, number)| number), [1, 2, 0, 1, 1]);
+    }
+
+    #[test]
+    fn numbers_wrap_around() {
+        let tally = Tally::default();
+        tally.bytes.set(u64::MAX);
+        let before = tally.read();
+        tally.posted(3);
+        assert_eq!((tally.read() - before).bytes, 3);
+    }
+}
