@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::hint::cold_path;
 use std::ops::{Add, AddAssign, Sub};
 use std::rc::Rc;
 
@@ -26,7 +27,8 @@ pub struct Counters {
     pub posted: u64,
     /// Bytes of those: payloads, headers of messages, the words of atomics.
     pub bytes: u64,
-    /// Calls that were answered [`PostError::NoResource`](crate::PostError::NoResource), also those of requests that waited.
+    /// Posts that found no room, and were answered [`PostError::NoResource`](crate::PostError::NoResource). Not those that were answered so
+    /// because requests wait, or the peer did not answer yet.
     pub no_resource: u64,
     /// Requests that [`Endpoint::pending_add`](crate::Endpoint::pending_add) took.
     pub waited: u64,
@@ -120,18 +122,32 @@ impl Tally {
     #[inline(always)]
     pub(crate) fn posted_many(&self, operations: usize, bytes: usize) {
         self.posted.set(self.posted.get().wrapping_add(operations as u64));
+        self.add_bytes(bytes);
+    }
+
+    /// For whoever knows otherwise how many operations were accepted.
+    #[inline(always)]
+    pub(crate) fn add_bytes(&self, bytes: usize) {
         self.bytes.set(self.bytes.get().wrapping_add(bytes as u64));
     }
 
-    #[cold]
+    /// So many operations were posted altogether.
+    pub(crate) fn set_posted(&self, operations: u64) {
+        self.posted.set(operations);
+    }
+
+    /// Not a call: who might make one saves registers for it in front of every post.
+    #[inline(always)]
     pub(crate) fn refused(&self) {
-        self.no_resource.set(self.no_resource.get() + 1);
+        cold_path();
+        self.no_resource.set(self.no_resource.get().wrapping_add(1));
     }
 
     pub(crate) fn waited(&self) {
         self.waited.set(self.waited.get() + 1);
     }
 
+    #[cfg(any(test, feature = "verbs"))]
     pub(crate) fn retried(&self) {
         self.retries.set(self.retries.get() + 1);
     }

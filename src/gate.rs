@@ -47,8 +47,8 @@ impl Gate {
         self.blocks.get() == 0
     }
 
-    /// A post is refused until resources come back.
-    #[cold]
+    /// There is no room for a post until resources come back.
+    #[inline(always)]
     pub(crate) fn refuse(&self) -> PostError {
         self.tally.refused();
         PostError::NoResource
@@ -63,7 +63,7 @@ impl Gate {
         } else if self.has(Block::Unconnected) {
             PostError::NotConnected
         } else {
-            self.refuse()
+            PostError::NoResource
         }
     }
 

@@ -18,7 +18,7 @@ macro_rules! endpoint_handle {
 
             /// What this endpoint did so far.
             pub fn counters(&self) -> $crate::Counters {
-                self.0.gate.tally.read()
+                self.0.counters()
             }
 
             /// Queues a request that progress runs, in order, when resources come back.

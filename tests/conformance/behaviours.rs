@@ -4,8 +4,8 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, check, closing, events, full_queues, lists, memory, messages, ordering, peers,
-    pending, processes, rma, setup, volume,
+    atomics, callbacks, check, closing, counters, events, full_queues, lists, memory, messages, ordering,
+    peers, pending, processes, rma, setup, volume,
 };
 
 /// Something that every transport has to do alike.
@@ -92,5 +92,8 @@ behaviours! {
     20 callbacks::handlers_open_and_flush [AM_SHORT INTER_PROCESS]
     21 volume::a_million_messages_through_a_small_ring [AM_SHORT INTER_PROCESS]
     22 ordering::puts_stay_behind_many_gets [PUT_ZCOPY GET_ZCOPY]
+    0 counters::operations_and_their_bytes_are_counted []
+    0 counters::refusals_and_requests_that_wait_are_counted [PENDING AM_SHORT INTER_PROCESS]
+    0 counters::interfaces_add_up_their_endpoints [AM_SHORT]
     23 full_queues::two_full_ends_do_not_block_each_other [AM_SHORT INTER_PROCESS]
 }

@@ -18,6 +18,7 @@ mod behaviours;
 mod callbacks;
 mod check;
 mod closing;
+mod counters;
 mod events;
 mod full_queues;
 mod lists;

@@ -24,8 +24,7 @@ impl State {
             // carried out after the writes before it and its answer pushes them ahead (PCIe ordering), so that
             // what it answers is proof. It reads a word of the peer's interface.
             let (local, remote) = (self.unwanted_result(), self.flush_target.get());
-            self.post(|queue| queue.read(local, remote, ControlFlags::COMPLETION))
-                .map_err(|_| self.gate.refuse())?;
+            self.post_own(|queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
             self.note_flush();
         } else if self.is_idle() {
             return Ok(Posted::Done);
@@ -44,7 +43,7 @@ impl State {
             return Ok(());
         }
         let clean = !self.is_dirty();
-        self.post(|queue| queue.nop(ControlFlags::COMPLETION)).map_err(|_| self.gate.refuse())?;
+        self.post_own(|queue| queue.nop(ControlFlags::COMPLETION))?;
         if clean {
             self.note_flush();
         }

@@ -155,7 +155,7 @@ impl Interface {
 
     /// What all endpoints of the interface did so far, also those that are gone.
     pub fn counters(&self) -> Counters {
-        self.0.endpoints.borrow().iter().fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
+        self.0.endpoints.borrow().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
     /// Waits for what every endpoint has outstanding. The completion is counted down once, when all is finished.

@@ -76,7 +76,7 @@ impl Endpoint {
             post(last, last_flags)
         })?;
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
-        self.0.gate.tally.posted_many(transfers.len(), bytes);
+        self.0.gate.tally.add_bytes(bytes);
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.clone()));
         }

@@ -120,8 +120,9 @@ impl Endpoint {
     /// A buffer with the header of a message to handler `id`, and its segment.
     #[inline(always)]
     fn header_buffer(&self, id: u8, header: &[u8]) -> Result<(PooledBuffer<'_>, DataSegment), PostError> {
-        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
-        self.signal_if_last();
+        let shared = &*self.0.shared;
+        let mut buffer = shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
+        self.signal_if_last(shared);
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
         if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {
             place.copy_from_slice(header);

@@ -7,6 +7,7 @@ use barewire_mlx5::{ControlFlags, DataSegment, SendQueue, WqeIndex};
 
 use super::domain::Registered;
 use super::endpoint::Endpoint;
+use super::interface::Shared;
 use super::{BUFFER, DATA, SEGMENT};
 use crate::completion::Completion;
 use crate::error::PostError;
@@ -31,8 +32,9 @@ impl Endpoint {
         if !state.has_room() {
             return Err(state.gate.refuse());
         }
-        let mut buffer = state.shared.buffers.take().ok_or_else(|| state.gate.refuse())?;
-        self.signal_if_last();
+        let shared = &*state.shared;
+        let mut buffer = shared.buffers.take().ok_or_else(|| state.gate.refuse())?;
+        self.signal_if_last(shared);
         let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];
         let length = pack(data.get_mut(..limit).unwrap_or_default());
         if length > limit {
@@ -51,8 +53,8 @@ impl Endpoint {
 
     /// Whoever took the last buffer asks for a completion, so that buffers come back.
     #[inline(always)]
-    pub(super) fn signal_if_last(&self) {
-        if self.0.shared.buffers.is_empty() {
+    pub(super) fn signal_if_last(&self, shared: &Shared) {
+        if shared.buffers.is_empty() {
             cold_path();
             self.0.with_pair(|pair| pair.send.request_completion());
         }
@@ -65,8 +67,9 @@ impl Endpoint {
         bytes: usize,
         run: impl FnOnce(&mut SendQueue) -> Posting,
     ) -> Result<u16, PostError> {
-        let index = self.0.post(run).map_err(|_| self.0.gate.refuse())?;
-        self.0.gate.tally.posted(bytes);
+        let gate = &self.0.gate;
+        let index = self.0.post(run).map_err(|_| gate.refuse())?;
+        gate.tally.add_bytes(bytes);
         Ok(index)
     }
 

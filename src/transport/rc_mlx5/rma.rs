@@ -30,7 +30,7 @@ impl Endpoint {
             Err(_) => match payload.try_into() {
                 Ok(line) => {
                     if self.put_line(line, remote, key.0) {
-                        self.0.gate.tally.posted(line.len());
+                        self.0.gate.tally.add_bytes(line.len());
                         Ok(Posted::Done)
                     } else {
                         Err(self.refusal())

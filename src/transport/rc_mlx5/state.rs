@@ -15,7 +15,8 @@ use super::interface::Shared;
 use super::receive::Receiver;
 use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
 use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
-use crate::error::{EndpointError, Operation, OperationError};
+use crate::counters::Counters;
+use crate::error::{EndpointError, Operation, OperationError, PostError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
@@ -25,6 +26,8 @@ pub(super) struct State {
     pub(super) gate: Gate,
     /// What the send queue had posted when the last remote flush was.
     flushed: Cell<u64>,
+    /// WQEs that nobody asked for: flushes.
+    own_wqes: Cell<u64>,
     pair: UnsafeCell<RcQueuePair>,
     pub(super) in_flight: InFlightQueue,
     /// A word for the result of the operation in each slot of `in_flight`, and one for results that nobody wants.
@@ -66,6 +69,7 @@ impl State {
         let state = Rc::new_cyclic(|me| Self {
             gate: Gate::new(&parts.shared.past),
             flushed: Cell::new(0),
+            own_wqes: Cell::new(0),
             pair: UnsafeCell::new(parts.pair),
             in_flight: parts.in_flight,
             results: parts.results,
@@ -103,6 +107,23 @@ impl State {
         run: impl FnOnce(&mut SendQueue) -> Result<WqeIndex, mlx5::PostError>,
     ) -> Result<u16, mlx5::PostError> {
         self.with_pair(|pair| run(&mut pair.send)).map(|WqeIndex(index)| index)
+    }
+
+    /// As [`Self::post`], for what nobody asked for.
+    pub(super) fn post_own(
+        &self,
+        run: impl FnOnce(&mut SendQueue) -> Result<WqeIndex, mlx5::PostError>,
+    ) -> Result<u16, PostError> {
+        let index = self.post(run).map_err(|_| self.gate.refuse())?;
+        self.own_wqes.set(self.own_wqes.get() + 1);
+        Ok(index)
+    }
+
+    /// What was done so far. The queue counts its WQEs anyway.
+    pub(super) fn counters(&self) -> Counters {
+        let wqes = self.with_pair(|pair| pair.send.wqes());
+        self.gate.tally.set_posted(wqes.wrapping_sub(self.own_wqes.get()));
+        self.gate.tally.read()
     }
 
     /// Something was posted since [`Self::note_flush`].
@@ -378,6 +399,13 @@ impl Keeper for State {
         let buffer = self.receiver.take_at(start);
         // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
         unsafe { KeptMessage::new(data, buffer, owner) }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // What the gate adds to the interface's counters.
+        let _ = self.counters();
     }
 }
 

@@ -13,6 +13,7 @@ use super::interface::Shared;
 use super::receive::Receiver;
 use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
 use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
+use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
@@ -60,6 +61,11 @@ pub(super) struct Parts {
 }
 
 impl State {
+    /// What was done so far.
+    pub(super) fn counters(&self) -> Counters {
+        self.gate.tally.read()
+    }
+
     /// An endpoint that is not connected. Its queue pair takes receive requests, and has them.
     pub(super) fn new(parts: Parts) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {

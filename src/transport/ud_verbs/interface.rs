@@ -153,7 +153,7 @@ impl Interface {
             .borrow()
             .iter()
             .flatten()
-            .fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
+            .fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
     /// What becomes readable when something completes at an interface that is armed.

@@ -10,6 +10,7 @@ use super::interface::Shared;
 use super::socket::Destination;
 use super::{NAME, PACKET};
 use crate::completion::Completion;
+use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
@@ -76,6 +77,11 @@ pub(super) struct State {
 const MAX_FLUSHES: usize = 1024;
 
 impl State {
+    /// What was done so far.
+    pub(super) fn counters(&self) -> Counters {
+        self.gate.tally.read()
+    }
+
     /// An endpoint that is not connected.
     pub(super) fn new(shared: Rc<Shared>, name: u32) -> Rc<Self> {
         let state = Self {

@@ -107,6 +107,8 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     signal_mask: u32,
     /// The WQE of more than one block that was posted last: its index and where it ends.
     long: (u64, u64),
+    /// Blocks posted that were not the first of their WQE.
+    further: u64,
     /// The register, if it is shared: see [`SharedRegister`].
     shared: Option<Arc<SharedRegister>>,
     _keep: Arc<dyn Any + Send + Sync>,
@@ -177,6 +179,7 @@ impl<D: Doorbell> SendQueue<D> {
             next_flags: ControlFlags::empty(),
             signal_mask: parts.signal_period - 1,
             long: NONE,
+            further: 0,
             shared,
             _keep: parts.keep,
         }
@@ -258,6 +261,12 @@ impl<D: Doorbell> SendQueue<D> {
         self.producer
     }
 
+    /// WQEs posted so far.
+    #[inline]
+    pub fn wqes(&self) -> u64 {
+        self.producer.wrapping_sub(self.further)
+    }
+
     /// Blocks that may be posted now.
     #[inline]
     pub fn room(&self) -> u32 {
@@ -283,6 +292,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.special = self.signal_mask + 1;
         self.next_flags = ControlFlags::empty();
         self.long = NONE;
+        self.further = 0;
         self.doorbell_record.store(0);
     }
 
@@ -449,6 +459,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.producer = end;
         if blocks > 1 {
             self.long = (index, end);
+            self.further += u64::from(blocks) - 1;
         }
         if D::AT_ONCE {
             self.record();
