@@ -49,6 +49,29 @@ impl Counters {
         ]
     }
 
+    /// Hands the numbers, under these labels, to the recorder of the crate [`metrics`]: its counters `barewire_posted`, `barewire_bytes`, ...
+    /// are set to them (feature `metrics`). Call it as often as they are to be new; posting knows nothing of it.
+    ///
+    /// ```
+    /// # use barewire::*;
+    /// # let mut worker = Worker::new();
+    /// # let domain = Domain::open("self", "memory")?;
+    /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// interface.counters().publish(&[("transport", interface.transport()), ("device", "memory")]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "metrics")]
+    pub fn publish(&self, labels: &[(&'static str, &str)]) {
+        let labels: Vec<_> =
+            labels.iter().map(|&(name, value)| metrics::Label::new(name, value.to_owned())).collect();
+        let Self { posted, bytes, no_resource, waited, retries } = *self;
+        metrics::counter!("barewire_posted", labels.clone()).absolute(posted);
+        metrics::counter!("barewire_bytes", labels.clone()).absolute(bytes);
+        metrics::counter!("barewire_no_resource", labels.clone()).absolute(no_resource);
+        metrics::counter!("barewire_waited", labels.clone()).absolute(waited);
+        metrics::counter!("barewire_retries", labels).absolute(retries);
+    }
+
     fn combine(self, other: Self, one: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             posted: one(self.posted, other.posted),
@@ -192,6 +215,59 @@ mod tests {
         let all = past.get();
         assert_eq!(all.to_string(), "posted 5, bytes 40, no_resource 1, waited 1, retries 1");
         assert_eq!((all - read).named().map(|(_, number)| number), [1, 2, 0, 1, 1]);
+    }
+
+    #[cfg(feature = "metrics")]
+    #[test]
+    fn a_recorder_of_metrics_gets_them() {
+        use std::sync::{Arc, Mutex};
+
+        use metrics::{
+            Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+        };
+
+        #[derive(Default)]
+        struct Seen(Arc<Mutex<Vec<(String, u64)>>>);
+
+        struct One(Key, Arc<Mutex<Vec<(String, u64)>>>);
+
+        impl CounterFn for One {
+            fn increment(&self, _value: u64) {}
+
+            fn absolute(&self, value: u64) {
+                self.1.lock().unwrap().push((self.0.to_string(), value));
+            }
+        }
+
+        impl Recorder for Seen {
+            fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+            fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+            fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+            fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+                Counter::from_arc(Arc::new(One(key.clone(), Arc::clone(&self.0))))
+            }
+
+            fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+                Gauge::noop()
+            }
+
+            fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+                Histogram::noop()
+            }
+        }
+
+        let recorder = Seen::default();
+        let counters = Counters { posted: 1, bytes: 2, no_resource: 3, waited: 4, retries: 5 };
+        metrics::with_local_recorder(&recorder, || counters.publish(&[("transport", "shm")]));
+        let seen = recorder.0.lock().unwrap();
+        for (name, number) in counters.named() {
+            let found = seen.iter().find(|(key, _)| key.contains(&format!("barewire_{name},")));
+            assert!(
+                found.is_some_and(|(key, value)| key.contains("shm") && *value == number),
+                "{name}: {seen:?}"
+            );
+        }
     }
 
     #[test]

@@ -90,6 +90,7 @@ fn a_series_of_sizes_and_its_plot() {
     for row in ["am_lat,8,50,", "am_lat,4K,50,", "am_bw,8,50,"] {
         assert!(ended.stdout.lines().any(|line| line.starts_with(row)), "{row}: {}", ended.stdout);
     }
+    assert!(ended.stdout.contains("# counters: posted "), "{}", ended.stdout);
     // What does not fit is said.
     assert!(ended.stdout.contains("# am_lat on shm takes messages of"), "{}", ended.stdout);
     let svg = std::fs::read_to_string(plot.path()).unwrap();

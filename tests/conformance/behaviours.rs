@@ -94,6 +94,6 @@ behaviours! {
     22 ordering::puts_stay_behind_many_gets [PUT_ZCOPY GET_ZCOPY]
     0 counters::operations_and_their_bytes_are_counted []
     0 counters::refusals_and_requests_that_wait_are_counted [PENDING AM_SHORT INTER_PROCESS]
-    0 counters::interfaces_add_up_their_endpoints [AM_SHORT]
+    0 counters::interfaces_add_up_their_endpoints [AM_SHORT CONNECT_TO_EP]
     23 full_queues::two_full_ends_do_not_block_each_other [AM_SHORT INTER_PROCESS]
 }

@@ -303,10 +303,10 @@ pub(crate) struct PerfArgs {
     /// Separate thousands
     #[arg(short = 'N', long)]
     pub(crate) numeric: bool,
-    /// Print CSV
+    /// Print CSV, and what the endpoint counted in comments
     #[arg(short = 'v', long, conflicts_with = "json")]
     pub(crate) csv: bool,
-    /// Print more percentiles
+    /// Print more percentiles, and what the endpoint counted
     #[arg(short = 'I', long)]
     pub(crate) info: bool,
     /// Print JSON: an object, or for several tests a list of them

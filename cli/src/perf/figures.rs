@@ -5,6 +5,7 @@ use super::job::Job;
 use super::printer::Printer;
 use super::sample::Sample;
 use crate::error::Error;
+use barewire::Counters;
 use serde::Serialize;
 
 /// Messages of a stream that are timed together.
@@ -49,6 +50,8 @@ pub(super) struct Percentiles {
 pub(super) struct Outcome {
     pub(super) figures: Figures,
     pub(super) percentiles: Percentiles,
+    /// What the measuring endpoint did, warm-up and set-up included.
+    pub(super) counters: Counters,
 }
 
 /// Collects the times of a test, and has a line printed every second.
@@ -180,13 +183,14 @@ impl<'a, 'b> Recorder<'a, 'b> {
     }
 
     /// The numbers of the whole test.
-    pub(super) fn finish(&self) -> Outcome {
+    pub(super) fn finish(&self, counters: Counters) -> Outcome {
         let unit = self.clock.tick() / self.job.ways() / 1000.0;
         let ranks = self.sample.percentiles([50.0, 90.0, 99.0, 99.9, 100.0]);
         let [p50, p90, p99, p99_9, max] = ranks.map(|time| time as f64 * unit);
         Outcome {
             figures: self.figures(&self.sample, self.ended),
             percentiles: Percentiles { p50, p90, p99, p99_9, max },
+            counters,
         }
     }
 }

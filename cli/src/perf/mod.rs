@@ -138,7 +138,7 @@ fn single<'a>(
     let mut session = open()?;
     let mut recorder = Recorder::new(job, printer);
     lead::run(&mut session, &mut recorder)?;
-    let outcome = recorder.finish();
+    let outcome = recorder.finish(session.endpoint.counters());
     drop(session);
     printer.end(job, &outcome)?;
     Ok(outcome)

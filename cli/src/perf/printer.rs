@@ -9,6 +9,7 @@ use crate::output::{EMULATOR, Output};
 use barewire::Absent;
 use serde::Serialize;
 use serde_json::json;
+use std::collections::BTreeMap;
 
 /// The MB of ucx_perftest.
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
@@ -42,6 +43,7 @@ struct Json {
     figures: Figures,
     percentile_rank: f64,
     latency_percentiles_us: super::figures::Percentiles,
+    counters: BTreeMap<&'static str, u64>,
 }
 
 /// Prints tests, one after the other.
@@ -174,7 +176,7 @@ impl<'a> Printer<'a> {
 
     /// A test is over.
     pub(super) fn end(&mut self, job: &Job, outcome: &Outcome) -> Result<(), Error> {
-        let Outcome { figures, percentiles } = outcome;
+        let Outcome { figures, percentiles, counters } = outcome;
         let more = format!(
             "latency percentiles (usec): 50% {:.3}, 90% {:.3}, 99% {:.3}, 99.9% {:.3}, greatest {:.3}",
             percentiles.p50, percentiles.p90, percentiles.p99, percentiles.p99_9, percentiles.max
@@ -184,11 +186,14 @@ impl<'a> Printer<'a> {
                 let name = if self.final_only { job.names.join("/") } else { "Final:".into() };
                 let name = if self.final_only { format!("{name:>10}") } else { format!("{name:<10}") };
                 self.out.line(self.row(&name, figures))?;
-                if self.info { self.out.line(more) } else { Ok(()) }
+                if self.info { self.out.line(format!("{more}\ncounters: {counters}")) } else { Ok(()) }
             }
             Form::Csv => {
                 self.out.line(csv(&job.names, figures))?;
-                if self.info { self.out.line(format!("# {more}")) } else { Ok(()) }
+                if self.info {
+                    self.out.line(format!("# {more}"))?;
+                }
+                self.out.line(format!("# counters: {counters}"))
             }
             Form::Json => {
                 self.json.push(Json {
@@ -206,6 +211,7 @@ impl<'a> Printer<'a> {
                     figures: figures.clone(),
                     percentile_rank: job.rank,
                     latency_percentiles_us: *percentiles,
+                    counters: counters.named().into_iter().collect(),
                 });
                 Ok(())
             }

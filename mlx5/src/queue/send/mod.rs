@@ -287,12 +287,13 @@ impl<D: Doorbell> SendQueue<D> {
 
     /// Forgets everything posted; for a queue pair that was moved to the reset state.
     pub(crate) fn reset(&mut self) {
+        // The WQEs stay counted.
+        self.further = self.further.wrapping_sub(self.producer);
         self.producer = 0;
         self.limit = self.blocks();
         self.special = self.signal_mask + 1;
         self.next_flags = ControlFlags::empty();
         self.long = NONE;
-        self.further = 0;
         self.doorbell_record.store(0);
     }
 
@@ -459,7 +460,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.producer = end;
         if blocks > 1 {
             self.long = (index, end);
-            self.further += u64::from(blocks) - 1;
+            self.further = self.further.wrapping_add(u64::from(blocks) - 1);
         }
         if D::AT_ONCE {
             self.record();
