@@ -12,11 +12,7 @@ const DEVICES: [&str; 4] = ["hca", "run", "--devices", "2"];
 
 /// The command that runs the tests, on whatever devices there are.
 pub(crate) fn tests(runner: Runner) -> Invocation {
-    let run: &[&str] = match runner {
-        Runner::Nextest => &["nextest", "run"],
-        Runner::Libtest => &["test"],
-    };
-    Invocation::cargo(run).with(&["-p", "barewire-mlx5", "-p", "barewire"]).with(&[
+    run(runner).with(&[
         "--test",
         "device",
         "--test",
@@ -28,14 +24,18 @@ pub(crate) fn tests(runner: Runner) -> Invocation {
     ])
 }
 
-/// The command that runs the tests of transports over generic verbs, to which the way `verbs` leaves the devices.
-pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
+/// Of the whole workspace, since crates that are chosen by name get other features of their dependencies, and are built anew.
+fn run(runner: Runner) -> Invocation {
     let run: &[&str] = match runner {
         Runner::Nextest => &["nextest", "run"],
         Runner::Libtest => &["test"],
     };
-    let tests = Invocation::cargo(run).with(&["-p", "barewire-mlx5", "-p", "barewire"]);
-    tests
+    Invocation::cargo(run).with(&["--workspace"])
+}
+
+/// The command that runs the tests of transports over generic verbs, to which the way `verbs` leaves the devices.
+pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
+    run(runner)
         .with(&["--test", "transport", "--test", "conformance"])
         .environment("BAREWIRE_TEST_TRANSPORT", "rc_verbs")
 }

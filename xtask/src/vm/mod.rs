@@ -29,6 +29,10 @@ const DEADLINE: Duration = Duration::from_mins(6);
 /// Tests of `verbs/` that any device passes, and those that a kernel is to refuse.
 const VERBS_TESTS: [&str; 4] = ["events", "memory", "objects", "posting"];
 const REFUSED_TESTS: &str = "refused";
+const TRANSPORT: &str = "transport";
+const CONFORMANCE: &str = "conformance";
+const INTEROP: &str = "barewire-interop";
+const BAREWIRE: &str = "barewire";
 
 const EMULATOR: &str = "qemu-system-x86_64";
 const BUSYBOX: &str = "/bin/busybox";
@@ -83,42 +87,34 @@ pub(crate) fn check() -> Result<u64, Failure> {
 
 /// The programs that the checks run, built.
 fn programs() -> Result<Programs, Failure> {
-    let interop = ["build", "-p", "barewire-interop", "--features", "rdma-sys"];
-    let mut verbs = vec!["test", "--no-run", "-p", "barewire-verbs", "--features", "rdma-sys"];
-    verbs.extend(VERBS_TESTS.iter().chain([&REFUSED_TESTS]).flat_map(|name| ["--test", name]));
-    let transport = [
-        "test",
-        "--no-run",
-        "-p",
-        "barewire-mlx5",
-        "-p",
-        "barewire",
-        "--all-features",
-        "--test",
-        "transport",
-        "--test",
-        "conformance",
-    ];
-    let suites = executables(&transport)?;
-    let suite = |name: &str| suites.iter().find(|program| file_name(program).starts_with(name)).cloned();
-    let (transport, conformance) = (suite("transport"), suite("conformance"));
-    let barewire = executables(&["build", "-p", "barewire-cli", "--features", "verbs"])?.pop();
-    let mut verbs = executables(&verbs)?;
-    let refused = verbs.iter().position(|program| file_name(program).starts_with(REFUSED_TESTS));
-    match (executables(&interop)?.pop(), barewire, transport, conformance, refused) {
-        (Some(interop), Some(barewire), Some(transport), Some(conformance), Some(refused))
-            if verbs.len() == VERBS_TESTS.len() + 1 =>
-        {
-            let refused = verbs.remove(refused);
-            Ok(Programs { interop, verbs, barewire, transport, conformance, refused })
-        }
-        (interop, barewire, transport, conformance, _) => {
-            let made = format!(
-                "cargo made no more than {interop:?}, {barewire:?}, {transport:?}, {conformance:?} and {verbs:?}"
-            );
-            Err(Failure::Found(made))
-        }
-    }
+    // All of the workspace with all features, as in the steps before: of what is chosen otherwise the dependencies are built anew.
+    const ALL: [&str; 2] = ["--workspace", "--all-features"];
+    let mut tests = vec!["test", "--no-run"];
+    tests.extend(
+        VERBS_TESTS.iter().chain(&[REFUSED_TESTS, TRANSPORT, CONFORMANCE]).flat_map(|name| ["--test", name]),
+    );
+    let tests = executables(Invocation::cargo(&tests).with(&ALL))?;
+    let bins = executables(Invocation::cargo(&["build", "--bin", INTEROP, "--bin", BAREWIRE]).with(&ALL))?;
+    Ok(Programs {
+        interop: program(&bins, INTEROP)?,
+        verbs: VERBS_TESTS.iter().map(|name| program(&tests, name)).collect::<Result<_, _>>()?,
+        barewire: program(&bins, BAREWIRE)?,
+        transport: program(&tests, TRANSPORT)?,
+        conformance: program(&tests, CONFORMANCE)?,
+        refused: program(&tests, REFUSED_TESTS)?,
+    })
+}
+
+/// The one of this name, behind which tests have a hash.
+fn program(built: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
+    let is_it = |path: &&PathBuf| {
+        let rest = file_name(path).strip_prefix(name).map(str::to_owned);
+        rest.is_some_and(|rest| {
+            rest.is_empty() || rest.strip_prefix('-').is_some_and(|hash| !hash.contains('-'))
+        })
+    };
+    let found = built.iter().find(is_it).cloned();
+    found.ok_or_else(|| Failure::Found(format!("cargo made no {name}, but {built:?}")))
 }
 
 fn file_name(path: &Path) -> String {
@@ -126,8 +122,8 @@ fn file_name(path: &Path) -> String {
 }
 
 /// What a cargo command builds.
-fn executables(arguments: &[&str]) -> Result<Vec<PathBuf>, Failure> {
-    let build = Invocation::cargo(arguments).with(&["--message-format=json-render-diagnostics"]);
+fn executables(build: Invocation) -> Result<Vec<PathBuf>, Failure> {
+    let build = build.with(&["--message-format=json-render-diagnostics"]);
     let mut messages = String::new();
     process::run(&build, BUILD, Output::Collect(&mut messages))?;
     Ok(messages.lines().filter_map(closure::executable_in).map(PathBuf::from).collect())
