@@ -17,17 +17,27 @@ pub(crate) fn library() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_barewire")).parent().unwrap();
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo
-            .args(["build", "--quiet", "-p", "barewire-hca-uverbs", "--target-dir"])
-            .arg(folder.parent().unwrap());
+        let mut cargo = cargo("build");
+        cargo.arg("--lib");
         if folder.ends_with("release") {
             cargo.arg("--release");
         }
-        let built =
-            cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output().expect("cargo starts");
+        let built = cargo.output().expect("cargo starts");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     });
+}
+
+/// A command of cargo into this build's folder, for the whole workspace as this test was built: a part of it alone would have other features
+/// of its dependencies, which would be built anew.
+pub(crate) fn cargo(command: &str) -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let folder = Path::new(env!("CARGO_BIN_EXE_barewire")).parent().unwrap();
+    cargo.args([command, "--quiet", "--workspace", "--target-dir"]).arg(folder.parent().unwrap());
+    if cfg!(feature = "verbs") {
+        cargo.arg("--all-features");
+    }
+    cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    cargo
 }
 
 /// Whether a program can be started; says which package it is in if it cannot.
