@@ -45,7 +45,7 @@ impl<'a> Session<'a> {
             device: Hex(interface.device_address().to_bytes()),
             endpoint: Hex(endpoint.address().to_bytes()),
         };
-        let mut wait = Wait::new(Some(link), worker, endpoint.clone(), interface.attributes().latency_ns);
+        let mut wait = Wait::new(Some(link), worker, endpoint.clone(), interface.attributes());
         wait.send(&ours, SET_UP)?;
         let (device, address) = match wait.message(SET_UP)? {
             Message::Address { device, endpoint } => (device, endpoint),
@@ -83,7 +83,7 @@ impl<'a> Session<'a> {
             connected.map_err(|error| failed(&error))?;
             (endpoint, Some(far))
         };
-        let wait = Wait::new(None, worker, endpoint.clone(), interface.attributes().latency_ns);
+        let wait = Wait::new(None, worker, endpoint.clone(), interface.attributes());
         Ok(Self { endpoint, _far: far, interface, wait, domain })
     }
 

@@ -4,7 +4,7 @@ use crate::control::Message;
 use crate::error::Error;
 use crate::link::Link;
 use crate::patience::Patience;
-use barewire::{Completion, Endpoint, PostError, Worker};
+use barewire::{Attributes, Completion, Endpoint, PostError, Worker};
 use indicatif::ProgressBar;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -18,6 +18,9 @@ const EAGER: u32 = 8;
 /// As many in a row where an answer takes less than this many nanoseconds: the time that a CPU needs to come back would show.
 const EAGER_WHEN_NEAR: u32 = 4096;
 const NEAR: f64 = 500.0;
+/// And where the system carries every post, which then takes this many: a look is a system call, and an offer of the CPU is one more.
+const EAGER_BY_SYSTEM: u32 = 256;
+const BY_SYSTEM: f64 = 500.0;
 /// After this long without an event a wait sleeps between its looks.
 const DROWSY: Duration = Duration::from_millis(2);
 /// How long it sleeps.
@@ -50,10 +53,20 @@ pub(crate) struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// `latency` is what the transport says of itself, in nanoseconds.
-    pub(crate) fn new(link: Option<&'a mut Link>, worker: Worker, endpoint: Endpoint, latency: f64) -> Self {
-        let near = latency < NEAR;
-        let (clock, eager) = if near { (CLOCK_WHEN_NEAR, EAGER_WHEN_NEAR) } else { (CLOCK, EAGER) };
+    /// The attributes are the endpoint's.
+    pub(crate) fn new(
+        link: Option<&'a mut Link>,
+        worker: Worker,
+        endpoint: Endpoint,
+        attributes: &Attributes,
+    ) -> Self {
+        let (clock, eager) = if attributes.latency_ns < NEAR {
+            (CLOCK_WHEN_NEAR, EAGER_WHEN_NEAR)
+        } else if attributes.overhead_ns > BY_SYSTEM {
+            (CLOCK, EAGER_BY_SYSTEM)
+        } else {
+            (CLOCK, EAGER)
+        };
         Self { link, worker, endpoint, bar: None, looks: 0, clock, eager }
     }
 

@@ -74,7 +74,10 @@ impl Interface {
                 .map_err(failed("watch an event descriptor"))?;
             let _ = shared.bell.descriptor.set(bell);
         }
-        if shared.has_work() || shared.is_ready().map_err(failed("look at the sockets"))? {
+        if shared.has_work()
+            || !shared.favourite.dismiss()
+            || shared.is_ready().map_err(failed("look at the sockets"))?
+        {
             return Err(EventError::Busy);
         }
         shared.bell.armed.set(true);

@@ -18,6 +18,7 @@ use super::close::Lingering;
 use super::domain::Domain;
 use super::endpoint::Endpoint;
 use super::event::Bell;
+use super::favourite::Favourite;
 use super::lane::Link;
 use super::progress::Progress;
 use super::receive::{Scratch, SpareLarge};
@@ -41,6 +42,7 @@ pub(super) const DOOR: u64 = u64::MAX;
 pub(super) struct Shared {
     pub(super) epoll: OwnedFd,
     pub(super) bell: Bell,
+    pub(super) favourite: Favourite,
     pub(super) spare: Spare,
     pub(super) spare_large: SpareLarge,
     pub(super) handlers: Handlers,
@@ -107,6 +109,7 @@ impl Interface {
         let shared = Rc::new(Shared {
             epoll,
             bell: Bell::default(),
+            favourite: Favourite::none(),
             spare: Spare::default(),
             spare_large: SpareLarge::default(),
             handlers: Handlers::new(),

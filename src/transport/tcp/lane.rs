@@ -1,7 +1,7 @@
 //! One connection of an endpoint and what waits on it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use barewire_tcp::connector::Connector;
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
@@ -36,6 +36,8 @@ pub(super) struct Lane {
     full: bool,
     /// Not read from: nobody could take what comes.
     deaf: bool,
+    /// Read from without asking the system first.
+    direct: bool,
     /// By which it is known in the interface's epoll.
     number: u64,
     /// The round of progress in which it sent last.
@@ -52,6 +54,7 @@ impl Lane {
             watched: EventFlags::empty(),
             full: false,
             deaf: false,
+            direct: false,
             number,
             round: 0,
             awaited: None,
@@ -62,6 +65,7 @@ impl Lane {
     pub(super) fn open(&mut self, epoll: &OwnedFd, socket: Socket) -> io::Result<()> {
         self.watched = EventFlags::IN;
         self.full = false;
+        self.direct = false;
         epoll::add(epoll, &socket, EventData::new_u64(self.number), self.watched)?;
         self.link = Link::Open(socket);
         Ok(())
@@ -94,17 +98,27 @@ impl Lane {
         self.watch(epoll)
     }
 
+    /// Whether the system tells what comes.
+    pub(super) fn watch_for_messages(&mut self, epoll: &OwnedFd, on: bool) -> io::Result<()> {
+        self.direct = !on;
+        self.watch(epoll)
+    }
+
     #[cold]
     fn watch(&mut self, epoll: &OwnedFd) -> io::Result<()> {
         let mut wanted = EventFlags::empty();
-        wanted.set(EventFlags::IN, !self.deaf);
+        wanted.set(EventFlags::IN, !self.deaf && !self.direct);
         wanted.set(EventFlags::OUT, !self.outbox.is_empty());
-        if let Link::Open(socket) = &self.link
-            && wanted != self.watched
-        {
-            epoll::modify(epoll, socket.as_fd(), EventData::new_u64(self.number), wanted)?;
-            self.watched = wanted;
+        let Link::Open(socket) = &self.link else { return Ok(()) };
+        let data = EventData::new_u64(self.number);
+        match (self.watched.is_empty(), wanted.is_empty()) {
+            _ if wanted == self.watched => {}
+            (true, _) => epoll::add(epoll, socket, data, wanted)?,
+            // Of what is watched for nothing the end would be told again and again.
+            (_, true) => epoll::delete(epoll, socket)?,
+            _ => epoll::modify(epoll, socket, data, wanted)?,
         }
+        self.watched = wanted;
         Ok(())
     }
 

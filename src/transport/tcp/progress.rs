@@ -20,7 +20,7 @@ use crate::gate::Block;
 
 /// Events taken from the system at once.
 const EVENTS: usize = 64;
-/// Rounds in which only the connection that was heard last is listened to, before all are again.
+/// Rounds in which only the favourite is listened to, before all are again.
 const PATIENCE: u32 = 32;
 /// How often deadlines are looked at.
 pub(super) const TICK: Duration = Duration::from_millis(10);
@@ -32,10 +32,6 @@ pub struct Progress {
     scratch: Scratch,
     events: Vec<epoll::Event>,
     admitted: Vec<Admitted>,
-    /// The connection that alone was heard of lately, and is asked without asking the system first.
-    favourite: Option<Rc<State>>,
-    /// The number of the last event.
-    last: u64,
     /// Rounds since the system was asked.
     rounds: u32,
     next_tick: Instant,
@@ -48,8 +44,6 @@ impl Progress {
             scratch,
             events: Vec::with_capacity(EVENTS),
             admitted: Vec::new(),
-            favourite: None,
-            last: DOOR,
             rounds: 0,
             next_tick: Instant::now(),
         }
@@ -91,7 +85,7 @@ impl Progress {
             self.rounds = PATIENCE;
         }
         let mut events = 0;
-        if let Some(state) = &self.favourite {
+        if let Some(state) = shared.favourite.get() {
             events = state.hear(&mut self.scratch, &mut running);
             if self.rounds < PATIENCE {
                 return events;
@@ -136,7 +130,7 @@ impl Progress {
                 state.settle();
             }
             if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                self.choose(number, &state);
+                shared.favourite.note(number, &state);
                 if number & 1 == 0 {
                     events += state.hear(&mut self.scratch, running);
                 } else {
@@ -146,16 +140,6 @@ impl Progress {
         }
         self.events = found;
         events
-    }
-
-    /// A connection that is heard of twice, and no other between, is asked directly from now on.
-    fn choose(&mut self, number: u64, state: &Rc<State>) {
-        if self.last != number {
-            self.favourite = None;
-        } else if self.favourite.is_none() && number & 1 == 0 {
-            self.favourite = Some(Rc::clone(state));
-        }
-        self.last = number;
     }
 
     /// What happens seldom.
@@ -190,8 +174,8 @@ impl Progress {
             }
         }
         if !shared.closing.borrow().is_empty() {
-            if self.favourite.as_ref().is_some_and(|state| state.handles.get() == 0) {
-                self.favourite = None;
+            if shared.favourite.get().is_some_and(|state| state.handles.get() == 0) {
+                shared.favourite.forget();
             }
             events += shared.bury();
         }
@@ -209,7 +193,6 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.favourite = None;
         self.shared.close();
     }
 }
@@ -272,6 +255,7 @@ impl Shared {
 
     fn close(&self) {
         self.closed.set(true);
+        self.favourite.forget();
         let endpoints: Vec<_> = self.endpoints.take().into_iter().flatten().collect();
         for state in &endpoints {
             state.stop(Block::Closed);
