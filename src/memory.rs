@@ -106,35 +106,38 @@ macro_rules! memory_access {
             Ok(())
         }
 
-        /// Loads the word at `offset` with acquire ordering: what a peer wrote before it is visible after.
+        /// The word at `offset`, for who looks at it again and again.
         ///
         /// # Errors
         /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange),
         /// [`MemoryError::Unaligned`](crate::MemoryError::Unaligned)
         #[inline]
-        pub fn load_u64(&self, offset: usize) -> Result<u64, $crate::error::MemoryError> {
+        pub fn word(
+            &self,
+            offset: usize,
+        ) -> Result<&::std::sync::atomic::AtomicU64, $crate::error::MemoryError> {
             // SAFETY: `self` keeps the memory alive.
-            match unsafe { self.bytes().atomic(offset) } {
-                Some(word) => Ok(word.load(::std::sync::atomic::Ordering::Acquire)),
-                None => Err($crate::memory::no_word(self.bytes(), offset)),
-            }
+            let word = unsafe { self.bytes().atomic(offset) };
+            word.ok_or_else(|| $crate::memory::no_word(self.bytes(), offset))
+        }
+
+        /// Loads the word at `offset` with acquire ordering: what a peer wrote before it is visible after.
+        ///
+        /// # Errors
+        /// As [`Self::word`].
+        #[inline]
+        pub fn load_u64(&self, offset: usize) -> Result<u64, $crate::error::MemoryError> {
+            Ok(self.word(offset)?.load(::std::sync::atomic::Ordering::Acquire))
         }
 
         /// Stores the word at `offset` with release ordering.
         ///
         /// # Errors
-        /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange),
-        /// [`MemoryError::Unaligned`](crate::MemoryError::Unaligned)
+        /// As [`Self::word`].
         #[inline]
         pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), $crate::error::MemoryError> {
-            // SAFETY: `self` keeps the memory alive.
-            match unsafe { self.bytes().atomic(offset) } {
-                Some(word) => {
-                    word.store(value, ::std::sync::atomic::Ordering::Release);
-                    Ok(())
-                }
-                None => Err($crate::memory::no_word(self.bytes(), offset)),
-            }
+            self.word(offset)?.store(value, ::std::sync::atomic::Ordering::Release);
+            Ok(())
         }
 
         /// Loads the byte at `offset` with acquire ordering.

@@ -106,6 +106,12 @@ impl Worker {
         if let [Progress::Shm(only)] = &mut *self.progress {
             return only.progress();
         }
+        self.progress_each()
+    }
+
+    /// Of its own, so that a single `shm` does not save registers for it.
+    #[inline(never)]
+    fn progress_each(&mut self) -> usize {
         self.progress.iter_mut().map(|one| if one.is_idle() { 0 } else { one.progress() }).sum()
     }
 

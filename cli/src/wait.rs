@@ -200,6 +200,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Posts, as often as there are no resources.
+    #[inline(always)]
     pub(crate) fn post<T>(
         &mut self,
         during: &str,
@@ -207,9 +208,21 @@ impl<'a> Wait<'a> {
     ) -> Result<T, Error> {
         // The first try costs no progress call.
         match post() {
-            Ok(posted) => return Ok(posted),
-            Err(PostError::NoResource) => {}
-            Err(error) => return Err(self.failed(during, error.to_string())),
+            Ok(posted) => Ok(posted),
+            Err(error) => self.post_later(during, error, &mut post),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_later<T>(
+        &mut self,
+        during: &str,
+        error: PostError,
+        post: &mut dyn FnMut() -> Result<T, PostError>,
+    ) -> Result<T, Error> {
+        if !matches!(error, PostError::NoResource) {
+            return Err(self.failed(during, error.to_string()));
         }
         self.until(during, || match post() {
             Ok(posted) => Ok(Some(posted)),

@@ -2,13 +2,14 @@
 
 use super::job::{WORD, extent};
 use super::{DATA, RECEIVED};
-use crate::args::Layout;
+use crate::args::{Layout, Test};
 use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::{Remote, Session};
 use barewire::{Completion, Memory, MemoryError, Posted, SHORT_HEADER, Slice};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const SET_UP: &str = "the set-up";
 
@@ -40,7 +41,15 @@ pub(super) struct Carrier<'a> {
     /// What puts send otherwise.
     payload: Vec<u8>,
     received: Rc<Received>,
+    mark: Mark<'a>,
     passive: bool,
+}
+
+/// Where in this side's memory is seen that something came: a byte of a word, as much shifted, were it little-endian.
+#[derive(Debug, Clone, Copy)]
+struct Mark<'a> {
+    word: &'a AtomicU64,
+    shift: usize,
 }
 
 /// Messages that came.
@@ -65,9 +74,9 @@ fn lengths(plan: &PerfPlan) -> Result<(usize, Vec<usize>, usize, usize), Error> 
 impl Regions {
     pub(super) fn allocate(session: &Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
         let (size, _, _, extent) = lengths(plan)?;
-        // The smaller atomics, too, need a whole word around them.
+        // The smaller atomics, too, need a whole word around them, and the last byte is looked at as a part of one.
         Ok(Self {
-            own: session.allocate(size.max(WORD))?,
+            own: session.allocate(size.max(1).next_multiple_of(WORD))?,
             source: session.allocate(extent)?,
             message: vec![0; size],
         })
@@ -119,6 +128,9 @@ impl<'a> Carrier<'a> {
             })
         });
         handlers.map_err(|error| local(SET_UP, &error))?;
+        let lowest =
+            if plan.test == Test::AddLat && cfg!(target_endian = "little") { 0 } else { size.max(1) - 1 };
+        let word = regions.own.word(lowest - lowest % WORD).map_err(|error| local(SET_UP, &error))?;
         let carrier = Self {
             layout: plan.layout,
             size,
@@ -130,6 +142,7 @@ impl<'a> Carrier<'a> {
             header,
             payload: vec![0; size],
             received,
+            mark: Mark { word, shift: 8 * (lowest % WORD) },
             passive: plan.passive,
         };
         if !session.wait.is_loopback() {
@@ -209,24 +222,28 @@ impl<'a> Carrier<'a> {
     ) -> Result<(), Error> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         let Remote { address, key } = &self.remote;
-        if let Some(last) = self.payload.last_mut() {
-            *last = mark;
-        }
-        let payload = &self.payload;
         match self.layout {
+            // Made in a register: a load of a whole word waits for the store of its last byte.
+            Layout::Short if self.size == WORD => {
+                let word = (u64::from(mark) << 56).to_le_bytes();
+                wait.post(during, || endpoint.put_short(&word, *address, key)).map(|_| ())
+            }
             // There are no pieces but of active messages; the plan was checked.
             Layout::Short | Layout::ShortIov => {
+                let payload = marked(&mut self.payload, mark);
                 wait.post(during, || endpoint.put_short(payload, *address, key)).map(|_| ())
             }
-            Layout::Bcopy => wait
-                .post(during, || {
+            Layout::Bcopy => {
+                let payload = marked(&mut self.payload, mark);
+                wait.post(during, || {
                     let pack = |buffer: &mut [u8]| {
                         buffer[..payload.len()].copy_from_slice(payload);
                         payload.len()
                     };
                     endpoint.put_bcopy(pack, *address, key)
                 })
-                .map(|_| ()),
+                .map(|_| ())
+            }
             Layout::Zcopy => {
                 // An earlier put may still read the byte, but only one whose arrival was seen already.
                 let failed = |error: MemoryError| local(during, &error);
@@ -238,26 +255,29 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Waits until the last byte of a message's place in this side's memory is `mark`.
+    /// Waits until the byte that the peer changes in this side's memory is `mark`: the last one of a put, the lowest one of a word that
+    /// it adds to.
+    #[inline]
     pub(super) fn marked(&self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
-        self.polled(session, self.size - 1, mark, during)
-    }
-
-    /// Waits until the word in this side's memory, to which the peer adds, ends with `mark`.
-    pub(super) fn added(&self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
-        let last = if cfg!(target_endian = "big") { self.size - 1 } else { 0 };
-        self.polled(session, last, mark, during)
-    }
-
-    fn polled(&self, session: &mut Session<'_>, offset: usize, mark: u8, during: &str) -> Result<(), Error> {
-        let own = &self.regions.own;
-        let arrived = || Ok((own.load_u8(offset)? == mark).then_some(()));
+        let Mark { word, shift } = self.mark;
+        let arrived = || {
+            let byte = (word.load(Ordering::Acquire).to_le() >> shift) as u8;
+            Ok((byte == mark).then_some(()))
+        };
         if self.passive {
             session.wait.until_passively(during, arrived)
         } else {
             session.wait.until(during, arrived)
         }
     }
+}
+
+/// The payload with its last byte set.
+fn marked(payload: &mut [u8], mark: u8) -> &[u8] {
+    if let Some(last) = payload.last_mut() {
+        *last = mark;
+    }
+    payload
 }
 
 /// Tells the peer that this many messages came.

@@ -113,7 +113,8 @@ impl<'a, 'b> Recorder<'a, 'b> {
             self.restart();
             return Ok(());
         }
-        self.add(1)
+        let now = ticks();
+        self.add(now, 1, now.wrapping_sub(self.last))
     }
 
     /// As [`Self::iteration`], for the messages of a stream: some are timed together.
@@ -127,13 +128,13 @@ impl<'a, 'b> Recorder<'a, 'b> {
         if !done.is_multiple_of(TOGETHER) && done != self.job.iterations {
             return Ok(());
         }
-        self.add(done - self.done)
+        let (now, count) = (ticks(), done - self.done);
+        self.add(now, count, now.wrapping_sub(self.last) / count.max(1))
     }
 
-    #[inline]
-    fn add(&mut self, count: u64) -> Result<(), Error> {
-        let now = ticks();
-        let time = now.wrapping_sub(self.last) / count.max(1);
+    /// So many more are over, each of which took this long.
+    #[inline(always)]
+    fn add(&mut self, now: u64, count: u64, time: u64) -> Result<(), Error> {
         self.last = now;
         self.done += count;
         self.sample.add(time);
@@ -142,6 +143,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
     }
 
     /// Prints a line and begins the next. The last one is the final one.
+    #[cold]
     #[inline(never)]
     fn print(&mut self, now: u64) -> Result<(), Error> {
         if self.done == self.job.iterations {

@@ -41,7 +41,7 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
         }
         Test::AddLat => {
             for number in 0..plan.total {
-                carrier.added(session, (number + 1) as u8, during)?;
+                carrier.marked(session, (number + 1) as u8, during)?;
                 super::lead::add(session, &carrier, during)?;
             }
         }

@@ -49,7 +49,7 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
         Test::AddLat => {
             for number in 0..plan.total {
                 add(session, &carrier, during)?;
-                carrier.added(session, (number + 1) as u8, during)?;
+                carrier.marked(session, (number + 1) as u8, during)?;
                 recorder.iteration(number)?;
             }
         }

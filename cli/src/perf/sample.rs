@@ -18,7 +18,7 @@ impl Sample {
     }
 
     /// Adds a duration, in any unit.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, duration: u64) {
         self.skipped += 1;
         if self.skipped < self.stride {
@@ -27,13 +27,20 @@ impl Sample {
         self.skipped = 0;
         self.kept.push(duration);
         if self.kept.len() == Self::MOST {
-            let mut keep = false;
-            self.kept.retain(|_| {
-                keep = !keep;
-                keep
-            });
-            self.stride *= 2;
+            self.thin_out();
         }
+    }
+
+    /// Keeps every second one.
+    #[cold]
+    #[inline(never)]
+    fn thin_out(&mut self) {
+        let mut keep = false;
+        self.kept.retain(|_| {
+            keep = !keep;
+            keep
+        });
+        self.stride *= 2;
     }
 
     /// For each rank from 0 to 100 the duration that so many percent of all so far do not exceed.
