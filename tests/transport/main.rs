@@ -10,6 +10,7 @@ mod peers;
 mod pending;
 mod remote_errors;
 mod setup;
+mod silence;
 mod sockets;
 mod static_door;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]

@@ -6,22 +6,23 @@ use std::time::Duration;
 
 use barewire::transport::tcp;
 use barewire::{
-    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Memory, Operation,
-    PostError, Posted, Worker,
+    Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation, PostError,
+    Posted, Worker,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::support::{Pair, Side, Watch, collect, connect, contents, pattern, until, watch_errors};
 
-fn side(worker: &mut Worker, key: u8, config: &InterfaceConfig) -> Side {
+/// One end with the key of these bytes.
+pub(crate) fn side(worker: &mut Worker, key: u8, config: &InterfaceConfig) -> Side {
     let key = tcp::Key::from_bytes([key; 32]);
     let domain = Domain::Tcp(tcp::Domain::open_with_key("lo", key).unwrap());
     Side::open(worker, &domain, config)
 }
 
 /// A message over the pair: it goes on, whatever happened beside it.
-fn goes_on(pair: &mut Pair) {
+pub(crate) fn goes_on(pair: &mut Pair) {
     let inbox = collect(&pair.server.interface, 1);
     let _ = pair.post("message", |endpoint| endpoint.am_short(1, 7, b"on")).unwrap();
     pair.until("message", || inbox.borrow().len() == 1);
@@ -247,71 +248,6 @@ fn ipv6_and_a_device_that_does_not_lead_there() {
     let errors: Vec<String> =
         answers.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
     assert!(errors.len() == 1 && errors[0].contains("is not reachable"), "{errors:?}");
-}
-
-/// Fills the connection to a peer that takes nothing. Answers the flush that waits for it, and what is being sent.
-fn fill_up(worker: &mut Worker, client: &Side) -> (Watch, Memory) {
-    let source = client.domain.allocate(1 << 20, Access::empty()).unwrap();
-    let slice = [source.slice(0, 1 << 20).unwrap()];
-    let mut waiting = 0;
-    // More than the systems of both ends take.
-    while waiting < 32 {
-        match client.endpoint.am_zcopy(1, &[], &slice, None).unwrap() {
-            Posted::InProgress => waiting += 1,
-            Posted::Done => waiting = 0,
-        }
-        worker.progress();
-    }
-    let flushed = Watch::new(1);
-    flushed.posted(client.endpoint.flush(FlushMode::Local, Some(&flushed.completion)));
-    (flushed, source)
-}
-
-/// A peer that is stopped, and whose buffers are full, counts as gone after a while. Others go on meanwhile.
-#[test]
-fn a_peer_that_stopped_for_too_long() {
-    let config = InterfaceConfig::default().peer_timeout(Duration::from_secs(2));
-    let mut pair = Pair::over_tcp(&config);
-    let errors = watch_errors(&pair.client.interface);
-    let (mut stopped, client) = (Worker::new(), pair.client.another());
-    let peer = Side::open(&mut stopped, &Domain::open("tcp", "lo").unwrap(), &config);
-    connect(&client, &peer);
-    let there = collect(&peer.interface, 2);
-    let _ = client.endpoint.am_short(2, 0, &[]).unwrap();
-    until(&mut [&mut pair.worker, &mut stopped], "first message", || there.borrow().len() == 1);
-    let (flushed, _source) = fill_up(&mut pair.worker, &client);
-    let mut others = 0;
-    while !flushed.is_done() {
-        goes_on(&mut pair);
-        others += 1;
-    }
-    assert!(others > 1);
-    let error = errors.borrow()[0].clone();
-    assert_eq!((errors.borrow().len(), error.cause), (1, Cause::Disconnected), "{error}");
-    assert_eq!(flushed.calls(), 1);
-    assert_eq!(client.endpoint.check(), Err(PostError::EndpointFailed));
-    goes_on(&mut pair);
-}
-
-/// One that was stopped for less goes on where it was.
-#[test]
-fn a_peer_that_stopped_for_a_while() {
-    let mut pair = Pair::over_tcp(&InterfaceConfig::default());
-    let errors = watch_errors(&pair.client.interface);
-    let inbox = collect(&pair.server.interface, 1);
-    pair.connected();
-    let (flushed, _source) = fill_up(&mut pair.worker, &pair.client);
-    let before = std::time::Instant::now();
-    while before.elapsed() < Duration::from_millis(1500) {
-        pair.worker.progress();
-        assert!(!flushed.is_done());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    pair.until("everything", || flushed.is_done());
-    assert_eq!(flushed.result(), Some(Ok(())));
-    let _ = pair.post("last", |endpoint| endpoint.am_short(1, 0, b"last")).unwrap();
-    pair.until("last", || inbox.borrow().last().is_some_and(|message| message.ends_with(b"last")));
-    assert!(inbox.borrow().len() > 32 && errors.borrow().is_empty());
 }
 
 /// Who has nothing to send learns from a check what became of the peer.
