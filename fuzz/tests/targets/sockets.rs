@@ -8,14 +8,14 @@ use barewire::transport::tcp;
 use barewire::{
     Access, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig, PostError, Unpack,
 };
-use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
 use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, Initiator, Purpose};
-use barewire_tcp::message::Header;
+use barewire_tcp::message::{Header, Kind};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::request::{ANSWER_BYTES, Action, Answer, Change, Operation, Request};
 use barewire_tcp::socket::Socket;
+use barewire_tcp::{Key, KeyedListener, Stream, frame};
 use bolero::check;
 
 use crate::allocation;
@@ -25,6 +25,10 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const DEADLINE: Duration = Duration::from_secs(30);
 /// What a message may take: the longest one and what is read at once.
 const MESSAGE_MEMORY: usize = 2 << 20;
+const CHANGES: [Change; 6] =
+    [Change::Add, Change::And, Change::Or, Change::Xor, Change::Swap, Change::CompareSwap];
+/// Bytes of a frame on a keyed stream.
+const FRAME: u32 = 16 << 10;
 
 fn key() -> Key {
     Key::from_bytes([7; 32])
@@ -82,6 +86,68 @@ fn any_strangers() {
             door.work(Instant::now(), &mut admitted);
         }
     });
+}
+
+/// What comes on a control connection: before the key was proved, and behind it.
+#[test]
+fn anything_on_a_keyed_stream() {
+    let mut listener = KeyedListener::bind(HERE, 0, key(), FRAME).unwrap();
+    let address = listener.address();
+    let claim =
+        Claim { purpose: Purpose::Stream, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
+    check!().with_generator(bytes_to(512)).for_each(|bytes| {
+        let listener = &mut listener;
+        let mut script = Script::new(bytes);
+        let mut stranger = TcpStream::connect(address).unwrap();
+        if script.byte() & 1 == 1 {
+            stranger.write_all(Initiator::new(claim, script.array()).hello()).unwrap();
+        }
+        let length = usize::from(script.byte());
+        let _ = stranger.write_all(script.bytes(length));
+        // One who knows the key, and wants something else here than he may.
+        let purpose = if script.byte() & 1 == 1 { Purpose::Messages } else { Purpose::Stream };
+        let wanted = purpose == Purpose::Stream;
+        let (mut admitted, start) = (None, Instant::now());
+        let limits = Limits::default();
+        let mut connector =
+            Connector::start(address, Some(HERE), &key(), Claim { purpose, ..claim }, DEADLINE, limits)
+                .unwrap();
+        let peer = loop {
+            assert!(start.elapsed() < DEADLINE, "no connection");
+            if let Ok(stream) = listener.accept(Duration::ZERO) {
+                assert!(wanted && admitted.is_none(), "a stranger got in");
+                admitted = Some(stream);
+            }
+            match connector.advance(Instant::now()) {
+                Ok(None) => {}
+                Ok(Some(socket)) => break Some(socket),
+                Err(_) => break None,
+            }
+        };
+        assert_eq!(peer.is_some(), wanted);
+        let (Some(peer), Some(mut stream)) = (peer, admitted) else { return };
+        frames(&mut script, &peer, &mut stream);
+    });
+}
+
+/// Says frames that are true, ones that lie and whatever it is, and takes what comes of it.
+fn frames(script: &mut Script<'_>, peer: &Socket, stream: &mut Stream) {
+    while !script.is_over() {
+        let (length, kind) = (u32::from(script.number()), u16::from(script.byte()));
+        let header = match kind % 3 {
+            0 => frame::Header { kind, length: length % 64 }.to_bytes(),
+            1 => frame::Header { kind, length: length << 16 }.to_bytes(),
+            _ => script.array(),
+        };
+        say(peer, &header);
+        say(peer, script.bytes(length as usize % 64));
+        let most = allocation::most(|| {
+            while let Ok(Some(message)) = stream.try_receive() {
+                assert!(message.payload.len() <= FRAME as usize);
+            }
+        });
+        assert!(most < 4 * FRAME as usize, "{most} bytes for a frame");
+    }
 }
 
 /// An endpoint whose peer is this test.
@@ -144,11 +210,12 @@ fn any_messages_of_a_peer() {
         let most = allocation::most(|| {
             while !script.is_over() {
                 let length = u32::from(script.number());
-                let header = match script.byte() % 4 {
-                    // True ones, long ones, ones that lie, and whatever it is.
+                let header = match script.byte() % 5 {
+                    // True ones, long ones, ones that lie, nothing, and whatever it is.
                     0 => Header::message(script.byte(), length % 64).to_bytes(),
                     1 => Header::message(0, length << 5).to_bytes(),
                     2 => Header::message(0, length << 16).to_bytes(),
+                    3 => Header { kind: Kind::Nothing, length: 0 }.to_bytes(),
                     _ => script.array(),
                 };
                 say(&socket, &header);
@@ -223,7 +290,7 @@ fn any_request(script: &mut Script<'_>, token: u64, memory: &tcp::Memory) -> Req
         1 => Action::Get { length },
         2 => Action::Get { length: length << (script.byte() % 64) },
         _ => Action::Atomic {
-            change: [Change::Add, Change::Swap, Change::CompareSwap][usize::from(script.byte() % 3)],
+            change: CHANGES[usize::from(script.byte()) % CHANGES.len()],
             width: if length & 1 == 0 { 8 } else { 4 },
             fetch: length & 2 == 0,
             operand: length,
