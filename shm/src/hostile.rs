@@ -4,6 +4,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
 use crate::error::Corrupt;
@@ -163,4 +165,41 @@ fn a_sender_that_scribbles_over_the_fifo_stops_nobody_for_long() {
         assert!(started.elapsed() < PATIENCE, "{} came", all.good - before);
     }
     assert!(by_fifo.error().is_none() && by_lane.error().is_none());
+}
+
+/// A sender that takes the bell and does not ring: what another one sent meanwhile is found by who looks all the same, and the next time it
+/// rings again.
+#[test]
+fn a_sender_that_silences_the_bell_holds_up_one_sleep() {
+    let here = PortAddress { number: u64::from(std::process::id()) << 32 | 0x4f, secret: 42 };
+    let mut port = Port::open(here, &PortConfig::default(), &Shelf::new(1)).unwrap();
+    let watcher = port.watcher();
+    let mut all = Anything::default();
+    let [mut good, mut bad] = [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
+    let started = Instant::now();
+    for peer in [&mut good, &mut bad] {
+        while !peer.is_ready() {
+            port.progress(&mut all);
+            peer.tend().unwrap();
+            assert!(started.elapsed() < PATIENCE, "connecting");
+        }
+    }
+    for silenced in [true, false] {
+        while !watcher.arm().unwrap() {
+            port.progress(&mut all);
+            assert!(started.elapsed() < PATIENCE, "it is never quiet");
+        }
+        if silenced {
+            bad.silence();
+        }
+        let before = all.good;
+        good.send(9, 0, &[]).unwrap();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let rung = poll(&mut [PollFd::new(&watcher, PollFlags::IN)], Some(&now)).unwrap();
+        assert_eq!(rung, usize::from(!silenced));
+        while all.good == before {
+            port.progress(&mut all);
+            assert!(started.elapsed() < PATIENCE, "it was lost");
+        }
+    }
 }

@@ -433,6 +433,11 @@ impl Peer {
         self.lane.scribble(number, step);
     }
 
+    /// Takes what the next message would ring, and does not ring.
+    pub(crate) fn silence(&mut self) {
+        let _ = self.bell.must_ring();
+    }
+
     /// Writes a word somewhere into the FIFO.
     pub(crate) fn scribble_fifo(&mut self, number: u64, step: u64) {
         if let Some(fifo) = &mut self.fifo {

@@ -3,6 +3,9 @@
 //! The receiver arms the bell, makes sure that every sender sees it from now on, and looks for messages once more before it sleeps.
 //! A sender stores its message and then loads the bell. Between this store and this load a fence would be needed for every message;
 //! instead the receiver has the kernel run one on every core where a sender runs (membarrier(2)), and only when it goes to sleep.
+//!
+//! The bell lies in memory that every sender writes: one that breaks the rules can take it and not ring. Then the others' messages lie
+//! there until the receiver looks by itself, so whoever sleeps sets a limit to it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -98,7 +98,7 @@ impl Watcher {
 
     /// Has what comes next make the descriptor (of this value, and of the port) readable. False if that cannot be slept on yet: something
     /// may be there already, as [`Port::progress`] is to find out; then arm again. Costs senders nothing until it is called, and one of them a
-    /// system call then.
+    /// system call then. A sender that breaks the rules can keep it from ringing, for the others too: sleep for a limited time.
     ///
     /// # Errors
     /// What membarrier(2) says, where the kernel or a filter refuses it.

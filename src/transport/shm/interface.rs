@@ -33,6 +33,8 @@ const MOST_BUFFERS: u32 = 32;
 
 /// How long a sleeper with requests that wait for room may sleep.
 const ROOM: Duration = Duration::from_micros(100);
+/// As long as one sleeps at most. A peer that breaks the rules can take the bell that another peer's message would ring.
+const SLEEP: Duration = Duration::from_secs(1);
 
 pub(super) struct Shared {
     /// Progress has something to do besides messages.
@@ -169,7 +171,7 @@ impl Interface {
     }
 
     /// Has what comes next make [`Self::event_fd`] readable. Answers when progress is wanted at the latest: nobody tells when a peer makes room
-    /// for requests that wait. Costs senders nothing until it is called, and one of them a system call then.
+    /// for requests that wait, and a peer that writes where it may not can silence what others ring, for a second at most. Costs senders nothing until it is called, and one of them a system call then.
     ///
     /// # Errors
     /// [`EventError::Busy`] the first time, as progress is to look whether something is there, and while it finds something;
@@ -182,7 +184,7 @@ impl Interface {
         if !armed || (shared.attention.get() && !waiting) {
             return Err(EventError::Busy);
         }
-        Ok(waiting.then(|| Instant::now() + ROOM))
+        Ok(Some(Instant::now() + if waiting { ROOM } else { SLEEP }))
     }
 }
 
