@@ -14,9 +14,12 @@
 //! that connections use in turn are kept, 16 for an interface. A peer that knows the key can make this end hold one message of up to 1 MiB for
 //! each connection, and 320 KiB of messages that wait for kept ones to be dropped.
 //!
-//! MSG_ZEROCOPY is not used. On the loopback (Linux 6.18, 1 MiB and 16 KiB from the same place, five runs in turns with plain sends) the
-//! system copied every one of them all the same (SO_EE_CODE_ZEROCOPY_COPIED), and with the notices the rate was 0.5 to 0.7 of the plain one; a
-//! network card was not there to be measured.
+//! MSG_ZEROCOPY is not used. On the loopback (Linux 6.18, five runs in turns with plain sends of the same memory) the system copied every
+//! one of them all the same (SO_EE_CODE_ZEROCOPY_COPIED), and with the notices the rate was 0.5 to 0.7 of the plain one at 1 MiB; at 16 KiB
+//! two pairs on a busy machine gave 0.8 and 1.1, which decides nothing. A network card was not there to be measured.
+//!
+//! An endpoint is not made from the address of an interface alone (UCX's CONNECT_TO_IFACE): what came in at the other end would be a
+//! connection with a descriptor, buffers and errors that no endpoint there owns and nobody closes.
 //!
 //! What order is kept: messages among each other, and operations on memory among each other. A message may be handled before a put
 //! that was posted earlier has arrived, unless there is a fence between them. Every connection proves that it knows the job's key
