@@ -24,6 +24,11 @@ impl Patience {
         self.last = now;
     }
 
+    /// The time spent on waiting until the last look.
+    pub(crate) fn spent(&self) -> Duration {
+        self.spent
+    }
+
     /// Nothing happened until now; the time spent on waiting so far.
     pub(crate) fn spend(&mut self, now: Instant) -> Duration {
         self.spent += now.saturating_duration_since(self.last).min(Self::STEP);

@@ -98,6 +98,7 @@ impl<'a> Wait<'a> {
     ///
     /// Fails if the peer is gone or silent, if the endpoint failed, if `ready` fails, or if nothing at all
     /// happened for a long time.
+    #[inline(always)]
     pub(crate) fn until<T>(
         &mut self,
         during: &str,
@@ -107,6 +108,7 @@ impl<'a> Wait<'a> {
     }
 
     /// As [`Self::until`], but without progress: what is waited for comes without it.
+    #[inline(always)]
     pub(crate) fn until_passively<T>(
         &mut self,
         during: &str,
@@ -115,6 +117,8 @@ impl<'a> Wait<'a> {
         self.until_within::<T, false>(STALL, during, ready)
     }
 
+    /// In the caller, so that what comes between an arrival and the answer to it is short.
+    #[inline(always)]
     fn until_within<T, const PROGRESS: bool>(
         &mut self,
         stall: Duration,
@@ -123,10 +127,9 @@ impl<'a> Wait<'a> {
     ) -> Result<T, Error> {
         let mut idle = 0u32;
         let mut patience: Option<Patience> = None;
-        let mut drowsy = false;
         loop {
             if PROGRESS && self.worker.progress() > 0 {
-                (idle, patience, drowsy) = (0, None, false);
+                (idle, patience) = (0, None);
             }
             match ready() {
                 Ok(Some(value)) => return Ok(value),
@@ -134,25 +137,47 @@ impl<'a> Wait<'a> {
                 Err(Fault(cause)) => return Err(self.failed(during, cause)),
             }
             self.looks = self.looks.wrapping_add(1);
-            // Both are powers of two.
-            if drowsy || self.looks & (self.clock - 1) == 0 {
-                let now = Instant::now();
-                self.look(now, during)?;
-                if idle >= self.clock {
-                    let spent = patience.get_or_insert_with(Patience::new).spend(now);
-                    drowsy = spent >= DROWSY;
-                    if spent >= stall {
-                        return Err(self.stalled(during, spent));
-                    }
-                }
-            }
             idle = idle.saturating_add(1);
-            if drowsy {
-                std::thread::sleep(NAP);
-            } else if idle > self.eager {
-                std::thread::yield_now();
+            if idle > self.eager || self.is_time() {
+                self.pause(idle, &mut patience, stall, during)?;
             }
         }
+    }
+
+    /// The clock, the peer and the endpoint are to be looked at.
+    #[inline(always)]
+    fn is_time(&self) -> bool {
+        // Both are powers of two.
+        self.looks & (self.clock - 1) == 0
+    }
+
+    /// After so many looks without an event: looks at what is seldom looked at, and leaves the CPU to others.
+    #[inline(never)]
+    fn pause(
+        &mut self,
+        idle: u32,
+        patience: &mut Option<Patience>,
+        stall: Duration,
+        during: &str,
+    ) -> Result<(), Error> {
+        let mut drowsy = patience.as_ref().is_some_and(|patience| patience.spent() >= DROWSY);
+        if drowsy || self.is_time() {
+            let now = Instant::now();
+            self.look(now, during)?;
+            if idle > self.clock {
+                let spent = patience.get_or_insert_with(Patience::new).spend(now);
+                drowsy = spent >= DROWSY;
+                if spent >= stall {
+                    return Err(self.stalled(during, spent));
+                }
+            }
+        }
+        if drowsy {
+            std::thread::sleep(NAP);
+        } else if idle > self.eager {
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 
     /// Looks at the peer and the endpoint.

@@ -213,7 +213,25 @@ impl<'a> Carrier<'a> {
     }
 
     /// Puts into the peer's memory; the last byte there becomes `mark`. One by zcopy counts in `completion`.
+    #[inline(always)]
     pub(super) fn put(
+        &mut self,
+        session: &mut Session<'_>,
+        mark: u8,
+        completion: Option<&Completion>,
+        during: &str,
+    ) -> Result<(), Error> {
+        let Remote { address, key } = &self.remote;
+        if self.layout == Layout::Short && self.size == WORD {
+            // Made in a register: a load of a whole word waits for the store of its last byte.
+            let word = (u64::from(mark) << 56).to_le_bytes();
+            let endpoint = &session.endpoint;
+            return session.wait.post(during, || endpoint.put_short(&word, *address, key)).map(|_| ());
+        }
+        self.put_any(session, mark, completion, during)
+    }
+
+    fn put_any(
         &mut self,
         session: &mut Session<'_>,
         mark: u8,
@@ -223,11 +241,6 @@ impl<'a> Carrier<'a> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         let Remote { address, key } = &self.remote;
         match self.layout {
-            // Made in a register: a load of a whole word waits for the store of its last byte.
-            Layout::Short if self.size == WORD => {
-                let word = (u64::from(mark) << 56).to_le_bytes();
-                wait.post(during, || endpoint.put_short(&word, *address, key)).map(|_| ())
-            }
             // There are no pieces but of active messages; the plan was checked.
             Layout::Short | Layout::ShortIov => {
                 let payload = marked(&mut self.payload, mark);
@@ -257,7 +270,7 @@ impl<'a> Carrier<'a> {
 
     /// Waits until the byte that the peer changes in this side's memory is `mark`: the last one of a put, the lowest one of a word that
     /// it adds to.
-    #[inline]
+    #[inline(always)]
     pub(super) fn marked(&self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
         let Mark { word, shift } = self.mark;
         let arrived = || {

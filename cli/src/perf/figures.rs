@@ -107,7 +107,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
     }
 
     /// An iteration is over. Those of the warm-up are not counted.
-    #[inline]
+    #[inline(always)]
     pub(super) fn iteration(&mut self, number: u64) -> Result<(), Error> {
         if number < self.job.warm_up {
             self.restart();
