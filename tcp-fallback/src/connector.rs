@@ -127,6 +127,19 @@ impl Connector {
         }
     }
 
+    /// Goes on until the connection is there, with `between` whenever nothing can be done now.
+    ///
+    /// # Errors
+    /// [`ConnectFailure`]
+    pub fn wait(mut self, mut between: impl FnMut()) -> Result<Socket, ConnectFailure> {
+        loop {
+            if let Some(socket) = self.advance(Instant::now())? {
+                return Ok(socket);
+            }
+            between();
+        }
+    }
+
     /// Does what can be done now; the connection once it is there.
     ///
     /// # Errors

@@ -83,13 +83,8 @@ impl Stream {
         timeout: Duration,
     ) -> Result<Self, ConnectFailure> {
         let connector = Connector::start(peer, None, key, CLAIM, timeout, Limits::default());
-        let mut connector = connector.map_err(ConnectFailure::Io)?;
-        loop {
-            if let Some(socket) = connector.advance(Instant::now())? {
-                return socket.into_stream(limit).map_err(ConnectFailure::Io);
-            }
-            std::thread::sleep(LOOK);
-        }
+        let socket = connector.map_err(ConnectFailure::Io)?.wait(|| std::thread::sleep(LOOK))?;
+        socket.into_stream(limit).map_err(ConnectFailure::Io)
     }
 }
 

@@ -93,16 +93,7 @@ fn a_key_of_another_job_is_told_as_such() {
 #[test]
 fn nobody_listens() {
     let address = Door::open(HERE, key(1), Limits::default()).unwrap().address();
-    let mut connector = connector(address, &key(1), CLAIM);
-    let start = Instant::now();
-    let failure = loop {
-        assert!(start.elapsed() < DEADLINE);
-        match connector.advance(Instant::now()) {
-            Ok(None) => std::thread::yield_now(),
-            Ok(Some(_)) => panic!("there is nobody"),
-            Err(failure) => break failure,
-        }
-    };
+    let failure = connector(address, &key(1), CLAIM).wait(std::thread::yield_now).unwrap_err();
     assert!(matches!(failure, ConnectFailure::Refused), "{failure}");
 }
 
@@ -275,19 +266,8 @@ impl Served {
 
     fn connect(&self, service: u64) -> Result<Client, ConnectFailure> {
         let claim = Claim { purpose: Purpose::Memory, service, ..CLAIM };
-        let mut connector = connector(self.target.address(), &key(1), claim);
-        let start = Instant::now();
-        loop {
-            assert!(start.elapsed() < DEADLINE);
-            if let Some(socket) = connector.advance(Instant::now())? {
-                return Ok(Client {
-                    socket,
-                    outbox: Outbox::default(),
-                    spare: Spare::default(),
-                    held: vec![],
-                });
-            }
-        }
+        let socket = connector(self.target.address(), &key(1), claim).wait(std::thread::yield_now)?;
+        Ok(Client { socket, outbox: Outbox::default(), spare: Spare::default(), held: vec![] })
     }
 
     fn request(&self, at: u64, action: Action) -> Request {

@@ -256,14 +256,11 @@ fn connect_to_test(worker: &mut Worker, client: &Side) -> Socket {
         from_endpoint: 0,
     };
     let (address, key) = (device.to_string().parse().unwrap(), Key::from_bytes([KEY; 32]));
-    let mut connector =
-        Connector::start(address, Some(HERE), &key, claim, DEADLINE, Limits::default()).unwrap();
-    loop {
+    let connector = Connector::start(address, Some(HERE), &key, claim, DEADLINE, Limits::default());
+    let work = || {
         worker.progress();
-        if let Some(socket) = connector.advance(Instant::now()).unwrap() {
-            return socket;
-        }
-    }
+    };
+    connector.unwrap().wait(work).unwrap()
 }
 
 /// From now on the system drops what comes for this socket, as if the cable were cut: it acknowledges nothing.

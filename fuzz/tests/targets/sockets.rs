@@ -39,16 +39,10 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     bytes[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// Lets the connector work, and `work` in between, until the connection is there.
-fn connect(peer: SocketAddr, claim: Claim, mut work: impl FnMut()) -> Socket {
-    let mut connector =
-        Connector::start(peer, Some(HERE), &key(), claim, DEADLINE, Limits::default()).unwrap();
-    loop {
-        work();
-        if let Some(socket) = connector.advance(Instant::now()).unwrap() {
-            return socket;
-        }
-    }
+/// Connects, with `work` in between.
+fn connect(peer: SocketAddr, claim: Claim, work: impl FnMut()) -> Socket {
+    let connector = Connector::start(peer, Some(HERE), &key(), claim, DEADLINE, Limits::default());
+    connector.unwrap().wait(work).unwrap()
 }
 
 /// Sends bytes on an admitted connection; the other end may be gone.
