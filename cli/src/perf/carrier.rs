@@ -152,7 +152,22 @@ impl<'a> Carrier<'a> {
     }
 
     /// Sends an active message; one by zcopy counts in `completion`.
+    #[inline(always)]
     pub(super) fn send(
+        &self,
+        session: &mut Session<'_>,
+        completion: Option<&Completion>,
+        during: &str,
+    ) -> Result<(), Error> {
+        if self.layout == Layout::Short {
+            let payload = self.regions.message.get(SHORT_HEADER..).unwrap_or_default();
+            let endpoint = &session.endpoint;
+            return session.wait.post(during, || endpoint.am_short(DATA, 0, payload)).map(|_| ());
+        }
+        self.send_any(session, completion, during)
+    }
+
+    fn send_any(
         &self,
         session: &mut Session<'_>,
         completion: Option<&Completion>,
@@ -160,11 +175,9 @@ impl<'a> Carrier<'a> {
     ) -> Result<(), Error> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         match self.layout {
-            Layout::Short => {
-                let payload = self.regions.message.get(SHORT_HEADER..).unwrap_or_default();
-                wait.post(during, || endpoint.am_short(DATA, 0, payload)).map(|_| ())
+            Layout::Short | Layout::ShortIov => {
+                wait.post(during, || endpoint.am_short_iov(DATA, 0, &self.parts)).map(|_| ())
             }
-            Layout::ShortIov => wait.post(during, || endpoint.am_short_iov(DATA, 0, &self.parts)).map(|_| ()),
             Layout::Bcopy => wait
                 .post(during, || {
                     endpoint.am_bcopy(DATA, |buffer| {
@@ -188,6 +201,7 @@ impl<'a> Carrier<'a> {
     }
 
     /// Waits until this many messages came in all.
+    #[inline(always)]
     pub(super) fn receive(&self, session: &mut Session<'_>, total: u64, during: &str) -> Result<(), Error> {
         session.wait.until(during, || match self.received.foreign.get() {
             Some(length) => Err(format!("a message of {length} bytes came, not of {}", self.size).into()),

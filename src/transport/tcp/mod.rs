@@ -10,7 +10,7 @@
 //! with 32 KiB or the next progress call; there is no timer. Progress asks the one connection that alone was heard of lately by itself,
 //! which the system need not watch then, and every 32 calls, or where several are heard of, the system which have something (epoll);
 //! [`Worker::wait`](crate::Worker::wait) sleeps on that after a look of `busy_poll`, all connections watched. So an idle connection costs a progress call nothing: 0.2 us with one as with 400 (tests/hot_path/idle.rs
-//! prints it). It has no buffers: it costs a descriptor and 754 bytes here, besides what the system holds for a socket; buffers of 256 KiB
+//! prints it). It has no buffers: it costs a descriptor and 811 bytes here, besides what the system holds for a socket; buffers of 256 KiB
 //! that connections use in turn are kept, 16 for an interface. A peer that knows the key can make this end hold one message of up to 1 MiB for
 //! each connection, and 320 KiB of messages that wait for kept ones to be dropped.
 //!
