@@ -3,6 +3,7 @@
 use core::any::Any;
 use std::sync::Arc;
 
+use crate::channel::CompletionEvents;
 use crate::context::{Context, Registers, Uar};
 use crate::error::Error;
 use crate::notifier::Notifier;
@@ -15,6 +16,8 @@ pub(crate) struct Resources {
     pub(crate) number: u32,
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "held for its drop"))]
     pub(crate) object: Box<dyn Any + Send + Sync>,
+    /// Where its events go; the device lets go of it after the object.
+    _events: Option<Arc<dyn CompletionEvents>>,
 }
 
 impl CompletionQueue {
@@ -26,17 +29,17 @@ impl CompletionQueue {
         let entries = checked(context, entries)?;
         let facts = match (context.way(), uar.own()) {
             (Way::Commands(channel), Registers::Page(page)) => {
-                commands::create_cq(&**channel, page, entries, channel.event_queue()?)?
+                commands::create_cq(&**channel, page, entries, None)?
             }
             #[cfg(feature = "verbs")]
             (Way::InitObj(device), _) => device.create_cq(entries)?,
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
-        Ok(Self::of(facts, entries))
+        Ok(Self::of(facts, entries, None))
     }
 
-    /// As [`Self::create`], with a descriptor to sleep on; `None` where the device gives none: so far the software HCA does.
+    /// As [`Self::create`], with a descriptor to sleep on; `None` where the way to the device has none, which is no way of this crate's.
     ///
     /// # Errors
     /// As there.
@@ -45,25 +48,35 @@ impl CompletionQueue {
         uar: &Uar,
         entries: u32,
     ) -> Result<(Self, Option<Notifier>), Error> {
-        if let (Way::Commands(channel), Registers::Page(page)) = (context.way(), uar.own())
-            && let Some(doorbell) = page.completion_doorbell()
-            && let Some(events) = channel.completion_events(&**page)?
-        {
-            let entries = checked(context, entries)?;
-            let facts = commands::create_cq(&**channel, page, entries, events.event_queue())?;
-            // SAFETY: the record's two words are one after the other, in memory that the queue holds.
-            let notifier = unsafe {
-                let arm_word = facts.doorbell_record.add(1);
-                Notifier::new(events, Arc::clone(page), doorbell, arm_word, facts.number)
-            };
-            return Ok((Self::of(facts, entries), Some(notifier)));
-        }
-        Ok((Self::create(context, uar, entries)?, None))
+        let entries = checked(context, entries)?;
+        let (facts, doorbell, events) = match (context.way(), uar.own()) {
+            (Way::Commands(channel), Registers::Page(page)) => {
+                let (Some(doorbell), Some(events)) =
+                    (page.completion_doorbell(), channel.completion_events(page)?)
+                else {
+                    return Ok((Self::create(context, uar, entries)?, None));
+                };
+                (commands::create_cq(&**channel, page, entries, Some(&*events))?, doorbell, events)
+            }
+            #[cfg(feature = "verbs")]
+            (Way::InitObj(device), _) => {
+                let (facts, doorbell, events) = device.create_cq_with_events(entries)?;
+                (facts, doorbell, Arc::new(events) as _)
+            }
+            #[cfg(feature = "verbs")]
+            _ => Context::foreign()?,
+        };
+        let (number, record) = (facts.number, facts.doorbell_record);
+        let queue = Self::of(facts, entries, Some(Arc::clone(&events)));
+        // SAFETY: the record's two words are one after the other. The memory of both, and the page of the doorbell, are the queue's to keep.
+        let notifier =
+            unsafe { Notifier::new(events, queue.keep().clone(), doorbell, record.add(1), number) };
+        Ok((queue, Some(notifier)))
     }
 
-    fn of(facts: CompletionFacts, entries: u32) -> Self {
+    fn of(facts: CompletionFacts, entries: u32, events: Option<Arc<dyn CompletionEvents>>) -> Self {
         let CompletionFacts { number, ring, doorbell_record, object } = facts;
-        let keep = Arc::new(Resources { number, object });
+        let keep = Arc::new(Resources { number, object, _events: events });
         // SAFETY: ring and record lie in memory that `keep` owns, which is freed after the device's object; nothing else has their address
         // but a notifier, which writes the record's other word.
         unsafe { CompletionQueue::from_parts(CompletionParts { ring, entries, doorbell_record, keep }) }

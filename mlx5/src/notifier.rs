@@ -1,5 +1,6 @@
 //! Being woken by a completion queue.
 
+use core::any::Any;
 use core::cell::Cell;
 use core::fmt;
 use core::ptr::NonNull;
@@ -11,7 +12,7 @@ use volatile::VolatilePtr;
 use volatile::access::WriteOnly;
 
 use crate::barrier;
-use crate::channel::{CompletionEvents, Uar};
+use crate::channel::CompletionEvents;
 use crate::doorbell::RecordWord;
 use crate::queue::completion::CompletionQueue;
 
@@ -19,45 +20,47 @@ use crate::queue::completion::CompletionQueue;
 ///
 /// Its [descriptor](AsFd) is readable once the queue, [armed](Self::arm), has completions.
 pub struct Notifier {
+    /// Holds the record and the page of the doorbell.
+    _queue: Arc<dyn Any + Send + Sync>,
     events: Arc<dyn CompletionEvents>,
-    /// Holds the page of the doorbell.
-    _uar: Arc<dyn Uar>,
     doorbell: NonNull<u64>,
     /// The arm word of the queue's record.
     record: RecordWord,
     number: u32,
-    /// Counts requests, so that no two in a row are alike.
+    /// Counts events: a request that says the same again is none.
     sequence: Cell<u8>,
 }
 
 impl Notifier {
     /// # Safety
-    /// `record` is the arm word of queue `number`'s doorbell record, and valid as long as the queue that [`Self::arm`] gets.
+    /// Until `queue` is dropped, `record` is valid as the arm word of queue `number`'s doorbell record, which nothing but this and the device
+    /// touches, and `doorbell` for stores of 8 bytes as the CQ doorbell of that queue's page.
     pub(crate) unsafe fn new(
         events: Arc<dyn CompletionEvents>,
-        uar: Arc<dyn Uar>,
+        queue: Arc<dyn Any + Send + Sync>,
         doorbell: NonNull<u64>,
         record: NonNull<u32>,
         number: u32,
     ) -> Self {
         // SAFETY: the caller's contract.
         let record = unsafe { RecordWord::new(record) };
-        Self { events, _uar: uar, doorbell, record, number, sequence: Cell::new(0) }
+        Self { events, _queue: queue, doorbell, record, number, sequence: Cell::new(0) }
     }
 
     /// Asks for an event (PRM: CQ doorbell, arm). Events of earlier requests are forgotten. The next completion that `queue`, the one this was made
     /// with, has not given yet makes the descriptor readable, also if it is there already.
     pub fn arm(&self, queue: &mut CompletionQueue) {
-        self.events.take();
+        if self.events.take() {
+            self.sequence.set(self.sequence.get().wrapping_add(1) & 3);
+        }
         queue.publish_consumer();
-        self.sequence.set(self.sequence.get().wrapping_add(1) & 3);
         let request =
             CqArm { sequence: self.sequence.get(), solicited_only: false, consumer: queue.consumer() };
         self.record.store(request.bits());
         barrier::doorbell_record_before_doorbell();
         let CqDoorbell(word) = CqDoorbell::new(request, self.number);
         let word = word.get().to_be();
-        // SAFETY: the CQ doorbell of a page that `_uar` holds, valid for stores of 8 bytes.
+        // SAFETY: the contract of `new`.
         unsafe { VolatilePtr::new_restricted(WriteOnly, self.doorbell) }.write(word);
         barrier::flush_write_combining();
     }

@@ -2,15 +2,17 @@
 
 mod machine;
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use barewire_layouts::cqe::Syndrome;
 use barewire_mlx5::channel::soft::Soft;
 use barewire_mlx5::queue::send::MAX_WRITE_INLINE;
 use barewire_mlx5::{
-    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error, Polled,
-    PostError, ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
+    Access, Buffer, Completion, CompletionKind, CompletionQueue, Context, ControlFlags, Error, Notifier,
+    Polled, PostError, ProtectionDomain, QpState, RcConfig, RcPath, RcQueuePair, Uar, hca,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_descriptors};
 
 const DEADLINE: Duration = Duration::from_mins(1);
 /// For a million messages: on cores that others keep busy, each wait costs a time slice of theirs.
@@ -21,6 +23,7 @@ struct Pair {
     ours: RcQueuePair,
     theirs: RcQueuePair,
     completions: CompletionQueue,
+    notifier: Notifier,
     peer_completions: CompletionQueue,
     domain: ProtectionDomain,
     context: Context,
@@ -45,12 +48,14 @@ impl Pair {
     fn on(context: Context, device: Option<hca::Device>, config: RcConfig) -> Self {
         let domain = ProtectionDomain::allocate(&context).unwrap();
         let uar = Uar::allocate(&context).unwrap();
-        let completions = CompletionQueue::create(&context, &uar, 2048).unwrap();
+        let (completions, notifier) = CompletionQueue::create_with_notifier(&context, &uar, 2048).unwrap();
+        let notifier = notifier.expect("every way to a device of this crate has one");
         let peer_completions = CompletionQueue::create(&context, &uar, 2048).unwrap();
         let ours = RcQueuePair::create(&domain, &uar, &completions, &completions, &config).unwrap();
         let theirs =
             RcQueuePair::create(&domain, &uar, &peer_completions, &peer_completions, &config).unwrap();
-        let mut pair = Self { ours, theirs, completions, peer_completions, domain, context, device };
+        let mut pair =
+            Self { ours, theirs, completions, notifier, peer_completions, domain, context, device };
         pair.connect();
         pair
     }
@@ -88,6 +93,12 @@ fn poll(completions: &mut CompletionQueue) -> Completion {
         assert!(start.elapsed() < DEADLINE, "no completion");
         std::thread::yield_now();
     }
+}
+
+/// Whether the descriptor becomes readable in time.
+fn readable(notifier: &Notifier, time: Duration) -> bool {
+    let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
+    poll_descriptors(&mut [PollFd::new(&notifier.as_fd(), PollFlags::IN)], Some(&time)).unwrap() == 1
 }
 
 fn syndrome(completion: Completion) -> Syndrome {
@@ -154,6 +165,38 @@ fn reads_and_writes_by_reference_arrive() {
     source.read(3000, &mut got[7..]).unwrap();
     assert_eq!(got[..5], payload[10..15]);
     assert_eq!(got[5..], payload[..3]);
+}
+
+#[test]
+fn an_armed_queue_makes_its_descriptor_readable() {
+    let mut pair = Pair::new(RcConfig::default());
+    let target = pair.buffer(8, Access::all());
+    let remote = target.region().remote(0);
+    let write = |pair: &mut Pair| {
+        pair.ours.send.write_inline(&[1; 8], remote, ControlFlags::COMPLETION).unwrap();
+    };
+    write(&mut pair);
+    pair.wait();
+    assert!(!readable(&pair.notifier, Duration::from_millis(20)), "nobody asked");
+    // More often than there are sequence numbers.
+    for round in 0..9 {
+        pair.notifier.arm(&mut pair.completions);
+        assert!(!readable(&pair.notifier, Duration::from_millis(5)), "nothing came in round {round}");
+        write(&mut pair);
+        assert!(readable(&pair.notifier, DEADLINE), "round {round}");
+        pair.wait();
+    }
+    // Asked for twice, and told without the completion of the first: there is one that came before.
+    pair.notifier.arm(&mut pair.completions);
+    write(&mut pair);
+    while pair.completions.is_empty() {
+        std::thread::yield_now();
+    }
+    pair.notifier.arm(&mut pair.completions);
+    assert!(readable(&pair.notifier, DEADLINE));
+    pair.wait();
+    pair.notifier.arm(&mut pair.completions);
+    assert!(!readable(&pair.notifier, Duration::from_millis(20)), "it was taken");
 }
 
 #[test]
@@ -395,18 +438,18 @@ fn objects_may_be_dropped_in_any_order() {
     for order in 0..4 {
         let pair = Pair::new(RcConfig::default());
         let buffer = pair.buffer(64, Access::all());
-        let Pair { ours, theirs, completions, peer_completions, domain, context, device } = pair;
+        let Pair { ours, theirs, completions, notifier, peer_completions, domain, context, device } = pair;
         match order {
-            0 => drop((context, domain, completions, peer_completions, ours, theirs, buffer)),
-            1 => drop((buffer, theirs, ours, peer_completions, completions, domain, context)),
+            0 => drop((notifier, context, domain, completions, peer_completions, ours, theirs, buffer)),
+            1 => drop((buffer, theirs, ours, peer_completions, completions, domain, context, notifier)),
             2 => {
                 // The send queue of one in the pair of the other: each keeps what it needs.
                 let (mut ours, mut theirs) = (ours, theirs);
                 std::mem::swap(&mut ours.send, &mut theirs.send);
-                drop((theirs, completions, peer_completions, domain, buffer, context));
+                drop((theirs, completions, notifier, peer_completions, domain, buffer, context));
                 ours.send.nop(ControlFlags::empty()).unwrap();
             }
-            _ => drop((peer_completions, ours, domain, context, theirs, completions, buffer)),
+            _ => drop((peer_completions, notifier, ours, domain, context, theirs, completions, buffer)),
         }
         if let Some(device) = device {
             assert_eq!(device.objects(), hca::ObjectCounts::default(), "order {order}");

@@ -131,8 +131,13 @@ fn echo(
         longest = longest.max(before.elapsed());
         assert!(longest < DEADLINE / 2, "{transport}: a wake-up was lost after {} messages", received.get());
     }
-    // The other one waits for the last answer.
+    // The other one waits for the last answer, and this one is there until it has come.
     while endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::InProgress) {
+        worker.progress();
+    }
+    // It may have ended already.
+    let _ = tell.send(Addresses::default());
+    while told.try_recv() == Err(mpsc::TryRecvError::Empty) {
         worker.progress();
     }
 }

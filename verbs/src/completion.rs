@@ -108,8 +108,30 @@ impl CompletionQueue<CompletionQueueFacts> {
     /// # Errors
     /// As [`CompletionQueue::new`] and [`CompletionQueue::open_direct`].
     pub fn create(context: &Context, entries: u32, entry_size: u16) -> Result<Self, Error> {
+        Self::created(context, entries, None, entry_size)
+    }
+
+    /// As [`Self::create`], with events that go to `channel` when the queue was armed by its doorbell.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_with_channel(
+        channel: &CompletionChannel,
+        entries: u32,
+        entry_size: u16,
+    ) -> Result<Self, Error> {
+        Self::created(&channel.context(), entries, Some(channel), entry_size)
+    }
+
+    fn created(
+        context: &Context,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+        entry_size: u16,
+    ) -> Result<Self, Error> {
         let library = dv::library(context.name())?;
-        let queue = Cq::create_mlx5(library, context.open_context(), entries, 0, entry_size);
+        let channel = channel.map(|channel| Arc::clone(channel.handle()));
+        let queue = Cq::create_mlx5(library, context.open_context(), entries, channel, entry_size);
         let queue = queue.map_err(|source| {
             let action = format!("create a completion queue of {entries} entries of {entry_size} bytes");
             Error::new(context.name(), action, source)

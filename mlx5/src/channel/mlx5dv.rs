@@ -1,11 +1,15 @@
 //! The channel to a device of this machine: DEVX, by way of libmlx5 and the kernel.
 
+use core::any::Any;
 use core::ptr::NonNull;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
-use barewire_verbs::dv::{self, Devx, UarKind};
+use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
+use barewire_verbs::dv::{self, Devx, EventChannel, UarKind};
 
-use super::{CommandChannel, Object, Uar, Umem};
+use super::{CommandChannel, CompletionEvents, Object, Uar, Umem};
 use crate::context::{Port, PortAddress};
 use crate::error::Error;
 use crate::setup::route::Route;
@@ -54,6 +58,12 @@ unsafe impl CommandChannel for Mlx5dv {
         self.devx.event_queue(0).map_err(|source| system("asking for an event queue", source))
     }
 
+    fn completion_events(&self, _: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+        let channel =
+            EventChannel::new(&self.devx).map_err(|source| system("making an event channel", source))?;
+        Ok(Some(Arc::new(DevxEvents { event_queue: self.event_queue()?, channel })))
+    }
+
     fn port(&self) -> Option<Port> {
         Some(*self.route.port())
     }
@@ -83,6 +93,38 @@ impl Object for DevxObject {
     }
 }
 
+/// What the kernel reads from its event queue for us.
+#[derive(Debug)]
+struct DevxEvents {
+    event_queue: u32,
+    channel: EventChannel,
+}
+
+impl CompletionEvents for DevxEvents {
+    fn event_queue(&self) -> u32 {
+        self.event_queue
+    }
+
+    fn watch(&self, queue: &dyn Object) -> Result<(), Error> {
+        let foreign = || Error::parameter("completion queue", 0u32, "one of this device");
+        let DevxObject(queue) = (queue as &dyn Any).downcast_ref().ok_or_else(foreign)?;
+        let watched = self.channel.subscribe_completions(queue, 0);
+        watched.map_err(|source| system("subscribing to completions", source))
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    fn take(&self) -> bool {
+        let mut any = false;
+        while let Ok(Some(_)) = self.channel.next_event() {
+            any = true;
+        }
+        any
+    }
+}
+
 #[derive(Debug)]
 struct DevxUar(dv::Uar);
 
@@ -94,6 +136,11 @@ unsafe impl Uar for DevxUar {
 
     fn register(&self) -> NonNull<u8> {
         self.0.register()
+    }
+
+    fn completion_doorbell(&self) -> Option<NonNull<u64>> {
+        // SAFETY: inside the page, which is aligned and mapped for writes as long as the allocation lives.
+        Some(unsafe { self.0.base().add(CQ_DOORBELL_OFFSET) }.cast())
     }
 }
 

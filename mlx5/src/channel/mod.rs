@@ -8,6 +8,7 @@ pub mod mlx5dv;
 #[cfg(feature = "soft")]
 pub mod soft;
 
+use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -60,7 +61,7 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the device or the system refused.
-    fn completion_events(&self, uar: &dyn Uar) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+    fn completion_events(&self, uar: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
         let _ = uar;
         Ok(None)
     }
@@ -90,7 +91,7 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
 }
 
 /// An object of the device. Dropping it destroys it; one that is still in use stays until its user is gone.
-pub trait Object: fmt::Debug + Send + Sync {
+pub trait Object: Any + fmt::Debug + Send + Sync {
     /// Runs a command that changes or queries the object.
     ///
     /// # Errors
@@ -118,14 +119,25 @@ pub unsafe trait Uar: fmt::Debug + Send + Sync {
 
 /// Events of completion queues, by a descriptor.
 pub trait CompletionEvents: fmt::Debug + Send + Sync {
-    /// The event queue that completion queues name.
-    fn event_queue(&self) -> u32;
+    /// The event queue that completion queues name which commands make.
+    fn event_queue(&self) -> u32 {
+        0
+    }
+
+    /// Has events of a completion queue, made over the same channel and naming [`Self::event_queue`], come here.
+    ///
+    /// # Errors
+    /// If the system refused.
+    fn watch(&self, queue: &dyn Object) -> Result<(), Error> {
+        let _ = queue;
+        Ok(())
+    }
 
     /// Readable when an armed queue has completions, until [`Self::take`].
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Forgets the events that came.
-    fn take(&self);
+    /// Forgets the events that came; whether there were any.
+    fn take(&self) -> bool;
 }
 
 /// Memory that the device can reach.

@@ -56,7 +56,7 @@ unsafe impl CommandChannel for Soft {
         Ok(Box::new(SoftUar { channel: self.clone(), index, page }))
     }
 
-    fn completion_events(&self, uar: &dyn Uar) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
+    fn completion_events(&self, uar: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
         let queue = commands::create_eq(self, uar)?;
         let channel = self.0.event_channel(queue.number).ok_or_else(|| Error::System {
             operation: "finding an event queue's interrupt",
@@ -145,8 +145,8 @@ impl CompletionEvents for SoftEvents {
         self.channel.as_fd()
     }
 
-    fn take(&self) {
-        self.channel.take();
+    fn take(&self) -> bool {
+        self.channel.take() > 0
     }
 }
 

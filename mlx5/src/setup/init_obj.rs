@@ -2,22 +2,28 @@
 
 use core::any::Any;
 use core::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::Cqe64;
+use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 use barewire_verbs::dv::{self, QueuePairFacts, Ring, ScatterToEntry, ThreadDomain};
 use barewire_verbs::{
-    AtomicScope, Capacity, CompletionQueueRef, Context, Initialize, MemoryRegion, ProtectionDomain,
-    QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
+    AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context, Initialize, MemoryRegion,
+    ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
 };
 
 use super::route::Route;
 use super::{CompletionFacts, Pair, PairFacts, PairSizes, Path, system};
+use crate::channel::CompletionEvents;
 use crate::context::{Capabilities, Port, PortAddress};
 use crate::error::Error;
 use crate::memory::Access;
 use crate::queue::completion::CompletionQueue;
+
+/// Bytes of a CQE.
+const ENTRY: u16 = size_of::<Cqe64>() as u16;
 
 /// A device opened by verbs.
 #[derive(Debug)]
@@ -72,24 +78,61 @@ impl Device {
     }
 
     fn create(&self, entries: u32) -> Result<dv::CompletionQueue, Error> {
-        dv::CompletionQueue::create(&self.context, entries, size_of::<Cqe64>() as u16)
+        dv::CompletionQueue::create(&self.context, entries, ENTRY)
             .map_err(|error| system("creating a completion queue", error))
     }
 
     /// Makes a queue of `entries` CQEs, a power of two, without overrun checks.
     pub(crate) fn create_cq(&self, entries: u32) -> Result<CompletionFacts, Error> {
         // libmlx5 keeps one entry to itself.
-        let queue = self.create(entries - 1)?;
-        let facts = *queue.facts();
-        let ring = expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
-        // SAFETY: `entries` CQEs, and no queue pair completes here yet.
-        unsafe { CompletionQueue::initialise(ring, entries) };
-        Ok(CompletionFacts {
-            number: facts.number,
-            ring,
-            doorbell_record: facts.doorbell_record.cast(),
-            object: Box::new(queue),
-        })
+        prepared(self.create(entries - 1)?, entries)
+    }
+
+    /// The same with where it is armed, and with a descriptor for its events.
+    pub(crate) fn create_cq_with_events(
+        &self,
+        entries: u32,
+    ) -> Result<(CompletionFacts, NonNull<u64>, Events), Error> {
+        let channel = CompletionChannel::new(&self.context)
+            .map_err(|error| system("making a completion channel", error))?;
+        let queue = dv::CompletionQueue::create_with_channel(&channel, entries - 1, ENTRY)
+            .map_err(|error| system("creating a completion queue", error))?;
+        // SAFETY: inside the page.
+        let doorbell = unsafe { queue.facts().uar.add(CQ_DOORBELL_OFFSET) }.cast();
+        Ok((prepared(queue, entries)?, doorbell, Events(channel)))
+    }
+}
+
+/// The facts about a queue of `entries` CQEs, and its ring given to the device.
+fn prepared(queue: dv::CompletionQueue, entries: u32) -> Result<CompletionFacts, Error> {
+    let facts = *queue.facts();
+    let ring = expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
+    // SAFETY: `entries` CQEs, and no queue pair completes here yet.
+    unsafe { CompletionQueue::initialise(ring, entries) };
+    Ok(CompletionFacts {
+        number: facts.number,
+        ring,
+        doorbell_record: facts.doorbell_record.cast(),
+        object: Box::new(queue),
+    })
+}
+
+/// What libibverbs reads from the kernel for us.
+#[derive(Debug)]
+pub(crate) struct Events(CompletionChannel);
+
+impl CompletionEvents for Events {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn take(&self) -> bool {
+        let mut any = false;
+        // Each is acknowledged as it is dropped.
+        while let Ok(Some(_)) = self.0.next_event() {
+            any = true;
+        }
+        any
     }
 }
 

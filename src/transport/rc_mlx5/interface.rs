@@ -195,7 +195,7 @@ impl Interface {
     /// A descriptor to sleep on after [`Self::arm`].
     ///
     /// # Errors
-    /// [`EventError::Missing`]: of devices, the software HCA gives one so far.
+    /// [`EventError::Missing`] if the device gives none.
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>, EventError> {
         Ok(self.0.notifier()?.as_fd())
     }
@@ -258,7 +258,7 @@ impl Shared {
 
     /// Asks progress to look at pending requests and closing endpoints.
     fn notifier(&self) -> Result<&Notifier, EventError> {
-        let reason = "only the software HCA tells of completions so far";
+        let reason = "the way to the device tells of no completions";
         self.notifier.as_ref().ok_or(EventError::Missing { transport: NAME, reason })
     }
 

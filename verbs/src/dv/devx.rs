@@ -33,6 +33,10 @@ impl Devx {
         Self(devx)
     }
 
+    pub(super) fn handle(&self) -> &sys::Devx {
+        &self.0
+    }
+
     /// Runs a command that makes no object.
     ///
     /// # Errors
@@ -106,6 +110,10 @@ impl fmt::Debug for Devx {
 pub struct Object(DevxObject);
 
 impl Object {
+    pub(super) fn handle(&self) -> &DevxObject {
+        &self.0
+    }
+
     /// Runs a command that changes the object.
     ///
     /// # Errors

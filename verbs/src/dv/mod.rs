@@ -4,10 +4,12 @@
 //! registers are: [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`]. Both are for who writes work queue entries and doorbells; here nothing does.
 
 mod devx;
+mod events;
 mod open;
 mod thread;
 
 pub use devx::{Devx, Object, Uar, UarKind, Umem};
+pub use events::EventChannel;
 pub use open::{
     CompletionQueue, CompletionQueueFacts, QueuePair, QueuePairFacts, Ring, ScatterToEntry,
     SharedReceiveFacts, SharedReceiveQueue,

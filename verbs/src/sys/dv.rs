@@ -1,7 +1,7 @@
 //! Objects of libmlx5: DEVX, and a look into those of verbs.
 
 use std::io;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use barewire_layouts::wqe::AddressVector;
@@ -21,7 +21,7 @@ use rdma_sys::{
 use super::handle::Handle;
 use super::object::{CqParents, QpParents};
 use super::thread::{Td, ThreadedPd};
-use super::{Ah, Cq, OpenContext, Pd, Plain, Qp, QpQueues, Srq, status};
+use super::{Ah, Channel, Cq, OpenContext, Pd, Plain, Qp, QpQueues, Srq, status};
 
 /// An object that a command made.
 pub(crate) type DevxObject = Handle<mlx5dv_devx_obj, Devx>;
@@ -55,6 +55,10 @@ impl Devx {
 
     pub(crate) fn context(&self) -> &Arc<OpenContext> {
         &self.context
+    }
+
+    pub(super) fn library(&self) -> &'static Library {
+        self.library
     }
 
     /// A command that makes nothing. An error if the device did not answer.
@@ -328,12 +332,12 @@ impl Cq {
         library: &Library,
         context: &Arc<OpenContext>,
         entries: u32,
-        vector: u32,
+        channel: Option<Arc<Channel>>,
         entry_size: u16,
     ) -> io::Result<Self> {
         let mut attributes = ibv_cq_init_attr_ex {
             cqe: entries,
-            comp_vector: vector,
+            channel: channel.as_ref().map_or(ptr::null_mut(), |channel| channel.raw()),
             comp_mask: ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0,
             flags: ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN.0,
             ..ibv_cq_init_attr_ex::zeroed()
@@ -343,11 +347,11 @@ impl Cq {
             cqe_size: entry_size,
             ..mlx5dv_cq_init_attr::default()
         };
-        // SAFETY: the context is open, and the handle keeps it so; the attributes are valid for the call. An extended queue begins with
+        // SAFETY: context and channel are alive, and the handle keeps them so; the attributes are valid for the call. An extended queue begins with
         // a plain one (`ibv_cq_ex_to_cq`).
         unsafe {
             let queue = library.functions.mlx5dv_create_cq(context.raw(), &raw mut attributes, &raw mut own);
-            let parents = CqParents { context: Arc::clone(context), channel: None };
+            let parents = CqParents { context: Arc::clone(context), channel };
             Self::take(queue.cast::<ibv_cq>(), ibv_destroy_cq, parents)
         }
     }

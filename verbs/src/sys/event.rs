@@ -18,13 +18,13 @@ use super::{Cq, OpenContext, Srq};
 /// A completion channel.
 pub(crate) type Channel = Handle<ibv_comp_channel, Arc<OpenContext>>;
 
-fn nonblocking(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn nonblocking(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     fcntl_setfl(descriptor, fcntl_getfl(descriptor)? | OFlags::NONBLOCK)?;
     Ok(())
 }
 
 /// No event is there; that is no error.
-fn none_yet<T>(error: io::Error) -> io::Result<Option<T>> {
+pub(super) fn none_yet<T>(error: io::Error) -> io::Result<Option<T>> {
     if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
 }
 

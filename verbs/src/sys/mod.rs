@@ -1,6 +1,7 @@
 //! The only door to libibverbs and libmlx5: owned handles over their pointers.
 #![allow(unsafe_code, reason = "calls into C libraries; every block says why it is right")]
 
+mod devx_event;
 mod dv;
 mod event;
 mod extended;
@@ -24,6 +25,7 @@ use rdma_sys::{
     ibv_is_fork_initialized, ibv_open_device, ibv_query_device,
 };
 
+pub(crate) use devx_event::DevxChannel;
 pub(crate) use dv::{Devx, DevxObject, DevxUar, DevxUmem, InitObj};
 pub(crate) use event::{AsyncEvent, Channel, CqEvent};
 pub(crate) use gid::bytes as gid_bytes;

@@ -6,7 +6,7 @@ use barewire_layouts::command::cq::{Cqc, CqeSize, CreateCqIn, CreateCqOut};
 use barewire_layouts::cqe::Cqe64;
 
 use super::memory::QueueMemory;
-use crate::channel::{Command, CommandChannel, Object, Uar};
+use crate::channel::{Command, CommandChannel, CompletionEvents, Object, Uar};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 use crate::setup::CompletionFacts;
@@ -19,13 +19,17 @@ struct Held {
     _uar: Arc<dyn Uar>,
 }
 
-/// Makes a queue of `entries` CQEs, a power of two, without overrun checks; its events go to `event_queue`.
+/// Makes a queue of `entries` CQEs, a power of two, without overrun checks, that `events` tells of.
 pub(crate) fn create_cq(
     channel: &dyn CommandChannel,
     uar: &Arc<dyn Uar>,
     entries: u32,
-    event_queue: u32,
+    events: Option<&dyn CompletionEvents>,
 ) -> Result<CompletionFacts, Error> {
+    let event_queue = match events {
+        Some(events) => events.event_queue(),
+        None => channel.event_queue()?,
+    };
     let ring_bytes = entries as usize * size_of::<Cqe64>();
     // The doorbell record lies behind the ring, in a cache line of its own.
     let memory = QueueMemory::allocate(channel, ring_bytes + 64, "a completion queue")?;
@@ -51,6 +55,9 @@ pub(crate) fn create_cq(
     // SAFETY: `entries` CQEs at the start of the allocation, which nobody else uses yet.
     unsafe { CompletionQueue::initialise(ring, entries) };
     let (object, answer) = create.create(channel)?;
+    if let Some(events) = events {
+        events.watch(&*object)?;
+    }
     Ok(CompletionFacts {
         number: answer.fields().get(CreateCqOut::CQN),
         ring,

@@ -1,5 +1,7 @@
 //! Event queues of a channel that makes them (CREATE_EQ): the software HCA. A kernel keeps a device's own to itself.
 
+use std::sync::Arc;
+
 use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, EQE_BYTES, Eqc};
 
 use super::memory::QueueMemory;
@@ -15,10 +17,11 @@ pub(crate) struct EventQueue {
     pub(crate) number: u32,
     _object: Box<dyn Object>,
     _memory: QueueMemory,
+    _uar: Arc<dyn Uar>,
 }
 
 /// Makes an event queue for completion queues, without overrun checks.
-pub(crate) fn create_eq(channel: &dyn CommandChannel, uar: &dyn Uar) -> Result<EventQueue, Error> {
+pub(crate) fn create_eq(channel: &dyn CommandChannel, uar: &Arc<dyn Uar>) -> Result<EventQueue, Error> {
     let memory = QueueMemory::allocate(channel, EQE_BYTES << LOG_ENTRIES, "an event queue")?;
     let mut create = Command::<CreateEqIn>::new();
     create
@@ -31,5 +34,10 @@ pub(crate) fn create_eq(channel: &dyn CommandChannel, uar: &dyn Uar) -> Result<E
         .set(Eqc::LOG_EQ_SIZE, LOG_ENTRIES)
         .set(Eqc::UAR_PAGE, uar.index());
     let (object, answer) = create.create(channel)?;
-    Ok(EventQueue { number: answer.fields().get(CreateEqOut::EQ_NUMBER), _object: object, _memory: memory })
+    Ok(EventQueue {
+        number: answer.fields().get(CreateEqOut::EQ_NUMBER),
+        _object: object,
+        _memory: memory,
+        _uar: Arc::clone(uar),
+    })
 }
