@@ -3,6 +3,27 @@
 //! Over the static door each operation is a trait that a transport's endpoint implements or does not: posting
 //! what it lacks does not compile. Over the dynamic door the same facts are data, [`Attributes`](crate::Attributes),
 //! and the operation answers [`PostError::Unsupported`].
+//!
+//! ```
+//! use barewire::capability::PutShort;
+//! use barewire::transport::self_;
+//! use barewire::{Access, InterfaceConfig, Post};
+//!
+//! /// Sets a flag at the peer, over any transport that has `put_short`.
+//! fn raise<E: PutShort>(endpoint: &E, flag: u64, key: &E::Key) -> Post {
+//!     endpoint.put_short(&[1], flag, key)
+//! }
+//!
+//! let domain = self_::Domain::open("memory")?;
+//! let (interface, _progress) = self_::Interface::open(&domain, &InterfaceConfig::default())?;
+//! let endpoint = self_::Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+//! let memory = domain.allocate(64, Access::REMOTE_WRITE)?;
+//! raise(&endpoint, memory.address() + 8, &domain.unpack_key(&memory.pack_key())?)?;
+//! let mut flag = [0];
+//! memory.read(8, &mut flag)?;
+//! assert_eq!(flag, [1]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use crate::atomic::{AtomicOp, AtomicWord};
 use crate::completion::{Completion, FetchResult, Unpack};

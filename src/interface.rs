@@ -60,6 +60,25 @@ macro_rules! each {
 impl Interface {
     /// Opens an interface and gives its progress to `worker`.
     ///
+    /// ```
+    /// use barewire::{Domain, Endpoint, Interface, InterfaceConfig, Worker};
+    /// use std::{cell::Cell, rc::Rc};
+    ///
+    /// let mut worker = Worker::new();
+    /// let domain = Domain::open("self", "memory")?;
+    /// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// let sum = Rc::new(Cell::new(0));
+    /// let total = Rc::clone(&sum);
+    /// interface.set_handler(3, move |message| total.set(total.get() + message.data().len()))?;
+    ///
+    /// let endpoint = Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+    /// endpoint.am_short(3, 0, b"twelve bytes")?;
+    /// worker.progress();
+    /// // The header of a short message is part of its data.
+    /// assert_eq!(sum.get(), 8 + 12);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
     pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Result<Self, OpenError> {

@@ -41,6 +41,24 @@ impl CompletionQueue {
 
     /// As [`Self::create`], with a descriptor to sleep on; `None` where the way to the device has none, which is no way of this crate's.
     ///
+    /// ```
+    /// # #[cfg(feature = "soft")] {
+    /// use barewire_mlx5::{CompletionQueue, Context, Uar, channel::soft::Soft, hca};
+    /// use std::os::fd::AsFd;
+    ///
+    /// let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;
+    /// let uar = Uar::allocate(&context)?;
+    /// let (mut completions, notifier) = CompletionQueue::create_with_notifier(&context, &uar, 1024)?;
+    /// let notifier = notifier.ok_or("no descriptor")?;
+    /// // Arm, look whether something came before, and only then sleep on the descriptor.
+    /// notifier.arm(&mut completions);
+    /// if completions.is_empty() {
+    ///     let _sleep_on = notifier.as_fd();
+    /// }
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As there.
     pub fn create_with_notifier(

@@ -6,6 +6,40 @@
 //!
 //! The crate stands alone: it knows devices, queues and keys, and nothing of the transports above. With the feature `soft` (default) it
 //! drives the software HCA of `barewire-hca`; `examples/embed_mlx5.rs` is a whole program.
+//!
+//! ```
+//! # #[cfg(feature = "soft")] {
+//! use barewire_mlx5::channel::soft::Soft;
+//! use barewire_mlx5::{
+//!     Access, Buffer, CompletionQueue, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
+//! };
+//!
+//! // Set-up, by PRM commands.
+//! let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;
+//! let domain = ProtectionDomain::allocate(&context)?;
+//! let uar = Uar::allocate(&context)?;
+//! let mut completions = CompletionQueue::create(&context, &uar, 1024)?;
+//! let mut pair: RcQueuePair =
+//!     RcQueuePair::create(&domain, &uar, &completions, &completions, &RcConfig::default())?;
+//! // To itself; a peer would be told the port's address and the number.
+//! pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
+//!
+//! // The hot path: a WQE, the doorbell record, the BlueFlame register; then the CQE.
+//! let target = Buffer::allocate(&domain, 4096, Access::all())?;
+//! pair.send.write_inline(b"hello", target.region().remote(0), ControlFlags::COMPLETION)?;
+//! let completion = loop {
+//!     if let Some(polled) = completions.poll() {
+//!         break polled.completion();
+//!     }
+//!     std::thread::yield_now();
+//! };
+//! pair.send.reap(completion.wqe_counter);
+//! let mut bytes = [0; 5];
+//! target.read(0, &mut bytes)?;
+//! assert_eq!(&bytes, b"hello");
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod barrier;
 pub mod channel;

@@ -32,6 +32,16 @@ impl Segment {
     ///
     /// `name` is for people who read `/proc/PID/maps`; it need not be unique.
     ///
+    /// ```
+    /// let segment = barewire_shm::Segment::create("counters", 4096)?;
+    /// segment.write(64, b"shared")?;
+    /// let mut bytes = [0; 6];
+    /// segment.read(64, &mut bytes)?;
+    /// assert_eq!(&bytes, b"shared");
+    /// assert!(segment.write(4095, b"too long").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`SegmentError::Empty`] for no bytes, [`SegmentError::NoMemory`], or what a system call said.
     pub fn create(name: &str, size: usize) -> Result<Self, SegmentError> {

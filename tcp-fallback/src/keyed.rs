@@ -18,6 +18,22 @@ const CLAIM: Claim =
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A socket that accepts message streams from those who know the key. Strangers cost a bounded little, see [`Limits`].
+///
+/// ```
+/// use barewire_tcp::{Key, KeyedListener, Stream};
+/// use std::{net::Ipv4Addr, thread, time::Duration};
+///
+/// let (key, limit, soon) = (Key::generate()?, 4096, Duration::from_secs(30));
+/// let mut listener = KeyedListener::bind(Ipv4Addr::LOCALHOST.into(), 0, key.clone(), limit)?;
+/// let address = listener.address();
+/// // The other end would be another process, with the key from a file or the environment.
+/// let client = thread::spawn(move || Stream::connect_with_key(address, &key, limit, soon));
+/// let mut server = listener.accept(soon)?;
+/// let mut client = client.join().map_err(|_| "the client panicked")??;
+/// client.send(1, b"let in", soon)?;
+/// assert_eq!(server.receive(soon)?.payload, b"let in");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct KeyedListener {
     door: Door,

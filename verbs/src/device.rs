@@ -68,6 +68,14 @@ impl fmt::Debug for Context {
 impl Context {
     /// Opens the device of this name.
     ///
+    /// ```no_run
+    /// for device in barewire_verbs::devices()? {
+    ///     let context = barewire_verbs::Context::open(&device.name)?;
+    ///     println!("{}: {:?}", device.name, context.query_port(1)?);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError::NotFound`] names the devices that there are; the other variants carry what the library
     /// said.

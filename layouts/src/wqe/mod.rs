@@ -2,6 +2,14 @@
 //!
 //! A WQE is a run of 16-byte units (`ds`), laid into a ring of 64-byte basic blocks (WQEBBs). It starts with a
 //! [`ControlSegment`]; what follows depends on the opcode. Sources: mlx5dv.h `struct mlx5_wqe_*`, PRM 'Work Queue Element'.
+//!
+//! ```
+//! use barewire_layouts::wqe::DataSegment;
+//! use zerocopy::IntoBytes;
+//!
+//! let segment = DataSegment::new(0x7f00_0000_1000, 16, 0x1234);
+//! assert_eq!(segment.as_bytes(), [0, 0, 0, 16, 0, 0, 0x12, 0x34, 0, 0, 0x7f, 0, 0, 0, 0x10, 0]);
+//! ```
 
 mod address_vector;
 mod atomic;

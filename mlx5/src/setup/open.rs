@@ -71,6 +71,13 @@ pub struct NotOpened {
 /// Opens the device that libibverbs calls `name` and uses its port `port`: by DEVX where the kernel lets programs do that, else by
 /// `mlx5dv_init_obj`; or by `wanted` alone.
 ///
+/// ```no_run
+/// let opened = barewire_mlx5::setup::open("mlx5_0", 1, None)?;
+/// println!("set up by {}: {}", opened.way, opened.reason);
+/// println!("{:?}", opened.context.capabilities());
+/// # Ok::<(), barewire_mlx5::setup::NotOpened>(())
+/// ```
+///
 /// # Errors
 /// [`NotOpened`] has the reasons.
 pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {

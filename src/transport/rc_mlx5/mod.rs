@@ -6,6 +6,29 @@
 //! pairs of the interface can have outstanding.
 //!
 //! On the wire an active message is a SEND with 4 bytes in front: the handler id and 3 reserved zeros.
+//!
+//! ```
+//! use barewire::transport::rc_mlx5::{Domain, Endpoint, Interface, SOFT_DEVICE};
+//! use barewire::{Access, FlushMode, InterfaceConfig, Posted};
+//!
+//! let domain = Domain::open(SOFT_DEVICE)?;
+//! let (interface, mut progress) = Interface::open(&domain, &InterfaceConfig::default())?;
+//! // Two ends, which would be in two processes; each gets the other's addresses.
+//! let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
+//! here.connect(&interface.device_address(), &there.address())?;
+//! there.connect(&interface.device_address(), &here.address())?;
+//!
+//! let memory = domain.allocate(4096, Access::REMOTE_WRITE)?;
+//! let key = domain.unpack_key(&memory.pack_key())?;
+//! here.put_short(b"eight by", memory.address() + 64, &key)?;
+//! while here.flush(FlushMode::Remote, None)? == Posted::InProgress {
+//!     progress.progress();
+//! }
+//! let mut bytes = [0; 8];
+//! memory.read(64, &mut bytes)?;
+//! assert_eq!(&bytes, b"eight by");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod address;
 mod atomic;

@@ -11,6 +11,22 @@
 //!
 //! Timers are looked at in progress. A peer whose process makes no progress acknowledges nothing: after
 //! [`InterfaceConfig::peer_timeout`] of silence it counts as gone.
+//!
+//! What it has compiles, and what it lacks does not:
+//!
+//! ```
+//! fn send(endpoint: &barewire::transport::ud_verbs::Endpoint) {
+//!     let _ = endpoint.am_short(1, 0, &[7; 8]);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0599
+//! use barewire::transport::{rc_verbs::RemoteKey, ud_verbs::Endpoint};
+//!
+//! fn put(endpoint: &Endpoint, key: &RemoteKey) {
+//!     let _ = endpoint.put_short(&[7; 8], 0x1000, key);
+//! }
+//! ```
 
 mod address;
 mod connect;
