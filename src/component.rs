@@ -2,7 +2,7 @@
 
 use barewire_verbs::Finding;
 
-use crate::attributes::{Attributes, Flags};
+use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 #[cfg(feature = "verbs")]
@@ -74,7 +74,8 @@ pub fn components() -> Vec<Component> {
     let (mut mlx5_devices, mlx5_absent) = hardware(&findings);
     let (verbs_devices, verbs_absent) = verbs(&findings);
     let description = "software HCA of this process, RoCEv2 over UDP on loopback".to_owned();
-    mlx5_devices.insert(0, over_rc_mlx5(rc_mlx5::SOFT_DEVICE.to_owned(), description));
+    let attributes = rc_mlx5::attributes(&InterfaceConfig::default());
+    mlx5_devices.insert(0, over_rc_mlx5(rc_mlx5::SOFT_DEVICE.to_owned(), description, attributes));
     vec![
         Component {
             name: "self",
@@ -144,9 +145,7 @@ fn sockets() -> Component {
     component
 }
 
-fn over_rc_mlx5(name: String, description: String) -> DeviceInfo {
-    let mut attributes = rc_mlx5::attributes(&InterfaceConfig::default());
-    attributes.flags.set(Flags::EVENT_FD, name == rc_mlx5::SOFT_DEVICE);
+fn over_rc_mlx5(name: String, description: String, attributes: Attributes) -> DeviceInfo {
     DeviceInfo { name, description, transports: vec![TransportInfo { name: rc_mlx5::NAME, attributes }] }
 }
 
@@ -156,7 +155,9 @@ fn hardware(findings: &[Finding]) -> (Vec<DeviceInfo>, Vec<Absent>) {
     let (mut devices, mut absent) = (Vec::new(), Vec::new());
     for found in rc_mlx5::hardware::found() {
         match found.setup {
-            Ok(how) => devices.push(over_rc_mlx5(found.device, format!("ConnectX device, {how}"))),
+            Ok((how, attributes)) => {
+                devices.push(over_rc_mlx5(found.device, format!("ConnectX device, {how}"), attributes));
+            }
             Err(reason) => absent.push(Absent::new(found.device, reason)),
         }
     }

@@ -500,6 +500,9 @@ impl Endpoint {
         if let (Self::Shm(endpoint), RemoteKey::Shm(key)) = (self, key) {
             return endpoint.change(change, remote, key, fetch);
         }
+        if let (Self::RcMlx5(endpoint), RemoteKey::RcMlx5(key)) = (self, key) {
+            return endpoint.change(change, remote, key, fetch);
+        }
         if let (Self::Tcp(endpoint), RemoteKey::Tcp(key)) = (self, key) {
             return endpoint.change(change, remote, key, fetch);
         }

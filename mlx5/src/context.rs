@@ -29,6 +29,9 @@ pub struct Capabilities {
     pub log_max_reads_responder: u8,
     /// 8-byte compare-and-swap and fetch-and-add.
     pub atomics: bool,
+    /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order. What a queue pair with such a peer may
+    /// post is what the peer's device has, too.
+    pub masked_atomics: bool,
     /// BlueFlame registers take whole WQEs.
     pub blueflame: bool,
     /// The UAR pages are mapped so that a burst of stores reaches the device in one piece; known from who maps them.

@@ -274,7 +274,9 @@ impl<D: Doorbell> RcQueuePair<D> {
     }
 
     fn initialise(&self) -> Result<(), Error> {
-        self.resources.object.initialise(self.context().port(), self.access)
+        let context = self.context();
+        let masked = context.capabilities().masked_atomics;
+        self.resources.object.initialise(context.port(), self.access, masked)
     }
 
     fn context(&self) -> &Context {

@@ -51,6 +51,8 @@ impl Device {
             log_max_reads_requester: reads(device.initiator_depth),
             log_max_reads_responder: reads(device.responder_resources),
             atomics: device.atomics != AtomicScope::None,
+            // Queue pairs of verbs answer the standard ones.
+            masked_atomics: false,
             blueflame: combines,
             write_combining: combines,
             port_type: self.route.port_type(),
@@ -265,7 +267,7 @@ struct VerbsPair {
 }
 
 impl Pair for VerbsPair {
-    fn initialise(&self, port: &Port, access: Access) -> Result<(), Error> {
+    fn initialise(&self, port: &Port, access: Access, _: bool) -> Result<(), Error> {
         // Local writing is no right of a peer's.
         let access = rights(access - Access::LOCAL_WRITE);
         let values = Initialize { port: port.number, partition_index: 0, access, queue_key: 0 };

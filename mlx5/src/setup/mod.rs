@@ -79,8 +79,8 @@ pub(crate) struct PairSizes {
 
 /// A reliable connected queue pair as the device has it. Dropping it destroys it, and frees its memory.
 pub(crate) trait Pair: fmt::Debug + Send + Sync {
-    /// From reset to init: receive WQEs may be posted.
-    fn initialise(&self, port: &Port, access: Access) -> Result<(), Error>;
+    /// From reset to init: receive WQEs may be posted. Atomics that it answers may be masked, if that is the way to say so.
+    fn initialise(&self, port: &Port, access: Access, masked_atomics: bool) -> Result<(), Error>;
 
     /// From init to ready to send.
     fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error>;

@@ -1,10 +1,12 @@
-//! Atomics.
+//! Atomics: those of InfiniBand, and every other as a masked one, on devices that have these.
 
+use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use super::post::{NO_FLAGS, Posting};
+use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::status::{Post, Posted};
@@ -61,6 +63,46 @@ impl Endpoint {
         })
     }
 
+    crate::atomic::atomic_methods!(RemoteKey);
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as of every transport, for `atomic_methods`")]
+    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        let attributes = &self.0.shared.attributes;
+        let has = if change.width == 4 { attributes.atomic32 } else { attributes.atomic64 };
+        if !change.need(fetch.is_some()).is_some_and(|need| has.contains(need)) {
+            return Err(PostError::Unsupported);
+        }
+        let Change { kind, width, operand, compare } = change;
+        match (kind, width, fetch) {
+            (Kind::Add, 8, None) => self.atomic_add64(operand, remote, key),
+            (Kind::Add, 8, Some((result, completion))) => {
+                self.atomic_fetch_add64(operand, remote, key, result, completion)
+            }
+            (Kind::CompareSwap, 8, Some((result, completion))) => {
+                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
+            }
+            _ => self.change_masked(change, remote, *key, fetch),
+        }
+    }
+
+    fn change_masked(&self, change: Change, remote: u64, key: RemoteKey, fetch: Fetch<'_>) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        let target = target(remote, key, change.width)?;
+        let Some((result, completion)) = fetch else {
+            let local = of_width(state.unwanted_result(), change.width);
+            self.post_sized(change.width, |queue| masked(queue, change, local, target, NO_FLAGS))?;
+            return Ok(Posted::Done);
+        };
+        state.clear_next_result();
+        let local = of_width(state.next_result(), change.width);
+        let index = self.post_sized(change.width, |queue| {
+            masked(queue, change, local, target, ControlFlags::COMPLETION)
+        })?;
+        self.await_done(index, Done::Fetch { result: result.clone(), completion: completion.cloned() });
+        Ok(Posted::InProgress)
+    }
+
     #[inline(always)]
     fn fetch(
         &self,
@@ -83,8 +125,64 @@ impl Endpoint {
 
 #[inline(always)]
 fn atomic_target(remote: u64, key: RemoteKey) -> Result<RemoteAddressSegment, PostError> {
-    if !remote.is_multiple_of(size_of::<u64>() as u64) {
+    target(remote, key, size_of::<u64>())
+}
+
+#[inline(always)]
+fn target(remote: u64, key: RemoteKey, width: usize) -> Result<RemoteAddressSegment, PostError> {
+    if !remote.is_multiple_of(width as u64) {
         return Err(PostError::Unaligned);
     }
     Ok(RemoteAddressSegment::new(remote, key.0))
+}
+
+/// The first `width` bytes of a result word: of 4, its low half.
+fn of_width(word: DataSegment, width: usize) -> DataSegment {
+    DataSegment::new(word.address.get(), width as u32, word.lkey.get())
+}
+
+/// Posts a change as the masked operation that does the same.
+fn masked(
+    queue: &mut SendQueue,
+    change: Change,
+    local: DataSegment,
+    remote: RemoteAddressSegment,
+    flags: ControlFlags,
+) -> Posting {
+    let Change { kind, width, operand, compare } = change;
+    let replace = |swap_mask| MaskedSwap { swap: operand, swap_mask, compare: 0, compare_mask: 0 };
+    let swap = match kind {
+        Kind::Add => return add(queue, width, [operand, 0], local, remote, flags),
+        // Fields of one bit carry nothing.
+        Kind::Xor => return add(queue, width, [operand, u64::MAX], local, remote, flags),
+        Kind::And => replace(!operand),
+        Kind::Or => replace(operand),
+        Kind::Swap => replace(u64::MAX),
+        Kind::CompareSwap => MaskedSwap { compare, compare_mask: u64::MAX, ..replace(u64::MAX) },
+    };
+    if width == 8 {
+        return queue.masked_compare_swap_64(local, remote, swap, flags);
+    }
+    let swap = MaskedSwap {
+        compare: swap.compare as u32,
+        compare_mask: swap.compare_mask as u32,
+        swap: swap.swap as u32,
+        swap_mask: swap.swap_mask as u32,
+    };
+    queue.masked_compare_swap_32(local, remote, swap, flags)
+}
+
+fn add(
+    queue: &mut SendQueue,
+    width: usize,
+    [operand, field_boundary]: [u64; 2],
+    local: DataSegment,
+    remote: RemoteAddressSegment,
+    flags: ControlFlags,
+) -> Posting {
+    if width == 8 {
+        return queue.masked_fetch_add_64(local, remote, MaskedAdd { operand, field_boundary }, flags);
+    }
+    let operands = MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
+    queue.masked_fetch_add_32(local, remote, operands, flags)
 }

@@ -95,5 +95,5 @@ impl RemoteMemory for Endpoint {
 
 crate::capability::delegate!(
     Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
-    Flush, Pending
+    Atomics, Flush, Pending
 );

@@ -5,6 +5,8 @@ use barewire_verbs as verbs;
 
 use super::NAME;
 use super::domain::{Domain, SOFT_DEVICE, refused};
+use crate::attributes::Attributes;
+use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 
 /// How devices of this machine are set up: `devx` or `init_obj`; `verbs` leaves them to transports over generic verbs. Without it, the
@@ -16,8 +18,8 @@ const SETUP: &str = "BAREWIRE_MLX5_SETUP";
 pub(crate) struct Found {
     /// Name for [`Domain::open`].
     pub(crate) device: String,
-    /// How it can be driven and why so, or why it cannot.
-    pub(crate) setup: Result<String, String>,
+    /// How it can be driven and why so, and what it can do then; or why it cannot.
+    pub(crate) setup: Result<(String, Attributes), String>,
 }
 
 /// Every port of every device that libmlx5 knows. Each is opened for a moment.
@@ -28,7 +30,13 @@ pub(crate) fn found() -> Vec<Found> {
         (1..=count).map(|port| (device.name.as_str(), port))
     });
     let found = ports.map(|(name, port)| {
-        let setup = set_up(name, port).map(|opened| format!("set up by {}: {}", opened.way, opened.reason));
+        let setup = set_up(name, port).map(|opened| {
+            let mut attributes = super::attributes(&InterfaceConfig::default());
+            if !opened.context.capabilities().masked_atomics {
+                super::without_masked_atomics(&mut attributes);
+            }
+            (format!("set up by {}: {}", opened.way, opened.reason), attributes)
+        });
         Found { device: format!("{name}:{port}"), setup }
     });
     found.collect()

@@ -88,6 +88,9 @@ impl Interface {
         let max_message = usize::try_from(domain.context().capabilities().max_message).unwrap_or(usize::MAX);
         attributes.put.max_zcopy = MAX_ZCOPY.min(max_message);
         attributes.get.max_zcopy = attributes.put.max_zcopy;
+        if !domain.context().capabilities().masked_atomics {
+            super::without_masked_atomics(&mut attributes);
+        }
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
         let shared = Rc::new(Shared {
             completions: UnsafeCell::new(completions),

@@ -82,7 +82,7 @@ const MAX_AM_HEADER: usize = 256;
 /// Longest message of a zero-copy put or get, unless the device says less.
 const MAX_ZCOPY: usize = 1 << 30;
 
-/// What an interface of this transport with these settings can do, on a device with common limits.
+/// What an interface of this transport with these settings can do, on a device with common limits and masked atomics.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
     let rma = RmaLimits {
         max_short: 0,
@@ -102,8 +102,8 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             max_iov: MAX_AM_SLICES,
             max_header: MAX_AM_HEADER,
         },
-        atomic32: AtomicOperations::empty(),
-        atomic64: AtomicOperations::INFINIBAND,
+        atomic32: AtomicOperations::all(),
+        atomic64: AtomicOperations::all(),
         flags: Flags::CONNECT_TO_EP
             | Flags::PENDING
             | Flags::ERRHANDLE_PEER_FAILURE
@@ -120,10 +120,17 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::AM_ZCOPY
             | Flags::ATOMIC_DEVICE
             | Flags::INTER_PROCESS
-            | Flags::INTER_NODE,
+            | Flags::INTER_NODE
+            | Flags::EVENT_FD,
         overhead_ns: 40.0,
         latency_ns: 800.0,
         bandwidth: 12.5e9,
         max_endpoints: config.max_endpoints,
     }
+}
+
+/// The same on a device without masked atomics.
+fn without_masked_atomics(attributes: &mut Attributes) {
+    attributes.atomic32 = AtomicOperations::empty();
+    attributes.atomic64 = AtomicOperations::INFINIBAND;
 }

@@ -163,6 +163,12 @@ impl State {
         self.result(self.in_flight.slots())
     }
 
+    /// Clears the next result word, for a result that does not fill it.
+    pub(super) fn clear_next_result(&self) {
+        // The slot is inside.
+        let _ = self.results.store_u64(self.in_flight.next_slot() as usize * 8, 0);
+    }
+
     #[inline]
     fn result(&self, slot: u32) -> DataSegment {
         let region = self.results.region();

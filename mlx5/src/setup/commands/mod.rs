@@ -7,12 +7,13 @@ mod memory;
 mod rc;
 
 use barewire_layouts::command::capability::{
-    CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, op_mod,
+    ATOMIC_MASKED_COMPARE_SWAP, ATOMIC_MASKED_FETCH_ADD, AtomicCap, CapabilityMode, CapabilityPage, HcaCap,
+    QueryHcaCapIn, QueryHcaCapOut, op_mod,
 };
 use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 
-use crate::channel::{Command, CommandChannel, Object};
+use crate::channel::{Answer, Command, CommandChannel, Object};
 use crate::context::{Capabilities, Port, PortAddress};
 use crate::error::Error;
 
@@ -22,13 +23,12 @@ pub(crate) use eq::{EventQueue, create_eq};
 pub(crate) use memory::{Key, create_key};
 pub(crate) use rc::create_pair;
 
-/// QUERY_HCA_CAP, general page.
+/// QUERY_HCA_CAP: the general page, and the atomic one if there is one.
 pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Error> {
-    let mut query = Command::<QueryHcaCapIn>::new();
-    query.fields().set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::General, CapabilityMode::Current));
-    let answer = query.send(channel)?;
+    let answer = capability_page(channel, CapabilityPage::General)?;
     let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
     let entries = |log: u8| 1 << log.min(31);
+    let atomics = general.get(HcaCap::ATOMIC);
     Ok(Capabilities {
         // Doorbell records count 16 bits, so that half of that is the most a ring can tell apart.
         max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
@@ -36,11 +36,32 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
         max_message: 1 << general.get(HcaCap::LOG_MAX_MSG),
         log_max_reads_requester: general.get(HcaCap::LOG_MAX_RA_REQ_QP).min(7),
         log_max_reads_responder: general.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
-        atomics: general.get(HcaCap::ATOMIC),
+        atomics,
+        masked_atomics: atomics && masked_atomics(channel)?,
         blueflame: general.get(HcaCap::BF),
         write_combining: channel.maps_write_combining(),
         port_type: general.get(HcaCap::PORT_TYPE)?,
     })
+}
+
+/// The atomic page: every masked operation, of either size, in the byte order that software has.
+fn masked_atomics(channel: &dyn CommandChannel) -> Result<bool, Error> {
+    const OPERATIONS: u16 = ATOMIC_MASKED_COMPARE_SWAP | ATOMIC_MASKED_FETCH_ADD;
+    const SIZES: u16 = (size_of::<u32>() | size_of::<u64>()) as u16;
+    let answer = capability_page(channel, CapabilityPage::Atomic)?;
+    let page = answer.fields().nested(QueryHcaCapOut::ATOMIC);
+    Ok(page.get(AtomicCap::ATOMIC_OPERATIONS) & OPERATIONS == OPERATIONS
+        && page.get(AtomicCap::ATOMIC_SIZE_QP) & SIZES == SIZES
+        && page.get(AtomicCap::REQ_8B_ENDIANNESS_MODE) == 1)
+}
+
+fn capability_page(
+    channel: &dyn CommandChannel,
+    page: CapabilityPage,
+) -> Result<Answer<QueryHcaCapIn>, Error> {
+    let mut query = Command::<QueryHcaCapIn>::new();
+    query.fields().set(QueryHcaCapIn::OP_MOD, op_mod(page, CapabilityMode::Current));
+    query.send(channel)
 }
 
 /// The port that the channel's system chose, or else port 1 with entry 0 of its address table (QUERY_ROCE_ADDRESS).

@@ -89,14 +89,19 @@ impl CommandPair {
 }
 
 impl Pair for CommandPair {
-    fn initialise(&self, port: &Port, access: Access) -> Result<(), Error> {
+    fn initialise(&self, port: &Port, access: Access, masked_atomics: bool) -> Result<(), Error> {
         let atomic = access.contains(Access::REMOTE_ATOMIC);
+        let mode = match (atomic, masked_atomics) {
+            (false, _) => AtomicMode::None,
+            (true, false) => AtomicMode::IbSpec,
+            (true, true) => AtomicMode::UpTo8,
+        };
         self.modify::<Rst2InitQpIn>(|mut qpc| {
             qpc.set(Qpc::PM_STATE, PathMigration::Migrated)
                 .set(Qpc::RRE, access.contains(Access::REMOTE_READ))
                 .set(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
                 .set(Qpc::RAE, atomic)
-                .set(Qpc::ATOMIC_MODE, if atomic { AtomicMode::IbSpec } else { AtomicMode::None })
+                .set(Qpc::ATOMIC_MODE, mode)
                 .nested(Qpc::PRIMARY_ADDRESS_PATH)
                 .set(AddressPath::VHCA_PORT_NUM, port.number);
         })
