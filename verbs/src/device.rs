@@ -131,6 +131,11 @@ impl Context {
         sys::Devx::of(&self.0).map(Devx::new)
     }
 
+    /// Whether it is the kernel's own device, which sends RoCE from a network interface.
+    pub fn is_soft_roce(&self) -> bool {
+        self.open_context().is_soft_roce()
+    }
+
     pub(crate) fn open_context(&self) -> &Arc<OpenContext> {
         &self.0
     }

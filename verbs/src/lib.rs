@@ -70,12 +70,12 @@ pub use limits::{AtomicScope, Limits};
 #[cfg(feature = "rdma-sys")]
 pub use memory::{Access, MemoryRegion, ProtectionDomain};
 #[cfg(feature = "rdma-sys")]
-pub use post::{Data, Element, Operation, PostError, Remote, Request, SendFlags};
+pub use post::{Data, Element, Operation, PostError, Receive, ReceiveQueue, Remote, Request, SendFlags};
 pub use probe::{Finding, MACHINE, Roots, probe};
 #[cfg(feature = "rdma-sys")]
 pub use queue_pair::{
-    Capacity, Enhancements, Initialize, PostBy, Poster, QueuePair, QueuePairKind, QueuePairOptions,
-    QueuePairState, ReadyToReceive, ReadyToSend,
+    Capacity, Enhancements, Initialize, LocalPoster, OneThread, PostBy, Poster, Posts, QueuePair,
+    QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
 };
 #[cfg(feature = "rdma-sys")]
 pub use shared_receive::{ReceivePoster, SharedReceiveQueue, SharedReceiveQueueId, SharedReceiveQueueRef};

@@ -5,11 +5,14 @@
 
 use std::fmt;
 use std::io;
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use bitflags::bitflags;
 use thiserror::Error;
 
-use crate::queue_pair::{Poster, QueuePair};
+use crate::queue_pair::{Poster, Posts, QueuePair};
 use crate::sys::{self, PIECES, Payload, Post, Verb};
 use crate::{AddressHandle, MemoryRegion};
 
@@ -132,6 +135,22 @@ impl Data<'_> {
             Self::Inline2(front, back) => front.len() + back.len(),
             Self::Elements(elements) => elements.iter().map(|element| element.length() as usize).sum(),
         }
+    }
+}
+
+/// A receive request for one piece of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Receive {
+    /// Its own number, which its completion has.
+    pub id: u64,
+    /// Where the message goes.
+    pub element: Element,
+}
+
+impl Receive {
+    #[inline]
+    pub(crate) fn as_verbs(&self) -> (u64, &[sys::Element]) {
+        (self.id, Element::as_verbs(std::slice::from_ref(&self.element)))
     }
 }
 
@@ -269,7 +288,7 @@ impl Poster {
     }
 }
 
-impl QueuePair {
+impl<A: Posts> QueuePair<A> {
     /// Posts a send request.
     ///
     /// # Errors
@@ -315,5 +334,29 @@ impl QueuePair {
             return Err(PostError::TooManyElements { count: elements.len(), most });
         }
         qp.receive(id, Element::as_verbs(elements)).map_err(PostError::from_errno)
+    }
+}
+
+/// The receive queue of a queue pair, which it keeps alive. It stays on its thread, as the queue pair may.
+pub struct ReceiveQueue(Arc<sys::Qp>, PhantomData<Rc<()>>);
+
+impl ReceiveQueue {
+    pub(crate) fn new(qp: &Arc<sys::Qp>) -> Self {
+        Self(Arc::clone(qp), PhantomData)
+    }
+
+    /// Posts receive requests, in one call for every 16.
+    ///
+    /// # Errors
+    /// How many were posted, from the first on, and why the next was not.
+    pub fn post_all(&self, receives: &[Receive]) -> Result<(), (usize, PostError)> {
+        let posted = self.0.receive_all(receives, Receive::as_verbs);
+        posted.map_err(|(posted, errno)| (posted, PostError::from_errno(errno)))
+    }
+}
+
+impl fmt::Debug for ReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReceiveQueue").field(&format_args!("{:#x}", self.0.number())).finish()
     }
 }

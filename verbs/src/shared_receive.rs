@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::dv::{self, SharedReceiveFacts};
-use crate::post::{Element, PostError};
+use crate::post::{Element, PostError, Receive};
 use crate::sys::Srq;
 use crate::{Error, ProtectionDomain};
 
@@ -53,6 +53,15 @@ impl SharedReceiveQueue {
             return Err(PostError::TooManyElements { count: elements.len(), most: self.elements });
         }
         self.queue.receive(id, Element::as_verbs(elements)).map_err(PostError::from_errno)
+    }
+
+    /// Posts receive requests, in one call for every 16.
+    ///
+    /// # Errors
+    /// How many were posted, from the first on, and why the next was not.
+    pub fn post_all(&self, receives: &[Receive]) -> Result<(), (usize, PostError)> {
+        let posted = self.queue.receive_all(receives, Receive::as_verbs);
+        posted.map_err(|(posted, errno)| (posted, PostError::from_errno(errno)))
     }
 
     /// Gives the queue's ring to a driver of the program's own.

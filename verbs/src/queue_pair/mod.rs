@@ -4,6 +4,8 @@ mod attributes;
 
 use std::fmt;
 use std::io;
+use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use rdma_sys::{
@@ -16,8 +18,9 @@ pub use attributes::{
 };
 
 use crate::dv::{self, QueuePairFacts};
-use crate::sys::{Extended, Plain, Qp, QpQueues};
-use crate::{Error, ProtectionDomain};
+use crate::post::ReceiveQueue;
+use crate::sys::{Extended, Plain, Qp, QpQueues, Td};
+use crate::{Context, Error, ProtectionDomain};
 
 /// Verbs post to the queue pair ([`QueuePair::post`]), and nobody else does.
 #[derive(Debug)]
@@ -25,6 +28,67 @@ pub struct Poster {
     extended: Option<Extended>,
     capacity: Capacity,
     is_datagram: bool,
+}
+
+/// As [`Poster`], on one thread ([`OneThread`]).
+#[derive(Debug)]
+pub struct LocalPoster {
+    poster: Poster,
+    _here: PhantomData<Rc<()>>,
+}
+
+/// Access by which verbs post.
+pub trait Posts {
+    #[doc(hidden)]
+    fn poster(&self) -> &Poster;
+}
+
+impl Posts for Poster {
+    #[inline]
+    fn poster(&self) -> &Poster {
+        self
+    }
+}
+
+impl Posts for LocalPoster {
+    #[inline]
+    fn poster(&self) -> &Poster {
+        &self.poster
+    }
+}
+
+/// Whose queue pairs stay on the thread that made it. For them some providers (libmlx5) take no locks, and they have a register that queue
+/// pairs of other threads have not. Where the provider knows no such domains, they are as any others. verbs.h: `ibv_alloc_td`.
+pub struct OneThread {
+    domain: Option<Arc<Td>>,
+    _here: PhantomData<Rc<()>>,
+}
+
+impl OneThread {
+    /// This thread, for a device.
+    pub fn new(context: &Context) -> Self {
+        Self { domain: Td::allocate(context.open_context()).ok().map(Arc::new), _here: PhantomData }
+    }
+
+    /// As [`QueuePair::new`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn queue_pair(
+        &self,
+        domain: &ProtectionDomain,
+        options: &QueuePairOptions,
+    ) -> Result<QueuePair<LocalPoster>, Error> {
+        let made = QueuePair::by_builder(domain, self.domain.as_ref(), options)?;
+        let QueuePair { qp, kind, capacity, access: poster } = made;
+        Ok(QueuePair { qp, kind, capacity, access: LocalPoster { poster, _here: PhantomData } })
+    }
+}
+
+impl fmt::Debug for OneThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OneThread").field("has_domain", &self.domain.is_some()).finish_non_exhaustive()
+    }
 }
 
 /// A queue pair. `A` says who has access to its rings: verbs, or a driver of the program's own ([`dv::QueuePair`]).
@@ -68,14 +132,23 @@ impl QueuePair {
     /// # Errors
     /// If the device has none that holds so much.
     pub fn new(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
+        Self::by_builder(domain, None, options)
+    }
+
+    fn by_builder(
+        domain: &ProtectionDomain,
+        thread: Option<&Arc<Td>>,
+        options: &QueuePairOptions,
+    ) -> Result<Self, Error> {
         if domain.handle().context().is_soft_roce() {
             return Self::by_list(domain, options);
         }
         Self::made(domain, options, |attributes, queues| {
-            let operations = options.kind.operations();
-            // Whatever is wrong with it is told by the plain one, too.
-            Qp::create_extended(domain.handle(), queues.clone(), attributes, operations)
-                .or_else(|_| Qp::create(domain.handle(), queues, attributes))
+            let (domain, operations) = (domain.handle(), options.kind.operations());
+            let mut extended =
+                |thread| Qp::create_extended(domain, thread, queues.clone(), attributes, operations);
+            // A device may be out of registers. Whatever else is wrong is told by the plain one, too.
+            extended(thread).or_else(|_| extended(None)).or_else(|_| Qp::create(domain, queues, attributes))
         })
     }
 
@@ -85,16 +158,6 @@ impl QueuePair {
     /// As there.
     pub fn by_list(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
         Self::made(domain, options, |attributes, queues| Qp::create(domain.handle(), queues, attributes))
-    }
-
-    /// How requests are posted.
-    pub fn post_by(&self) -> PostBy {
-        if self.access.extended.is_some() { PostBy::Builder } else { PostBy::List }
-    }
-
-    #[inline]
-    pub(crate) fn poster(&self) -> (&Qp, &Poster) {
-        (&self.qp, &self.access)
     }
 
     fn made(
@@ -129,6 +192,23 @@ impl QueuePair {
         let access = QueuePairFacts::new(self.number(), &facts)
             .map_err(|source| self.error("open a queue pair", source))?;
         Ok(QueuePair { qp: self.qp, kind: self.kind, capacity: self.capacity, access })
+    }
+}
+
+impl<A: Posts> QueuePair<A> {
+    /// How requests are posted.
+    pub fn post_by(&self) -> PostBy {
+        if self.access.poster().extended.is_some() { PostBy::Builder } else { PostBy::List }
+    }
+
+    /// Its receive queue. It has none of its own if it was made with a shared one.
+    pub fn receive_queue(&self) -> ReceiveQueue {
+        ReceiveQueue::new(&self.qp)
+    }
+
+    #[inline]
+    pub(crate) fn poster(&self) -> (&Qp, &Poster) {
+        (&self.qp, self.access.poster())
     }
 }
 

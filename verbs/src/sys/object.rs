@@ -16,7 +16,7 @@ use rdma_sys::{
 
 use super::event::Channel;
 use super::handle::Handle;
-use super::thread::ThreadedPd;
+use super::thread::{Td, ThreadedPd};
 use super::{OpenContext, Plain, status};
 
 /// A protection domain.
@@ -222,19 +222,25 @@ impl Qp {
     }
 
     /// A queue pair whose requests are built by functions (`ibv_wr_*`); `operations` are those that are wanted.
+    /// With `thread` it is used by one thread at a time.
     pub(crate) fn create_extended(
         domain: &Arc<Pd>,
+        thread: Option<&Arc<Td>>,
         queues: QpQueues,
         attributes: &mut ibv_qp_init_attr,
         operations: u32,
     ) -> io::Result<Self> {
+        let thread = thread.map(|thread| ThreadedPd::allocate(domain, thread)).transpose()?;
         let mut extended = Self::extend(domain, &queues, attributes);
+        if let Some(thread) = &thread {
+            extended.pd = thread.raw();
+        }
         extended.comp_mask |= ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
         extended.send_ops_flags = u64::from(operations);
         // SAFETY: as in `create`.
         let qp = unsafe {
             let qp = domain.context().create_qp_ex(&mut extended)?;
-            Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), thread: None, queues })
+            Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), thread, queues })
         }?;
         attributes.cap = extended.cap;
         Ok(qp)

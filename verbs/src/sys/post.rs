@@ -248,12 +248,27 @@ impl Qp {
     /// Posts a receive request. The error is an errno.
     #[inline]
     pub(crate) fn receive(&self, id: u64, elements: &[Element]) -> Result<(), i32> {
-        let (qp, mut request, mut bad): (*mut ibv_qp, _, _) =
-            (self.raw(), receive(id, elements), ptr::null_mut());
-        // SAFETY: as in `post`.
+        let mut bad = ptr::null_mut();
+        self.post_receive(&mut receive(id, elements), &mut bad)
+    }
+
+    /// Posts one of each `item`, as `of` has it. The error says how many were posted before the one that was refused.
+    pub(crate) fn receive_all<T>(
+        &self,
+        items: &[T],
+        of: impl Fn(&T) -> (u64, &[Element]),
+    ) -> Result<(), (usize, i32)> {
+        receive_all(items, of, |first, bad| self.post_receive(first, bad))
+    }
+
+    /// Posts a chain of requests.
+    #[inline]
+    fn post_receive(&self, first: &mut ibv_recv_wr, bad: &mut *mut ibv_recv_wr) -> Result<(), i32> {
+        let qp: *mut ibv_qp = self.raw();
+        // SAFETY: as in `post_send`; the chain is the caller's, who borrows all of it.
         unsafe {
             let Some(function) = (*(*qp).context).ops.post_recv else { return Err(UNSUPPORTED) };
-            sent(function(qp, &raw mut request, &raw mut bad))
+            sent(function(qp, first, bad))
         }
     }
 }
@@ -262,14 +277,59 @@ impl Srq {
     /// Posts a receive request. The error is an errno.
     #[inline]
     pub(crate) fn receive(&self, id: u64, elements: &[Element]) -> Result<(), i32> {
-        let (srq, mut request, mut bad): (*mut ibv_srq, _, _) =
-            (self.raw(), receive(id, elements), ptr::null_mut());
-        // SAFETY: the queue is alive; the request, and what it points to, is valid for the call, which reads it only.
+        let mut bad = ptr::null_mut();
+        self.post_receive(&mut receive(id, elements), &mut bad)
+    }
+
+    /// As [`Qp::receive_all`].
+    pub(crate) fn receive_all<T>(
+        &self,
+        items: &[T],
+        of: impl Fn(&T) -> (u64, &[Element]),
+    ) -> Result<(), (usize, i32)> {
+        receive_all(items, of, |first, bad| self.post_receive(first, bad))
+    }
+
+    /// Posts a chain of requests.
+    #[inline]
+    fn post_receive(&self, first: &mut ibv_recv_wr, bad: &mut *mut ibv_recv_wr) -> Result<(), i32> {
+        let srq: *mut ibv_srq = self.raw();
+        // SAFETY: the queue is alive; the requests, and what they point to, are valid for the call, which reads them only.
         unsafe {
             let Some(function) = (*(*srq).context).ops.post_srq_recv else { return Err(UNSUPPORTED) };
-            sent(function(srq, &raw mut request, &raw mut bad))
+            sent(function(srq, first, bad))
         }
     }
+}
+
+/// Receive requests that are given to the provider at a time.
+const CHAIN: usize = 16;
+
+fn receive_all<T>(
+    items: &[T],
+    of: impl Fn(&T) -> (u64, &[Element]),
+    post: impl Fn(&mut ibv_recv_wr, &mut *mut ibv_recv_wr) -> Result<(), i32>,
+) -> Result<(), (usize, i32)> {
+    let mut chain: [ibv_recv_wr; CHAIN] = std::array::from_fn(|_| receive(0, &[]));
+    for (part, items) in items.chunks(CHAIN).enumerate() {
+        let mut next = ptr::null_mut();
+        // From the last to the first, as each names the next.
+        for (place, item) in chain.iter_mut().zip(items).rev() {
+            let (id, elements) = of(item);
+            *place = ibv_recv_wr { next, ..receive(id, elements) };
+            next = place;
+        }
+        let first = next;
+        let mut bad = first;
+        // SAFETY: an element of `chain`, which nothing else refers to during the call.
+        if let Some(request) = unsafe { first.as_mut() } {
+            post(request, &mut bad).map_err(|errno| {
+                let place = bad.addr().wrapping_sub(first.addr()) / size_of::<ibv_recv_wr>();
+                (part * CHAIN + place.min(items.len()), errno)
+            })?;
+        }
+    }
+    Ok(())
 }
 
 fn receive(id: u64, elements: &[Element]) -> ibv_recv_wr {
