@@ -72,7 +72,7 @@ pub use cache::{CacheLimits, CacheStatistics, Cached, RegistrationCache};
 pub use completion::{Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::{
-    ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable, unknown_variables,
+    Choice, ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable, unknown_variables,
 };
 pub use counters::Counters;
 pub use domain::Domain;

@@ -6,6 +6,7 @@ mod value;
 use std::time::Duration;
 
 pub use environment::{ConfigError, UnknownVariable, VARIABLES, Variable, unknown_variables};
+pub use value::Choice;
 use value::Value;
 
 use crate::error::OpenError;
@@ -92,6 +93,10 @@ settings! {
     receive_ring: u32 = 128, "messages";
     /// Messages per endpoint that handlers can keep before it starts to run out of receive buffers.
     spare_receive_buffers: u32 = 32, "messages";
+    /// Whether the endpoints of `rc_verbs` receive from one shared receive queue (SRQ). Its buffers start as those of one endpoint, and grow
+    /// with need up to those of all. A side that posts nothing then learns of a failed
+    /// connection when it polls, not while it sleeps. `auto` leaves Soft-RoCE out.
+    shared_receive_queue: Choice = Choice::Auto, "auto, yes or no";
     /// Endpoints of the interface; its completion queue is sized for them.
     max_endpoints: u32 = 16, "endpoints";
     /// Buffers of 8 KiB that buffered operations, or messages of `self`, have in flight at once.

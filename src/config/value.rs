@@ -13,6 +13,34 @@ pub(crate) trait Value: Sized {
     fn parse(text: &str) -> Option<Self>;
 }
 
+/// Whether something is used that not every device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// Where there is one.
+    #[default]
+    Auto,
+    /// In any case: opening fails where there is none.
+    Yes,
+    /// In no case.
+    No,
+}
+
+impl Choice {
+    const WORDS: [(Self, &str); 3] = [(Self::Auto, "auto"), (Self::Yes, "yes"), (Self::No, "no")];
+}
+
+impl Value for Choice {
+    const FORM: &str = "auto, yes or no";
+
+    fn text(&self) -> String {
+        Self::WORDS.iter().find(|(choice, _)| choice == self).map_or("", |(_, word)| word).to_owned()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::WORDS.iter().find(|(_, word)| word.eq_ignore_ascii_case(text)).map(|(choice, _)| *choice)
+    }
+}
+
 /// A whole number, with K, M or G for powers of 1024.
 fn number(text: &str) -> Option<u64> {
     let unit = |(unit, shift)| Some((text.strip_suffix(unit)?, shift));
@@ -87,6 +115,14 @@ mod tests {
         ]) {
             assert_eq!(Duration::parse(text), value.map(Duration::from_millis), "{text}");
         }
+    }
+
+    #[test]
+    fn choices_are_words() {
+        for choice in [Choice::Auto, Choice::Yes, Choice::No] {
+            assert_eq!(Choice::parse(&choice.text()), Some(choice));
+        }
+        assert_eq!((Choice::parse("YES"), Choice::parse("1")), (Some(Choice::Yes), None));
     }
 
     proptest! {

@@ -8,6 +8,7 @@ mod lists;
 mod memory;
 mod peers;
 mod pending;
+mod rc_verbs;
 mod remote_errors;
 mod setup;
 mod silence;

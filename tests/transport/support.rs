@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Completion, Domain, Endpoint, EndpointError, FlushMode, Interface, InterfaceConfig, Memory,
-    OperationError, PendingResult, Post, PostError, Posted, RemoteKey, Worker,
+    Access, Choice, Completion, Domain, Endpoint, EndpointError, FlushMode, Interface, InterfaceConfig,
+    Memory, OperationError, PendingResult, Post, PostError, Posted, RemoteKey, Worker,
 };
 use barewire_hca as hca;
 
@@ -123,7 +123,13 @@ impl Pair {
         // Soft-RoCE in an emulated guest may take seconds for an answer: 4.3 s for each try.
         let slow = std::env::var("BAREWIRE_TEST_DEVICES").is_ok_and(|names| names.starts_with("rxe"));
         let ack_timeout = if slow { 20 } else { config.ack_timeout };
-        Self::over(name, &InterfaceConfig { ack_timeout, ..config.clone() }, client, server)
+        // The same tests are run with a shared receive queue and without.
+        let shared_receive_queue = match config.shared_receive_queue {
+            Choice::Auto => InterfaceConfig::from_env().unwrap().shared_receive_queue,
+            chosen => chosen,
+        };
+        let config = InterfaceConfig { ack_timeout, shared_receive_queue, ..config.clone() };
+        Self::over(name, &config, client, server)
     }
 
     /// Over `rc_mlx5` between two devices whose wires have faults.

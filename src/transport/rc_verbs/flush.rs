@@ -60,6 +60,7 @@ impl State {
         if !self.gate.has(Block::Failed) {
             self.gate.set(Block::Failed, true);
             self.canceled.set(true);
+            self.stop_receiving();
             if !self.gate.has(Block::Unconnected) {
                 // Everything outstanding completes as flushed.
                 self.with_pair(|pair| pair.qp().fail()).map_err(|_| PostError::EndpointFailed)?;

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::time::Instant;
 
-use barewire_verbs::{Access as Rights, Capacity, Initialize, QueuePair, QueuePairKind, QueuePairOptions};
+use barewire_verbs::{Access as Rights, Capacity, Initialize, OneThread, QueuePairKind, QueuePairOptions};
 
 use super::address::{self, MASK24, QueueAddress};
 use super::endpoint::Endpoint;
@@ -30,8 +30,7 @@ use crate::pool::Pool;
 use crate::status::{Post, Posted};
 use crate::transport::operation::InFlightQueue;
 use crate::transport::peers::Peers;
-use crate::transport::rdma::Pair;
-use crate::transport::rdma::{Buffer, Completions, Domain, Registered};
+use crate::transport::rdma::{Buffer, Completions, Domain, Pair, Registered};
 
 pub(super) struct Shared {
     pub(super) completions: Completions,
@@ -43,6 +42,8 @@ pub(super) struct Shared {
     pub(super) handlers: Handlers,
     pub(super) buffers: Pool<Registered, BUFFER>,
     pub(super) buffers_key: u32,
+    /// What all endpoints receive from, unless each has its own.
+    pub(super) receiver: Option<Rc<Receiver>>,
     pub(super) arbiter: Arbiter<Endpoint>,
     /// Every endpoint that is not closed. `peers` points to these.
     pub(super) endpoints: RefCell<Vec<Rc<State>>>,
@@ -51,6 +52,7 @@ pub(super) struct Shared {
     pub(super) closed: Cell<bool>,
     /// What peers read to flush.
     flush_word: Buffer,
+    thread: OneThread,
     pub(super) domain: Domain,
     /// The domain's tag: whose slices these endpoints take.
     pub(super) tag: u32,
@@ -82,7 +84,9 @@ impl Interface {
             .buffer(size_of::<u64>(), Access::REMOTE_READ)
             .map_err(|e| domain.refused("register a flush word", e))?;
         let completions = Completions::new(domain, entries)?;
-        let grants = grants(domain, &completions, config)?;
+        let receiver = Receiver::shared(domain, config)?;
+        let thread = OneThread::new(domain.context());
+        let grants = grants(domain, &thread, &completions, receiver.as_deref(), config)?;
         let limits = domain.limits();
         let shared = Rc::new(Shared {
             completions,
@@ -92,11 +96,13 @@ impl Interface {
             handlers: Handlers::new(),
             buffers_key: buffers.key(),
             buffers: Pool::new(buffers),
+            receiver,
             arbiter: Arbiter::new(),
             endpoints: RefCell::new(Vec::with_capacity(config.max_endpoints as usize)),
             closing: Cell::new(0),
             closed: Cell::new(false),
             flush_word,
+            thread,
             domain: domain.clone(),
             tag: domain.tag(),
             config: config.clone(),
@@ -236,12 +242,18 @@ fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<u32, Open
 }
 
 /// What queue pairs of these settings are granted, by asking for one.
-fn grants(domain: &Domain, completions: &Completions, config: &InterfaceConfig) -> Result<Grants, OpenError> {
+fn grants(
+    domain: &Domain,
+    thread: &OneThread,
+    completions: &Completions,
+    receiver: Option<&Receiver>,
+    config: &InterfaceConfig,
+) -> Result<Grants, OpenError> {
     let limits = domain.limits();
     let elements = limits.elements.clamp(2, MAX_ELEMENTS as u32);
     let granted = [INLINE, INLINE / 2, 0].map(|inline| {
-        let options = options(completions, config, inline, elements);
-        QueuePair::new(domain.protection(), &options).map(|qp| qp.capacity())
+        let options = options(completions, receiver, config, inline, elements);
+        thread.queue_pair(domain.protection(), &options).map(|qp| qp.capacity())
     });
     let [most, fewer, none] = granted;
     let granted = most.or(fewer).or(none).map_err(|e| domain.refused("create a queue pair", e))?;
@@ -256,6 +268,7 @@ fn grants(domain: &Domain, completions: &Completions, config: &InterfaceConfig) 
 
 fn options(
     completions: &Completions,
+    receiver: Option<&Receiver>,
     config: &InterfaceConfig,
     inline: usize,
     elements: u32,
@@ -264,10 +277,10 @@ fn options(
         kind: QueuePairKind::ReliableConnection,
         send_queue: completions.reference(),
         receive_queue: completions.reference(),
-        shared_receive: None,
+        shared_receive: receiver.and_then(Receiver::reference),
         capacity: Capacity {
             sends: config.send_ring,
-            receives: config.receive_ring,
+            receives: if receiver.is_some() { 0 } else { config.receive_ring },
             send_elements: elements,
             receive_elements: 1,
             inline: inline as u32,
@@ -309,20 +322,32 @@ impl Shared {
 
     fn build_endpoint(self: &Rc<Self>, place: u32) -> Result<Rc<State>, OpenError> {
         let (config, domain) = (&self.config, &self.domain);
-        let receiver = Receiver::new(domain, config.receive_ring, config.spare_receive_buffers)
-            .map_err(|e| domain.refused("register receive buffers", e))?;
         let in_flight = InFlightQueue::new(config.send_ring);
         let words = in_flight.slots() as usize + 1;
         let results = domain
             .buffer(words * size_of::<u64>(), Access::LOCAL_WRITE)
             .map_err(|e| domain.refused("register result words", e))?;
-        let options = options(&self.completions, config, self.grants.inline, self.grants.elements as u32);
-        let qp = QueuePair::new(domain.protection(), &options)
+        let shared = self.receiver.as_ref();
+        let (inline, elements) = (self.grants.inline, self.grants.elements as u32);
+        let options = options(&self.completions, shared.map(|shared| &**shared), config, inline, elements);
+        let qp = self
+            .thread
+            .queue_pair(domain.protection(), &options)
             .map_err(|e| domain.refused("create a queue pair", e))?;
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE | Rights::REMOTE_READ | Rights::REMOTE_ATOMIC;
         let values =
             Initialize { port: domain.port().number, partition_index: 0, access: rights, queue_key: 0 };
         qp.initialize(&values).map_err(|e| domain.refused("initialize a queue pair", e))?;
+        let receiver = match shared {
+            Some(shared) => {
+                // What was told of an older queue pair of this number.
+                domain.hear();
+                domain.has_ended(qp.number());
+                Rc::clone(shared)
+            }
+            None => Receiver::own(domain, qp.receive_queue(), place, config)
+                .map_err(|e| domain.refused("register receive buffers", e))?,
+        };
         let flush = &self.flush_word.region;
         let own = QueueAddress {
             qpn: qp.number(),

@@ -3,22 +3,30 @@
 use std::fmt;
 use std::rc::Rc;
 
+use barewire_verbs::Failure;
+
 use super::NAME;
 use super::interface::Shared;
+use super::receive::Receiver;
 use super::state::State;
 use crate::active_message::Running;
 use crate::gate::Block;
-use crate::transport::rdma::What;
+use crate::transport::rdma::{Taken, What};
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
 pub struct Progress {
     shared: Rc<Shared>,
+    /// Times that nothing is there, until it is asked what the device tells of its queues.
+    hear_in: u32,
 }
+
+/// Times that nothing is there from one to the next.
+const HEAR_EVERY: u32 = 1024;
 
 impl Progress {
     pub(super) fn new(shared: Rc<Shared>) -> Self {
-        Self { shared }
+        Self { shared, hear_in: HEAR_EVERY }
     }
 
     /// Takes one completion and does what follows: delivers a message, or finishes operations. Before it, what waits gets its
@@ -32,17 +40,76 @@ impl Progress {
     /// Takes one completion.
     #[inline]
     fn take(&mut self) -> usize {
-        let Some(taken) = self.shared.completions.take() else { return 0 };
-        let Some(state) = self.shared.peer(taken.place) else { return 1 };
-        match (taken.what, taken.outcome) {
-            (What::Receive(buffer), Ok(())) => {
-                state.receive(&mut self.shared.running(), buffer, taken.length);
+        let Some(taken) = self.shared.completions.take() else { return self.idle() };
+        match taken.what {
+            What::Receive(buffer) => self.receive(&taken, buffer),
+            What::Send(index) => {
+                let Some(state) = self.shared.peer(taken.place) else { return 1 };
+                match taken.outcome {
+                    Ok(()) => state.complete(index),
+                    Err(failure) => state.fail_send(index, failure),
+                }
             }
-            (What::Send(index), Ok(())) => state.complete(index),
-            (What::Send(index), Err(failure)) => state.fail_send(index, failure),
-            (What::Receive(_), Err(failure)) => state.fail_receive(failure),
         }
         1
+    }
+
+    /// There was nothing to do.
+    #[inline(always)]
+    fn idle(&mut self) -> usize {
+        self.hear_in -= 1;
+        if self.hear_in == 0 {
+            self.hear();
+        }
+        0
+    }
+
+    /// What does not come by completions: over a shared receive queue, that a queue pair failed.
+    #[cold]
+    #[inline(never)]
+    fn hear(&mut self) {
+        self.hear_in = HEAR_EVERY;
+        if self.shared.receiver.is_some() {
+            self.shared.domain.hear();
+            // A callback may open and close endpoints.
+            let endpoints = self.shared.endpoints.borrow().clone();
+            for state in &endpoints {
+                state.hear_failure();
+            }
+        }
+    }
+
+    /// A receive request is done.
+    #[inline(always)]
+    fn receive(&self, taken: &Taken, buffer: u32) {
+        let shared = &*self.shared;
+        let (receiver, muted) = match &shared.receiver {
+            None => {
+                let Some(state) = shared.peer(taken.place) else { return };
+                (&state.receiver, state.is_stopped())
+            }
+            Some(receiver) => {
+                receiver.see_backlog(shared.completions.count_message());
+                // Endpoints that are stopped are being closed.
+                (receiver, shared.closing.get() > 0 && shared.is_stopped(taken.qpn))
+            }
+        };
+        match taken.outcome {
+            Ok(()) => receiver.deliver(&mut shared.running(), buffer, taken.length, muted),
+            Err(failure) => self.fail_receive(receiver, taken, buffer, failure),
+        }
+    }
+
+    /// A receive request failed, or came back after an error.
+    #[cold]
+    fn fail_receive(&self, receiver: &Receiver, taken: &Taken, buffer: u32, failure: Failure) {
+        if receiver.arrived(buffer).is_some() {
+            receiver.give_back(buffer);
+        }
+        let state = self.shared.endpoints.borrow().iter().find(|state| state.own.qpn == taken.qpn).cloned();
+        if let Some(state) = state {
+            state.fail_receive(failure);
+        }
     }
 
     /// What progress does besides completions, and then takes one.
@@ -53,9 +120,11 @@ impl Progress {
         let mut events = 0;
         // First, before callbacks close endpoints whose completions may have come since.
         let completions = &self.shared.completions;
+        if self.shared.closing.get() > 0 && self.shared.receiver.is_some() {
+            self.shared.domain.hear();
+        }
         if self.shared.closing.get() > 0 && completions.is_empty() && completions.fill() == 0 {
-            events += self.shared.closing.get() as usize;
-            self.shared.bury();
+            events += self.shared.bury();
         }
         if self.shared.unwound.replace(false) {
             let endpoints = self.shared.endpoints.borrow().clone();
@@ -94,15 +163,22 @@ impl Shared {
     }
 
     /// Finishes and drops endpoints without handles. To be called when the completion queue is empty: then no completion
-    /// of theirs is left in it, what was not completed was not carried out, and their share of the queue is free.
-    fn bury(&self) {
-        let closing: Vec<_> =
-            self.endpoints.borrow_mut().extract_if(.., |state| state.handles.get() == 0).collect();
-        self.closing.set(0);
-        for state in closing {
+    /// of theirs is left in it, what was not completed was not carried out, and their share of the queue is free. Answers how many.
+    fn bury(&self) -> usize {
+        let is_gone = |state: &mut Rc<State>| state.handles.get() == 0 && state.is_left();
+        let closing: Vec<_> = self.endpoints.borrow_mut().extract_if(.., is_gone).collect();
+        self.closing.set(self.closing.get() - closing.len() as u32);
+        for state in &closing {
             self.peers.release(state.place, Some(state.place));
             state.abandon();
         }
+        closing.len()
+    }
+
+    /// The endpoint of this queue pair is being closed.
+    #[cold]
+    fn is_stopped(&self, qpn: u32) -> bool {
+        self.endpoints.borrow().iter().any(|state| state.own.qpn == qpn && state.is_stopped())
     }
 
     fn close(&self) {
@@ -114,6 +190,9 @@ impl Shared {
         }
         for state in &endpoints {
             state.abandon();
+        }
+        if let Some(receiver) = &self.receiver {
+            receiver.close();
         }
         self.arbiter.clear();
         self.handlers.close();

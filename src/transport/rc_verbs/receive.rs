@@ -1,90 +1,335 @@
-//! The receiving side of an endpoint: its buffers, which of them the device has, and which were kept.
+//! The receiving side: buffers, which of them the device has, and which were kept.
+//!
+//! An endpoint has one for itself, or all endpoints of an interface have one over a shared receive queue. Nobody counts credits: a sender
+//! that finds no buffer is told so by the device (RNR NAK), waits as long as the receiver says and sends again, so that nothing is lost
+//! and nothing but the room in its send queue is taken meanwhile. A sender that finds the buffers of a shared queue used up by others waits so,
+//! too; therefore the queue grows as soon as messages
+//! pile up in it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
 
-use barewire_verbs::Element;
+use barewire_verbs::{Element, Receive, ReceiveQueue, SharedReceiveQueue, SharedReceiveQueueRef};
 
-use super::{BUFFER, MESSAGE, SEGMENT};
-use crate::active_message::{Keeper, write_home};
-use crate::error::MemoryError;
-use crate::pool::{Lease, Pool};
-use crate::transport::rdma::Pair;
-use crate::transport::rdma::{Domain, Registered};
+use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, NAME, SEGMENT};
+use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running, write_home};
+use crate::config::{Choice, InterfaceConfig};
+use crate::error::{MemoryError, OpenError};
+use crate::pool::{Block, Lease};
+use crate::transport::rdma::{Domain, Registered, Whose};
+
+/// Most buffers that are given back to the device at a time.
+const BATCH: usize = 16;
+/// Where a buffer's number is in it: behind its home, in front of the message.
+const NUMBER: usize = 16;
+/// In place of an endpoint's: the request belongs to none.
+const SHARED: u32 = u32::MAX;
+
+const _: () = assert!(NUMBER >= size_of::<&dyn Keeper>() && NUMBER + size_of::<u32>() <= MESSAGE);
+
+/// Where the requests are posted.
+enum Requests {
+    Own(ReceiveQueue),
+    Shared(SharedReceiveQueue),
+}
+
+struct Slot {
+    start: NonNull<u8>,
+    key: u32,
+    /// The device has it.
+    posted: Cell<bool>,
+}
 
 pub(super) struct Receiver {
-    pool: Pool<Registered, BUFFER>,
-    key: u32,
-    /// For each buffer where it starts, while its message is not kept.
-    starts: Box<[Cell<Option<NonNull<u8>>>]>,
-    /// Receive requests that the queue has room for.
-    room: Cell<u32>,
+    /// Until no more are posted. Before the memory, so that it goes first.
+    requests: RefCell<Option<Requests>>,
+    /// The endpoint's place, or [`SHARED`].
+    place: u32,
+    /// Every buffer, by its number.
+    slots: RefCell<Vec<Slot>>,
+    /// Buffers that nobody has.
+    free: RefCell<Vec<u32>>,
+    /// Requests that the device has, and those that its queue has room for.
+    posted: Cell<u32>,
+    room: u32,
+    /// Buffers that were kept, and the most that there may be at all.
+    kept: Cell<u32>,
+    most: Cell<u32>,
+    /// Messages one after the other for which these buffers are few.
+    backlog: Cell<u32>,
+    /// The message being handled was kept.
+    is_kept: Cell<bool>,
+    memory: RefCell<Vec<Registered>>,
+    domain: Domain,
+    me: Weak<Self>,
 }
 
 impl Receiver {
-    /// Buffers for a queue of `entries`, and `spare` more that stand in for kept ones. `keeper` keeps their messages.
-    pub(super) fn new(domain: &Domain, entries: u32, spare: u32) -> Result<Self, MemoryError> {
-        let count = entries as usize + spare as usize;
-        let block = Registered::allocate(domain, count * BUFFER)?;
-        Ok(Self {
-            key: block.key(),
-            pool: Pool::new(block),
-            starts: (0..count).map(|_| Cell::new(None)).collect(),
-            room: Cell::new(entries),
+    /// For the endpoint at `place`, whose receive queue this is.
+    pub(super) fn own(
+        domain: &Domain,
+        queue: ReceiveQueue,
+        place: u32,
+        config: &InterfaceConfig,
+    ) -> Result<Rc<Self>, MemoryError> {
+        let most = config.receive_ring + config.spare_receive_buffers;
+        let receiver = Self::new(domain, Requests::Own(queue), place, config.receive_ring, most);
+        receiver.add(config.receive_ring)?;
+        Ok(receiver)
+    }
+
+    /// For every endpoint of an interface, if that is wanted and the device has such queues.
+    pub(super) fn shared(domain: &Domain, config: &InterfaceConfig) -> Result<Option<Rc<Self>>, OpenError> {
+        let wanted = config.receive_ring.saturating_mul(config.max_endpoints);
+        let room = wanted.min(domain.limits().shared_receives);
+        let setting = |reason| OpenError::Setting {
+            transport: NAME,
+            setting: "shared_receive_queue",
+            value: 1,
+            reason,
+        };
+        let queue = match config.shared_receive_queue {
+            Choice::No => return Ok(None),
+            // Before Linux 6.4 Soft-RoCE does not tell that a queue pair which receives from a shared queue has failed.
+            Choice::Auto if room < config.receive_ring || domain.context().is_soft_roce() => return Ok(None),
+            Choice::Yes if room < config.receive_ring => {
+                return Err(setting(format!("the device has none of {} messages", config.receive_ring)));
+            }
+            Choice::Auto => SharedReceiveQueue::new(domain.protection(), room, 1).ok(),
+            Choice::Yes => Some(
+                SharedReceiveQueue::new(domain.protection(), room, 1)
+                    .map_err(|e| domain.refused("create a shared receive queue", e))?,
+            ),
+        };
+        let Some(queue) = queue else { return Ok(None) };
+        let spare = config.spare_receive_buffers.saturating_mul(config.max_endpoints);
+        let receiver = Self::new(domain, Requests::Shared(queue), SHARED, room, wanted.saturating_add(spare));
+        receiver.add(config.receive_ring).map_err(|e| domain.refused("register receive buffers", e))?;
+        receiver.bound_backlog();
+        Ok(Some(receiver))
+    }
+
+    fn new(domain: &Domain, requests: Requests, place: u32, room: u32, most: u32) -> Rc<Self> {
+        Rc::new_cyclic(|me| Self {
+            requests: RefCell::new(Some(requests)),
+            place,
+            slots: RefCell::default(),
+            free: RefCell::default(),
+            posted: Cell::new(0),
+            room,
+            kept: Cell::new(0),
+            most: Cell::new(most),
+            backlog: Cell::new(u32::MAX),
+            is_kept: Cell::new(false),
+            memory: RefCell::default(),
+            domain: domain.clone(),
+            me: me.clone(),
         })
     }
 
-    /// The message in this buffer was received: where the buffer starts.
+    /// What queue pairs name the queue by, if it is shared.
+    pub(super) fn reference(&self) -> Option<SharedReceiveQueueRef> {
+        match &*self.requests.borrow() {
+            Some(Requests::Shared(queue)) => Some(queue.reference()),
+            _ => None,
+        }
+    }
+
+    // Buffers.
+
+    /// Registers `count` more buffers and posts what fits.
+    fn add(&self, count: u32) -> Result<(), MemoryError> {
+        let memory = Registered::allocate(&self.domain, count as usize * BUFFER)?;
+        let mut slots = self.slots.borrow_mut();
+        for at in 0..count as usize {
+            let number = slots.len() as u32;
+            // SAFETY: inside the memory, which is `count` buffers long and stays until `self` goes. Nobody else has a part of it, and the device
+            // writes from `MESSAGE` on.
+            let start = unsafe {
+                let start = memory.start().add(at * BUFFER);
+                write_home(start, self);
+                start.add(NUMBER).cast::<u32>().write(number);
+                start
+            };
+            slots.push(Slot { start, key: memory.key(), posted: Cell::new(false) });
+            self.free.borrow_mut().push(number);
+        }
+        self.memory.borrow_mut().push(memory);
+        drop(slots);
+        self.refill();
+        Ok(())
+    }
+
+    /// Doubles the buffers, up to the most that there may be.
+    #[cold]
+    fn grow(&self) {
+        let have = self.slots.borrow().len() as u32;
+        let count = self.most.get().saturating_sub(have).min(have);
+        if count > 0
+            && let Err(error) = self.add(count)
+        {
+            tracing::debug!(%error, have, "no more receive buffers");
+            self.most.set(have);
+        }
+    }
+
+    /// As long as there may be more, half of what a shared queue has is a backlog for which they are too few.
+    ///
+    /// The device would tell of that, too (`IBV_EVENT_SRQ_LIMIT_REACHED`), but later, and it would have to be asked by system calls.
+    fn bound_backlog(&self) {
+        let have = self.slots.borrow().len() as u32;
+        self.backlog.set(if have < self.most.get() { have / 2 } else { u32::MAX });
+    }
+
+    /// So many messages were received one after the other: they came faster than they were looked at.
     #[inline(always)]
-    pub(super) fn arrived(&self, buffer: u32) -> Option<NonNull<u8>> {
-        self.room.set(self.room.get() + 1);
-        self.start(buffer)
+    pub(super) fn see_backlog(&self, messages: u32) {
+        if messages >= self.backlog.get() {
+            self.grow();
+            self.bound_backlog();
+        }
     }
 
-    /// Where the buffer starts, unless its message was kept.
+    /// The message in this buffer was received, or its request came back: where the buffer starts.
     #[inline(always)]
-    pub(super) fn start(&self, buffer: u32) -> Option<NonNull<u8>> {
-        self.starts.get(buffer as usize)?.get()
+    pub(super) fn arrived(&self, number: u32) -> Option<NonNull<u8>> {
+        let slots = self.slots.borrow();
+        let slot = slots.get(number as usize)?;
+        // One that is told twice is none.
+        if !slot.posted.replace(false) {
+            return None;
+        }
+        self.posted.set(self.posted.get().saturating_sub(1));
+        Some(slot.start)
     }
 
-    /// The message of the buffer that starts at `start` is kept: the buffer is its own now.
-    pub(super) fn keep(&self, start: NonNull<u8>) -> Option<Lease> {
-        let lease = self.pool.lease_of(start);
-        self.starts.get(lease.index())?.take().map(|_| lease)
-    }
-
-    /// A kept message is dropped.
-    pub(super) fn reclaim(&self, buffer: Lease) {
-        self.pool.give(buffer);
-    }
-
-    /// The buffer's message is done with: it goes back to the device.
+    /// What was in this buffer is done with: it goes back to the device, as a rule together with others.
     #[inline(always)]
-    pub(super) fn repost(&self, pair: &Pair, buffer: u32, start: NonNull<u8>) {
-        let address = start.addr().get() as u64 + MESSAGE as u64;
-        // A queue pair in error may refuse; the buffer is then not used any more.
-        if pair.receive(buffer, Element::new(address, SEGMENT as u32, self.key)).is_ok() {
-            self.room.set(self.room.get() - 1);
+    pub(super) fn give_back(&self, number: u32) {
+        let mut free = self.free.borrow_mut();
+        free.push(number);
+        let waiting = free.len();
+        drop(free);
+        // The device never waits for a batch to fill when it has fewer than that itself.
+        if waiting >= BATCH || self.posted.get() as usize <= waiting {
+            self.refill();
         }
     }
 
     /// Posts as many free buffers as the queue takes.
-    pub(super) fn refill(&self, pair: &Pair, keeper: &dyn Keeper) {
-        while self.room.get() > 0
-            && let Some(buffer) = self.pool.take()
-        {
-            let lease = buffer.into_lease();
-            let (index, start) = (lease.index(), self.pool.start_of(&lease));
-            // SAFETY: the first bytes of a buffer, which are not the device's.
-            unsafe { write_home(start, keeper) };
-            if let Some(place) = self.starts.get(index) {
-                place.set(Some(start));
+    #[inline(never)]
+    fn refill(&self) {
+        let requests = self.requests.borrow();
+        let Some(requests) = &*requests else { return };
+        let (slots, mut free) = (self.slots.borrow(), self.free.borrow_mut());
+        let mut batch = [Receive { id: 0, element: Element::new(0, 0, 0) }; BATCH];
+        loop {
+            let count = free.len().min((self.room - self.posted.get()) as usize).min(BATCH);
+            let first = free.len() - count;
+            for (place, number) in batch.iter_mut().zip(&free[first..]) {
+                if let Some(slot) = slots.get(*number as usize) {
+                    let address = slot.start.addr().get() as u64 + MESSAGE as u64;
+                    let element = Element::new(address, SEGMENT as u32, slot.key);
+                    *place = Receive { id: Whose::receive(self.place, *number), element };
+                }
             }
-            let room = self.room.get();
-            self.repost(pair, index as u32, start);
-            if self.room.get() == room {
+            let posted = requests.post(batch.get(..count).unwrap_or_default());
+            for number in free.drain(first..first + posted) {
+                if let Some(slot) = slots.get(number as usize) {
+                    slot.posted.set(true);
+                }
+            }
+            self.posted.set(self.posted.get() + posted as u32);
+            // A queue that refuses is full, or in error and not used any more.
+            if posted < BATCH {
                 return;
             }
         }
+    }
+
+    /// A queue pair was destroyed without telling that it took its last request: it may have had one.
+    pub(super) fn count_lost(&self) {
+        self.posted.set(self.posted.get().saturating_sub(1));
+        self.refill();
+    }
+
+    /// Nothing is posted any more.
+    pub(super) fn close(&self) {
+        drop(self.requests.take());
+    }
+
+    // Messages.
+
+    /// A message of `length` bytes lies in this buffer. Its handler gets it, unless it is `muted`.
+    #[inline(always)]
+    pub(super) fn deliver(&self, running: &mut Running<'_, false>, number: u32, length: u32, muted: bool) {
+        let Some(start) = self.arrived(number) else { return };
+        let returning = Returning { receiver: self, number };
+        // Shorter than its header, or longer than a buffer: no peer of ours sends such a thing.
+        let length = length.wrapping_sub(AM_HEADER as u32) as usize;
+        if length > MAX_AM {
+            running.count_unhandled();
+        } else if !muted {
+            // SAFETY: in front of `DATA` there is a header, behind it there are `MAX_AM` bytes. The buffer was posted, and is completed, so
+            // that the device does not write it before it is posted again, which is after the message, or what a handler kept of it, is
+            // dropped. Its home names `self`, as `add` wrote it.
+            let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
+            running.dispatch(id, message);
+        }
+        drop(returning);
+    }
+}
+
+impl Requests {
+    /// Posts; how many.
+    fn post(&self, receives: &[Receive]) -> usize {
+        let posted = match self {
+            Self::Own(queue) => queue.post_all(receives),
+            Self::Shared(queue) => queue.post_all(receives),
+        };
+        posted.map_or_else(|(posted, _)| posted, |()| receives.len())
+    }
+}
+
+/// The message of a handler that ended, or panicked: its buffer goes back to the device unless it was kept.
+struct Returning<'a> {
+    receiver: &'a Receiver,
+    number: u32,
+}
+
+impl Drop for Returning<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if !self.receiver.is_kept.replace(false) {
+            self.receiver.give_back(self.number);
+        }
+    }
+}
+
+impl Keeper for Receiver {
+    #[cold]
+    fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
+        let owner: Rc<dyn Reclaim> = self.me.upgrade().expect("a receiver that is borrowed is alive");
+        // SAFETY: `start` is a buffer's that `add` wrote its number to, and the device has no access to that.
+        let number = unsafe { start.add(NUMBER).cast::<u32>().read() };
+        let buffer = (!self.is_kept.replace(true)).then(|| Lease::numbered(number));
+        self.kept.set(self.kept.get() + 1);
+        // Half of them are not with the device: there is need for more.
+        if 2 * self.kept.get() >= self.slots.borrow().len() as u32 {
+            self.grow();
+        }
+        if self.posted.get() as usize <= self.free.borrow().len() {
+            self.refill();
+        }
+        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
+        unsafe { KeptMessage::new(data, buffer, owner) }
+    }
+}
+
+impl Reclaim for Receiver {
+    fn reclaim(&self, buffer: Lease) {
+        self.kept.set(self.kept.get().saturating_sub(1));
+        self.give_back(buffer.index() as u32);
     }
 }

@@ -1,9 +1,8 @@
 //! What an endpoint is behind its handles: the queue pair, the operations in flight, and what completions do to them.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
-use std::ptr::NonNull;
-use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use barewire_verbs::{Element, Failure};
 
@@ -11,15 +10,16 @@ use super::address::{Peer, QueueAddress};
 use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::receive::Receiver;
-use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
-use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
+use super::{DATA, NAME};
 use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
 use crate::pending::PendingQueue;
-use crate::pool::Lease;
 use crate::transport::operation::{Done, InFlight, InFlightQueue};
 use crate::transport::rdma::{self, Buffer, Pair};
+
+/// How long a queue pair in error may take to give back what it has of the shared receive queue.
+const GRACE: Duration = Duration::from_millis(200);
 
 pub(super) struct State {
     pub(super) gate: Gate,
@@ -30,14 +30,17 @@ pub(super) struct State {
     pub(super) in_flight: InFlightQueue,
     /// A word for the result of the operation in each slot of `in_flight`, and one for results that nobody wants.
     results: Buffer,
-    receiver: Receiver,
+    /// Its own, or the one that all endpoints of the interface share.
+    pub(super) receiver: Rc<Receiver>,
     pub(super) pending: PendingQueue<Endpoint>,
     /// `Endpoint`s that name this state. The last one to go closes it.
     pub(super) handles: Cell<u32>,
+    /// The device told that the queue pair took its last request from the shared receive queue.
+    told_last: Cell<bool>,
     /// Errors from now on are our own doing.
     pub(super) canceled: Cell<bool>,
-    /// Messages still to be taken are not delivered any more.
-    stopped: Cell<bool>,
+    /// Since when messages still to be taken are not delivered any more.
+    stopped: Cell<Option<Instant>>,
     pub(super) own: QueueAddress,
     /// Place among the interface's endpoints.
     pub(super) place: u32,
@@ -46,7 +49,6 @@ pub(super) struct State {
     pub(super) flush_target: Cell<(u64, u32)>,
     error: RefCell<Option<EndpointError>>,
     pub(super) shared: Rc<Shared>,
-    me: Weak<State>,
 }
 
 /// What a state is made of.
@@ -54,7 +56,7 @@ pub(super) struct Parts {
     pub(super) pair: Pair,
     pub(super) in_flight: InFlightQueue,
     pub(super) results: Buffer,
-    pub(super) receiver: Receiver,
+    pub(super) receiver: Rc<Receiver>,
     pub(super) own: QueueAddress,
     pub(super) place: u32,
     pub(super) shared: Rc<Shared>,
@@ -68,7 +70,7 @@ impl State {
 
     /// An endpoint that is not connected. Its queue pair takes receive requests, and has them.
     pub(super) fn new(parts: Parts) -> Rc<Self> {
-        let state = Rc::new_cyclic(|me| Self {
+        let state = Rc::new(Self {
             gate: Gate::new(&parts.shared.past),
             flushed: Cell::new(0),
             pair: UnsafeCell::new(parts.pair),
@@ -77,18 +79,17 @@ impl State {
             receiver: parts.receiver,
             pending: PendingQueue::new(),
             handles: Cell::new(0),
+            told_last: Cell::new(false),
             canceled: Cell::new(false),
-            stopped: Cell::new(false),
+            stopped: Cell::new(None),
             own: parts.own,
             place: parts.place,
             peer: Cell::new(None),
             flush_target: Cell::new((0, 0)),
             error: RefCell::new(None),
             shared: parts.shared,
-            me: me.clone(),
         });
         state.gate.set(Block::Unconnected, true);
-        state.refill();
         state
     }
 
@@ -96,13 +97,9 @@ impl State {
     #[inline(always)]
     pub(super) fn with_pair<R>(&self, run: impl FnOnce(&mut Pair) -> R) -> R {
         // SAFETY: the state stays on its thread, and every `run` (all are closures of this module and its neighbours)
-        // calls `Pair` and `Receiver` only, which call nothing of ours or of the user's. So no second reference to the
+        // calls `Pair` only, which calls nothing of ours or of the user's. So no second reference to the
         // queue pair exists while this one does.
         run(unsafe { &mut *self.pair.get() })
-    }
-
-    fn refill(&self) {
-        self.with_pair(|pair| self.receiver.refill(pair, self));
     }
 
     /// Something was posted since [`Self::note_flush`].
@@ -227,6 +224,7 @@ impl State {
             return None;
         }
         self.gate.set(Block::Failed, true);
+        self.stop_receiving();
         let report = EndpointError {
             transport: NAME,
             peer: self.peer.get().map_or_else(|| "nobody".to_owned(), |peer| peer.to_string()),
@@ -303,51 +301,70 @@ impl State {
         }
     }
 
-    // Receiving.
-
-    /// A message of `length` bytes lies in this buffer.
-    #[inline(always)]
-    pub(super) fn receive(&self, running: &mut Running<'_, false>, buffer: u32, length: u32) {
-        let Some(start) = self.receiver.arrived(buffer) else { return };
-        // Shorter than its header, or longer than a buffer: no peer of ours sends such a thing.
-        let length = length.wrapping_sub(AM_HEADER as u32) as usize;
-        if length > MAX_AM {
-            running.count_unhandled();
-            return self.give_back(buffer);
-        }
-        let unwinding = Received { state: self, buffer };
-        if !self.stopped.get() {
-            // SAFETY: in front of `DATA` there is a header, behind it there are `MAX_AM` bytes. The buffer was posted, and with it its
-            // home written, and is completed, so that the device does not write it before it is posted again, which is after the
-            // message, or what a handler kept of it, is dropped. The home names this state.
-            let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
-            running.dispatch(id, message);
-        }
-        drop(unwinding);
-    }
-
-    /// The message in this buffer is done with: it goes back to the device, or if it was kept, another does.
-    #[inline(always)]
-    fn give_back(&self, buffer: u32) {
-        if !self.gate.is_alive() {
-            return;
-        }
-        match self.receiver.start(buffer) {
-            Some(start) => self.with_pair(|pair| self.receiver.repost(pair, buffer, start)),
-            None => self.refill(),
-        }
-    }
-
     // Closing.
 
-    /// Takes the queue pair from the device's hands: after this it touches none of our memory. What is outstanding is
-    /// finished by `abandon`, in progress.
+    /// Takes the queue pair from the device's hands: it carries out nothing any more. What is outstanding is finished by `abandon`, in
+    /// progress, once the queue pair [is left](Self::is_left).
     pub(super) fn stop(&self, reason: Block) {
         self.gate.set(reason, true);
         self.canceled.set(true);
-        self.stopped.set(true);
+        self.stopped.set(Some(Instant::now()));
+        self.stop_receiving();
         // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
-        let _ = self.with_pair(|pair| pair.qp().reset());
+        let _ = self.with_pair(|pair| if self.leaves() { pair.qp().fail() } else { pair.qp().reset() });
+    }
+
+    /// Whether the queue pair is in error and took its last request from the shared receive queue, as far as was heard.
+    fn hear_last(&self) -> bool {
+        let told = self.shared.domain.has_ended(self.own.qpn);
+        self.told_last.set(told || self.told_last.get());
+        told
+    }
+
+    /// Over a shared receive queue no request of its own comes back to tell that the queue pair failed.
+    #[cold]
+    pub(super) fn hear_failure(&self) {
+        let flushed = OperationError { cause: Cause::Flushed, syndrome: None };
+        if self.hear_last()
+            && let Some(report) = self.enter_failed(Operation::Receive, flushed)
+        {
+            self.shared.handlers.dispatch_error(&report);
+        }
+    }
+
+    /// Messages are not delivered any more.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.get().is_some()
+    }
+
+    /// No buffers go to a queue pair that failed: they come back, again and again.
+    pub(super) fn stop_receiving(&self) {
+        if self.shared.receiver.is_none() {
+            self.receiver.close();
+        }
+    }
+
+    /// The queue pair has to give back what it took from the shared receive queue, which goes on. A reset would forget it.
+    fn leaves(&self) -> bool {
+        let ended = self.gate.has(Block::Closed) || self.gate.has(Block::Unconnected);
+        self.shared.receiver.is_some() && !ended
+    }
+
+    /// After `stop`, and when the completion queue is empty: the queue pair can be destroyed, and nothing is lost.
+    pub(super) fn is_left(&self) -> bool {
+        if !self.leaves() {
+            return true;
+        }
+        self.hear_last();
+        if self.told_last.get() && self.with_pair(|pair| pair.is_idle()) {
+            return true;
+        }
+        // Not every device tells (Soft-RoCE does so since Linux 6.4).
+        let is_late = self.stopped.get().is_some_and(|since| since.elapsed() > GRACE);
+        if is_late && !self.told_last.get() {
+            self.receiver.count_lost();
+        }
+        is_late
     }
 
     /// Completes whatever is left as cancelled.
@@ -369,37 +386,5 @@ impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
         self.state.with_pair(|pair| pair.reap(self.index));
         self.state.shared.catch_up_later();
-    }
-}
-
-impl Keeper for State {
-    #[cold]
-    fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let owner: Rc<dyn Reclaim> = self.me.upgrade().expect("a state that is borrowed is alive");
-        let buffer = self.receiver.keep(start);
-        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
-        unsafe { KeptMessage::new(data, buffer, owner) }
-    }
-}
-
-/// The message of a handler that ended, or panicked: its buffer goes back to the device.
-struct Received<'a> {
-    state: &'a State,
-    buffer: u32,
-}
-
-impl Drop for Received<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.state.give_back(self.buffer);
-    }
-}
-
-impl Reclaim for State {
-    fn reclaim(&self, buffer: Lease) {
-        self.receiver.reclaim(buffer);
-        if self.gate.is_alive() {
-            self.refill();
-        }
     }
 }

@@ -22,6 +22,8 @@ pub(in super::super) struct Completions {
     taken: RefCell<Box<[WorkCompletion; BATCH]>>,
     next: Cell<usize>,
     count: Cell<usize>,
+    /// Messages since nothing was there.
+    messages: Cell<u32>,
     channel: CompletionChannel,
 }
 
@@ -34,6 +36,8 @@ pub(in super::super) struct Taken {
     pub(in super::super) outcome: Result<(), Failure>,
     /// Bytes of a message; 0 if it is none of ours.
     pub(in super::super) length: u32,
+    /// The own queue pair.
+    pub(in super::super) qpn: u32,
     /// The sender's queue pair, of a datagram.
     pub(in super::super) from: u32,
 }
@@ -46,7 +50,7 @@ impl Completions {
         let queue = CompletionQueue::with_channel(&channel, entries)
             .map_err(|e| domain.refused("create a completion queue", e))?;
         let taken = RefCell::new(Box::new(std::array::from_fn(|_| WorkCompletion::empty())));
-        Ok(Self { queue, taken, next: Cell::new(0), count: Cell::new(0), channel })
+        Ok(Self { queue, taken, next: Cell::new(0), count: Cell::new(0), messages: Cell::new(0), channel })
     }
 
     pub(in super::super) fn reference(&self) -> CompletionQueueRef {
@@ -71,8 +75,16 @@ impl Completions {
             what,
             outcome: completion.outcome(),
             length: if is_message { completion.length() } else { 0 },
+            qpn: completion.queue_pair(),
             from: completion.source_queue_pair(),
         })
+    }
+
+    /// One more message was taken: how many since nothing was there.
+    #[inline(always)]
+    pub(in super::super) fn count_message(&self) -> u32 {
+        self.messages.set(self.messages.get().wrapping_add(1));
+        self.messages.get()
     }
 
     /// Everything that was taken from the queue was looked at.
@@ -87,6 +99,9 @@ impl Completions {
         let count = self.queue.poll(&mut self.taken.borrow_mut()[..]).map_or(0, <[_]>::len);
         self.count.set(count);
         self.next.set(0);
+        if count == 0 {
+            self.messages.set(0);
+        }
         count
     }
 

@@ -9,6 +9,7 @@ use barewire_verbs::{
 };
 
 use super::NAME;
+use super::events::Events;
 use crate::address::{Kind, Packed, TransportId};
 use crate::allocation::Allocation;
 use crate::copy::Bytes;
@@ -28,6 +29,7 @@ struct Shared {
     /// The own address, unless the port goes by LID.
     gid: Option<GidEntry>,
     limits: Limits,
+    events: Events,
     device: String,
     tag: u32,
 }
@@ -90,8 +92,8 @@ impl Domain {
             _ => None,
         };
         let limits = context.limits().map_err(|e| refused(device, "query its limits", e))?;
-        let (device, tag) = (device.to_owned(), domain_tag());
-        Ok(Self(Arc::new(Shared { context, protection, port, gid, limits, device, tag })))
+        let (device, tag, events) = (device.to_owned(), domain_tag(), Events::default());
+        Ok(Self(Arc::new(Shared { context, protection, port, gid, limits, events, device, tag })))
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
@@ -178,6 +180,17 @@ impl Domain {
 
     pub(in super::super) fn limits(&self) -> &Limits {
         &self.0.limits
+    }
+
+    /// Takes what the device has to tell of its queue pairs. A system call.
+    pub(in super::super) fn hear(&self) {
+        self.0.events.hear(&self.0.context);
+    }
+
+    /// Whether the queue pair is in error and took its last request from a shared receive queue, as far as was [heard](Self::hear) since it
+    /// was asked for last.
+    pub(in super::super) fn has_ended(&self, qpn: u32) -> bool {
+        self.0.events.has_ended(qpn)
     }
 
     pub(in super::super) fn tag(&self) -> u32 {

@@ -4,6 +4,7 @@
 mod completions;
 mod detail;
 mod domain;
+mod events;
 mod failure;
 mod port;
 mod queue;
@@ -15,7 +16,7 @@ pub(super) use domain::{Buffer, Registered};
 pub use domain::{Domain, Memory, RemoteKey};
 pub(super) use failure::error;
 pub(super) use port::PortAddress;
-pub(super) use queue::{Full, Pair, SEND, What, Whose, read, write};
+pub(super) use queue::{Full, Pair, QueuePair, SEND, What, Whose, read, write};
 
 /// The name under which both appear where it is about devices and memory, not about endpoints.
 const NAME: &str = "verbs";

@@ -1,8 +1,11 @@
 //! A queue pair with the count of its requests.
 
-use barewire_verbs::{self as verbs, Data, Element, Operation, QueuePair, Remote, Request, SendFlags};
+use barewire_verbs::{self as verbs, Data, Element, LocalPoster, Operation, Remote, Request, SendFlags};
 
 use crate::error::Operation as Name;
+
+/// A queue pair that stays on its thread, as everything of an interface does.
+pub(in super::super) type QueuePair = verbs::QueuePair<LocalPoster>;
 
 /// In a request's number: it is a receive request.
 const RECEIVE: u64 = 1 << 31;
@@ -34,6 +37,12 @@ impl Whose {
             What::Receive((id & (RECEIVE - 1)) as u32)
         };
         Self { place: (id >> PLACE) as u32, what }
+    }
+
+    /// The number of the receive request with this buffer.
+    #[inline(always)]
+    pub(in super::super) fn receive(place: u32, buffer: u32) -> u64 {
+        u64::from(place) << PLACE | RECEIVE | u64::from(buffer)
     }
 }
 
@@ -250,6 +259,7 @@ mod tests {
     fn a_number_says_whose_it_is() {
         let id = 7_u64 << PLACE;
         assert_eq!(Whose::of(id | 0xffff), Whose { place: 7, what: What::Send(0xffff) });
+        assert_eq!(Whose::receive(7, 0x1_0001), id | RECEIVE | 0x1_0001);
         assert_eq!(Whose::of(id | RECEIVE | 0x1_0001), Whose { place: 7, what: What::Receive(0x1_0001) });
     }
 }

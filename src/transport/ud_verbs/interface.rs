@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use barewire_verbs::{Capacity, QueuePair, QueuePairKind, QueuePairOptions};
+use barewire_verbs::{Capacity, OneThread, QueuePairKind, QueuePairOptions};
 
 use super::address::{self, QueueAddress};
 use super::endpoint::Endpoint;
@@ -26,7 +26,7 @@ use crate::gate::Block;
 use crate::pending::Arbiter;
 use crate::random;
 use crate::status::{Post, Posted};
-use crate::transport::rdma::{Completions, Domain, Pair, Registered};
+use crate::transport::rdma::{Completions, Domain, Pair, QueuePair, Registered};
 use crate::transport::reliable::{Directory, Patience, TICK, Time};
 
 pub(super) struct Shared {
@@ -263,7 +263,8 @@ fn queue_pair(
         },
         signal_all: false,
     };
-    let make = |inline| QueuePair::new(domain.protection(), &options(inline));
+    let thread = OneThread::new(domain.context());
+    let make = |inline| thread.queue_pair(domain.protection(), &options(inline));
     let qp = make(INLINE).or_else(|_| make(0)).map_err(|e| domain.refused("create a queue pair", e))?;
     bring_up(&qp, domain.port().number).map_err(|e| domain.refused("bring a queue pair up", e))?;
     let inline = INLINE.min(qp.capacity().inline as usize);

@@ -6,15 +6,14 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use barewire_verbs::{
-    self as verbs, Access as Rights, AddressHandle, Data, Element, Initialize, Operation, QueuePair,
-    ReadyToSend,
+    self as verbs, Access as Rights, AddressHandle, Data, Element, Initialize, Operation, ReadyToSend,
 };
 
 use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
 use crate::active_message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
 use crate::error::{MemoryError, Operation as Name};
 use crate::pool::{Buffer, Lease, Pool};
-use crate::transport::rdma::{Completions, Domain, Full, Pair, Registered, Taken, What};
+use crate::transport::rdma::{Completions, Domain, Full, Pair, QueuePair, Registered, Taken, What};
 
 /// Where a receive buffer is: which block, and which buffer of it.
 const BLOCK: u32 = 16;
