@@ -86,9 +86,16 @@ fn endpoints_that_go_leave_their_buffers() {
         let inbox = collect(&pair.server.interface, 1);
         let interfaces = [pair.client.interface.clone(), pair.server.interface.clone()];
         for round in 0..40 {
-            // Those before may not be quite gone yet.
-            pair.until("room", || interfaces.iter().all(|interface| Endpoint::new(interface).is_ok()));
-            let [client, server] = more(&pair, 1).pop().unwrap();
+            let [client, server] = interfaces.clone().map(|interface| {
+                // Those before may not be quite gone yet.
+                let mut endpoint = None;
+                pair.until("room", || {
+                    endpoint = Endpoint::new(&interface).ok();
+                    endpoint.is_some()
+                });
+                Side { domain: pair.client.domain.clone(), interface, endpoint: endpoint.unwrap() }
+            });
+            connect(&client, &server);
             while client.endpoint.am_bcopy(2, |data| data.len().min(8000)).is_ok() {}
             if round % 2 == 0 {
                 // For which there is no handler.
