@@ -296,11 +296,10 @@ impl<A: Posts> QueuePair<A> {
     #[inline(always)]
     pub fn post(&self, request: &Request<'_>) -> Result<(), PostError> {
         let (qp, poster) = self.poster();
-        let post = request.post(poster)?;
+        // Either makes the library's request for itself, so that the first keeps it in registers.
         let posted = match poster.extended() {
-            Some(extended) => extended.post(&post),
-            // By value, so that the request is in memory here only.
-            None => qp.post(post),
+            Some(extended) => extended.post(&request.post(poster)?),
+            None => qp.post(request.post(poster)?),
         };
         posted.map_err(PostError::from_errno)
     }

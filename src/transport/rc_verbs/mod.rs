@@ -5,7 +5,7 @@
 //! completion queue has an entry for every request that the queue pairs of the interface can have outstanding.
 //!
 //! A request's number (`wr_id`) says whose it is and which: the endpoint's place in the upper half; in the lower one the count of the send
-//! request, or the buffer of the receive request.
+//! request and what it does, or the buffer of the receive request.
 //!
 //! On the wire an active message is a SEND with 4 bytes in front: the handler id and 3 reserved zeros.
 

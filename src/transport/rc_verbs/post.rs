@@ -4,6 +4,7 @@ use barewire_verbs::{self as verbs, Data, Element};
 
 use super::endpoint::Endpoint;
 use super::{AM_HEADER, BUFFER, DATA, MAX_ELEMENTS, SEGMENT};
+use crate::attributes::RmaLimits;
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
@@ -77,10 +78,21 @@ impl Endpoint {
         &self,
         name: Operation,
         operation: verbs::Operation<'_>,
-        elements: &[Element],
+        slices: &[Slice<'_>],
+        limits: &RmaLimits,
         completion: Option<&Completion>,
     ) -> Post {
-        let index = self.post(name, operation, Data::Elements(elements), completion.is_some())?;
+        self.0.gate.check()?;
+        // As a rule it is one, for which there need not be room for many.
+        let (mut one, mut many);
+        let local = if slices.len() == 1 {
+            one = [Element::new(0, 0, 0)];
+            self.elements(&mut one, slices, 1, limits.max_zcopy)?
+        } else {
+            many = no_elements();
+            self.elements(&mut many, slices, limits.max_iov, limits.max_zcopy)?
+        };
+        let index = self.post(name, operation, Data::Elements(local), completion.is_some())?;
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.clone()));
         }

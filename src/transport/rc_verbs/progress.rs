@@ -11,7 +11,7 @@ use super::receive::Receiver;
 use super::state::State;
 use crate::active_message::Running;
 use crate::gate::Block;
-use crate::transport::rdma::{Taken, What};
+use crate::transport::rdma::{Taken, What, Whose};
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
@@ -47,7 +47,7 @@ impl Progress {
                 let Some(state) = self.shared.peer(taken.place) else { return 1 };
                 match taken.outcome {
                     Ok(()) => state.complete(index),
-                    Err(failure) => state.fail_send(index, failure),
+                    Err(failure) => state.fail_send(index, Whose::name(taken.id), failure),
                 }
             }
         }

@@ -69,10 +69,8 @@ impl Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
-        let (limits, mut local) = (self.0.shared.attributes.put, no_elements());
-        let local = self.elements(&mut local, slices, limits.max_iov, limits.max_zcopy)?;
-        self.zcopy(Operation::Put, write(remote, key.0), local, completion)
+        let limits = &self.0.shared.attributes.put;
+        self.zcopy(Operation::Put, write(remote, key.0), slices, limits, completion)
     }
 
     /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
@@ -118,10 +116,8 @@ impl Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
-        let (limits, mut local) = (self.0.shared.attributes.get, no_elements());
-        let local = self.elements(&mut local, slices, limits.max_iov, limits.max_zcopy)?;
-        self.zcopy(Operation::Get, read(remote, key.0), local, completion)
+        let limits = &self.0.shared.attributes.get;
+        self.zcopy(Operation::Get, read(remote, key.0), slices, limits, completion)
     }
 
     /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are

@@ -179,7 +179,7 @@ impl State {
 
     /// Request `index` failed; what was before it succeeded, since a connection carries out its requests in order.
     #[cold]
-    pub(super) fn fail_send(&self, index: u16, failure: Failure) {
+    pub(super) fn fail_send(&self, index: u16, name: Operation, failure: Failure) {
         let unwinding = Unwinding { state: self, index };
         while let Some((entry, slot)) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
             self.finish(entry, slot, Ok(()));
@@ -188,7 +188,6 @@ impl State {
         if self.canceled.get() {
             error = OperationError::CANCELED;
         }
-        let name = self.with_pair(|pair| pair.name(index));
         let report = self.enter_failed(name, error);
         while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
             self.finish(entry, slot, Err(error));

@@ -30,6 +30,8 @@ pub(in super::super) struct Completions {
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Taken {
+    /// The request's number.
+    pub(in super::super) id: u64,
     /// The endpoint's place.
     pub(in super::super) place: u32,
     pub(in super::super) what: What,
@@ -71,6 +73,7 @@ impl Completions {
         // Nothing of ours sends with an immediate; the receive request is gone all the same.
         let is_message = completion.kind() == CompletionKind::Receive && completion.immediate().is_none();
         Some(Taken {
+            id: completion.id(),
             place,
             what,
             outcome: completion.outcome(),

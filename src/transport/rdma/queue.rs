@@ -9,8 +9,20 @@ pub(in super::super) type QueuePair = verbs::QueuePair<LocalPoster>;
 
 /// In a request's number: it is a receive request.
 const RECEIVE: u64 = 1 << 31;
-/// Where the endpoint's place is in it.
+/// Where the endpoint's place is in it, and of a send request what it is.
 const PLACE: u32 = 32;
+const NAME: u32 = 16;
+/// Operations by their number in a request's.
+const NAMES: [Name; 8] = [
+    Name::Put,
+    Name::Get,
+    Name::ActiveMessage,
+    Name::Atomic,
+    Name::Flush,
+    Name::Receive,
+    Name::Connect,
+    Name::Unnamed,
+];
 
 /// Whose completion it is, by the number of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +51,11 @@ impl Whose {
         Self { place: (id >> PLACE) as u32, what }
     }
 
+    /// What the send request with this number is.
+    pub(in super::super) fn name(id: u64) -> Name {
+        NAMES.get((id >> NAME) as usize & 0xff).copied().unwrap_or(Name::Unnamed)
+    }
+
     /// The number of the receive request with this buffer.
     #[inline(always)]
     pub(in super::super) fn receive(place: u32, buffer: u32) -> u64 {
@@ -61,11 +78,12 @@ pub(in super::super) struct Pair {
     first: u16,
     room: u32,
     posted: u64,
-    /// What each outstanding request is, by its count.
-    names: Box<[Name]>,
+    requests: u32,
     /// A completion is asked for at least every so many requests.
     period: u32,
     unsignaled: u32,
+    /// With fewer unsignaled than this, the next request needs nothing but what it is: no completion of ours, and no fence.
+    plain: u32,
     wants_completion: bool,
     fenced: bool,
 }
@@ -80,10 +98,11 @@ impl Pair {
             first: 0,
             room: requests,
             posted: 0,
-            names: vec![Name::Unnamed; requests as usize].into(),
+            requests,
             // Half a queue at most, so that room comes back in time.
             period: signal_every.clamp(1, requests / 2),
             unsignaled: 0,
+            plain: 0,
             wants_completion: false,
             fenced: false,
         }
@@ -105,26 +124,46 @@ impl Pair {
         if self.room == 0 {
             return Err(Full);
         }
-        let signal = completion || self.wants_completion || self.unsignaled + 1 >= self.period;
-        let mut flags = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
-        if self.fenced {
-            flags |= SendFlags::FENCE;
-        }
         let index = self.next;
-        let request = Request { id: self.place | u64::from(index), operation, data, flags };
-        if self.qp.post(&request).is_err() {
-            return Err(Full);
-        }
-        let at = usize::from(index) & (self.names.len() - 1);
-        if let Some(place) = self.names.get_mut(at) {
-            *place = name;
-        }
-        (self.wants_completion, self.fenced) = (false, false);
-        self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
+        let id = self.place | (name as u64) << NAME | u64::from(index);
+        // Noted first, so that nothing has to be remembered while it is posted.
         self.next = index.wrapping_add(1);
         self.room -= 1;
         self.posted += 1;
+        let flags = if !completion && self.unsignaled < self.plain {
+            self.unsignaled += 1;
+            SendFlags::empty()
+        } else {
+            let signal = completion || self.wants_completion || self.unsignaled + 1 >= self.period;
+            let mut flags = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
+            flags.set(SendFlags::FENCE, self.fenced);
+            self.note(flags);
+            flags
+        };
+        if self.qp.post(&Request { id, operation, data, flags }).is_err() {
+            self.take_back();
+            return Err(Full);
+        }
         Ok(index)
+    }
+
+    /// The last request was not posted after all. Whether it was to have a completion or a fence is not known any more: the next has both.
+    #[cold]
+    #[inline(never)]
+    fn take_back(&mut self) {
+        self.next = self.next.wrapping_sub(1);
+        self.room += 1;
+        self.posted -= 1;
+        self.unsignaled = self.unsignaled.max(1);
+        (self.wants_completion, self.fenced, self.plain) = (true, true, 0);
+    }
+
+    /// A request with these flags was posted.
+    #[inline(always)]
+    fn note(&mut self, flags: SendFlags) {
+        self.unsignaled = if flags.contains(SendFlags::SIGNALED) { 0 } else { self.unsignaled + 1 };
+        (self.wants_completion, self.fenced) = (false, false);
+        self.plain = self.period - 1;
     }
 
     /// Posts a list with one doorbell. There is room for it. Answers the count of the last one, which gives a completion if that is asked for.
@@ -141,7 +180,7 @@ impl Pair {
             unsignaled = if signal { 0 } else { unsignaled + 1 };
             let mut flags = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
             flags.set(SendFlags::FENCE, at == 0 && self.fenced);
-            let id = self.place | u64::from(self.next.wrapping_add(at as u16));
+            let id = self.place | (name as u64) << NAME | u64::from(self.next.wrapping_add(at as u16));
             Request { id, operation, data: Data::Elements(elements), flags }
         };
         let requests: Vec<_> = list.iter().enumerate().map(request).collect();
@@ -150,13 +189,7 @@ impl Pair {
         }
         let posted = self.qp.post_all(&requests).map_or_else(|(posted, _)| posted, |()| requests.len());
         for request in &requests[..posted] {
-            let at = request.id as usize & (self.names.len() - 1);
-            if let Some(place) = self.names.get_mut(at) {
-                *place = name;
-            }
-            let signal = request.flags.contains(SendFlags::SIGNALED);
-            self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
-            (self.wants_completion, self.fenced) = (false, false);
+            self.note(request.flags);
         }
         self.next = self.next.wrapping_add(posted as u16);
         self.room -= posted as u32;
@@ -194,11 +227,13 @@ impl Pair {
     /// The next one gives a completion.
     pub(in super::super) fn request_completion(&mut self) {
         self.wants_completion = true;
+        self.plain = 0;
     }
 
     /// The next one waits for reads and atomics before it.
     pub(in super::super) fn fence(&mut self) {
         self.fenced = !self.is_idle();
+        self.plain = 0;
     }
 
     /// Everything up to this one is done, and its room free.
@@ -206,7 +241,7 @@ impl Pair {
     pub(in super::super) fn reap(&mut self, index: u16) {
         let done = index.wrapping_add(1).wrapping_sub(self.first);
         // A completion that is told twice is none.
-        if u32::from(done) <= self.names.len() as u32 - self.room {
+        if u32::from(done) <= self.requests - self.room {
             self.first = index.wrapping_add(1);
             self.room += u32::from(done);
         }
@@ -218,15 +253,9 @@ impl Pair {
         index.wrapping_sub(self.first) >= outstanding
     }
 
-    /// What the request of this count is.
-    pub(in super::super) fn name(&self, index: u16) -> Name {
-        let at = usize::from(index) & (self.names.len() - 1);
-        self.names.get(at).copied().unwrap_or(Name::Unnamed)
-    }
-
     /// The queue pair was reset: nothing is outstanding.
     pub(in super::super) fn forget(&mut self) {
-        (self.first, self.room, self.unsignaled) = (self.next, self.names.len() as u32, 0);
+        (self.first, self.room, self.unsignaled) = (self.next, self.requests, 0);
     }
 
     /// Posts a receive request for a buffer.
@@ -259,6 +288,13 @@ mod tests {
     fn a_number_says_whose_it_is() {
         let id = 7_u64 << PLACE;
         assert_eq!(Whose::of(id | 0xffff), Whose { place: 7, what: What::Send(0xffff) });
+        for name in NAMES {
+            assert_eq!(Whose::name(id | (name as u64) << NAME | 0xffff), name);
+        }
+        assert_eq!(
+            Whose::of(id | (Name::Unnamed as u64) << NAME | 3),
+            Whose { place: 7, what: What::Send(3) }
+        );
         assert_eq!(Whose::receive(7, 0x1_0001), id | RECEIVE | 0x1_0001);
         assert_eq!(Whose::of(id | RECEIVE | 0x1_0001), Whose { place: 7, what: What::Receive(0x1_0001) });
     }
