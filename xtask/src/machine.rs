@@ -40,6 +40,11 @@ pub(crate) fn tests_over_verbs(runner: Runner) -> Invocation {
         .environment("BAREWIRE_TEST_TRANSPORT", "rc_verbs")
 }
 
+/// The same where each endpoint has a receive queue of its own: every behaviour once more.
+pub(crate) fn tests_without_sharing(tests: Invocation) -> Invocation {
+    tests.environment("BAREWIRE_SHARED_RECEIVE_QUEUE", "no").with(&["--", "rc_verbs"])
+}
+
 /// What happens to packets of datagrams on a bad wire.
 const FAULTS: &str = "drop=0.02,duplicate=0.02,reorder=0.02,seed=7";
 

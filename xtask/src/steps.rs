@@ -102,6 +102,9 @@ fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
         }
         let work = Work::Machine(runner, machine::tests_over_verbs(runner).with(features), "verbs");
         steps.push(Step { name: "mlx5_0, by verbs", deadline: Duration::from_mins(15), work });
+        let tests = machine::tests_without_sharing(machine::tests_over_verbs(runner).with(features));
+        let (name, work) = ("mlx5_0, no shared receive queue", Work::Machine(runner, tests, "verbs"));
+        steps.push(Step { name, deadline: Duration::from_mins(15), work });
         for (name, lossy) in [("mlx5_0, by datagrams", false), ("mlx5_0, by datagrams that get lost", true)] {
             let tests = machine::tests_over_verbs(runner).with(features);
             let work = Work::Machine(runner, machine::tests_over_datagrams(tests, lossy), "verbs");
