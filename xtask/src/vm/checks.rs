@@ -63,7 +63,7 @@ for tests in $TESTS; do $tests --ignored --test-threads=1; done
 /// The tests of the transport API that are about operations, over `rc_verbs`.
 const TRANSPORT: &str = "\
 export BAREWIRE_TEST_TRANSPORT=rc_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
-$TRANSPORT remote_errors:: --test-threads=1
+$TRANSPORT remote_errors:: rc_verbs:: --test-threads=1
 for behaviours in messages:: rma:: atomics:: ordering:: lists:: closing::; do
     $CONFORMANCE $behaviours --test-threads=1
 done
