@@ -1,4 +1,4 @@
-//! Endpoints as handles: several name one state, and the last one to go closes it.
+//! Handles: endpoints, of which several name one state, and the last one to go closes it; interfaces, and their handlers.
 
 /// What is the same for every `Endpoint` that is a handle to an `Rc<State>`: why it failed, requests that wait, cloning, dropping and showing it.
 /// `State` has `gate`, `pending`, `handles`, `error` and `may_wait`; its `shared` has `arbiter`, `call_attention` and `close_endpoint`. `own` is the
@@ -80,3 +80,36 @@ macro_rules! endpoint_handle {
     };
 }
 pub(crate) use endpoint_handle;
+
+/// The handlers of an `Interface` that is a handle to an `Rc<Shared>` with `handlers` and `call_attention`.
+macro_rules! interface_handlers {
+    () => {
+        impl Interface {
+            /// Sets the handler of active messages `id`, replacing an older one with the next progress. It runs inside progress and may post.
+            ///
+            /// # Errors
+            /// [`HandlerError::UnknownHandlerId`](crate::HandlerError::UnknownHandlerId) if `id` is 32 or more,
+            /// [`HandlerError::Closed`](crate::HandlerError::Closed).
+            pub fn set_handler(
+                &self,
+                id: u8,
+                handler: impl FnMut($crate::Message<'_>) + 'static,
+            ) -> Result<(), $crate::HandlerError> {
+                self.0.handlers.set(id, Box::new(handler))?;
+                self.0.call_attention();
+                Ok(())
+            }
+
+            /// Sets the handler that is called once for each endpoint that fails, and over `shm` for each sender that breaks the rules.
+            pub fn set_error_handler(&self, handler: impl FnMut(&$crate::EndpointError) + 'static) {
+                self.0.handlers.set_error(Box::new(handler));
+            }
+
+            /// Messages that came for an id without handler, or that are none of this transport's, and were dropped.
+            pub fn unhandled(&self) -> u64 {
+                self.0.handlers.unhandled()
+            }
+        }
+    };
+}
+pub(crate) use interface_handlers;

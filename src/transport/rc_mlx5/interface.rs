@@ -16,13 +16,13 @@ use super::progress::Progress;
 use super::receive::Receiver;
 use super::state::{Parts, State};
 use super::{BUFFER, MAX_ZCOPY, NAME};
-use crate::active_message::{Handlers, Message};
+use crate::active_message::Handlers;
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::{Attributes, Flags};
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
-use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::error::{OpenError, PostError};
 use crate::event::EventError;
 use crate::gate::Block;
 use crate::memory::Access;
@@ -68,6 +68,8 @@ pub(super) struct Shared {
 /// A handle to an open interface; cloning gives another handle to the same one.
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
+
+crate::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface.
@@ -130,30 +132,6 @@ impl Interface {
     /// Says nothing: endpoints connect to endpoints.
     pub fn address(&self) -> InterfaceAddress {
         address::interface()
-    }
-
-    /// Sets the handler of active messages `id`, replacing an older one with the next progress. It runs inside progress and may post.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
-    pub fn set_handler(
-        &self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        self.0.handlers.set(id, Box::new(handler))?;
-        self.0.call_attention();
-        Ok(())
-    }
-
-    /// Sets the handler that is called once for each endpoint that fails.
-    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
-        self.0.handlers.set_error(Box::new(handler));
-    }
-
-    /// Messages that came for an id without handler, or without an id, and were dropped.
-    pub fn unhandled(&self) -> u64 {
-        self.0.handlers.unhandled()
     }
 
     /// What all endpoints of the interface did so far, also those that are gone.

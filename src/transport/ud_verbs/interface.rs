@@ -14,13 +14,13 @@ use super::progress::Progress;
 use super::socket::{Socket, bring_up};
 use super::state::State;
 use super::{BUFFER, INLINE, MAX_MTU, NAME};
-use crate::active_message::{Handlers, Message};
+use crate::active_message::Handlers;
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
-use crate::error::{Cause, EndpointError, HandlerError, OpenError, Operation, PostError};
+use crate::error::{Cause, OpenError, Operation, PostError};
 use crate::event::EventError;
 use crate::gate::Block;
 use crate::pending::Arbiter;
@@ -64,6 +64,8 @@ pub(super) struct Shared {
 /// A handle to an open interface; cloning gives another handle to the same one.
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
+
+crate::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface.
@@ -120,30 +122,6 @@ impl Interface {
     /// The interface's queue pair.
     pub fn address(&self) -> InterfaceAddress {
         self.0.own.pack()
-    }
-
-    /// Sets the handler of active messages `id`, replacing an older one with the next progress. It runs inside progress and may post.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
-    pub fn set_handler(
-        &self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        self.0.handlers.set(id, Box::new(handler))?;
-        self.0.call_attention();
-        Ok(())
-    }
-
-    /// Sets the handler that is called once for each endpoint that fails.
-    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
-        self.0.handlers.set_error(Box::new(handler));
-    }
-
-    /// Packets that came for an id without handler, or that are none of this transport's, and were dropped.
-    pub fn unhandled(&self) -> u64 {
-        self.0.handlers.unhandled()
     }
 
     /// What all endpoints of the interface did so far, also those that are gone.
