@@ -107,11 +107,10 @@ fn programs() -> Result<Programs, Failure> {
 
 /// The one of this name, behind which tests have a hash.
 fn program(built: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
+    let is_hash = |text: &str| text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     let is_it = |path: &&PathBuf| {
-        let rest = file_name(path).strip_prefix(name).map(str::to_owned);
-        rest.is_some_and(|rest| {
-            rest.is_empty() || rest.strip_prefix('-').is_some_and(|hash| !hash.contains('-'))
-        })
+        let found = file_name(path);
+        found == name || found.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')).is_some_and(is_hash)
     };
     let found = built.iter().find(is_it).cloned();
     found.ok_or_else(|| Failure::Found(format!("cargo made no {name}, but {built:?}")))
