@@ -103,7 +103,7 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
         | Flags::INTER_NODE;
     let am_short = grants.inline.saturating_sub(AM_HEADER + SHORT_HEADER);
     flags.set(Flags::PUT_SHORT, grants.inline > 0);
-    flags.set(Flags::AM_SHORT, am_short > 0);
+    flags.set(Flags::AM_SHORT | Flags::AM_SHORT_IOV, am_short > 0);
     flags.set(Flags::ATOMIC_DEVICE, grants.atomics);
     Attributes {
         put: RmaLimits { max_short: grants.inline, ..rma },
