@@ -1,9 +1,10 @@
-//! docs/CONFORMANCE.md: which transport shows which behaviour, from what the suite itself reports.
+//! docs/CONFORMANCE.md and the summary in README.md: which transport shows which behaviour, from what the suite itself reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,6 +14,10 @@ use crate::process::{self, Failure, Invocation, Output};
 
 const DEADLINE: Duration = Duration::from_mins(20);
 const TABLE: &str = "docs/CONFORMANCE.md";
+const README: &str = "README.md";
+/// What is around the summary in the README.
+const MARKS: [&str; 2] =
+    ["<!-- written by cargo xtask conformance -->\n", "<!-- end of what is written -->\n"];
 
 /// UCX's tests that show a behaviour, by number (../shared/reference/ucx.md, section 6.3).
 const ROWS: [(u8, &str); 22] = [
@@ -51,8 +56,8 @@ completions and doorbell records are the driver's: `mlx5/tests`), and of row 25 
 pub(crate) fn conformance(install: Install) -> ExitCode {
     process::watch_signals();
     match packages::install(install, &packages::ALL, DEADLINE).and_then(|()| write()) {
-        Ok(path) => {
-            println!("wrote {}", path.display());
+        Ok(()) => {
+            println!("wrote {TABLE} and the summary in {README}");
             ExitCode::SUCCESS
         }
         Err(failure) => {
@@ -62,7 +67,7 @@ pub(crate) fn conformance(install: Install) -> ExitCode {
     }
 }
 
-fn write() -> Result<PathBuf, Failure> {
+fn write() -> Result<(), Failure> {
     let report = std::env::temp_dir().join(format!("barewire-conformance-{}", std::process::id()));
     let verbs = packages::left_out(&[&packages::VERBS]).is_empty();
     let features: &[&str] = if verbs { &["--all-features"] } else { &[] };
@@ -90,25 +95,67 @@ fn write() -> Result<PathBuf, Failure> {
     let lines = fs::read_to_string(&report)
         .map_err(|error| Failure::Found(format!("{}: {error}", report.display())))?;
     let _ = fs::remove_file(&report);
-    let path = Path::new(process::repository()).join(TABLE);
-    let written =
-        path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, table(&lines)));
-    written.map_err(|error| Failure::Found(format!("{}: {error}", path.display())))?;
-    Ok(path)
+    let report = Report::of(&lines);
+    let file = |name: &str| Path::new(process::repository()).join(name);
+    let failed = |name: &'static str| move |error: io::Error| Failure::Found(format!("{name}: {error}"));
+    fs::write(file(TABLE), table(&report)).map_err(failed(TABLE))?;
+    let readme = fs::read_to_string(file(README)).map_err(failed(README))?;
+    let readme = with_summary(&readme, &summary(&report))
+        .ok_or_else(|| Failure::Found(format!("{README} has no place for the summary: {MARKS:?}")))?;
+    fs::write(file(README), readme).map_err(failed(README))
 }
 
-/// The table of lines `place <tab> row <tab> behaviour <tab> result`.
-fn table(lines: &str) -> String {
-    let mut places: Vec<&str> = Vec::new();
-    let mut results: BTreeMap<(u8, &str), BTreeMap<&str, &str>> = BTreeMap::new();
-    for line in lines.lines() {
-        let [place, row, behaviour, result] = line.split('\t').collect::<Vec<_>>()[..] else { continue };
-        let place = place.trim();
-        if !places.contains(&place) {
-            places.push(place);
+/// What the suite said: by row and behaviour, the result at each place.
+struct Report<'a> {
+    /// In the order of the runs.
+    places: Vec<&'a str>,
+    results: BTreeMap<(u8, &'a str), BTreeMap<&'a str, &'a str>>,
+}
+
+impl<'a> Report<'a> {
+    /// Of lines `place <tab> row <tab> behaviour <tab> result`.
+    fn of(lines: &'a str) -> Self {
+        let (mut places, mut results) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
+        for line in lines.lines() {
+            let [place, row, behaviour, result] = line.split('\t').collect::<Vec<_>>()[..] else { continue };
+            let place = place.trim();
+            if !places.contains(&place) {
+                places.push(place);
+            }
+            results.entry((row.parse().unwrap_or(0), behaviour)).or_default().insert(place, result);
         }
-        results.entry((row.parse().unwrap_or(0), behaviour)).or_default().insert(place, result);
+        Self { places, results }
     }
+}
+
+/// A line for each place: how many behaviours were seen there, and for want of what the others are left out.
+fn summary(Report { places, results }: &Report<'_>) -> String {
+    let mut text =
+        String::from("| transport and device | behaviours seen | failed | it lacks |\n|---|---:|---:|---|\n");
+    for place in places {
+        let cells: Vec<&str> = results.values().filter_map(|cells| cells.get(place).copied()).collect();
+        let seen = cells.iter().filter(|cell| **cell == "yes").count();
+        let lacks: BTreeSet<&str> = cells
+            .iter()
+            .filter_map(|cell| cell.strip_prefix("no "))
+            .flat_map(|all| all.split(", "))
+            .collect();
+        let left_out = cells.iter().filter(|cell| cell.starts_with("no ")).count();
+        let (all, failed) = (cells.len(), cells.len() - seen - left_out);
+        let lacks = Vec::from_iter(lacks).join(", ");
+        let _ = writeln!(text, "| `{place}` | {seen} of {all} | {failed} | {lacks} |");
+    }
+    text
+}
+
+/// The text with this between the marks; `None` if it has none.
+fn with_summary(text: &str, summary: &str) -> Option<String> {
+    let (before, rest) = text.split_once(MARKS[0])?;
+    let (_, behind) = rest.split_once(MARKS[1])?;
+    Some([before, MARKS[0], summary, MARKS[1], behind].concat())
+}
+
+fn table(Report { places, results }: &Report<'_>) -> String {
     let mut text = String::from(
         "# What every transport shows\n\nWritten by `cargo xtask conformance` from the suite in `tests/conformance`: each behaviour is one \
          test, run over every\ntransport and device of this machine (devices named `mlx5_0` are the software HCA behind Debian's libibverbs \
@@ -157,10 +204,16 @@ mod tests {
     #[test]
     fn the_table_has_a_cell_for_each_result() {
         let lines = "shm\t1\tput_short\tyes\ncma\t1\tput_short\tno put_short\ncma\t0\tmemory\tFAILED\n";
-        let text = table(lines);
+        let report = Report::of(lines);
+        let text = table(&report);
         assert!(text.contains("- a: no put_short\n"), "{text}");
         assert!(text.contains("| behaviour | shm | cma |\n"), "{text}");
         assert!(text.contains("| put short | yes | a |\n"), "{text}");
         assert!(text.contains("| memory | - | **FAILED** |\n"), "{text}");
+        let text =
+            with_summary(&["a\n", MARKS[0], "old\n", MARKS[1], "b"].concat(), &summary(&report)).unwrap();
+        assert!(text.contains("| `shm` | 1 of 1 | 0 |  |\n| `cma` | 0 of 2 | 1 | put_short |\n"), "{text}");
+        assert!(text.starts_with("a\n") && text.ends_with('b') && !text.contains("old"), "{text}");
+        assert_eq!(with_summary("a", ""), None);
     }
 }
