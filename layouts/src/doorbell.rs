@@ -1,6 +1,7 @@
 //! Doorbell records and the user access region (UAR) page.
 //!
-//! Sources: mlx5dv.h (`struct mlx5dv_qp`, `struct mlx5dv_cq`), PRM 'UAR Page Format' and 'Doorbell Record'.
+//! Sources: mlx5dv.h (`struct mlx5dv_qp`, `struct mlx5dv_cq`), PRM 'UAR Page Format' and 'Doorbell
+//! Record'.
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,15 +14,17 @@ pub const UAR_PAGE: usize = 4096;
 pub const CQ_DOORBELL_OFFSET: usize = 0x20;
 /// Offset of the EQ doorbell that arms, in a UAR page (mlx5 eq.c: `MLX5_EQ_DOORBEL_OFFSET`).
 pub const EQ_ARM_OFFSET: usize = 0x40;
-/// Offset of the EQ doorbell that only tells the consumer counter.
+/// Offset of the EQ doorbell that only updates the consumer counter.
 pub const EQ_CONSUMER_OFFSET: usize = 0x48;
 /// Offset of the first BlueFlame register in a UAR page.
 pub const BLUEFLAME_OFFSET: usize = 0x800;
 /// Distance between the BlueFlame registers of a page.
 pub const BLUEFLAME_STRIDE: usize = 0x200;
-/// Bytes of one half of a BlueFlame register. The two halves are written in turns; XOR with this flips between them.
+/// Bytes of one half of a BlueFlame register. The two halves are written in turns; XOR with this
+/// flips between them.
 pub const BLUEFLAME_HALF: usize = 0x100;
-/// BlueFlame registers of a page that any queue may use (the last two of the four slots are the fast-path ones).
+/// BlueFlame registers of a page that any queue may use (the last two of the four slots are the
+/// fast-path ones).
 pub const BLUEFLAME_REGISTERS: usize = 2;
 
 /// The doorbell record of a queue pair: software's producer counters, in host memory.
@@ -48,7 +51,8 @@ pub struct CqDoorbellRecord {
     pub arm: Be32,
 }
 
-/// What arms a completion queue: the value of [`CqDoorbellRecord::arm`] and the high word of [`CqDoorbell`].
+/// What arms a completion queue: the value of [`CqDoorbellRecord::arm`] and the high word of
+/// [`CqDoorbell`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqArm {
     /// Counts the events that were asked for, modulo 4.
@@ -89,7 +93,8 @@ impl CqDoorbell {
     }
 }
 
-/// The 4 bytes written at [`EQ_ARM_OFFSET`] or [`EQ_CONSUMER_OFFSET`]: event queue number (8 bits), EQEs consumed modulo 2^24.
+/// The 4 bytes written at [`EQ_ARM_OFFSET`] or [`EQ_CONSUMER_OFFSET`]: event queue number (8 bits),
+/// EQEs consumed modulo 2^24.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

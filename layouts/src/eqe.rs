@@ -1,7 +1,7 @@
 //! Event queue entries (EQEs).
 //!
-//! Sources: linux device.h `struct mlx5_eqe`, `union ev_data`, `enum mlx5_event`; eq.c for the owner bit, which is the lap's parity as
-//! in a completion queue.
+//! Sources: linux device.h `struct mlx5_eqe`, `union ev_data`, `enum mlx5_event`; eq.c for the
+//! owner bit, which is the lap's parity as in a completion queue.
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
@@ -27,7 +27,7 @@ pub enum EventType {
     SendQueueDrained = 0x03,
     /// A completion queue is in error: see [`CqErrorSyndrome`].
     CqError = 0x04,
-    /// A queue pair failed in a way that no completion can tell.
+    /// A queue pair failed in a way that no completion can report.
     WqCatastrophic = 0x05,
     /// The device failed.
     InternalError = 0x08,
@@ -68,7 +68,7 @@ impl EventType {
         Self::DctKeyViolation,
     ];
 
-    /// Decodes the type byte; `None` for one that this crate does not know.
+    /// Decodes the type byte; returns `None` for an unknown type.
     pub const fn from_bits(bits: u8) -> Option<Self> {
         let mut at = 0;
         while at < Self::ALL.len() {
@@ -80,13 +80,15 @@ impl EventType {
         None
     }
 
-    /// Its bit in an event queue's mask; all known types are in the first of the mask's four words.
+    /// Returns its bit in an event queue's mask. All known types are in the first of the mask's
+    /// four words.
     pub const fn mask(self) -> u64 {
         1 << self as u8
     }
 }
 
-/// What happened to a port: the sub-type of [`EventType::PortChange`] (mlx5 device.h: `MLX5_PORT_CHANGE_SUBTYPE_*`).
+/// What happened to a port: the sub-type of [`EventType::PortChange`] (mlx5 device.h:
+/// `MLX5_PORT_CHANGE_SUBTYPE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PortChange {
@@ -96,7 +98,8 @@ pub enum PortChange {
     Active = 4,
 }
 
-/// Why a completion queue is in error (mlx4 and mlx5 drivers print the number; PRM, CQ error event).
+/// Why a completion queue is in error (mlx4 and mlx5 drivers print the number; PRM, CQ error
+/// event).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CqErrorSyndrome {
@@ -120,7 +123,7 @@ pub struct Eqe {
     pub sub_type: u8,
     /// Reserved.
     pub reserved_4: [u8; 28],
-    /// What the type makes of it.
+    /// Data, depending on the type.
     pub data: [Be32; 7],
     /// Reserved.
     pub reserved_60: [u8; 2],
@@ -159,7 +162,8 @@ impl Eqe {
         Self::new(EventType::Completion, 0, Self::last(cqn))
     }
 
-    /// Something happened to queue pair or shared receive queue `number` (`struct mlx5_eqe_qp_srq`; its type is 0, a queue pair's).
+    /// Something happened to queue pair or shared receive queue `number` (`struct mlx5_eqe_qp_srq`;
+    /// its type is 0, a queue pair's).
     pub const fn queue(event_type: EventType, number: u32) -> Self {
         Self::new(event_type, 0, Self::last(number))
     }
@@ -172,7 +176,8 @@ impl Eqe {
         Self::new(EventType::CqError, 0, data)
     }
 
-    /// Port `port` (from 1) changed (`struct mlx5_eqe_port_state`: the number is in the high half of its byte).
+    /// Port `port` (from 1) changed (`struct mlx5_eqe_port_state`: the number is in the high half
+    /// of its byte).
     pub const fn port(change: PortChange, port: u8) -> Self {
         let mut data = [Be32::ZERO; 7];
         data[2] = Be32::new((port as u32) << 28);

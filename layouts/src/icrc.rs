@@ -1,7 +1,8 @@
 //! The invariant CRC of RoCEv2 packets (IBTA annex A17.3.3, 'ICRC').
 //!
-//! It covers the IP and UDP headers, the transport headers, the payload and its padding. Fields that a router may change are
-//! taken as all ones, and a local route header of all ones, which is not sent, goes first.
+//! It covers the IP and UDP headers, the transport headers, the payload and its padding. Fields
+//! that a router may change are taken as all ones, and a local route header of all ones, which is
+//! not sent, goes first.
 
 /// Bytes of the CRC, the last of a packet.
 pub const ICRC_BYTES: usize = 4;
@@ -17,13 +18,14 @@ const BTH_VARIANT: usize = 4;
 const IDENTIFICATION_END: usize = 6;
 const DONT_FRAGMENT: u8 = 0x40;
 const UDP: u8 = 17;
-/// Of the Ethernet CRC, its lowest term in the highest bit.
+/// The polynomial of the Ethernet CRC, lowest term in the highest bit.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// The four bytes that end a packet from `source` to `destination`.
+/// Returns the four bytes that end a packet from `source` to `destination`.
 ///
-/// `transport` is the UDP payload up to the CRC: base transport header (BTH), extended headers, payload and padding. The IP
-/// header has no options, identification 0 and 'do not fragment', as Linux sends from a socket with path MTU discovery on.
+/// `transport` is the UDP payload up to the CRC: base transport header (BTH), extended headers,
+/// payload and padding. The IP header has no options, identification 0 and 'do not fragment', as
+/// Linux sends from a socket with path MTU discovery on.
 ///
 /// ```
 /// use barewire_layouts::icrc::{ICRC_BYTES, icrc_ipv4};
@@ -42,10 +44,12 @@ pub fn icrc_ipv4(
     icrc_identified(0, source, destination, udp_source, udp_destination, transport)
 }
 
-/// The identification of the datagram that brought `transport` and `icrc`, for who received it from a socket, which does not show it;
-/// `None` if the CRC is right under none. The other arguments are those of [`icrc_ipv4`].
+/// Returns the IP identification of the datagram that carried `transport` and `icrc`, which a
+/// socket does not report, or `None` if the CRC matches none. The other arguments are those of
+/// [`icrc_ipv4`].
 ///
-/// Soft-RoCE and hardware number their datagrams. The check is weaker by those 16 bits: of corrupted packets one in 65 536 passes.
+/// Soft-RoCE and hardware set the identification. The check is weaker by these 16 bits: one in 65
+/// 536 corrupted packets passes.
 pub fn identification_ipv4(
     source: [u8; 4],
     destination: [u8; 4],
@@ -55,8 +59,9 @@ pub fn identification_ipv4(
     icrc: [u8; ICRC_BYTES],
 ) -> Option<u16> {
     let numbered_zero = icrc_ipv4(source, destination, udp_source, udp_destination, transport);
-    // A CRC is linear: what is left is the CRC of the identification with zeros in place of all other bytes. Those before it leave no
-    // trace, those behind it can be taken back, one division step at a time.
+    // A CRC is linear, so the difference is the CRC of the identification with zeros in place of
+    // all other bytes. Zeros before it have no effect; those after it are undone one division step
+    // at a time.
     let difference = u32::from_le_bytes(icrc) ^ u32::from_le_bytes(numbered_zero);
     let behind = IPV4_HEADER - IDENTIFICATION_END + UDP_HEADER + transport.len();
     let [high, low, 0, 0] = (0..behind + 2).fold(difference, |crc, _| before_zero(crc)).to_le_bytes() else {
@@ -65,12 +70,12 @@ pub fn identification_ipv4(
     Some(u16::from_be_bytes([high, low]))
 }
 
-/// The state of the CRC register from which a byte of zero makes `crc`.
+/// Returns the state of the CRC register that a zero byte turns into `crc`.
 fn before_zero(crc: u32) -> u32 {
     BEFORE_ZERO[(crc >> 24) as usize] ^ crc << 8
 }
 
-/// For each highest byte of the register, what eight steps back make of it.
+/// The effect of eight inverse steps, by the register's highest byte.
 static BEFORE_ZERO: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -108,7 +113,8 @@ fn icrc_identified(
     icrc(&ip, udp_source, udp_destination, transport)
 }
 
-/// [`icrc_ipv4`] of a datagram over IPv6: traffic class, flow label and hop limit are what routers may change.
+/// [`icrc_ipv4`] of a datagram over IPv6: traffic class, flow label and hop limit are what routers
+/// may change.
 pub fn icrc_ipv6(
     source: [u8; 16],
     destination: [u8; 16],
@@ -203,7 +209,8 @@ mod tests {
 
     #[test]
     fn agrees_with_hardware() {
-        // A congestion notification that a ConnectX-4 Lx sent, as captured for Scapy's RoCE tests: identification 0x718c.
+        // A congestion notification that a ConnectX-4 Lx sent, as captured for Scapy's RoCE tests:
+        // identification 0x718c.
         let mut transport = [0; 28];
         transport[..12].copy_from_slice(&[0x81, 0, 0xff, 0xff, 0x40, 0, 0x01, 0x18, 0, 0, 0, 0]);
         let got = icrc_identified(0x718c, [10, 0, 17, 1], [10, 0, 18, 1], 0, 4791, &transport);
@@ -228,7 +235,8 @@ mod tests {
 
     #[test]
     fn the_identification_of_soft_roce_is_found() {
-        // An acknowledgment as rdma_rxe of Linux 6.1 sent it, with identification 0x473f in its IP header.
+        // An acknowledgment as rdma_rxe of Linux 6.1 sent it, with identification 0x473f in its IP
+        // header.
         let transport = [0x11, 0, 0xff, 0xff, 0, 0, 0, 0x40, 0, 0xff, 0xff, 0x80, 0x1f, 0, 0, 1];
         let icrc = [0x1d, 0xd3, 0x2b, 0xc8];
         let found = identification_ipv4([10, 98, 0, 1], [10, 98, 0, 2], 0xc440, 4791, &transport, icrc);

@@ -1,8 +1,8 @@
-//! Byte layouts, and nothing else: what an mlx5 device reads and writes in host memory, the PRM commands that set it up, and the
-//! RoCEv2 packets that it sends.
+//! Byte layouts, and nothing else: what an mlx5 device reads and writes in host memory, the PRM
+//! commands that set it up, and the RoCEv2 packets that it sends.
 //!
-//! Every type is plain bytes with big-endian fields; sizes and offsets are asserted at compile time. The crate has no
-//! `unsafe`, no standard library and no opinion on where the bytes live.
+//! Every type is plain bytes with big-endian fields; sizes and offsets are asserted at compile
+//! time. The crate has no `unsafe`, no standard library and no opinion on where the bytes live.
 #![no_std]
 #![deny(unsafe_code)]
 

@@ -1,6 +1,8 @@
-//! What a device can do: QUERY_HCA_CAP (mlx5_ifc.h: `query_hca_cap_*`, `cmd_hca_cap`, `atomic_caps`, `roce_cap`).
+//! What a device can do: QUERY_HCA_CAP (mlx5_ifc.h: `query_hca_cap_*`, `cmd_hca_cap`,
+//! `atomic_caps`, `roce_cap`).
 //!
-//! Only the fields that barewire reads or answers are named. The rest of a page is zero, which means 'not supported'.
+//! Only the fields that barewire reads or writes are named. The rest of a page is zero, which means
+//! 'not supported'.
 
 use super::requests;
 use crate::prm::{Field, Nested, field_enum, layouts};
@@ -9,7 +11,8 @@ use crate::prm::{Field, Nested, field_enum, layouts};
 const PAGE: usize = 4096;
 
 field_enum! {
-    /// Which page (mlx5 device.h: `MLX5_CAP_*`); goes into the command's `op_mod` through [`op_mod`].
+    /// Which page (mlx5 device.h: `MLX5_CAP_*`); goes into the command's `op_mod` through
+    /// [`op_mod`].
     CapabilityPage: u16, "capability page" {
         /// The device in general: [`HcaCap`].
         General = 0x0, "general";
@@ -58,7 +61,7 @@ pub const fn op_mod(page: CapabilityPage, mode: CapabilityMode) -> u16 {
 }
 
 layouts! {
-    /// Asks for a page; which one is in the header's `op_mod`.
+    /// Queries a page; which one is in the header's `op_mod`.
     QueryHcaCapIn: 16, "query_hca_cap_in";
     /// The page.
     QueryHcaCapOut: 16 + PAGE, "query_hca_cap_out";
@@ -82,13 +85,13 @@ impl QueryHcaCapIn {
 }
 
 impl QueryHcaCapOut {
-    /// The answer to [`CapabilityPage::General`].
+    /// Output for [`CapabilityPage::General`].
     pub const GENERAL: Nested<Self, HcaCap> = Nested::new(0x80);
-    /// The answer to [`CapabilityPage::Atomic`].
+    /// Output for [`CapabilityPage::Atomic`].
     pub const ATOMIC: Nested<Self, AtomicCap> = Nested::new(0x80);
-    /// The answer to [`CapabilityPage::Odp`].
+    /// Output for [`CapabilityPage::Odp`].
     pub const ODP: Nested<Self, OdpCap> = Nested::new(0x80);
-    /// The answer to [`CapabilityPage::Roce`].
+    /// Output for [`CapabilityPage::Roce`].
     pub const ROCE: Nested<Self, RoceCap> = Nested::new(0x80);
 }
 
@@ -103,7 +106,8 @@ field_enum! {
 }
 
 bitflags::bitflags! {
-    /// What a transport service can do with memory that is brought in on demand (mlx5_ifc.h: `odp_per_transport_service_cap`).
+    /// What a transport service can do with memory that is brought in on demand (mlx5_ifc.h:
+    /// `odp_per_transport_service_cap`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct OdpServices: u32 {
         /// Send from it.
@@ -139,21 +143,21 @@ impl HcaCap {
     pub const HCA_CAP_2: Field<Self, bool> = Field::new(0x20, 1);
     /// Number of this function among those of the card.
     pub const VHCA_ID: Field<Self, u16> = Field::new(0x30, 16);
-    /// log2 of the most WQEs of a shared receive queue.
+    /// log2 of the largest number of WQEs of a shared receive queue.
     pub const LOG_MAX_SRQ_SZ: Field<Self, u8> = Field::new(0x80, 8);
-    /// log2 of the most shared receive queues.
+    /// log2 of the largest number of shared receive queues.
     pub const LOG_MAX_SRQ: Field<Self, u8> = Field::new(0xab, 5);
-    /// log2 of the most entries of an event queue.
+    /// log2 of the largest number of entries of an event queue.
     pub const LOG_MAX_EQ_SZ: Field<Self, u8> = Field::new(0xe0, 8);
     /// Memory keys may let writes be reordered on the bus.
     pub const RELAXED_ORDERING_WRITE: Field<Self, bool> = Field::new(0xe8, 1);
-    /// log2 of the most event queues.
+    /// log2 of the largest number of event queues.
     pub const LOG_MAX_EQ: Field<Self, u8> = Field::new(0xfc, 4);
     /// Indirect keys may lead to indirect keys so many times.
     pub const MAX_INDIRECTION: Field<Self, u8> = Field::new(0x100, 8);
     /// Indirect keys over ranges of one size (KSM).
     pub const FIXED_BUFFER_SIZE: Field<Self, bool> = Field::new(0x108, 1);
-    /// log2 of the most ranges of an indirect key.
+    /// log2 of the largest number of ranges of an indirect key.
     pub const LOG_MAX_KLM_LIST_SIZE: Field<Self, u8> = Field::new(0x11a, 6);
     /// Counters of retransmissions exist.
     pub const RETRANSMISSION_Q_COUNTERS: Field<Self, bool> = Field::new(0x182, 1);
@@ -173,31 +177,32 @@ impl HcaCap {
     pub const RELAXED_ORDERING_READ: Field<Self, bool> = Field::new(0x32a, 1);
     /// WQEs of cyclic receive memory pools may come without a header.
     pub const BASIC_CYCLIC_RCV_WQE: Field<Self, bool> = Field::new(0x380, 1);
-    /// log2 of the most receive memory pools.
+    /// log2 of the largest number of receive memory pools.
     pub const LOG_MAX_RMP: Field<Self, u8> = Field::new(0x383, 5);
-    /// log2 of the most WQEs of a work queue.
+    /// log2 of the largest number of WQEs of a work queue.
     pub const LOG_MAX_WQ_SZ: Field<Self, u8> = Field::new(0x3db, 5);
     /// Number of event queues.
     pub const MAX_NUM_EQS: Field<Self, u16> = Field::new(0x470, 16);
-    /// log2 of the most WQEs of a queue.
+    /// log2 of the largest number of WQEs of a queue.
     pub const LOG_MAX_QP_SZ: Field<Self, u8> = Field::new(0x88, 8);
-    /// log2 of the most queue pairs.
+    /// log2 of the largest number of queue pairs.
     pub const LOG_MAX_QP: Field<Self, u8> = Field::new(0x9b, 5);
-    /// log2 of the most entries of a completion queue.
+    /// log2 of the largest number of entries of a completion queue.
     pub const LOG_MAX_CQ_SZ: Field<Self, u8> = Field::new(0xc8, 8);
-    /// log2 of the most completion queues.
+    /// log2 of the largest number of completion queues.
     pub const LOG_MAX_CQ: Field<Self, u8> = Field::new(0xdb, 5);
-    /// log2 of the most memory keys.
+    /// log2 of the largest number of memory keys.
     pub const LOG_MAX_MKEY: Field<Self, u8> = Field::new(0xea, 6);
-    /// log2 of the most bytes of a memory region.
+    /// log2 of the largest memory region in bytes.
     pub const LOG_MAX_MRW_SZ: Field<Self, u8> = Field::new(0x109, 7);
-    /// log2 of the most outstanding reads and atomics that an initiator of dynamic connections may request.
+    /// log2 of the largest number of outstanding reads and atomics that a DC initiator may request.
     pub const LOG_MAX_RA_REQ_DC: Field<Self, u8> = Field::new(0x12a, 6);
-    /// log2 of the most outstanding reads and atomics that a target of dynamic connections answers to each.
+    /// log2 of the largest number of outstanding reads and atomics that a DC target serves per
+    /// initiator.
     pub const LOG_MAX_RA_RES_DC: Field<Self, u8> = Field::new(0x13a, 6);
-    /// log2 of the most outstanding reads and atomics that a queue pair may request.
+    /// log2 of the largest number of outstanding reads and atomics that a queue pair may request.
     pub const LOG_MAX_RA_REQ_QP: Field<Self, u8> = Field::new(0x14a, 6);
-    /// log2 of the most outstanding reads and atomics that a queue pair may answer.
+    /// log2 of the largest number of reads and atomics that a queue pair may serve at a time.
     pub const LOG_MAX_RA_RES_QP: Field<Self, u8> = Field::new(0x15a, 6);
     /// Entries of the GID table, coded by the kernel as `8 << value`.
     pub const GID_TABLE_SIZE: Field<Self, u16> = Field::new(0x170, 16);
@@ -209,7 +214,7 @@ impl HcaCap {
     pub const PORT_TYPE: Field<Self, PortType> = Field::new(0x1b6, 2);
     /// Number of ports.
     pub const NUM_PORTS: Field<Self, u8> = Field::new(0x1b8, 8);
-    /// log2 of the most bytes of a message.
+    /// log2 of the largest message in bytes.
     pub const LOG_MAX_MSG: Field<Self, u8> = Field::new(0x1c3, 5);
     /// Version of the CQE format; 1 has the user index in it.
     pub const CQE_VERSION: Field<Self, u8> = Field::new(0x1fc, 4);
@@ -245,11 +250,11 @@ impl HcaCap {
     pub const MAX_WQE_SZ_SQ: Field<Self, u16> = Field::new(0x290, 16);
     /// The most bytes of a receive WQE.
     pub const MAX_WQE_SZ_RQ: Field<Self, u16> = Field::new(0x2b0, 16);
-    /// log2 of the most protection domains.
+    /// log2 of the largest number of protection domains.
     pub const LOG_MAX_PD: Field<Self, u8> = Field::new(0x32b, 5);
-    /// log2 of the most XRC domains.
+    /// log2 of the largest number of XRC domains.
     pub const LOG_MAX_XRCD: Field<Self, u8> = Field::new(0x33b, 5);
-    /// log2 of the most umems.
+    /// log2 of the largest number of umems.
     pub const LOG_MAX_UMEM: Field<Self, u8> = Field::new(0x46b, 5);
     /// log2 of a UAR page's bytes, minus 12.
     pub const LOG_UAR_PAGE_SZ: Field<Self, u16> = Field::new(0x490, 16);
@@ -267,18 +272,22 @@ impl HcaCap {
     pub const CQE_COMPRESSION_MAX_NUM: Field<Self, u16> = Field::new(0x5d0, 16);
 }
 
-/// In [`AtomicCap::ATOMIC_OPERATIONS`]: compare and swap (mlx5 driver.h: `MLX5_ATOMIC_OPS_CMP_SWAP`).
+/// In [`AtomicCap::ATOMIC_OPERATIONS`]: compare and swap (mlx5 driver.h:
+/// `MLX5_ATOMIC_OPS_CMP_SWAP`).
 pub const ATOMIC_COMPARE_SWAP: u16 = 1 << 0;
 /// In [`AtomicCap::ATOMIC_OPERATIONS`]: fetch and add (mlx5 driver.h: `MLX5_ATOMIC_OPS_FETCH_ADD`).
 pub const ATOMIC_FETCH_ADD: u16 = 1 << 1;
 
-/// In [`AtomicCap::ATOMIC_OPERATIONS`]: masked compare and swap (mlx5 driver.h: `MLX5_ATOMIC_OPS_EXTENDED_CMP_SWAP`).
+/// In [`AtomicCap::ATOMIC_OPERATIONS`]: masked compare and swap (mlx5 driver.h:
+/// `MLX5_ATOMIC_OPS_EXTENDED_CMP_SWAP`).
 pub const ATOMIC_MASKED_COMPARE_SWAP: u16 = 1 << 2;
-/// In [`AtomicCap::ATOMIC_OPERATIONS`]: masked fetch and add (mlx5 driver.h: `MLX5_ATOMIC_OPS_EXTENDED_FETCH_ADD`).
+/// In [`AtomicCap::ATOMIC_OPERATIONS`]: masked fetch and add (mlx5 driver.h:
+/// `MLX5_ATOMIC_OPS_EXTENDED_FETCH_ADD`).
 pub const ATOMIC_MASKED_FETCH_ADD: u16 = 1 << 3;
 
 impl AtomicCap {
-    /// 1: an 8-byte atomic works on, and returns, a number in host byte order; 0: in big-endian order.
+    /// 1: an 8-byte atomic works on, and returns, a number in host byte order; 0: in big-endian
+    /// order.
     pub const REQ_8B_ENDIANNESS_MODE: Field<Self, u8> = Field::new(0x40, 2);
     /// The mode above can be set to 1.
     pub const SUPPORTED_REQ_8B_ENDIANNESS_MODE_1: Field<Self, bool> = Field::new(0x46, 1);
@@ -320,7 +329,8 @@ mod tests {
 
     #[test]
     fn op_mods_are_the_headers_own() {
-        // mlx5dv users send 1 for general/current, 5 for ODP/current, 7 for atomic/current, 9 for RoCE/current, 0x41 for general 2/current.
+        // mlx5dv users send 1 for general/current, 5 for ODP/current, 7 for atomic/current, 9 for
+        // RoCE/current, 0x41 for general 2/current.
         let current = |page| op_mod(page, CapabilityMode::Current);
         for (page, wanted) in [
             (CapabilityPage::General, 1),

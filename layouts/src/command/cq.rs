@@ -1,4 +1,5 @@
-//! Completion queues: CREATE_CQ, DESTROY_CQ, QUERY_CQ (mlx5_ifc.h: `create_cq_*`, `destroy_cq_*`, `query_cq_*`, `cqc`).
+//! Completion queues: CREATE_CQ, DESTROY_CQ, QUERY_CQ (mlx5_ifc.h: `create_cq_*`, `destroy_cq_*`,
+//! `query_cq_*`, `cqc`).
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
@@ -33,7 +34,7 @@ field_enum! {
 }
 
 field_enum! {
-    /// Whether the next completion is told to the event queue (mlx5_ifc.h: `MLX5_CQC_ST_*`).
+    /// Whether the next completion is reported to the event queue (mlx5_ifc.h: `MLX5_CQC_ST_*`).
     CqState: u8, "CQ event state" {
         /// Never armed.
         Idle = 0x0, "idle";
@@ -47,17 +48,18 @@ field_enum! {
 }
 
 layouts! {
-    /// Makes a completion queue. A list of page addresses may follow where no umem is given.
+    /// Creates a completion queue. A list of page addresses may follow where no umem is given.
     CreateCqIn: 272, "create_cq_in";
     /// Names the new completion queue.
     CreateCqOut: 16, "create_cq_out";
     /// Destroys a completion queue.
     DestroyCqIn: 16, "destroy_cq_in";
-    /// Asks for a completion queue's context.
+    /// Queries a completion queue's context.
     QueryCqIn: 16, "query_cq_in";
     /// The context.
     QueryCqOut: 272, "query_cq_out";
-    /// Changes a completion queue, or moves it to another ring. A list of page addresses may follow where no umem is given.
+    /// Changes a completion queue, or moves it to another ring. A list of page addresses may follow
+    /// where no umem is given.
     ModifyCqIn: 272, "modify_cq_in";
     /// Completion queue context.
     Cqc: 64, "cqc";
@@ -81,7 +83,8 @@ field_enum! {
 }
 
 field_enum! {
-    /// How compressed entries lie (linux device.h: `MLX5_CQE_COMPRESS_LAYOUT_*`): see [`crate::cqe::compressed`].
+    /// How compressed entries lie (linux device.h: `MLX5_CQE_COMPRESS_LAYOUT_*`): see
+    /// [`crate::cqe::compressed`].
     CompressionLayout: u8, "CQE compression layout" {
         /// A title, and arrays of mini CQEs behind it.
         Basic = 0, "basic";
@@ -173,11 +176,12 @@ impl Cqc {
     pub const CQE_SZ: Field<Self, CqeSize> = Field::new(0x8, 3);
     /// Collapsed: every entry is written to index 0.
     pub const CC: Field<Self, bool> = Field::new(0xb, 1);
-    /// Overrun ignore: the device does not look at the consumer counter.
+    /// Overrun ignore: the device ignores the consumer counter.
     pub const OI: Field<Self, bool> = Field::new(0xe, 1);
     /// Entries may be compressed.
     pub const CQE_COMP_EN: Field<Self, bool> = Field::new(0x11, 1);
-    /// What mini CQEs carry (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`): see [`crate::cqe::compressed::MiniFormat`].
+    /// What mini CQEs carry (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`): see
+    /// [`crate::cqe::compressed::MiniFormat`].
     pub const MINI_CQE_RES_FORMAT: Field<Self, u8> = Field::new(0x12, 2);
     /// How compressed entries lie.
     pub const CQE_COMPRESSION_LAYOUT: Field<Self, CompressionLayout> = Field::new(0x1e, 2);
@@ -203,7 +207,7 @@ impl Cqc {
     pub const LAST_NOTIFIED_INDEX: Field<Self> = Field::new(0x108, 24);
     /// One past the last solicited entry.
     pub const LAST_SOLICIT_INDEX: Field<Self> = Field::new(0x128, 24);
-    /// Entries consumed when the device last looked.
+    /// Entries consumed when the device last checked.
     pub const CONSUMER_COUNTER: Field<Self> = Field::new(0x148, 24);
     /// Entries written.
     pub const PRODUCER_COUNTER: Field<Self> = Field::new(0x168, 24);

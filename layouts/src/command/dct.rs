@@ -1,5 +1,6 @@
-//! Targets of dynamic connections: CREATE_DCT, DESTROY_DCT, DRAIN_DCT, QUERY_DCT, ARM_DCT_FOR_KEY_VIOLATION (mlx5_ifc.h:
-//! `create_dct_*`, `destroy_dct_*`, `drain_dct_*`, `query_dct_*`, `arm_dct_*`, `dctc`).
+//! DC targets: CREATE_DCT, DESTROY_DCT, DRAIN_DCT, QUERY_DCT, ARM_DCT_FOR_KEY_VIOLATION
+//! (mlx5_ifc.h: `create_dct_*`, `destroy_dct_*`, `drain_dct_*`, `query_dct_*`, `arm_dct_*`,
+//! `dctc`).
 
 use super::qp::{AtomicMode, Mtu};
 use super::{StatusOut, requests};
@@ -18,21 +19,21 @@ field_enum! {
 }
 
 layouts! {
-    /// Makes a target.
+    /// Creates a target.
     CreateDctIn: 128, "create_dct_in";
     /// Names the new target.
     CreateDctOut: 16, "create_dct_out";
     /// Destroys a target.
     DestroyDctIn: 16, "destroy_dct_in";
-    /// Lets a target take no new connections; an event tells when the last one has ended.
+    /// Makes a target refuse new connections; an event reports the end of the last one.
     DrainDctIn: 16, "drain_dct_in";
-    /// Asks for a target's context.
+    /// Queries a target's context.
     QueryDctIn: 16, "query_dct_in";
     /// The context.
     QueryDctOut: 128, "query_dct_out";
-    /// Asks for an event of the next request with a wrong access key.
+    /// Requests an event of the next request with a wrong access key.
     ArmDctIn: 16, "arm_dct_in";
-    /// Context of a target of dynamic connections.
+    /// Context of a DC target.
     Dctc: 64, "dctc";
 }
 
@@ -88,13 +89,13 @@ impl Dctc {
     pub const CQN: Field<Self> = Field::new(0x48, 24);
     /// The counter set.
     pub const COUNTER_SET_ID: Field<Self, u8> = Field::new(0x60, 8);
-    /// Atomics that it answers.
+    /// Atomics that it accepts.
     pub const ATOMIC_MODE: Field<Self, AtomicMode> = Field::new(0x68, 4);
-    /// It answers RDMA reads.
+    /// Accepts RDMA reads.
     pub const RRE: Field<Self, bool> = Field::new(0x6c, 1);
     /// It takes RDMA writes.
     pub const RWE: Field<Self, bool> = Field::new(0x6d, 1);
-    /// It answers atomics.
+    /// Accepts atomics.
     pub const RAE: Field<Self, bool> = Field::new(0x6e, 1);
     /// Scatter small received messages into the CQE: 0 for no, 2 for up to 64 bytes.
     pub const CS_RES: Field<Self, u8> = Field::new(0x88, 8);

@@ -1,7 +1,9 @@
-//! Event queues: CREATE_EQ, DESTROY_EQ, QUERY_EQ (mlx5_ifc.h: `create_eq_*`, `destroy_eq_*`, `query_eq_*`, `eqc`).
+//! Event queues: CREATE_EQ, DESTROY_EQ, QUERY_EQ (mlx5_ifc.h: `create_eq_*`, `destroy_eq_*`,
+//! `query_eq_*`, `eqc`).
 //!
-//! Public headers know rings of page addresses only, for event queues are the kernel's. `EQ_UMEM_*` are barewire's own names for fields
-//! that are reserved there; they stand as in CREATE_CQ as far as there is room.
+//! Public headers know rings of page addresses only, for event queues are the kernel's. `EQ_UMEM_*`
+//! are barewire's own names for fields that are reserved there; they stand as in CREATE_CQ as far
+//! as there is room.
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
@@ -32,13 +34,13 @@ field_enum! {
 }
 
 layouts! {
-    /// Makes an event queue. A list of page addresses may follow where no umem is given.
+    /// Creates an event queue. A list of page addresses may follow where no umem is given.
     CreateEqIn: 272, "create_eq_in";
     /// Names the new event queue.
     CreateEqOut: 16, "create_eq_out";
     /// Destroys an event queue.
     DestroyEqIn: 16, "destroy_eq_in";
-    /// Asks for an event queue's context.
+    /// Queries an event queue's context.
     QueryEqIn: 16, "query_eq_in";
     /// The context.
     QueryEqOut: 272, "query_eq_out";
@@ -98,7 +100,7 @@ impl Eqc {
     pub const STATUS: Field<Self, EqStatus> = Field::new(0x0, 4);
     /// Collapsed: every entry is written to index 0.
     pub const EC: Field<Self, bool> = Field::new(0xd, 1);
-    /// Overrun ignore: the device does not look at the consumer counter.
+    /// Overrun ignore: the device ignores the consumer counter.
     pub const OI: Field<Self, bool> = Field::new(0xe, 1);
     /// Whether the next event interrupts.
     pub const ST: Field<Self, EqState> = Field::new(0x14, 4);
@@ -110,7 +112,7 @@ impl Eqc {
     pub const INTR: Field<Self, u16> = Field::new(0xb4, 12);
     /// log2 of the page size, minus 12.
     pub const LOG_PAGE_SIZE: Field<Self, u8> = Field::new(0xc3, 5);
-    /// Entries consumed when the device last looked.
+    /// Entries consumed when the device last checked.
     pub const CONSUMER_COUNTER: Field<Self> = Field::new(0x148, 24);
     /// Entries written.
     pub const PRODUCER_COUNTER: Field<Self> = Field::new(0x168, 24);

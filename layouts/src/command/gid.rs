@@ -1,5 +1,5 @@
-//! The GID table of a RoCE port: QUERY_ROCE_ADDRESS, SET_ROCE_ADDRESS (mlx5_ifc.h: `query_roce_address_*`, `set_roce_address_*`,
-//! `roce_addr_layout`).
+//! The GID table of a RoCE port: QUERY_ROCE_ADDRESS, SET_ROCE_ADDRESS (mlx5_ifc.h:
+//! `query_roce_address_*`, `set_roce_address_*`, `roce_addr_layout`).
 
 use super::{StatusOut, requests};
 use crate::prm::{ByteField, Field, Nested, field_enum, layouts};
@@ -25,7 +25,7 @@ field_enum! {
 }
 
 layouts! {
-    /// Asks for one entry of the table.
+    /// Queries one entry of the table.
     QueryRoceAddressIn: 16, "query_roce_address_in";
     /// The entry.
     QueryRoceAddressOut: 16 + RoceAddress::BYTES, "query_roce_address_out";

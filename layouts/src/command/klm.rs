@@ -1,4 +1,5 @@
-//! Entries of the translation lists of indirect memory keys (mlx5 device.h and qp.h: `struct mlx5_klm`, `struct mlx5_ksm`).
+//! Entries of the translation lists of indirect memory keys (mlx5 device.h and qp.h: `struct
+//! mlx5_klm`, `struct mlx5_ksm`).
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,6 +1,8 @@
-//! Memory keys: CREATE_MKEY, QUERY_MKEY, DESTROY_MKEY (mlx5_ifc.h: `create_mkey_*`, `query_mkey_*`, `destroy_mkey_*`, `mkc`).
+//! Memory keys: CREATE_MKEY, QUERY_MKEY, DESTROY_MKEY (mlx5_ifc.h: `create_mkey_*`, `query_mkey_*`,
+//! `destroy_mkey_*`, `mkc`).
 //!
-//! A key of 32 bits is the 24-bit index that the device gives and 8 bits that the driver chooses: [`key`].
+//! A key of 32 bits is the 24-bit index that the device gives and 8 bits that the driver chooses:
+//! [`key`].
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
@@ -14,7 +16,8 @@ pub const fn key(index: u32, variant: u8) -> u32 {
 }
 
 field_enum! {
-    /// How a memory key finds its pages (mlx5_ifc.h: `MLX5_MKC_ACCESS_MODE_*`; the two fields of the context joined).
+    /// How a memory key finds its pages (mlx5_ifc.h: `MLX5_MKC_ACCESS_MODE_*`; the two fields of
+    /// the context joined).
     AccessMode: u8, "mkey access mode" {
         /// The address is the bus address.
         Pa = 0, "PA";
@@ -34,11 +37,11 @@ field_enum! {
 }
 
 layouts! {
-    /// Makes a memory key. A list of translations may follow where no umem is given.
+    /// Creates a memory key. A list of translations may follow where no umem is given.
     CreateMkeyIn: 272, "create_mkey_in";
     /// Names the new memory key.
     CreateMkeyOut: 16, "create_mkey_out";
-    /// Asks for a memory key's context.
+    /// Queries a memory key's context.
     QueryMkeyIn: 16, "query_mkey_in";
     /// The context.
     QueryMkeyOut: 304, "query_mkey_out";

@@ -1,8 +1,8 @@
-//! PRM commands: what a driver says to the device's firmware, and the answer.
+//! PRM commands: inputs to the device's firmware, and its outputs.
 //!
-//! A command is a request (`...In`) and an answer (`...Out`), both strings of big-endian dwords that start with a header. Offsets
-//! are those of the kernel's `mlx5_ifc.h`; what only user space uses (`..._umem_id`, `..._umem_offset`) is in the PRM and in
-//! every DEVX program's headers.
+//! A command has an input (`...In`) and an output (`...Out`), both arrays of big-endian dwords that
+//! start with a header. Offsets are those of the kernel's `mlx5_ifc.h`; fields that only user space
+//! uses (`..._umem_id`, `..._umem_offset`) are in the PRM and in the headers of DEVX programs.
 //!
 //! ```
 //! use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
@@ -41,25 +41,25 @@ pub mod umem;
 pub mod xrc;
 
 field_enum! {
-    /// What a command does (mlx5_ifc.h: `MLX5_CMD_OP_*`); the ones that barewire sends or answers.
+    /// Opcodes (mlx5_ifc.h: `MLX5_CMD_OP_*`) of the commands that barewire sends or executes.
     CommandOpcode: u16, "command opcode" {
         /// Reads a page of capabilities.
         QueryHcaCap = 0x100, "QUERY_HCA_CAP";
         /// Reads the card's names.
         QueryAdapter = 0x101, "QUERY_ADAPTER";
-        /// Makes a memory key.
+        /// Creates a memory key.
         CreateMkey = 0x200, "CREATE_MKEY";
         /// Reads a memory key's context.
         QueryMkey = 0x201, "QUERY_MKEY";
         /// Destroys a memory key.
         DestroyMkey = 0x202, "DESTROY_MKEY";
-        /// Makes an event queue.
+        /// Creates an event queue.
         CreateEq = 0x301, "CREATE_EQ";
         /// Destroys an event queue.
         DestroyEq = 0x302, "DESTROY_EQ";
         /// Reads an event queue's context.
         QueryEq = 0x303, "QUERY_EQ";
-        /// Makes a completion queue.
+        /// Creates a completion queue.
         CreateCq = 0x400, "CREATE_CQ";
         /// Destroys a completion queue.
         DestroyCq = 0x401, "DESTROY_CQ";
@@ -67,7 +67,7 @@ field_enum! {
         QueryCq = 0x402, "QUERY_CQ";
         /// Changes a completion queue.
         ModifyCq = 0x403, "MODIFY_CQ";
-        /// Makes a queue pair.
+        /// Creates a queue pair.
         CreateQp = 0x500, "CREATE_QP";
         /// Destroys a queue pair.
         DestroyQp = 0x501, "DESTROY_QP";
@@ -87,7 +87,7 @@ field_enum! {
         QueryQp = 0x50b, "QUERY_QP";
         /// Changes a queue pair in init.
         Init2InitQp = 0x50e, "INIT2INIT_QP";
-        /// Makes a shared receive queue.
+        /// Creates a shared receive queue.
         CreateSrq = 0x700, "CREATE_SRQ";
         /// Destroys a shared receive queue.
         DestroySrq = 0x701, "DESTROY_SRQ";
@@ -95,7 +95,7 @@ field_enum! {
         QuerySrq = 0x702, "QUERY_SRQ";
         /// Sets a shared receive queue's limit.
         ArmRq = 0x703, "ARM_RQ";
-        /// Makes a shared receive queue of an XRC domain.
+        /// Creates a shared receive queue of an XRC domain.
         CreateXrcSrq = 0x705, "CREATE_XRC_SRQ";
         /// Destroys a shared receive queue of an XRC domain.
         DestroyXrcSrq = 0x706, "DESTROY_XRC_SRQ";
@@ -103,17 +103,17 @@ field_enum! {
         QueryXrcSrq = 0x707, "QUERY_XRC_SRQ";
         /// Sets the limit of a shared receive queue of an XRC domain.
         ArmXrcSrq = 0x708, "ARM_XRC_SRQ";
-        /// Makes a target of dynamic connections.
+        /// Creates a DC target.
         CreateDct = 0x710, "CREATE_DCT";
-        /// Destroys a target of dynamic connections.
+        /// Destroys a DC target.
         DestroyDct = 0x711, "DESTROY_DCT";
-        /// Lets a target of dynamic connections take no more.
+        /// Lets a DC target take no more.
         DrainDct = 0x712, "DRAIN_DCT";
-        /// Reads the context of a target of dynamic connections.
+        /// Reads the context of a DC target.
         QueryDct = 0x713, "QUERY_DCT";
-        /// Asks for an event when an initiator has a wrong access key.
+        /// Requests an event when an initiator has a wrong access key.
         ArmDctForKeyViolation = 0x714, "ARM_DCT_FOR_KEY_VIOLATION";
-        /// Makes a shared receive queue with tag matching.
+        /// Creates a shared receive queue with tag matching.
         CreateXrq = 0x717, "CREATE_XRQ";
         /// Destroys one.
         DestroyXrq = 0x718, "DESTROY_XRQ";
@@ -135,27 +135,27 @@ field_enum! {
         QueryHcaVportGid = 0x764, "QUERY_HCA_VPORT_GID";
         /// Reads partition keys.
         QueryHcaVportPkey = 0x765, "QUERY_HCA_VPORT_PKEY";
-        /// Takes a counter set.
+        /// Allocates a counter set.
         AllocQCounter = 0x771, "ALLOC_Q_COUNTER";
-        /// Gives a counter set back.
+        /// Deallocates a counter set.
         DeallocQCounter = 0x772, "DEALLOC_Q_COUNTER";
         /// Reads a counter set.
         QueryQCounter = 0x773, "QUERY_Q_COUNTER";
-        /// Makes a protection domain.
+        /// Creates a protection domain.
         AllocPd = 0x800, "ALLOC_PD";
-        /// Gives a protection domain back.
+        /// Deallocates a protection domain.
         DeallocPd = 0x801, "DEALLOC_PD";
-        /// Takes a UAR page.
+        /// Allocates a UAR page.
         AllocUar = 0x802, "ALLOC_UAR";
-        /// Gives a UAR page back.
+        /// Deallocates a UAR page.
         DeallocUar = 0x803, "DEALLOC_UAR";
-        /// Makes an XRC domain.
+        /// Creates an XRC domain.
         AllocXrcd = 0x80e, "ALLOC_XRCD";
-        /// Gives an XRC domain back.
+        /// Deallocates an XRC domain.
         DeallocXrcd = 0x80f, "DEALLOC_XRCD";
         /// Reads how ports are bonded.
         QueryLag = 0x842, "QUERY_LAG";
-        /// Makes a receive memory pool.
+        /// Creates a receive memory pool.
         CreateRmp = 0x90c, "CREATE_RMP";
         /// Changes a receive memory pool.
         ModifyRmp = 0x90d, "MODIFY_RMP";
@@ -203,15 +203,15 @@ field_enum! {
         BadSize = 0x40, "too many outstanding completions for the new size";
         /// The request is shorter than the command's layout.
         BadInputLength = 0x50, "bad input length";
-        /// The answer buffer is shorter than the command's layout.
+        /// The output buffer is shorter than the command's layout.
         BadOutputLength = 0x51, "bad output length";
     }
 }
 
 layouts! {
-    /// What every request starts with.
+    /// Header of every input.
     InHeader: 8, "cmd_in";
-    /// What every answer starts with.
+    /// Header of every output.
     OutHeader: 8, "cmd_out";
 }
 
@@ -231,15 +231,15 @@ impl OutHeader {
     pub const SYNDROME: Field<Self> = Field::new(0x20, 32);
 }
 
-/// A request: knows its opcode and the layout of its answer.
+/// The input of a command, with its opcode and the layout of its output.
 pub trait Request: Layout {
     /// The command's opcode.
     const OPCODE: CommandOpcode;
-    /// The layout of its answer.
+    /// The layout of its output.
     type Answer: Layout;
 }
 
-/// Declares which opcode and answer belong to a request: `AllocPdIn => AllocPd, AllocPdOut;`.
+/// Declares the opcode and output of an input: `AllocPdIn => AllocPd, AllocPdOut;`.
 macro_rules! requests {
     ($($request:ident => $opcode:ident, $answer:ty;)+) => {$(
         impl $crate::command::Request for $request {
@@ -251,21 +251,22 @@ macro_rules! requests {
 pub(crate) use requests;
 
 layouts! {
-    /// The answer of a command that returns nothing but its status.
+    /// The output of a command that returns only its status.
     StatusOut: 16, "status_out";
 }
 
-/// Clears `bytes`, writes the opcode of `R` and gives the rest to fill in. `None` if `bytes` is shorter than the request.
+/// Clears `bytes`, writes the opcode of `R` and returns a view of the fields. Returns `None` if
+/// `bytes` is shorter than the input.
 pub fn request<R: Request>(bytes: &mut [u8]) -> Option<ViewMut<'_, R>> {
     bytes.fill(0);
     ViewMut::<InHeader>::new(bytes)?.set(InHeader::OPCODE, R::OPCODE);
     ViewMut::new(bytes)
 }
 
-/// Reads the answer to `R`.
+/// Reads the output of `R`.
 ///
 /// # Errors
-/// [`CommandError`] if the status is not OK, or the bytes are shorter than the answer's layout.
+/// [`CommandError`] if the status is not OK, or the bytes are shorter than the output's layout.
 pub fn answer<R: Request>(bytes: &[u8]) -> Result<View<'_, R::Answer>, CommandError> {
     let short = CommandError { opcode: R::OPCODE, status: Ok(CommandStatus::BadOutputLength), syndrome: 0 };
     let header = View::<OutHeader>::new(bytes).ok_or(short)?;

@@ -4,11 +4,11 @@ use super::{StatusOut, requests};
 use crate::prm::{Field, layouts};
 
 layouts! {
-    /// Asks for a protection domain.
+    /// Queries a protection domain.
     AllocPdIn: 16, "alloc_pd_in";
     /// Names the new protection domain.
     AllocPdOut: 16, "alloc_pd_out";
-    /// Gives a protection domain back.
+    /// Deallocates a protection domain.
     DeallocPdIn: 16, "dealloc_pd_in";
 }
 

@@ -1,5 +1,6 @@
-//! Ports and what a driver asks of the card at start: QUERY_VPORT_STATE, QUERY_NIC_VPORT_CONTEXT, QUERY_HCA_VPORT_CONTEXT,
-//! QUERY_HCA_VPORT_GID, QUERY_HCA_VPORT_PKEY, QUERY_LAG, QUERY_ADAPTER (mlx5_ifc.h: structures of these names).
+//! Ports and what a driver asks of the card at start: QUERY_VPORT_STATE, QUERY_NIC_VPORT_CONTEXT,
+//! QUERY_HCA_VPORT_CONTEXT, QUERY_HCA_VPORT_GID, QUERY_HCA_VPORT_PKEY, QUERY_LAG, QUERY_ADAPTER
+//! (mlx5_ifc.h: structures of these names).
 
 use super::requests;
 use crate::prm::{ByteField, Field, Nested, field_enum, layouts};
@@ -36,7 +37,7 @@ field_enum! {
 field_enum! {
     /// A port's physical state (IBTA 14.2.5.6, PortInfo.PortPhysicalState).
     PhysicalState: u8, "port physical state" {
-        /// It looks for a peer.
+        /// Polling for a peer.
         Polling = 2, "polling";
         /// It is turned off.
         Disabled = 3, "disabled";
@@ -46,35 +47,35 @@ field_enum! {
 }
 
 layouts! {
-    /// Asks whether the port is up.
+    /// Queries whether the port is up.
     QueryVportStateIn: 16, "query_vport_state_in";
     /// It is.
     QueryVportStateOut: 16, "query_vport_state_out";
-    /// Asks for the Ethernet side of a port.
+    /// Queries the Ethernet side of a port.
     QueryNicVportContextIn: 16, "query_nic_vport_context_in";
     /// It. A list of addresses may follow.
     QueryNicVportContextOut: 16 + 256, "query_nic_vport_context_out";
     /// The Ethernet side of a port.
     NicVportContext: 256, "nic_vport_context";
-    /// Asks for the InfiniBand side of a port.
+    /// Queries the InfiniBand side of a port.
     QueryHcaVportContextIn: 16, "query_hca_vport_context_in";
     /// It.
     QueryHcaVportContextOut: 16 + 512, "query_hca_vport_context_out";
     /// The InfiniBand side of a port.
     HcaVportContext: 512, "hca_vport_context";
-    /// Asks for GIDs.
+    /// Queries GIDs.
     QueryHcaVportGidIn: 16, "query_hca_vport_gid_in";
     /// The first of them; the others follow.
     QueryHcaVportGidOut: 16 + 16, "query_hca_vport_gid_out";
-    /// Asks for partition keys.
+    /// Queries partition keys.
     QueryHcaVportPkeyIn: 16, "query_hca_vport_pkey_in";
     /// The first of them; the others follow.
     QueryHcaVportPkeyOut: 16 + 4, "query_hca_vport_pkey_out";
-    /// Asks how ports are bonded.
+    /// Queries how ports are bonded.
     QueryLagIn: 16, "query_lag_in";
     /// How; all zero: not at all.
     QueryLagOut: 16, "query_lag_out";
-    /// Asks for the card's names.
+    /// Queries the card's names.
     QueryAdapterIn: 16, "query_adapter_in";
     /// They.
     QueryAdapterOut: 16 + 256, "query_adapter_out";
@@ -170,7 +171,7 @@ impl QueryHcaVportGidIn {
 }
 
 impl QueryHcaVportGidOut {
-    /// Number of GIDs in the answer.
+    /// Number of GIDs in the output.
     pub const GIDS_NUM: Field<Self, u16> = Field::new(0x60, 16);
     /// The first.
     pub const GID: ByteField<Self, 16> = ByteField::new(0x80);

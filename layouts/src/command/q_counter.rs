@@ -1,4 +1,5 @@
-//! Counter sets of queues: ALLOC_Q_COUNTER, DEALLOC_Q_COUNTER, QUERY_Q_COUNTER (mlx5_ifc.h: structures of these names).
+//! Counter sets of queues: ALLOC_Q_COUNTER, DEALLOC_Q_COUNTER, QUERY_Q_COUNTER (mlx5_ifc.h:
+//! structures of these names).
 //!
 //! Only the counters that barewire keeps are named.
 
@@ -6,11 +7,11 @@ use super::{StatusOut, requests};
 use crate::prm::{Field, layouts};
 
 layouts! {
-    /// Takes a counter set.
+    /// Allocates a counter set.
     AllocQCounterIn: 16, "alloc_q_counter_in";
     /// Names it.
     AllocQCounterOut: 16, "alloc_q_counter_out";
-    /// Gives a counter set back.
+    /// Deallocates a counter set.
     DeallocQCounterIn: 16, "dealloc_q_counter_in";
     /// Reads a counter set.
     QueryQCounterIn: 32, "query_q_counter_in";

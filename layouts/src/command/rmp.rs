@@ -1,5 +1,6 @@
-//! Receive memory pools, receive queues that many queue pairs share: CREATE_RMP, MODIFY_RMP, QUERY_RMP, DESTROY_RMP (mlx5_ifc.h:
-//! `create_rmp_*`, `modify_rmp_*`, `query_rmp_*`, `destroy_rmp_*`, `rmpc`, `wq`).
+//! Receive memory pools, receive queues that many queue pairs share: CREATE_RMP, MODIFY_RMP,
+//! QUERY_RMP, DESTROY_RMP (mlx5_ifc.h: `create_rmp_*`, `modify_rmp_*`, `query_rmp_*`,
+//! `destroy_rmp_*`, `rmpc`, `wq`).
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
@@ -29,13 +30,13 @@ field_enum! {
 }
 
 layouts! {
-    /// Makes a pool. A list of page addresses may follow where no umem is given.
+    /// Creates a pool. A list of page addresses may follow where no umem is given.
     CreateRmpIn: 272, "create_rmp_in";
     /// Names the new pool.
     CreateRmpOut: 16, "create_rmp_out";
     /// Changes a pool's limit or state.
     ModifyRmpIn: 272, "modify_rmp_in";
-    /// Asks for a pool's context.
+    /// Queries a pool's context.
     QueryRmpIn: 16, "query_rmp_in";
     /// The context.
     QueryRmpOut: 272, "query_rmp_out";

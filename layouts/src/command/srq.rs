@@ -1,5 +1,6 @@
-//! Shared receive queues: CREATE_SRQ, QUERY_SRQ, DESTROY_SRQ, ARM_RQ (mlx5_ifc.h: `create_srq_*`, `query_srq_*`, `destroy_srq_*`,
-//! `arm_rq_*`, `srqc`). They are linked lists; [`super::rmp`] is the newer form.
+//! Shared receive queues: CREATE_SRQ, QUERY_SRQ, DESTROY_SRQ, ARM_RQ (mlx5_ifc.h: `create_srq_*`,
+//! `query_srq_*`, `destroy_srq_*`, `arm_rq_*`, `srqc`). They are linked lists; [`super::rmp`] is
+//! the newer form.
 //!
 //! `SRQ_UMEM_*` and `DBR_UMEM_*` stand where CREATE_XRC_SRQ, of the same layout, has them.
 
@@ -27,11 +28,11 @@ field_enum! {
 }
 
 layouts! {
-    /// Makes a shared receive queue. A list of page addresses may follow where no umem is given.
+    /// Creates a shared receive queue. A list of page addresses may follow where no umem is given.
     CreateSrqIn: 272, "create_srq_in";
     /// Names the new queue.
     CreateSrqOut: 16, "create_srq_out";
-    /// Asks for a queue's context.
+    /// Queries a queue's context.
     QuerySrqIn: 16, "query_srq_in";
     /// The context.
     QuerySrqOut: 272, "query_srq_out";
@@ -39,11 +40,11 @@ layouts! {
     DestroySrqIn: 16, "destroy_srq_in";
     /// Sets the limit below which an event is sent, once.
     ArmRqIn: 16, "arm_rq_in";
-    /// Makes a shared receive queue with tag matching.
+    /// Creates a shared receive queue with tag matching.
     CreateXrqIn: 336, "create_xrq_in";
     /// Names the new queue.
     CreateXrqOut: 16, "create_xrq_out";
-    /// Asks for the context of a queue with tag matching.
+    /// Queries the context of a queue with tag matching.
     QueryXrqIn: 16, "query_xrq_in";
     /// The context.
     QueryXrqOut: 336, "query_xrq_out";

@@ -4,11 +4,11 @@ use super::{StatusOut, requests};
 use crate::prm::{Field, layouts};
 
 layouts! {
-    /// Asks for a UAR page.
+    /// Queries a UAR page.
     AllocUarIn: 16, "alloc_uar_in";
     /// Names the UAR page.
     AllocUarOut: 16, "alloc_uar_out";
-    /// Gives a UAR page back.
+    /// Deallocates a UAR page.
     DeallocUarIn: 16, "dealloc_uar_in";
 }
 

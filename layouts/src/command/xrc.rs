@@ -1,6 +1,7 @@
-//! Extended reliable connections: their domains, ALLOC_XRCD and DEALLOC_XRCD, and their shared receive queues, CREATE_XRC_SRQ,
-//! QUERY_XRC_SRQ, DESTROY_XRC_SRQ, ARM_XRC_SRQ (mlx5_ifc.h: `alloc_xrcd_*`, `dealloc_xrcd_*`, `create_xrc_srq_*`, `query_xrc_srq_*`,
-//! `destroy_xrc_srq_*`, `arm_xrc_srq_*`, `xrc_srqc`).
+//! Extended reliable connections: their domains, ALLOC_XRCD and DEALLOC_XRCD, and their shared
+//! receive queues, CREATE_XRC_SRQ, QUERY_XRC_SRQ, DESTROY_XRC_SRQ, ARM_XRC_SRQ (mlx5_ifc.h:
+//! `alloc_xrcd_*`, `dealloc_xrcd_*`, `create_xrc_srq_*`, `query_xrc_srq_*`, `destroy_xrc_srq_*`,
+//! `arm_xrc_srq_*`, `xrc_srqc`).
 
 use super::srq::SrqState;
 use super::{StatusOut, requests};
@@ -11,13 +12,13 @@ layouts! {
     AllocXrcdIn: 16, "alloc_xrcd_in";
     /// Names the new domain.
     AllocXrcdOut: 16, "alloc_xrcd_out";
-    /// Gives a domain back.
+    /// Deallocates a domain.
     DeallocXrcdIn: 16, "dealloc_xrcd_in";
-    /// Makes a shared receive queue. A list of page addresses may follow where no umem is given.
+    /// Creates a shared receive queue. A list of page addresses may follow where no umem is given.
     CreateXrcSrqIn: 272, "create_xrc_srq_in";
     /// Names the new queue.
     CreateXrcSrqOut: 16, "create_xrc_srq_out";
-    /// Asks for a queue's context.
+    /// Queries a queue's context.
     QueryXrcSrqIn: 16, "query_xrc_srq_in";
     /// The context.
     QueryXrcSrqOut: 272, "query_xrc_srq_out";

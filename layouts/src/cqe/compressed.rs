@@ -1,16 +1,22 @@
-//! Compressed CQEs: many completions that differ little, as one title and an array of 8-byte mini CQEs.
+//! Compressed CQEs: many completions that differ little, as one title and an array of 8-byte mini
+//! CQEs.
 //!
-//! In the *basic* layout the title is an entry of format [`CqeFormat::Compressed`](super::CqeFormat) whose byte count is the number of
-//! completions. They take as many slots as they are, the title's first. The mini CQEs lie in arrays of eight: the first array in the
-//! slot behind the title, every further one in the slot of the completion that it begins with, which is the 8th, 16th ... behind the
-//! title. The device writes no more slots than these, so software gives the others the owner bit of their lap.
+//! In the *basic* layout the title is an entry of format
+//! [`CqeFormat::Compressed`](super::CqeFormat) whose byte count is the number of completions. They
+//! take as many slots as they are, the title's first. The mini CQEs lie in arrays of eight: the
+//! first array in the slot behind the title, every further one in the slot of the completion that
+//! it begins with, which is the 8th, 16th ... behind the title. The device writes no more slots
+//! than these, so software gives the others the owner bit of their lap.
 //!
-//! In the *enhanced* layout the title is the last entry that was not compressed, and a completion of its own. A block is one slot: up
-//! to seven mini CQEs, the lap in the signature byte, and in `op_own` the number of completions less one above the format. They take
-//! as many slots as they are. An entry is software's if its signature byte is the number of the lap (8 bits); there is no owner bit.
+//! In the *enhanced* layout the title is the last entry that was not compressed, and a completion
+//! of its own. A block is one slot: up to seven mini CQEs, the lap in the signature byte, and in
+//! `op_own` the number of completions less one above the format. They take as many slots as they
+//! are. An entry is software's if its signature byte is the number of the lap (8 bits); there is no
+//! owner bit.
 //!
-//! Sources: linux device.h `struct mlx5_mini_cqe8`, `MLX5_CQE_COMPRESS_LAYOUT_*`, `get_cqe_enhanced_num_mini_cqes`; en_rx.c
-//! `mlx5e_decompress_cqe`; mlx5dv.h `MLX5DV_CQE_RES_FORMAT_*`; UCX `uct_ib_mlx5_iface_cqe_unzip`.
+//! Sources: linux device.h `struct mlx5_mini_cqe8`, `MLX5_CQE_COMPRESS_LAYOUT_*`,
+//! `get_cqe_enhanced_num_mini_cqes`; en_rx.c `mlx5e_decompress_cqe`; mlx5dv.h
+//! `MLX5DV_CQE_RES_FORMAT_*`; UCX `uct_ib_mlx5_iface_cqe_unzip`.
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
@@ -20,11 +26,13 @@ use crate::be::{Be16, Be32};
 
 /// Mini CQEs of an array in the basic layout.
 pub const MINI_ARRAY: usize = 8;
-/// Most mini CQEs of a block in the enhanced layout: the eighth would lie over signature and `op_own`.
+/// Most mini CQEs of a block in the enhanced layout: the eighth would lie over signature and
+/// `op_own`.
 pub const MAX_ENHANCED: u32 = 7;
 
-/// What a responder's mini CQEs carry beside the byte count. Chosen when the queue is created (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`;
-/// PRM: CQC, mini_cqe_res_format). A requester's always carry [`MiniRequester`].
+/// What a responder's mini CQEs carry beside the byte count. Chosen when the queue is created
+/// (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`; PRM: CQC, mini_cqe_res_format). A requester's always carry
+/// [`MiniRequester`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum MiniFormat {
@@ -91,8 +99,8 @@ pub struct MiniRequester {
 pub type MiniArray = [MiniCqe; MINI_ARRAY];
 
 impl MiniCqe {
-    /// The completion that it and `title` make. `counter` is the receive WQE's index, as far as it is not in the mini CQE; `owner` the
-    /// owner bit of the lap.
+    /// The completion that it and `title` make. `counter` is the receive WQE's index, as far as it
+    /// is not in the mini CQE; `owner` the owner bit of the lap.
     #[inline]
     pub fn expand(self, title: &Cqe64, format: MiniFormat, counter: u16, owner: u8) -> Cqe64 {
         let opcode = title.opcode();

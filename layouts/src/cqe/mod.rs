@@ -1,7 +1,8 @@
 //! Completion queue entries (CQEs).
 //!
-//! Sources: mlx5dv.h `struct mlx5_cqe64`, `struct mlx5_err_cqe`, PRM 'Completion Queue Entry'. A 128-byte CQE carries the same
-//! 64 bytes in its second half ([`Cqe128`]). Compressed CQEs are in [`compressed`].
+//! Sources: mlx5dv.h `struct mlx5_cqe64`, `struct mlx5_err_cqe`, PRM 'Completion Queue Entry'. A
+//! 128-byte CQE carries the same 64 bytes in its second half ([`Cqe128`]). Compressed CQEs are in
+//! [`compressed`].
 
 pub mod compressed;
 mod syndrome;
@@ -13,12 +14,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 
 use crate::be::{Be16, Be32, Be64};
 
-/// `op_own` as libmlx5 initialises it: opcode [`CqeOpcode::Invalid`], owner bit clear. A consumer must test opcode and owner bit.
+/// `op_own` as libmlx5 initialises it: opcode [`CqeOpcode::Invalid`], owner bit clear. A consumer
+/// must test opcode and owner bit.
 pub const INITIAL_OP_OWN: u8 = 0xf0;
-/// `op_own` of a CQE that the device owns on the first lap: opcode [`CqeOpcode::Invalid`], owner bit set, so that the owner bit
-/// alone tells whether an entry is software's.
+/// `op_own` of a CQE that the device owns on the first lap: opcode [`CqeOpcode::Invalid`], owner
+/// bit set, so that the owner bit alone tells whether an entry is software's.
 pub const HARDWARE_OP_OWN: u8 = 0xf1;
-/// The owner bit of `op_own`. Hardware owns the entry while it differs from the parity of the consumer's lap.
+/// The owner bit of `op_own`. Hardware owns the entry while it differs from the parity of the
+/// consumer's lap.
 pub const OWNER: u8 = 0x01;
 /// The solicited-event bit of `op_own`.
 pub const SOLICITED: u8 = 0x02;
@@ -29,8 +32,9 @@ pub const SIGNATURE_OFFSET: usize = 62;
 /// The format bits of `op_own`: see [`CqeFormat`].
 pub const FORMAT: u8 = 0x0c;
 
-/// Where the data of a completion lies, or that the entry is compressed: the format bits of `op_own` (mlx5dv.h:
-/// `MLX5_INLINE_SCATTER_32`, `MLX5_INLINE_SCATTER_64`; linux device.h: `MLX5_COMPRESSED`).
+/// Where the data of a completion lies, or that the entry is compressed: the format bits of
+/// `op_own` (mlx5dv.h: `MLX5_INLINE_SCATTER_32`, `MLX5_INLINE_SCATTER_64`; linux device.h:
+/// `MLX5_COMPRESSED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CqeFormat {
@@ -63,7 +67,7 @@ impl CqeFormat {
     }
 }
 
-/// Who completed, and how (mlx5dv.h: `MLX5_CQE_*`).
+/// Opcode of a completion: which queue, and its result (mlx5dv.h: `MLX5_CQE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CqeOpcode {
@@ -116,9 +120,11 @@ impl CqeOpcode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Cqe64 {
-    /// Packet metadata: see [`PacketFields`]. Holds the data itself in format [`CqeFormat::Inline32`].
+    /// Packet metadata: see [`PacketFields`]. Holds the data itself in format
+    /// [`CqeFormat::Inline32`].
     pub metadata: [u8; 32],
-    /// Shared receive queue number in CQE version 0, user index of the queue in version 1 (24 bits).
+    /// Shared receive queue number in CQE version 0, user index of the queue in version 1 (24
+    /// bits).
     pub srqn_user_index: Be32,
     /// Immediate, or the key that was invalidated.
     pub immediate: Be32,
@@ -183,14 +189,16 @@ impl Cqe64 {
         CqeFormat::from_op_own(self.op_own)
     }
 
-    /// What the entry says of the packet. Means something in a responder's completion, and not in format [`CqeFormat::Inline32`].
+    /// What the entry says of the packet. Means something in a responder's completion, and not in
+    /// format [`CqeFormat::Inline32`].
     #[inline]
     pub const fn packet(&self) -> PacketFields {
         transmute!(self.metadata)
     }
 }
 
-/// The first 32 bytes of a responder's completion (mlx5dv.h and linux device.h: `struct mlx5_cqe64`).
+/// The first 32 bytes of a responder's completion (mlx5dv.h and linux device.h: `struct
+/// mlx5_cqe64`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PacketFields {
@@ -214,7 +222,8 @@ pub struct PacketFields {
     pub checksum: Be16,
     /// The sender's LID.
     pub source_lid: Be16,
-    /// Flags: how the global routing header came (bits 28-29), service level (24-27). Below it, the sender's queue pair.
+    /// Flags: how the global routing header came (bits 28-29), service level (24-27). Below it, the
+    /// sender's queue pair.
     pub flags_source_qpn: Be32,
     /// Header checks.
     pub header_checks: u8,
@@ -237,7 +246,8 @@ impl PacketFields {
         (self.flags_source_qpn.get() >> 24) as u8 & 0x0f
     }
 
-    /// The packet had a global routing header. Of a datagram it lies in the first 40 bytes of the buffer.
+    /// The packet had a global routing header. Of a datagram it lies in the first 40 bytes of the
+    /// buffer.
     #[inline]
     pub const fn has_global_route(&self) -> bool {
         self.flags_source_qpn.get() >> 28 & 3 != 0
@@ -260,7 +270,8 @@ pub struct Cqe128 {
 pub struct ErrorCqe {
     /// Reserved.
     pub reserved_0: [u8; 32],
-    /// Shared receive queue number in CQE version 0, user index of the queue in version 1 (24 bits).
+    /// Shared receive queue number in CQE version 0, user index of the queue in version 1 (24
+    /// bits).
     pub srqn_user_index: Be32,
     /// Reserved.
     pub reserved_36: [u8; 18],

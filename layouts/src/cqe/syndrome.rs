@@ -2,11 +2,12 @@
 
 use core::fmt;
 
-/// Why a WQE failed, in the device's own words (mlx5dv.h: `MLX5_CQE_SYNDROME_*`).
+/// Why a WQE failed, as the device reports it (mlx5dv.h: `MLX5_CQE_SYNDROME_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Syndrome {
-    /// A received message was longer than the receive WQE's buffers, or a send longer than the port's maximum.
+    /// A received message was longer than the receive WQE's buffers, or a send longer than the
+    /// port's maximum.
     LocalLength = 0x01,
     /// The WQE itself was malformed or not allowed on this queue.
     LocalQpOperation = 0x02,

@@ -1,8 +1,9 @@
 //! Bit fields of PRM structures: commands, contexts, capabilities.
 //!
-//! The PRM and the kernel's `mlx5_ifc.h` describe a structure as a string of bits, most significant bit of byte 0 first, kept in
-//! big-endian dwords. A [`Field`] names one run of those bits by the offset that the header gives, and its type says what the
-//! bits mean; a [`View`] reads fields from bytes and a [`ViewMut`] writes them. Nothing outside this file shifts or masks.
+//! The PRM and the kernel's `mlx5_ifc.h` describe a structure as a string of bits, most significant
+//! bit of byte 0 first, kept in big-endian dwords. A [`Field`] names one run of those bits by the
+//! offset that the header gives, and its type says what the bits mean; a [`View`] reads fields from
+//! bytes and a [`ViewMut`] writes them. Nothing outside this file shifts or masks.
 //!
 //! ```
 //! use barewire_layouts::command::qp::{QpState, Qpc};
@@ -24,7 +25,8 @@ pub use view::{View, ViewMut};
 
 /// A structure of a fixed number of bytes; the implementing type is a mere name and has no values.
 pub trait Layout {
-    /// Length of the fixed part in bytes. A list that may follow (page addresses, translations) is not counted.
+    /// Length of the fixed part in bytes. A list that may follow (page addresses, translations) is
+    /// not counted.
     const BYTES: usize;
     /// The structure's name in `mlx5_ifc.h`, for messages.
     const NAME: &'static str;
@@ -93,7 +95,8 @@ impl fmt::Display for UnknownValue {
 
 impl core::error::Error for UnknownValue {}
 
-/// Declares an enumeration of a field's values, with `TryFrom` of its integer, [`Value`] and `Display`.
+/// Declares an enumeration of a field's values, with `TryFrom` of its integer, [`Value`] and
+/// `Display`.
 macro_rules! field_enum {
     ($(#[$doc:meta])* $name:ident: $integer:ty, $what:literal {
         $($(#[$item_doc:meta])* $item:ident = $bits:literal, $text:literal;)+
@@ -176,7 +179,8 @@ impl<L: Layout, T> Field<L, T> {
     /// The field of `width` bits (1 to 64) at bit offset `bit`, both as `mlx5_ifc.h` has them.
     ///
     /// # Panics
-    /// If the field does not lie in `L`, or needs more than eight bytes to reach; at compile time when used in a constant.
+    /// If the field does not lie in `L`, or needs more than eight bytes to reach; at compile time
+    /// when used in a constant.
     pub const fn new(bit: usize, width: usize) -> Self {
         assert!(width >= 1 && bit % 8 + width <= 64, "a field spans at most eight bytes");
         assert!(bit + width <= L::BYTES * 8, "a field lies inside its structure");
@@ -228,7 +232,8 @@ impl<L: Layout, M: Layout> Nested<L, M> {
     /// The structure that starts at bit offset `bit` of `mlx5_ifc.h`.
     ///
     /// # Panics
-    /// If it does not start on a byte or does not lie in `L`; at compile time when used in a constant.
+    /// If it does not start on a byte or does not lie in `L`; at compile time when used in a
+    /// constant.
     pub const fn new(bit: usize) -> Self {
         assert!(bit.is_multiple_of(8), "a nested structure starts on a byte");
         assert!(bit / 8 + M::BYTES <= L::BYTES, "a nested structure lies inside its structure");
@@ -260,7 +265,8 @@ impl<L: Layout, const N: usize> ByteField<L, N> {
     /// The bytes that start at bit offset `bit` of `mlx5_ifc.h`.
     ///
     /// # Panics
-    /// If they do not start on a byte or do not lie in `L`; at compile time when used in a constant.
+    /// If they do not start on a byte or do not lie in `L`; at compile time when used in a
+    /// constant.
     pub const fn new(bit: usize) -> Self {
         assert!(bit.is_multiple_of(8), "bytes start on a byte");
         assert!(bit / 8 + N <= L::BYTES, "bytes lie inside their structure");

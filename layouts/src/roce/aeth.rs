@@ -47,9 +47,11 @@ impl fmt::Debug for Aeth {
 /// What a responder says of a request (IBTA table 43).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AethSyndrome {
-    /// Done, and how many more messages the responder has room for: a credit code of 5 bits, [`INVALID_CREDITS`] for 'not said'.
+    /// Done, and how many more messages the responder has room for: a credit code of 5 bits,
+    /// [`INVALID_CREDITS`] for 'not said'.
     Ack(u8),
-    /// Receiver not ready: try again after the pause that the 5-bit code names, see [`rnr_delay_ns`].
+    /// Receiver not ready: try again after the pause that the 5-bit code names, see
+    /// [`rnr_delay_ns`].
     RnrNak(u8),
     /// Not done.
     Nak(NakCode),
@@ -115,7 +117,8 @@ pub const fn rnr_delay_ns(code: u8) -> u64 {
     RNR_DELAYS[(code & 0x1f) as usize] * 10_000
 }
 
-/// The time in nanoseconds that a 5-bit timeout code means, 4.096 us * 2^code; `None` for 0, 'never' (IBTA 9.7.6.1.3).
+/// The time in nanoseconds that a 5-bit timeout code means, 4.096 us * 2^code; `None` for 0,
+/// 'never' (IBTA 9.7.6.1.3).
 pub const fn ack_timeout_ns(code: u8) -> Option<u64> {
     match code & 0x1f {
         0 => None,

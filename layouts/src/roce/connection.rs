@@ -1,6 +1,7 @@
 //! How dynamic connections are made and ended.
 //!
-//! What devices send there is not public. This is the software HCA's own protocol, in packets of [`super::Transport::Dc`]:
+//! What devices send there is not public. This is the software HCA's own protocol, in packets of
+//! [`super::Transport::Dc`]:
 //!
 //! | packet | from, to | says |
 //! |---|---|---|
@@ -12,8 +13,8 @@
 //! | accept, again | target, initiator | there was silence: is the connection still wanted? |
 //! | keep alive | initiator, responder context | it is; otherwise a disconnect answers |
 //!
-//! Between accept and disconnect requests go to the responder context's number, responses to the initiator's, with the operations and
-//! headers of reliable connections.
+//! Between accept and disconnect requests go to the responder context's number, responses to the
+//! initiator's, with the operations and headers of reliable connections.
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -21,7 +22,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::be::{Be32, Be64};
 use crate::prm::field_enum;
 
-/// Dynamic connection extended transport header: all that follows the base header of a packet that makes or ends a connection.
+/// Dynamic connection extended transport header: all that follows the base header of a packet that
+/// makes or ends a connection.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -31,10 +33,12 @@ pub struct DcEth {
     pub access_key: Be64,
     /// The connection: a number that its initiator's device gives to no other, and that goes up.
     pub connection: Be64,
-    /// Connect, disconnect and keep alive: the initiator. Accept: the responder context. Zero in the others.
+    /// Connect, disconnect and keep alive: the initiator. Accept: the responder context. Zero in
+    /// the others.
     pub qpn: Be32,
-    /// Connect: path MTU code (8 bits), acknowledgment timeout code (8). Refuse: a [`DcRefusal`] (8) and the timer code of the pause
-    /// before the next attempt (8), see [`super::rnr_delay_ns`]. The upper half is zero.
+    /// Connect: path MTU code (8 bits), acknowledgment timeout code (8). Refuse: a [`DcRefusal`]
+    /// (8) and the timer code of the pause before the next attempt (8), see
+    /// [`super::rnr_delay_ns`]. The upper half is zero.
     pub detail: Be32,
 }
 

@@ -1,7 +1,8 @@
 //! RoCEv2 transport headers: what follows the UDP header of a packet (IBTA chapter 9, annex A17).
 //!
-//! Every packet starts with a [`Bth`]; its opcode says which extended headers follow ([`BthOpcode::headers`]), then come the
-//! payload, up to three bytes of padding, and the [`crate::icrc`].
+//! Every packet starts with a [`Bth`]; its opcode says which extended headers follow
+//! ([`BthOpcode::headers`]), then come the payload, up to three bytes of padding, and the
+//! [`crate::icrc`].
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -60,7 +61,8 @@ impl Bth {
     const TRANSPORT_SHIFT: u32 = 5;
     const OPERATION: u8 = 0x1f;
 
-    /// A header in the default partition, in migration state 'migrated' (there is one path), without padding.
+    /// A header in the default partition, in migration state 'migrated' (there is one path),
+    /// without padding.
     #[inline]
     pub const fn new(opcode: BthOpcode, destination: u32, psn: u32) -> Self {
         Self {
@@ -113,7 +115,7 @@ impl Bth {
         self.destination.get() & Self::FECN != 0
     }
 
-    /// Sets the bit that tells the receiver of congestion on the way back (BECN).
+    /// Sets the bit that reports congestion on the return path (BECN).
     #[inline]
     #[must_use]
     pub const fn with_congestion_notice(mut self) -> Self {
@@ -217,7 +219,8 @@ pub struct AtomicEth {
 
 const_assert_eq!(size_of::<AtomicEth>(), 28);
 
-/// XRC extended transport header (IBTA annex A14): starts every request of an extended reliable connection.
+/// XRC extended transport header (IBTA annex A14): starts every request of an extended reliable
+/// connection.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -229,7 +232,8 @@ pub struct XrcEth {
 
 const_assert_eq!(size_of::<XrcEth>(), 4);
 
-/// Datagram extended transport header (IBTA 9.3.1): who sent it, and the key that the receiver must have.
+/// Datagram extended transport header (IBTA 9.3.1): the sender's queue pair, and the Q_Key that the
+/// receiver must have.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -243,8 +247,8 @@ pub struct Deth {
 
 const_assert_eq!(size_of::<Deth>(), 8);
 
-/// Operands of a masked atomic on the wire. What devices send there is not public: this is the software HCA's own header, in a
-/// packet of [`Transport::Vendor`].
+/// Operands of a masked atomic on the wire. What devices send there is not public: this is the
+/// software HCA's own header, in a packet of [`Transport::Vendor`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -254,7 +258,8 @@ pub struct MaskedAtomicEth {
     pub address: Be64,
     /// Remote key.
     pub rkey: Be32,
-    /// Bytes of the operand: 4 or 8. Smaller operands lie in the lower bits of the fields that follow.
+    /// Bytes of the operand: 4 or 8. Smaller operands lie in the lower bits of the fields that
+    /// follow.
     pub size: Be32,
     /// What to store, or to add.
     pub swap_or_add: Be64,

@@ -12,7 +12,8 @@ field_enum! {
         Uc = 0b001, "UC";
         /// Unreliable datagram.
         Ud = 0b011, "UD";
-        /// Congestion notification (IBTA annex A17.9.3): [`CONGESTION_NOTIFICATION`] is its only operation.
+        /// Congestion notification (IBTA annex A17.9.3): [`CONGESTION_NOTIFICATION`] is its only
+        /// operation.
         Congestion = 0b100, "CNP";
         /// Extended reliable connected.
         Xrc = 0b101, "XRC";
@@ -29,7 +30,8 @@ pub const CONGESTION_NOTIFICATION: u8 = 0x01;
 pub const CONGESTION_RESERVED: usize = 16;
 
 field_enum! {
-    /// The operation of a packet: the lower five bits of its opcode, or the opcode of a reliable connected one (IBTA table 38).
+    /// The operation of a packet: the lower five bits of its opcode, or the opcode of a reliable
+    /// connected one (IBTA table 38).
     BthOpcode: u8, "RC packet opcode" {
         /// First packet of a send.
         SendFirst = 0x00, "SEND first";
@@ -57,17 +59,17 @@ field_enum! {
         WriteOnlyImmediate = 0x0b, "RDMA WRITE only with immediate";
         /// Asks for an RDMA read.
         ReadRequest = 0x0c, "RDMA READ request";
-        /// First packet of a read's answer.
+        /// First packet of a read response.
         ReadResponseFirst = 0x0d, "RDMA READ response first";
-        /// A packet inside a read's answer.
+        /// A packet inside a read response.
         ReadResponseMiddle = 0x0e, "RDMA READ response middle";
-        /// Last packet of a read's answer.
+        /// Last packet of a read response.
         ReadResponseLast = 0x0f, "RDMA READ response last";
-        /// A read's answer of one packet.
+        /// A read response of one packet.
         ReadResponseOnly = 0x10, "RDMA READ response only";
         /// Acknowledgment, positive or negative.
         Acknowledge = 0x11, "acknowledge";
-        /// An atomic's answer.
+        /// An atomic response.
         AtomicAcknowledge = 0x12, "atomic acknowledge";
         /// Compare and swap.
         CompareSwap = 0x13, "compare and swap";
@@ -81,7 +83,8 @@ field_enum! {
         Connect = 0x18, "connect";
         /// Dynamic connections only: the target has made the connection.
         Accept = 0x19, "accept";
-        /// Dynamic connections only: the target has no connection for the initiator, or ends it (CNAK).
+        /// Dynamic connections only: the target has no connection for the initiator, or ends it
+        /// (CNAK).
         Refuse = 0x1a, "refuse";
         /// Dynamic connections only: the initiator ends the connection.
         Disconnect = 0x1b, "disconnect";
@@ -93,7 +96,8 @@ field_enum! {
 }
 
 bitflags::bitflags! {
-    /// The extended headers of a packet, in the order in which they follow the [`Bth`](super::Bth) unless noted.
+    /// The extended headers of a packet, in the order in which they follow the [`Bth`](super::Bth)
+    /// unless noted.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Headers: u16 {
         /// [`Deth`].
@@ -149,7 +153,8 @@ const HEADER_BYTES: [usize; 10] = [
 ];
 
 impl BthOpcode {
-    /// The extended headers of such a packet of `transport`; `None` if that has no such operation (IBTA table 38).
+    /// The extended headers of such a packet of `transport`; `None` if that has no such operation
+    /// (IBTA table 38).
     pub const fn headers_in(self, transport: Transport) -> Option<Headers> {
         match (transport, self) {
             (Transport::Dc, _) => Some(self.headers()),

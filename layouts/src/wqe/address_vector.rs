@@ -1,8 +1,9 @@
-//! Where a datagram goes.
+//! Address vectors: the destination of a datagram.
 //!
-//! A UD send carries an address vector behind its control segment: the full form of 48 bytes, or on InfiniBand ports of devices that
-//! take it the compact form, which is its first 16 bytes. Sources: mlx5dv.h `struct mlx5_wqe_av` and `MLX5_EXTENDED_UD_AV`, rdma-core
-//! `mlx5_create_ah` for what goes where on Ethernet.
+//! A UD send carries an address vector after its control segment: the full form of 48 bytes, or the
+//! compact form, its first 16 bytes, on InfiniBand ports of devices that support it. Sources:
+//! mlx5dv.h `struct mlx5_wqe_av` and `MLX5_EXTENDED_UD_AV`; rdma-core `mlx5_create_ah` for the
+//! fields used on Ethernet.
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -11,7 +12,8 @@ use crate::be::{Be16, Be32};
 
 /// In [`CompactAddressVector::qpn`]: the full form follows.
 pub const EXTENDED_ADDRESS_VECTOR: u32 = 1 << 31;
-/// In [`AddressVector::grh_gid_flow`]: send a global routing header. Reserved on Ethernet, where there always is one.
+/// In [`AddressVector::grh_gid_flow`]: send a global routing header. Reserved on Ethernet, where
+/// there always is one.
 const GLOBAL: u32 = 1 << 30;
 
 /// The first 16 bytes of an address vector, and all there is of the compact form.
@@ -26,7 +28,8 @@ pub struct CompactAddressVector {
     pub reserved: Be32,
     /// Number of the receiver's queue pair (24 bits), and [`EXTENDED_ADDRESS_VECTOR`].
     pub qpn: Be32,
-    /// Static rate (4 bits) and service level: the low four bits on InfiniBand, bits 1 to 3 on Ethernet.
+    /// Static rate (4 bits) and service level: the low four bits on InfiniBand, bits 1 to 3 on
+    /// Ethernet.
     pub rate_service_level: u8,
     /// Source path bits (7 bits).
     pub path_bits: u8,
@@ -56,10 +59,11 @@ impl CompactAddressVector {
     }
 }
 
-/// The same for the other kind of receiver: the target of dynamic connections `dctn`, whose access key fills the first 8 bytes
-/// (mlx5dv.h: `mlx5dv_set_dgram_seg`).
+/// The same for the other kind of receiver: the DC target `dctn`, whose access key fills the first
+/// 8 bytes (mlx5dv.h: `mlx5dv_set_dgram_seg`).
 impl CompactAddressVector {
-    /// This address with access key `key` and target `dctn` in the place of queue key and queue pair.
+    /// This address with access key `key` and target `dctn` in the place of queue key and queue
+    /// pair.
     #[inline]
     #[must_use]
     pub const fn to_target(self, dctn: u32, key: u64) -> Self {
@@ -72,7 +76,7 @@ impl CompactAddressVector {
         }
     }
 
-    /// The access key of a target of dynamic connections.
+    /// The access key of a DC target.
     #[inline]
     pub const fn access_key(&self) -> u64 {
         (self.qkey.get() as u64) << 32 | self.reserved.get() as u64
@@ -85,7 +89,7 @@ impl CompactAddressVector {
 )]
 #[repr(C)]
 pub struct AddressVector {
-    /// What the compact form has, with [`EXTENDED_ADDRESS_VECTOR`] set.
+    /// The compact form, with [`EXTENDED_ADDRESS_VECTOR`] set.
     pub base: CompactAddressVector,
     /// Zero.
     pub reserved: Be32,
@@ -95,7 +99,8 @@ pub struct AddressVector {
     pub traffic_class: u8,
     /// Hop limit of the global routing header.
     pub hop_limit: u8,
-    /// Global routing header present (bit 30, InfiniBand only), index of the source GID (bits 20 to 27), flow label (20 bits).
+    /// Global routing header present (bit 30, InfiniBand only), index of the source GID (bits 20 to
+    /// 27), flow label (20 bits).
     pub grh_gid_flow: Be32,
     /// The receiver's GID.
     pub gid: [u8; 16],
@@ -126,8 +131,8 @@ impl AddressVector {
         Self { gid, hop_limit, grh_gid_flow: Be32::new(GLOBAL | (source_index as u32) << 20), ..self }
     }
 
-    /// The RoCE v2 form: queue pair `qpn` at `gid`, which is reached over `mac`, from UDP port `source_port` and the port's GID at
-    /// `source_index`.
+    /// The RoCE v2 form: queue pair `qpn` at `gid`, which is reached over `mac`, from UDP port
+    /// `source_port` and the port's GID at `source_index`.
     #[inline]
     pub const fn roce(
         qpn: u32,

@@ -1,7 +1,8 @@
 //! Send and receive work queue entries (WQEs) as an mlx5 device reads them.
 //!
-//! A WQE is a run of 16-byte units (`ds`), laid into a ring of 64-byte basic blocks (WQEBBs). It starts with a
-//! [`ControlSegment`]; what follows depends on the opcode. Sources: mlx5dv.h `struct mlx5_wqe_*`, PRM 'Work Queue Element'.
+//! A WQE is a run of 16-byte units (`ds`), laid into a ring of 64-byte basic blocks (WQEBBs). It
+//! starts with a [`ControlSegment`]; what follows depends on the opcode. Sources: mlx5dv.h `struct
+//! mlx5_wqe_*`, PRM 'Work Queue Element'.
 //!
 //! ```
 //! use barewire_layouts::wqe::DataSegment;
@@ -65,7 +66,8 @@ pub enum Opcode {
     AtomicCompareSwap = 0x11,
     /// 8-byte fetch and add.
     AtomicFetchAdd = 0x12,
-    /// Compare and swap of the bits that two masks select; the modifier says how wide: see [`extended_atomic_modifier`].
+    /// Compare and swap of the bits that two masks select; the modifier says how wide: see
+    /// [`extended_atomic_modifier`].
     MaskedCompareSwap = 0x14,
     /// Fetch and add in fields that a mask divides; width as above.
     MaskedFetchAdd = 0x15,
@@ -106,7 +108,8 @@ bitflags! {
         const SOLICITED = 0x02;
         /// Write a completion queue entry.
         const COMPLETION = 0x08;
-        /// Wait for what this queue does locally, such as an invalidation posted just before (`INITIATOR_SMALL_FENCE`).
+        /// Wait for what this queue does locally, such as an invalidation posted just before
+        /// (`INITIATOR_SMALL_FENCE`).
         const SMALL_FENCE = 0x20;
         /// Wait for all earlier RDMA reads and atomics of this queue.
         const FENCE = 0x80;
@@ -116,7 +119,8 @@ bitflags! {
 impl ControlFlags {
     /// The two completion-mode bits: 2 means 'a CQE for every such WQE', 0 'only in error'.
     pub const COMPLETION_MASK: u8 = 0x0c;
-    /// Fence-mode bits; 0, [`ControlFlags::SMALL_FENCE`] (1 << 5) and [`ControlFlags::FENCE`] (4 << 5) are in use here.
+    /// Fence-mode bits; 0, [`ControlFlags::SMALL_FENCE`] (1 << 5) and [`ControlFlags::FENCE`] (4 <<
+    /// 5) are in use here.
     pub const FENCE_MASK: u8 = 0xe0;
 }
 
@@ -200,8 +204,8 @@ impl ControlSegment {
     }
 }
 
-/// Which shared receive queue the message of an extended reliable connection goes to: follows the control segment of every operation
-/// but NOP (linux qp.h: `struct mlx5_wqe_xrc_seg`).
+/// The receiver's shared receive queue on an XRC connection. It follows the control segment of
+/// every operation but NOP (linux qp.h: `struct mlx5_wqe_xrc_seg`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -268,8 +272,8 @@ impl DataSegment {
     }
 }
 
-/// Starts data that lies in the WQE (mlx5dv.h: `struct mlx5_wqe_inl_data_seg`). The bytes follow at once; the segment is padded
-/// to a multiple of 16.
+/// Starts data that lies in the WQE (mlx5dv.h: `struct mlx5_wqe_inl_data_seg`). The bytes follow at
+/// once; the segment is padded to a multiple of 16.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -329,8 +333,8 @@ mod tests {
     use super::golden::golden;
     use super::*;
 
-    /// The bytes are libmlx5's own: reference/golden, operations write_inl_8_sig, write_imm_inl_8_sig_solicited and
-    /// read_1sge_256_sig.
+    /// The bytes are libmlx5's own: reference/golden, operations write_inl_8_sig,
+    /// write_imm_inl_8_sig_solicited and read_1sge_256_sig.
     #[test]
     fn segments_as_libmlx5_writes_them() {
         golden::<_, 16>(

@@ -1,16 +1,16 @@
 //! Receive WQEs.
 //!
-//! A receive queue's WQE is a list of [`super::DataSegment`]s, as many as the queue's stride has room for; a shorter list ends with
-//! [`super::DataSegment::END`]. In a shared receive queue a header comes first. Sources: mlx5dv.h `struct mlx5_wqe_srq_next_seg`,
-//! rdma-core srq.c.
+//! A receive queue's WQE is a list of [`super::DataSegment`]s, as many as the queue's stride has
+//! room for; a shorter list ends with [`super::DataSegment::END`]. In a shared receive queue a
+//! header comes first. Sources: mlx5dv.h `struct mlx5_wqe_srq_next_seg`, rdma-core srq.c.
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::be::Be16;
 
-/// First 16 bytes of a WQE of a shared receive queue. In a queue of the linked-list kind the device follows it from one WQE to the next;
-/// in a cyclic one it takes them in order and ignores it.
+/// First 16 bytes of a WQE of a shared receive queue. In a queue of the linked-list kind the device
+/// follows it from one WQE to the next; in a cyclic one it takes them in order and ignores it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

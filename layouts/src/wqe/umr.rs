@@ -1,10 +1,11 @@
 //! User-mode memory registration (UMR): the segments with which a queue pair changes a memory key.
 //!
-//! A [`UmrControlSegment`] says what changes, a [`MkeyContextSegment`] the new values, and a list of translations may follow, in the WQE
-//! or by a data segment: [`crate::command::klm::Klm`]s, or a [`RepeatBlock`] with its entries. Memory windows are bound and local keys
-//! invalidated so, too (libmlx5 `set_bind_wr`), as devices do not take `MLX5_OPCODE_LOCAL_INVAL` from user space. Sources: mlx5dv.h
-//! `struct mlx5_wqe_umr_ctrl_seg`, `struct mlx5_wqe_mkey_context_seg`, `struct mlx5_wqe_umr_repeat_block_seg`; linux device.h
-//! `MLX5_UMR_*`, `MLX5_MKEY_MASK_*`.
+//! A [`UmrControlSegment`] says what changes, a [`MkeyContextSegment`] the new values, and a list
+//! of translations may follow, in the WQE or by a data segment: [`crate::command::klm::Klm`]s, or a
+//! [`RepeatBlock`] with its entries. Memory windows are bound and local keys invalidated so, too
+//! (libmlx5 `set_bind_wr`), as devices do not take `MLX5_OPCODE_LOCAL_INVAL` from user space.
+//! Sources: mlx5dv.h `struct mlx5_wqe_umr_ctrl_seg`, `struct mlx5_wqe_mkey_context_seg`, `struct
+//! mlx5_wqe_umr_repeat_block_seg`; linux device.h `MLX5_UMR_*`, `MLX5_MKEY_MASK_*`.
 
 use bitflags::bitflags;
 use static_assertions::const_assert_eq;
@@ -54,7 +55,7 @@ bitflags! {
     }
 }
 
-/// What is to change (mlx5dv.h: `struct mlx5_wqe_umr_ctrl_seg`).
+/// The changes to an mkey (mlx5dv.h: `struct mlx5_wqe_umr_ctrl_seg`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -145,11 +146,12 @@ impl MkeyContextSegment {
     };
 }
 
-/// The `key` of a list's entry that is a [`RepeatBlock`] and no range: what libmlx5 writes as its `op`.
+/// The `key` of a list's entry that is a [`RepeatBlock`] and no range: what libmlx5 writes as its
+/// `op`.
 pub const REPEAT_BLOCK: u32 = 0x400;
 
-/// Starts a part of a list that is strided: the entries behind it, over and over again (mlx5dv.h: `struct
-/// mlx5_wqe_umr_repeat_block_seg`).
+/// Starts a part of a list that is strided: the entries behind it, over and over again (mlx5dv.h:
+/// `struct mlx5_wqe_umr_repeat_block_seg`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -167,7 +169,8 @@ pub struct RepeatBlock {
     pub entries: Be16,
 }
 
-/// Bytes that every repetition of a [`RepeatBlock`] takes `stride` further on (mlx5dv.h: `struct mlx5_wqe_umr_repeat_ent_seg`).
+/// Bytes that every repetition of a [`RepeatBlock`] takes `stride` further on (mlx5dv.h: `struct
+/// mlx5_wqe_umr_repeat_ent_seg`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

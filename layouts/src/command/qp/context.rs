@@ -16,7 +16,7 @@ impl Qpc {
     pub const PD: Field<Self> = Field::new(0x28, 24);
     /// Path MTU.
     pub const MTU: Field<Self, Mtu> = Field::new(0x40, 3);
-    /// log2 of the most bytes of a message.
+    /// log2 of the largest message in bytes.
     pub const LOG_MSG_MAX: Field<Self, u8> = Field::new(0x43, 5);
     /// log2 of the receive WQEs of the ring.
     pub const LOG_RQ_SIZE: Field<Self, u8> = Field::new(0x49, 4);
@@ -56,7 +56,7 @@ impl Qpc {
     pub const CUR_RETRY_COUNT: Field<Self, u8> = Field::new(0x398, 3);
     /// The requester's next packet sequence number.
     pub const NEXT_SEND_PSN: Field<Self> = Field::new(0x3c8, 24);
-    /// log2 of the channels whose requests an initiator of dynamic connections keeps apart; 0 for none.
+    /// log2 of the channels whose requests a DC initiator keeps apart; 0 for none.
     pub const LOG_NUM_DCI_STREAM_CHANNELS: Field<Self, u8> = Field::new(0x3e3, 5);
     /// The send queue's completion queue.
     pub const CQN_SND: Field<Self> = Field::new(0x3e8, 24);
@@ -64,19 +64,20 @@ impl Qpc {
     pub const LAST_ACKED_PSN: Field<Self> = Field::new(0x448, 24);
     /// Messages sent.
     pub const SSN: Field<Self> = Field::new(0x468, 24);
-    /// log2 of the reads and atomics that the responder answers at a time.
+    /// log2 of the reads and atomics that the responder serves at a time.
     pub const LOG_RRA_MAX: Field<Self, u8> = Field::new(0x488, 3);
-    /// Atomics that the responder answers.
+    /// Atomics that the responder accepts.
     pub const ATOMIC_MODE: Field<Self, AtomicMode> = Field::new(0x48c, 4);
-    /// The responder answers RDMA reads.
+    /// The responder accepts RDMA reads.
     pub const RRE: Field<Self, bool> = Field::new(0x490, 1);
     /// The responder takes RDMA writes.
     pub const RWE: Field<Self, bool> = Field::new(0x491, 1);
-    /// The responder answers atomics.
+    /// The responder accepts atomics.
     pub const RAE: Field<Self, bool> = Field::new(0x492, 1);
     /// Where the ring starts in its first page, in 64-byte units.
     pub const PAGE_OFFSET: Field<Self, u8> = Field::new(0x494, 6);
-    /// The pause that the responder asks for when it has no receive WQE: a code of IBTA's RNR timer table.
+    /// The pause that the responder asks for when it has no receive WQE: a code of IBTA's RNR timer
+    /// table.
     pub const MIN_RNR_NAK: Field<Self, u8> = Field::new(0x4a3, 5);
     /// The packet sequence number that the responder expects.
     pub const NEXT_RCV_PSN: Field<Self> = Field::new(0x4a8, 24);

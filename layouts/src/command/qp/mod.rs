@@ -1,6 +1,6 @@
-//! Queue pairs: CREATE_QP, the state moves, QUERY_QP, DESTROY_QP (mlx5_ifc.h: `create_qp_*`, `rst2init_qp_*`, `init2rtr_qp_*`,
-//! `rtr2rts_qp_*`, `rts2rts_qp_*`,
-//! `init2init_qp_*`, `qp_2err_*`, `qp_2rst_*`, `query_qp_*`, `destroy_qp_*`, `qpc`, `ads`).
+//! Queue pairs: CREATE_QP, the state moves, QUERY_QP, DESTROY_QP (mlx5_ifc.h: `create_qp_*`,
+//! `rst2init_qp_*`, `init2rtr_qp_*`, `rtr2rts_qp_*`, `rts2rts_qp_*`, `init2init_qp_*`, `qp_2err_*`,
+//! `qp_2rst_*`, `query_qp_*`, `destroy_qp_*`, `qpc`, `ads`).
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
@@ -56,7 +56,8 @@ field_enum! {
 }
 
 field_enum! {
-    /// The largest payload of a packet (mlx5_ifc.h: `MLX5_QPC_MTU_*`, the numbers of IBTA's path MTU).
+    /// The largest payload of a packet (mlx5_ifc.h: `MLX5_QPC_MTU_*`, the numbers of IBTA's path
+    /// MTU).
     Mtu: u8, "path MTU" {
         /// 256 bytes.
         Bytes256 = 1, "256 B";
@@ -105,7 +106,7 @@ field_enum! {
 }
 
 field_enum! {
-    /// Which atomic operations a queue pair answers (mlx5_ifc.h: `MLX5_QPC_ATOMIC_MODE_*`).
+    /// Atomic operations that a queue pair accepts (mlx5_ifc.h: `MLX5_QPC_ATOMIC_MODE_*`).
     AtomicMode: u8, "atomic mode" {
         /// None.
         None = 0x0, "none";
@@ -122,7 +123,8 @@ field_enum! {
 pub const RNR_RETRY_FOREVER: u8 = 7;
 
 layouts! {
-    /// Makes a queue pair, in state RST. A list of page addresses may follow where no umem is given.
+    /// Creates a queue pair, in state RST. A list of page addresses may follow where no umem is
+    /// given.
     CreateQpIn: 272, "create_qp_in";
     /// Names the new queue pair.
     CreateQpOut: 16, "create_qp_out";
@@ -142,7 +144,7 @@ layouts! {
     ToErrQpIn: 16, "qp_2err_in";
     /// Any state to RST.
     ToRstQpIn: 16, "qp_2rst_in";
-    /// Asks for a queue pair's context.
+    /// Queries a queue pair's context.
     QueryQpIn: 16, "query_qp_in";
     /// The context.
     QueryQpOut: 272, "query_qp_out";
@@ -186,7 +188,8 @@ impl DestroyQpIn {
     pub const QPN: Field<Self> = Field::new(0x48, 24);
 }
 
-/// The commands that carry a context, and move a queue pair to a next state or change it where it is: they share one layout.
+/// The commands that carry a context, and move a queue pair to a next state or change it where it
+/// is: they share one layout.
 pub trait ModifyQp: Layout + Sized {
     /// The queue pair.
     const QPN: Field<Self> = Field::new(0x48, 24);
@@ -301,7 +304,8 @@ mod tests {
         let qpc = &mut want[24..];
         qpc[2] = 0x18;
         qpc[4..8].copy_from_slice(&[0, 1, 2, 3]);
-        // log_rq_size 5 in bits 1-4 and log_rq_stride 2 in bits 5-7 of byte 9; log_sq_size 6 in bits 1-4 of byte 10
+        // log_rq_size 5 in bits 1-4 and log_rq_stride 2 in bits 5-7 of byte 9; log_sq_size 6 in
+        // bits 1-4 of byte 10
         qpc[9..11].copy_from_slice(&[5 << 3 | 2, 6 << 3]);
         qpc[15] = 4;
         qpc[17..20].copy_from_slice(&[0x0a, 0x0b, 0x0c]);
