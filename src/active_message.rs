@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use crate::error::{EndpointError, HandlerError};
+use crate::fork::Maker;
 use crate::pool::Lease;
 
 /// Active-message ids per interface.
@@ -15,9 +16,38 @@ pub const MAX_HANDLERS: u8 = 32;
 /// Bytes of the header that `am_short` puts before the payload.
 pub const SHORT_HEADER: usize = size_of::<u64>();
 
-/// A message as its handler sees it. The bytes live until the handler returns, or longer if it keeps them.
+/// A message as its handler sees it. Its bytes are borrowed from it: they are valid until the
+/// handler returns, and longer only as a [`KeptMessage`], which [`Self::keep`] makes of it.
 ///
-/// Two words, so that it reaches the handler in registers.
+/// A slice of the message does not outlive a call of `keep`, as the buffer is reused when the kept
+/// message is dropped:
+///
+/// ```compile_fail,E0505
+/// fn handler(message: barewire::Message<'_>) {
+///     let data = message.data();
+///     drop(message.keep());
+///     println!("{data:?}");
+/// }
+/// ```
+///
+/// ```compile_fail,E0505
+/// fn handler(message: barewire::Message<'_>) {
+///     let (_header, payload) = message.split_short().unwrap();
+///     drop(message.keep());
+///     println!("{payload:?}");
+/// }
+/// ```
+///
+/// The kept message is read in its place:
+///
+/// ```
+/// fn handler(message: barewire::Message<'_>) {
+///     println!("{:?}", message.data());
+///     let kept = message.keep();
+///     println!("{:?}", &kept[..]);
+/// }
+/// ```
+// Two words, so that it reaches the handler in registers.
 pub struct Message<'a> {
     /// First byte, [`HOME`] bytes behind the start of its buffer; or an [`Elsewhere`].
     data: NonNull<u8>,
@@ -54,15 +84,18 @@ pub(crate) unsafe fn write_home(start: NonNull<u8>, keeper: &dyn Keeper) {
 
 impl<'a> Message<'a> {
     /// # Safety
-    /// `data` lies [`HOME`] bytes behind the start of a buffer, is valid for reads of `length` bytes, which nobody writes for `'a`, and the
-    /// buffer's home was written with a keeper that lives for `'a`.
+    /// `data` lies [`HOME`] bytes behind the start of a buffer whose home was written with a keeper
+    /// that lives for `'a`. It is valid for reads of `length` bytes. Until `'a` ends, or the kept
+    /// message that the keeper returns is dropped, these bytes are not written.
     #[inline(always)]
     pub(crate) unsafe fn new(data: NonNull<u8>, length: usize) -> Self {
         Self { data, length, buffer: PhantomData }
     }
 
     /// # Safety
-    /// The data that `place` tells of is valid for reads of `length` bytes, fewer than half the address space, which nobody writes for `'a`.
+    /// The data of `place` is valid for reads of `length` bytes, fewer than half the address space.
+    /// Until `'a` ends, or the kept message that the keeper returns is dropped, these bytes are not
+    /// written.
     #[inline(always)]
     pub(crate) unsafe fn elsewhere(place: &'a Elsewhere<'_>, length: usize) -> Self {
         Self { data: NonNull::from(place).cast(), length: length | ELSEWHERE, buffer: PhantomData }
@@ -77,15 +110,17 @@ impl<'a> Message<'a> {
     /// Everything that was sent: for `am_short` the 8-byte header and the payload, for `am_zcopy` the header
     /// and the slices, for `am_bcopy` what was packed.
     #[inline]
-    pub fn data(&self) -> &'a [u8] {
+    pub fn data(&self) -> &[u8] {
         let data = self.place().map_or(self.data, |place| place.data);
-        // SAFETY: the contracts of `new` and `elsewhere`.
+        // SAFETY: by the contracts of `new` and `elsewhere` the bytes are valid and not written while
+        // this message exists. The result borrows the message, and `keep` takes it by value, so that
+        // the result is dead before a kept message can give the buffer back.
         unsafe { std::slice::from_raw_parts(data.as_ptr(), self.length & !ELSEWHERE) }
     }
 
     /// A message of `am_short` as its header and payload; `None` if it is shorter than a header.
     #[inline]
-    pub fn split_short(&self) -> Option<(u64, &'a [u8])> {
+    pub fn split_short(&self) -> Option<(u64, &[u8])> {
         let (header, payload) = self.data().split_first_chunk::<SHORT_HEADER>()?;
         Some((u64::from_le_bytes(*header), payload))
     }
@@ -116,6 +151,8 @@ pub struct KeptMessage {
     data: NonNull<[u8]>,
     /// Taken when it is dropped; `None` if the owner has no use for it any more.
     buffer: Option<Lease>,
+    /// A child by fork gives nothing back.
+    maker: Maker,
     owner: Rc<dyn Reclaim>,
 }
 
@@ -124,7 +161,7 @@ impl KeptMessage {
     /// `data` lies in `buffer`, a buffer of `owner`, and stays valid and unwritten until `owner.reclaim(buffer)` is
     /// called, or, if it is not to be given back, while `owner` lives.
     pub(crate) unsafe fn new(data: &[u8], buffer: Option<Lease>, owner: Rc<dyn Reclaim>) -> Self {
-        Self { data: NonNull::from(data), buffer, owner }
+        Self { data: NonNull::from(data), buffer, maker: Maker::current(), owner }
     }
 }
 
@@ -139,7 +176,9 @@ impl Deref for KeptMessage {
 
 impl Drop for KeptMessage {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
+        if let Some(buffer) = self.buffer.take()
+            && !self.maker.is_parent()
+        {
             self.owner.reclaim(buffer);
         }
     }
@@ -244,12 +283,10 @@ impl Handlers {
     #[cold]
     pub(crate) fn dispatch_error(&self, error: &EndpointError) {
         tracing::debug!(%error, "an endpoint failed");
-        if let Some(mut handler) = self.error.take() {
-            handler(error);
-            // Unless it was replaced meanwhile.
-            let newer = self.error.replace(Some(handler));
-            if newer.is_some() {
-                drop(self.error.replace(newer));
+        if let Some(handler) = self.error.take() {
+            let mut lent = LentErrorHandler { handlers: self, handler: Some(handler) };
+            if let Some(handler) = &mut lent.handler {
+                handler(error);
             }
         }
     }
@@ -257,8 +294,24 @@ impl Handlers {
     /// Takes no handler any more; those that are set go with the next [`Running::renew`].
     pub(crate) fn close(&self) {
         self.closed.set(true);
-        drop(self.error.take());
-        drop(self.newer.take());
+        drop((self.error.take(), self.newer.take()));
+    }
+}
+
+/// An error handler that runs. It goes back also when it panics, unless it was replaced meanwhile.
+struct LentErrorHandler<'a> {
+    handlers: &'a Handlers,
+    handler: Option<ErrorHandler>,
+}
+
+impl Drop for LentErrorHandler<'_> {
+    fn drop(&mut self) {
+        let newer = self.handlers.error.take();
+        if newer.is_some() || self.handlers.closed.get() {
+            self.handlers.error.set(newer);
+        } else {
+            self.handlers.error.set(self.handler.take());
+        }
     }
 }
 
@@ -284,20 +337,28 @@ impl<const NOTED: bool> Running<'_, NOTED> {
     /// Handlers that were set since take their places; after [`Handlers::close`] all are dropped, and with them the endpoints that
     /// they captured.
     pub(crate) fn renew(&mut self) {
-        for (id, handler) in self.0.newer.take() {
-            self.replace(id, handler);
-        }
-        if self.0.closed.get() {
-            (0..MAX_HANDLERS).for_each(|id| self.replace(id, counting(&self.0.unhandled)));
+        let newer = self.0.newer.take();
+        if !newer.is_empty() || self.0.closed.get() {
+            self.place(newer);
         }
     }
 
-    fn replace(&mut self, id: u8, handler: Handler) {
-        if let Some(slot) = self.0.slots.get(usize::from(id)) {
-            // SAFETY: as in `dispatch`, and nothing is called meanwhile.
-            let older = unsafe { std::mem::replace(&mut *slot.get(), handler) };
-            // The user's code, when nothing is borrowed.
-            drop(older);
+    #[cold]
+    fn place(&mut self, mut newer: Vec<(u8, Handler)>) {
+        if self.0.closed.get() {
+            newer.extend((0..MAX_HANDLERS).map(|id| (id, counting(&self.0.unhandled))));
+        }
+        let older: Vec<_> = newer.into_iter().map(|(id, handler)| self.replace(id, handler)).collect();
+        // The user's code, when all of them have their places.
+        drop(older);
+    }
+
+    /// Returns the handler that it replaces.
+    fn replace(&mut self, id: u8, handler: Handler) -> Handler {
+        match self.0.slots.get(usize::from(id)) {
+            // SAFETY: only this value reaches the slots, and nothing is called meanwhile.
+            Some(slot) => unsafe { std::mem::replace(&mut *slot.get(), handler) },
+            None => handler,
         }
     }
 }

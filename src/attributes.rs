@@ -14,7 +14,7 @@ bitflags! {
         const PENDING = 1 << 2;
         /// The death of a peer is noticed and reported.
         const ERRHANDLE_PEER_FAILURE = 1 << 3;
-        /// Remote memory errors (wrong key, range, right) are reported, not fatal.
+        /// Remote memory errors (a wrong or expired key, range or right) are reported, not fatal.
         const ERRHANDLE_REMOTE_MEM = 1 << 4;
         /// Put from the argument.
         const PUT_SHORT = 1 << 8;

@@ -1,6 +1,9 @@
 //! A cache of registrations, for memory that someone else allocates.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
@@ -40,8 +43,31 @@ pub struct CacheStatistics {
     pub bytes: usize,
 }
 
+/// Ranges that the device did not give up.
+type Stuck = Rc<RefCell<Vec<Range<usize>>>>;
+
+/// A region. Dropping it deregisters it, and notes it if the device refuses.
+#[derive(Debug)]
+struct Region {
+    memory: ManuallyDrop<Memory>,
+    stuck: Stuck,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let first = self.memory.address() as usize;
+        let range = first..first + self.memory.len();
+        // SAFETY: taken once, here.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        if let Err(error) = memory.deregister() {
+            tracing::error!("{error}");
+            self.stuck.borrow_mut().push(range);
+        }
+    }
+}
+
 struct Entry {
-    memory: Rc<Memory>,
+    region: Rc<Region>,
     access: Access,
     /// Names it in `by_use`.
     used: u64,
@@ -49,7 +75,7 @@ struct Entry {
 
 /// Registrations of one domain that are kept for the next time, least recently used ones first to go.
 ///
-/// Nothing is hooked: who frees memory says so before, by [`Self::invalidate`]. That is what makes it explicit, and what `unsafe` in
+/// Nothing is hooked: whoever frees memory calls [`Self::invalidate`] before. That is what `unsafe` in
 /// [`Self::get`] is about.
 ///
 /// ```
@@ -77,7 +103,9 @@ pub struct RegistrationCache {
     /// First addresses, by last use.
     by_use: BTreeMap<u64, usize>,
     /// Regions that went while someone used them.
-    retired: Vec<Weak<Memory>>,
+    retired: Vec<Weak<Region>>,
+    /// Regions that went and are registered for ever.
+    stuck: Stuck,
     clock: u64,
     statistics: CacheStatistics,
 }
@@ -85,7 +113,7 @@ pub struct RegistrationCache {
 /// A range of a registered region. The region stays registered as long as one of these lives, even if the cache lets it go.
 #[derive(Debug, Clone)]
 pub struct Cached {
-    memory: Rc<Memory>,
+    region: Rc<Region>,
     offset: usize,
     length: usize,
 }
@@ -96,12 +124,12 @@ impl Cached {
     /// # Errors
     /// Never: the range was checked when it was looked up.
     pub fn slice(&self) -> Result<Slice<'_>, MemoryError> {
-        self.memory.slice(self.offset, self.length)
+        self.region.memory.slice(self.offset, self.length)
     }
 
     /// The whole region, for its key.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        &self.region.memory
     }
 
     /// The range's first byte in the region.
@@ -119,6 +147,7 @@ impl RegistrationCache {
             regions: BTreeMap::new(),
             by_use: BTreeMap::new(),
             retired: Vec::new(),
+            stuck: Stuck::default(),
             clock: 0,
             statistics: CacheStatistics::default(),
         }
@@ -130,65 +159,70 @@ impl RegistrationCache {
     /// [`MemoryError`]. If the device has no room, what is used least goes, and it is tried again.
     ///
     /// # Safety
-    /// `[start, start + length)` stays mapped, and is accessed in no other way than through atomics or this API, until
-    /// [`Self::invalidate`] of the range answered 0, or the cache and all that it gave are dropped.
+    /// Until [`Self::invalidate`] of the range has returned 0, `[start, start + length)` stays mapped, and this
+    /// process accesses it in no other way than through atomics or this API. Dropping the cache and all
+    /// that it gave deregisters too, but cannot report that the device refused: memory that was not
+    /// invalidated before stays as it is for the life of the process.
     pub unsafe fn get(
         &mut self,
         start: NonNull<u8>,
         length: usize,
         access: Access,
     ) -> Result<Cached, MemoryError> {
+        let access = access & Access::all();
         let first = start.addr().get();
         let end = first.checked_add(length).ok_or(MemoryError::NoMemory { length })?;
         if let Some((&at, entry)) = self.regions.range(..=first).next_back()
-            && at + entry.memory.len() >= end
+            && at + entry.region.memory.len() >= end
             && entry.access.contains(access)
         {
-            let memory = Rc::clone(&entry.memory);
+            let region = Rc::clone(&entry.region);
             self.statistics.hits += 1;
             self.touch(at);
-            return Ok(Cached { memory, offset: first - at, length });
+            return Ok(Cached { region, offset: first - at, length });
         }
         self.statistics.misses += 1;
         // Together with what lies inside, and with what it lies inside of, which lacks a right: none may lie in another.
         let (mut from, mut to, mut rights) = (first, end, access);
         if let Some((&at, entry)) = self.regions.range(..=first).next_back()
-            && at + entry.memory.len() >= end
+            && at + entry.region.memory.len() >= end
         {
-            (from, to, rights) = (at, at + entry.memory.len(), access | entry.access);
+            (from, to, rights) = (at, at + entry.region.memory.len(), access | entry.access);
         }
         let inside: Vec<usize> = self.inside(from, to).collect();
         for at in &inside {
             rights |= self.regions.get(at).map_or(Access::empty(), |entry| entry.access);
         }
         // SAFETY: at or before `start`, in a region that an earlier call brought.
-        let region = unsafe { start.sub(first - from) };
+        let whole = unsafe { start.sub(first - from) };
         let memory = loop {
             // SAFETY: the caller's promise now, and those of the calls that brought the regions around.
-            match unsafe { self.domain.register(region, to - from, rights) } {
+            match unsafe { self.domain.register(whole, to - from, rights) } {
                 Err(_) if self.evict() => {}
-                answer => break Rc::new(answer?),
+                answer => break answer?,
             }
         };
+        let region = Rc::new(Region { memory: ManuallyDrop::new(memory), stuck: Rc::clone(&self.stuck) });
         for at in inside {
             self.remove(at);
         }
         self.clock += 1;
         self.by_use.insert(self.clock, from);
-        self.statistics.bytes += memory.len();
+        self.statistics.bytes += to - from;
         self.statistics.regions += 1;
-        let entry = Entry { memory: Rc::clone(&memory), access: rights, used: self.clock };
+        let entry = Entry { region: Rc::clone(&region), access: rights, used: self.clock };
         self.regions.insert(from, entry);
         while self.statistics.regions > self.limits.regions || self.statistics.bytes > self.limits.bytes {
             if !self.evict() {
                 break;
             }
         }
-        Ok(Cached { memory, offset: first - from, length })
+        Ok(Cached { region, offset: first - from, length })
     }
 
-    /// Forgets every region that has a byte of the range. Answers how many regions there still use it, held by what [`Self::get`] gave: the
-    /// memory may go when that is 0.
+    /// Forgets every region that has a byte of the range. Returns how many regions still cover a part of it: held
+    /// by what [`Self::get`] gave, or, for the life of the process, by a device that refused to give them
+    /// up. The memory may go when that is 0.
     pub fn invalidate(&mut self, start: NonNull<u8>, length: usize) -> usize {
         let first = start.addr().get();
         let end = first.saturating_add(length);
@@ -196,19 +230,18 @@ impl RegistrationCache {
             .regions
             .range(..end)
             .rev()
-            .take_while(|&(&at, entry)| at + entry.memory.len() > first)
+            .take_while(|&(&at, entry)| at + entry.region.memory.len() > first)
             .map(|(&at, _)| at)
             .collect();
         self.statistics.invalidations += touched.len() as u64;
         for at in touched {
             self.remove(at);
         }
+        let covers = |at: usize, length: usize| at < end && at + length > first;
         let used = self.retired.iter().filter_map(Weak::upgrade);
-        used.filter(|memory| {
-            let at = memory.address() as usize;
-            at < end && at + memory.len() > first
-        })
-        .count()
+        let used =
+            used.filter(|region| covers(region.memory.address() as usize, region.memory.len())).count();
+        used + self.stuck.borrow().iter().filter(|range| covers(range.start, range.len())).count()
     }
 
     /// What it did and has.
@@ -220,7 +253,7 @@ impl RegistrationCache {
     fn inside(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
         self.regions
             .range(from..to)
-            .filter(move |&(&at, entry)| at + entry.memory.len() <= to)
+            .filter(move |&(&at, entry)| at + entry.region.memory.len() <= to)
             .map(|(&at, _)| at)
     }
 
@@ -236,11 +269,11 @@ impl RegistrationCache {
     fn remove(&mut self, at: usize) {
         let Some(entry) = self.regions.remove(&at) else { return };
         self.by_use.remove(&entry.used);
-        self.statistics.bytes -= entry.memory.len();
+        self.statistics.bytes -= entry.region.memory.len();
         self.statistics.regions -= 1;
-        self.retired.retain(|memory| memory.strong_count() > 0);
-        if Rc::strong_count(&entry.memory) > 1 {
-            self.retired.push(Rc::downgrade(&entry.memory));
+        self.retired.retain(|region| region.strong_count() > 0);
+        if Rc::strong_count(&entry.region) > 1 {
+            self.retired.push(Rc::downgrade(&entry.region));
         }
     }
 
@@ -302,14 +335,14 @@ mod tests {
                 prop_assert!(statistics.regions <= limits.regions);
                 prop_assert!(statistics.bytes <= limits.bytes || statistics.regions == 0);
                 // At once again, unless it was too long to be kept.
-                let kept = cache.regions.values().any(|entry| Rc::ptr_eq(&entry.memory, &cached.memory));
+                let kept = cache.regions.values().any(|entry| Rc::ptr_eq(&entry.region, &cached.region));
                 // SAFETY: as above.
                 let again = unsafe { cache.get(start, length, access) }.unwrap();
                 gets += 1;
-                prop_assert_eq!(Rc::ptr_eq(&again.memory, &cached.memory), kept);
-                let ends: Vec<_> = cache.regions.iter().map(|(at, entry)| at + entry.memory.len()).collect();
+                prop_assert_eq!(Rc::ptr_eq(&again.region, &cached.region), kept);
+                let ends: Vec<_> = cache.regions.iter().map(|(at, entry)| at + entry.region.memory.len()).collect();
                 prop_assert!(ends.is_sorted_by(|a, b| a < b), "one region lies in another: {:?}", ends);
-                let bytes: usize = cache.regions.values().map(|entry| entry.memory.len()).sum();
+                let bytes: usize = cache.regions.values().map(|entry| entry.region.memory.len()).sum();
                 prop_assert_eq!((bytes, cache.regions.len()), (cache.statistics().bytes, cache.statistics().regions));
             }
         }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::error::OperationError;
+use crate::panics::Panics;
 
 type Callback = Box<dyn FnMut(Result<(), OperationError>)>;
 
@@ -97,19 +98,12 @@ impl Completion {
     }
 
     fn run(&self) {
-        let Some(mut callback) = self.0.callback.take() else {
+        let Some(callback) = self.0.callback.take() else {
             // None was given, or it is running further down this stack.
             self.0.again.set(true);
             return;
         };
-        loop {
-            self.0.again.set(false);
-            callback(self.0.status.get());
-            if !self.0.again.get() {
-                break;
-            }
-        }
-        self.0.callback.set(Some(callback));
+        Running { state: &self.0, callback: Some(callback) }.run();
     }
 
     #[cold]
@@ -117,6 +111,43 @@ impl Completion {
         if self.0.status.get().is_ok() {
             self.0.status.set(Err(error));
         }
+    }
+}
+
+/// A callback that runs, taken from its completion. It goes back also when it panics.
+struct Running<'a> {
+    state: &'a State,
+    callback: Option<Callback>,
+}
+
+impl Running<'_> {
+    fn run(&mut self) {
+        let Some(callback) = &mut self.callback else { return };
+        loop {
+            self.state.again.set(false);
+            callback(self.state.status.get());
+            if !self.state.again.get() {
+                break;
+            }
+        }
+    }
+
+    /// Runs the callback again, after it panicked when zero was reached again meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn run_after_panic(&mut self) {
+        while self.state.again.get() {
+            Panics::default().catch(|| self.run());
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.state.again.get() {
+            self.run_after_panic();
+        }
+        self.state.callback.set(self.callback.take());
     }
 }
 
@@ -210,5 +241,28 @@ mod tests {
         assert_eq!(completion.pending(), 1);
         completion.count_down(Ok(()));
         assert_eq!(completion.pending(), 0);
+    }
+
+    #[test]
+    fn a_callback_that_panics_runs_again() {
+        let seen = Rc::new(Cell::new(0));
+        let calls = Rc::clone(&seen);
+        let cell: Rc<Cell<Option<Completion>>> = Rc::default();
+        let inner = Rc::clone(&cell);
+        let completion = Completion::new(1, move |_| {
+            calls.set(calls.get() + 1);
+            if let Some(completion) = inner.take() {
+                completion.add(1);
+                completion.count_down(Ok(()));
+            }
+            assert!(calls.get() > 2, "expected by the test");
+        });
+        cell.set(Some(completion.clone()));
+        let count_down = std::panic::AssertUnwindSafe(|| completion.count_down(Ok(())));
+        assert!(std::panic::catch_unwind(count_down).is_err());
+        assert_eq!(seen.get(), 2, "it was done twice");
+        completion.add(1);
+        completion.count_down(Ok(()));
+        assert_eq!(seen.get(), 3);
     }
 }

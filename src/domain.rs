@@ -118,8 +118,10 @@ impl Domain {
     /// [`MemoryError`]
     ///
     /// # Safety
-    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API,
-    /// until the returned memory and every key unpacked from it in this process are dropped.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
+    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
+    /// life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -146,6 +148,10 @@ impl Domain {
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    ///
+    /// Over `shm` the first operation with a key to a region returns
+    /// [`NoResource`](crate::PostError::NoResource) until the owner of the region makes progress and
+    /// hands the region over; later ones need no progress of the owner.
     ///
     /// # Errors
     /// [`KeyError`]

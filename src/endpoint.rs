@@ -524,8 +524,8 @@ impl Endpoint {
     /// The peer's memory as it is mapped into this process; transports with [`Flags::RKEY_PTR`](crate::Flags::RKEY_PTR).
     ///
     /// # Errors
-    /// [`PostError::Unsupported`] where nothing is mapped, [`PostError::NoResource`] while the peer has not told of the region yet,
-    /// [`PostError`]
+    /// [`PostError::Unsupported`] where nothing is mapped, [`PostError::NoResource`] until the
+    /// peer's progress hands the region over, [`PostError`]
     pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
         match (self, key) {
             (Self::Shm(endpoint), RemoteKey::Shm(key)) => endpoint.rkey_ptr(key),

@@ -27,6 +27,12 @@ pub enum EventError {
         /// Why.
         reason: &'static str,
     },
+    /// The interface is closed: its worker was dropped, or this process is a child by fork.
+    #[error("{transport}: the interface is closed: its worker was dropped, or belongs to the parent process")]
+    Closed {
+        /// The transport.
+        transport: &'static str,
+    },
     /// A system call failed.
     #[error("could not {step}: {source}")]
     System {

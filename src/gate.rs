@@ -19,6 +19,8 @@ pub(crate) enum Block {
     Closed = 1 << 3,
     /// Connected, and the peer did not answer yet.
     Connecting = 1 << 4,
+    /// Inherited by fork.
+    Forked = 1 << 5,
 }
 
 /// Open when no reason holds.
@@ -56,7 +58,9 @@ impl Gate {
 
     #[cold]
     fn reason(&self) -> PostError {
-        if self.has(Block::Closed) {
+        if self.has(Block::Forked) {
+            PostError::Forked
+        } else if self.has(Block::Closed) {
             PostError::Closed
         } else if self.has(Block::Failed) {
             PostError::EndpointFailed
@@ -74,6 +78,12 @@ impl Gate {
     pub(crate) fn set(&self, block: Block, on: bool) {
         let others = self.blocks.get() & !(block as u8);
         self.blocks.set(others | if on { block as u8 } else { 0 });
+    }
+
+    /// This process is a child by fork of the one that made the endpoint: it stays closed here.
+    pub(crate) fn close_in_child(&self) {
+        self.set(Block::Closed, true);
+        self.set(Block::Forked, true);
     }
 
     /// Neither failed nor closed.
@@ -101,12 +111,14 @@ mod tests {
             (Block::Unconnected, PostError::NotConnected),
             (Block::Failed, PostError::EndpointFailed),
             (Block::Closed, PostError::Closed),
+            (Block::Forked, PostError::Forked),
         ];
         for (block, reason) in order {
             gate.set(block, true);
             assert_eq!(gate.check(), Err(reason));
             assert_eq!(gate.is_usable(), matches!(block, Block::Pending | Block::Connecting));
-            assert_eq!(gate.is_alive(), !matches!(block, Block::Failed | Block::Closed));
+            let ended = matches!(block, Block::Failed | Block::Closed | Block::Forked);
+            assert_eq!(gate.is_alive(), !ended);
         }
         for (block, _) in order {
             gate.set(block, false);

@@ -9,7 +9,8 @@ use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 
 bitflags! {
-    /// What may be done to a region. Reading it locally is always possible.
+    /// What may be done to a region. Reading it locally is always possible. Unknown bits are ignored
+    /// wherever a region is made.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// The local device may write it (gets into it, atomic results).
@@ -194,8 +195,11 @@ pub(crate) fn no_word(bytes: &Bytes, offset: usize) -> MemoryError {
     }
 }
 
-/// A registered region of any transport. It owns its memory (unless registered by
-/// [`Domain::register`](crate::Domain::register)) and frees it when dropped, after the device lost its right.
+/// A registered region of any transport. It owns its memory, unless it was registered by
+/// [`Domain::register`](crate::Domain::register).
+///
+/// Dropping it deregisters it, and frees memory that it owns. Where the device refuses, owned memory is
+/// leaked and the refusal is logged; [`Self::deregister`] returns it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Memory {
@@ -252,6 +256,26 @@ impl Memory {
     }
 
     memory_access!();
+
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
+    /// what was allocated is freed, what was registered is the caller's again.
+    ///
+    /// # Errors
+    /// [`MemoryError::Deregister`]: the device refused. It then may still access the memory. What was
+    /// allocated is leaked; what was registered must stay as it is for the life of the process. Over `cma`
+    /// it means that a peer was stopped or killed while it used registered memory. The other transports
+    /// without a device never fail.
+    pub fn deregister(self) -> Result<(), MemoryError> {
+        match self {
+            Self::Self_(memory) => memory.deregister(),
+            Self::RcMlx5(memory) => memory.deregister(),
+            Self::Shm(memory) => memory.deregister(),
+            Self::Cma(memory) => memory.deregister(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(memory) => memory.deregister(),
+            Self::Tcp(memory) => memory.deregister(),
+        }
+    }
 
     /// The bytes from which a peer makes its [`RemoteKey`].
     pub fn pack_key(&self) -> Vec<u8> {

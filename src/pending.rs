@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
 use crate::gate::{Block, Gate};
+use crate::panics::Panics;
 use crate::status::PendingResult;
 
 type Request<E> = Box<dyn FnMut(&E) -> PendingResult>;
@@ -35,11 +36,12 @@ pub(crate) trait HasPending: Sized {
     fn pending(&self) -> &PendingQueue<Self>;
     fn gate(&self) -> &Gate;
 
-    /// Drops every waiting request, calling `purged` for each in order.
+    /// Drops every waiting request, calling `purged` for each in order, also if some of it panics.
     fn purge(&self, mut purged: impl FnMut()) {
+        let mut panics = Panics::default();
         while let Some(request) = self.pending().pop() {
-            drop(request);
-            purged();
+            panics.catch(|| drop(request));
+            panics.catch(&mut purged);
         }
         self.update_gate();
     }
@@ -59,11 +61,15 @@ pub(crate) trait HasPending: Sized {
         if pending.running.get() {
             return None;
         }
-        let mut request = pending.pop()?;
+        let first = pending.pop()?;
         let turn = Turn::start(self);
+        // Dropped before the turn ends, also if it panics.
+        let mut request = first;
         let result = request(self);
         if result == PendingResult::Again {
             pending.queue.borrow_mut().push_front(request);
+        } else {
+            drop(request);
         }
         drop(turn);
         Some(result)
@@ -111,7 +117,7 @@ pub(crate) struct Arbiter<E> {
     running: Cell<bool>,
 }
 
-impl<E: HasPending> Arbiter<E> {
+impl<E: HasPending + Clone> Arbiter<E> {
     pub(crate) fn new() -> Self {
         Self { waiting: RefCell::new(VecDeque::new()), running: Cell::new(false) }
     }
@@ -132,8 +138,9 @@ impl<E: HasPending> Arbiter<E> {
         }
     }
 
-    /// Runs requests round by round until every endpoint that still waits answered `Again`. Answers how many
-    /// requests were done.
+    /// Runs requests round by round until each endpoint that still waits has returned `Again`.
+    /// Returns how many requests were done. A request that panics is dropped; its endpoint keeps its
+    /// other requests and its turn.
     pub(crate) fn dispatch(&self) -> usize {
         if self.is_empty() || self.running.get() {
             return 0;
@@ -147,7 +154,8 @@ impl<E: HasPending> Arbiter<E> {
                 let Some(endpoint) = waiting.pop_front() else { return done };
                 (endpoint, waiting.len())
             };
-            match endpoint.run_first() {
+            let endpoint = Served { arbiter: self, endpoint };
+            match endpoint.endpoint.run_first() {
                 Some(PendingResult::Done) => {
                     done += 1;
                     refused = 0;
@@ -155,9 +163,7 @@ impl<E: HasPending> Arbiter<E> {
                 Some(PendingResult::Again) => refused += 1,
                 None => {}
             }
-            if !endpoint.pending().is_idle() {
-                self.waiting.borrow_mut().push_back(endpoint);
-            }
+            drop(endpoint);
             if refused > left {
                 return done;
             }
@@ -166,10 +172,25 @@ impl<E: HasPending> Arbiter<E> {
 
     /// Forgets every endpoint and drops their requests.
     pub(crate) fn clear(&self) {
+        let mut panics = Panics::default();
         loop {
             let endpoint = self.waiting.borrow_mut().pop_front();
             let Some(endpoint) = endpoint else { return };
-            endpoint.purge(|| {});
+            panics.catch(|| endpoint.purge(|| {}));
+        }
+    }
+}
+
+/// An endpoint whose turn it is. It goes back if requests wait on it, also after one that panics.
+struct Served<'a, E: HasPending + Clone> {
+    arbiter: &'a Arbiter<E>,
+    endpoint: E,
+}
+
+impl<E: HasPending + Clone> Drop for Served<'_, E> {
+    fn drop(&mut self) {
+        if !self.endpoint.pending().is_idle() {
+            self.arbiter.waiting.borrow_mut().push_back(self.endpoint.clone());
         }
     }
 }
@@ -234,5 +255,47 @@ mod tests {
         }
         assert!(endpoints.iter().all(|endpoint| endpoint.pending().is_idle()));
         assert!(endpoints.iter().all(|endpoint| endpoint.gate().check().is_ok()));
+    }
+
+    #[test]
+    fn a_request_that_panics_is_dropped_and_the_others_run() {
+        let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), Gate::default())));
+        let arbiter = Arbiter::new();
+        let ran = Rc::new(Cell::new(0));
+        arbiter.add(endpoint.clone(), Box::new(|_| panic!("expected by the test")));
+        for _ in 0..2 {
+            let ran = Rc::clone(&ran);
+            let request = move |_: &Endpoint| {
+                ran.set(ran.get() + 1);
+                PendingResult::Done
+            };
+            arbiter.add(endpoint.clone(), Box::new(request));
+        }
+        let dispatch = std::panic::AssertUnwindSafe(|| arbiter.dispatch());
+        assert!(std::panic::catch_unwind(dispatch).is_err());
+        assert_eq!((ran.get(), arbiter.is_empty()), (0, false));
+        assert_eq!((arbiter.dispatch(), ran.get()), (2, 2));
+        assert!(arbiter.is_empty());
+        assert_eq!(endpoint.gate().check(), Ok(()));
+    }
+
+    #[test]
+    fn a_purge_that_panics_purges_everything() {
+        let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), Gate::default())));
+        let arbiter = Arbiter::new();
+        for _ in 0..3 {
+            arbiter.add(endpoint.clone(), Box::new(|_: &Endpoint| PendingResult::Done));
+        }
+        let mut purged = 0;
+        let purge = std::panic::AssertUnwindSafe(|| {
+            endpoint.purge(|| {
+                purged += 1;
+                panic!("expected by the test");
+            });
+        });
+        assert!(std::panic::catch_unwind(purge).is_err());
+        assert_eq!(purged, 3);
+        assert_eq!(endpoint.gate().check(), Ok(()));
+        assert_eq!(arbiter.dispatch(), 0);
     }
 }

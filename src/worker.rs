@@ -60,6 +60,9 @@ impl Progress {
 /// operations complete as cancelled, handlers are dropped, and later posts answer
 /// [`PostError::Closed`](crate::PostError::Closed).
 ///
+/// In a child by fork, an inherited worker makes no progress, and dropping it does nothing: see
+/// [fork](crate::guide::threads).
+///
 /// A worker stays on its thread:
 ///
 /// ```compile_fail

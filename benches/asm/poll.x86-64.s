@@ -1,11 +1,11 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 18 instructions
+# 19 instructions
 held_poll:
         mov     rax,QWORD PTR [rdi]
-        movzx   edx,BYTE PTR [rax+0x3f]
-        xor     dl,BYTE PTR [rdi+0x34]
-        test    dl,0x1
-        jne     .1
+        mov     rdx,QWORD PTR [rax+0x38]
+        xor     rdx,QWORD PTR [rdi+0x30]
+        bt      rdx,0x38
+        jb      .1
         mov     rax,QWORD PTR [rdi]
         lea     rcx,[rax+0x40]
         mov     QWORD PTR [rdi],rcx
@@ -18,6 +18,7 @@ held_poll:
 .2:
         mov     rcx,QWORD PTR [rdi+0x8]
         mov     QWORD PTR [rdi],rcx
-        inc     DWORD PTR [rdi+0x30]
-        xor     BYTE PTR [rdi+0x34],0x1
+        inc     DWORD PTR [rdi+0x38]
+        movabs  rcx,0x100000000000000
+        xor     QWORD PTR [rdi+0x30],rcx
         ret

@@ -1,42 +1,44 @@
 # rustc 1.95.0 (59807616e 2026-04-14), SSE2 baseline; BLESS=1 cargo xtask asm writes this file
-# 34 instructions
+# 36 instructions
 held_reap:
-        mov     rax,QWORD PTR [rdi]
-        movzx   eax,BYTE PTR [rax+0x3f]
-        xor     al,BYTE PTR [rdi+0x34]
-        test    al,0x1
-        jne     .4
+        movabs  rax,0x100000000000000
         mov     rcx,QWORD PTR [rdi]
-        lea     rdx,[rcx+0x40]
-        mov     QWORD PTR [rdi],rdx
-        cmp     rdx,QWORD PTR [rdi+0x10]
+        mov     rcx,QWORD PTR [rcx+0x38]
+        xor     rcx,QWORD PTR [rdi+0x30]
+        bt      rcx,0x38
+        jb      .4
+        mov     rdx,QWORD PTR [rdi]
+        lea     r8,[rdx+0x40]
+        mov     QWORD PTR [rdi],r8
+        cmp     r8,QWORD PTR [rdi+0x10]
         je      .5
 .1:
-        movzx   edx,WORD PTR [rcx+0x3c]
-        rol     dx,0x8
-        mov     rcx,QWORD PTR [rsi+0x30]
-        mov     edi,ecx
-        sub     edi,edx
-        movzx   edx,di
-        sub     rcx,rdx
-        cmp     rcx,QWORD PTR [rsi+0x48]
+        mov     rdi,QWORD PTR [rdx+0x38]
+        shr     rdi,0x20
+        rol     di,0x8
+        mov     rdx,QWORD PTR [rsi+0x30]
+        mov     r8d,edx
+        sub     r8d,edi
+        movzx   edi,r8w
+        sub     rdx,rdi
+        cmp     rdx,QWORD PTR [rsi+0x48]
         jne     .2
-        mov     ecx,DWORD PTR [rsi+0x50]
+        mov     edx,DWORD PTR [rsi+0x50]
         jmp     .3
 .2:
-        inc     ecx
+        inc     edx
 .3:
-        mov     edx,DWORD PTR [rsi+0x8]
-        add     ecx,edx
-        inc     ecx
-        mov     DWORD PTR [rsi+0x38],ecx
+        mov     edi,DWORD PTR [rsi+0x8]
+        add     edx,edi
+        inc     edx
+        mov     DWORD PTR [rsi+0x38],edx
 .4:
-        test    al,0x1
+        test    rcx,rax
         sete    al
         ret
 .5:
-        mov     rdx,QWORD PTR [rdi+0x8]
-        mov     QWORD PTR [rdi],rdx
-        inc     DWORD PTR [rdi+0x30]
-        xor     BYTE PTR [rdi+0x34],0x1
+        mov     r8,QWORD PTR [rdi+0x8]
+        mov     QWORD PTR [rdi],r8
+        inc     DWORD PTR [rdi+0x38]
+        xor     QWORD PTR [rdi+0x30],rax
         jmp     .1

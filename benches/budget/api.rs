@@ -32,7 +32,8 @@ pub(super) const BUDGETS: &[Budget] = &[
     Budget::new(INLINED, "put_short_8", PUT_SHORT_8, (30, 46)),
     // A length at run time may cost at most 20 more.
     Budget::new(HELD, "put_short_8_run_time", PUT_SHORT_8_RUN_TIME, (40, 105)).must(105).aim(80),
-    Budget::new(INLINED, "put_short_8_run_time", PUT_SHORT_8_RUN_TIME, (30, 55)),
+    // Two more than before the doorbell record became an atomic and posts could be refused in a child.
+    Budget::new(INLINED, "put_short_8_run_time", PUT_SHORT_8_RUN_TIME, (30, 57)),
     Budget::new(HELD, "put_short_64", PUT_SHORT_64, (50, 95)).must(95).aim(70),
     Budget::new(INLINED, "put_short_64", PUT_SHORT_64, (40, 85)),
     Budget::new(HELD, "put_bcopy_8", PUT_BCOPY_8, (50, 100)).must(100).aim(75),

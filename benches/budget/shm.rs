@@ -16,6 +16,8 @@ pub(super) const BUDGETS: &[Budget] = &[
     Budget::new(HELD, "progress_empty", PROGRESS_EMPTY, (6, 12)).must(12).aim(8),
     Budget::new(HELD, "progress_empty_with_lane", PROGRESS_EMPTY_WITH_LANE, (6, 13)),
     Budget::new(HELD, "progress_receive", PROGRESS_RECEIVE, (20, 45)).must(45).aim(30),
-    Budget::new(HELD, "put_short_8", PUT_SHORT_8, (15, 44)),
-    Budget::new(HELD, "fetch_add_8", FETCH_ADD, (15, 50)),
+    // One more each than before: accesses to mapped memory succeed after the peer's death too, so each
+    // is counted, and the post that finds the allowance spent reads the connection's socket.
+    Budget::new(HELD, "put_short_8", PUT_SHORT_8, (15, 45)),
+    Budget::new(HELD, "fetch_add_8", FETCH_ADD, (15, 51)),
 ];

@@ -114,7 +114,9 @@ pub(crate) fn write_batch(queue: &mut SendQueue, words: &[u64; BATCH as usize], 
     let mut address = remote.address;
     let mut posted = true;
     for word in words {
-        posted &= write_8(&mut batch, *word, Remote { address, ..remote });
+        posted &= batch
+            .write_inline_8(word.to_ne_bytes(), Remote { address, ..remote }.segment(), NO_FLAGS)
+            .is_ok();
         address += 8;
     }
     posted

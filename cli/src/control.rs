@@ -12,6 +12,8 @@ pub(crate) const PROTOCOL: u32 = 2;
 pub(crate) const LIMIT: u32 = 64 << 10;
 /// The frame kind of these messages.
 pub(crate) const KIND: u16 = 1;
+/// The frame kind of the first frame of a pair: the variables with secrets, as a JSON object.
+pub(crate) const SECRETS: u16 = 2;
 
 /// What a process is in its pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,8 @@ pub(crate) enum Error {
     PeerGone { peer: Peer, during: String, cause: String },
     /// The peer's process is there but says nothing.
     #[error(
-        "{peer} said nothing for {:.0} s during {during}: it is stopped, or the network between is down",
+        "{peer} said nothing for {:.0} s during {during}: it is stopped or busy with another client, or the network \
+         between is down",
         .silence.as_secs_f64()
     )]
     PeerSilent { peer: Peer, during: String, silence: Duration },

@@ -10,6 +10,7 @@ use crate::session::Session;
 use crate::transports::{self, Choice};
 use barewire::{Completion, Posted};
 use std::cell::RefCell;
+use std::fmt::Display;
 use std::rc::Rc;
 
 /// The active-message id of the greeting.
@@ -34,7 +35,7 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
     ours.check(&choice)?;
     let Some(host) = &args.server else {
         let mut note = Output::default();
-        let listening = |address| note.line(format!("waiting for a client on {address}"));
+        let listening = |address: &dyn Display| note.line(format!("waiting for a client on {address}"));
         return with_client(args.bind, args.port, Work::Hello, listening, |link| {
             same_transport(link, &choice)?;
             let mut session = Session::connect(link, &choice.transport, &choice.device)?;
@@ -92,8 +93,8 @@ impl Greeting {
     }
 
     /// Letters, as uct_hello_world sends them.
-    fn text(&self) -> Vec<u8> {
-        (b'A'..=b'Z').cycle().take(self.size).collect()
+    fn text(&self) -> impl Iterator<Item = u8> {
+        (b'A'..=b'Z').cycle().take(self.size)
     }
 }
 
@@ -124,7 +125,7 @@ fn prepare(session: &mut Session<'_>, ours: &Greeting) -> Result<(Arrived, Greet
 
 fn send(session: &mut Session<'_>, ours: &Greeting) -> Result<(), Error> {
     const DURING: &str = "sending the message";
-    let text = ours.text();
+    let text: Vec<u8> = ours.text().collect();
     let Session { endpoint, wait, domain, .. } = session;
     match ours.layout {
         Layout::Short => {
@@ -165,7 +166,8 @@ fn receive(
         Layout::Short => data.get(barewire::SHORT_HEADER..).unwrap_or_default(),
         Layout::Bcopy | Layout::Zcopy => &data,
     };
-    if text != announced.text() {
+    // The peer announced the size: nothing of that size is allocated.
+    if !announced.text().eq(text.iter().copied()) {
         return Err(Error::Mismatch(format!(
             "the {} bytes that arrived are not the {} that were sent",
             text.len(),

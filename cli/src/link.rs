@@ -7,7 +7,7 @@ use crate::patience::Patience;
 use barewire_tcp::{Stream, StreamCause, StreamError};
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 /// A peer that says nothing for this long is given up.
@@ -31,14 +31,17 @@ const INBOX: usize = 64;
 pub(crate) struct Peer {
     pub(crate) role: Role,
     pub(crate) pid: Option<u32>,
-    pub(crate) address: SocketAddr,
+    /// Where it is, unless it is the other process of a pair or a client on this machine.
+    pub(crate) place: Option<String>,
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.pid {
-            Some(pid) => write!(f, "{} (pid {pid}, {})", self.role, self.address),
-            None => write!(f, "{} ({})", self.role, self.address),
+        match (self.pid, &self.place) {
+            (Some(pid), Some(place)) => write!(f, "{} (pid {pid}, {place})", self.role),
+            (Some(pid), None) => write!(f, "{} (pid {pid})", self.role),
+            (None, Some(place)) => write!(f, "{} ({place})", self.role),
+            (None, None) => self.role.fmt(f),
         }
     }
 }
@@ -57,16 +60,17 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Greets the peer at the other end of `stream` and checks that it fits. `second` is the process at the
-    /// other end, if this one started it.
+    /// Greets the peer at the other end of `stream` and checks that it fits. The peer has proved
+    /// already who it is. `second` is the process at the other end, if this one started it.
     pub(crate) fn open(
         stream: Stream,
         role: Role,
         work: Work,
+        place: Option<String>,
         second: Option<Second>,
     ) -> Result<Self, Error> {
         let pid = second.as_ref().map(Second::pid);
-        let peer = Peer { role: role.counterpart(), pid, address: stream.peer() };
+        let peer = Peer { role: role.counterpart(), pid, place };
         let now = Instant::now();
         let mut link = Self {
             stream: Some(stream),
@@ -116,7 +120,15 @@ impl Link {
 
     /// The address from which packets to the peer leave.
     pub(crate) fn local(&self) -> Option<IpAddr> {
-        self.stream.as_ref()?.local().ok().map(|address| address.ip())
+        let address = self.stream.as_ref()?.local().ok()?;
+        Some(address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip()))
+    }
+
+    /// The peer is on this machine: both ends of the connection have one address, or it is a unix
+    /// socket.
+    pub(crate) fn is_near(&self) -> bool {
+        let peer = self.stream.as_ref().and_then(Stream::peer).map(|peer| peer.ip());
+        peer.is_none_or(|peer| self.local().is_some_and(|here| here.to_canonical() == peer.to_canonical()))
     }
 
     /// The peer was started by this process, or it by the peer.

@@ -8,6 +8,7 @@ mod hca;
 mod hello;
 mod info;
 mod link;
+mod local;
 mod output;
 mod pair;
 mod patience;

@@ -1,16 +1,23 @@
-//! A second process of this program, joined to the first by a TCP connection that nobody else can enter.
+//! A second process of this program, joined to the first by a pair of unix sockets without a name.
 
 use crate::control::{self, Work};
-use crate::error::{Error, local};
+use crate::error::{Error, chain, local};
 use barewire_tcp::Stream;
-use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use barewire_tcp::key::KEY_VARIABLE;
+use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
+/// Variables that hold secrets. They reach the second process over the connection, because the
+/// environment that a process is started with can be read in /proc/PID/environ.
+const SECRETS: [&str; 2] = [KEY_VARIABLE, "BAREWIRE_HCA_KEY"];
+/// How long the secrets may take to be sent and received.
+const HAND_OVER: Duration = Duration::from_secs(5);
 /// How long an orphan may take to notice that it is one and to say so.
 const ORPHAN_SECONDS: u32 = 5;
 
@@ -25,17 +32,26 @@ impl Second {
     /// Starts a second process; its standard input is the other end of the connection.
     pub(crate) fn start(work: Work) -> Result<(Self, Stream), Error> {
         let fail = |error: io::Error| local("cannot start a second process", &error);
-        let (near, far) = connection().map_err(fail)?;
-        let stream = Stream::new(near, control::LIMIT).map_err(fail)?;
-        let child = Command::new("/proc/self/exe")
+        let (near, far) = UnixStream::pair().map_err(fail)?;
+        let mut stream = Stream::new(near, control::LIMIT).map_err(fail)?;
+        let mut command = Command::new("/proc/self/exe");
+        command
             .arg0("barewire")
             .arg("second")
             .arg(std::process::id().to_string())
             .arg(work.to_string())
             .stdin(OwnedFd::from(far))
-            .stdout(Stdio::null())
-            .spawn()
-            .map_err(fail)?;
+            .stdout(Stdio::null());
+        let mut secrets = BTreeMap::new();
+        for name in SECRETS {
+            command.env_remove(name);
+            secrets.extend(std::env::var(name).ok().map(|value| (name, value)));
+        }
+        let child = command.spawn().map_err(fail)?;
+        // The socket has room for it, so this cannot wait for the child. A child that is dead
+        // already is noticed by the greeting.
+        let text = serde_json::to_vec(&secrets).map_err(|error| Error::Local(error.to_string()))?;
+        let _ = stream.send(control::SECRETS, &text, HAND_OVER);
         Ok((Self { child, ended: None }, stream))
     }
 
@@ -70,30 +86,34 @@ impl Drop for Second {
     }
 }
 
-/// A connected pair of TCP sockets on the loopback address. The listener lives only for this call, and a stranger
-/// that slips in is turned away.
-fn connection() -> io::Result<(TcpStream, TcpStream)> {
-    const STRANGERS: usize = 64;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let near = TcpStream::connect(listener.local_addr()?)?;
-    for _ in 0..STRANGERS {
-        let (far, from) = listener.accept()?;
-        if from == near.local_addr()? {
-            return Ok((near, far));
-        }
-    }
-    Err(io::Error::new(ErrorKind::ConnectionRefused, "strangers crowd the control port"))
-}
-
 /// In the second process: the connection to the first, which is `parent`. From here on this process does not outlive
 /// its parent.
 pub(crate) fn attend(parent: u32) -> Result<Stream, Error> {
     let parent = i32::try_from(parent).map_err(|_| Error::Usage("the parent is no process id".into()))?;
     follow_parent(parent).map_err(|error| local("cannot watch the first process", &error))?;
+    let foreign = |_| Error::Usage("'second' is started by barewire itself, as part of a pair".into());
     let input = io::stdin().as_fd().try_clone_to_owned();
-    input
-        .and_then(|input| Stream::new(TcpStream::from(input), control::LIMIT))
-        .map_err(|_| Error::Usage("'second' is started by barewire itself, as part of a pair".into()))
+    let input = input.and_then(|input| Stream::new(UnixStream::from(input), control::LIMIT));
+    let mut stream = input.map_err(foreign)?;
+    take_secrets(&mut stream)?;
+    Ok(stream)
+}
+
+/// Receives the first process's secrets, and puts them where the library finds them.
+fn take_secrets(stream: &mut Stream) -> Result<(), Error> {
+    let wrong = |cause: &str| Error::Local(format!("lost the first process during the hand-over: {cause}"));
+    let message = stream.receive(HAND_OVER).map_err(|error| wrong(&chain(error.cause())))?;
+    if message.kind != control::SECRETS {
+        return Err(wrong("it sent something else"));
+    }
+    let secrets: BTreeMap<String, String> =
+        serde_json::from_slice(&message.payload).map_err(|error| wrong(&error.to_string()))?;
+    for (name, value) in secrets.iter().filter(|(name, _)| SECRETS.contains(&name.as_str())) {
+        // SAFETY: no other thread runs yet: `main` calls this before anything else of a second
+        // process.
+        unsafe { std::env::set_var(name, value) };
+    }
+    Ok(())
 }
 
 static PARENT: AtomicI32 = AtomicI32::new(0);

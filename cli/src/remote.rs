@@ -4,17 +4,20 @@ use crate::args::SecondArgs;
 use crate::control::{self, Role, Work};
 use crate::error::{Error, local};
 use crate::link::Link;
+use crate::local::{self as local_socket, HOW_TO_MAKE_A_KEY, LocalListener};
+use crate::output::warning_line;
 use crate::pair::{self, Second};
 use crate::{demo, perf, transports};
-use barewire_tcp::{KeyedListener, Listener, ListenerError, Stream};
+use barewire_tcp::{KeyedListener, ListenerError, Stream};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// How long a name server and a server may take to answer.
+/// How long a name server may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// And how long, if the two prove to each other that they know the key: that is three answers.
+/// How long the two ends may take to prove to each other that they know the key.
 const PROOF: Duration = Duration::from_secs(10);
 
 /// Starts a second process for `work`, runs `lead` against it and ends it.
@@ -23,7 +26,7 @@ pub(crate) fn with_second<T>(
     lead: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let (second, stream) = Second::start(work)?;
-    let mut link = Link::open(stream, Role::First, work, Some(second))?;
+    let mut link = Link::open(stream, Role::First, work, None, Some(second))?;
     let result = lead(&mut link);
     part(link, result)
 }
@@ -35,68 +38,83 @@ pub(crate) fn with_server<T>(
     work: Work,
     lead: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut link = Link::open(connect(host, port)?, Role::Client, work, None)?;
+    let (stream, place) = connect(host, port)?;
+    let mut link = Link::open(stream, Role::Client, work, Some(place), None)?;
     let result = lead(&mut link);
     part(link, result)
 }
 
-/// Where clients come in. Who was given a key lets nobody in who does not know it.
+/// Where clients come in. A server admits those who know its key, or without a key the processes
+/// of its own user on its own machine.
 enum Door {
-    Open(Listener),
+    Local(LocalListener),
     Keyed(Box<KeyedListener>),
 }
 
 impl Door {
     fn open(bind: Option<IpAddr>, port: u16) -> Result<Self, Error> {
-        let door = match transports::key()? {
-            Some(key) => {
-                let bind = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-                KeyedListener::bind(bind, port, key, control::LIMIT)
-                    .map(|listener| Self::Keyed(Box::new(listener)))
+        let Some(key) = transports::key()? else {
+            if let Some(address) = bind {
+                return Err(Error::Usage(format!("to listen on {address}: {HOW_TO_MAKE_A_KEY}")));
             }
-            None => Listener::bind(bind, port, control::LIMIT).map(Self::Open),
+            return LocalListener::bind(port).map(Self::Local);
         };
-        door.map_err(|error| Error::Local(error.to_string()))
-    }
-
-    fn address(&self) -> SocketAddr {
-        match self {
-            Self::Open(listener) => listener.address(),
-            Self::Keyed(listener) => listener.address(),
+        let bind = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        match KeyedListener::bind(bind, port, key, control::LIMIT) {
+            Ok(listener) => Ok(Self::Keyed(Box::new(listener))),
+            Err(error) => Err(Error::Local(error.to_string())),
         }
     }
 
-    fn accept(&mut self, timeout: Duration) -> Result<Stream, ListenerError> {
-        match self {
-            Self::Open(listener) => listener.accept(timeout),
-            Self::Keyed(listener) => listener.accept(timeout),
+    /// Waits for a client that is admitted.
+    fn accept(&mut self) -> Result<Stream, Error> {
+        const AGAIN: Duration = Duration::from_hours(1);
+        let listener = match self {
+            Self::Local(listener) => return listener.accept(),
+            Self::Keyed(listener) => listener,
+        };
+        loop {
+            match listener.accept(AGAIN) {
+                Ok(stream) => return Ok(stream),
+                Err(ListenerError::TimedOut { .. }) => {}
+                Err(error) => return Err(Error::Local(error.to_string())),
+            }
         }
     }
 }
 
-/// Waits for one client for `work` and runs `follow` against it. `listening` is told the address.
+impl fmt::Display for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(listener) => write!(f, "localhost:{}", listener.port()),
+            Self::Keyed(listener) => listener.address().fmt(f),
+        }
+    }
+}
+
+/// Serves clients for `work` one after the other until `follow` succeeds with one. What becomes of
+/// the others is a warning. `listening` gets the address.
 pub(crate) fn with_client<T>(
     bind: Option<IpAddr>,
     port: u16,
     work: Work,
-    listening: impl FnOnce(SocketAddr) -> Result<(), Error>,
-    follow: impl FnOnce(&mut Link) -> Result<T, Error>,
+    listening: impl FnOnce(&dyn fmt::Display) -> Result<(), Error>,
+    mut follow: impl FnMut(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    const AGAIN: Duration = Duration::from_hours(1);
-    let mut listener = Door::open(bind, port)?;
-    listening(listener.address())?;
-    let stream = loop {
-        match listener.accept(AGAIN) {
-            Ok(stream) => break stream,
-            Err(ListenerError::TimedOut { .. }) => {}
-            Err(error) => return Err(Error::Local(error.to_string())),
+    let mut door = Door::open(bind, port)?;
+    listening(&door)?;
+    loop {
+        let stream = door.accept()?;
+        let place = stream.peer().map(|address| address.to_string());
+        let served = Link::open(stream, Role::Server, work, place, None).and_then(|mut link| {
+            let result = follow(&mut link);
+            part(link, result)
+        });
+        match served {
+            Ok(value) => return Ok(value),
+            Err(error) => warning_line(&format!("{error}; waiting for the next client")),
         }
-    };
-    // One client: the next one is refused at once instead of being left to wait.
-    drop(listener);
-    let mut link = Link::open(stream, Role::Server, work, None)?;
-    let result = follow(&mut link);
-    part(link, result)
+    }
 }
 
 /// The second process: does what the first wants. With an error comes whether the first knows it.
@@ -107,7 +125,7 @@ pub(crate) fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
         (error, known)
     };
     let stream = pair::attend(args.parent).map_err(unknown)?;
-    let mut link = Link::open(stream, Role::Second, args.work, None).map_err(unknown)?;
+    let mut link = Link::open(stream, Role::Second, args.work, None, None).map_err(unknown)?;
     let result = match args.work {
         Work::Demo => demo::follow(&mut link),
         Work::Perf => perf::follow(&mut link, None),
@@ -127,22 +145,28 @@ fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> {
     Ok(value)
 }
 
-/// Connects to the first address of `host` that answers.
-fn connect(host: &str, port: u16) -> Result<Stream, Error> {
+/// Connects to the first address of `host` that answers, and says where that is. Without a key
+/// only this machine is reached.
+fn connect(host: &str, port: u16) -> Result<(Stream, String), Error> {
+    let Some(key) = transports::key()? else {
+        if !is_here(host) {
+            return Err(Error::Usage(format!("to reach {host}: {HOW_TO_MAKE_A_KEY}")));
+        }
+        return Ok((local_socket::connect(port)?, format!("localhost:{port}")));
+    };
     let mut refusal = format!("{host} has no address");
-    let key = transports::key()?;
     for address in resolve(host, port)? {
-        let connected = match &key {
-            Some(key) => Stream::connect_with_key(address, key, control::LIMIT, PROOF)
-                .map_err(|error| format!("{address}: {error}; a server has to have the same key")),
-            None => Stream::connect(address, control::LIMIT, ANSWER).map_err(|error| error.to_string()),
-        };
-        match connected {
-            Ok(stream) => return Ok(stream),
-            Err(error) => refusal = error,
+        match Stream::connect_with_key(address, &key, control::LIMIT, PROOF) {
+            Ok(stream) => return Ok((stream, address.to_string())),
+            Err(error) => refusal = format!("{address}: {error}; a server has to have the same key"),
         }
     }
     Err(Error::Local(format!("cannot connect to the server: {refusal}")))
+}
+
+/// True for the names of this machine that no name server decides about.
+fn is_here(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Looks a name up. The resolver has no deadline of its own, so it runs in a thread that may be left behind.

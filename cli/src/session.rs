@@ -5,7 +5,7 @@ use crate::error::{Error, local};
 use crate::link::Link;
 use crate::transports;
 use crate::wait::Wait;
-use barewire::transport::tcp;
+use barewire::transport::{cma, shm, tcp};
 use barewire::{
     Access, Attributes, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, Flags, FlushMode,
     Interface, InterfaceConfig, Memory, OpenError, Posted, RemoteKey, Worker,
@@ -37,6 +37,7 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Opens the device and connects an endpoint to the peer's, which does the same.
     pub(crate) fn connect(link: &'a mut Link, transport: &str, device: &str) -> Result<Self, Error> {
+        near(link, transport)?;
         let device = &place(link, transport, device)?;
         let (domain, worker, interface) = open(transport, device)?;
         let failed = |error: OpenError| local(format!("cannot open {transport} on {device}"), &error);
@@ -48,6 +49,9 @@ impl<'a> Session<'a> {
         let mut wait = Wait::new(Some(link), worker, endpoint.clone(), interface.attributes());
         wait.send(&ours, SET_UP)?;
         let (device, address) = match wait.message(SET_UP)? {
+            same if same == ours => {
+                return Err(wait.protocol("it sent this process's own address back".into()));
+            }
             Message::Address { device, endpoint } => (device, endpoint),
             other => return Err(wait.unexpected(&other, "address")),
         };
@@ -138,6 +142,18 @@ impl<'a> Session<'a> {
             Posted::InProgress => self.wait.complete(during, &completion, bytes),
         }
     }
+}
+
+/// Refuses what reaches into the peer's memory by the kernel of this machine unless the peer is on
+/// this machine.
+fn near(link: &Link, transport: &str) -> Result<(), Error> {
+    if link.is_near() || ![shm::NAME, cma::NAME].contains(&transport) {
+        return Ok(());
+    }
+    Err(link.protocol(format!(
+        "transport '{transport}' joins processes of one machine, and the two ends of the control connection have \
+         different addresses"
+    )))
 }
 
 /// The device to open for a peer: the one that was named, or the address from which packets to the peer leave.

@@ -4,7 +4,7 @@ mod support;
 
 use std::io::Read;
 use std::process::{Command, Stdio};
-use support::{PATIENCE, run, start};
+use support::{PATIENCE, run, start, start_with};
 
 #[test]
 fn bad_command_lines_are_one_line_and_code_2() {
@@ -65,12 +65,23 @@ fn what_is_not_there_is_one_line_and_code_1() {
         (&["demo", "/tmp"], "not a regular file"),
         (&["demo", "/dev/zero"], "not a regular file"),
         (&["demo", "--faults", "gremlins=1", "/etc/hostname"], "gremlins"),
+    ];
+    for (args, words) in bad {
+        let ended = run(args);
+        assert!(ended.failed().contains(words), "{args:?}: {ended:#?}");
+        assert_eq!(ended.status.code(), Some(1), "{args:?}: {ended:#?}");
+    }
+}
+
+#[test]
+fn hosts_that_are_not_there_are_one_line_and_code_1() {
+    let bad: &[(&[&str], &str)] = &[
         (&["hello", "-n", "localhost.invalid"], "localhost.invalid"),
         // TEST-NET-1 (RFC 5737) is on no host.
         (&["hello", "-a", "192.0.2.1"], "192.0.2.1"),
     ];
     for (args, words) in bad {
-        let ended = run(args);
+        let ended = start_with(args, &[("BAREWIRE_KEY", &"5a".repeat(32))]).end(PATIENCE);
         assert!(ended.failed().contains(words), "{args:?}: {ended:#?}");
         assert_eq!(ended.status.code(), Some(1), "{args:?}: {ended:#?}");
     }

@@ -14,7 +14,8 @@ use barewire_layouts::prm::{Layout, ViewMut};
 fn run<R: Request>(device: &Device, fill: impl FnOnce(&mut ViewMut<'_, R>)) -> Result<Vec<u8>, CommandError> {
     let (mut input, mut output) = (vec![0; R::BYTES], vec![0; <R::Answer as Layout>::BYTES]);
     fill(&mut request::<R>(&mut input).expect("sized by the layout"));
-    device.execute(&input, &mut output);
+    // SAFETY: nobody else uses the device, and `main` relies on nothing that a command can break.
+    unsafe { device.execute(&input, &mut output) };
     answer::<R>(&output)?;
     Ok(output)
 }
@@ -54,6 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run::<barewire_layouts::command::mkey::DestroyMkeyIn>(&device, |destroy| {
         destroy.set(barewire_layouts::command::mkey::DestroyMkeyIn::MKEY_INDEX, index);
     })?;
-    device.deregister_umem(umem)?;
+    // SAFETY: registered above.
+    unsafe { device.deregister_umem(umem) }?;
     Ok(())
 }

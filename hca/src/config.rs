@@ -9,6 +9,7 @@ use barewire_layouts::command::capability::PortType;
 use thiserror::Error;
 
 use crate::engine::Strict;
+use crate::key::{Key, KeyError};
 use crate::wire::{Fabric, Faults, FaultsError};
 
 /// Environment variable with the IP address of devices, for [`Config::from_env`].
@@ -16,8 +17,14 @@ pub const ADDRESS_VARIABLE: &str = "BAREWIRE_HCA_ADDRESS";
 /// Environment variable with the faults of devices' wires, for [`Config::from_env`].
 pub const FAULTS_VARIABLE: &str = "BAREWIRE_HCA_FAULTS";
 
-/// Environment variable with the file that devices' packets are written to, for [`Config::from_env`].
+/// Environment variable with the file that devices' packets, payload included, are written to, for
+/// [`Config::from_env`].
 pub const PCAP_VARIABLE: &str = "BAREWIRE_HCA_PCAP";
+
+/// Environment variable with the key of devices' packets, for [`Config::from_env`].
+pub const KEY_VARIABLE: &str = "BAREWIRE_HCA_KEY";
+/// Environment variable with what carries devices' packets, for [`Config::from_env`].
+pub const WIRE_VARIABLE: &str = "BAREWIRE_HCA_WIRE";
 
 /// What a device shall be. The default is a thread of its own, UDP on a free address, no faults, findings on standard error.
 #[derive(Clone, Debug)]
@@ -28,6 +35,11 @@ pub struct Config {
     pub mode: Mode,
     /// What carries the packets.
     pub wire: WireKind,
+    /// The key of [`WireKind::Udp`]; `None` for that of the user: see [`Key::of_user`].
+    pub key: Option<Key>,
+    /// What the first numbers of queue pairs, shared receive queues and memory keys are drawn from.
+    /// `None` for the kernel's random numbers; with [`Mode::Stepped`] for the lowest numbers.
+    pub seed: Option<u64>,
     /// What the port says it is. The wire is the same: with [`PortType::InfiniBand`] peers are named by LIDs, too, the last 16 bits of their
     /// addresses.
     pub port_type: PortType,
@@ -37,8 +49,9 @@ pub struct Config {
     pub second_address: Option<IpAddr>,
     /// What happens to packets on the way out.
     pub faults: Faults,
-    /// The pcap file that gets what the wire carries; `%a` in its name stands for the port's address. It grows without a limit. Without
-    /// `%a` a second port's ends in `.2.pcap`.
+    /// The pcap file that gets what the wire carries, payload included; `%a` in its name stands for the
+    /// port's address. Only its owner may read it (mode 0600); a link or another user's file is refused.
+    /// It grows without a limit. Without `%a` a second port's ends in `.2.pcap`.
     pub pcap: Option<PathBuf>,
     /// What the device does about mistakes in WQEs and doorbells.
     pub strict: Strict,
@@ -53,6 +66,8 @@ impl Default for Config {
             address: None,
             mode: Mode::default(),
             wire: WireKind::default(),
+            key: None,
+            seed: None,
             port_type: PortType::Ethernet,
             ports: 1,
             second_address: None,
@@ -80,16 +95,25 @@ pub enum Mode {
 /// What carries packets between devices.
 #[derive(Clone, Debug, Default)]
 pub enum WireKind {
-    /// UDP port 4791 of the device's address: RoCEv2 as other hosts and tools know it.
+    /// UDP port 4791 of the device's address. Each RoCEv2 packet is followed by a tag under a key
+    /// ([`Config::key`]), so that devices of one key talk to each other, and packets of anyone else
+    /// are dropped and counted. Capture files show the packets without their tags.
     #[default]
     Udp,
+    /// The same without tags: RoCEv2 as adapters, the kernel's Soft-RoCE and packet tools know it.
+    /// Whoever can send to the address can forge packets: on one host, every local user.
+    Roce,
     /// A switch inside the process.
     Fabric(Fabric),
 }
 
 impl Config {
-    /// The default, with address, faults and capture file from [`ADDRESS_VARIABLE`] (`127.7.0.1`), [`FAULTS_VARIABLE`]
-    /// (`drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7`) and [`PCAP_VARIABLE`] (`/tmp/%a.pcap`). A variable that is empty counts as not set.
+    /// The default, with what these variables say. A variable that is empty counts as not set.
+    /// - [`ADDRESS_VARIABLE`][]: `127.7.0.1`
+    /// - [`FAULTS_VARIABLE`][]: `drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7`
+    /// - [`PCAP_VARIABLE`][]: `/tmp/%a.pcap`
+    /// - [`WIRE_VARIABLE`][]: `udp` or `roce`, see [`WireKind`]
+    /// - [`KEY_VARIABLE`][]: the key of `udp`, as hexadecimal digits
     ///
     /// # Errors
     /// [`ConfigError`] names the variable and what is wrong with it.
@@ -106,13 +130,29 @@ impl Config {
             .map(|text| text.parse().map_err(|source| ConfigError::Faults { text, source }))
             .transpose()?;
         let pcap = set(PCAP_VARIABLE).map(PathBuf::from);
-        Ok(Self { address, faults: faults.unwrap_or_default(), pcap, ..Self::default() })
+        let key = set(KEY_VARIABLE).map(|text| text.parse()).transpose().map_err(ConfigError::Key)?;
+        let wire = match set(WIRE_VARIABLE).as_deref() {
+            None | Some("udp") => WireKind::Udp,
+            Some("roce") => WireKind::Roce,
+            Some(text) => return Err(ConfigError::Wire { text: text.to_owned() }),
+        };
+        let faults = faults.unwrap_or_default();
+        Ok(Self { address, wire, key, faults, pcap, ..Self::default() })
     }
 }
 
 /// An environment variable does not say what it should.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Debug, Error)]
 pub enum ConfigError {
+    /// [`KEY_VARIABLE`] is no key. The error does not show it.
+    #[error("{KEY_VARIABLE} is wrong: {0}")]
+    Key(#[source] KeyError),
+    /// [`WIRE_VARIABLE`] names no wire.
+    #[error("{WIRE_VARIABLE}='{text}' is wrong: it is udp or roce")]
+    Wire {
+        /// Its value.
+        text: String,
+    },
     /// [`ADDRESS_VARIABLE`] is no IP address.
     #[error("{ADDRESS_VARIABLE}='{text}' is no IP address such as 127.7.0.1 or ::1")]
     Address {
@@ -162,6 +202,13 @@ pub enum OpenError {
         /// The address asked for.
         address: IpAddr,
     },
+    /// There is no key for the packets.
+    #[error("a device needs a key for its packets: {source}")]
+    Key {
+        /// What went wrong.
+        #[from]
+        source: KeyError,
+    },
     /// The capture file cannot be made.
     #[error("cannot write the capture file '{}': {source}", path.display())]
     Capture {
@@ -192,6 +239,21 @@ mod tests {
             PCAP_VARIABLE => Some("/tmp/%a.pcap".to_owned()),
             _ => None,
         })
+    }
+
+    #[test]
+    fn key_and_wire_are_read() {
+        let read = |variable: &'static str, text: &str| {
+            Config::from_variables(|name| (name == variable).then(|| text.to_owned()))
+        };
+        let digits = "5a".repeat(32);
+        assert_eq!(read(KEY_VARIABLE, &digits).unwrap().key, Some(digits.parse().unwrap()));
+        let text = read(KEY_VARIABLE, "secret").unwrap_err().to_string();
+        assert!(text.starts_with("BAREWIRE_HCA_KEY is wrong") && !text.contains("secret"), "{text}");
+        assert!(matches!(read(WIRE_VARIABLE, "udp").unwrap().wire, WireKind::Udp));
+        assert!(matches!(read(WIRE_VARIABLE, "roce").unwrap().wire, WireKind::Roce));
+        let text = read(WIRE_VARIABLE, "tcp").unwrap_err().to_string();
+        assert_eq!(text, "BAREWIRE_HCA_WIRE='tcp' is wrong: it is udp or roce");
     }
 
     #[test]

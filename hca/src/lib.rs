@@ -7,24 +7,31 @@
 //! It is a model for correctness, not for wire speed: what it does is written down by the public headers and the InfiniBand
 //! specification, and it knows nothing of the driver in `barewire-mlx5`.
 
+mod address;
 mod command;
 mod config;
+mod counters;
 mod device;
 mod engine;
+mod key;
 mod limits;
 mod memory;
 mod object;
 mod sentry;
 mod state;
+mod table;
 mod thread;
 mod wire;
 
 pub use command::CommandSyndrome;
 pub use config::{
-    ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE, WireKind,
+    ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, KEY_VARIABLE, Mode, OpenError, PCAP_VARIABLE,
+    WIRE_VARIABLE, WireKind,
 };
+pub use counters::{Counters, SyndromeCounts};
 pub use device::Device;
-pub use engine::{Counters, Finding, Report, Strict, SyndromeCounts};
+pub use engine::{Finding, Report, Strict};
+pub use key::{Key, KeyError};
 pub use memory::{UmemAccess, UmemError};
 pub use object::{EventChannel, ObjectCounts, UarPage};
 pub use state::Fault;

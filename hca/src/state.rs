@@ -4,7 +4,8 @@ use std::io;
 use std::time::Instant;
 
 use crate::command;
-use crate::engine::{Context, Counters, Engine, Reports, StepClock, Strict, fatal, link_changed};
+use crate::counters::Counters;
+use crate::engine::{Context, Engine, Reports, StepClock, Strict, fatal, link_changed};
 use crate::limits;
 use crate::object::Objects;
 use crate::sentry::Sentry;

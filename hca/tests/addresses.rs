@@ -73,7 +73,7 @@ fn entries_are_kept_cleared_and_bounded_by_the_capability() {
     let mut input = [0; QueryHcaVportGidIn::BYTES];
     request::<QueryHcaVportGidIn>(&mut input).unwrap().set(QueryHcaVportGidIn::GID_INDEX, ALL_ENTRIES);
     let mut output = vec![0; 16 + 16 * usize::from(size)];
-    node.device.execute(&input, &mut output);
+    support::execute(&node.device, &input, &mut output);
     let told = View::<QueryHcaVportGidOut>::new(&output).unwrap().get(QueryHcaVportGidOut::GIDS_NUM);
     assert_eq!((told, &output[32..48], &output[16 * usize::from(size)..]), (size, &six[..], &FOREIGN[..]));
     // Cleared.

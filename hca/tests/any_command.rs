@@ -57,7 +57,7 @@ fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
     // And these would succeed: written down by a sister that has the same numbers.
     let sister = Rig::new();
     for request in made {
-        sister.device.execute(&request, &mut [0; LONGEST]);
+        sister.execute(&request, &mut [0; LONGEST]);
     }
     sister.requests.take();
     let _ = (
@@ -100,7 +100,7 @@ fn total(counts: ObjectCounts) -> usize {
 fn check(rig: &Rig, request: &[u8], answer: usize) -> Result<(), TestCaseError> {
     let before = rig.device.objects();
     let mut output = vec![0xff; answer];
-    rig.device.execute(request, &mut output);
+    rig.execute(request, &mut output);
     let after = rig.device.objects();
     if let Some(header) = View::<OutHeader>::new(&output) {
         let status = header.get(OutHeader::STATUS).expect("a status that is named");

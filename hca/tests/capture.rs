@@ -273,7 +273,7 @@ fn tshark_reads_a_congestion_notification() {
     let pcap = pcap::file("cnp");
     let config = Config {
         mode: Mode::Stepped,
-        wire: WireKind::Udp,
+        wire: WireKind::Roce,
         strict: Strict::Report,
         pcap: Some(pcap.clone()),
         ..Config::default()

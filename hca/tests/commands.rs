@@ -3,7 +3,7 @@
 
 mod rig;
 
-use barewire_hca::{CommandSyndrome as Why, Device, ObjectCounts, UmemError};
+use barewire_hca::{CommandSyndrome as Why, ObjectCounts, UmemError};
 use barewire_layouts::command::capability::{
     AtomicCap, CapabilityMode, CapabilityPage, HcaCap, QueryHcaCapIn, QueryHcaCapOut, RoceCap, op_mod,
 };
@@ -44,7 +44,7 @@ fn everything_comes_and_goes_in_order() {
     assert_eq!(rig.dealloc_pd(rig.pd), Err(refused(Why::PdInUse)));
     assert_eq!(rig.dealloc_uar(rig.uar), Err(refused(Why::UarInUse)));
     // Two for the CQ, two for the QP, one for the key.
-    assert_eq!(rig.device.deregister_umem(rig.umem), Err(UmemError::Busy { id: rig.umem, users: 5 }));
+    assert_eq!(rig.deregister(rig.umem), Err(UmemError::Busy { id: rig.umem, users: 5 }));
     assert_eq!(rig.device.objects(), all);
 
     assert_eq!(rig.destroy_qp(qpn), Ok(()));
@@ -52,10 +52,10 @@ fn everything_comes_and_goes_in_order() {
     assert_eq!(rig.dealloc_uar(rig.uar), Err(refused(Why::UarInUse)));
     assert_eq!(rig.destroy_mkey(mkey), Ok(()));
     assert_eq!(rig.dealloc_pd(rig.pd), Ok(()));
-    assert_eq!(rig.device.deregister_umem(rig.umem), Err(UmemError::Busy { id: rig.umem, users: 2 }));
+    assert_eq!(rig.deregister(rig.umem), Err(UmemError::Busy { id: rig.umem, users: 2 }));
     assert_eq!(rig.destroy_cq(cqn), Ok(()));
     assert_eq!(rig.dealloc_uar(rig.uar), Ok(()));
-    assert_eq!(rig.device.deregister_umem(rig.umem), Ok(()));
+    assert_eq!(rig.deregister(rig.umem), Ok(()));
     assert_eq!(rig.device.objects(), ObjectCounts::default());
 
     // And nothing goes twice.
@@ -64,7 +64,7 @@ fn everything_comes_and_goes_in_order() {
     assert_eq!(rig.dealloc_pd(rig.pd), Err(refused(Why::UnknownPd)));
     assert_eq!(rig.destroy_cq(cqn), Err(refused(Why::UnknownCq)));
     assert_eq!(rig.dealloc_uar(rig.uar), Err(refused(Why::UnknownUar)));
-    assert_eq!(rig.device.deregister_umem(rig.umem), Err(UmemError::Unknown { id: rig.umem }));
+    assert_eq!(rig.deregister(rig.umem), Err(UmemError::Unknown { id: rig.umem }));
 }
 
 #[test]
@@ -235,13 +235,13 @@ fn user_memory_goes_by_command_too() {
 }
 
 /// Runs QUERY_HCA_CAP for an `op_mod` and gives the answer.
-fn capabilities(device: &Device, op_mod: u16) -> Vec<u8> {
+fn capabilities(rig: &Rig, op_mod: u16) -> Vec<u8> {
     let mut input = [0; QueryHcaCapIn::BYTES];
     let mut output = vec![0xff; QueryHcaCapOut::BYTES];
     barewire_layouts::command::request::<QueryHcaCapIn>(&mut input)
         .expect("sized by the layout")
         .set(QueryHcaCapIn::OP_MOD, op_mod);
-    device.execute(&input, &mut output);
+    rig.execute(&input, &mut output);
     output
 }
 
@@ -249,7 +249,7 @@ fn capabilities(device: &Device, op_mod: u16) -> Vec<u8> {
 fn capabilities_are_told_by_page() {
     let rig = Rig::new();
     for mode in [CapabilityMode::Current, CapabilityMode::Maximum] {
-        let page = |page| capabilities(&rig.device, op_mod(page, mode));
+        let page = |page| capabilities(&rig, op_mod(page, mode));
         let bytes = page(CapabilityPage::General);
         let general = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::GENERAL);
         assert_eq!(general.get(HcaCap::LOG_MAX_MSG), 30);
@@ -267,7 +267,7 @@ fn capabilities_are_told_by_page() {
         assert_eq!(roce.get(RoceCap::R_ROCE_DEST_UDP_PORT), 4791);
         assert_eq!(page(CapabilityPage::General2), [0; QueryHcaCapOut::BYTES]);
     }
-    let unknown = capabilities(&rig.device, 0x1ff);
+    let unknown = capabilities(&rig, 0x1ff);
     assert_eq!(unknown[0], CommandStatus::BadOperation as u8);
     assert!(unknown[8..].iter().all(|&byte| byte == 0));
 }
@@ -296,7 +296,7 @@ fn lengths_opcodes_and_modifiers_are_checked() {
     let rig = Rig::new();
     let run = |input: &[u8], length: usize| {
         let mut output = vec![0xff; length];
-        rig.device.execute(input, &mut output);
+        rig.execute(input, &mut output);
         let syndrome = output.get(4..8).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four")));
         (output.first().copied(), syndrome.and_then(Why::from_bits))
     };
@@ -327,7 +327,7 @@ fn lengths_opcodes_and_modifiers_are_checked() {
 fn a_table_ends_somewhere() {
     let rig = Rig::new();
     // QUERY_HCA_CAP: log_max_pd. One is there already.
-    let bytes = capabilities(&rig.device, op_mod(CapabilityPage::General, CapabilityMode::Current));
+    let bytes = capabilities(&rig, op_mod(CapabilityPage::General, CapabilityMode::Current));
     let general = View::<QueryHcaCapOut>::new(&bytes).unwrap().nested(QueryHcaCapOut::GENERAL);
     let limit = 1_u32 << general.get(HcaCap::LOG_MAX_PD);
     let pds: Vec<u32> = (1..limit).map(|_| rig.alloc_pd().unwrap()).collect();

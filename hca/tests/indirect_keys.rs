@@ -47,7 +47,7 @@ fn indirect(
     change(&mut create);
     input.extend(list.as_bytes());
     let mut output = vec![0; CreateMkeyOut::BYTES];
-    node.device.execute(&input, &mut output);
+    support::execute(&node.device, &input, &mut output);
     Ok(key(answer::<CreateMkeyIn>(&output)?.get(CreateMkeyOut::MKEY_INDEX), VARIANT))
 }
 

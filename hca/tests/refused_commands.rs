@@ -114,7 +114,7 @@ fn bad_queue_pairs_are_named() {
     rig.destroy_cq(cqn).unwrap();
     rig.dealloc_pd(rig.pd).unwrap();
     rig.dealloc_uar(rig.uar).unwrap();
-    rig.device.deregister_umem(rig.umem).unwrap();
+    rig.deregister(rig.umem).unwrap();
 }
 
 #[test]
@@ -169,8 +169,8 @@ fn bad_completion_queues_are_named() {
     let got = rig.create_cq(|r| _ = r.set(CreateCqIn::CQ_UMEM_ID, umem));
     assert_eq!(got, Err(refused(Why::RingReadOnly)));
     assert_eq!(rig.device.objects().completion_queues, 0);
-    rig.device.deregister_umem(umem).unwrap();
-    rig.device.deregister_umem(rig.umem).unwrap();
+    rig.deregister(umem).unwrap();
+    rig.deregister(rig.umem).unwrap();
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn bad_event_queues_are_named() {
     let query = rig.run::<QueryEqIn, _>(|r| _ = r.set(QueryEqIn::EQ_NUMBER, eqn), |_| ());
     assert_eq!((query, rig.device.event_channel(eqn).is_none()), (Err(refused(Why::UnknownEq)), true));
     rig.dealloc_uar(rig.uar).unwrap();
-    rig.device.deregister_umem(rig.umem).unwrap();
+    rig.deregister(rig.umem).unwrap();
 }
 
 #[test]
@@ -326,5 +326,5 @@ fn bad_shared_receive_queues_are_named() {
     let destroy = || rig.run::<DestroyRmpIn, _>(|r| _ = r.set(DestroyRmpIn::RMPN, rmpn), |_| ());
     assert_eq!((destroy(), destroy()), (Ok(()), Err(refused(Why::UnknownSrq))));
     rig.dealloc_pd(rig.pd).unwrap();
-    rig.device.deregister_umem(rig.umem).unwrap();
+    rig.deregister(rig.umem).unwrap();
 }

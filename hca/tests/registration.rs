@@ -535,7 +535,7 @@ fn strided_lists_of_commands_are_checked() {
             .set(Mkc::LEN, 8);
         input.extend(list);
         let mut output = vec![0; CreateMkeyOut::BYTES];
-        pair.b.device.execute(&input, &mut output);
+        support::execute(&pair.b.device, &input, &mut output);
         answer::<CreateMkeyIn>(&output)
             .map(|_| ())
             .map_err(|error| CommandSyndrome::from_bits(error.syndrome))

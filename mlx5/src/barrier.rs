@@ -13,8 +13,11 @@ compile_error!("barewire-mlx5 knows the barriers of x86-64 and aarch64 only");
 #[cfg(target_arch = "aarch64")]
 macro_rules! barrier {
     ($instruction:literal) => {
+        #[cfg(not(miri))]
         // SAFETY: a barrier reads and writes nothing; without `nomem` the compiler moves no access over it.
-        unsafe { core::arch::asm!($instruction, options(nostack, preserves_flags)) }
+        unsafe {
+            core::arch::asm!($instruction, options(nostack, preserves_flags))
+        }
     };
 }
 
@@ -49,11 +52,14 @@ pub fn owner_before_completion() {
 
 #[inline(always)]
 fn store_fence() {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: `sfence` is part of SSE, which every x86-64 CPU has.
     unsafe {
         core::arch::x86_64::_mm_sfence();
     }
     #[cfg(target_arch = "aarch64")]
     barrier!("dsb st");
+    // Miri knows no instructions; its registers are plain memory.
+    #[cfg(miri)]
+    fence(Ordering::Release);
 }

@@ -3,6 +3,7 @@
 use core::any::Any;
 use core::cell::OnceCell;
 use core::ptr::NonNull;
+use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -86,7 +87,9 @@ impl Context {
     }
 
     pub(crate) fn new(way: Way, capabilities: Capabilities, port: Port) -> Self {
-        Self(Arc::new(Shared { way, capabilities, port, key_variant: AtomicU8::new(1) }))
+        // A random one, so that a key cannot be told from its index.
+        let variant = RandomState::new().hash_one(0_u8) as u8;
+        Self(Arc::new(Shared { way, capabilities, port, key_variant: AtomicU8::new(variant) }))
     }
 
     /// What the device can do.
@@ -118,8 +121,12 @@ impl Context {
         &self.0.way
     }
 
+    /// Refuses what belongs to another context: the numbers of its objects name something else here.
+    pub(crate) fn owns(&self, other: &Self) -> Result<(), Error> {
+        if Arc::ptr_eq(&self.0, &other.0) { Ok(()) } else { Self::foreign() }
+    }
+
     /// An object of another device was given.
-    #[cfg(feature = "verbs")]
     pub(crate) fn foreign<T>() -> Result<T, Error> {
         Err(Error::parameter("device", 0u32, "the same for all objects"))
     }
@@ -220,6 +227,11 @@ impl Uar {
         let own = Registers::allocate(context)?;
         let (shared, lock) = (OnceCell::new(), OnceCell::new());
         Ok(Self(Rc::new(UarShared { own, shared, lock, context: context.clone() })))
+    }
+
+    /// The device it is of.
+    pub(crate) fn context(&self) -> &Context {
+        &self.0.context
     }
 
     /// The register of the thread's own queues.

@@ -14,6 +14,7 @@ use crate::setup::{CompletionFacts, Way, commands};
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) number: u32,
+    pub(crate) context: Context,
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "held for its drop"))]
     pub(crate) object: Box<dyn Any + Send + Sync>,
     /// Where its events go; the device lets go of it after the object.
@@ -26,6 +27,7 @@ impl CompletionQueue {
     /// # Errors
     /// If `entries` is more than the device takes, or it refused.
     pub fn create(context: &Context, uar: &Uar, entries: u32) -> Result<Self, Error> {
+        context.owns(uar.context())?;
         let entries = checked(context, entries)?;
         let facts = match (context.way(), uar.own()) {
             (Way::Commands(channel), Registers::Page(page)) => {
@@ -36,7 +38,7 @@ impl CompletionQueue {
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
-        Ok(Self::of(facts, entries, None))
+        Ok(Self::of(context, facts, entries, None))
     }
 
     /// As [`Self::create`], with a descriptor to sleep on; `None` where the way to the device has none, which is no way of this crate's.
@@ -66,6 +68,7 @@ impl CompletionQueue {
         uar: &Uar,
         entries: u32,
     ) -> Result<(Self, Option<Notifier>), Error> {
+        context.owns(uar.context())?;
         let entries = checked(context, entries)?;
         let (facts, doorbell, events) = match (context.way(), uar.own()) {
             (Way::Commands(channel), Registers::Page(page)) => {
@@ -85,16 +88,21 @@ impl CompletionQueue {
             _ => Context::foreign()?,
         };
         let (number, record) = (facts.number, facts.doorbell_record);
-        let queue = Self::of(facts, entries, Some(Arc::clone(&events)));
+        let queue = Self::of(context, facts, entries, Some(Arc::clone(&events)));
         // SAFETY: the record's two words are one after the other. The memory of both, and the page of the doorbell, are the queue's to keep.
         let notifier =
             unsafe { Notifier::new(events, queue.keep().clone(), doorbell, record.add(1), number) };
         Ok((queue, Some(notifier)))
     }
 
-    fn of(facts: CompletionFacts, entries: u32, events: Option<Arc<dyn CompletionEvents>>) -> Self {
+    fn of(
+        context: &Context,
+        facts: CompletionFacts,
+        entries: u32,
+        events: Option<Arc<dyn CompletionEvents>>,
+    ) -> Self {
         let CompletionFacts { number, ring, doorbell_record, object } = facts;
-        let keep = Arc::new(Resources { number, object, _events: events });
+        let keep = Arc::new(Resources { number, context: context.clone(), object, _events: events });
         // SAFETY: ring and record lie in memory that `keep` owns, which is freed after the device's object; nothing else has their address
         // but a notifier, which writes the record's other word.
         unsafe { CompletionQueue::from_parts(CompletionParts { ring, entries, doorbell_record, keep }) }

@@ -42,6 +42,7 @@
 //! ```
 
 pub mod barrier;
+pub mod bytes;
 pub mod channel;
 mod context;
 mod cq;
@@ -52,6 +53,7 @@ mod notifier;
 pub mod queue;
 pub mod rc;
 pub mod setup;
+mod store;
 mod wqe;
 
 #[cfg(feature = "soft")]

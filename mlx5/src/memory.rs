@@ -1,17 +1,19 @@
 //! Memory that the device can reach, and the keys to it.
 //!
-//! This is where memory safety is promised for the whole driver: a device touches what a key covers and nothing else, so that posting
-//! needs no `unsafe`. [`MemoryRegion::register`] is the unsafe door; [`Buffer`] owns its memory and is safe.
+//! A device touches what a key covers and nothing else, so that posting needs no `unsafe`: memory safety is
+//! promised where memory is registered, by [`MemoryRegion::register`], and where commands make keys
+//! ([`crate::channel::CommandChannel::execute`]). [`Buffer`] owns its memory and is safe.
 
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
 use bitflags::bitflags;
 
+use crate::bytes::Bytes;
 #[cfg(feature = "verbs")]
 use crate::context::Context;
 use crate::context::{DomainObject, ProtectionDomain};
@@ -40,8 +42,8 @@ bitflags! {
 
 /// Registered memory: an address range under a key (CREATE_MKEY).
 ///
-/// Dropping it takes the key and the memory from the device; [`Self::deregister`] does the same and tells whether it worked. A WQE that
-/// still names the region then fails with a protection error.
+/// Dropping it takes the key and the memory from the device and logs a refusal; [`Self::deregister`]
+/// returns it. A WQE that still names the region then fails with a protection error.
 #[derive(Debug)]
 pub struct MemoryRegion {
     start: NonNull<u8>,
@@ -69,9 +71,11 @@ impl MemoryRegion {
     /// Registers `length` bytes at `start`.
     ///
     /// # Safety
-    /// Until [`Self::deregister`] has returned `Ok` the bytes stay mapped, and this process accesses them only in ways that tolerate a device
-    /// which reads and (with a write right) writes them at the same time: atomically or volatile, or while no operation that involves
-    /// them is under way.
+    /// Until [`Self::deregister`] has returned `Ok` the bytes stay mapped, and this process accesses them only
+    /// in ways that tolerate a device which reads and (with a write right) writes them at the same time:
+    /// atomically, or while no operation that involves them is under way. Posting is safe and takes any key:
+    /// whether an operation is under way knows only who owns every queue pair of `domain` and, if there
+    /// are remote rights, of every peer.
     ///
     /// # Errors
     /// If the length is zero, write rights contradict each other, or the device refused.
@@ -84,6 +88,7 @@ impl MemoryRegion {
         if length == 0 {
             return Err(Error::parameter("region length", 0u32, "at least 1 byte"));
         }
+        let access = access & Access::all();
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
             && !access.contains(Access::LOCAL_WRITE)
         {
@@ -191,8 +196,9 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // Who must know whether it worked calls `deregister`.
-        let _ = self.release();
+        if let Err(error) = self.release() {
+            tracing::error!("could not deregister {} bytes: {error}", self.length);
+        }
     }
 }
 
@@ -246,12 +252,16 @@ pub struct OutOfBounds {
     pub size: usize,
 }
 
-/// Registered memory that is owned: zeroed, page-aligned, freed when the device cannot reach it any more.
+/// Registered memory that is owned: zeroed, page-aligned, freed when the device cannot reach it any more
+/// and leaked if it does not let go.
 ///
-/// A peer or the device may write it at any time, so that it is only copied to and from, never borrowed.
+/// A peer or the device may write it at any time, so that it is only copied to and from, never borrowed. Any
+/// thread may do so: accesses to one byte are atomic and of one size ([`crate::bytes`]).
 pub struct Buffer {
     region: MemoryRegion,
-    pages: ManuallyDrop<Pages>,
+    bytes: Bytes,
+    /// `None` once it was released.
+    pages: Option<Pages>,
 }
 
 impl fmt::Debug for Buffer {
@@ -267,10 +277,10 @@ impl Buffer {
     /// As [`MemoryRegion::register`], and [`Error::OutOfMemory`].
     pub fn allocate(domain: &ProtectionDomain, length: usize, access: Access) -> Result<Self, Error> {
         let pages = Pages::allocate(length, "a buffer")?;
-        // SAFETY: the pages are freed by `drop` below after the region was released, and every access goes through the copying methods,
-        // which are atomic.
+        // SAFETY: `release` frees the pages after the device let them go and leaks them if it did not. Every
+        // access goes through the copying methods, which are atomic.
         let region = unsafe { MemoryRegion::register(domain, pages.start(), length, access) }?;
-        Ok(Self { region, pages: ManuallyDrop::new(pages) })
+        Ok(Self { region, bytes: Bytes::new(pages.start(), length), pages: Some(pages) })
     }
 
     /// Address, length and keys.
@@ -279,14 +289,30 @@ impl Buffer {
         &self.region
     }
 
+    /// Deregisters the memory and frees it.
+    ///
+    /// # Errors
+    /// If the device still uses it. The memory is then leaked.
+    pub fn deregister(mut self) -> Result<(), Error> {
+        self.release()
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        let Some(pages) = self.pages.take() else { return Ok(()) };
+        let pages = ManuallyDrop::new(pages);
+        self.region.release()?;
+        drop(ManuallyDrop::into_inner(pages));
+        Ok(())
+    }
+
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
     /// [`OutOfBounds`]; nothing was copied then.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
-        let place = self.place(offset, bytes.len(), 1)?;
-        // SAFETY: the range lies in the buffer.
-        unsafe { copy_in(place, bytes) };
+        self.check(offset, bytes.len())?;
+        // SAFETY: the range lies in the buffer, which owns its memory.
+        unsafe { self.bytes.write(offset, bytes) };
         Ok(())
     }
 
@@ -295,9 +321,9 @@ impl Buffer {
     /// # Errors
     /// [`OutOfBounds`]; nothing was copied then.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
-        let place = self.place(offset, bytes.len(), 1)?;
-        // SAFETY: the range lies in the buffer.
-        unsafe { copy_out(place, bytes) };
+        self.check(offset, bytes.len())?;
+        // SAFETY: the range lies in the buffer, which owns its memory.
+        unsafe { self.bytes.read(offset, bytes) };
         Ok(())
     }
 
@@ -307,9 +333,9 @@ impl Buffer {
     /// [`OutOfBounds`].
     #[inline]
     pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfBounds> {
-        let place = self.place(offset, 1, 1)?;
-        // SAFETY: one byte of the buffer, accessed atomically by everyone in this process.
-        Ok(unsafe { AtomicU8::from_ptr(place.as_ptr()) }.load(Ordering::Acquire))
+        self.check(offset, 1)?;
+        // SAFETY: the byte lies in the buffer, which owns its memory.
+        Ok(unsafe { self.bytes.load_u8(offset) })
     }
 
     /// Reads 8 bytes at `offset`, a multiple of 8; what a peer wrote before them is visible after.
@@ -333,82 +359,25 @@ impl Buffer {
 
     #[inline]
     fn word(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
-        let place = self.place(offset, 8, 8)?;
-        // SAFETY: eight aligned bytes of the buffer, accessed atomically by everyone in this process; it lives as long as `self`.
-        Ok(unsafe { AtomicU64::from_ptr(place.as_ptr().cast()) })
+        // SAFETY: the buffer owns its memory, which lives as long as `self`.
+        unsafe { self.bytes.atomic(offset) }.ok_or_else(|| self.out_of_bounds(offset, size_of::<u64>()))
     }
 
     #[inline]
-    fn place(&self, offset: usize, length: usize, align: usize) -> Result<NonNull<u8>, OutOfBounds> {
-        let size = self.region.len();
-        if length > size || offset > size - length || offset & (align - 1) != 0 {
-            return Err(OutOfBounds { offset, length, size });
-        }
-        // SAFETY: inside the buffer, or one past its end for a length of zero.
-        Ok(unsafe { self.region.as_ptr().add(offset) })
+    fn check(&self, offset: usize, length: usize) -> Result<(), OutOfBounds> {
+        if self.bytes.contains(offset, length) { Ok(()) } else { Err(self.out_of_bounds(offset, length)) }
+    }
+
+    #[cold]
+    fn out_of_bounds(&self, offset: usize, length: usize) -> OutOfBounds {
+        OutOfBounds { offset, length, size: self.region.len() }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Memory that the device does not let go is leaked, as in `QueueMemory`.
-        if self.region.release().is_ok() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        if let Err(error) = self.release() {
+            tracing::error!("{} bytes are leaked, as the device still uses them: {error}", self.region.len());
         }
-    }
-}
-
-/// # Safety
-/// `to` is valid for writes of `from.len()` bytes, and others in this process access them atomically.
-unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
-    let head = to.align_offset(8).min(from.len());
-    let (first, rest) = from.split_at(head);
-    let (words, last) = rest.as_chunks::<8>();
-    // SAFETY: the three parts lie side by side in the range that the caller vouches for, the words aligned.
-    unsafe {
-        store_bytes(to, first);
-        let mut place = to.add(head).cast::<u64>();
-        for word in words {
-            AtomicU64::from_ptr(place.as_ptr()).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-            place = place.add(1);
-        }
-        store_bytes(place.cast(), last);
-    }
-}
-
-/// # Safety
-/// As [`copy_in`].
-unsafe fn store_bytes(to: NonNull<u8>, from: &[u8]) {
-    for (offset, byte) in from.iter().enumerate() {
-        // SAFETY: inside the caller's range.
-        unsafe { AtomicU8::from_ptr(to.add(offset).as_ptr()) }.store(*byte, Ordering::Relaxed);
-    }
-}
-
-/// # Safety
-/// `from` is valid for reads of `to.len()` bytes, and others in this process access them atomically.
-unsafe fn copy_out(from: NonNull<u8>, to: &mut [u8]) {
-    let head = from.align_offset(8).min(to.len());
-    let (first, rest) = to.split_at_mut(head);
-    let (words, last) = rest.as_chunks_mut::<8>();
-    // SAFETY: the three parts lie side by side in the range that the caller vouches for, the words aligned.
-    unsafe {
-        load_bytes(from, first);
-        let mut place = from.add(head).cast::<u64>();
-        for word in words {
-            *word = AtomicU64::from_ptr(place.as_ptr()).load(Ordering::Relaxed).to_ne_bytes();
-            place = place.add(1);
-        }
-        load_bytes(place.cast(), last);
-    }
-}
-
-/// # Safety
-/// As [`copy_out`].
-unsafe fn load_bytes(from: NonNull<u8>, to: &mut [u8]) {
-    for (offset, byte) in to.iter_mut().enumerate() {
-        // SAFETY: inside the caller's range.
-        *byte = unsafe { AtomicU8::from_ptr(from.add(offset).as_ptr()) }.load(Ordering::Relaxed);
     }
 }

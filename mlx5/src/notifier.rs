@@ -8,13 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use barewire_layouts::doorbell::{CqArm, CqDoorbell};
-use volatile::VolatilePtr;
-use volatile::access::WriteOnly;
 
-use crate::barrier;
 use crate::channel::CompletionEvents;
 use crate::doorbell::RecordWord;
 use crate::queue::completion::CompletionQueue;
+use crate::{barrier, store};
 
 /// Tells of completions of one queue, by a descriptor: see [`CompletionQueue::create_with_notifier`].
 ///
@@ -61,7 +59,7 @@ impl Notifier {
         let CqDoorbell(word) = CqDoorbell::new(request, self.number);
         let word = word.get().to_be();
         // SAFETY: the contract of `new`.
-        unsafe { VolatilePtr::new_restricted(WriteOnly, self.doorbell) }.write(word);
+        unsafe { store::word(self.doorbell, word) };
         barrier::flush_write_combining();
     }
 }

@@ -101,7 +101,9 @@ struct Resources {
 
 /// A reliable connected queue pair.
 ///
-/// The queues are public so that both can be borrowed at once. They keep the device's object and its memory alive by themselves.
+/// The queues are public so that both can be borrowed at once. Each keeps the device's object, its ring and its record alive, and
+/// writes no others. So a program that exchanges the queues of two pairs confuses itself only: completions and [`Self::reset`] then
+/// concern the other pair's queue.
 #[derive(Debug)]
 pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     /// The send queue.
@@ -159,6 +161,9 @@ impl<D: Doorbell> RcQueuePair<D> {
         }
         let signal_period = 1 << config.signal_period.clamp(1, send_blocks / 8).ilog2();
         let queues = [send_completions.resources()?, receive_completions.resources()?];
+        for other in [uar.context(), &queues[0].context, &queues[1].context] {
+            context.owns(other)?;
+        }
         let sizes = PairSizes { send_blocks, receive_entries, user_index: config.user_index };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
         let facts = match (context.way(), domain.object(), registers) {

@@ -115,6 +115,24 @@ fn bytes(length: usize) -> Vec<u8> {
 }
 
 #[test]
+fn exchanged_queues_outlive_their_pairs() {
+    let mut pair = Pair::new(RcConfig::default());
+    let target = pair.buffer(8, Access::all());
+    std::mem::swap(&mut pair.ours.send, &mut pair.theirs.send);
+    std::mem::swap(&mut pair.ours.receive, &mut pair.theirs.receive);
+    // Its queues are in `ours`, and keep its device objects and rings.
+    drop(pair.theirs);
+    for round in 1..=600u64 {
+        let payload = round.to_ne_bytes();
+        pair.ours.send.write_inline(&payload, target.region().remote(0), ControlFlags::COMPLETION).unwrap();
+        let completion = poll(&mut pair.peer_completions);
+        assert_eq!(completion.kind, CompletionKind::Send);
+        pair.ours.send.reap(completion.wqe_counter);
+        assert_eq!(target.load_u64(0).unwrap(), round);
+    }
+}
+
+#[test]
 fn inline_writes_of_every_length_arrive() {
     let mut pair = Pair::new(RcConfig::default());
     let target = pair.buffer(512, Access::all());

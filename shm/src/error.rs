@@ -31,6 +31,21 @@ pub enum SegmentError {
         /// Pages that are free, which others may have reserved.
         free: u64,
     },
+    /// The process may not make files of this size, and shared memory counts as a file.
+    #[error(
+        "a shared segment of {wanted} bytes is more than the {limit} bytes that a file may have: raise the limit (ulimit -f)"
+    )]
+    FileLimit {
+        /// Bytes asked for.
+        wanted: usize,
+        /// The limit in bytes (RLIMIT_FSIZE).
+        limit: u64,
+    },
+    /// The peer's memory lies in huge pages, and this process did not agree to that.
+    #[error(
+        "descriptor refused: it lies in huge pages, and an access ends the process by SIGBUS once the peer gives one back; accept_huge_pages allows it"
+    )]
+    HugePages,
     /// A system call failed.
     #[error("shared memory: {call}: {source}")]
     System {
@@ -105,12 +120,37 @@ pub enum PortError {
 pub enum LinkError {
     /// Nobody listens at the address.
     #[error(
-        "nobody is there: the process has ended, or it is in another network namespace, where abstract sockets do not reach"
+        "nobody is there: the process has ended, or it does not share the directory of its socket with this one (nor its network namespace): see BAREWIRE_SHM_DIR"
     )]
     Nobody,
-    /// The peer did not read its socket, and the kernel queues no more for it.
-    #[error("too many processes wait for this peer: it does not call progress")]
-    Busy,
+    /// The queue of the peer's socket stayed full.
+    #[error(
+        "the queue of the peer's socket was full for {seconds} s: the peer does not call progress, or other processes flood it with connections"
+    )]
+    Busy {
+        /// How long this process tried.
+        seconds: u64,
+    },
+    /// This process has no descriptor free.
+    #[error(
+        "this process has no file descriptor free for the peer's memory or socket: {open} of {limit} are open; raise the limit (ulimit -n)"
+    )]
+    Descriptors {
+        /// Descriptors that are open.
+        open: usize,
+        /// How many may be (RLIMIT_NOFILE).
+        limit: u64,
+    },
+    /// The peer has no descriptor free.
+    #[error(
+        "the peer's process has no file descriptor free for this connection: raise its limit there (ulimit -n)"
+    )]
+    PeerDescriptors,
+    /// The peer could not map this process's memory.
+    #[error(
+        "the peer's process failed to map the memory of this connection: its error handler has the reason"
+    )]
+    PeerMemory,
     /// The process at the other end is of a user that may not attach.
     #[error("the peer runs as user {peer}, this process as user {own}, and only the same user may attach")]
     User {

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
-use crate::error::Corrupt;
+use crate::error::LinkError;
 use crate::lane::MESSAGE_WORDS;
 use crate::peer::Peer;
 use crate::port::{Deliver, Port};
@@ -47,7 +47,7 @@ impl Deliver for Anything {
         buffers.give(number);
     }
 
-    fn broken(&mut self, _: i32, _: Corrupt) {
+    fn broken(&mut self, _: i32, _: LinkError) {
         self.broken += 1;
     }
 

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use crate::atomic::Ordering;
 use crate::lane::{MESSAGE_WORDS, read_message};
@@ -43,6 +44,8 @@ pub(crate) struct Hot {
     looked: Cell<u64>,
     /// Since the bell was armed, every place was looked at, and nothing was there.
     quiet: Cell<bool>,
+    /// When the door, which is closed, opens.
+    door: Cell<Option<Instant>>,
     /// Keeps the slots mapped.
     lines: RefCell<Lines>,
 }
@@ -62,6 +65,7 @@ impl Hot {
             glanced: Cell::new(0),
             looked: Cell::new(0),
             quiet: Cell::new(false),
+            door: Cell::new(None),
             lines: RefCell::new(lines),
         }
     }
@@ -159,6 +163,14 @@ impl Hot {
         self.quiet.set(quiet);
     }
 
+    pub(crate) fn door(&self) -> Option<Instant> {
+        self.door.get()
+    }
+
+    pub(crate) fn set_door(&self, opens: Option<Instant>) {
+        self.door.set(opens);
+    }
+
     /// It is time to look at the sockets. The fewer looks there are in a second, the more of them read the clock.
     pub(crate) fn is_look_due(&self) -> bool {
         let glance = self.glance.get();
@@ -193,7 +205,6 @@ fn ticks() -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 fn ticks() -> u64 {
     use std::sync::OnceLock;
-    use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }

@@ -1,14 +1,14 @@
 //! Memory that processes of one machine share.
 //!
 //! A [`Port`] receives messages from whoever has its address; a [`Peer`] is a connection to one. Their rings, buffers and regions lie in
-//! [`Segment`]s, anonymous files in memory (memfd) of a sealed size, whose descriptors go over a unix socket. No name is left anywhere, so
-//! nothing remains when all processes are gone, however they ended.
+//! [`Segment`]s, anonymous files in memory (memfd) of a sealed size, whose descriptors go over a unix socket. Memory has no name, so none
+//! remains when all processes are gone, however they ended. The socket of a killed process is removed by the next port of the same user.
 //!
 //! What is in a segment can change at any moment: another process writes to it. So no reference to its
 //! bytes is ever made; they are copied in and out.
 //!
 //! ```
-//! use barewire_shm::{BulkReceiver, Corrupt, Deliver, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, Shelf};
+//! use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, Shelf};
 //! use std::{ptr::NonNull, rc::Rc};
 //!
 //! #[derive(Default)]
@@ -30,7 +30,7 @@
 //!     fn buffered(&mut self, _id: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, _length: usize) {
 //!         buffers.give(number);
 //!     }
-//!     fn broken(&mut self, process: i32, why: Corrupt) {
+//!     fn broken(&mut self, process: i32, why: LinkError) {
 //!         eprintln!("process {process}: {why}");
 //!     }
 //!     fn peer(&mut self, _name: u32) {}
@@ -69,19 +69,24 @@ mod link;
 #[cfg(all(test, loom))]
 mod models;
 mod peer;
+mod place;
 mod port;
 mod process;
 mod region;
 mod segment;
 mod senders;
+mod table;
 mod wake;
 
-pub use address::{PortAddress, PortConfig, Users};
+pub use address::{Place, PortAddress, PortConfig, Users};
 pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
 pub use error::{Corrupt, LinkError, OutOfRange, PortError, SegmentError, SendError};
 pub use lane::{INLINE, MESSAGE_WORDS};
 pub use peer::{MAX_IDS, Now, Peer};
 pub use port::{Deliver, Port, Watcher};
-pub use process::{MAX_RANGES, Process, ProcessError, Range, admit_peers, pid_namespace};
+pub use process::{
+    Admission, MAX_RANGES, PinError, Pinned, Process, ProcessError, Range, admit_peers, pid_namespace,
+};
 pub use region::{LIVE, Mapped, Region, Shelf};
 pub use segment::Segment;
+pub use table::{Entry, Pin, RegionKey, Table, TableAddress, TableError};

@@ -56,6 +56,14 @@ impl Lines {
         fits.then(|| Self { start: segment.as_ptr().cast(), count, owner: Arc::clone(segment) as _ })
     }
 
+    /// Lines in memory that `owner` keeps.
+    ///
+    /// # Safety
+    /// `count` lines from `start` on are mapped, aligned, and accessed as atomics only, while `owner` lives.
+    pub(crate) unsafe fn over(start: NonNull<Line>, count: usize, owner: Arc<dyn Send + Sync>) -> Self {
+        Self { start, count, owner }
+    }
+
     /// Zeroed lines of this process.
     pub(crate) fn private(count: usize) -> Self {
         let lines: Vec<Line> = (0..count).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();

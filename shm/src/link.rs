@@ -1,7 +1,8 @@
-//! The unix socket between two processes: short messages, each whole, with up to two descriptors (SCM_RIGHTS, unix(7)).
+//! The unix socket between two processes: short messages, each whole, with up to two descriptors
+//! (SCM_RIGHTS, unix(7)).
 //!
-//! Sockets are of the kind that keeps message boundaries (SOCK_SEQPACKET) and never block. Their names are abstract, so nothing is
-//! left behind by a process that is killed; or paths in a directory, where abstract names do not reach (other network namespaces).
+//! Sockets are of the kind that keeps message boundaries (SOCK_SEQPACKET) and never block. Their names are
+//! paths in a directory of this user, or abstract: see [`Place`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -9,11 +10,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::cmsg_space;
+use rustix::fs::Mode;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+
+use crate::address::Place;
+use crate::place::{self, PREFIX};
 
 /// Bytes of a message.
 pub(crate) const MESSAGE: usize = 64;
@@ -22,9 +27,9 @@ const DESCRIPTORS: usize = 2;
 const BACKLOG: i32 = 1024;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Where a listener is found: its number, in the abstract namespace or in a directory.
+/// The address of port `number` in a directory, or in the abstract namespace.
 fn name(number: u64, directory: Option<&Path>) -> io::Result<(SocketAddrUnix, Option<PathBuf>)> {
-    let name = format!("barewire-{number:016x}");
+    let name = format!("{PREFIX}{number:016x}");
     Ok(match directory {
         None => (SocketAddrUnix::new_abstract_name(name.as_bytes())?, None),
         Some(directory) => {
@@ -32,6 +37,10 @@ fn name(number: u64, directory: Option<&Path>) -> io::Result<(SocketAddrUnix, Op
             (SocketAddrUnix::new(&path)?, Some(path))
         }
     })
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?)
 }
 
 /// The user and the process at the other end, as the kernel tells.
@@ -46,15 +55,38 @@ pub(crate) struct Credentials {
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: Option<PathBuf>,
+    /// The process that made the path, and removes it.
+    process: u32,
 }
 
 impl Listener {
-    pub(crate) fn bind(number: u64, directory: Option<&Path>) -> io::Result<Self> {
+    /// Listens at the first of the place's candidates that can be had, and removes what killed processes
+    /// left in its directory.
+    pub(crate) fn bind(number: u64, place: &Place) -> io::Result<Self> {
+        let mut failed = io::Error::from(io::ErrorKind::NotFound);
+        for directory in place.candidates() {
+            match Self::bind_in(number, directory.as_deref()) {
+                Ok(listener) => {
+                    directory.as_deref().map(place::sweep);
+                    return Ok(listener);
+                }
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    fn bind_in(number: u64, directory: Option<&Path>) -> io::Result<Self> {
         let (address, path) = name(number, directory)?;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let socket = socket()?;
         rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        Ok(Self { socket, path })
+        let listener = Self { socket, path, process: std::process::id() };
+        if let Some(path) = &listener.path {
+            // To connect takes the right to write. Before it listens, no connection is taken.
+            rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+        }
+        rustix::net::listen(&listener.socket, BACKLOG)?;
+        Ok(listener)
     }
 
     /// The next who comes, if there is one.
@@ -70,7 +102,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(path) = &self.path {
+        if let Some(path) = &self.path
+            && self.process == std::process::id()
+        {
             // Someone may have removed it.
             let _ = std::fs::remove_file(path);
         }
@@ -97,12 +131,22 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects to a listener. Does not wait.
-    pub(crate) fn connect(number: u64, directory: Option<&Path>) -> io::Result<Self> {
-        let (address, _) = name(number, directory)?;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        retry_on_intr(|| rustix::net::connect(&socket, &address))?;
-        Ok(Self { socket })
+    /// Connects to a listener. Does not wait. False with a socket that is not connected: the queue of the
+    /// listener is full.
+    pub(crate) fn connect(number: u64, place: &Place) -> io::Result<(Self, bool)> {
+        let link = Self { socket: socket()? };
+        let mut failed = Errno::NOENT;
+        for directory in place.candidates() {
+            let (address, _) = name(number, directory.as_deref())?;
+            match retry_on_intr(|| rustix::net::connect(&link.socket, &address)) {
+                Ok(()) => return Ok((link, true)),
+                Err(Errno::AGAIN) => return Ok((link, false)),
+                // It is not there, and may be at the next.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED) => {}
+                Err(errno) => failed = errno,
+            }
+        }
+        Err(failed.into())
     }
 
     /// Who is at the other end.
@@ -133,7 +177,8 @@ impl Link {
     /// The next message, if it is there.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the other end is gone; `InvalidData` for what is not a message.
+    /// `UnexpectedEof` when the other end is gone; EMFILE if a descriptor that came found no place in this
+    /// process; `InvalidData` for what is not a message.
     pub(crate) fn receive(&self) -> io::Result<Option<Received>> {
         let mut message = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -163,6 +208,10 @@ impl Link {
         }
         if answer.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // Of more descriptors than a message may have, two come and the rest does not.
+        if answer.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS {
+            return Err(Errno::MFILE.into());
         }
         if answer.bytes != MESSAGE || answer.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
             return Err(io::ErrorKind::InvalidData.into());

@@ -9,6 +9,7 @@ use loom::thread;
 use crate::fifo::{self, FifoReceiver, FifoSender, Head};
 use crate::lane::{self, Label, LaneReceiver, LaneSender, MESSAGE_WORDS, read_message};
 use crate::line::Lines;
+use crate::table::{Facts, RegionKey, View};
 use crate::wake::Bell;
 
 const LABEL: Label = Label { tag: 1, length: 8 };
@@ -175,5 +176,44 @@ fn a_receiver_that_sleeps_again_is_woken_again() {
             senders.drain(..).for_each(|sender| sender.join().unwrap());
             assert_eq!(rung.load(Ordering::Acquire), 1, "{came} came, and nobody rang for the rest");
         }
+    });
+}
+
+/// The owner gives memory back only when no pin is left, and its place in the table is used again.
+#[test]
+fn memory_is_pinned_or_given_back() {
+    bounded(|| {
+        let view = View::private(1);
+        let publish = |view: &View, address: u64| {
+            view.publish(0, address.into(), Facts { address, length: 1, rights: 0 });
+            RegionKey { index: 0, token: address.into() }
+        };
+        let (old, new) = (publish(&view, 7), Arc::new(AtomicU64::new(0)));
+        let theirs = (view.clone(), Arc::clone(&new));
+        let initiator = thread::spawn(move || {
+            let (view, given_back) = theirs;
+            if let Some((pin, facts)) = view.pin(old) {
+                assert_eq!(facts.address, 7);
+                assert_eq!(given_back.load(Ordering::Relaxed), 0);
+                thread::yield_now();
+                assert_eq!(given_back.load(Ordering::Relaxed), 0);
+                drop(pin);
+            }
+        });
+        let mut is_free = view.reclaim(0);
+        for _ in 0..2 {
+            if !is_free {
+                thread::yield_now();
+                is_free = view.reclaim(0);
+            }
+        }
+        if is_free {
+            new.store(1, Ordering::Relaxed);
+            let again = publish(&view, 8);
+            let (_pin, facts) = view.pin(again).unwrap();
+            assert_eq!(facts.address, 8);
+        }
+        initiator.join().unwrap();
+        assert!(is_free || view.reclaim(0));
     });
 }

@@ -1,16 +1,21 @@
 //! Memory of another process, read and written by the kernel in one copy (process_vm_readv(2), "cross memory attach").
+//!
+//! What may be reached is in the other process's [`Table`](crate::Table). Each copy begins with a guard, a few
+//! bytes of the table's own mapping over there, in the same system call: the kernel looks the process up once
+//! per call, so a guard that succeeds proves that the rest goes to the process that made the table, and not
+//! to a program that it executed since or to a later process of its number.
 #![allow(unsafe_code, reason = "the system calls take addresses of this process")]
 
-use std::cell::Cell;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
+
+use crate::table::{self, Mapping, Pin, RegionKey, TableAddress, View};
 
 /// Ranges of this process that one call takes.
 pub const MAX_RANGES: usize = 16;
@@ -76,49 +81,119 @@ fn ptrace_scope() -> Option<u8> {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
 }
 
-/// Lets processes of the same user reach this one's memory where Yama restricts that to parents (ptrace_scope 1).
-pub fn admit_peers() {
-    if ptrace_scope() == Some(1) {
-        // SAFETY: prctl(PR_SET_PTRACER) takes numbers only. If it is refused, peers are told why at their probe.
-        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+/// Admissions that are alive.
+static ADMISSIONS: Mutex<usize> = Mutex::new(0);
+
+/// Peers are admitted while one of these lives.
+#[derive(Debug)]
+#[must_use]
+pub struct Admission {
+    /// A forked child is a process of its own, without the setting.
+    owner: u32,
+}
+
+/// Lets every process of this user reach this one's memory where Yama restricts that to parents
+/// (ptrace_scope 1), as a debugger could. It ends when the last [`Admission`] is dropped. The kernel keeps one
+/// such setting per process, so an own use of prctl(PR_SET_PTRACER) is overridden.
+pub fn admit_peers() -> Admission {
+    let mut count = ADMISSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if *count == 0 {
+        set_ptracer(libc::PR_SET_PTRACER_ANY);
     }
+    *count += 1;
+    Admission { owner: std::process::id() }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return;
+        }
+        let mut count = ADMISSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        *count -= 1;
+        if *count == 0 {
+            set_ptracer(0);
+        }
+    }
+}
+
+fn set_ptracer(who: libc::c_ulong) {
+    if ptrace_scope() == Some(1) {
+        // SAFETY: prctl(PR_SET_PTRACER) takes numbers only. If it is refused, peers learn why when they connect.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
+    }
+}
+
+/// Why a key gives no access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PinError {
+    /// The owner ended the region, or never made the key.
+    #[error("the region of this key was freed")]
+    Freed,
+    /// The range is not inside the region.
+    #[error("the range is not inside the region of this key")]
+    Range,
+    /// The owner does not allow the access.
+    #[error("the region of this key does not allow this access")]
+    Rights,
 }
 
 /// Another process whose memory can be reached.
 #[derive(Debug)]
 pub struct Process {
     number: i32,
-    /// Readable once it has ended; so its number is not taken for that of a later one.
-    ended: OwnedFd,
-    looked: Cell<Instant>,
+    secret: u128,
+    table: View,
+    /// Where the owner has its table mapped.
+    guard: u64,
 }
 
-/// A process that lived so long ago has not ended and been followed by another of its number: numbers go round once in millions.
-const FRESH: Duration = Duration::from_millis(1);
-
 impl Process {
-    /// Opens process `number`, and makes sure that it is the one that keeps `secret` at `address`.
+    /// Opens the process that made the table at `address`, and makes sure of that.
     ///
     /// # Errors
     /// Every [`ProcessError`], with the reason.
-    pub fn open(number: i32, address: u64, secret: u128) -> Result<Self, ProcessError> {
-        let pid = Pid::from_raw(number).ok_or(ProcessError::Ended { process: number })?;
-        let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| match errno {
-            rustix::io::Errno::SRCH => ProcessError::Ended { process: number },
-            errno => ProcessError::System { call: "pidfd_open", source: errno.into() },
-        })?;
-        let process = Self { number, ended, looked: Cell::new(Instant::now()) };
-        let mut found = [0u8; 16];
-        let range = Range { address: (&raw mut found) as u64, length: found.len() };
-        // SAFETY: the range is `found`.
-        let read = unsafe { process.read(&[range], address) };
-        match read {
-            Ok(count) if count == found.len() && found == secret.to_ne_bytes() => Ok(process),
-            Ok(_) | Err(ProcessError::Memory { .. }) => {
-                Err(ProcessError::Other { process: number, reason: OTHER })
-            }
-            Err(error) => Err(error),
+    pub fn open(address: TableAddress) -> Result<Self, ProcessError> {
+        let TableAddress { process: number, descriptor, secret } = address;
+        let other = |reason| ProcessError::Other { process: number, reason };
+        let proc = Path::new("/proc").join(number.to_string());
+        let link = proc.join("fd").join(descriptor.to_string());
+        let denied = |call| move |error| refused(number, call, error);
+        // Opening some other file could have effects of its own.
+        let target = fs::read_link(&link).map_err(denied("readlink(/proc/PID/fd)"))?;
+        if target.to_str() != Some(&format!("/memfd:{} (deleted)", table::NAME)) {
+            return Err(other(OTHER));
         }
+        let file = File::options().read(true).write(true).open(&link);
+        let file = file.map_err(denied("open(/proc/PID/fd)"))?;
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| other(FORGED))?;
+        let metadata = file.metadata().map_err(denied("fstat"))?;
+        // First the seals, then the size: what is sealed cannot change afterwards.
+        if !seals.contains(table::SEALS) || metadata.len() != table::BYTES as u64 {
+            return Err(other(FORGED));
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let mapping = Mapping::new(file.as_fd(), table::BYTES, 0, protection).map_err(denied("mmap"))?;
+        let table = View::of(mapping);
+        // A forked child has its parent's table, but not its parent's memory.
+        if !table.is_of(number as u32, secret) {
+            return Err(other(OTHER));
+        }
+        // Safe code can make such a file, but only `Table` maps one in both ways.
+        let guard = table.guard();
+        let maps = fs::read_to_string(proc.join("maps")).map_err(denied("read(/proc/PID/maps)"))?;
+        let (mut writable, mut proof) = (false, false);
+        for (start, permissions) in maps.lines().filter_map(|line| mapped(line, &metadata)) {
+            writable |= start == guard && permissions == "rw-s";
+            proof |= permissions == "r--s";
+        }
+        if !(writable && proof) {
+            return Err(other(FORGED));
+        }
+        let process = Self { number, secret, table, guard };
+        process.probe()?;
+        Ok(process)
     }
 
     /// Its number.
@@ -126,81 +201,179 @@ impl Process {
         self.number
     }
 
-    /// It has ended, as far as is known: a look is good for a millisecond.
-    pub fn is_ended(&self) -> bool {
-        let now = Instant::now();
-        if now.duration_since(self.looked.get()) <= FRESH {
-            return false;
+    /// Asks the kernel whether it is there and still runs the program that made the table.
+    ///
+    /// # Errors
+    /// [`ProcessError`]
+    pub fn probe(&self) -> Result<(), ProcessError> {
+        // SAFETY: no memory is named.
+        unsafe { self.read(&[], 0, 0) }.map(drop)
+    }
+
+    /// Pins the key's region for one operation on `length` bytes at `remote` that needs `rights`: until the
+    /// pin is dropped its owner does not give the memory back.
+    ///
+    /// # Errors
+    /// [`PinError`]
+    #[inline]
+    pub fn pin(
+        &self,
+        key: RegionKey,
+        remote: u64,
+        length: usize,
+        rights: u32,
+    ) -> Result<Pinned<'_>, PinError> {
+        let (pin, facts) = self.table.pin(key).ok_or(PinError::Freed)?;
+        if facts.rights & rights != rights {
+            return Err(PinError::Rights);
         }
-        self.looked.set(now);
-        self.look()
+        match remote.checked_sub(facts.address) {
+            Some(offset) if offset <= facts.length && length as u64 <= facts.length - offset => {
+                Ok(Pinned { process: self, remote, length, _pin: pin })
+            }
+            _ => Err(PinError::Range),
+        }
     }
 
-    /// Whether it has ended.
-    pub fn look(&self) -> bool {
-        let mut fds = [PollFd::new(&self.ended, PollFlags::IN)];
-        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&now)).is_ok_and(|count| count > 0)
+    unsafe fn read(&self, local: &[Range], remote: u64, most: usize) -> Result<usize, ProcessError> {
+        let mut found = [0u8; size_of::<u128>()];
+        let guard = (self.guard + table::SECRET_AT as u64, &mut found[..]);
+        // SAFETY: the caller's promise.
+        let copied =
+            unsafe { self.copy(libc::process_vm_readv, "process_vm_readv", guard, local, remote, most) }?;
+        // Two words, as the table has them.
+        let (high, low) = found.split_at(size_of::<u64>());
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+        if u128::from(word(high)) << 64 | u128::from(word(low)) != self.secret {
+            return Err(ProcessError::Other { process: self.number, reason: REPLACED });
+        }
+        Ok(copied)
     }
 
-    /// Copies from its memory at `remote` into the ranges, one after the other. Answers the bytes copied, which may be fewer.
-    ///
-    /// # Errors
-    /// [`ProcessError`]
-    ///
-    /// # Safety
-    /// The ranges are mapped, and may be written as another process could.
-    pub unsafe fn read(&self, local: &[Range], remote: u64) -> Result<usize, ProcessError> {
-        // SAFETY: handed on.
-        unsafe { self.copy(libc::process_vm_readv, "process_vm_readv", local, remote) }
+    unsafe fn write(&self, local: &[Range], remote: u64, most: usize) -> Result<usize, ProcessError> {
+        let guard = (self.guard + table::SCRATCH as u64, &mut [0u8][..]);
+        // SAFETY: the caller's promise.
+        unsafe { self.copy(libc::process_vm_writev, "process_vm_writev", guard, local, remote, most) }
     }
 
-    /// Copies the ranges, one after the other, to its memory at `remote`. Answers the bytes copied, which may be fewer.
-    ///
-    /// # Errors
-    /// [`ProcessError`]
-    ///
-    /// # Safety
-    /// The ranges are mapped.
-    pub unsafe fn write(&self, local: &[Range], remote: u64) -> Result<usize, ProcessError> {
-        // SAFETY: handed on.
-        unsafe { self.copy(libc::process_vm_writev, "process_vm_writev", local, remote) }
-    }
-
+    /// One system call that copies the guard's bytes and then the ranges.
     unsafe fn copy(
         &self,
         run: Copy,
         call: &'static str,
+        (at, guard): (u64, &mut [u8]),
         local: &[Range],
         remote: u64,
+        most: usize,
     ) -> Result<usize, ProcessError> {
-        let mut ours = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_RANGES];
+        let vector =
+            |address: u64, length| libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
+        let mut ours = [vector(0, 0); MAX_RANGES + 1];
+        ours[0] = libc::iovec { iov_base: guard.as_mut_ptr().cast(), iov_len: guard.len() };
         let count = local.len().min(MAX_RANGES);
-        for (place, range) in ours.iter_mut().zip(local) {
-            *place = libc::iovec { iov_base: range.address as *mut libc::c_void, iov_len: range.length };
+        let mut length = 0;
+        for (place, range) in ours[1..].iter_mut().zip(local) {
+            *place = vector(range.address, range.length);
+            length += range.length;
         }
-        let length = local.iter().take(count).map(|range| range.length).sum();
-        let theirs = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: length };
-        // SAFETY: both arrays have so many entries; ours name memory that the caller vouches for, theirs is checked by the kernel.
+        // The kernel copies no more than the shorter side.
+        let length = length.min(most);
+        let theirs = [vector(at, guard.len()), vector(remote, length)];
+        // SAFETY: both arrays have so many entries. Ours name the guard, and memory that the caller vouches
+        // for; theirs are checked by the kernel.
         let copied =
-            unsafe { run(self.number, ours.as_ptr(), count as libc::c_ulong, &raw const theirs, 1, 0) };
-        usize::try_from(copied).map_err(|_| self.failed(call, io::Error::last_os_error()))
+            unsafe { run(self.number, ours.as_ptr(), count as libc::c_ulong + 1, theirs.as_ptr(), 2, 0) };
+        let process = self.number;
+        match usize::try_from(copied) {
+            Ok(copied) if copied < guard.len() => Err(ProcessError::Other { process, reason: REPLACED }),
+            Ok(copied) if copied == guard.len() && length > 0 => Err(ProcessError::Memory { process }),
+            Ok(copied) => Ok(copied - guard.len()),
+            Err(_) => Err(self.failed(call, io::Error::last_os_error())),
+        }
     }
 
     #[cold]
     fn failed(&self, call: &'static str, source: io::Error) -> ProcessError {
         let process = self.number;
         match source.raw_os_error() {
-            Some(libc::ESRCH) => ProcessError::Ended { process },
-            Some(libc::EFAULT) => ProcessError::Memory { process },
-            Some(libc::EPERM | libc::ENOSYS) => ProcessError::Denied { process, reason: reason(process) },
-            _ => ProcessError::System { call, source },
+            // Not even the guard was there.
+            Some(libc::EFAULT) => ProcessError::Other { process, reason: REPLACED },
+            _ => refused(process, call, source),
         }
+    }
+}
+
+/// A region that its owner does not give back.
+#[derive(Debug)]
+pub struct Pinned<'p> {
+    process: &'p Process,
+    remote: u64,
+    length: usize,
+    _pin: Pin<'p>,
+}
+
+impl Pinned<'_> {
+    /// Copies from the pinned range into the ranges, one after the other. Returns the number of bytes copied,
+    /// which may be fewer.
+    ///
+    /// # Errors
+    /// [`ProcessError`]
+    ///
+    /// # Safety
+    /// The ranges are mapped, and may be written as another process could.
+    pub unsafe fn read(&self, local: &[Range]) -> Result<usize, ProcessError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.process.read(local, self.remote, self.length) }
+    }
+
+    /// Copies the ranges, one after the other, to the pinned range. Returns the number of bytes copied, which
+    /// may be fewer.
+    ///
+    /// # Errors
+    /// [`ProcessError`]
+    ///
+    /// # Safety
+    /// The ranges are mapped.
+    pub unsafe fn write(&self, local: &[Range]) -> Result<usize, ProcessError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.process.write(local, self.remote, self.length) }
+    }
+}
+
+/// If a line of `/proc/PID/maps` is a mapping of the file's beginning: where it is, and its permissions.
+fn mapped<'l>(line: &'l str, file: &fs::Metadata) -> Option<(u64, &'l str)> {
+    let mut fields = line.split_ascii_whitespace();
+    let start = u64::from_str_radix(fields.next()?.split_once('-')?.0, 16).ok()?;
+    let permissions = fields.next()?;
+    let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let number = |hex| u32::from_str_radix(hex, 16).ok();
+    let device = rustix::fs::makedev(number(major)?, number(minor)?);
+    let inode: u64 = fields.next()?.parse().ok()?;
+    (offset == 0 && device == file.dev() && inode == file.ino()).then_some((start, permissions))
+}
+
+fn refused(process: i32, call: &'static str, source: io::Error) -> ProcessError {
+    match source.raw_os_error() {
+        Some(libc::ESRCH) => ProcessError::Ended { process },
+        // There is no such process, or it has no such descriptor.
+        Some(libc::ENOENT) if fs::exists(format!("/proc/{process}/exe")).is_ok_and(|exists| !exists) => {
+            ProcessError::Ended { process }
+        }
+        Some(libc::ENOENT) => ProcessError::Other { process, reason: OTHER },
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+            ProcessError::Denied { process, reason: reason(process) }
+        }
+        _ => ProcessError::System { call, source },
     }
 }
 
 /// Why a process may not be the one that was meant.
 const OTHER: &str = "its number was given to another one, or means another one where the address came from";
+/// Why one that was reached before is not there any more.
+const REPLACED: &str = "it has executed another program, or its number was given to another process";
+/// What an address names is none of our tables.
+const FORGED: &str = "what the address names is not a region table";
 
 type Copy = unsafe extern "C" fn(
     libc::pid_t,
@@ -228,42 +401,351 @@ fn reason(process: i32) -> String {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
-    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::fd::{AsRawFd, OwnedFd};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
 
-    #[test]
-    fn this_process_reaches_itself_and_only_with_the_secret() {
-        let kept = Box::new(77u128.to_ne_bytes());
-        let (number, address) = (std::process::id() as i32, (&raw const *kept) as u64);
-        let process = Process::open(number, address, 77).unwrap();
-        assert!(!process.look());
-        assert!(matches!(Process::open(number, address, 78), Err(ProcessError::Other { .. })));
-        assert!(matches!(Process::open(number, 16, 77), Err(ProcessError::Other { .. })));
-        assert!(matches!(Process::open(i32::MAX, address, 77), Err(ProcessError::Ended { .. })));
-        let (from, mut to) = ([1u8, 2, 3, 4, 5], [0u8; 5]);
-        let ranges =
-            [(0, 2), (2, 3)].map(|(at, length)| Range { address: (&raw mut to) as u64 + at, length });
-        // SAFETY: the ranges are parts of `to`.
-        let copied = unsafe { process.read(&ranges, (&raw const from) as u64) }.unwrap();
-        assert_eq!((copied, to), (5, from));
+    use rustix::fs::MemfdFlags;
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+    use super::*;
+    use crate::segment::Segment;
+    use crate::table::{Entry, Table};
+
+    const READ: u32 = 1;
+    const WRITE: u32 = 2;
+    /// Has a child's role in the environment of the test that it runs.
+    const ROLE: &str = "BAREWIRE_TEST_PROCESS";
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    fn range(bytes: &mut [u8]) -> [Range; 1] {
+        [Range { address: bytes.as_mut_ptr() as u64, length: bytes.len() }]
+    }
+
+    /// Publishes memory that lives as long as the process.
+    fn publish(table: &Table, rights: u32) -> (Entry, &'static [u8]) {
+        let bytes: &'static mut [u8] = vec![7u8; 4096].leak();
+        let (start, length) = (bytes.as_mut_ptr() as u64, bytes.len() as u64);
+        // SAFETY: leaked, and compared only.
+        (unsafe { table.publish(start, length, rights) }.unwrap(), bytes)
+    }
+
+    fn put(process: &Process, key: RegionKey, remote: u64, bytes: &mut [u8]) -> Result<usize, PinError> {
+        let pinned = process.pin(key, remote, bytes.len(), WRITE)?;
+        // SAFETY: the range is `bytes`.
+        Ok(unsafe { pinned.write(&range(bytes)) }.unwrap())
     }
 
     #[test]
-    fn an_ended_process_is_noticed() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let number = child.id() as i32;
-        let process = Process {
-            number,
-            ended: pidfd_open(Pid::from_raw(number).unwrap(), PidfdFlags::empty()).unwrap(),
-            looked: Cell::new(Instant::now()),
+    fn a_region_is_reached_as_its_owner_allows() {
+        let table = Table::new().unwrap();
+        let process = Process::open(table.address()).unwrap();
+        let (mut entry, memory) = publish(&table, READ | WRITE);
+        let (key, at) = (entry.key(), memory.as_ptr() as u64);
+        assert_eq!(put(&process, key, at + 4090, &mut [9; 6]), Ok(6));
+        let mut back = [0u8; 8];
+        let pinned = process.pin(key, at + 4088, 8, READ).unwrap();
+        let (one, two) = back.split_at_mut(3);
+        // SAFETY: the ranges are the parts of `back`.
+        let copied = unsafe { pinned.read(&[range(one), range(two)].concat()) };
+        assert_eq!((copied.unwrap(), back), (8, [7, 7, 9, 9, 9, 9, 9, 9]));
+        drop(pinned);
+        for (remote, length) in [(at + 4091, 6), (at - 1, 2), (at + 4097, 0), (u64::MAX, 2), (at, 4097)] {
+            assert_eq!(put(&process, key, remote, &mut vec![0; length]), Err(PinError::Range));
+        }
+        let (small, _) = publish(&table, READ);
+        assert_eq!(process.pin(small.key(), at, 1, WRITE).unwrap_err(), PinError::Rights);
+        // The key that is behind it in the table is another.
+        for forged in [
+            RegionKey { index: small.key().index, ..key },
+            RegionKey { index: u32::MAX, ..key },
+            RegionKey { token: key.token ^ 1, ..key },
+            RegionKey { token: 0, ..key },
+            RegionKey { index: 500, token: 0 },
+        ] {
+            assert_eq!(put(&process, forged, at, &mut [1]), Err(PinError::Freed));
+        }
+        assert!(entry.reclaim());
+        assert_eq!(put(&process, key, at, &mut [1]), Err(PinError::Freed));
+        // The place in the table is used again, and the old key still leads nowhere.
+        let (again, _) = publish(&table, READ | WRITE);
+        assert_eq!(again.key().index, key.index);
+        assert_eq!(put(&process, key, at, &mut [1]), Err(PinError::Freed));
+    }
+
+    #[test]
+    fn memory_is_not_given_back_while_it_is_pinned() {
+        let table = Table::new().unwrap();
+        let process = Process::open(table.address()).unwrap();
+        let (mut entry, memory) = publish(&table, WRITE);
+        let pinned = process.pin(entry.key(), memory.as_ptr() as u64, 8, WRITE).unwrap();
+        assert!(!entry.reclaim());
+        assert_eq!(process.pin(entry.key(), memory.as_ptr() as u64, 8, WRITE).unwrap_err(), PinError::Freed);
+        let (other, _) = publish(&table, WRITE);
+        assert_ne!(other.key().index, entry.key().index);
+        drop(pinned);
+        assert!(entry.reclaim() && entry.reclaim());
+        drop(entry);
+        let (next, _) = publish(&table, WRITE);
+        let (last, _) = publish(&table, WRITE);
+        assert_ne!(next.key().index, last.key().index);
+    }
+
+    /// More regions than memory was taken for at first, and the table's end.
+    #[test]
+    fn a_table_grows_to_its_end() {
+        let table = Table::new().unwrap();
+        let process = Process::open(table.address()).unwrap();
+        let byte: &'static mut u8 = Box::leak(Box::new(0));
+        let at = std::ptr::from_mut(byte) as u64;
+        // SAFETY: leaked, and not accessed.
+        let publish = || unsafe { table.publish(at, 1, WRITE) };
+        let mut entries: Vec<_> = (0..1 << 18).map(|_| publish().unwrap()).collect();
+        assert!(matches!(publish(), Err(crate::TableError::Full)));
+        assert_eq!(put(&process, entries.last().unwrap().key(), at, &mut [1]), Ok(1));
+        assert!(entries[77].reclaim());
+        assert_eq!(publish().unwrap().key().index, entries[77].key().index);
+    }
+
+    /// What safe code can make and name: nothing of it is taken for a table.
+    #[test]
+    fn forged_tables_are_refused() {
+        let table = Table::new().unwrap();
+        let good = table.address();
+        let refused = |address| match Process::open(address) {
+            Err(ProcessError::Other { reason, .. }) => reason,
+            other => panic!("{other:?}"),
         };
-        child.wait().unwrap();
-        assert!(process.look());
-        let mut byte = 0u8;
-        let range = Range { address: (&raw mut byte) as u64, length: 1 };
-        // SAFETY: the range is `byte`.
-        let read = unsafe { process.read(&[range], range.address) };
-        assert!(matches!(read, Err(ProcessError::Ended { .. })));
+        assert_eq!(refused(TableAddress { secret: good.secret ^ 1, ..good }), OTHER);
+        // The bytes of a true table, in a file of the same name, size and seals.
+        let mut image = vec![0; table::BYTES];
+        let link = format!("/proc/self/fd/{}", good.descriptor);
+        std::io::Read::read_exact(&mut File::open(&link).unwrap(), &mut image).unwrap();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(table::NAME, flags).unwrap();
+        rustix::fs::ftruncate(&file, table::BYTES as u64).unwrap();
+        let at = |file: &OwnedFd| TableAddress { descriptor: file.as_raw_fd() as u32, ..good };
+        assert_eq!(refused(at(&file)), FORGED, "without seals");
+        rustix::fs::fcntl_add_seals(&file, table::SEALS).unwrap();
+        let mut writer = File::from(file.try_clone().unwrap());
+        writer.write_all(&image).unwrap();
+        assert_eq!(refused(at(&file)), FORGED, "not mapped");
+        // The one way to map it without unsafe code.
+        let segment = Segment::attach(file.try_clone().unwrap(), table::BYTES).unwrap();
+        let word = (segment.as_ptr().addr().get() as u64).to_ne_bytes();
+        segment.write(32, &word).unwrap();
+        assert_eq!(refused(at(&file)), FORGED, "mapped as a segment");
+        let other: OwnedFd = File::open("/dev/null").unwrap().into();
+        assert_eq!(refused(at(&other)), OTHER, "not a memfd");
+        assert_eq!(refused(TableAddress { descriptor: u32::MAX, ..good }), OTHER);
+        assert!(matches!(
+            Process::open(TableAddress { process: i32::MAX, ..good }),
+            Err(ProcessError::Ended { .. })
+        ));
+        assert!(matches!(
+            Process::open(TableAddress { process: -1, ..good }),
+            Err(ProcessError::Ended { .. } | ProcessError::Other { .. })
+        ));
+    }
+
+    /// A line of words, each as hexadecimal digits.
+    fn words<const N: usize>(line: &str) -> [u128; N] {
+        let mut words = line.split_whitespace().map(|word| u128::from_str_radix(word, 16).unwrap());
+        std::array::from_fn(|_| words.next().unwrap())
+    }
+
+    /// A child that runs this test in a role. Killed when dropped.
+    struct Helper {
+        process: Child,
+        output: BufReader<std::process::ChildStdout>,
+    }
+
+    impl Helper {
+        fn start(role: &str) -> Self {
+            let mut process = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "process::tests::a_child_in_its_role", "--nocapture"])
+                .env(ROLE, role)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let output = BufReader::new(process.stdout.take().unwrap());
+            Self { process, output }
+        }
+
+        fn say(&mut self, line: &str) {
+            writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
+        }
+
+        /// The next line that begins with `> `.
+        fn hear(&mut self) -> String {
+            loop {
+                let mut line = String::new();
+                assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
+                if let Some((_, said)) = line.split_once("> ") {
+                    return said.to_owned();
+                }
+            }
+        }
+
+        fn signal(&self, signal: Signal) {
+            kill_process(Pid::from_child(&self.process), signal).unwrap();
+        }
+    }
+
+    impl Drop for Helper {
+        fn drop(&mut self) {
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        }
+    }
+
+    fn introduce(table: &Table, key: RegionKey, at: u64) -> String {
+        let TableAddress { process, descriptor, secret } = table.address();
+        format!("{process:x} {descriptor:x} {secret:x} {:x} {:x} {at:x}", key.index, key.token)
+    }
+
+    fn introduced(line: &str) -> (TableAddress, RegionKey, u64) {
+        let [process, descriptor, secret, index, token, at] = words(line);
+        let address = TableAddress { process: process as i32, descriptor: descriptor as u32, secret };
+        (address, RegionKey { index: index as u32, token }, at as u64)
+    }
+
+    /// Not a test by itself: what the children of the tests below do.
+    #[test]
+    fn a_child_in_its_role() {
+        let Ok(role) = std::env::var(ROLE) else { return };
+        let mut line = String::new();
+        match role.as_str() {
+            "owner" => {
+                let table = Table::new().unwrap();
+                let (entry, memory) = publish(&table, READ | WRITE);
+                println!("> {}", introduce(&table, entry.key(), memory.as_ptr() as u64));
+                std::io::stdin().read_line(&mut line).unwrap();
+                let error = Command::new("sleep").arg("60").exec();
+                panic!("{error}");
+            }
+            "initiator" => {
+                std::io::stdin().read_line(&mut line).unwrap();
+                let (address, key, at) = introduced(&line);
+                let process = Process::open(address).unwrap();
+                let pinned = process.pin(key, at, 8, WRITE).unwrap();
+                println!("> pinned");
+                std::io::stdin().read_line(&mut line).unwrap();
+                // SAFETY: the range is the array.
+                let copied = unsafe { pinned.write(&range(&mut [9; 8])) }.unwrap();
+                drop(pinned);
+                println!("> {copied}");
+                std::io::stdin().read_line(&mut line).unwrap();
+            }
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn a_process_that_executes_another_program_is_not_written_to() {
+        let mut owner = Helper::start("owner");
+        let (address, key, at) = introduced(&owner.hear());
+        let process = Process::open(address).unwrap();
+        assert_eq!(put(&process, key, at, &mut [1; 100]), Ok(100));
+        process.probe().unwrap();
+        owner.say("exec");
+        let start = Instant::now();
+        while process.probe().is_ok() {
+            assert!(start.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let replaced = |result: Result<(), ProcessError>| match result {
+            Err(ProcessError::Other { reason, .. }) => reason == REPLACED,
+            other => panic!("{other:?}"),
+        };
+        assert!(replaced(process.probe()));
+        // The entry is as it was: only the guard tells.
+        for rights in [READ, WRITE] {
+            let pinned = process.pin(key, at, 8, rights).unwrap();
+            let mut bytes = [1; 8];
+            // SAFETY: the range is `bytes`.
+            let copied = unsafe {
+                if rights == READ {
+                    pinned.read(&range(&mut bytes))
+                } else {
+                    pinned.write(&range(&mut bytes))
+                }
+            };
+            assert!(replaced(copied.map(drop)));
+        }
+        assert!(matches!(Process::open(address), Err(ProcessError::Other { .. })));
+        owner.process.kill().unwrap();
+        owner.process.wait().unwrap();
+        assert!(matches!(process.probe(), Err(ProcessError::Ended { .. })));
+        assert!(matches!(Process::open(address), Err(ProcessError::Ended { .. })));
+    }
+
+    #[test]
+    fn a_stopped_or_killed_initiator_keeps_memory_and_no_more() {
+        for is_killed in [false, true] {
+            let table = Table::new().unwrap();
+            let (mut entry, memory) = publish(&table, WRITE);
+            let mut initiator = Helper::start("initiator");
+            initiator.say(&introduce(&table, entry.key(), memory.as_ptr() as u64));
+            assert_eq!(initiator.hear().trim(), "pinned");
+            initiator.signal(Signal::STOP);
+            waitpid(Some(Pid::from_child(&initiator.process)), WaitOptions::UNTRACED).unwrap();
+            if is_killed {
+                initiator.process.kill().unwrap();
+                initiator.process.wait().unwrap();
+            }
+            for _ in 0..100 {
+                assert!(!entry.reclaim());
+                assert_ne!(publish(&table, WRITE).0.key().index, entry.key().index);
+            }
+            if is_killed {
+                continue;
+            }
+            initiator.signal(Signal::CONT);
+            initiator.say("go on");
+            assert_eq!(initiator.hear().trim(), "8");
+            assert_eq!(memory[..9], [9, 9, 9, 9, 9, 9, 9, 9, 7]);
+            assert!(entry.reclaim());
+        }
+    }
+
+    /// A forked child has a copy of its parent's memory, and the parent's table.
+    #[test]
+    fn a_forked_child_is_not_taken_for_its_parent() {
+        let table = Table::new().unwrap();
+        let (mut entry, memory) = publish(&table, WRITE);
+        let (mut hear, say) = std::io::pipe().unwrap();
+        // SAFETY: the child makes system calls only, and calls that take no lock.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the memory is leaked.
+            let refused = unsafe { table.publish(1, 1, WRITE) }.is_err();
+            let inert = entry.reclaim();
+            drop(entry);
+            let good = [u8::from(refused && inert)];
+            // SAFETY: one byte of `good`; the others take numbers only.
+            unsafe {
+                libc::write(say.as_raw_fd(), good.as_ptr().cast(), 1);
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        let theirs = TableAddress { process: child, ..table.address() };
+        let opened = Process::open(theirs);
+        let process = Process::open(table.address()).unwrap();
+        let mut good = [0];
+        std::io::Read::read_exact(&mut hear, &mut good).unwrap();
+        let lives = put(&process, entry.key(), memory.as_ptr() as u64, &mut [1]);
+        kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
+        waitpid(Pid::from_raw(child), WaitOptions::empty()).unwrap();
+        assert_eq!(good, [1], "the child changes its parent's table");
+        assert!(matches!(opened, Err(ProcessError::Other { .. })), "{opened:?}");
+        assert_eq!(lives, Ok(1), "the child ended its parent's region");
+        assert!(entry.reclaim());
     }
 }

@@ -1,13 +1,16 @@
 //! Memory that peers reach by themselves: regions of one process, and the same regions as another process maps them.
 //!
-//! A region's segment has a page of its own in front, whose first word says that the region lives. Every peer is told of every region
-//! as soon as it exists, so that no use of it needs the owner's help.
+//! A region's segment has a page of its own in front, whose first word says that the region lives. A region
+//! is handed to a peer that asks for it by its number. Numbers are random and travel in keys alone, so that
+//! a peer without a key has no mapping.
 
-use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::address::PortAddress;
 use crate::atomic::{AtomicU64, Ordering};
 use crate::control::Message;
 use crate::error::SegmentError;
@@ -17,57 +20,54 @@ use crate::segment::Segment;
 
 /// Bytes in front of a region's own.
 const FRONT: usize = 4096;
+/// The bits of a region's number that count.
+const COUNT: u64 = 3;
 /// What [`Mapped::life`] is while a region may be used.
 pub const LIVE: u64 = 1;
 
-/// The regions of a process, and who is told of them. Cloning gives another handle.
-#[derive(Debug, Clone)]
+/// The regions of a process, and who has them. Cloning gives another handle.
+#[derive(Clone)]
 pub struct Shelf(Arc<Shared>);
 
-#[derive(Debug)]
+/// Without the regions, whose numbers are secret.
+impl fmt::Debug for Shelf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shelf").field("number", &self.0.number).finish_non_exhaustive()
+    }
+}
+
 struct Shared {
     number: u64,
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Inner {
-    next: u64,
-    regions: BTreeMap<u64, Arc<Segment>>,
-    readers: Vec<Reader>,
+    /// Regions that were made.
+    made: u64,
+    regions: HashMap<u64, Entry>,
+    /// Peers that still have a dropped region and were not notified yet.
+    untold: Vec<(Weak<Link>, u64)>,
 }
 
-#[derive(Debug)]
-struct Reader {
-    link: Weak<Link>,
-    /// The regions before this one were told.
-    next: u64,
-    gone: Vec<u64>,
+/// A region, and who has it.
+struct Entry {
+    segment: Arc<Segment>,
+    readers: Vec<Weak<Link>>,
 }
+
+/// The most notices that wait for peers which do not read their sockets. Without a notice a peer keeps its
+/// mapping for longer.
+const MOST_UNTOLD: usize = 1 << 16;
 
 impl Inner {
-    /// Tells every reader what it does not know. One that does not read is told later.
+    /// Tells peers which regions are gone. One that does not read is told later.
     fn tell(&mut self) {
-        let regions = &self.regions;
-        self.readers.retain_mut(|reader| {
-            let Some(link) = reader.link.upgrade() else { return false };
-            for (&region, segment) in regions.range(reader.next..) {
-                let message = Message::Region { region, size: segment.size() as u64 };
-                match link.send(&message.encode(), &[segment.as_fd()]) {
-                    Ok(true) => reader.next = region + 1,
-                    Ok(false) => return true,
-                    Err(_) => return false,
-                }
-            }
-            while let Some(&region) = reader.gone.last() {
-                match link.send(&Message::Gone { region }.encode(), &[]) {
-                    Ok(true) => reader.gone.pop(),
-                    Ok(false) => return true,
-                    Err(_) => return false,
-                };
-            }
-            true
+        self.untold.retain(|(link, region)| {
+            let told = link.upgrade().map(|link| link.send(&Message::Gone { region: *region }.encode(), &[]));
+            matches!(told, Some(Ok(false)))
         });
+        self.untold.truncate(MOST_UNTOLD);
     }
 }
 
@@ -87,10 +87,10 @@ impl Shelf {
         self.0.number
     }
 
-    /// Makes a region of `size` zeroed bytes and tells the peers of it.
+    /// Makes a region of `size` zeroed bytes.
     ///
     /// # Errors
-    /// As [`Segment::create`].
+    /// As [`Segment::create`], and what getrandom(2) says.
     pub fn region(&self, size: usize) -> Result<Region, SegmentError> {
         self.add(size, Segment::create)
     }
@@ -115,27 +115,43 @@ impl Shelf {
         let segment = Arc::new(create("barewire-region", all)?);
         let front = Lines::of(&segment, 1).ok_or(SegmentError::Empty)?;
         front.line(0).word(0).store(LIVE, Ordering::Release);
+        let random = PortAddress::random();
+        let random = random.map_err(|source| SegmentError::System { call: "getrandom", source })?.secret;
         let mut inner = self.inner();
-        let number = inner.next;
-        inner.next += 1;
-        inner.regions.insert(number, Arc::clone(&segment));
-        inner.tell();
+        // The lowest bits count, so that regions made one after the other lie in different places of a table.
+        let number = random as u64 & !COUNT | inner.made & COUNT;
+        inner.made += 1;
+        inner.regions.insert(number, Entry { segment: Arc::clone(&segment), readers: Vec::new() });
         drop(inner);
-        Ok(Region { mapped: Mapped { segment, front }, number, shelf: self.clone() })
+        Ok(Region {
+            mapped: Mapped { segment, front },
+            number,
+            shelf: self.clone(),
+            process: std::process::id(),
+        })
     }
 
-    /// From now on tells the process at the other end.
-    pub(crate) fn join(&self, link: &Arc<Link>) {
+    /// Hands the region to the process at the other end, or tells it that there is none. False if that
+    /// process has too many unread messages.
+    pub(crate) fn hand_over(&self, region: u64, link: &Arc<Link>) -> io::Result<bool> {
         let mut inner = self.inner();
-        inner.readers.push(Reader { link: Arc::downgrade(link), next: 0, gone: Vec::new() });
-        inner.tell();
+        let Some(entry) = inner.regions.get_mut(&region) else {
+            return link.send(&Message::Gone { region }.encode(), &[]);
+        };
+        let message = Message::Region { region, size: entry.segment.size() as u64 };
+        let descriptor = entry.segment.descriptor();
+        if !link.send(&message.encode(), descriptor.as_slice())? {
+            return Ok(false);
+        }
+        entry.readers.retain(|reader| reader.strong_count() > 0 && !reader.ptr_eq(&Arc::downgrade(link)));
+        entry.readers.push(Arc::downgrade(link));
+        Ok(true)
     }
 
-    /// Tells again who did not read.
+    /// Tells again which regions are gone.
     pub(crate) fn catch_up(&self) {
         let mut inner = self.inner();
-        let next = inner.next;
-        if inner.readers.iter().any(|reader| reader.next < next || !reader.gone.is_empty()) {
+        if !inner.untold.is_empty() {
             inner.tell();
         }
     }
@@ -165,6 +181,11 @@ impl Mapped {
         self.segment.size() - FRONT
     }
 
+    /// Bytes of the segment, as its owner announced them.
+    pub(crate) fn announced(&self) -> u64 {
+        self.segment.size() as u64
+    }
+
     /// The first byte, valid for [`size`](Self::size) bytes while this value or a clone of it lives. Other processes access the same
     /// bytes: make no reference to them.
     pub fn start(&self) -> NonNull<u8> {
@@ -174,15 +195,17 @@ impl Mapped {
 }
 
 /// A region of this process. Dropping it ends its use; those who mapped it keep their mapping until they are told.
-#[derive(Debug)]
+/// In a child by fork, dropping it unmaps it there and does nothing else.
 pub struct Region {
     mapped: Mapped,
     number: u64,
     shelf: Shelf,
+    /// The process that made it.
+    process: u32,
 }
 
 impl Region {
-    /// Its number on the shelf.
+    /// Its number on the shelf, for its keys: whoever knows it, and is admitted, can map the region.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -193,16 +216,24 @@ impl Region {
     }
 }
 
+/// Without the number.
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("mapped", &self.mapped).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A child by fork: the region lives on in the parent.
+            return;
+        }
         self.mapped.life().store(0, Ordering::Release);
         let mut inner = self.shelf.inner();
-        inner.regions.remove(&self.number);
-        for reader in &mut inner.readers {
-            if reader.next > self.number {
-                reader.gone.push(self.number);
-            }
-        }
+        let entry = inner.regions.remove(&self.number);
+        let readers = entry.into_iter().flat_map(|entry| entry.readers);
+        inner.untold.extend(readers.map(|link| (link, self.number)));
         inner.tell();
     }
 }

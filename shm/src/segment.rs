@@ -15,14 +15,18 @@ use crate::error::{OutOfRange, SegmentError};
 /// With these the size stays, whatever a peer does, and the set of seals too.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// The file system of huge pages, by its number in linux/magic.h.
+const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
+
 /// Memory that this process shares with whom it hands the descriptor to; unmapped and closed when dropped,
 /// while the other processes keep theirs.
 ///
 /// The bytes are plain memory with no order between processes: two processes that tell each other by other
 /// means that data is ready (a socket, an atomic in the segment) must make that order themselves.
 pub struct Segment {
-    file: File,
     map: MmapRaw,
+    /// Of a segment that was made here, to hand it over.
+    file: Option<File>,
 }
 
 impl Segment {
@@ -87,6 +91,12 @@ impl Segment {
         flags: MemfdFlags,
         no_memory: impl Fn() -> SegmentError,
     ) -> Result<Self, SegmentError> {
+        // The kernel would refuse it, too, and raise SIGXFSZ, which ends the process.
+        if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Fsize).current
+            && size as u64 > limit
+        {
+            return Err(SegmentError::FileLimit { wanted: size, limit });
+        }
         let file = rustix::fs::memfd_create(name, flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|errno| system("memfd_create", errno))?;
         let file = File::from(file);
@@ -96,16 +106,33 @@ impl Segment {
             errno => system("fallocate", errno),
         })?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|errno| system("fcntl(F_ADD_SEALS)", errno))?;
-        Self::map(file, size)
+        Ok(Self { map: map(&file, size)?, file: Some(file) })
     }
 
     /// Maps the segment behind a descriptor that came from another process, which may be hostile: the size
-    /// must be sealed and be the announced one.
+    /// must be sealed and be the announced one. The descriptor is closed.
+    ///
+    /// The peer can give pages back at any time (`FALLOC_FL_PUNCH_HOLE`); the kernel puts zeroed ones in
+    /// their place at the next access. Where huge pages are wanted and none is left, it raises SIGBUS
+    /// instead, so memory in huge pages is refused: see [`attach_huge`](Self::attach_huge).
     ///
     /// # Errors
-    /// [`SegmentError::Unsealed`], [`SegmentError::WrongSize`], [`SegmentError::Empty`], or what a system
-    /// call said. The descriptor is closed then.
+    /// [`SegmentError::Unsealed`], [`SegmentError::HugePages`], [`SegmentError::WrongSize`],
+    /// [`SegmentError::Empty`], or what a system call said.
     pub fn attach(descriptor: OwnedFd, size: usize) -> Result<Self, SegmentError> {
+        Self::attach_if(descriptor, size, false)
+    }
+
+    /// As [`attach`](Self::attach), and takes memory in huge pages from a peer that is trusted not to give
+    /// them back.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_huge(descriptor: OwnedFd, size: usize) -> Result<Self, SegmentError> {
+        Self::attach_if(descriptor, size, true)
+    }
+
+    fn attach_if(descriptor: OwnedFd, size: usize, huge: bool) -> Result<Self, SegmentError> {
         if size == 0 {
             return Err(SegmentError::Empty);
         }
@@ -124,15 +151,22 @@ impl Segment {
         if actual != size as u64 {
             return Err(SegmentError::WrongSize { announced: size, actual });
         }
-        Self::map(file, size)
+        let system = rustix::fs::fstatfs(&file).map_err(|errno| self::system("fstatfs", errno))?;
+        if !huge && system.f_type == HUGETLBFS {
+            return Err(SegmentError::HugePages);
+        }
+        Ok(Self { map: map(&file, size)?, file: None })
     }
 
-    fn map(file: File, size: usize) -> Result<Self, SegmentError> {
-        let map = MmapOptions::new()
-            .len(size)
-            .map_raw(&file)
-            .map_err(|source| SegmentError::System { call: "mmap", source })?;
-        Ok(Self { file, map })
+    /// The descriptor of a segment that was made here, to hand it over; `None` after
+    /// [`keep_to_self`](Self::keep_to_self), and for one that came from another process.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Closes the descriptor: the segment cannot be handed over from now on, and stays mapped.
+    pub fn keep_to_self(&mut self) {
+        self.file = None;
     }
 
     /// The size in bytes; never 0, and the same for all who share it.
@@ -186,13 +220,6 @@ impl Segment {
     }
 }
 
-/// The descriptor, to be handed to another process.
-impl AsFd for Segment {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segment")
@@ -200,6 +227,11 @@ impl fmt::Debug for Segment {
             .field("size", &self.size())
             .finish_non_exhaustive()
     }
+}
+
+fn map(file: &File, size: usize) -> Result<MmapRaw, SegmentError> {
+    let map = MmapOptions::new().len(size).map_raw(file);
+    map.map_err(|source| SegmentError::System { call: "mmap", source })
 }
 
 fn system(call: &'static str, errno: rustix::io::Errno) -> SegmentError {
@@ -245,7 +277,9 @@ mod tests {
             Ok(segment) => {
                 assert_eq!(segment.size(), page);
                 segment.write(page - 5, b"hello").unwrap();
-                let theirs = Segment::attach(segment.as_fd().try_clone_to_owned().unwrap(), page).unwrap();
+                let descriptor = || segment.descriptor().unwrap().try_clone_to_owned().unwrap();
+                assert!(matches!(Segment::attach(descriptor(), page), Err(SegmentError::HugePages)));
+                let theirs = Segment::attach_huge(descriptor(), page).unwrap();
                 let mut word = [0; 5];
                 theirs.read(page - 5, &mut word).unwrap();
                 assert_eq!(&word, b"hello");
@@ -290,16 +324,16 @@ mod tests {
     fn all_memory_is_taken_at_once() {
         use std::os::unix::fs::MetadataExt;
         let segment = Segment::create("test", 1 << 20).unwrap();
-        assert_eq!(segment.file.metadata().unwrap().blocks() * 512, 1 << 20);
+        assert_eq!(segment.file.as_ref().unwrap().metadata().unwrap().blocks() * 512, 1 << 20);
     }
 
     #[test]
     fn the_size_is_sealed() {
         let segment = Segment::create("test", 8192).unwrap();
         for size in [0, 4096, 16384] {
-            assert!(segment.file.set_len(size).is_err(), "{size}");
+            assert!(segment.file.as_ref().unwrap().set_len(size).is_err(), "{size}");
         }
-        assert!(rustix::fs::fcntl_add_seals(&segment, SealFlags::WRITE).is_err());
+        assert!(rustix::fs::fcntl_add_seals(segment.descriptor().unwrap(), SealFlags::WRITE).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::bulk::{self, BulkReceiver, MAX_BUFFERS};
 use crate::control::{Message, Refusal};
@@ -12,7 +13,13 @@ use crate::line::{LINE, Lines};
 use crate::link::{Link, Received};
 use crate::peer::{exactly, lost};
 use crate::port::MOST_SLOTS;
+use crate::region::Shelf;
 use crate::segment::Segment;
+
+/// Messages of one sender's socket that are taken at a time.
+const AT_ONCE: usize = 32;
+/// Regions that a sender may ask for before it takes the first.
+const MOST_OWED: usize = 64;
 
 /// One who attached.
 #[derive(Debug)]
@@ -20,15 +27,27 @@ pub(crate) struct Sender {
     pub(crate) link: Arc<Link>,
     pub(crate) process: i32,
     pub(crate) greeted: bool,
+    pub(crate) since: Instant,
     /// Its socket was closed, by itself or with its process.
     pub(crate) is_ended: bool,
     pub(crate) lane: Option<LaneReceiver>,
     pub(crate) bulk: Option<Rc<BulkReceiver>>,
+    /// Regions that it asked for, and does not read its socket to get.
+    owed: Vec<u64>,
 }
 
 impl Sender {
-    pub(crate) fn new(link: Link, process: i32) -> Self {
-        Self { link: Arc::new(link), process, greeted: false, is_ended: false, lane: None, bulk: None }
+    pub(crate) fn new(link: Link, process: i32, since: Instant) -> Self {
+        Self {
+            link: Arc::new(link),
+            process,
+            greeted: false,
+            since,
+            is_ended: false,
+            lane: None,
+            bulk: None,
+            owed: Vec::new(),
+        }
     }
 
     /// Says why the connection ends, if the other end still listens.
@@ -37,48 +56,77 @@ impl Sender {
         let _ = self.link.send(&Message::Refused { reason: refusal as u64, user }.encode(), &[]);
     }
 
-    pub(crate) fn ended(&mut self, _: &LinkError) {
+    pub(crate) fn ended(&mut self) {
         self.is_ended = true;
     }
 
-    /// Takes in what it hands over.
+    /// Takes in what it hands over and asks for, a limited number of messages at a time.
     ///
     /// # Errors
-    /// What breaks the rules.
-    pub(crate) fn receive(&mut self) -> Result<(), Corrupt> {
-        loop {
-            let Received { message, descriptors } = match self.link.receive() {
+    /// What breaks the rules, and what this process lacks to take it in.
+    pub(crate) fn receive(&mut self, shelf: &Shelf) -> Result<(), LinkError> {
+        for _ in 0..AT_ONCE {
+            let received = match self.link.receive().map_err(|error| lost("recvmsg", error)) {
                 Ok(Some(received)) => received,
-                Ok(None) => return Ok(()),
-                Err(error) => {
-                    return match lost("recvmsg", error) {
-                        LinkError::Corrupt(corrupt) => Err(corrupt),
-                        error => {
-                            self.ended(&error);
-                            Ok(())
-                        }
-                    };
+                Ok(None) => break,
+                Err(LinkError::Ended) => {
+                    self.ended();
+                    break;
                 }
+                Err(error) => return Err(error),
             };
-            match Message::decode(&message) {
-                Some(Message::Lane { slots }) if self.lane.is_none() && slots <= MOST_SLOTS as u64 => {
-                    const WRONG: Corrupt = Corrupt("the memory of its lane");
-                    let [segment] = exactly(descriptors)?;
-                    let count = lane::lines(slots as usize);
-                    let segment = Arc::new(Segment::attach(segment, count * LINE).map_err(|_| WRONG)?);
-                    let lane = Lines::of(&segment, count).and_then(|lines| LaneReceiver::new(&lines));
-                    self.lane = Some(lane.ok_or(WRONG)?);
-                }
-                Some(Message::Bulk { buffers }) if self.bulk.is_none() && buffers <= MAX_BUFFERS as u64 => {
-                    const WRONG: Corrupt = Corrupt("the memory of its buffers");
-                    let [segment] = exactly(descriptors)?;
-                    let count = buffers as usize;
-                    let segment = Arc::new(Segment::attach(segment, bulk::size(count)).map_err(|_| WRONG)?);
-                    self.bulk = Some(Rc::new(BulkReceiver::new(&segment, count).ok_or(WRONG)?));
-                }
-                _ => return Err(Corrupt("a message over the socket")),
+            self.take_in(received, shelf)?;
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self, received: Received, shelf: &Shelf) -> Result<(), LinkError> {
+        let Received { message, descriptors } = received;
+        match Message::decode(&message)? {
+            Message::Lane { slots } if self.lane.is_none() && slots <= MOST_SLOTS as u64 => {
+                let [segment] = exactly(descriptors)?;
+                let count = lane::lines(slots as usize);
+                let segment = Arc::new(Segment::attach(segment, count * LINE)?);
+                let lane = Lines::of(&segment, count).and_then(|lines| LaneReceiver::new(&lines));
+                self.lane = Some(lane.ok_or(Corrupt("the memory of its lane"))?);
+            }
+            Message::Bulk { buffers } if self.bulk.is_none() && buffers <= MAX_BUFFERS as u64 => {
+                let [segment] = exactly(descriptors)?;
+                let count = buffers as usize;
+                let segment = Arc::new(Segment::attach(segment, bulk::size(count))?);
+                let bulk = BulkReceiver::new(&segment, count);
+                self.bulk = Some(Rc::new(bulk.ok_or(Corrupt("the memory of its buffers"))?));
+            }
+            Message::Ask { region } if self.owed.len() < MOST_OWED => {
+                let [] = exactly(descriptors)?;
+                self.owed.push(region);
+                self.pay(shelf)?;
+            }
+            // It came to wake this process, which it did.
+            Message::Wake {} => {
+                let [] = exactly(descriptors)?;
+            }
+            _ => return Err(Corrupt("a message over the socket").into()),
+        }
+        Ok(())
+    }
+
+    /// Hands over the regions that it asked for, as far as its socket takes them.
+    pub(crate) fn pay(&mut self, shelf: &Shelf) -> Result<(), LinkError> {
+        while let Some(&region) = self.owed.first() {
+            match shelf.hand_over(region, &self.link).map_err(|error| lost("sendmsg", error)) {
+                Ok(true) => drop(self.owed.remove(0)),
+                Ok(false) => break,
+                // Its end is read from the socket, after what it sent before.
+                Err(LinkError::Ended) => self.owed.clear(),
+                Err(error) => return Err(error),
             }
         }
+        Ok(())
+    }
+
+    pub(crate) fn is_owed(&self) -> bool {
+        !self.owed.is_empty()
     }
 }
 
@@ -136,12 +184,9 @@ impl Senders {
         self.places.get_mut(usize::from(number).wrapping_sub(1))?.take()
     }
 
-    /// The numbers of those that ended.
-    pub(crate) fn ended(&self) -> Vec<u16> {
+    /// The numbers of those of whom `is` holds.
+    pub(crate) fn those(&self, is: impl Fn(&Sender) -> bool) -> Vec<u16> {
         let numbered = self.places.iter().zip(1..);
-        numbered
-            .filter(|(place, _)| place.as_ref().is_some_and(|sender| sender.is_ended))
-            .map(|(_, number)| number)
-            .collect()
+        numbered.filter(|(place, _)| place.as_ref().is_some_and(&is)).map(|(_, number)| number).collect()
     }
 }

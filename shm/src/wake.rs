@@ -4,14 +4,15 @@
 //! A sender stores its message and then loads the bell. Between this store and this load a fence would be needed for every message;
 //! instead the receiver has the kernel run one on every core where a sender runs (membarrier(2)), and only when it goes to sleep.
 //!
+//! Whoever takes the bell sends a message over its own socket, which the receiver sleeps on. Each end of a
+//! socket has file flags of its own, so a peer can make neither the sending nor the taking block.
+//!
 //! The bell lies in memory that every sender writes: one that breaks the rules can take it and not ring. Then the others' messages lie
 //! there until the receiver looks by itself, so whoever sleeps sets a limit to it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use rustix::event::EventfdFlags;
 use rustix::thread::MembarrierCommand;
 
 use crate::atomic::{AtomicU64, Ordering};
@@ -79,36 +80,4 @@ pub(crate) fn register() -> io::Result<()> {
     static DONE: OnceLock<Result<(), rustix::io::Errno>> = OnceLock::new();
     let register = || rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited);
     Ok((*DONE.get_or_init(register))?)
-}
-
-/// What a receiver sleeps on.
-#[derive(Debug)]
-pub(crate) struct Event(OwnedFd);
-
-impl Event {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
-    }
-
-    /// The sender's end, as it was handed over.
-    pub(crate) fn from(descriptor: OwnedFd) -> Self {
-        Self(descriptor)
-    }
-
-    /// Wakes the receiver. Another descriptor than an event's, from a peer that breaks the rules, does not take it: the peer's loss.
-    #[cold]
-    pub(crate) fn ring(&self) {
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    /// Forgets what rang.
-    pub(crate) fn clear(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
-    }
-}
-
-impl AsFd for Event {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Corrupt, Deliver, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, SendError, Shelf,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, SendError, Shelf,
 };
 
 const ROLE: &str = "BAREWIRE_SHM_ALL_TO_ALL_ROLE";
@@ -44,7 +44,7 @@ impl Deliver for Inbox {
         panic!("nobody sends buffers");
     }
 
-    fn broken(&mut self, process: i32, why: Corrupt) {
+    fn broken(&mut self, process: i32, why: LinkError) {
         panic!("process {process}: {why}");
     }
 

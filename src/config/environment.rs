@@ -31,7 +31,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "BAREWIRE_SHM_DIR",
-        doc: "a directory for the sockets of shm, where abstract names cannot reach the peer",
+        doc: "a directory for the sockets of shm, or abstract for the abstract namespace [default: $XDG_RUNTIME_DIR/barewire or /tmp/barewire-UID]",
     },
     Variable { name: "BAREWIRE_HCA_ADDRESS", doc: "address of the software HCA [default: 127.7.0.1]" },
     Variable {
@@ -39,6 +39,14 @@ pub const VARIABLES: &[Variable] = &[
         doc: "faults of the software HCA's wire: drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7",
     },
     Variable { name: "BAREWIRE_HCA_PCAP", doc: "capture file of the software HCA's wire; %a is its address" },
+    Variable {
+        name: "BAREWIRE_HCA_KEY",
+        doc: "key of the software HCA's packets: 64 hexadecimal digits [default: from the user's file]",
+    },
+    Variable {
+        name: "BAREWIRE_HCA_WIRE",
+        doc: "udp, or roce to reach other RoCE peers, without protection from strangers [default: udp]",
+    },
     Variable { name: "BAREWIRE_HCA_DEVICES", doc: "devices that `barewire hca run` shows a program" },
     Variable { name: "BAREWIRE_HCA_PORTS", doc: "ports of each of them" },
     Variable { name: "BAREWIRE_HCA_LINK", doc: "their link layer: ethernet or infiniband" },

@@ -123,6 +123,9 @@ settings! {
     connect_timeout: Duration = Duration::from_secs(10), "time";
     /// How long a peer of `tcp` or `ud_verbs` may acknowledge nothing, or take nothing from buffers that are full, until it counts as gone.
     peer_timeout: Duration = Duration::from_secs(30), "time";
+    /// Whether what endpoints of `tcp` send, and what peers ask of the domain's memory, is encrypted and authenticated. `auto`: but on the
+    /// loopback. A connection is protected if either end asks for it.
+    integrity: Choice = Choice::Auto, "auto, yes (on) or no (off)";
 }
 
 impl InterfaceConfig {

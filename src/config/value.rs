@@ -13,10 +13,10 @@ pub(crate) trait Value: Sized {
     fn parse(text: &str) -> Option<Self>;
 }
 
-/// Whether something is used that not every device has.
+/// Whether something is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Choice {
-    /// Where there is one.
+    /// Where there is one, and where it is of use.
     #[default]
     Auto,
     /// In any case: opening fails where there is none.
@@ -26,7 +26,9 @@ pub enum Choice {
 }
 
 impl Choice {
-    const WORDS: [(Self, &str); 3] = [(Self::Auto, "auto"), (Self::Yes, "yes"), (Self::No, "no")];
+    /// The first word of each is the one that is written.
+    const WORDS: [(Self, &str); 5] =
+        [(Self::Auto, "auto"), (Self::Yes, "yes"), (Self::No, "no"), (Self::Yes, "on"), (Self::No, "off")];
 }
 
 impl Value for Choice {

@@ -72,6 +72,8 @@ pub enum Cause {
     Disconnected,
     /// The peer does not know the job's key, or this end does not.
     Unauthenticated,
+    /// Bytes of the connection were changed on the way. Nothing of them took effect.
+    Altered,
     /// A code this version does not know.
     Unknown,
 }
@@ -96,6 +98,7 @@ impl Cause {
             Self::ReceiverNotReady => "check that the peer calls progress and releases kept messages",
             Self::Disconnected => "check that the peer process is alive, and its own errors",
             Self::Unauthenticated => "give both ends the same key: see BAREWIRE_KEY_FILE",
+            Self::Altered => "somebody between the two hosts changes the packets, or a device damages them",
             Self::Unknown => "see the device's manual for this syndrome",
         }
     }
@@ -116,6 +119,7 @@ impl fmt::Display for Cause {
             Self::ReceiverNotReady => "receiver-not-ready retries exceeded",
             Self::Disconnected => "disconnected",
             Self::Unauthenticated => "the two ends have different keys",
+            Self::Altered => "bytes were changed on the way",
             Self::Unknown => "unknown device error",
         })
     }

@@ -42,6 +42,9 @@ pub enum PostError {
     /// The interface's `Progress` (or the `Worker` that owned it) is gone.
     #[error("the interface is closed: its worker was dropped")]
     Closed,
+    /// The endpoint belongs to the process that this one was forked from.
+    #[error("the endpoint belongs to the parent process: open an interface after the fork")]
+    Forked,
     /// The remote range is not inside the key's region.
     #[error("the remote range is not inside the region of this key")]
     OutOfRange,

@@ -171,6 +171,17 @@ pub enum MemoryError {
         /// The refusal.
         source: Source,
     },
+    /// The device did not give up the region and may still access it.
+    #[error(
+        "could not deregister {length} bytes: {source}; \
+         the memory has to stay as it is for the life of the process"
+    )]
+    Deregister {
+        /// The region's length.
+        length: usize,
+        /// The refusal.
+        source: Source,
+    },
 }
 
 /// Why bytes are not a usable remote key.

@@ -179,6 +179,12 @@ mod tests {
     use super::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 5 } else { 256 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
         /// A `VecDeque` is the oracle, over the wrap of slots and of the 16-bit index.
         #[test]
         fn pops_what_is_covered_in_order(start: u16, steps in proptest::collection::vec((0u8..3, 1u16..5), 1..200)) {
@@ -200,6 +206,95 @@ mod tests {
                 prop_assert_eq!(queue.is_empty(), oracle.is_empty());
             }
         }
+    }
+
+    /// An entry of the oracle: the position of its WQE, counted without wrapping, and whether it is a flush.
+    type Entry = (u64, bool);
+
+    /// A queue with these entries, whose counters are at `tail` before them.
+    fn queue_of(blocks: u32, tail: u32, entries: &[Entry], completion: &Completion) -> InFlightQueue {
+        let queue = InFlightQueue::new(blocks);
+        queue.tail.set(tail);
+        queue.limit.set(tail.wrapping_add(queue.slots()));
+        for &(at, is_flush) in entries {
+            if is_flush {
+                assert!(queue.has_flush_room());
+                queue.push_flush(at as u16, Done::Flushed(completion.clone()));
+            } else {
+                queue.push(InFlight { index: at as u16, done: Done::Notify(completion.clone()) });
+            }
+        }
+        queue
+    }
+
+    /// Takes what `covered` says from the queue and from the oracle, and compares them before and after.
+    fn compare(
+        queue: &InFlightQueue,
+        tail: u32,
+        entries: &[Entry],
+        covered: usize,
+        pop: impl Fn(&InFlightQueue) -> Option<(InFlight, u32)>,
+    ) {
+        let mask = queue.slots() - 1;
+        let slot = |place: usize| tail.wrapping_add(place as u32) & mask;
+        let flushes = |entries: &[Entry]| entries.iter().filter(|(_, is_flush)| *is_flush).count() as u32;
+        for place in 0..covered {
+            assert_eq!(queue.has_flush_room(), flushes(&entries[place..]) < queue.max_flushes);
+            assert!(!queue.is_empty());
+            let (entry, at) = pop(queue).unwrap();
+            assert_eq!((entry.index, at), (entries[place].0 as u16, slot(place)));
+        }
+        assert!(pop(queue).is_none());
+        assert_eq!(queue.is_empty(), covered == entries.len());
+        assert_eq!(queue.next_slot(), slot(entries.len()));
+    }
+
+    /// Every operation on a queue with these entries.
+    fn check(blocks: u32, tail: u32, entries: &[Entry], ends: std::ops::Range<u64>) {
+        let completion = Completion::counter(1);
+        let queue = || queue_of(blocks, tail, entries, &completion);
+        for counter in ends.start - 2..=ends.end {
+            let covered = entries.iter().take_while(|(at, _)| *at <= counter).count();
+            compare(&queue(), tail, entries, covered, |queue| queue.pop_covered(counter as u16));
+            let is_done = |index| (counter as u16).wrapping_sub(index) < 1 << 15;
+            compare(&queue(), tail, entries, covered, |queue| queue.pop_done(is_done));
+        }
+        compare(&queue(), tail, entries, entries.len(), InFlightQueue::pop);
+    }
+
+    /// Goes on from `entries` by every WQE and every flush that there may be: WQEs have a block at least, and no more than
+    /// `blocks` together.
+    fn extend(blocks: u32, tail: u32, entries: &mut Vec<Entry>, start: u64, end: u64) -> u64 {
+        check(blocks, tail, entries, start..end);
+        let mut states = 1;
+        let room = u64::from(blocks) - (end - start);
+        for length in 1..=room {
+            entries.push((end, false));
+            states += extend(blocks, tail, entries, start, end + length);
+            entries.pop();
+        }
+        if entries.iter().filter(|(_, is_flush)| *is_flush).count() < blocks as usize {
+            let last = entries.last().map_or(start - 1, |(at, _)| *at);
+            entries.push((last, true));
+            states += extend(blocks, tail, entries, start, end);
+            entries.pop();
+        }
+        states
+    }
+
+    /// Every queue of small rings, before and after the counters of slots (32 bits) and of WQEs (16 bits) wrap.
+    #[test]
+    #[cfg_attr(miri, ignore = "minutes")]
+    fn every_state_of_small_queues_agrees_with_a_list() {
+        let mut states = 0;
+        for blocks in [1, 2, 4] {
+            for before in 0..=2 * blocks {
+                for start in 0x2_0000 - u64::from(blocks) - 1..=0x2_0000 {
+                    states += extend(blocks, 0u32.wrapping_sub(before), &mut vec![], start, start);
+                }
+            }
+        }
+        assert!(states > 30_000, "{states}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use socket2::Socket as Raw;
 use thiserror::Error;
 
 use crate::door::Limits;
-use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, VERDICT_BYTES};
+use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, Session, VERDICT_BYTES};
 use crate::key::{Key, random};
 use crate::patience::Patience;
 use crate::socket::{Socket, open, say};
@@ -51,7 +51,7 @@ enum State {
     /// The hello was sent, the challenge is awaited.
     Greeted(Raw, Initiator),
     /// The claim was sent, the verdict is awaited.
-    Claimed(Raw),
+    Claimed(Raw, Session),
 }
 
 /// A connection in the making.
@@ -69,6 +69,15 @@ pub struct Connector {
     state: State,
     held: [u8; CHALLENGE_BYTES],
     count: usize,
+}
+
+/// An end of version 1 of the handshake hangs up without a word, as does one that is busy.
+fn unchallenged(error: io::Error) -> io::Error {
+    let words = "it hangs up at the first message: it is busy, or of an older version of barewire";
+    match error.kind() {
+        kind @ (ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => io::Error::new(kind, words),
+        _ => error,
+    }
 }
 
 impl Connector {
@@ -147,10 +156,11 @@ impl Connector {
     pub fn advance(&mut self, now: Instant) -> Result<Option<Socket>, ConnectFailure> {
         match self.step(now) {
             Ok(None) => {}
-            Ok(Some(socket)) => {
-                let socket =
-                    Socket::new(socket, self.peer, self.limits.silence).map_err(ConnectFailure::Io)?;
-                return Ok(Some(socket));
+            Ok(Some((socket, session))) => {
+                let made = session
+                    .seal_connecting()
+                    .and_then(|seal| Socket::new(socket, self.peer, self.limits.silence, seal));
+                return made.map(Some).map_err(ConnectFailure::Io);
             }
             Err(ConnectFailure::Io(error)) => self.again(now, error)?,
             Err(other) => return Err(other),
@@ -187,7 +197,7 @@ impl Connector {
         Ok(())
     }
 
-    fn step(&mut self, now: Instant) -> Result<Option<Raw>, ConnectFailure> {
+    fn step(&mut self, now: Instant) -> Result<Option<(Raw, Session)>, ConnectFailure> {
         let failed = ConnectFailure::Io;
         loop {
             let state = std::mem::replace(&mut self.state, State::Pausing(now));
@@ -209,34 +219,34 @@ impl Connector {
                     if socket.local_addr().map_err(failed)?.as_socket() == Some(self.peer) {
                         return Err(failed(ErrorKind::ConnectionRefused.into()));
                     }
-                    let initiator = Initiator::new(self.claim, random().map_err(failed)?);
+                    let challenge = random().map_err(failed)?;
+                    let initiator = Initiator::new(self.claim, challenge, self.limits.protected);
                     say(&socket, initiator.hello()).map_err(failed)?;
                     self.count = 0;
                     self.state = State::Greeted(socket, initiator);
                 }
                 State::Greeted(socket, initiator) => {
-                    if !self.hear(&socket, CHALLENGE_BYTES).map_err(failed)? {
+                    if !self.hear(&socket, CHALLENGE_BYTES).map_err(|error| failed(unchallenged(error)))? {
                         self.state = State::Greeted(socket, initiator);
                         return Ok(None);
                     }
-                    let claim = initiator.answer(&self.key, &self.held)?;
+                    let (claim, session) = initiator.answer(&self.key, &self.held)?;
                     say(&socket, &claim).map_err(failed)?;
-                    self.state = State::Claimed(socket);
+                    self.state = State::Claimed(socket, session);
                 }
-                State::Claimed(socket) => {
+                State::Claimed(socket, session) => {
                     if !self.hear(&socket, VERDICT_BYTES).map_err(failed)? {
-                        self.state = State::Claimed(socket);
+                        self.state = State::Claimed(socket, session);
                         return Ok(None);
                     }
-                    let verdict = self.held.first_chunk().ok_or(HandshakeError::Foreign)?;
-                    Initiator::judge(verdict)?;
-                    return Ok(Some(socket));
+                    session.judge(self.held.first_chunk().ok_or(HandshakeError::Foreign)?)?;
+                    return Ok(Some((socket, session)));
                 }
             }
         }
     }
 
-    /// Reads on to `wanted` bytes; true once they are there.
+    /// Reads on to `wanted` bytes of the handshake, and not one more; true once they are there.
     fn hear(&mut self, socket: &Raw, wanted: usize) -> io::Result<bool> {
         use rustix::io::Errno;
         while self.count < wanted {

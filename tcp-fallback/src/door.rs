@@ -1,30 +1,52 @@
 //! Where connections come in: nobody gets further than this without the job's key.
 //!
-//! Whoever connects is a guest until it has proved that it knows the key. Guests cost a descriptor and less than 200 bytes each;
-//! there are never more than [`Limits::guests`] of them, and each has [`Limits::patience`] to get through. Where a new one finds no
-//! place, the one that has been here longest leaves: an honest end needs one round trip, and tries again.
+//! Whoever connects is a guest until it has proved that it knows the key. What guests cost is bounded:
+//!
+//! * A guest has a descriptor and less than 300 bytes, for [`Limits::patience`] at most.
+//! * All doors of the process together have places for one in sixteen of the process's descriptors, 64
+//!   at most. While they are taken, a door with more than its equal share of them replaces the guest that
+//!   has been there longest; one with less still takes guests, so the bound is twice that number.
+//! * A call of [`Door::work`] spends at most about 0.1 ms of CPU time on guests, and all calls together
+//!   one part in 32 of the time that passes. What an admitted connection cost is given back.
+//!
+//! An honest end needs one round trip, and tries again if its place was taken.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use socket2::Socket as Raw;
 
-use crate::handshake::{Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, Verdict};
+use crate::handshake::{Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, HandshakeError, Session, Verdict};
 use crate::key::{Key, random};
 use crate::patience::Patience;
 use crate::socket::{Socket, abort, open, say};
 
 /// Connections that the system keeps for us until they are taken.
-const BACKLOG: i32 = 1024;
-/// Connections taken in one call.
-const AT_ONCE: usize = 64;
+const BACKLOG: i32 = 256;
+/// Events taken from the system in one call.
+const EVENTS: usize = 64;
+/// Guests of all doors of the process, if its limit of descriptors does not say less.
+const MOST_GUESTS: usize = 64;
+/// One in so many descriptors of the process may be a guest's.
+const DESCRIPTORS: u64 = 16;
 /// How long no connection is taken after there was no descriptor for one.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Of the time that passes, one part in so many may be spent on guests.
+const SHARE: u32 = 32;
+/// CPU time that one call may spend on guests.
+const SLICE: Duration = Duration::from_micros(100);
+/// CPU time that can be saved up.
+const BURST: Duration = Duration::from_micros(400);
+/// CPU time that newcomers leave to those who are being heard.
+const RESERVE: Duration = Duration::from_micros(40);
+/// Given back for a guest that knew the key: more than its handshake costs.
+const REFUND: Duration = Duration::from_micros(100);
 /// The listener's number among the guests'.
 const LISTENER: u64 = u64::MAX;
 
@@ -37,11 +59,19 @@ pub struct Limits {
     pub patience: Duration,
     /// How long a connection may then go without any sign of the peer.
     pub silence: Duration,
+    /// Ask for records that are encrypted and authenticated ([`seal`](crate::seal)). A connection has
+    /// them if either end asks.
+    pub protected: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { guests: 256, patience: Duration::from_secs(5), silence: Duration::from_secs(30) }
+        Self {
+            guests: MOST_GUESTS,
+            patience: Duration::from_secs(5),
+            silence: Duration::from_secs(30),
+            protected: true,
+        }
     }
 }
 
@@ -51,6 +81,7 @@ pub struct Admitted {
     socket: Raw,
     peer: SocketAddr,
     silence: Duration,
+    session: Session,
     /// What it wants.
     pub claim: Claim,
 }
@@ -61,19 +92,84 @@ impl Admitted {
     /// # Errors
     /// The connection is gone already.
     pub fn welcome(self) -> io::Result<Socket> {
-        say(&self.socket, &Verdict::Welcome.to_bytes())?;
-        Socket::new(self.socket, self.peer, self.silence)
+        let seal = self.session.seal_accepting()?;
+        say(&self.socket, &self.session.verdict(Verdict::Welcome))?;
+        Socket::new(self.socket, self.peer, self.silence, seal)
     }
 
     /// Sends it away, with the reason.
     pub fn refuse(self, verdict: Verdict) {
-        let _ = say(&self.socket, &verdict.to_bytes());
+        let _ = say(&self.socket, &self.session.verdict(verdict));
+    }
+}
+
+/// Guests of all doors.
+static GUESTS: AtomicUsize = AtomicUsize::new(0);
+/// Doors.
+static DOORS: AtomicUsize = AtomicUsize::new(0);
+
+/// One more in a count, as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Counted(&'static AtomicUsize);
+
+impl Counted {
+    pub(crate) fn among(count: &'static AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The CPU time that this thread has used.
+fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// The CPU time that guests may still cost: a part of the time that passes, up to [`BURST`].
+#[derive(Debug)]
+struct Allowance {
+    left: Duration,
+    /// Until when time was added.
+    at: Instant,
+}
+
+impl Allowance {
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.at);
+        self.at = self.at.max(now);
+        self.left = (self.left + passed / SHARE).min(BURST);
+    }
+
+    /// When there is so much, if nothing is spent until then.
+    fn until(&self, wanted: Duration) -> Instant {
+        self.at + wanted.saturating_sub(self.left) * SHARE
+    }
+}
+
+/// What one call may spend.
+#[derive(Debug, Clone, Copy)]
+struct Slice {
+    begun: Duration,
+    most: Duration,
+}
+
+impl Slice {
+    /// Spent but for `reserve`.
+    fn is_spent(&self, reserve: Duration) -> bool {
+        cpu_time().saturating_sub(self.begun) + reserve >= self.most
     }
 }
 
 #[derive(Debug)]
 struct Guest {
     socket: Raw,
+    _place: Counted,
     peer: SocketAddr,
     /// What the door's clock said when it came.
     since: Duration,
@@ -87,7 +183,7 @@ struct Guest {
 enum Step {
     Stays,
     Leaves,
-    Enters(Claim),
+    Enters(Claim, Session),
 }
 
 /// A listening socket with its guests.
@@ -105,6 +201,10 @@ pub struct Door {
     next: u64,
     /// No connection is taken before.
     paused: Option<Instant>,
+    allowance: Allowance,
+    /// Guests that all doors may have.
+    budget: usize,
+    _counted: Counted,
     /// Those who did not get in.
     refused: u64,
 }
@@ -131,6 +231,8 @@ impl Door {
         let address = listener.local_addr()?.as_socket().ok_or(ErrorKind::AddrNotAvailable)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let budget = descriptors.map_or(MOST_GUESTS, |limit| (limit / DESCRIPTORS) as usize);
         Ok(Self {
             listener,
             address,
@@ -141,6 +243,9 @@ impl Door {
             guests: BTreeMap::new(),
             next: 0,
             paused: None,
+            allowance: Allowance { left: BURST, at: Instant::now() },
+            budget: budget.clamp(1, MOST_GUESTS),
+            _counted: Counted::among(&DOORS),
             refused: 0,
         })
     }
@@ -160,6 +265,16 @@ impl Door {
         self.guests.len()
     }
 
+    /// Whether connections that come in from now on are [protected](Limits::protected).
+    pub fn protect(&mut self, on: bool) {
+        self.limits.protected = on;
+    }
+
+    /// True if [`Self::work`] need not be called before something comes in.
+    pub fn is_idle(&self) -> bool {
+        self.guests.is_empty() && self.paused.is_none()
+    }
+
     /// When [`Self::work`] is to be called although nothing comes in.
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.guests.first_key_value().map(|(_, guest)| {
@@ -171,8 +286,29 @@ impl Door {
 
     /// Takes connections and hears guests. Those who know the key are added to `admitted`.
     pub fn work(&mut self, now: Instant, admitted: &mut Vec<Admitted>) {
+        self.allowance.refill(now);
         self.expire(now);
-        let mut events = Vec::with_capacity(AT_ONCE);
+        if self.allowance.left <= RESERVE {
+            return self.pause();
+        }
+        let slice = Slice { begun: cpu_time(), most: self.allowance.left.min(SLICE) };
+        self.attend(now, slice, admitted);
+        let spent = cpu_time().saturating_sub(slice.begun);
+        self.allowance.left = self.allowance.left.saturating_sub(spent);
+        if self.allowance.left <= RESERVE {
+            self.pause();
+        }
+    }
+
+    /// Takes no connections until there is time for several.
+    fn pause(&mut self) {
+        if self.paused.is_none() && self.watch_listener(false) {
+            self.paused = Some(self.allowance.until(SLICE));
+        }
+    }
+
+    fn attend(&mut self, now: Instant, slice: Slice, admitted: &mut Vec<Admitted>) {
+        let mut events = Vec::with_capacity(EVENTS);
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none)).is_err() {
             return;
@@ -182,11 +318,12 @@ impl Door {
         for event in events {
             match event.data.u64() {
                 LISTENER => newcomers = true,
+                _ if slice.is_spent(Duration::ZERO) => return,
                 number => self.hear(number, admitted),
             }
         }
         if newcomers {
-            self.accept(now);
+            self.accept(now, slice);
         }
     }
 
@@ -208,8 +345,8 @@ impl Door {
         epoll::modify(&self.epoll, &self.listener, epoll::EventData::new_u64(LISTENER), flags).is_ok()
     }
 
-    fn accept(&mut self, now: Instant) {
-        for _ in 0..AT_ONCE {
+    fn accept(&mut self, now: Instant, slice: Slice) {
+        while !slice.is_spent(RESERVE) {
             match rustix::net::acceptfrom_with(
                 &self.listener,
                 rustix::net::SocketFlags::NONBLOCK | rustix::net::SocketFlags::CLOEXEC,
@@ -218,6 +355,8 @@ impl Door {
                     // Without an address it is gone already.
                     if let Some(peer) = address.and_then(|address| SocketAddr::try_from(address).ok()) {
                         self.receive_guest(Raw::from(fd), peer);
+                    } else {
+                        self.refused += 1;
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -236,7 +375,9 @@ impl Door {
     }
 
     fn receive_guest(&mut self, socket: Raw, peer: SocketAddr) {
-        if self.guests.len() >= self.limits.guests.max(1) && self.guests.pop_first().is_some() {
+        let share = self.budget / DOORS.load(Ordering::Relaxed).max(1);
+        let taken = GUESTS.load(Ordering::Relaxed) >= self.budget && self.guests.len() >= share;
+        if (taken || self.guests.len() >= self.limits.guests.max(1)) && self.guests.pop_first().is_some() {
             self.refused += 1;
         }
         let number = self.next;
@@ -245,22 +386,32 @@ impl Door {
         if watched.is_ok() {
             self.next += 1;
             let since = self.clock.spent();
-            let guest = Guest { socket, peer, since, acceptor: None, held: [0; CLAIM_BYTES], count: 0 };
+            let place = Counted::among(&GUESTS);
+            let guest = Guest {
+                socket,
+                _place: place,
+                peer,
+                since,
+                acceptor: None,
+                held: [0; CLAIM_BYTES],
+                count: 0,
+            };
             self.guests.insert(number, guest);
         }
     }
 
     fn hear(&mut self, number: u64, admitted: &mut Vec<Admitted>) {
         let Some(guest) = self.guests.get_mut(&number) else { return };
-        let step = guest.hear(&self.key);
+        let step = guest.hear(&self.key, self.limits.protected);
         if matches!(step, Step::Stays) {
             return;
         }
         let Some(Guest { socket, peer, .. }) = self.guests.remove(&number) else { return };
-        if let Step::Enters(claim) = step {
+        if let Step::Enters(claim, session) = step {
+            self.allowance.left = (self.allowance.left + REFUND).min(BURST);
             // Its owner watches it now.
             let _ = epoll::delete(&self.epoll, &socket);
-            admitted.push(Admitted { socket, peer, silence: self.limits.silence, claim });
+            admitted.push(Admitted { socket, peer, silence: self.limits.silence, session, claim });
         } else {
             abort(&socket);
             self.refused += 1;
@@ -270,7 +421,7 @@ impl Door {
 
 impl Guest {
     /// Takes what it said. Not one byte more is read than the handshake has.
-    fn hear(&mut self, key: &Key) -> Step {
+    fn hear(&mut self, key: &Key, protected: bool) -> Step {
         loop {
             let wanted = if self.acceptor.is_some() { CLAIM_BYTES } else { HELLO_BYTES };
             let read = rustix::net::recv(
@@ -291,22 +442,31 @@ impl Guest {
             self.count = 0;
             if let Some(acceptor) = &self.acceptor {
                 return match acceptor.admit(key, &self.held) {
-                    Ok(claim) => Step::Enters(claim),
+                    Ok((claim, session)) => Step::Enters(claim, session),
                     Err(_) => Step::Leaves,
                 };
             }
-            match self.challenge(key) {
+            match self.challenge(key, protected) {
                 Some(acceptor) => self.acceptor = Some(acceptor),
                 None => return Step::Leaves,
             }
         }
     }
 
-    fn challenge(&self, key: &Key) -> Option<Acceptor> {
+    fn challenge(&self, key: &Key, protected: bool) -> Option<Acceptor> {
         let hello = self.held.first_chunk::<HELLO_BYTES>()?;
-        let (acceptor, challenge) = Acceptor::challenge(key, hello, random().ok()?).ok()?;
-        say(&self.socket, &challenge).ok()?;
-        Some(acceptor)
+        match Acceptor::challenge(key, hello, random().ok()?, protected) {
+            Ok((acceptor, challenge)) => {
+                say(&self.socket, &challenge).ok()?;
+                Some(acceptor)
+            }
+            Err(HandshakeError::Version(_)) => {
+                // So that it can name the two versions.
+                let _ = say(&self.socket, &Acceptor::another_version());
+                None
+            }
+            Err(_) => None,
+        }
     }
 }
 

@@ -5,18 +5,29 @@
 //! | hello | who connects | 40 | header, challenge |
 //! | challenge | who accepts | 72 | header, challenge, proof over both |
 //! | claim | who connects | 72 | what it wants, proof over all of it |
-//! | verdict | who accepts | 8 | whether it may |
+//! | verdict | who accepts | 40 | whether it may, proof over everything before it |
 //!
-//! Every header is `BWTH`, the version as u16 and two zeros; integers are little-endian. Challenges are 32 random bytes. The two
-//! proofs are HMAC-SHA-256 with different labels, so that neither serves as the other, nor in another connection.
+//! Every header is `BWTH`, the version as u16, whether the connection is to be protected (0 or 1), and a
+//! zero; integers are little-endian. Challenges are 32 random bytes. The three proofs are HMAC-SHA-256
+//! with different labels, so that none serves as another, nor in another connection.
+//!
+//! A connection is protected if either end asks for it: the hello has the wish of the end that connects,
+//! the challenge what holds, and every proof covers both, so neither can be changed on the way. What
+//! follows is in records then ([`seal`](crate::seal)), whose keys are derived from the job's key and the
+//! hello, the challenge and the claim (HKDF-SHA-256).
 
 use thiserror::Error;
 
+use std::io;
+
+use ring::hkdf::HKDF_SHA256;
+
 use crate::key::{Key, PROOF_BYTES};
+use crate::seal::Seal;
 
 const MAGIC: [u8; 4] = *b"BWTH";
 /// The version of the handshake and of what follows it.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 const HEADER: usize = 8;
 const CHALLENGE: usize = 32;
 const CLAIM: usize = 40;
@@ -28,10 +39,14 @@ pub const CHALLENGE_BYTES: usize = HELLO_BYTES + PROOF_BYTES;
 /// Bytes of the claim.
 pub const CLAIM_BYTES: usize = CLAIM + PROOF_BYTES;
 /// Bytes of the verdict.
-pub const VERDICT_BYTES: usize = 8;
+pub const VERDICT_BYTES: usize = 8 + PROOF_BYTES;
 
-const ACCEPTS: &[u8] = b"barewire tcp 1 accepts";
-const CONNECTS: &[u8] = b"barewire tcp 1 connects";
+const ACCEPTS: &[u8] = b"barewire tcp 2 accepts";
+const CONNECTS: &[u8] = b"barewire tcp 2 connects";
+const VERDICT: &[u8] = b"barewire tcp 2 verdict";
+/// The directions of records.
+const FROM_ACCEPTING: &[u8] = b"barewire tcp 2 from accepting";
+const FROM_CONNECTING: &[u8] = b"barewire tcp 2 from connecting";
 
 /// Why a handshake ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -47,6 +62,9 @@ pub enum HandshakeError {
     /// The proof is wrong.
     #[error("it does not know this job's key: give both ends the same key")]
     Key,
+    /// The verdict is not the one that was sent.
+    #[error("the bytes of the handshake were changed on the way")]
+    Altered,
     /// What it wants cannot be.
     #[error("it asks for something unknown")]
     Claim,
@@ -120,37 +138,111 @@ pub enum Verdict {
     /// The endpoint is connected to somebody else.
     #[error("its endpoint is connected to another one")]
     Taken = 2,
+    /// The process serves as many connections as it may.
+    #[error("it serves as many connections to its memory as it may: raise its limit of descriptors")]
+    Full = 3,
 }
 
 impl Verdict {
-    /// The verdict as it goes over the wire.
-    pub fn to_bytes(self) -> [u8; VERDICT_BYTES] {
+    const ALL: [Self; 4] = [Self::Welcome, Self::Unknown, Self::Taken, Self::Full];
+
+    fn to_bytes(self) -> [u8; HEADER] {
         let [a, b, c, d] = MAGIC;
         [a, b, c, d, self as u8, 0, 0, 0]
     }
 }
 
-fn header() -> [u8; HEADER] {
+fn header(protected: bool) -> [u8; HEADER] {
     let ([a, b, c, d], [low, high]) = (MAGIC, VERSION.to_le_bytes());
-    [a, b, c, d, low, high, 0, 0]
+    [a, b, c, d, low, high, protected.into(), 0]
 }
 
-fn check_header(bytes: &[u8]) -> Result<(), HandshakeError> {
+/// Whether the connection is to be protected.
+fn check_header(bytes: &[u8]) -> Result<bool, HandshakeError> {
     let Some(found) = bytes.first_chunk::<HEADER>() else { return Err(HandshakeError::Foreign) };
-    if found[..4] != MAGIC || found[6..] != [0, 0] {
+    if found[..4] != MAGIC {
         return Err(HandshakeError::Foreign);
     }
-    match u16::from_le_bytes([found[4], found[5]]) {
-        VERSION => Ok(()),
-        other => Err(HandshakeError::Version(other)),
+    match (u16::from_le_bytes([found[4], found[5]]), found[6], found[7]) {
+        (VERSION, protected @ (0 | 1), 0) => Ok(protected == 1),
+        (VERSION, ..) => Err(HandshakeError::Foreign),
+        (other, ..) => Err(HandshakeError::Version(other)),
     }
 }
 
-fn opening(challenge: [u8; CHALLENGE]) -> [u8; HELLO_BYTES] {
+fn opening(challenge: [u8; CHALLENGE], protected: bool) -> [u8; HELLO_BYTES] {
     let mut bytes = [0; HELLO_BYTES];
-    bytes[..HEADER].copy_from_slice(&header());
+    bytes[..HEADER].copy_from_slice(&header(protected));
     bytes[HEADER..].copy_from_slice(&challenge);
     bytes
+}
+
+/// What both ends know once the claim is proved: the key, and every byte that was said.
+#[derive(Debug)]
+pub struct Session {
+    key: Key,
+    hello: [u8; HELLO_BYTES],
+    opening: [u8; HELLO_BYTES],
+    claim: [u8; CLAIM],
+    protected: bool,
+}
+
+impl Session {
+    /// The connection is [protected](crate::door::Limits::protected).
+    pub fn is_protected(&self) -> bool {
+        self.protected
+    }
+
+    /// The verdict as it goes over the wire.
+    pub fn verdict(&self, verdict: Verdict) -> [u8; VERDICT_BYTES] {
+        let mut bytes = [0; VERDICT_BYTES];
+        let (head, proof) = bytes.split_at_mut(HEADER);
+        head.copy_from_slice(&verdict.to_bytes());
+        proof.copy_from_slice(&self.key.prove(VERDICT, &self.transcript(head)));
+        bytes
+    }
+
+    /// Reads the verdict.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Verdict`] if it is not welcome, [`HandshakeError::Altered`]
+    pub fn judge(&self, bytes: &[u8; VERDICT_BYTES]) -> Result<(), HandshakeError> {
+        let (head, proof) = bytes.split_at(HEADER);
+        if !self.key.verify(VERDICT, &self.transcript(head), proof) {
+            return Err(HandshakeError::Altered);
+        }
+        match Verdict::ALL.into_iter().find(|verdict| head == verdict.to_bytes()) {
+            Some(Verdict::Welcome) => Ok(()),
+            Some(other) => Err(HandshakeError::Verdict(other)),
+            None => Err(HandshakeError::Foreign),
+        }
+    }
+
+    fn transcript<'a>(&'a self, verdict: &'a [u8]) -> [&'a [u8]; 4] {
+        [&self.hello, &self.opening, &self.claim, verdict]
+    }
+
+    /// What protects the connection at the end that accepts, if it is protected.
+    pub(crate) fn seal_accepting(&self) -> io::Result<Option<Seal>> {
+        self.seal(FROM_ACCEPTING, FROM_CONNECTING)
+    }
+
+    /// What protects the connection at the end that connects, if it is protected.
+    pub(crate) fn seal_connecting(&self) -> io::Result<Option<Seal>> {
+        self.seal(FROM_CONNECTING, FROM_ACCEPTING)
+    }
+
+    fn seal(&self, outward: &[u8], inward: &[u8]) -> io::Result<Option<Seal>> {
+        if !self.protected {
+            return Ok(None);
+        }
+        let secret = self.key.extract(&[&self.hello[..], &self.opening, &self.claim].concat());
+        let direction = |label: &[u8]| match secret.expand(&[label], HKDF_SHA256) {
+            Ok(secret) => Ok(secret.into()),
+            Err(_) => Err(io::Error::other("key derivation failed")),
+        };
+        Seal::new(&direction(outward)?, &direction(inward)?).map(Some)
+    }
 }
 
 /// The end that connects.
@@ -161,9 +253,10 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// Begins a handshake with a challenge that was never used before.
-    pub fn new(claim: Claim, challenge: [u8; CHALLENGE]) -> Self {
-        Self { hello: opening(challenge), claim: claim.to_bytes() }
+    /// Begins a handshake with a challenge that was never used before, for a connection that is to be
+    /// [protected](crate::door::Limits::protected) or not.
+    pub fn new(claim: Claim, challenge: [u8; CHALLENGE], protected: bool) -> Self {
+        Self { hello: opening(challenge, protected), claim: claim.to_bytes() }
     }
 
     /// What to send first.
@@ -179,33 +272,22 @@ impl Initiator {
         &self,
         key: &Key,
         challenge: &[u8; CHALLENGE_BYTES],
-    ) -> Result<[u8; CLAIM_BYTES], HandshakeError> {
-        check_header(challenge)?;
-        let (opening, proof) = challenge.split_at(HELLO_BYTES);
+    ) -> Result<([u8; CLAIM_BYTES], Session), HandshakeError> {
+        let protected = check_header(challenge)?;
+        let Some((opening, proof)) = challenge.split_first_chunk::<HELLO_BYTES>() else {
+            return Err(HandshakeError::Foreign);
+        };
         if !key.verify(ACCEPTS, &[&self.hello, opening], proof) {
             return Err(HandshakeError::Key);
+        }
+        if !protected && check_header(&self.hello)? {
+            return Err(HandshakeError::Foreign);
         }
         let mut bytes = [0; CLAIM_BYTES];
         bytes[..CLAIM].copy_from_slice(&self.claim);
         bytes[CLAIM..].copy_from_slice(&key.prove(CONNECTS, &[&self.hello, opening, &self.claim]));
-        Ok(bytes)
-    }
-
-    /// Reads the verdict.
-    ///
-    /// # Errors
-    /// [`HandshakeError::Verdict`] if it is not welcome, [`HandshakeError::Foreign`]
-    pub fn judge(bytes: &[u8; VERDICT_BYTES]) -> Result<(), HandshakeError> {
-        for verdict in [Verdict::Welcome, Verdict::Unknown, Verdict::Taken] {
-            if *bytes == verdict.to_bytes() {
-                return if verdict == Verdict::Welcome {
-                    Ok(())
-                } else {
-                    Err(HandshakeError::Verdict(verdict))
-                };
-            }
-        }
-        Err(HandshakeError::Foreign)
+        let (hello, opening, claim) = (self.hello, *opening, self.claim);
+        Ok((bytes, Session { key: key.clone(), hello, opening, claim, protected }))
     }
 }
 
@@ -217,7 +299,8 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Answers a hello with a challenge that was never used before.
+    /// Answers a hello with a challenge that was never used before. The connection is protected if
+    /// `protected`, or if the hello asks for it.
     ///
     /// # Errors
     /// [`HandshakeError::Foreign`], [`HandshakeError::Version`]
@@ -225,27 +308,38 @@ impl Acceptor {
         key: &Key,
         hello: &[u8; HELLO_BYTES],
         challenge: [u8; CHALLENGE],
+        protected: bool,
     ) -> Result<(Self, [u8; CHALLENGE_BYTES]), HandshakeError> {
-        check_header(hello)?;
-        let this = Self { hello: *hello, opening: opening(challenge) };
+        let asked = check_header(hello)?;
+        let this = Self { hello: *hello, opening: opening(challenge, protected || asked) };
         let mut bytes = [0; CHALLENGE_BYTES];
         bytes[..HELLO_BYTES].copy_from_slice(&this.opening);
         bytes[HELLO_BYTES..].copy_from_slice(&key.prove(ACCEPTS, &[hello, &this.opening]));
         Ok((this, bytes))
     }
 
+    /// What an end of another version gets in place of a challenge: the version of this end.
+    pub fn another_version() -> [u8; CHALLENGE_BYTES] {
+        let mut bytes = [0; CHALLENGE_BYTES];
+        bytes[..HEADER].copy_from_slice(&header(false));
+        bytes
+    }
+
     /// Checks the proof and tells what the other end wants.
     ///
     /// # Errors
     /// [`HandshakeError::Key`], [`HandshakeError::Claim`]
-    pub fn admit(&self, key: &Key, claim: &[u8; CLAIM_BYTES]) -> Result<Claim, HandshakeError> {
+    pub fn admit(&self, key: &Key, claim: &[u8; CLAIM_BYTES]) -> Result<(Claim, Session), HandshakeError> {
         let Some((claim, proof)) = claim.split_first_chunk::<CLAIM>() else {
             return Err(HandshakeError::Claim);
         };
         if !key.verify(CONNECTS, &[&self.hello, &self.opening, claim], proof) {
             return Err(HandshakeError::Key);
         }
-        Claim::parse(claim).ok_or(HandshakeError::Claim)
+        let protected = check_header(&self.opening)?;
+        let session =
+            Session { key: key.clone(), hello: self.hello, opening: self.opening, claim: *claim, protected };
+        Ok((Claim::parse(claim).ok_or(HandshakeError::Claim)?, session))
     }
 }
 
@@ -267,22 +361,32 @@ mod tests {
 
     #[test]
     fn two_ends_of_a_job_meet() {
-        let initiator = Initiator::new(CLAIM, [1; 32]);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32]).unwrap();
-        let claim = initiator.answer(&key(9), &challenge).unwrap();
-        assert_eq!(acceptor.admit(&key(9), &claim), Ok(CLAIM));
-        assert_eq!(Initiator::judge(&Verdict::Welcome.to_bytes()), Ok(()));
-        let taken = Initiator::judge(&Verdict::Taken.to_bytes());
-        assert_eq!(taken, Err(HandshakeError::Verdict(Verdict::Taken)));
-        assert_eq!(Initiator::judge(&[0; 8]), Err(HandshakeError::Foreign));
+        let initiator = Initiator::new(CLAIM, [1; 32], false);
+        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let (claim, here) = initiator.answer(&key(9), &challenge).unwrap();
+        let (found, there) = acceptor.admit(&key(9), &claim).unwrap();
+        assert_eq!(found, CLAIM);
+        for verdict in Verdict::ALL {
+            let judged = here.judge(&there.verdict(verdict));
+            let refused = HandshakeError::Verdict(verdict);
+            assert_eq!(judged, if verdict == Verdict::Welcome { Ok(()) } else { Err(refused) });
+        }
+        let welcome = there.verdict(Verdict::Welcome);
+        for at in 0..VERDICT_BYTES {
+            let mut changed = welcome;
+            changed[at] ^= 1;
+            assert_eq!(here.judge(&changed), Err(HandshakeError::Altered), "{at}");
+        }
     }
 
     #[test]
     fn golden_bytes() {
-        let initiator = Initiator::new(CLAIM, [7; 32]);
+        let initiator = Initiator::new(CLAIM, [7; 32], false);
         let mut hello = [7; 40];
-        hello[..8].copy_from_slice(b"BWTH\x01\x00\x00\x00");
+        hello[..8].copy_from_slice(b"BWTH\x02\x00\x00\x00");
         assert_eq!(*initiator.hello(), hello);
+        hello[6] = 1;
+        assert_eq!(*Initiator::new(CLAIM, [7; 32], true).hello(), hello);
         let claim = CLAIM.to_bytes();
         assert_eq!(claim[..16], [1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!((claim[32], Claim::parse(&claim)), (0xff, Some(CLAIM)));
@@ -291,55 +395,120 @@ mod tests {
 
     #[test]
     fn another_key_is_noticed_by_either_end() {
-        let initiator = Initiator::new(CLAIM, [1; 32]);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32]).unwrap();
-        assert_eq!(initiator.answer(&key(8), &challenge), Err(HandshakeError::Key));
+        let initiator = Initiator::new(CLAIM, [1; 32], false);
+        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        assert_eq!(initiator.answer(&key(8), &challenge).map(drop), Err(HandshakeError::Key));
         // One that does not care: a proof made with another key.
-        let forged = Acceptor::challenge(&key(8), initiator.hello(), [2; 32]).unwrap().1;
-        let claim = initiator.answer(&key(8), &forged).unwrap();
-        assert_eq!(acceptor.admit(&key(9), &claim), Err(HandshakeError::Key));
+        let forged = Acceptor::challenge(&key(8), initiator.hello(), [2; 32], false).unwrap().1;
+        let claim = initiator.answer(&key(8), &forged).unwrap().0;
+        assert_eq!(acceptor.admit(&key(9), &claim).map(drop), Err(HandshakeError::Key));
     }
 
     #[test]
     fn what_was_recorded_is_of_no_use() {
-        let initiator = Initiator::new(CLAIM, [1; 32]);
-        let (_, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32]).unwrap();
-        let claim = initiator.answer(&key(9), &challenge).unwrap();
+        let initiator = Initiator::new(CLAIM, [1; 32], false);
+        let (_, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let claim = initiator.answer(&key(9), &challenge).unwrap().0;
         // The same hello again meets a new challenge.
-        let (acceptor, _) = Acceptor::challenge(&key(9), initiator.hello(), [3; 32]).unwrap();
-        assert_eq!(acceptor.admit(&key(9), &claim), Err(HandshakeError::Key));
+        let (acceptor, _) = Acceptor::challenge(&key(9), initiator.hello(), [3; 32], false).unwrap();
+        assert_eq!(acceptor.admit(&key(9), &claim).map(drop), Err(HandshakeError::Key));
         // And a recorded challenge does not answer a new hello.
-        assert_eq!(Initiator::new(CLAIM, [4; 32]).answer(&key(9), &challenge), Err(HandshakeError::Key));
+        assert_eq!(
+            Initiator::new(CLAIM, [4; 32], false).answer(&key(9), &challenge).map(drop),
+            Err(HandshakeError::Key)
+        );
     }
 
     /// An end without the key that hands on what another end says: neither proof serves as the other.
     #[test]
     fn proofs_do_not_serve_as_each_other() {
-        let hello = opening([5; 32]);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), &hello, [5; 32]).unwrap();
+        let hello = opening([5; 32], false);
+        let (acceptor, challenge) = Acceptor::challenge(&key(9), &hello, [5; 32], false).unwrap();
         let mut claim = [0; CLAIM_BYTES];
         claim[40..].copy_from_slice(&challenge[HELLO_BYTES..]);
-        assert_eq!(acceptor.admit(&key(9), &claim), Err(HandshakeError::Key));
+        assert_eq!(acceptor.admit(&key(9), &claim).map(drop), Err(HandshakeError::Key));
     }
 
     #[test]
     fn every_changed_byte_is_noticed() {
-        let initiator = Initiator::new(CLAIM, [1; 32]);
-        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32]).unwrap();
+        let initiator = Initiator::new(CLAIM, [1; 32], false);
+        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
         for at in 0..CHALLENGE_BYTES {
             let mut changed = challenge;
             changed[at] ^= 1;
             assert!(initiator.answer(&key(9), &changed).is_err(), "{at}");
         }
-        let claim = initiator.answer(&key(9), &challenge).unwrap();
+        let claim = initiator.answer(&key(9), &challenge).unwrap().0;
         for at in 0..CLAIM_BYTES {
             let mut changed = claim;
             changed[at] ^= 1;
-            assert_eq!(acceptor.admit(&key(9), &changed), Err(HandshakeError::Key), "{at}");
+            assert_eq!(acceptor.admit(&key(9), &changed).map(drop), Err(HandshakeError::Key), "{at}");
         }
         let mut old = *initiator.hello();
-        old[4] = 2;
-        let answer = Acceptor::challenge(&key(9), &old, [0; 32]).map(drop);
-        assert_eq!(answer, Err(HandshakeError::Version(2)));
+        old[4] = 1;
+        let answer = Acceptor::challenge(&key(9), &old, [0; 32], false).map(drop);
+        assert_eq!(answer, Err(HandshakeError::Version(1)));
     }
+
+    /// Whichever end asks, both have it; and nobody on the way can take it away.
+    #[test]
+    fn protection_is_the_wish_of_either_end() {
+        for (here, there) in [(false, false), (true, false), (false, true), (true, true)] {
+            let initiator = Initiator::new(CLAIM, [1; 32], here);
+            let (acceptor, challenge) =
+                Acceptor::challenge(&key(9), initiator.hello(), [2; 32], there).unwrap();
+            let (claim, session) = initiator.answer(&key(9), &challenge).unwrap();
+            let accepted = acceptor.admit(&key(9), &claim).unwrap().1;
+            let both = [session.is_protected(), accepted.is_protected()];
+            assert_eq!(both, [here || there; 2]);
+
+            // The wish is changed on the way, and the challenge back.
+            let mut changed = *initiator.hello();
+            changed[6] ^= 1;
+            let (acceptor, mut challenge) = Acceptor::challenge(&key(9), &changed, [2; 32], there).unwrap();
+            let refused = initiator.answer(&key(9), &challenge).map(drop);
+            assert_eq!(refused, Err(HandshakeError::Key));
+            challenge[6] ^= 1;
+            assert!(initiator.answer(&key(9), &challenge).is_err());
+            let (claim, _) = initiator
+                .answer(&key(9), &{
+                    let hello = initiator.hello();
+                    Acceptor::challenge(&key(9), hello, [2; 32], there).unwrap().1
+                })
+                .unwrap();
+            assert!(acceptor.admit(&key(9), &claim).is_err());
+        }
+    }
+
+    /// An end of version 1 reads the header of what it gets, and names the version.
+    #[test]
+    fn another_version_is_named() {
+        let bytes = Acceptor::another_version();
+        assert_eq!(bytes[..8], *b"BWTH\x02\0\0\0");
+        let old = HandshakeError::Version(1).to_string();
+        assert!(old.contains("version 1") && old.contains("this end version 2"), "{old}");
+    }
+
+    /// The keys of a connection, as Python computes them: see `golden_records` in the module `seal`.
+    #[test]
+    fn golden_records_of_a_connection() {
+        let initiator = Initiator::new(CLAIM, [1; 32], true);
+        let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
+        let (claim, here) = initiator.answer(&key(9), &challenge).unwrap();
+        let there = acceptor.admit(&key(9), &claim).unwrap().1;
+        let mut seals = [here.seal_connecting(), there.seal_accepting()].map(|seal| seal.unwrap().unwrap());
+        let records = seals.each_mut().map(|seal| seal.wrap(&[b"barewire"]).unwrap());
+        assert_eq!(records, GOLDEN);
+    }
+
+    const GOLDEN: [[u8; 28]; 2] = [
+        [
+            0x08, 0x00, 0x00, 0x00, 0xc0, 0xa7, 0xc4, 0x79, 0x8e, 0x4b, 0x21, 0x89, 0x50, 0x2b, 0x8d, 0xa7,
+            0x21, 0x88, 0x19, 0xbd, 0x36, 0x7f, 0x0c, 0xdc, 0xfc, 0x40, 0x84, 0x87,
+        ],
+        [
+            0x08, 0x00, 0x00, 0x00, 0xba, 0x12, 0x08, 0x1d, 0x53, 0xf3, 0x74, 0x86, 0xca, 0x58, 0xbf, 0xc0,
+            0xb6, 0x68, 0x9c, 0xc7, 0x3d, 0x32, 0x19, 0x2a, 0xac, 0xc7, 0x14, 0xa2,
+        ],
+    ];
 }

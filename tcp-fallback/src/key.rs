@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use hmac::{Hmac, KeyInit, Mac};
+use ring::hkdf::{HKDF_SHA256, Prk, Salt};
+use rustix::fs::OFlags;
 use sha2::Sha256;
 use thiserror::Error;
+use zeroize::{Zeroize, Zeroizing};
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
@@ -37,6 +40,22 @@ pub enum KeyError {
         /// Its permissions.
         mode: u32,
     },
+    /// Another user owns the file, and could change it.
+    #[error("the key file {path} belongs to user {owner}, and this process runs as user {user}")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// The owner's number.
+        owner: u32,
+        /// This process's effective user.
+        user: u32,
+    },
+    /// A FIFO, a device or a directory.
+    #[error("the key file {path} is not a regular file")]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
     /// What was given is neither 32 bytes nor 64 hexadecimal digits.
     #[error("{place} holds no key: a key is 32 bytes, or 64 hexadecimal digits")]
     Malformed {
@@ -51,8 +70,15 @@ pub enum KeyError {
 /// The secret that the processes of a job share: who knows it belongs to the job.
 ///
 /// It is never sent. Two ends prove to each other that they know it, with challenges that are new each time.
+/// Its bytes are wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; KEY_BYTES]);
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
 
 impl Key {
     /// A key that nobody else has.
@@ -68,18 +94,33 @@ impl Key {
         Self(bytes)
     }
 
-    /// Reads a key from a file of 32 bytes or 64 hexadecimal digits that only its owner may read.
+    /// Reads a key of 32 bytes or 64 hexadecimal digits from a regular file. The file must belong
+    /// to the effective user of this process, and only its owner may read it. Never blocks.
     ///
     /// # Errors
-    /// [`KeyError::Unreadable`], [`KeyError::Exposed`], [`KeyError::Malformed`]
+    /// [`KeyError::Unreadable`], [`KeyError::NotAFile`], [`KeyError::Foreign`],
+    /// [`KeyError::Exposed`], [`KeyError::Malformed`]
     pub fn from_file(path: &Path) -> Result<Self, KeyError> {
         let unreadable = |source| KeyError::Unreadable { path: path.to_owned(), source };
-        let file = std::fs::File::open(path).map_err(unreadable)?;
-        let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
+        // Without the flag the open of a FIFO waits for a writer.
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+            .map_err(unreadable)?;
+        let found = file.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            return Err(KeyError::NotAFile { path: path.to_owned() });
+        }
+        let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
+        if owner != user {
+            return Err(KeyError::Foreign { path: path.to_owned(), owner, user });
+        }
+        let mode = found.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(KeyError::Exposed { path: path.to_owned(), mode });
         }
-        let mut bytes = Vec::new();
+        let mut bytes = Zeroizing::new(Vec::with_capacity(2 * KEY_BYTES + 3));
         // One more than the longest key: digits and the end of a line.
         file.take(2 * KEY_BYTES as u64 + 3).read_to_end(&mut bytes).map_err(unreadable)?;
         Self::parse(&bytes).ok_or_else(|| KeyError::Malformed { place: path.display().to_string() })
@@ -123,11 +164,16 @@ impl Key {
         self.mac(label, parts).verify_slice(proof).is_ok()
     }
 
+    /// HKDF-Extract: a secret of this key and `salt`.
+    pub(crate) fn extract(&self, salt: &[u8]) -> Prk {
+        Salt::new(HKDF_SHA256, salt).extract(&self.0)
+    }
+
     fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
         // RFC 2104: a key shorter than the hash's block is filled up with zeros.
-        let mut block = [0; 64];
+        let mut block = Zeroizing::new([0; 64]);
         block[..KEY_BYTES].copy_from_slice(&self.0);
-        let mut mac = Hmac::<Sha256>::new(&block.into());
+        let mut mac = Hmac::<Sha256>::new((&*block).into());
         mac.update(label);
         for part in parts {
             mac.update(part);
@@ -206,6 +252,32 @@ mod tests {
         assert!(error.contains("640") && error.contains("chmod 600"), "{error}");
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(Key::from_file(&path), Err(KeyError::Unreadable { .. })));
+    }
+
+    #[test]
+    fn a_fifo_is_refused_without_waiting_for_a_writer() {
+        let path = std::env::temp_dir().join(format!("barewire-key-{}-fifo", std::process::id()));
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let fifo = path.clone();
+        std::thread::spawn(move || sender.send(Key::from_file(&fifo)));
+        let found = receiver.recv_timeout(std::time::Duration::from_mins(1));
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(found, Ok(Err(KeyError::NotAFile { .. }))), "{found:?}");
+    }
+
+    /// Only root can give a file away, so anybody else tests with one of root's.
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        let path = written("foreign", &[1; 32], 0o600);
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        }
+        let found = Key::from_file(if is_root { &path } else { Path::new("/etc/hostname") });
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(found, Err(KeyError::Foreign { .. })), "{found:?}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ const CLAIM: Claim =
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A socket that accepts message streams from those who know the key. Strangers cost a bounded little, see [`Limits`].
+/// The streams are encrypted and authenticated ([`seal`](crate::seal)), but on the loopback.
 ///
 /// ```
 /// use barewire_tcp::{Key, KeyedListener, Stream};
@@ -48,7 +49,7 @@ impl KeyedListener {
     /// The address is not one of this host, or is taken.
     pub fn bind(address: IpAddr, port: u16, key: Key, limit: u32) -> Result<Self, ListenerError> {
         let address = SocketAddr::new(address, port);
-        let door = Door::open_at(address, key, Limits::default());
+        let door = Door::open_at(address, key, limits(address));
         let door = door.map_err(|source| ListenerError::Bind { address, source })?;
         Ok(Self { door, admitted: Vec::new(), limit })
     }
@@ -98,10 +99,15 @@ impl Stream {
         limit: u32,
         timeout: Duration,
     ) -> Result<Self, ConnectFailure> {
-        let connector = Connector::start(peer, None, key, CLAIM, timeout, Limits::default());
+        let connector = Connector::start(peer, None, key, CLAIM, timeout, limits(peer));
         let socket = connector.map_err(ConnectFailure::Io)?.wait(|| std::thread::sleep(LOOK))?;
         socket.into_stream(limit).map_err(ConnectFailure::Io)
     }
+}
+
+/// Streams are protected but on the loopback.
+fn limits(address: SocketAddr) -> Limits {
+    Limits { protected: !address.ip().is_loopback(), ..Limits::default() }
 }
 
 fn wait(door: &Door, time: Duration) -> io::Result<()> {

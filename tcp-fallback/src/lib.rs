@@ -5,17 +5,28 @@
 //! | [`key`], [`handshake`] | the job's secret, and how two ends prove that they know it |
 //! | [`door`], [`connector`] | connections from either side, which are no connections before that |
 //! | [`socket`], [`outbox`] | a connection that never waits, and what waits on it |
+//! | [`seal`] | records, which protect what follows |
 //! | [`patience`] | how long a peer may take |
 //! | [`message`], [`request`] | what is said on it |
 //! | [`region`], [`target`] | memory that peers may reach, and the thread that serves them |
 //! | [`interfaces`] | the addresses of this host, and which of them leads to a peer |
 //!
-//! Nothing of these waits, allocates per message, or calls back: a transport drives them. What they promise: no byte of a peer is
-//! looked at before it proved that it knows the key, and it reaches no memory but what was opened to it. What they do not: the
-//! bytes are neither encrypted nor signed, so that who can read or change the network's packets can read and change what is
-//! sent. Use them in a network whose cables you trust, or over a tunnel (WireGuard, IPsec). TLS is left out: data would be copied and
-//! encrypted on their way from memory to memory, for which zero-copy sends, the thread that serves memory and every bound on what a
-//! stranger costs would need a second form.
+//! Nothing of these waits, allocates per message, or calls back: a transport drives them. What they promise:
+//!
+//! * No byte of a peer is looked at before it proved that it knows the key, and it reaches no memory but what
+//!   was opened to it.
+//! * On a [protected](door::Limits::protected) connection, what is handed on is what the peer sent: unchanged,
+//!   in order, once, and from this connection's peer and direction. Otherwise the connection ends with an
+//!   error that says so. The bytes are encrypted as well. Whoever is on the way can delay them or cut the
+//!   connection, and sees when and how much is sent.
+//!
+//! What they do not promise: forward secrecy. Who learns the job's key later can decrypt what was recorded,
+//! since the keys of a connection are derived from it and from what is sent in the clear. A connection that
+//! is not protected can be read and changed by whoever can read and change the packets.
+//!
+//! Records are this crate's own, from reviewed parts (HKDF and AES-256-GCM of `ring`), in place of TLS or
+//! Noise: the handshake was there, and records need no state machine beside it, so that sockets that never
+//! wait, the thread that serves memory and every bound on what a stranger costs stay as they are.
 //!
 //! Beside them stands a plain [`Stream`] of framed messages with deadlines, for conversations that need no speed. Of a [`Listener`] it
 //! proves nothing about its peer; a [`KeyedListener`] lets in who knows the key.
@@ -52,6 +63,7 @@ pub mod outbox;
 pub mod patience;
 pub mod region;
 pub mod request;
+pub mod seal;
 pub mod socket;
 mod stream;
 pub mod target;

@@ -85,7 +85,7 @@ impl Listener {
             let moment = left.max(Duration::from_millis(1));
             self.socket.set_read_timeout(Some(moment)).map_err(fail)?;
             match self.socket.accept() {
-                Ok((socket, _)) => match Stream::new(socket.into(), self.limit) {
+                Ok((socket, _)) => match Stream::new(socket, self.limit) {
                     // A peer that is gone already is not worth an error: the next one is waited for.
                     Err(error) if error.kind() == ErrorKind::NotConnected => {}
                     other => return other.map_err(fail),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::region::{Entered, Region};
-use crate::socket::Socket;
+use crate::socket::{Sent, Socket};
 
 /// Bytes of a buffer.
 pub const CAPACITY: usize = 256 << 10;
@@ -22,11 +22,11 @@ const AT_ONCE: usize = 32;
 pub struct Spare(RefCell<Vec<Box<[u8]>>>);
 
 impl Spare {
-    fn take(&self) -> Box<[u8]> {
+    pub(crate) fn take(&self) -> Box<[u8]> {
         self.0.borrow_mut().pop().unwrap_or_else(|| vec![0; CAPACITY].into())
     }
 
-    fn give(&self, buffer: Box<[u8]>) {
+    pub(crate) fn give(&self, buffer: Box<[u8]>) {
         let mut spare = self.0.borrow_mut();
         if spare.len() < SPARE {
             spare.push(buffer);
@@ -170,7 +170,10 @@ impl Outbox {
     /// # Errors
     /// [`SendError`]; the connection is of no use then.
     #[inline]
-    pub fn flush(&mut self, socket: &Socket, spare: &Spare) -> Result<bool, SendError> {
+    pub fn flush(&mut self, socket: &mut Socket, spare: &Spare) -> Result<bool, SendError> {
+        if socket.is_protected() {
+            return self.flush_records(socket, spare);
+        }
         while !self.is_empty() {
             let count = if self.ranges == 0 {
                 let Some(buffer) = &self.buffer else { break };
@@ -183,12 +186,66 @@ impl Outbox {
             }
             self.take(count);
         }
+        self.is_sent(spare);
+        Ok(true)
+    }
+
+    /// As [`Self::flush`], in records. What lies in records that were not sent still counts as waiting.
+    #[inline(never)]
+    fn flush_records(&mut self, socket: &mut Socket, spare: &Spare) -> Result<bool, SendError> {
+        while !self.is_empty() {
+            match socket.send_records(spare)? {
+                Sent::Full => return Ok(false),
+                Sent::All(0) => match socket.seal() {
+                    Some(seal) => seal.begin(spare, |skip, room| self.copy(skip, room))?,
+                    None => break,
+                },
+                Sent::All(payload) => self.take(payload),
+            }
+        }
+        self.is_sent(spare);
+        Ok(true)
+    }
+
+    fn is_sent(&mut self, spare: &Spare) {
         self.head = 0;
         self.tail = 0;
         if let Some(buffer) = self.buffer.take() {
             spare.give(buffer);
         }
-        Ok(true)
+    }
+
+    /// Copies what waits behind the first `skip` bytes to the front of `room`: how many bytes.
+    fn copy(&self, mut skip: usize, room: &mut [u8]) -> Result<usize, SendError> {
+        let buffer = self.buffer.as_deref().unwrap_or_default();
+        if self.ranges == 0 {
+            let waiting = &buffer[(self.head + skip).min(self.tail)..self.tail];
+            let count = waiting.len().min(room.len());
+            room[..count].copy_from_slice(&waiting[..count]);
+            return Ok(count);
+        }
+        let (mut at, mut done) = (self.head, 0);
+        for item in &self.items {
+            let (Item::Copied(length) | Item::Range { length, .. }) = item;
+            let from = skip.min(*length);
+            skip -= from;
+            let count = (length - from).min(room.len() - done);
+            let place = &mut room[done..done + count];
+            match item {
+                Item::Copied(length) => {
+                    place.copy_from_slice(&buffer[at + from..at + from + count]);
+                    at += length;
+                }
+                Item::Range { region, offset, .. } => {
+                    region.read(offset + from, place).map_err(|_| SendError::Revoked)?;
+                }
+            }
+            done += count;
+            if done == room.len() {
+                break;
+            }
+        }
+        Ok(done)
     }
 
     fn send_items(&self, socket: &Socket) -> Result<usize, SendError> {

@@ -102,8 +102,8 @@ impl Region {
         self.enter().and_then(|entered| entered.read(offset, target).ok()).ok_or(Revoked)
     }
 
-    /// Lets the system put up to `length` bytes of what came on a connection straight to `offset`. `None` if nothing came; zero bytes
-    /// are the end of the stream.
+    /// Lets the system put up to `length` bytes of what came on a connection that is not protected straight to
+    /// `offset`. `None` if nothing came; zero bytes are the end of the stream.
     ///
     /// # Errors
     /// `None` if the region is revoked or the range does not lie inside; else what the system says.
@@ -111,7 +111,7 @@ impl Region {
         &self,
         offset: usize,
         length: usize,
-        socket: &Socket,
+        socket: &mut Socket,
     ) -> Result<Option<usize>, Option<io::Error>> {
         let entered = self.enter().ok_or(None)?;
         let target = entered.target(offset, length).map_err(|_| None)?;

@@ -19,12 +19,13 @@
 //! | bytes | field | little-endian |
 //! |---|---|---|
 //! | 0..8 | how many requests are finished, this one included | u64 |
-//! | 8 | outcome: done 0, refused 1 | u8 |
+//! | 8 | outcome: done 0, refused 1, the connection's bytes were changed on the way 2 | u8 |
 //! | 9 | operation that it answers | u8 |
 //! | 10..16 | zeros | |
 //! | 16..24 | bytes that follow, or the old value | u64 |
 //!
-//! An answer that only says 'done' stands for all requests before it. After a refusal nothing more is carried out.
+//! An answer that only says 'done' stands for all requests before it. After another outcome nothing more is
+//! carried out.
 
 use thiserror::Error;
 
@@ -203,13 +204,25 @@ impl Request {
     }
 }
 
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Outcome {
+    /// It was carried out.
+    Done = 0,
+    /// The region refused it.
+    Refused = 1,
+    /// What came of it was changed on the way, so nothing of it was carried out.
+    Altered = 2,
+}
+
 /// What became of a request and of all before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// How many requests are finished, this one included.
     pub finished: u64,
-    /// False if the region refused it.
-    pub done: bool,
+    /// What became of the last one.
+    pub outcome: Outcome,
     /// What it was.
     pub operation: Operation,
     /// Bytes that follow a get, or the old value of an atomic.
@@ -221,7 +234,7 @@ impl Answer {
     pub fn to_bytes(self) -> [u8; ANSWER_BYTES] {
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..8].copy_from_slice(&self.finished.to_le_bytes());
-        bytes[8] = u8::from(!self.done);
+        bytes[8] = self.outcome as u8;
         bytes[9] = self.operation as u8;
         bytes[16..].copy_from_slice(&self.value.to_le_bytes());
         bytes
@@ -232,12 +245,17 @@ impl Answer {
     /// # Errors
     /// [`Foreign`]
     pub fn parse(bytes: &[u8; ANSWER_BYTES]) -> Result<Self, Foreign> {
-        let (outcome, operation) = (bytes[8], bytes[9]);
-        let operation = Operation::from_code(operation).ok_or(Foreign)?;
-        if outcome > 1 || bytes[10..16] != [0; 6] {
+        let operation = Operation::from_code(bytes[9]).ok_or(Foreign)?;
+        let outcome = match bytes[8] {
+            0 => Outcome::Done,
+            1 => Outcome::Refused,
+            2 => Outcome::Altered,
+            _ => return Err(Foreign),
+        };
+        if bytes[10..16] != [0; 6] {
             return Err(Foreign);
         }
-        Ok(Self { finished: number(bytes, 0), done: outcome == 0, operation, value: number(bytes, 16) })
+        Ok(Self { finished: number(bytes, 0), outcome, operation, value: number(bytes, 16) })
     }
 }
 
@@ -261,9 +279,11 @@ mod tests {
         let request = Request { token: 1, address: 2, action };
         assert_eq!(request.to_bytes()[..4], [3, 6, 4, 1]);
         assert_eq!(Request::parse(&request.to_bytes()), Ok(request));
-        let answer = Answer { finished: 3, done: false, operation: Operation::Get, value: 4 };
-        assert_eq!(answer.to_bytes()[8..10], [1, 2]);
-        assert_eq!(Answer::parse(&answer.to_bytes()), Ok(answer));
+        for (outcome, code) in [(Outcome::Done, 0), (Outcome::Refused, 1), (Outcome::Altered, 2)] {
+            let answer = Answer { finished: 3, outcome, operation: Operation::Get, value: 4 };
+            assert_eq!(answer.to_bytes()[8..10], [code, 2]);
+            assert_eq!(Answer::parse(&answer.to_bytes()), Ok(answer));
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A connected socket that never waits.
+//! A connected socket that never waits. If the connection is protected, its bytes are in records.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
@@ -9,24 +9,36 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::TcpKeepalive;
 
+use crate::seal::{OVERHEAD, RECORD, Seal};
+
+/// Room that [`Socket::receive`] needs.
+pub const RECEIVE: usize = RECORD + OVERHEAD;
+
 /// A connected socket. Nothing here waits: what cannot be done now says so.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
     peer: SocketAddr,
+    /// Of a protected connection.
+    seal: Option<Box<Seal>>,
 }
 
 impl Socket {
     /// Takes a connected socket over. A peer that acknowledges nothing for `patience` counts as gone, whether or not
     /// there is something to send.
-    pub(crate) fn new(socket: socket2::Socket, peer: SocketAddr, patience: Duration) -> io::Result<Self> {
+    pub(crate) fn new(
+        socket: socket2::Socket,
+        peer: SocketAddr,
+        patience: Duration,
+        seal: Option<Seal>,
+    ) -> io::Result<Self> {
         // A message waits for nobody; what can travel together is put together above.
         socket.set_tcp_nodelay(true)?;
         let idle = (patience / 2).max(Duration::from_secs(1));
         let interval = (patience / 8).max(Duration::from_secs(1));
         socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval))?;
         socket.set_tcp_user_timeout(Some(patience))?;
-        Ok(Self { fd: socket.into(), peer })
+        Ok(Self { fd: socket.into(), peer, seal: seal.map(Box::new) })
     }
 
     /// A stream of messages over the same connection, which waits; payloads over `limit` bytes are refused.
@@ -34,7 +46,9 @@ impl Socket {
     /// # Errors
     /// The connection is gone.
     pub fn into_stream(self, limit: u32) -> io::Result<crate::Stream> {
-        crate::Stream::new(self.fd.into(), limit)
+        let mut stream = crate::Stream::new(self.fd, limit)?;
+        stream.protect(self.seal);
+        Ok(stream)
     }
 
     /// The other end's address.
@@ -42,24 +56,36 @@ impl Socket {
         self.peer
     }
 
-    /// Takes what is there, up to the buffer's length. `None` if nothing is; zero bytes are the end of the stream.
+    /// The bytes are encrypted and authenticated.
+    #[inline]
+    pub fn is_protected(&self) -> bool {
+        self.seal.is_some()
+    }
+
+    /// Takes what is there, up to the buffer's length. `None` if nothing is; zero bytes are the end of the
+    /// stream. On a protected connection the buffer must have room for [`RECEIVE`] bytes, and nothing is
+    /// there before a record is whole and verified.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says, or that the bytes were changed on the way ([`is_altered`](crate::seal::is_altered)).
     #[inline]
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        loop {
-            match rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::DONTWAIT) {
-                Ok((count, _)) => return Ok(Some(count)),
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+    pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match &mut self.seal {
+            None => receive(&self.fd, buffer),
+            Some(seal) => seal.receive(buffer, |room| receive(&self.fd, room)),
         }
     }
 
-    /// As [`Self::receive`], into several buffers.
+    pub(crate) fn seal(&mut self) -> Option<&mut Seal> {
+        self.seal.as_deref_mut()
+    }
+
+    /// As [`Self::receive`], into several buffers, on a connection that is not protected.
     pub(crate) fn receive_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        if self.is_protected() {
+            // What the system puts there has not been verified.
+            return Err(ErrorKind::Unsupported.into());
+        }
         loop {
             match rustix::io::readv(&self.fd, buffers) {
                 Ok(count) => return Ok(Some(count)),
@@ -70,15 +96,25 @@ impl Socket {
         }
     }
 
-    /// Sends what there is room for; zero if there is none.
+    /// Sends what there is room for, as it is; zero if there is none.
     #[inline]
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            match rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Err(Errno::INTR) => {}
-                other => return sent(other),
+        send(&self.fd, bytes)
+    }
+
+    /// Sends the records that were made.
+    pub(crate) fn send_records(&mut self, spare: &crate::outbox::Spare) -> io::Result<Sent> {
+        let Some(seal) = &mut self.seal else { return Ok(Sent::All(0)) };
+        while let Some(records) = seal.sending() {
+            let count = send(&self.fd, records)?;
+            if count == 0 {
+                return Ok(Sent::Full);
+            }
+            if let Some(payload) = seal.sent(count, spare) {
+                return Ok(Sent::All(payload));
             }
         }
+        Ok(Sent::All(0))
     }
 
     /// As [`Self::send`], from several buffers.
@@ -104,13 +140,44 @@ impl Socket {
         let mut waste = [0; 4096];
         // Bounded: a peer that never stops does not hold this end up.
         for _ in 0..64 {
-            match self.receive(&mut waste) {
+            match receive(&self.fd, &mut waste) {
                 Ok(Some(0)) | Err(_) => return true,
                 Ok(Some(_)) => {}
                 Ok(None) => return false,
             }
         }
         false
+    }
+}
+
+/// What [`Socket::send_records`] did.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    /// All records are gone, with so many bytes of payload.
+    All(usize),
+    /// There is no room for more.
+    Full,
+}
+
+#[inline]
+fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match rustix::net::recv(fd, &mut *buffer, RecvFlags::DONTWAIT) {
+            Ok((count, _)) => return Ok(Some(count)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[inline]
+fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        match rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Err(Errno::INTR) => {}
+            other => return sent(other),
+        }
     }
 }
 

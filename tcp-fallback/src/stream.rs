@@ -1,13 +1,20 @@
-//! A message stream over one TCP connection.
+//! A message stream over one connected socket, TCP or unix.
 
 use crate::frame::{self, FrameError, Header, Parsed};
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use crate::seal::Seal;
+use crate::socket::RECEIVE;
+use rustix::net::SendFlags;
+use socket2::Socket;
+use std::fmt;
+use std::io::{self, ErrorKind, IoSlice, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// How much is asked of the socket at a time while no frame has been announced.
 const READ_AHEAD: usize = 4096;
+/// A peer that is gone is an error, not a SIGPIPE.
+const NO_SIGNAL: i32 = SendFlags::NOSIGNAL.bits() as i32;
 
 /// A message as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,20 +27,28 @@ pub struct Message {
 
 /// An error of a [`Stream`]: the peer and what happened.
 #[derive(Debug, Error)]
-#[error("{peer}: {cause}")]
 pub struct StreamError {
-    peer: SocketAddr,
+    peer: Option<SocketAddr>,
     #[source]
     cause: StreamCause,
 }
 
+impl fmt::Display for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.peer {
+            Some(peer) => write!(f, "{peer}: {}", self.cause),
+            None => write!(f, "unix socket: {}", self.cause),
+        }
+    }
+}
+
 impl StreamError {
     fn new(peer: SocketAddr, cause: impl Into<StreamCause>) -> Self {
-        Self { peer, cause: cause.into() }
+        Self { peer: Some(peer), cause: cause.into() }
     }
 
-    /// The peer's address.
-    pub fn peer(&self) -> SocketAddr {
+    /// The peer's address, or `None` for a unix socket.
+    pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
 
@@ -76,6 +91,9 @@ pub enum StreamCause {
     /// What came is no frame, or what should go is too long.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// What came is not what the peer sent.
+    #[error(transparent)]
+    Altered(crate::seal::Altered),
     /// A send was cut off by its deadline earlier, so the frame boundaries are lost.
     #[error("an earlier message was cut off by its deadline")]
     Desynchronised,
@@ -94,6 +112,7 @@ impl StreamCause {
 impl From<io::Error> for StreamCause {
     fn from(error: io::Error) -> Self {
         match error.kind() {
+            _ if crate::seal::is_altered(&error) => Self::Altered(crate::seal::Altered),
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
                 Self::PeerReset
             }
@@ -103,30 +122,46 @@ impl From<io::Error> for StreamCause {
     }
 }
 
-/// A message stream over one TCP connection.
+/// A message stream over one connected socket, TCP or unix.
 ///
 /// After an error of [`receive`](Self::receive) or [`try_receive`](Self::try_receive) other than
 /// [`StreamCause::TimedOut`] nothing more will come.
 #[derive(Debug)]
 pub struct Stream {
-    socket: TcpStream,
-    peer: SocketAddr,
+    socket: Socket,
+    peer: Option<SocketAddr>,
     limit: u32,
     inbound: Vec<u8>,
     desynchronised: bool,
+    /// Of a protected connection.
+    seal: Option<Box<Seal>>,
 }
 
 impl Stream {
-    /// Makes a stream of a connected socket. Payloads over `limit` bytes are refused both ways.
+    /// Makes a stream of a connected TCP or unix stream socket. Payloads over `limit` bytes are
+    /// refused both ways.
     ///
     /// # Errors
     /// The socket is not connected, or the system refuses to set it up.
-    pub fn new(socket: TcpStream, limit: u32) -> io::Result<Self> {
-        let peer = socket.peer_addr()?;
+    pub fn new(socket: impl Into<Socket>, limit: u32) -> io::Result<Self> {
+        let socket = socket.into();
+        let peer = socket.peer_addr()?.as_socket();
         socket.set_nonblocking(false)?;
-        // A message is one write, and the peer waits for it: nothing is gained by delay.
-        socket.set_nodelay(true)?;
-        Ok(Self { socket, peer, limit, inbound: Vec::new(), desynchronised: false })
+        if peer.is_some() {
+            // A message is one write, and the peer waits for it: nothing is gained by delay.
+            socket.set_tcp_nodelay(true)?;
+        }
+        Ok(Self { socket, peer, limit, inbound: Vec::new(), desynchronised: false, seal: None })
+    }
+
+    /// What follows is in records ([`seal`](crate::seal)), if there is a seal.
+    pub(crate) fn protect(&mut self, seal: Option<Box<Seal>>) {
+        self.seal = seal;
+    }
+
+    /// The messages are encrypted and authenticated.
+    pub fn is_protected(&self) -> bool {
+        self.seal.is_some()
     }
 
     /// Connects to `peer`.
@@ -148,17 +183,17 @@ impl Stream {
         Self::new(socket, limit).map_err(fail)
     }
 
-    /// The peer's address.
-    pub fn peer(&self) -> SocketAddr {
+    /// The peer's address, or `None` for a unix socket.
+    pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
 
-    /// The address of this end: packets to the peer leave from there.
+    /// The address of this end, or `None` for a unix socket. Packets to the peer leave from there.
     ///
     /// # Errors
     /// The system does not know it any more.
-    pub fn local(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
+    pub fn local(&self) -> io::Result<Option<SocketAddr>> {
+        Ok(self.socket.local_addr()?.as_socket())
     }
 
     /// Sends one message.
@@ -176,6 +211,14 @@ impl Stream {
             return Err(StreamCause::Desynchronised);
         }
         let header = Header::new(kind, payload.len(), self.limit)?.to_bytes();
+        let records;
+        let (header, payload) = match &mut self.seal {
+            None => (&header[..], payload),
+            Some(seal) => {
+                records = seal.wrap(&[&[&header, payload].concat()])?;
+                (&records[..], &[][..])
+            }
+        };
         let deadline = Instant::now() + timeout;
         let mut sent = 0;
         while sent < header.len() + payload.len() {
@@ -183,12 +226,14 @@ impl Stream {
                 (&header[sent.min(header.len())..], &payload[sent.saturating_sub(header.len())..]);
             let left = deadline.saturating_duration_since(Instant::now());
             self.socket.set_write_timeout(Some(at_least_a_moment(left)))?;
-            match self.socket.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
+            let parts = [IoSlice::new(head), IoSlice::new(body)];
+            match self.socket.send_vectored_with_flags(&parts, NO_SIGNAL) {
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => {
                     if left.is_zero() {
-                        self.desynchronised = sent > 0;
+                        // A record that was made has its number, sent or not.
+                        self.desynchronised = sent > 0 || self.seal.is_some();
                         return Err(StreamCause::TimedOut { what: "room to send", waited: timeout });
                     }
                 }
@@ -274,7 +319,18 @@ impl Stream {
             Parsed::Need(need) => need,
         };
         self.inbound.resize(expected.max(held + READ_AHEAD), 0);
-        let read = self.socket.read(&mut self.inbound[held..]);
+        let read = match &mut self.seal {
+            None => self.socket.read(&mut self.inbound[held..]),
+            Some(seal) => {
+                self.inbound.resize(expected.max(held + RECEIVE), 0);
+                let socket = &mut self.socket;
+                match seal.receive(&mut self.inbound[held..], |room| socket.read(room).map(Some)) {
+                    Ok(Some(count)) => Ok(count),
+                    Ok(None) => Err(ErrorKind::WouldBlock.into()),
+                    Err(error) => Err(error),
+                }
+            }
+        };
         self.inbound.truncate(held + read.as_ref().map_or(0, |count| *count));
         match read {
             Ok(0) if held == 0 => Err(StreamCause::PeerClosed),

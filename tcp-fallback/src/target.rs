@@ -5,17 +5,19 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-use crate::door::{Admitted, Door, Limits};
+use crate::door::{Admitted, Counted, Door, Limits};
 use crate::handshake::{Purpose, Verdict};
 use crate::key::Key;
 use crate::outbox::{Outbox, Spare};
 use crate::region::{Region, Regions};
-use crate::request::{ANSWER_BYTES, Action, Answer, Operation, REQUEST_BYTES, Request};
+use crate::request::{ANSWER_BYTES, Action, Answer, Operation, Outcome, REQUEST_BYTES, Request};
+use crate::seal::is_altered;
 use crate::socket::Socket;
 
 /// Bytes read at once.
@@ -30,16 +32,23 @@ const UNREAD: u64 = 1 << 20;
 const TURNS: usize = 8;
 /// How long a peer may take to leave after it was refused.
 const PARTING: Duration = Duration::from_secs(1);
+/// Connections to all targets of the process: one of two descriptors at most.
+static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
+const DESCRIPTORS: u64 = 2;
 
 const DOOR: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-/// A listening socket and the thread behind it. Dropping it ends both, and every connection.
+/// A listening socket and the thread behind it. Dropping it ends both, and every connection; in a
+/// child by fork it does nothing.
 #[derive(Debug)]
 pub struct Target {
     address: SocketAddr,
     wake: Arc<OwnedFd>,
+    protected: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// The process that the thread belongs to.
+    process: u32,
 }
 
 impl Target {
@@ -60,8 +69,12 @@ impl Target {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &door, epoll::EventData::new_u64(DOOR), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let protected = Arc::new(AtomicBool::new(limits.protected));
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let server = Server {
             door,
+            protected: Arc::clone(&protected),
+            most: descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS) as usize),
             epoll,
             service,
             regions,
@@ -73,7 +86,12 @@ impl Target {
         };
         let thread =
             std::thread::Builder::new().name("barewire-target".into()).spawn(move || server.run())?;
-        Ok(Self { address, wake, thread: Some(thread) })
+        Ok(Self { address, wake, protected, thread: Some(thread), process: std::process::id() })
+    }
+
+    /// Whether connections that come in from now on are [protected](Limits::protected).
+    pub fn protect(&self, on: bool) {
+        self.protected.store(on, Ordering::Relaxed);
     }
 
     /// The address that peers connect to.
@@ -84,6 +102,11 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A child by fork: the thread is the parent's, and `wake` would end it.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         let woken = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
             // A panic of the thread's was its own end.
@@ -95,6 +118,9 @@ impl Drop for Target {
 #[derive(Debug)]
 struct Server {
     door: Door,
+    protected: Arc<AtomicBool>,
+    /// Connections that the process may serve.
+    most: usize,
     epoll: OwnedFd,
     service: u64,
     regions: Arc<Regions>,
@@ -126,6 +152,7 @@ impl Server {
                 }
             }
             let now = Instant::now();
+            self.door.protect(self.protected.load(Ordering::Relaxed));
             self.door.work(now, &mut admitted);
             for newcomer in admitted.drain(..) {
                 self.admit(newcomer);
@@ -149,6 +176,9 @@ impl Server {
     fn admit(&mut self, newcomer: Admitted) {
         if newcomer.claim.purpose != Purpose::Memory || newcomer.claim.service != self.service {
             return newcomer.refuse(Verdict::Unknown);
+        }
+        if CONNECTIONS.load(Ordering::Relaxed) >= self.most {
+            return newcomer.refuse(Verdict::Full);
         }
         let Ok(socket) = newcomer.welcome() else { return };
         let number = self.next;
@@ -177,6 +207,7 @@ impl Server {
 #[derive(Debug)]
 struct Peer {
     socket: Socket,
+    _connection: Counted,
     outbox: Outbox,
     /// The beginning of a request, or requests that wait for room for their answers.
     rest: Vec<u8>,
@@ -209,6 +240,7 @@ impl Peer {
     fn new(socket: Socket) -> Self {
         Self {
             socket,
+            _connection: Counted::among(&CONNECTIONS),
             outbox: Outbox::default(),
             rest: Vec::new(),
             stuck: false,
@@ -249,25 +281,30 @@ impl Peer {
             self.rest.clear();
             let filled = if self.stuck {
                 held
-            } else if let (Some(putting), 0) = (&mut self.putting, held)
+            } else if let (Some(putting), 0, false) = (&mut self.putting, held, self.socket.is_protected())
                 && putting.left > 0
             {
-                match putting.receive(&self.socket) {
+                match putting.receive(&mut self.socket) {
                     Ok(Some(0)) => return Ok(false),
                     Ok(Some(_)) => {}
                     Ok(None) => break,
-                    Err(None) => self.refuse(spare, Operation::Put),
+                    Err(None) => self.refuse(spare, Operation::Put, Outcome::Refused),
                     Err(Some(error)) => return Err(error),
                 }
                 0
             } else {
-                match self.socket.receive(&mut scratch[held..])? {
-                    Some(0) => return Ok(false),
-                    Some(count) => held + count,
-                    None => {
+                match self.socket.receive(&mut scratch[held..]) {
+                    Ok(Some(0)) => return Ok(false),
+                    Ok(Some(count)) => held + count,
+                    Ok(None) => {
                         self.rest.extend_from_slice(&scratch[..held]);
                         break;
                     }
+                    Err(error) if is_altered(&error) => {
+                        self.refuse(spare, Operation::Put, Outcome::Altered);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
                 }
             };
             self.stuck = false;
@@ -280,7 +317,7 @@ impl Peer {
 
     fn send(&mut self, spare: &Spare) -> io::Result<()> {
         // Memory that is freed while it is being sent leaves the answer in pieces: the connection ends.
-        match self.outbox.flush(&self.socket, spare) {
+        match self.outbox.flush(&mut self.socket, spare) {
             Ok(_) => Ok(()),
             Err(_) => Err(ErrorKind::ConnectionAborted.into()),
         }
@@ -292,7 +329,7 @@ impl Peer {
             if let Some(putting) = &mut self.putting {
                 match putting.take(bytes) {
                     Ok(count) => bytes = &bytes[count..],
-                    Err(Refused) => return self.refuse(spare, Operation::Put),
+                    Err(Refused) => return self.refuse(spare, Operation::Put, Outcome::Refused),
                 }
                 if putting.left > 0 {
                     return;
@@ -314,7 +351,7 @@ impl Peer {
                 Err(_) => Err(Operation::Put),
             };
             if let Err(operation) = done {
-                return self.refuse(spare, operation);
+                return self.refuse(spare, operation, Outcome::Refused);
             }
             bytes = behind;
         }
@@ -326,9 +363,9 @@ impl Peer {
         self.owed = Some(operation);
     }
 
-    fn answer(&mut self, spare: &Spare, operation: Operation, done: bool, value: u64) {
+    fn answer(&mut self, spare: &Spare, operation: Operation, outcome: Outcome, value: u64) {
         self.owed = None;
-        let answer = Answer { finished: self.finished, done, operation, value };
+        let answer = Answer { finished: self.finished, outcome, operation, value };
         // Room was seen to before the request was taken.
         self.outbox.push(spare, &answer.to_bytes());
     }
@@ -336,14 +373,14 @@ impl Peer {
     /// Tells the peer what is finished.
     fn acknowledge(&mut self, spare: &Spare) {
         if let Some(operation) = self.owed {
-            self.answer(spare, operation, true, 0);
+            self.answer(spare, operation, Outcome::Done, 0);
         }
     }
 
-    fn refuse(&mut self, spare: &Spare, operation: Operation) {
+    fn refuse(&mut self, spare: &Spare, operation: Operation, outcome: Outcome) {
         self.acknowledge(spare);
         self.finished += 1;
-        self.answer(spare, operation, false, 0);
+        self.answer(spare, operation, outcome, 0);
         self.refused = true;
         self.putting = None;
     }
@@ -377,7 +414,7 @@ impl Peer {
                     .ok_or(Refused)?;
                 self.finish(Operation::Atomic);
                 if fetch {
-                    self.answer(spare, Operation::Atomic, true, old);
+                    self.answer(spare, Operation::Atomic, Outcome::Done, old);
                 }
             }
         }
@@ -393,7 +430,7 @@ impl Peer {
     ) -> Result<(), Refused> {
         let entered = region.enter().ok_or(Refused)?;
         self.finish(Operation::Get);
-        self.answer(spare, Operation::Get, true, length as u64);
+        self.answer(spare, Operation::Get, Outcome::Done, length as u64);
         if length > COPIED {
             drop(entered);
             self.outbox.push_range(region, offset, length);
@@ -417,7 +454,7 @@ impl Putting {
     }
 
     /// Takes the data that follow straight from the socket. An error without a cause: the memory is gone.
-    fn receive(&mut self, socket: &Socket) -> Result<Option<usize>, Option<io::Error>> {
+    fn receive(&mut self, socket: &mut Socket) -> Result<Option<usize>, Option<io::Error>> {
         let count = self.region.receive(self.offset, self.left.min(STRAIGHT), socket)?;
         self.offset += count.unwrap_or(0);
         self.left -= count.unwrap_or(0);

@@ -4,8 +4,8 @@ use barewire::Flags;
 
 use crate::place::Place;
 use crate::{
-    atomics, callbacks, check, closing, counters, events, full_queues, lists, memory, messages, ordering,
-    peers, pending, processes, rma, setup, volume,
+    atomics, callbacks, check, closing, counters, events, fork, full_queues, limits, lists, memory, messages,
+    ordering, panics, peers, pending, processes, reentrancy, rma, setup, volume,
 };
 
 /// Something that every transport has to do alike.
@@ -54,12 +54,32 @@ behaviours! {
     2 messages::handlers_keep_messages [AM_SHORT]
     2 messages::a_handler_replaces_itself [AM_SHORT]
     2 callbacks::a_panic_in_a_handler_does_no_harm [AM_SHORT]
+    2 panics::a_message_handler_that_panics_loses_no_message [AM_SHORT]
+    0 panics::a_completion_callback_that_panics_loses_nothing [PUT_ZCOPY]
+    0 panics::an_unpack_function_that_panics_completes_its_get [GET_BCOPY]
+    0 panics::a_pending_request_that_panics_leaves_the_endpoint_usable [PENDING AM_SHORT INTER_PROCESS]
+    0 panics::a_request_that_panics_behind_puts [PENDING PUT_ZCOPY]
+    0 panics::an_error_handler_that_panics_is_called_for_every_endpoint [CONNECT_TO_EP ERRHANDLE_PEER_FAILURE]
+    0 fork::a_child_does_nothing_to_what_it_inherits []
+    0 fork::a_child_opens_its_own []
+    0 fork::children_of_a_process_at_work [PUT_ZCOPY CONNECT_TO_EP]
+    0 limits::small_files [PUT_ZCOPY]
+    0 reentrancy::pack_of_a_message [AM_BCOPY]
+    0 reentrancy::pack_of_a_put [PUT_BCOPY]
+    0 reentrancy::unpack_of_a_get [GET_BCOPY]
+    0 reentrancy::message_handlers [AM_BCOPY]
+    0 reentrancy::completion_callbacks [PUT_ZCOPY]
+    0 reentrancy::error_handlers [PUT_SHORT]
+    0 reentrancy::pending_requests [PENDING AM_BCOPY]
+    0 reentrancy::purged_requests [PENDING AM_BCOPY]
+    0 reentrancy::drops_of_handlers [AM_BCOPY]
     3 peers::a_receiver_that_becomes_ready_loses_nothing [AM_SHORT INTER_PROCESS]
     3 peers::a_receiver_out_of_buffers_recovers [AM_SHORT INTER_PROCESS]
     4 full_queues::messages_survive_a_full_queue [AM_SHORT]
     4 full_queues::ten_thousand_of_the_longest_short_messages [AM_SHORT]
     5 full_queues::buffers_run_out_and_come_back [AM_BCOPY INTER_PROCESS]
     7 memory::a_key_gives_no_more_than_it_says [PUT_ZCOPY ERRHANDLE_REMOTE_MEM]
+    7 memory::a_key_to_freed_memory_reaches_nothing [PUT_ZCOPY GET_ZCOPY ERRHANDLE_REMOTE_MEM]
     8 volume::random_operations_equal_a_model [PUT_SHORT PUT_BCOPY PUT_ZCOPY GET_ZCOPY]
     9 atomics::atomics [ATOMIC_CPU]
     9 atomics::fetches_in_flight_do_not_mix [ATOMIC_CPU]
@@ -87,6 +107,7 @@ behaviours! {
     20 closing::dropping_an_endpoint_completes_what_is_in_flight [PUT_ZCOPY CONNECT_TO_EP]
     20 closing::dropping_the_worker_completes_what_is_in_flight [PUT_ZCOPY]
     20 closing::any_order_of_dropping_is_safe [PUT_ZCOPY]
+    20 callbacks::a_pack_closure_ends_its_connection [AM_BCOPY]
     20 callbacks::a_handler_drops_its_endpoint [AM_SHORT INTER_PROCESS]
     20 callbacks::a_callback_drops_its_endpoint [PUT_ZCOPY INTER_PROCESS]
     20 callbacks::handlers_open_and_flush [AM_SHORT INTER_PROCESS]

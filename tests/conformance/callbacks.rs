@@ -49,6 +49,7 @@ pub(crate) fn a_callback_drops_its_endpoint(place: &Place) {
     connect(&client, &server);
     pair.taken_by(&[&client.endpoint, &server.endpoint]);
     let (target, key) = pair.target(64, Access::all());
+    pair.reach(&key);
     let source = pair.client.domain.allocate(64, Access::empty()).unwrap();
     let slice = [source.slice(0, 64).unwrap()];
     let last = Rc::new(Cell::new(None));
@@ -158,4 +159,34 @@ pub(crate) fn a_panic_in_a_handler_does_no_harm(place: &Place) {
     }
     pair.until("after", || inbox.borrow().len() == 10);
     assert_eq!(pair.server.interface.unhandled(), 0);
+}
+
+/// A pack closure keeps its buffer, whatever it does to the endpoint and the worker meanwhile.
+pub(crate) fn a_pack_closure_ends_its_connection(place: &Place) {
+    for by_worker in [false, true] {
+        let mut pair = place.pair();
+        let inbox = collect(&pair.server.interface, 1);
+        // Enough for a transport that opens its buffers with the first messages.
+        for sent in 1..=100 {
+            let packed = pair.post("am_bcopy", |endpoint| endpoint.am_bcopy(1, |_| 1));
+            assert_eq!(packed, Ok(1));
+            pair.until("am_bcopy", || inbox.borrow().len() == sent);
+        }
+        let (endpoint, other) = (pair.client.endpoint.clone(), pair.client.endpoint.clone());
+        let worker = std::mem::replace(&mut pair.worker, barewire::Worker::new());
+        let mut filled = false;
+        let sent = endpoint.am_bcopy(1, |buffer| {
+            if by_worker {
+                drop(worker);
+            } else {
+                let _ = other.flush(FlushMode::Cancel, None);
+            }
+            buffer.fill(0x41);
+            filled = buffer.iter().all(|byte| *byte == 0x41);
+            8
+        });
+        assert!(filled, "{}: {sent:?}", pair.name);
+        let after = endpoint.am_bcopy(1, |_| 0);
+        assert!(matches!(after, Err(PostError::EndpointFailed | PostError::Closed)), "{after:?}");
+    }
 }

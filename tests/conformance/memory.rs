@@ -15,7 +15,8 @@ pub(crate) fn memory_checks_its_bounds(place: &Place) {
         domain.allocate(usize::MAX, Access::all()),
         Err(MemoryError::NoMemory { length: usize::MAX })
     ));
-    let memory = domain.allocate(20, Access::empty()).unwrap();
+    // Bits that mean nothing are ignored.
+    let memory = domain.allocate(20, Access::from_bits_retain(0xffff_fff0)).unwrap();
     assert_eq!((memory.len(), memory.address() % 4096), (20, 0));
     let out = |offset, length| {
         assert!(matches!(memory.slice(offset, length), Err(MemoryError::OutOfRange { region: 20, .. })));
@@ -37,14 +38,15 @@ pub(crate) fn foreign_memory_is_registered(place: &Place) {
     let mut pair = place.pair();
     let mut backing = vec![0u64; 100];
     let start = std::ptr::NonNull::new(backing.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: `backing` outlives the memory, and is looked at only after the memory is dropped. The odd start and
-    // end are on purpose.
+    // SAFETY: `backing` is read, and dropped, only after the memory was deregistered. The odd start and end
+    // are on purpose.
     let memory =
         unsafe { pair.server.domain.register(start.add(3), 700, Access::REMOTE_WRITE | Access::REMOTE_READ) };
     let memory = memory.unwrap();
     if pair.name == "shm" {
         let refused = pair.client.domain.unpack_key(&memory.pack_key()).map(drop);
         assert_eq!(refused, Err(KeyError::NotShared { transport: "shm", instead: "cma" }));
+        memory.deregister().unwrap();
         return;
     }
     let key = pair.client.domain.unpack_key(&memory.pack_key()).unwrap();
@@ -54,14 +56,15 @@ pub(crate) fn foreign_memory_is_registered(place: &Place) {
     let _ = pair.post("put", |e| e.put_zcopy(&slice, memory.address() + 680, &key, None)).unwrap();
     pair.flush(FlushMode::Remote);
     assert_eq!(contents(&memory)[680..], [7; 20]);
-    drop((memory, key));
+    // Also while a key to it exists.
+    memory.deregister().unwrap();
     let bytes: Vec<u8> = backing.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert!(bytes[..683].iter().all(|byte| *byte == 0));
     assert!(bytes[683..703].iter().all(|byte| *byte == 7) && bytes[703] == 0);
 }
 
-/// A key gives what it was made for and nothing else: what is beyond it, or was freed, is an error of the post or of the endpoint, told
-/// once; neither the bytes around nor other endpoints are harmed.
+/// A key gives what it was made for and nothing else: what is beyond it is an error of the post or of the
+/// endpoint, reported once; neither the bytes around it nor other endpoints are harmed.
 pub(crate) fn a_key_gives_no_more_than_it_says(place: &Place) {
     let cases =
         [("a right that is missing", Access::REMOTE_READ, 0), ("a range beyond", Access::REMOTE_WRITE, 4092)];
@@ -92,6 +95,62 @@ pub(crate) fn a_key_gives_no_more_than_it_says(place: &Place) {
             }
         }
         assert_eq!(contents(&memory), [0; 4096], "{}: {what}", pair.name);
+    }
+}
+
+/// After memory is dropped its key reaches nothing: neither memory of the program that has the same place
+/// since, nor a new region there. The post is refused, or the endpoint fails.
+pub(crate) fn a_key_to_freed_memory_reaches_nothing(place: &Place) {
+    const LENGTH: usize = 64 << 10;
+    for put in [true, false] {
+        let mut pair = place.pair();
+        let name = pair.name;
+        let (memory, key) = pair.target(LENGTH, Access::all());
+        let remote = memory.address();
+        let local = pair.client.domain.allocate(LENGTH, Access::all()).unwrap();
+        local.write(0, &vec![9; LENGTH]).unwrap();
+        let slice = [local.slice(0, LENGTH).unwrap()];
+        let watch = Watch::new(1);
+        let posted = pair.post("put", |e| e.put_zcopy(&slice, remote, &key, Some(&watch.completion)));
+        watch.posted(posted);
+        pair.until("put", || watch.is_done());
+        drop(memory);
+
+        // The program's own memory and a new region get the place, wherever the allocators put them.
+        let regions = |_| {
+            let region = pair.server.domain.allocate(LENGTH, Access::all()).unwrap();
+            region.write(0, &vec![7; LENGTH]).unwrap();
+            region
+        };
+        let regions: Vec<_> = (0..4).map(regions).collect();
+        let own: Vec<Vec<u8>> = (0..16).map(|at| vec![7; LENGTH + at * 128]).collect();
+        let errors = watch_errors(&pair.client.interface);
+        let watch = Watch::new(1);
+        let post = pair.post("with the old key", |e| {
+            let completion = Some(&watch.completion);
+            if put {
+                e.put_zcopy(&slice, remote, &key, completion)
+            } else {
+                e.get_zcopy(&slice, remote, &key, completion)
+            }
+        });
+        match post {
+            Ok(Posted::InProgress) => {
+                pair.until("its end", || watch.is_done());
+                assert!(watch.result().unwrap().is_err(), "{name}: it was done");
+                pair.until("the error", || !errors.borrow().is_empty());
+                assert!(pair.client.endpoint.error().is_some(), "{name}");
+            }
+            Ok(Posted::Done) => panic!("{name}: it was done"),
+            Err(error) => {
+                let known = matches!(error, PostError::KeyExpired | PostError::EndpointFailed);
+                assert!(known, "{name}: {error}");
+            }
+        }
+        let untouched = |bytes: &[u8]| std::hint::black_box(bytes).iter().all(|byte| *byte == 7);
+        assert!(own.iter().all(|bytes| untouched(bytes)), "{name}: memory of the program changed");
+        assert!(regions.iter().all(|region| untouched(&contents(region))), "{name}: a new region changed");
+        assert!(contents(&local).iter().all(|byte| *byte == 9), "{name}: something was read");
     }
 }
 

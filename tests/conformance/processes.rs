@@ -35,16 +35,16 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 /// One end in a process of its own.
-struct End {
-    worker: Worker,
-    domain: Domain,
-    interface: Interface,
-    endpoint: Endpoint,
-    memory: Memory,
+pub(crate) struct End {
+    pub(crate) worker: Worker,
+    pub(crate) domain: Domain,
+    pub(crate) interface: Interface,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) memory: Memory,
 }
 
 impl End {
-    fn open(transport: &str, device: &str) -> Self {
+    pub(crate) fn open(transport: &str, device: &str) -> Self {
         let mut worker = Worker::new();
         let domain = Domain::open(transport, device).unwrap();
         let interface = Interface::open(&mut worker, &domain, &config()).unwrap();
@@ -54,14 +54,14 @@ impl End {
     }
 
     /// What the other end needs to know, in one line.
-    fn introduction(&self) -> String {
+    pub(crate) fn introduction(&self) -> String {
         let device = hex(&self.interface.device_address().to_bytes());
         let endpoint = hex(&self.endpoint.address().to_bytes());
         format!("{device} {endpoint} {} {}", hex(&self.memory.pack_key()), self.memory.address())
     }
 
     /// Connects to who introduced himself. Answers his memory's key and address.
-    fn connect(&self, introduction: &str) -> (Vec<u8>, u64) {
+    pub(crate) fn connect(&self, introduction: &str) -> (Vec<u8>, u64) {
         let words: Vec<&str> = introduction.split_whitespace().collect();
         let [device, endpoint, key, address] = words[..] else { panic!("no introduction: {introduction:?}") };
         let device = DeviceAddress::from_bytes(&bytes(device)).unwrap();
@@ -93,13 +93,13 @@ pub(crate) fn be_a_peer() -> bool {
 }
 
 /// A peer's process; killed when it is dropped.
-struct Peer {
+pub(crate) struct Peer {
     process: Child,
-    introduction: String,
+    pub(crate) introduction: String,
 }
 
 impl Peer {
-    fn start((transport, device): (&str, &str)) -> Self {
+    pub(crate) fn start((transport, device): (&str, &str)) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .env(ROLE, format!("{transport} {device}"))
             .stdin(Stdio::piped())
@@ -117,11 +117,11 @@ impl Peer {
         Self { process, introduction }
     }
 
-    fn tell(&mut self, line: &str) {
+    pub(crate) fn tell(&mut self, line: &str) {
         writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }

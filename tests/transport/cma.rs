@@ -1,12 +1,21 @@
-//! What is particular to `cma`: slices, what it lacks, and processes that end.
+//! What is particular to `cma`: slices, what it lacks, keys and memory that come to an end, and processes that
+//! do.
 
-use std::process::Command;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Cause, ConnectError, Endpoint, FlushMode, InterfaceConfig, Operation, PostError, Posted, Unpack,
+    Access, Cause, ConnectError, DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface,
+    InterfaceConfig, Memory, MemoryError, Operation, PostError, Posted, Unpack, Worker,
 };
 
-use crate::support::{Pair, Watch, contents, parts, pattern, watch_errors};
+use crate::support::{DEADLINE, Pair, Watch, contents, parts, pattern, watch_errors};
 
 const LONG: usize = 3 << 20;
 
@@ -79,19 +88,159 @@ fn what_it_lacks_is_said() {
 }
 
 #[test]
-fn freed_memory_of_the_peer_is_an_error_and_the_endpoint_s_last() {
-    let mut pair = Pair::over_cma(&InterfaceConfig::default());
-    let errors = watch_errors(&pair.client.interface);
-    // Too long for the allocator to keep.
-    let (memory, key) = pair.target(64 << 20, Access::all());
+fn a_key_to_freed_memory_is_refused_and_the_endpoint_goes_on() {
+    let pair = Pair::over_cma(&InterfaceConfig::default());
+    let (memory, key) = pair.target(4096, Access::all());
     let at = memory.address();
     drop(memory);
+    let (next, next_key) = pair.target(4096, Access::all());
     let source = pair.client.domain.allocate(64, Access::LOCAL_WRITE).unwrap();
     let slice = [source.slice(0, 64).unwrap()];
-    assert_eq!(pair.client.endpoint.put_zcopy(&slice, at, &key, None), Err(PostError::EndpointFailed));
-    pair.until("error", || errors.borrow().len() == 1);
-    assert_eq!(errors.borrow()[0].cause, Cause::RemoteAccess);
-    assert_eq!(errors.borrow()[0].operation, Operation::Put);
+    let endpoint = &pair.client.endpoint;
+    assert_eq!(endpoint.put_zcopy(&slice, at, &key, None), Err(PostError::KeyExpired));
+    assert_eq!(endpoint.get_zcopy(&slice, at, &key, None), Err(PostError::KeyExpired));
+    assert_eq!(endpoint.put_zcopy(&slice, next.address(), &key, None), Err(PostError::KeyExpired));
+    assert_eq!(endpoint.put_zcopy(&slice, next.address(), &next_key, None), Ok(Posted::Done));
+}
+
+#[test]
+fn memory_that_is_freed_amid_a_transfer_is_an_error_and_the_endpoint_s_last() {
+    for is_local in [false, true] {
+        let mut pair = Pair::over_cma(&InterfaceConfig::default());
+        let errors = watch_errors(&pair.client.interface);
+        let (memory, key) = pair.target(LONG, Access::all());
+        // Bits that mean nothing do not lead to other regions.
+        let access = Access::from_bits_retain(Access::all().bits() | 1 << 4);
+        let local = pair.client.domain.allocate(LONG, access).unwrap();
+        let _other = pair.client.domain.allocate(LONG, access).unwrap();
+        let watch = Watch::new(1);
+        let slice = [local.slice(0, LONG).unwrap()];
+        let endpoint = pair.client.endpoint.clone();
+        let post = endpoint.get_zcopy(&slice, memory.address(), &key, Some(&watch.completion));
+        assert_eq!(post, Ok(Posted::InProgress));
+        let (operation, cause) = if is_local {
+            drop(local);
+            (Operation::Get, Cause::LocalAccess)
+        } else {
+            drop(memory);
+            (Operation::Get, Cause::RemoteAccess)
+        };
+        let own: Vec<Vec<u8>> = (0..4).map(|_| vec![7; LONG]).collect();
+        pair.until("error", || watch.is_done() && errors.borrow().len() == 1);
+        assert_eq!(watch.result().unwrap().unwrap_err().cause, cause);
+        assert_eq!((errors.borrow()[0].operation, errors.borrow()[0].cause), (operation, cause));
+        assert!(std::hint::black_box(&own).iter().flatten().all(|byte| *byte == 7));
+    }
+}
+
+/// With any one byte changed a key or an address is refused.
+#[test]
+fn forged_keys_and_addresses_are_refused() {
+    let pair = Pair::over_cma(&InterfaceConfig::default());
+    let access = Access::REMOTE_READ;
+    let regions: Vec<_> = (0..300).map(|_| pair.server.domain.allocate(64, access).unwrap()).collect();
+    let endpoint = &pair.client.endpoint;
+    let local = pair.client.domain.allocate(8, Access::LOCAL_WRITE).unwrap();
+    let slice = [local.slice(0, 8).unwrap()];
+    let at = regions[7].address();
+    let good = regions[7].pack_key();
+    for place in 0..good.len() {
+        for change in 1..=255 {
+            let mut bytes = good.clone();
+            bytes[place] ^= change;
+            let Ok(key) = pair.client.domain.unpack_key(&bytes) else { continue };
+            for post in
+                [endpoint.put_zcopy(&slice, at, &key, None), endpoint.get_zcopy(&slice, at, &key, None)]
+            {
+                let refused = matches!(post, Err(PostError::ForeignKey | PostError::KeyExpired));
+                assert!(refused, "byte {place} changed by {change}: {post:?}");
+            }
+        }
+    }
+    let key = pair.client.domain.unpack_key(&good).unwrap();
+    assert_eq!(endpoint.put_zcopy(&slice, at, &key, None), Err(PostError::AccessDenied));
+    assert_eq!(endpoint.get_zcopy(&slice, at + 60, &key, None), Err(PostError::OutOfRange));
+    assert_eq!(endpoint.get_zcopy(&slice, at, &key, None), Ok(Posted::Done));
+
+    let device = pair.client.interface.device_address();
+    let good = pair.server.endpoint.address().to_bytes();
+    let fresh = Endpoint::new(&pair.client.interface).unwrap();
+    for place in 0..good.len() {
+        for change in [1, 2, 0x80, 0xff] {
+            let mut bytes = good.clone();
+            bytes[place] ^= change;
+            let Ok(address) = EndpointAddress::from_bytes(&bytes) else { continue };
+            assert!(fresh.connect(&device, &address).is_err(), "byte {place} changed by {change}");
+        }
+    }
+    fresh.connect(&device, &EndpointAddress::from_bytes(&good).unwrap()).unwrap();
+}
+
+/// The owner gives memory back at any moment while another thread puts without pause: the next user of the
+/// memory finds nothing of it.
+#[test]
+fn memory_is_given_back_only_after_the_last_copy() {
+    const LENGTH: usize = 256 << 10;
+    let mut worker = Worker::new();
+    let owner = Domain::open("cma", "memory").unwrap();
+    let interface = Interface::open(&mut worker, &owner, &InterfaceConfig::default()).unwrap();
+    let introduction = (interface.device_address(), interface.address());
+    let (tell, keys) = mpsc::channel::<(Vec<u8>, u64)>();
+    let (begin, begun) = mpsc::channel::<()>();
+    let putter = thread::spawn(move || {
+        let mut worker = Worker::new();
+        let domain = Domain::open("cma", "memory").unwrap();
+        let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
+        let (device, address) = introduction;
+        let endpoint = Endpoint::connect_to_interface(&interface, &device, &address).unwrap();
+        let source = domain.allocate(LENGTH, Access::all()).unwrap();
+        source.write(0, &vec![9; LENGTH]).unwrap();
+        let slice = [source.slice(0, LENGTH).unwrap()];
+        for (key, remote) in keys {
+            let key = domain.unpack_key(&key).unwrap();
+            let mut puts = 0;
+            let refused = loop {
+                match endpoint.put_zcopy(&slice, remote, &key, None) {
+                    Ok(_) => puts += 1,
+                    Err(error) => break error,
+                }
+                if puts == 1 {
+                    begin.send(()).unwrap();
+                }
+            };
+            assert_eq!(refused, PostError::KeyExpired);
+        }
+    });
+    let start = Instant::now();
+    let mut rounds = 0;
+    while rounds < 300 && start.elapsed() < Duration::from_secs(2) {
+        let mut backing = vec![0u8; LENGTH];
+        let (own, registered);
+        let memory = if rounds % 2 == 0 {
+            own = owner.allocate(LENGTH, Access::all()).unwrap();
+            (own.address(), own)
+        } else {
+            // SAFETY: `backing` is used again after the memory was deregistered.
+            registered =
+                unsafe { owner.register(NonNull::from(&mut backing[0]), LENGTH, Access::all()).unwrap() };
+            (registered.address(), registered)
+        };
+        let (address, memory) = memory;
+        tell.send((memory.pack_key(), address)).unwrap();
+        begun.recv_timeout(DEADLINE).unwrap();
+        thread::sleep(Duration::from_micros(rounds % 50 * 7));
+        memory.deregister().unwrap();
+        backing.fill(7);
+        let next: Vec<_> = (0..4).map(|_| vec![7u8; LENGTH]).collect();
+        thread::yield_now();
+        for bytes in next.iter().chain([&backing]) {
+            assert!(std::hint::black_box(bytes).iter().all(|byte| *byte == 7), "round {rounds}");
+        }
+        rounds += 1;
+    }
+    drop(tell);
+    putter.join().unwrap();
+    assert!(rounds > 3);
 }
 
 /// The address of a process that is no more, or was never meant: it is said when connecting.
@@ -115,4 +264,254 @@ fn other_processes_are_refused() {
     child.wait().unwrap();
     assert!(refused(child.id()).contains("has ended"), "{}", refused(child.id()));
     endpoint.connect(&device, &endpoint.address()).unwrap();
+}
+
+/// Has a child's role, which it plays in [`a_child_in_its_role`].
+const ROLE: &str = "BAREWIRE_TEST_CMA";
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn unhex(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
+}
+
+/// An end that other processes can reach.
+struct End {
+    worker: Worker,
+    domain: Domain,
+    interface: Interface,
+    endpoint: Endpoint,
+}
+
+impl End {
+    fn open() -> Self {
+        let mut worker = Worker::new();
+        let domain = Domain::open("cma", "memory").unwrap();
+        let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
+        let endpoint = Endpoint::new(&interface).unwrap();
+        Self { worker, domain, interface, endpoint }
+    }
+
+    fn introduce(&self, memory: &Memory) -> String {
+        let device = hex(&self.interface.device_address().to_bytes());
+        let endpoint = hex(&self.endpoint.address().to_bytes());
+        format!("{device} {endpoint} {} {}", hex(&memory.pack_key()), memory.address())
+    }
+
+    /// Connects to the other end. Returns the key and the address of its memory.
+    fn connect(&self, introduction: &str) -> (barewire::RemoteKey, u64) {
+        let words: Vec<_> = introduction.split_whitespace().collect();
+        let device = DeviceAddress::from_bytes(&unhex(words[0])).unwrap();
+        let address = EndpointAddress::from_bytes(&unhex(words[1])).unwrap();
+        self.endpoint.connect(&device, &address).unwrap();
+        (self.domain.unpack_key(&unhex(words[2])).unwrap(), words[3].parse().unwrap())
+    }
+}
+
+/// A child of this test program. Killed when dropped.
+struct Helper {
+    process: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    fn start(role: &str) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "cma::a_child_in_its_role", "--nocapture"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Self { process, output }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// The rest of the next line that has `> `.
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
+            if let Some((_, said)) = line.split_once("> ") {
+                return said.trim_end().to_owned();
+            }
+        }
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: takes numbers only; the child was not waited for.
+        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn line() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line
+}
+
+/// Not a test by itself: what the children of the tests below do.
+#[test]
+fn a_child_in_its_role() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("owner") => be_an_owner(),
+        Ok("initiator") => be_an_initiator(),
+        _ => {}
+    }
+}
+
+/// Frees its memory, uses it for something else, and executes another program in the end.
+fn be_an_owner() {
+    let end = End::open();
+    let memory = end.domain.allocate(4096, Access::all()).unwrap();
+    println!("> {}", end.introduce(&memory));
+    line();
+    drop(memory);
+    let own: Vec<Vec<u8>> = (0..4000).map(|_| vec![7; 500]).collect();
+    println!("> dropped");
+    line();
+    println!("> {}", std::hint::black_box(&own).iter().flatten().filter(|byte| **byte != 7).count());
+    let kept = end.domain.allocate(4096, Access::all()).unwrap();
+    println!("> {} {}", hex(&kept.pack_key()), kept.address());
+    line();
+    panic!("{}", Command::new("sleep").arg("60").exec());
+}
+
+/// Pins a peer's region, and waits.
+fn be_an_initiator() {
+    let words: Vec<_> = line().split_whitespace().map(str::to_owned).collect();
+    let (address, key) = (unhex(&words[1]), unhex(&words[2]));
+    let number = |bytes: &[u8], at| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    let secret = |bytes: &[u8], at| u128::from_be_bytes(bytes[at..at + 16].try_into().unwrap());
+    let table = barewire_shm::TableAddress {
+        process: number(&address, 6) as i32,
+        descriptor: number(&address, 10),
+        secret: secret(&address, 14),
+    };
+    let key = barewire_shm::RegionKey { index: number(&key, 14), token: secret(&key, 18) };
+    let process = barewire_shm::Process::open(table).unwrap();
+    let pinned = process.pin(key, words[3].parse().unwrap(), 8, 0).unwrap();
+    println!("> pinned");
+    line();
+    drop(pinned);
+    println!("> done");
+    line();
+}
+
+#[test]
+fn a_key_to_memory_that_another_process_freed_reaches_nothing() {
+    let mut owner = Helper::start("owner");
+    let end = End::open();
+    let (key, remote) = end.connect(&owner.hear());
+    let source = end.domain.allocate(4096, Access::all()).unwrap();
+    source.write(0, &[0x41; 4096]).unwrap();
+    let slice = [source.slice(0, 4096).unwrap()];
+    assert_eq!(end.endpoint.put_zcopy(&slice, remote, &key, None), Ok(Posted::Done));
+    owner.say("drop it");
+    assert_eq!(owner.hear(), "dropped");
+    assert_eq!(end.endpoint.put_zcopy(&slice, remote, &key, None), Err(PostError::KeyExpired));
+    assert_eq!(end.endpoint.get_zcopy(&slice, remote, &key, None), Err(PostError::KeyExpired));
+    owner.say("count");
+    assert_eq!(owner.hear(), "0");
+}
+
+#[test]
+fn a_peer_that_executes_another_program_fails_the_endpoint() {
+    let mut owner = Helper::start("owner");
+    let mut end = End::open();
+    let errors = watch_errors(&end.interface);
+    end.connect(&owner.hear());
+    owner.say("drop it");
+    owner.hear();
+    owner.say("count");
+    owner.hear();
+    let words = owner.hear();
+    let (key, remote) = words.split_once(' ').unwrap();
+    let (key, remote) = (end.domain.unpack_key(&unhex(key)).unwrap(), remote.parse().unwrap());
+    let source = end.domain.allocate(LONG, Access::all()).unwrap();
+    let slice = [source.slice(0, 4096).unwrap()];
+    assert_eq!(end.endpoint.put_zcopy(&slice, remote, &key, None), Ok(Posted::Done));
+    assert_eq!(end.endpoint.check(), Ok(()));
+    owner.say("exec");
+    let start = Instant::now();
+    loop {
+        match end.endpoint.put_zcopy(&slice, remote, &key, None) {
+            Ok(_) => assert!(start.elapsed() < DEADLINE),
+            Err(error) => break assert_eq!(error, PostError::EndpointFailed),
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    while errors.borrow().is_empty() {
+        end.worker.progress();
+        assert!(start.elapsed() < DEADLINE);
+    }
+    let error = errors.borrow()[0].clone();
+    assert_eq!(error.operation, Operation::Put);
+    // In the middle of the exec the process has no memory, and the kernel reports it as ended.
+    match error.cause {
+        Cause::Disconnected => assert!(error.to_string().contains("executed another program"), "{error}"),
+        cause => assert_eq!(cause, Cause::PeerUnreachable),
+    }
+    assert_eq!(end.endpoint.check(), Err(PostError::EndpointFailed));
+}
+
+/// Memory that a peer has in use while it is stopped, or when it is killed, is neither freed nor given back.
+#[test]
+fn a_peer_that_stops_or_dies_amid_a_copy_keeps_the_memory() {
+    for is_killed in [false, true] {
+        let end = End::open();
+        let mut backing = vec![0u64; 512];
+        let start = NonNull::from(&mut backing[0]).cast();
+        // SAFETY: `backing` is leaked below, as it is never given back.
+        let registered = unsafe { end.domain.register(start, 4096, Access::all()) }.unwrap();
+        let owned = end.domain.allocate(64 << 10, Access::all()).unwrap();
+        let place = owned.address()..owned.address() + (64 << 10);
+        let mut initiators = [&registered, &owned].map(|memory| {
+            let mut initiator = Helper::start("initiator");
+            initiator.say(&end.introduce(memory));
+            assert_eq!(initiator.hear(), "pinned");
+            initiator.signal(libc::SIGSTOP);
+            if is_killed {
+                initiator.process.kill().unwrap();
+                initiator.process.wait().unwrap();
+            }
+            initiator
+        });
+        let error = registered.deregister().unwrap_err();
+        assert!(matches!(error, MemoryError::Deregister { length: 4096, .. }), "{error}");
+        std::mem::forget(backing);
+        owned.deregister().unwrap();
+        let others: Vec<_> = (0..50).map(|_| end.domain.allocate(64 << 10, Access::all()).unwrap()).collect();
+        assert!(others.iter().all(|memory| !place.contains(&memory.address())), "it was freed");
+        let key = end.domain.unpack_key(&others[0].pack_key()).unwrap();
+        let device = end.interface.device_address();
+        end.endpoint.connect(&device, &end.endpoint.address()).unwrap();
+        let slice = [others[1].slice(0, 8).unwrap()];
+        let put = end.endpoint.put_zcopy(&slice, others[0].address(), &key, None);
+        assert_eq!(put, Ok(Posted::Done), "the domain goes on");
+        if is_killed {
+            continue;
+        }
+        for initiator in &mut initiators {
+            initiator.signal(libc::SIGCONT);
+            initiator.say("go on");
+            assert_eq!(initiator.hear(), "done");
+        }
+    }
 }

@@ -3,17 +3,22 @@
 mod callbacks;
 mod closing;
 mod cma;
+mod deregistration;
 mod full_queues;
 mod lists;
 mod memory;
+mod packing;
 mod peers;
 mod pending;
 mod rc_verbs;
 mod remote_errors;
+mod secrets;
 mod setup;
+mod shm;
 mod silence;
 mod sockets;
 mod static_door;
+mod strangers;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;
 mod ud_verbs;

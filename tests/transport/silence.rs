@@ -286,12 +286,12 @@ fn a_connection_that_is_half_open() {
         let mut pair = Pair::over_tcp(&config);
         let client = side(&mut pair.worker, KEY, &config);
         let errors = watch_errors(&client.interface);
-        let socket = connect_to_test(&mut pair.worker, &client);
+        let mut socket = connect_to_test(&mut pair.worker, &client);
         // It was heard of often enough to be asked directly.
         let nothing = Header { kind: Kind::Nothing, length: 0 }.to_bytes();
         let (mut outbox, spare) = (Outbox::default(), Spare::default());
         for _ in 0..100 {
-            assert!(outbox.push(&spare, &nothing) && outbox.flush(&socket, &spare).unwrap());
+            assert!(outbox.push(&spare, &nothing) && outbox.flush(&mut socket, &spare).unwrap());
             pair.worker.progress();
         }
         assert_eq!(client.endpoint.error(), None);

@@ -343,3 +343,110 @@ fn no_descriptors_left() {
     let _ = one.endpoint.am_short(3, 0, &[]).unwrap();
     pair.until("message", || inbox.borrow().len() == 1);
 }
+
+/// Hands a connection on to `target`, and flips a bit of the byte at `at`, counted from the end of the handshake: of what
+/// the end that connects sends, or of what it gets.
+fn changed_on_the_way(target: std::net::SocketAddr, sent: bool, at: usize) -> u16 {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    // Of the handshake, forth and back.
+    const HANDSHAKE: usize = 112;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(target).unwrap();
+        let copy = |mut from: TcpStream, mut to: TcpStream, changed: Option<usize>| {
+            let (mut bytes, mut count) = ([0; 4096], 0);
+            while let Ok(read @ 1..) = from.read(&mut bytes) {
+                if let Some(place) = changed.and_then(|at| (HANDSHAKE + at).checked_sub(count))
+                    && place < read
+                {
+                    bytes[place] ^= 1;
+                }
+                count += read;
+                if to.write_all(&bytes[..read]).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(std::net::Shutdown::Write);
+        };
+        let (from, to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || copy(from, to, sent.then_some(at)));
+        copy(far, near, (!sent).then_some(at));
+    });
+    port
+}
+
+/// `bytes` with another port, at its place in addresses and keys.
+fn with_port(bytes: &[u8], at: usize, port: u16) -> (std::net::SocketAddr, Vec<u8>) {
+    let mut changed = bytes.to_vec();
+    let old = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    changed[at..at + 2].copy_from_slice(&port.to_be_bytes());
+    (([127, 0, 0, 1], old).into(), changed)
+}
+
+/// Somebody on the way changes a message, a request, or what is answered: nothing of it takes effect, and the endpoint says why it
+/// fails.
+#[test]
+fn bytes_that_are_changed_on_the_way() {
+    let config = InterfaceConfig::default().integrity(barewire::Choice::Yes);
+    for (memory, sent) in [(false, true), (true, true), (true, false)] {
+        let mut worker = Worker::new();
+        let sides = [side(&mut worker, 5, &config), side(&mut worker, 5, &config)];
+        let numbers = |side: &Side| side.endpoint.address().to_bytes()[6..].to_vec();
+        // The one with the smaller numbers connects, over whoever is on the way.
+        let (here, there) = if numbers(&sides[0]) < numbers(&sides[1]) { (0, 1) } else { (1, 0) };
+        let (here, there) = (&sides[here], &sides[there]);
+        let errors = [watch_errors(&here.interface), watch_errors(&there.interface)];
+        let inbox = collect(&there.interface, 1);
+        let device = there.interface.device_address().to_bytes();
+        let (target, _) = with_port(&device, 8, 0);
+        // The first record has 60 bytes: 20 of its own, and a message of 8 + 8 + 20, filled up to 40.
+        let port = changed_on_the_way(target, sent, if memory { usize::MAX / 2 } else { 60 + 9 });
+        let (_, device) = with_port(&device, 8, port);
+        let device = barewire::DeviceAddress::from_bytes(&device).unwrap();
+        let local = here.interface.device_address();
+        here.endpoint.connect(&device, &there.endpoint.address()).unwrap();
+        there.endpoint.connect(&local, &here.endpoint.address()).unwrap();
+        let region = there.domain.allocate(64, Access::all()).unwrap();
+        let key = region.pack_key();
+        let (target, _) = with_port(&key, 6, 0);
+        let (_, key) =
+            with_port(&key, 6, changed_on_the_way(target, sent, if sent { 68 + 9 } else { 44 + 9 }));
+        let key = here.domain.unpack_key(&key).unwrap();
+        for number in 0..8 {
+            if memory {
+                let _ = here.endpoint.put_short(&[7; 8], region.address() + 8 * number, &key);
+            } else {
+                let _ = here.endpoint.am_short(1, number, &[number as u8; 20]);
+            }
+            if number == 0 {
+                // In a record of its own.
+                let through = Watch::new(1);
+                through.posted(here.endpoint.flush(FlushMode::Remote, Some(&through.completion)));
+                until(&mut [&mut worker], "the first", || {
+                    through.is_done() && (memory || inbox.borrow().len() == 1)
+                });
+            }
+            for _ in 0..20 {
+                worker.progress();
+            }
+        }
+        until(&mut [&mut worker], "an error", || {
+            errors.iter().any(|errors| errors.borrow().iter().any(|error| error.cause == Cause::Altered))
+        });
+        if memory {
+            let mut bytes = [0; 64];
+            region.read(0, &mut bytes).unwrap();
+            let whole = bytes.iter().take_while(|byte| **byte == 7).count();
+            assert!(whole.is_multiple_of(8) && bytes[whole..].iter().all(|byte| *byte == 0), "{bytes:?}");
+            assert!(!sent || whole == 8, "{whole}");
+            assert_eq!(here.endpoint.error().unwrap().cause, Cause::Altered);
+        } else {
+            assert_eq!(there.endpoint.error().unwrap().cause, Cause::Altered);
+            let inbox = inbox.borrow();
+            assert_eq!(inbox.len(), 1);
+        }
+    }
+}

@@ -272,6 +272,12 @@ impl Pair {
         (memory, key)
     }
 
+    /// Waits until the peer handed over the key's region, where peers map it.
+    pub(crate) fn reach(&mut self, key: &RemoteKey) {
+        let mapped = self.post("reach", |endpoint| endpoint.rkey_ptr(key).map(drop));
+        assert!(matches!(mapped, Ok(()) | Err(PostError::Unsupported)), "{}: {mapped:?}", self.name);
+    }
+
     pub(crate) fn is_self(&self) -> bool {
         self.name == "self"
     }

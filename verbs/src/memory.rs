@@ -35,6 +35,13 @@ bitflags! {
     }
 }
 
+impl Access {
+    /// For libibverbs. Unknown bits are dropped: some change which addresses a key covers.
+    pub(crate) fn to_verbs(self) -> u32 {
+        self.intersection(Self::all()).bits()
+    }
+}
+
 /// A protection domain: only what is in the same one works together. Clones are the same domain.
 #[derive(Clone)]
 pub struct ProtectionDomain(Arc<Pd>);
@@ -110,7 +117,7 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, Error> {
         // SAFETY: passed on to the caller.
-        let region = unsafe { Mr::register(domain.handle(), start, length, address, access.bits()) };
+        let region = unsafe { Mr::register(domain.handle(), start, length, address, access.to_verbs()) };
         let region = region.map_err(|source| {
             let hint = hint::registration(&source, start, address, access, domain.0.context());
             Error::new(domain.device(), format!("register {length} bytes"), source).with_hint(hint)
@@ -135,8 +142,9 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, Error> {
         // SAFETY: passed on to the caller.
-        let region =
-            unsafe { Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, access.bits()) };
+        let region = unsafe {
+            Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, access.to_verbs())
+        };
         let region = region.map_err(|source| {
             let hint = hint::dmabuf(&source);
             Error::new(domain.device(), format!("register {length} bytes of a dma-buf"), source)

@@ -167,6 +167,15 @@ bitflags! {
     }
 }
 
+impl SendFlags {
+    /// For libibverbs. Unknown bits are dropped: `IBV_SEND_INLINE` would make a provider copy from
+    /// the addresses of elements, whatever they are.
+    #[inline(always)]
+    fn to_verbs(self) -> u32 {
+        self.intersection(Self::all()).bits()
+    }
+}
+
 /// A send request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
@@ -230,7 +239,7 @@ impl<'a> Request<'a> {
     fn post(&self, poster: &Poster) -> Result<Post<'a>, PostError> {
         let mut post = Post {
             id: self.id,
-            flags: self.flags.bits(),
+            flags: self.flags.to_verbs(),
             verb: Verb::Send,
             remote: (0, 0),
             datagram: None,
@@ -357,5 +366,31 @@ impl ReceiveQueue {
 impl fmt::Debug for ReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ReceiveQueue").field(&format_args!("{:#x}", self.0.number())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Capacity;
+
+    #[test]
+    fn unknown_flags_do_not_reach_the_request() {
+        let poster = Poster::listing(Capacity { send_elements: 1, inline: 8, ..Capacity::default() });
+        let elements = [Element::new(0x1000, 8, 7)];
+        for bits in [1 << 3, u32::MAX] {
+            let request = Request {
+                id: 1,
+                operation: Operation::Send { immediate: None },
+                data: Data::Elements(&elements),
+                flags: SendFlags::from_bits_retain(bits),
+            };
+            let post = request.post(&poster).unwrap();
+            assert_eq!(post.flags, bits & SendFlags::all().bits());
+            // Only inline data sets the flag.
+            assert_eq!(post.list_flags() & 1 << 3, 0);
+            let request = Request { data: Data::Inline(b"inline"), ..request };
+            assert_eq!(request.post(&poster).unwrap().list_flags() & 1 << 3, 1 << 3);
+        }
     }
 }

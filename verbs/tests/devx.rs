@@ -2,18 +2,31 @@
 
 mod support;
 
+use std::io;
 use std::thread;
 
 use barewire_layouts::command;
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
 use barewire_layouts::command::pd::AllocPdIn;
 use barewire_layouts::prm::Layout;
-use barewire_verbs::dv::{Devx, UarKind};
+use barewire_verbs::dv::{Devx, Object, UarKind};
 use barewire_verbs::{Access, Context, OpenError};
 use support::{Pages, device};
 
 fn devx() -> Devx {
     Context::open_devx(&device()).unwrap().devx().unwrap()
+}
+
+/// Sends a command that makes no object. Each test opens a context to itself, and so has all objects in it.
+fn general(devx: &Devx, input: &[u8], output: &mut [u8]) -> io::Result<()> {
+    // SAFETY: nobody else has objects in the context.
+    unsafe { devx.general(input, output) }
+}
+
+/// Sends a command that makes an object.
+fn create(devx: &Devx, input: &[u8], output: &mut [u8]) -> io::Result<Option<Object>> {
+    // SAFETY: as in `general`.
+    unsafe { devx.create(input, output) }
 }
 
 #[test]
@@ -32,7 +45,7 @@ fn a_general_command_is_answered() {
     let mut query = [0; 16];
     query[0] = 1; // QUERY_HCA_CAP
     query[7] = 1; // general, current
-    devx().general(&query, &mut answer).unwrap();
+    general(&devx(), &query, &mut answer).unwrap();
     assert_eq!(answer[0], 0, "status");
     assert!(answer[16..].iter().any(|&byte| byte != 0), "there are capabilities");
 }
@@ -44,19 +57,19 @@ fn a_refusal_is_an_answer_and_silence_is_an_error() {
     let mut answer = [0xff; 16];
     // No command has this number: the device says so, or the kernel does not let it through.
     let unknown = [0xff, 0xf0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    match devx.general(&unknown, &mut answer) {
+    match general(&devx, &unknown, &mut answer) {
         Ok(()) => assert_ne!(answer[0], 0, "an unknown command has a status"),
         Err(_) => assert_eq!(answer, [0; 16], "what did not reach the device has no answer"),
     }
     // The kernel lets no object be made by a general command.
     let mut allocate = [0; 16];
     command::request::<AllocPdIn>(&mut allocate).unwrap();
-    let error = devx.general(&allocate, &mut answer).unwrap_err();
+    let error = general(&devx, &allocate, &mut answer).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
     assert_eq!(answer, [0; 16]);
     // Too short to be a command, or to hold an answer.
-    devx.general(&[], &mut answer).unwrap_err();
-    devx.general(&allocate, &mut []).unwrap_err();
+    general(&devx, &[], &mut answer).unwrap_err();
+    general(&devx, &allocate, &mut []).unwrap_err();
 }
 
 #[test]
@@ -68,13 +81,13 @@ fn objects_are_made_and_destroyed() {
     let mut answer = [0; 16];
     let mut made = Vec::new();
     for _ in 0..3 {
-        let object = devx.create(&request, &mut answer).unwrap().expect("the device has room");
+        let object = create(&devx, &request, &mut answer).unwrap().expect("the device has room");
         command::answer::<AllocPdIn>(&answer).unwrap();
         made.push((answer[8..12].to_vec(), object));
     }
     assert_ne!(made[0].0, made[1].0, "two domains have two numbers");
     drop(made);
-    devx.create(&request, &mut answer).unwrap().expect("there is room again");
+    create(&devx, &request, &mut answer).unwrap().expect("there is room again");
 }
 
 #[test]
@@ -86,7 +99,7 @@ fn the_device_says_why_it_makes_no_object() {
     let mut fields = command::request::<CreateCqIn>(&mut request).unwrap();
     fields.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, devx.event_queue(0).unwrap());
     let mut answer = [0; 16];
-    let made = devx.create(&request, &mut answer).unwrap();
+    let made = create(&devx, &request, &mut answer).unwrap();
     assert!(made.is_none());
     let error = command::answer::<CreateCqIn>(&answer).unwrap_err();
     assert!(error.status.is_ok(), "a status that is known: {error}");

@@ -6,7 +6,9 @@ mod closure;
 mod compare;
 mod conformance;
 mod count;
+mod kill;
 mod machine;
+mod miri;
 mod packages;
 mod process;
 mod report;
@@ -18,6 +20,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
+       cargo xtask kill [--count N] [--seed N] [--binary PATH]
        cargo xtask vm -- COMMAND
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
@@ -38,6 +41,8 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
                  into benches/RESULTS.md. With a ROW, only the rows whose names begin so. Best on a machine that does nothing else.
                  BAREWIRE_COMPARE_PAIRS=1 to see it run: then nothing is written.
   sanitize       the conformance suite of the transports without other libraries, under AddressSanitizer and ThreadSanitizer.
+  kill           kills one side of barewire perf at random moments, over every transport and test; each survivor must end within
+                 5 s and say why. --count 500, --seed 1, --binary PATH for a program that is built already.
   --no-install   install nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
@@ -60,6 +65,13 @@ fn main() -> ExitCode {
         ["compare", row] => compare::compare(packages::Install::Nothing, row),
         ["sanitize"] => sanitize::sanitize(None),
         ["sanitize", only @ ("address" | "thread")] => sanitize::sanitize(Some(only)),
+        ["kill", ref words @ ..] => match kill::Plan::parse(words) {
+            Ok(plan) => kill::kill(&plan),
+            Err(error) => {
+                eprintln!("xtask: kill: {error}\n{USAGE}");
+                ExitCode::from(2)
+            }
+        },
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             ExitCode::SUCCESS

@@ -8,9 +8,11 @@ use crate::bench;
 use crate::closure;
 use crate::count::{Runner, Tally};
 use crate::machine;
+use crate::miri;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 use crate::report::{self, Done};
+use crate::sanitize;
 use crate::vm;
 
 struct Step {
@@ -30,6 +32,8 @@ enum Work {
     Bench(Install),
     /// Checks in the guest, counted as tests.
     Guest,
+    /// The conformance suite under AddressSanitizer.
+    Sanitize,
 }
 
 impl Step {
@@ -46,6 +50,7 @@ impl Step {
             Work::Closure => format!("{}; ldd target/debug/barewire", closure::tree()),
             Work::Bench(_) => "cargo xtask bench".to_owned(),
             Work::Guest => "cargo xtask vm".to_owned(),
+            Work::Sanitize => "cargo xtask sanitize address".to_owned(),
         }
     }
 }
@@ -60,7 +65,9 @@ pub(crate) fn test(install: Install) -> ExitCode {
         let has = |parts: &[&packages::Part]| packages::left_out(parts).is_empty();
         let features: &[&str] = if has(&[&packages::VERBS]) { &["--all-features"] } else { &[] };
         let guest = has(&[&packages::VERBS, &packages::GUEST]);
-        steps(features, guest, install).iter().try_for_each(|step| run.step(step))
+        let miri = miri::prepare(install);
+        run.left_out.extend(miri.as_ref().err().cloned());
+        steps(features, guest, miri.is_ok(), install).iter().try_for_each(|step| run.step(step))
     });
     println!();
     if let Err(complaint) = &outcome {
@@ -70,8 +77,9 @@ pub(crate) fn test(install: Install) -> ExitCode {
     outcome.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
-/// Everything after the packages. `features` selects all that the machine allows; `guest` if it can have one.
-fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
+/// Everything after the packages. `features` selects all that the machine allows; `guest` if it can have one,
+/// `miri` if the toolchain has it.
+fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
     let clippy = |features: &[&str]| {
         cargo(&["clippy", "--workspace", "--all-targets"]).with(features).with(&["--", "-D", "warnings"])
@@ -120,6 +128,10 @@ fn steps(features: &[&str], guest: bool, install: Install) -> Vec<Step> {
             .environment("RUSTFLAGS", "--cfg loom")
             .environment("CARGO_TARGET_DIR", "target/loom"),
     ));
+    for (name, flags, arguments) in miri::RUNS.iter().filter(|_| miri) {
+        steps.push(test(name, 15, Runner::Libtest, miri::run(flags, arguments)));
+    }
+    steps.push(Step { name: "address sanitizer", deadline: Duration::from_mins(30), work: Work::Sanitize });
     steps.push(test(
         "doc tests",
         15,
@@ -197,6 +209,7 @@ impl Run {
             Work::Closure => closure::check(step.deadline),
             Work::Bench(install) => bench::check(*install),
             Work::Guest => vm::check().map(|passed| self.tests.passed += passed),
+            Work::Sanitize => sanitize::address().map(|tests| self.tests.passed += tests.passed),
             Work::Test(runner, command) => self.tests(step, *runner, command),
             Work::Machine(runner, command, way) => {
                 let barewire = machine::command_line(step.deadline)?;

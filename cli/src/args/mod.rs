@@ -2,7 +2,7 @@
 
 mod perf;
 
-pub(crate) use perf::{Layout, PerfArgs, Sizes, Sweep, Test, TestArgs};
+pub(crate) use perf::{Layout, MOST_PIECES, PerfArgs, Sizes, Sweep, Test, TestArgs};
 
 use crate::control::Work;
 use clap::error::ErrorKind;
@@ -21,12 +21,13 @@ pub(crate) const PORT: u16 = 13337;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Write what the software HCA's wire saw to a capture file for tshark and Wireshark; %a in its name is the device's address, and is
-    /// added where there are several devices
+    /// Write what the software HCA's wire saw, payload included, to a capture file for tshark and Wireshark that only its owner may read;
+    /// %a in its name is the device's address, and is added where there are several devices
     #[arg(long, global = true, value_name = "FILE", help_heading = "Software HCA")]
     pub(crate) pcap: Option<PathBuf>,
-    /// The key that both ends of a tcp connection know: 32 bytes, or 64 hexadecimal digits, that only their owner may read
-    #[arg(long, global = true, value_name = "FILE", help_heading = "TCP")]
+    /// The key that both ends know, for servers and clients on different hosts and for tcp: a file of 32 bytes, or of 64 hexadecimal
+    /// digits, that only its owner may read
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Connections")]
     pub(crate) key_file: Option<PathBuf>,
 }
 
@@ -111,13 +112,13 @@ pub(crate) struct HelloArgs {
     /// Device [default: the transport's first]
     #[arg(short = 'd', long)]
     pub(crate) device: Option<String>,
-    /// Host of the server; without it this is the server
+    /// Host of the server, without a key this one; without it this is the server
     #[arg(short = 'n', long = "server", value_name = "HOST")]
     pub(crate) server: Option<String>,
     /// Control port of the server
     #[arg(short = 'p', long, default_value_t = PORT)]
     pub(crate) port: u16,
-    /// Address to listen on as the server [default: 127.0.0.1]
+    /// Address to listen on as the server, with a key [default: 127.0.0.1]
     #[arg(short = 'a', long = "bind", value_name = "ADDRESS", conflicts_with = "server")]
     pub(crate) bind: Option<IpAddr>,
     /// Size of the message in bytes (K, M and G are powers of 1024)

@@ -123,7 +123,7 @@ impl fmt::Display for Layout {
 pub(crate) struct Sizes(pub(crate) Vec<usize>);
 
 /// More pieces than any transport takes.
-const MOST_PIECES: usize = 64;
+pub(crate) const MOST_PIECES: usize = 64;
 
 fn sizes(text: &str) -> Result<Sizes, String> {
     let pieces: Vec<usize> = text.split(',').map(size).collect::<Result<_, _>>()?;
@@ -259,14 +259,16 @@ impl TestArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Letters mean what they mean to ucx_perftest. Without HOST and --listen both ends run here, the server as a second process of its own.
-A server takes the tests, their sizes and counts from the client. What it is told itself, the client must agree with.
+Without a key, a server serves its own user on this machine, over a unix socket. With a key, it listens on TCP and serves those who know it.
+It takes the tests, their sizes and counts from the client, within --max-memory and --max-messages. What it is told itself, the client must
+agree with. A client that fails or is refused is a warning, and the server waits for the next one; after one that succeeds it ends.
 Each line of a batch file is a test: its name, then words of this command line. Several files are combined, every line of one with every
 line of the next.")]
 pub(crate) struct PerfArgs {
     /// Host of the server to measure against
     #[arg(conflicts_with_all = ["listen", "loopback"])]
     pub(crate) host: Option<String>,
-    /// Be the server, for one client
+    /// Be the server, until one client's tests have succeeded
     #[arg(long, conflicts_with_all = [
         "iterations", "warm_up", "json", "csv", "batch", "sweep", "all", "plot", "loopback", "final_only", "numeric", "info",
     ])]
@@ -291,10 +293,16 @@ pub(crate) struct PerfArgs {
     /// Control port of the server
     #[arg(short = 'p', long, default_value_t = PORT)]
     pub(crate) port: u16,
-    /// Address to listen on as the server [default: 127.0.0.1]
+    /// Memory that a test of a client may take of the server (K, M and G are powers of 1024)
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size, requires = "listen")]
+    pub(crate) max_memory: usize,
+    /// Messages, warm-up included, that a test of a client may have [default: any number]
+    #[arg(long, value_name = "COUNT", value_parser = count, requires = "listen")]
+    pub(crate) max_messages: Option<u64>,
+    /// Address to listen on as the server, with a key [default: 127.0.0.1]
     #[arg(short = 'a', long = "bind", value_name = "ADDRESS", requires = "listen")]
     pub(crate) bind: Option<IpAddr>,
-    /// As the server listen on ::1 unless told otherwise
+    /// Listen on ::1 as the server, with a key, unless an address is given
     #[arg(short = '6', long, requires = "listen")]
     pub(crate) ipv6: bool,
     /// Print only the final numbers

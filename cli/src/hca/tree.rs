@@ -1,8 +1,11 @@
 //! The part of `/sys` that libibverbs, libmlx5 and UCX look at, as a folder of its own.
 
 use crate::args::Link;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs;
-use std::io;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +20,9 @@ const STAND_IN: &str = "1:3";
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
+    /// The locked folder. The kernel drops the lock with the process, so that what is not locked
+    /// belongs to nobody, whichever namespace process numbers are of.
+    _lock: OwnedFd,
 }
 
 impl Tree {
@@ -24,9 +30,8 @@ impl Tree {
     pub(super) fn new(devices: usize, ports: u8, link: Link) -> io::Result<Self> {
         let folder = std::env::temp_dir();
         sweep(&folder);
-        let root = folder.join(format!("{PREFIX}{}", std::process::id()));
-        fs::DirBuilder::new().mode(0o700).create(&root)?;
-        let tree = Self { root };
+        let (root, lock) = claim(&folder)?;
+        let tree = Self { root, _lock: lock };
         tree.write("class/infiniband_verbs/abi_version", "6")?;
         fs::create_dir_all(tree.root.join("class/infiniband"))?;
         fs::create_dir_all(tree.root.join("bus/pci/devices"))?;
@@ -123,16 +128,51 @@ impl Drop for Tree {
     }
 }
 
-/// Removes trees whose process is gone.
+/// Makes a folder with a random name, and locks it.
+fn claim(folder: &Path) -> io::Result<(PathBuf, OwnedFd)> {
+    const TRIES: usize = 100;
+    for _ in 0..TRIES {
+        let root = folder.join(format!("{PREFIX}{:016x}", RandomState::new().build_hasher().finish()));
+        match fs::DirBuilder::new().mode(0o700).create(&root) {
+            // Anybody may have made a folder of this name.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+            made => made?,
+        }
+        // Another run may sweep it before it is locked.
+        match lock(&root) {
+            Ok(lock) if is_at(&lock, &root) => return Ok((root, lock)),
+            Err(error) if error.kind() != ErrorKind::NotFound && error.kind() != ErrorKind::WouldBlock => {
+                return Err(error);
+            }
+            _ => {}
+        }
+    }
+    Err(io::Error::new(ErrorKind::AlreadyExists, "no name is free for a folder"))
+}
+
+/// Locks a folder for as long as the descriptor is open, unless another process has.
+fn lock(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+    let handle = rustix::fs::open(path, flags, Mode::empty())?;
+    rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(handle)
+}
+
+/// The open folder is the one that the path names now.
+fn is_at(handle: &OwnedFd, path: &Path) -> bool {
+    let (open, named) = (rustix::fs::fstat(handle), rustix::fs::lstat(path));
+    open.is_ok_and(|open| named.is_ok_and(|named| (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino)))
+}
+
+/// Removes this user's trees that no process holds locked.
 fn sweep(folder: &Path) {
-    // SAFETY: takes nothing and cannot fail.
-    let me = unsafe { libc::geteuid() };
+    let me = rustix::process::geteuid().as_raw();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(process) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
-        let Ok(process) = process.parse::<u32>() else { continue };
+        if !entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
+            continue;
+        }
         let mine = entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == me);
-        if mine && (process == std::process::id() || !Path::new("/proc").join(process.to_string()).exists()) {
+        if mine && let Ok(_locked) = lock(&entry.path()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -155,5 +195,25 @@ mod tests {
         assert!(place.ends_with("0000:c1:00.0/infiniband/mlx5_0"), "{}", place.display());
         drop(tree);
         assert!(!root.exists());
+    }
+
+    /// As another process number namespace on the same /tmp shows it: the number in the name, if there
+    /// is one, says nothing.
+    #[test]
+    fn a_live_tree_stays_and_a_dead_one_goes() {
+        let folder = std::env::temp_dir().join(format!("barewire-sweep-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let (live, locked) = claim(&folder).unwrap();
+        // The numbers of processes end at 2^22.
+        let renamed = folder.join(format!("{PREFIX}4194305"));
+        fs::rename(&live, &renamed).unwrap();
+        let (dead, unlocked) = claim(&folder).unwrap();
+        drop(unlocked);
+        sweep(&folder);
+        assert!(renamed.exists() && !dead.exists());
+        drop(locked);
+        sweep(&folder);
+        assert!(!renamed.exists());
+        fs::remove_dir(&folder).unwrap();
     }
 }

@@ -6,7 +6,7 @@ use crate::args::{Layout, Test};
 use crate::control::PerfPlan;
 use crate::error::{Error, local};
 use crate::session::{Remote, Session};
-use barewire::{Completion, Memory, MemoryError, Posted, SHORT_HEADER, Slice};
+use barewire::{Completion, Flags, Memory, MemoryError, Posted, SHORT_HEADER, Slice};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -145,6 +145,12 @@ impl<'a> Carrier<'a> {
             mark: Mark { word, shift: 8 * (lowest % WORD) },
             passive: plan.passive,
         };
+        // Where the peer's memory is mapped, the peer hands it over with its progress, of which a passive one
+        // makes none after this.
+        if session.interface.attributes().flags.contains(Flags::RKEY_PTR) {
+            let endpoint = &session.endpoint;
+            session.wait.post(SET_UP, || endpoint.rkey_ptr(&carrier.remote.key).map(drop))?;
+        }
         if !session.wait.is_loopback() {
             session.wait.barrier(SET_UP)?;
         }

@@ -1,6 +1,6 @@
 //! One test with everything that it needs to be run.
 
-use crate::args::{Layout, Sizes, Test, TestArgs};
+use crate::args::{Layout, MOST_PIECES, Sizes, Test, TestArgs};
 use crate::control::PerfPlan;
 use crate::error::Error;
 use crate::transports::{self, Choice};
@@ -164,10 +164,27 @@ pub(super) fn extent(stride: usize, sizes: &[usize]) -> Option<usize> {
     before.checked_add(*last).filter(|extent| isize::try_from(*extent).is_ok())
 }
 
+/// The bytes that one end allocates for the test's messages; the most that there are if it has no
+/// such number.
+pub(super) fn memory(plan: &PerfPlan) -> u64 {
+    let sizes: Option<Vec<usize>> = plan.sizes.iter().map(|piece| usize::try_from(*piece).ok()).collect();
+    let stride = usize::try_from(plan.stride).ok();
+    let extent = stride.zip(sizes).and_then(|(stride, sizes)| extent(stride, &sizes));
+    // Of `Regions` and `Carrier`: what the peer writes, what is sent by zcopy, by am and by put.
+    let message = plan.size().checked_next_multiple_of(WORD as u64).and_then(|size| size.checked_mul(3));
+    extent.zip(message).and_then(|(extent, message)| message.checked_add(extent as u64)).unwrap_or(u64::MAX)
+}
+
 /// Refuses a plan that this end cannot follow.
 pub(super) fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
     let sizes: Result<Vec<usize>, _> = plan.sizes.iter().map(|piece| usize::try_from(*piece)).collect();
     let sizes = sizes.unwrap_or_else(|_| vec![usize::MAX]);
+    if sizes.len() > MOST_PIECES {
+        return Err(Error::Local(format!(
+            "at most {MOST_PIECES} pieces make a message, not {}",
+            sizes.len()
+        )));
+    }
     let size = usize::try_from(plan.size()).unwrap_or(usize::MAX);
     if !takes(plan.test, plan.layout, sizes.len(), size, choice) {
         return Err(Error::Local(misfit(plan.test, Some(plan.layout), &sizes, choice)));

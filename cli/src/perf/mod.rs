@@ -25,6 +25,7 @@ use figures::{Outcome, Recorder};
 use job::{Job, Kind};
 use plot::Point;
 use printer::Printer;
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// The active-message ids of what is measured and of how many of them came.
@@ -40,8 +41,8 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
         let choice = job::choice(&args.test)?;
         transports::need_key(&choice.transport)?;
         let bind = args.bind.or(args.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST)));
-        let listening = |address| out.line(format!("waiting for a client on {address}"));
-        return with_client(bind, args.port, Work::Perf, listening, |link| follow(link, Some(&args.test)));
+        let listening = |address: &dyn Display| out.line(format!("waiting for a client on {address}"));
+        return with_client(bind, args.port, Work::Perf, listening, |link| follow(link, Some(args)));
     }
     let mut printer = Printer::new(args, out);
     if args.all {
@@ -145,8 +146,8 @@ fn single<'a>(
 }
 
 /// The server's side: does what the leader asks for, until it asks for no more. A server has a command line of its own, with which the
-/// client must agree.
-pub(crate) fn follow(link: &mut Link, own: Option<&TestArgs>) -> Result<(), Error> {
+/// client must agree, and limits.
+pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Error> {
     loop {
         let (transport, device) = match link.message(SET_UP)? {
             Message::Open { transport, device } => (transport, device),
@@ -157,13 +158,15 @@ pub(crate) fn follow(link: &mut Link, own: Option<&TestArgs>) -> Result<(), Erro
             Message::Perf(plan) => plan,
             other => return Err(link.unexpected(&other, "perf")),
         };
-        if let Some(own) = own {
+        if let Some(PerfArgs { test: own, max_memory, max_messages, .. }) = own {
             agree(link, "transport", own.transport.as_deref(), &transport)?;
             agree(link, "test", own.test.map(Test::name), plan.test.name())?;
             let size = own.sizes.as_ref().map(|Sizes(pieces)| pieces.iter().sum::<usize>().to_string());
             agree(link, "size", size.as_deref(), &plan.size().to_string())?;
+            within(link, "--max-memory", Some(*max_memory as u64), job::memory(&plan), "bytes")?;
+            within(link, "--max-messages", *max_messages, plan.total, "messages")?;
         }
-        let device = own.map_or(device.as_deref(), |own| own.device.as_deref());
+        let device = own.map_or(device.as_deref(), |own| own.test.device.as_deref());
         let choice = transports::find(&transport, device)?;
         if !choice.joins_processes() {
             return Err(link.protocol(format!("it asks for transport '{transport}' between two processes")));
@@ -179,6 +182,16 @@ fn agree(link: &Link, what: &str, ours: Option<&str>, theirs: &str) -> Result<()
             Err(link
                 .protocol(format!("the server was started for {what} {ours}, the client asks for {theirs}")))
         }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a client that asks for more than the server was started with.
+fn within(link: &Link, limit: &str, most: Option<u64>, asked: u64, what: &str) -> Result<(), Error> {
+    match most {
+        Some(most) if asked > most => Err(link.protocol(format!(
+            "its test takes {asked} {what}, and the server allows {most}: see {limit} of the server"
+        ))),
         _ => Ok(()),
     }
 }

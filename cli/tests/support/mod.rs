@@ -4,6 +4,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -77,6 +79,8 @@ pub(crate) fn start(args: &[&str]) -> Barewire {
 pub(crate) fn start_with(args: &[&str], environment: &[(&str, &str)]) -> Barewire {
     let mut child = Command::new(env!("CARGO_BIN_EXE_barewire"))
         .args(args)
+        // Control sockets are then abstract, see `control_name`.
+        .env_remove("XDG_RUNTIME_DIR")
         .envs(environment.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -121,10 +125,28 @@ impl Barewire {
 
     /// Waits for a line on standard output that contains `words`, and answers it; `None` if the process ends first.
     pub(crate) fn line(&mut self, words: &str) -> Option<String> {
-        let deadline = Instant::now() + PATIENCE;
+        self.line_of(|this| this.stdout.now(), words, PATIENCE)
+    }
+
+    /// What it has written to standard error so far.
+    pub(crate) fn errors(&self) -> String {
+        self.stderr.now()
+    }
+
+    /// Waits for a warning that contains `words`, and returns it.
+    #[track_caller]
+    pub(crate) fn warning(&mut self, words: &str, timeout: Duration) -> String {
+        let line = self.line_of(|this| this.stderr.now(), words, timeout);
+        let line = line.unwrap_or_else(|| panic!("it ended without '{words}': {}", self.stderr.now()));
+        assert!(line.starts_with("barewire: warning: "), "{line}");
+        line
+    }
+
+    fn line_of(&mut self, text: impl Fn(&Self) -> String, words: &str, timeout: Duration) -> Option<String> {
+        let deadline = Instant::now() + timeout;
         loop {
             let ended = self.has_ended();
-            let text = self.stdout.now();
+            let text = text(self);
             if let Some(line) = text.lines().find(|line| line.contains(words)) {
                 return Some(line.to_owned());
             }
@@ -140,11 +162,6 @@ impl Barewire {
     pub(crate) fn port(&mut self) -> String {
         let line = self.line("waiting for a client on").expect("the server listens");
         line.rsplit(':').next().unwrap().trim().to_owned()
-    }
-
-    /// True if the process lives and a connection is still accepted at its port.
-    pub(crate) fn is_still_listening(&mut self, port: &str) -> bool {
-        !self.has_ended() && std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_ok()
     }
 
     /// The second process that this one started; `None` if it ends first.
@@ -269,4 +286,36 @@ impl Drop for TestFile {
 pub(crate) fn random_below(limit: u64) -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish() % limit.max(1)
+}
+
+/// The name at which a server without a key listens if there is no runtime directory.
+pub(crate) fn control_name(port: &str) -> SocketAddr {
+    // SAFETY: takes nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    SocketAddr::from_abstract_name(format!("barewire-control-{user}-{port}")).unwrap()
+}
+
+/// Connects to the server's control socket by hand.
+pub(crate) fn control(port: &str) -> UnixStream {
+    UnixStream::connect_addr(&control_name(port)).unwrap()
+}
+
+/// Runs `work` in a thread that belongs to user 65534, which only root can; else says so and
+/// returns `None`.
+pub(crate) fn as_nobody<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<JoinHandle<T>> {
+    const NOBODY: libc::c_long = 65_534;
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can become another user");
+        return None;
+    }
+    Some(thread::spawn(move || {
+        // SAFETY: takes numbers. The system call itself, without libc around it, changes the user
+        // of this thread only: setresuid(2), C library/kernel differences.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+        assert_eq!(changed, 0);
+        work()
+    }))
 }

@@ -18,6 +18,7 @@ const ENTRIES: u32 = 8;
 const FORMATS: [MiniFormat; 3] = [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride];
 
 /// A ring and its doorbell record, reached through pointers only.
+#[repr(C, align(64))]
 struct Ring<S> {
     entries: [UnsafeCell<S>; ENTRIES as usize],
     record: UnsafeCell<u32>,

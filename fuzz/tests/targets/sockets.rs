@@ -1,19 +1,22 @@
 //! What comes over a socket of `tcp`: from strangers, and from peers that know the key and lie.
 
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use barewire::transport::tcp;
 use barewire::{
-    Access, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig, PostError, Unpack,
+    Access, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig, PostError,
+    Unpack,
 };
 use barewire_tcp::connector::Connector;
 use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, Initiator, Purpose};
 use barewire_tcp::message::{Header, Kind};
 use barewire_tcp::outbox::{Outbox, Spare};
-use barewire_tcp::request::{ANSWER_BYTES, Action, Answer, Change, Operation, Request};
+use barewire_tcp::request::{ANSWER_BYTES, Action, Answer, Change, Operation, Outcome, Request};
 use barewire_tcp::socket::Socket;
 use barewire_tcp::{Key, KeyedListener, Stream, frame};
 use bolero::check;
@@ -39,14 +42,19 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     bytes[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
+/// Without records, so that what is inside them is seen.
+fn plain() -> Limits {
+    Limits { protected: false, ..Limits::default() }
+}
+
 /// Connects, with `work` in between.
-fn connect(peer: SocketAddr, claim: Claim, work: impl FnMut()) -> Socket {
-    let connector = Connector::start(peer, Some(HERE), &key(), claim, DEADLINE, Limits::default());
+fn connect(peer: SocketAddr, claim: Claim, limits: Limits, work: impl FnMut()) -> Socket {
+    let connector = Connector::start(peer, Some(HERE), &key(), claim, DEADLINE, limits);
     connector.unwrap().wait(work).unwrap()
 }
 
 /// Sends bytes on an admitted connection; the other end may be gone.
-fn say(socket: &Socket, bytes: &[u8]) {
+fn say(socket: &mut Socket, bytes: &[u8]) {
     let (mut outbox, spare) = (Outbox::default(), Spare::default());
     assert!(outbox.push(&spare, bytes));
     let _ = outbox.flush(socket, &spare);
@@ -62,7 +70,9 @@ fn any_strangers() {
             Claim { purpose: Purpose::Memory, service: 1, endpoint: 2, from_service: 3, from_endpoint: 4 };
         if script.byte() & 1 == 1 {
             // As far as one gets without the key.
-            stranger.write_all(Initiator::new(claim, script.array()).hello()).unwrap();
+            stranger
+                .write_all(Initiator::new(claim, script.array(), script.byte() & 1 == 1).hello())
+                .unwrap();
         }
         let mut admitted: Vec<Admitted> = Vec::new();
         let most = allocation::most(|| {
@@ -75,9 +85,17 @@ fn any_strangers() {
         });
         assert!(admitted.is_empty(), "a stranger got in");
         assert!(most < 64 << 10, "{most} bytes for a stranger");
-        drop(stranger);
-        while door.guests() > 0 {
+        // Until the door has closed the connection: it bounds the time that it spends on strangers, and
+        // connections that it has not accepted yet would fill its backlog.
+        let _ = stranger.shutdown(Shutdown::Write);
+        stranger.set_nonblocking(true).unwrap();
+        loop {
             door.work(Instant::now(), &mut admitted);
+            match stranger.read(&mut [0; 64]) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+                Ok(0) | Err(_) => break,
+            }
         }
     });
 }
@@ -94,7 +112,9 @@ fn anything_on_a_keyed_stream() {
         let mut script = Script::new(bytes);
         let mut stranger = TcpStream::connect(address).unwrap();
         if script.byte() & 1 == 1 {
-            stranger.write_all(Initiator::new(claim, script.array()).hello()).unwrap();
+            stranger
+                .write_all(Initiator::new(claim, script.array(), script.byte() & 1 == 1).hello())
+                .unwrap();
         }
         let length = usize::from(script.byte());
         let _ = stranger.write_all(script.bytes(length));
@@ -102,7 +122,7 @@ fn anything_on_a_keyed_stream() {
         let purpose = if script.byte() & 1 == 1 { Purpose::Messages } else { Purpose::Stream };
         let wanted = purpose == Purpose::Stream;
         let (mut admitted, start) = (None, Instant::now());
-        let limits = Limits::default();
+        let limits = plain();
         let mut connector =
             Connector::start(address, Some(HERE), &key(), Claim { purpose, ..claim }, DEADLINE, limits)
                 .unwrap();
@@ -119,13 +139,13 @@ fn anything_on_a_keyed_stream() {
             }
         };
         assert_eq!(peer.is_some(), wanted);
-        let (Some(peer), Some(mut stream)) = (peer, admitted) else { return };
-        frames(&mut script, &peer, &mut stream);
+        let (Some(mut peer), Some(mut stream)) = (peer, admitted) else { return };
+        frames(&mut script, &mut peer, &mut stream);
     });
 }
 
 /// Says frames that are true, ones that lie and whatever it is, and takes what comes of it.
-fn frames(script: &mut Script<'_>, peer: &Socket, stream: &mut Stream) {
+fn frames(script: &mut Script<'_>, peer: &mut Socket, stream: &mut Stream) {
     while !script.is_over() {
         let (length, kind) = (u32::from(script.number()), u16::from(script.byte()));
         let header = match kind % 3 {
@@ -168,6 +188,10 @@ impl Victim {
 
     /// An endpoint that waits for this test to connect, and the connection.
     fn endpoint(&mut self) -> (tcp::Endpoint, Socket) {
+        self.endpoint_with(plain())
+    }
+
+    fn endpoint_with(&mut self, limits: Limits) -> (tcp::Endpoint, Socket) {
         let endpoint = tcp::Endpoint::new(&self.interface).unwrap();
         let own = endpoint.address().to_bytes();
         // The smallest numbers: this end connects.
@@ -183,7 +207,7 @@ impl Victim {
             from_endpoint: 0,
         };
         let progress = &mut self.progress;
-        let socket = connect(address(&device), claim, || {
+        let socket = connect(address(&device), claim, limits, || {
             progress.progress();
         });
         (endpoint, socket)
@@ -200,7 +224,7 @@ fn any_messages_of_a_peer() {
     check!().with_generator(bytes_to(512)).for_each(|bytes| {
         let victim = &mut victim;
         let mut script = Script::new(bytes);
-        let (endpoint, socket) = victim.endpoint();
+        let (endpoint, mut socket) = victim.endpoint();
         let most = allocation::most(|| {
             while !script.is_over() {
                 let length = u32::from(script.number());
@@ -212,8 +236,8 @@ fn any_messages_of_a_peer() {
                     3 => Header { kind: Kind::Nothing, length: 0 }.to_bytes(),
                     _ => script.array(),
                 };
-                say(&socket, &header);
-                say(&socket, script.bytes(usize::from(length as u8)));
+                say(&mut socket, &header);
+                say(&mut socket, script.bytes(usize::from(length as u8)));
                 for _ in 0..3 {
                     victim.progress.progress();
                 }
@@ -245,22 +269,22 @@ fn any_requests_of_a_peer() {
         from_endpoint: 1,
     };
     let token = number(&packed, 16);
-    let honest = connect(peer, claim, || ());
+    let mut honest = connect(peer, claim, plain(), || ());
     let mut finished = 0;
     check!().with_generator(bytes_to(512)).for_each(|bytes| {
         let mut script = Script::new(bytes);
-        let socket = connect(peer, claim, || ());
+        let mut socket = connect(peer, claim, plain(), || ());
         while !script.is_over() {
             let mut request = any_request(&mut script, token, &memory).to_bytes();
             script.mutate(&mut request);
-            say(&socket, &request);
+            say(&mut socket, &request);
             let length = usize::from(script.byte());
-            say(&socket, script.bytes(length));
+            say(&mut socket, script.bytes(length));
         }
         drop(socket);
         // Others are served.
         let action = Action::Get { length: 8 };
-        say(&honest, &Request { token, address: memory.address(), action }.to_bytes());
+        say(&mut honest, &Request { token, address: memory.address(), action }.to_bytes());
         let mut answer = [0; ANSWER_BYTES + 8];
         let (mut count, start) = (0, Instant::now());
         while count < answer.len() {
@@ -269,7 +293,7 @@ fn any_requests_of_a_peer() {
         }
         finished += 1;
         let answer = Answer::parse(answer.first_chunk().unwrap()).unwrap();
-        assert_eq!((answer.finished, answer.done), (finished, true));
+        assert_eq!((answer.finished, answer.outcome), (finished, Outcome::Done));
     });
     let mut bytes = [0; 64];
     untold.read(0, &mut bytes).unwrap();
@@ -297,7 +321,7 @@ fn any_request(script: &mut Script<'_>, token: u64, memory: &tcp::Memory) -> Req
 #[test]
 fn any_answers_of_a_target() {
     let mut victim = Victim::open();
-    let mut door = Door::open(HERE, key(), Limits::default()).unwrap();
+    let mut door = Door::open(HERE, key(), plain()).unwrap();
     // A key to this test's memory, as it says.
     let mut packed = b"bw\x01K\x05\x12".to_vec();
     packed.extend_from_slice(&door.address().port().to_be_bytes());
@@ -333,17 +357,21 @@ fn any_answers_of_a_target() {
             victim.progress.progress();
             assert!(start.elapsed() < DEADLINE);
         }
-        let target = admitted.pop().unwrap().welcome().unwrap();
+        let mut target = admitted.pop().unwrap().welcome().unwrap();
         while !script.is_over() {
             let operation =
                 [Operation::Put, Operation::Get, Operation::Atomic][usize::from(script.byte() % 3)];
             let value = u64::from(script.number() % 4096);
             let finished = u64::from(script.byte() % 8);
-            let mut answer =
-                Answer { finished, done: !script.byte().is_multiple_of(8), operation, value }.to_bytes();
+            let outcome = match script.byte() % 16 {
+                0 => Outcome::Refused,
+                1 => Outcome::Altered,
+                _ => Outcome::Done,
+            };
+            let mut answer = Answer { finished, outcome, operation, value }.to_bytes();
             script.mutate(&mut answer);
-            say(&target, &answer);
-            say(&target, script.bytes(usize::from(value as u8)));
+            say(&mut target, &answer);
+            say(&mut target, script.bytes(usize::from(value as u8)));
             victim.progress.progress();
         }
         drop(target);
@@ -353,5 +381,38 @@ fn any_answers_of_a_target() {
             assert!(start.elapsed() < DEADLINE);
         }
         assert_eq!(done.pending(), 0);
+    });
+}
+
+/// What is no record ends the connection, and nothing of it is handed on.
+#[test]
+fn any_records_of_somebody_on_the_way() {
+    static HEARD: AtomicBool = AtomicBool::new(false);
+    let mut victim = Victim::open();
+    for id in 0..32 {
+        victim.interface.set_handler(id, |_| HEARD.store(true, Ordering::Relaxed)).unwrap();
+    }
+    check!().with_generator(bytes_to(300)).for_each(|bytes| {
+        let victim = &mut victim;
+        let mut script = Script::new(bytes);
+        let (endpoint, socket) = victim.endpoint_with(Limits::default());
+        assert!(socket.is_protected());
+        let mut wire = TcpStream::from(socket.as_fd().try_clone_to_owned().unwrap());
+        while !script.is_over() {
+            let length = u32::from(script.byte() % 64);
+            // A record that is likely to be taken for one.
+            let _ = wire.write_all(&length.to_le_bytes());
+            let _ = wire.write_all(script.bytes(length as usize + 16));
+            victim.progress.progress();
+        }
+        drop((socket, wire));
+        let start = Instant::now();
+        while endpoint.error().is_none() {
+            victim.progress.progress();
+            assert!(start.elapsed() < DEADLINE);
+        }
+        let cause = endpoint.error().unwrap().cause;
+        assert!(matches!(cause, Cause::Altered | Cause::Disconnected), "{cause:?}");
+        assert!(!HEARD.load(Ordering::Relaxed));
     });
 }

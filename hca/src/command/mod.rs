@@ -37,8 +37,6 @@ mod uar;
 mod umem;
 mod xrc;
 
-pub(crate) use gid::{address as gid_address, gid, mac};
-pub(crate) use q_counter::CounterSet;
 pub use syndrome::CommandSyndrome;
 
 /// Done, or why not.

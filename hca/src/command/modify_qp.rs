@@ -10,7 +10,7 @@ use barewire_layouts::command::qp::{
 use barewire_layouts::prm::View;
 
 use super::q_counter::counter_set;
-use super::{CommandSyndrome, Outcome, gid};
+use super::{CommandSyndrome, Outcome};
 use crate::engine::{Context, Engine, lid_address};
 use crate::limits;
 use crate::object::Attributes;
@@ -132,7 +132,7 @@ fn peer(own: IpAddr, path: View<'_, AddressPath>) -> Option<IpAddr> {
     if gid == [0; 16] && lid != 0 && !path.get(AddressPath::GRH) {
         return Some(lid_address(own, lid));
     }
-    gid::address(gid)
+    crate::address::from_gid(gid)
 }
 
 /// PRM: RTR2RTS_QP. Takes what the requester does.

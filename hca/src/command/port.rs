@@ -12,7 +12,7 @@ use barewire_layouts::command::port::{
 };
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
-use super::{CommandSyndrome, Outcome, gid};
+use super::{CommandSyndrome, Outcome};
 use crate::engine::Context;
 use crate::limits;
 
@@ -37,14 +37,14 @@ fn look(device: &Context<'_>, other: bool, number: u8) -> Result<(IpAddr, bool),
 
 /// An EUI-64 made of the Ethernet address (IBTA 4.1.1).
 fn guid(address: IpAddr) -> u64 {
-    let mac = gid::mac(address).into_iter().fold(0, |number, byte| number << 8 | u64::from(byte));
+    let mac = crate::address::mac(address).into_iter().fold(0, |number, byte| number << 8 | u64::from(byte));
     let (company, card) = (mac >> 24, mac & 0x00ff_ffff);
     (company ^ 0x02_0000) << 40 | 0xff_fe00_0000 | card
 }
 
 /// The LID of a device at `address`: the last 16 bits, by which peers of its network name it.
 fn lid(address: IpAddr) -> u16 {
-    let [.., high, low] = gid::gid(address);
+    let [.., high, low] = crate::address::gid(address);
     u16::from_be_bytes([high, low])
 }
 
@@ -75,7 +75,7 @@ pub(super) fn nic(
         .set(NicVportContext::SYSTEM_IMAGE_GUID, guid(address))
         .set(NicVportContext::PORT_GUID, guid(address))
         .set(NicVportContext::NODE_GUID, guid(address))
-        .set_array(NicVportContext::PERMANENT_ADDRESS, gid::mac(address));
+        .set_array(NicVportContext::PERMANENT_ADDRESS, crate::address::mac(address));
     Ok(())
 }
 

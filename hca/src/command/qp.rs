@@ -7,7 +7,7 @@ use barewire_layouts::command::qp::{
 use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
 
-use super::{CommandSyndrome, Outcome, doorbell_window, gid, ring_window};
+use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
 use crate::engine::{Context, Engine, QpEngine};
 use crate::limits;
 use crate::memory::Window;
@@ -205,7 +205,7 @@ pub(super) fn query(
         .set(AddressPath::VHCA_PORT_NUM, attributes.port as u8 + 1);
     if !attributes.remote_address.is_unspecified() {
         path.set(AddressPath::GRH, true)
-            .set_array(AddressPath::RGID_RIP, gid::gid(attributes.remote_address));
+            .set_array(AddressPath::RGID_RIP, crate::address::gid(attributes.remote_address));
     }
     Ok(())
 }

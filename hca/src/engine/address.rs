@@ -1,4 +1,4 @@
-//! Where a message goes that no connection leads: the address vector, or the XRC segment, of its WQE.
+//! The destination in a WQE of a connectionless message: its address vector or XRC segment.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,54 +11,55 @@ use barewire_layouts::wqe::{
 
 use super::fetch::{Segments, Wqe};
 use super::report::Finding;
-use crate::command::gid_address;
+use crate::address::from_gid;
 use crate::limits;
 
-/// A key with this bit stands for the sender's own (IBTA 10.2.5: what only privileged users may name).
+/// A Q_Key with this bit stands for the sender's own (IBTA 10.2.5: privileged Q_Keys).
 const OWN_QKEY: u32 = 1 << 31;
 
-/// The unspecified GID, which is nobody's.
+/// The unspecified GID.
 const NO_GID: [u8; 16] = [0; 16];
 
-/// How the receiver is named.
+/// How the WQE names the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Gid([u8; 16]),
     Lid(u16),
 }
 
-/// The receiver of a datagram, or the target of a request.
+/// The receiver of a datagram, or the target of a DC request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Destination {
     pub(super) qpn: u32,
     key: u64,
     route: Route,
-    /// Index of the own address, where the address vector has one.
+    /// Index of the source GID, if the address vector has one.
     pub(super) source: Option<u16>,
 }
 
 impl Destination {
-    /// The receiver's address, as the device at `own` sees it; `None` if no host has such an address.
+    /// Returns the receiver's address as seen from `own`, or `None` if no host can have it.
     pub(super) fn address(&self, own: IpAddr) -> Option<IpAddr> {
         match self.route {
-            Route::Gid(gid) => gid_address(gid),
+            Route::Gid(gid) => from_gid(gid),
             Route::Lid(lid) => Some(lid_address(own, lid)),
         }
     }
 
-    /// The key that the datagram carries, sent by a queue pair with key `own`.
+    /// Returns the Q_Key that the datagram carries, sent by a queue pair with Q_Key `own`.
     pub(super) fn qkey(&self, own: u32) -> u32 {
         let qkey = (self.key >> 32) as u32;
         if qkey & OWN_QKEY == 0 { qkey } else { own }
     }
 
-    /// The key that a target of dynamic connections asks for.
+    /// Returns the DC access key.
     pub(super) fn access_key(&self) -> u64 {
         self.key
     }
 }
 
-/// What the service puts between the control segment and those of the operation.
+/// Reads the segments that a transport service puts between the control segment and the
+/// operation's.
 pub(super) fn transport(
     opcode: Opcode,
     service: ServiceType,
@@ -67,7 +68,7 @@ pub(super) fn transport(
     wqe: &mut Wqe,
 ) -> Result<(), Finding> {
     match service {
-        // Nothing goes anywhere.
+        // These operations have no destination.
         _ if matches!(opcode, Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr) => {}
         ServiceType::Ud | ServiceType::Dci => {
             wqe.destination = Some(destination(segments, ds, service)?);
@@ -90,7 +91,7 @@ pub(super) fn transport(
     Ok(())
 }
 
-/// Reads the address vector, in either form.
+/// Reads an address vector of either form.
 fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Result<Destination, Finding> {
     const ROOM: &str = "room for the address vector";
     let extended = segments
@@ -106,7 +107,7 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
             let (what, got) = ("address vector: source GID index", vector.source_index().into());
             return Err(Finding::Value { what, got, wanted: "below the size of the GID table" });
         }
-        // InfiniBand without a global route.
+        // InfiniBand without a GRH.
         let route = match (vector.gid, vector.base.lid_or_port.get()) {
             (NO_GID, lid) if lid != 0 => Route::Lid(lid),
             (gid, _) => Route::Gid(gid),
@@ -117,7 +118,7 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
         let vector: CompactAddressVector = segments.next(ds, ROOM)?;
         (vector, Route::Lid(vector.lid_or_port.get()), None)
     };
-    // Of datagrams half of the key is used; of dynamic connections, all.
+    // A datagram uses half of the key, DC all of it.
     let (what, reserved) = if service == ServiceType::Ud {
         ("address vector", base.reserved.get())
     } else {
@@ -129,7 +130,7 @@ fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Re
     Ok(Destination { qpn: base.qpn.get() & MASK_24, key: base.access_key(), route, source })
 }
 
-/// The local identifier (LID) that goes for an address where InfiniBand has one: its last 16 bits.
+/// Returns the LID that represents an address on InfiniBand ports: its last 16 bits.
 pub(super) fn address_lid(address: IpAddr) -> u16 {
     match address {
         IpAddr::V4(address) => address.to_bits() as u16,
@@ -137,7 +138,7 @@ pub(super) fn address_lid(address: IpAddr) -> u16 {
     }
 }
 
-/// The address of `lid` as a device at `own` sees it: they differ in the last 16 bits only.
+/// Returns the address of `lid` as seen from `own`; the two differ in the last 16 bits only.
 pub(crate) fn lid_address(own: IpAddr, lid: u16) -> IpAddr {
     match own {
         IpAddr::V4(own) => Ipv4Addr::from_bits(own.to_bits() & !0xffff | u32::from(lid)).into(),

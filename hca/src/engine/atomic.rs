@@ -5,16 +5,18 @@ use barewire_layouts::roce::{AtomicEth, BthOpcode, MaskedAtomicEth, Transport};
 use crate::memory::Span;
 use crate::wire::packet;
 
-/// What becomes of the number in memory.
+/// The change to the number in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// The bits of `swap_mask` become those of `swap` if the bits of `compare_mask` are those of `compare`.
+    /// The bits of `swap_mask` become those of `swap` if the bits of `compare_mask` are those of
+    /// `compare`.
     CompareSwap { swap: u64, compare: u64, swap_mask: u64, compare_mask: u64 },
-    /// `add` is added field by field: a bit set in `boundary` is the highest of a field, and its carry is lost.
+    /// `add` is added field by field: a set bit in `boundary` is a field's highest, and its carry
+    /// is dropped.
     FetchAdd { add: u64, boundary: u64 },
 }
 
-/// An atomic operation. Operands of 4 bytes lie in the lower halves.
+/// An atomic operation. 4-byte operands are in the lower halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Atomic {
     /// Size of the number: 4 or 8.
@@ -29,18 +31,18 @@ impl Default for Atomic {
 }
 
 impl Atomic {
-    /// IBTA's compare and swap.
+    /// Creates the standard compare-and-swap.
     pub(super) fn compare_swap(compare: u64, swap: u64) -> Self {
         let (swap_mask, compare_mask) = (u64::MAX, u64::MAX);
         Self { bytes: 8, operation: Operation::CompareSwap { swap, compare, swap_mask, compare_mask } }
     }
 
-    /// IBTA's fetch and add.
+    /// Creates the standard fetch-and-add.
     pub(super) fn fetch_add(add: u64) -> Self {
         Self { bytes: 8, operation: Operation::FetchAdd { add, boundary: 0 } }
     }
 
-    /// What a request packet asks for; `None` for a size that there is not.
+    /// Returns the operation that a request packet asks for, or `None` for an invalid size.
     pub(super) fn requested(opcode: BthOpcode, masked: &MaskedAtomicEth) -> Option<Self> {
         let bytes = u64::from(masked.size.get());
         let (value, compare) = (masked.swap_or_add.get(), masked.compare.get());
@@ -53,7 +55,7 @@ impl Atomic {
         matches!(bytes, 4 | 8).then_some(Self { bytes, operation })
     }
 
-    /// Transport and opcode of the request packet. What can be said by a standard one is.
+    /// Returns transport and opcode of the request packet; standard ones where they suffice.
     pub(super) fn packet(&self) -> (Transport, BthOpcode) {
         const ALL: u64 = u64::MAX;
         let (opcode, plain) = match self.operation {
@@ -91,24 +93,25 @@ impl Atomic {
         packet::header(frame, &header);
     }
 
-    /// What is to take the place of `old`; `None` if nothing is.
+    /// Returns the value that replaces `old`, or `None` if it stays.
     fn next(&self, old: u64) -> Option<u64> {
         match self.operation {
             Operation::CompareSwap { swap, compare, swap_mask, compare_mask } => {
                 ((old ^ compare) & compare_mask == 0).then_some(old & !swap_mask | swap & swap_mask)
             }
             Operation::FetchAdd { add, boundary } => {
-                // The highest bits of all fields are added without carry: into them one may come, out of them none.
+                // Each field's highest bit is added without carry: a carry may enter it but does
+                // not leave it.
                 let lower = (old & !boundary).wrapping_add(add & !boundary);
                 Some(lower ^ (old ^ add) & boundary)
             }
         }
     }
 
-    /// Carries it out on the number at the start of `span`, atomically with regard to every processor. Gives what was there; `None`
-    /// if the number is not aligned.
+    /// Executes the operation on the number at the start of `span`, atomically with respect to all
+    /// processors. Returns the old value, or `None` if the number is not aligned.
     pub(super) fn execute(&self, span: &Span<'_>) -> Option<u64> {
-        // In 4 bytes, masks and operands beyond 32 bits mean nothing.
+        // With 4 bytes, the upper halves of masks and operands are ignored.
         let atomic = if self.bytes == 4 { self.narrowed() } else { *self };
         span.update(self.bytes, |old| atomic.next(old))
     }
@@ -135,7 +138,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Adds bit by bit, as the definition reads.
+    /// Adds bit by bit, following the definition.
     fn add_by_bits(old: u64, add: u64, boundary: u64) -> u64 {
         let (mut sum, mut carry) = (0, 0);
         for bit in 0..64 {

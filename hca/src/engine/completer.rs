@@ -12,32 +12,32 @@ use super::report::Finding;
 use super::requester::Request;
 use crate::object::{Inline, Qp};
 
-/// What a responder's completion tells of the message.
+/// Facts about a received message for its completion.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) opcode: CqeOpcode,
     pub(super) length: u32,
     pub(super) immediate: u32,
     pub(super) solicited: bool,
-    /// The message itself, if it is small and the queue pair wants it in the completion.
+    /// The message itself, if it is scattered to the CQE.
     pub(super) data: Option<Inline>,
-    /// Of a datagram: its sender.
+    /// The sender of a datagram.
     pub(super) datagram: Option<Datagram>,
 }
 
-/// Who sent a datagram.
+/// The sender of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Datagram {
     pub(super) source_qpn: u32,
     pub(super) source_lid: u16,
-    /// Whether it came over IPv4, else over IPv6.
+    /// Whether it arrived over IPv4 instead of IPv6.
     pub(super) ipv4: bool,
 }
 
 impl Datagram {
-    /// A network header came with it: bits 28-29 of the flags.
+    /// The packet has a GRH: bits 28-29 of the flags.
     const GLOBAL_ROUTE: u32 = 1 << 28;
-    /// The kind of the network header (linux device.h: `CQE_ROCE_L3_HEADER_TYPE_*`).
+    /// Type of the network header (linux device.h: `CQE_ROCE_L3_HEADER_TYPE_*`).
     const IPV6: u32 = 1 << 24;
     const IPV4: u32 = 2 << 24;
 
@@ -51,7 +51,8 @@ impl Datagram {
     }
 }
 
-/// The vendor syndrome that goes with a syndrome. Drivers print it and nothing more; these are what logs of ConnectX devices show.
+/// Returns the vendor syndrome of a syndrome. Drivers only print it; the values are those in logs
+/// of ConnectX devices.
 fn vendor_syndrome(syndrome: Syndrome) -> u8 {
     match syndrome {
         Syndrome::LocalLength => 0x53,
@@ -67,12 +68,13 @@ fn vendor_syndrome(syndrome: Syndrome) -> u8 {
     }
 }
 
-/// Writes `cqe` to queue `cqn`. A full queue takes the queue pair down with it: its completions can no longer be told.
+/// Writes `cqe` to queue `cqn`. If the queue is full, the queue pair fails, because its completions
+/// cannot be reported.
 fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, mut cqe: Cqe64, data: Option<&Inline>) {
     // A CQ cannot be destroyed while a queue pair uses it.
     let Some(cq) = port.cqs.get_mut(cqn) else { return };
     port.counters.cqes += 1;
-    // An error's syndrome stands where others have their time.
+    // Error CQEs have the syndrome in place of the time stamp.
     if !matches!(
         CqeOpcode::from_bits(cqe.op_own >> 4),
         Some(CqeOpcode::RequesterError | CqeOpcode::ResponderError)
@@ -94,18 +96,18 @@ fn push(port: &mut Port<'_>, qp: &mut Qp, cqn: u32, mut cqe: Cqe64, data: Option
     }
 }
 
-/// `bytes` for a completion in queue `cqn`, if the queue pair wants up to `most` there and they fit.
+/// Returns `bytes` for the CQE if they fit into `most` bytes and into the entries of queue `cqn`.
 pub(super) fn inline(port: &Port<'_>, cqn: u32, most: usize, bytes: &[u8]) -> Option<Inline> {
     let room = port.cqs.get(cqn).filter(|_| most > 0)?.inline_room();
     Inline::new(bytes, most.min(room))
 }
 
-/// The user index of who works with CQE version 0: there its place has the number of the shared receive queue (linux
+/// The user index of contexts with CQE version 0: its place holds the SRQ number (linux
 /// `create_user_qp`).
 pub(crate) const NO_USER_INDEX: u32 = 0x00ff_ffff;
 
-/// Where the completion of a receive WQE goes, and the user's own number in it. `None` if its shared receive queue has gone and, being
-/// one of an XRC domain, took the knowledge with it.
+/// Returns the completion queue and user index of a receive WQE, or `None` if its XRC shared
+/// receive queue was destroyed.
 fn receiver(qp: &Qp, port: &Port<'_>, queue: Option<u32>) -> Option<(u32, u32)> {
     match queue.filter(|_| qp.service == ServiceType::Xrc) {
         Some(queue) => port.srqs.get(queue).and_then(|srq| srq.xrc).map(|xrc| (xrc.cqn, xrc.user_index)),
@@ -114,7 +116,8 @@ fn receiver(qp: &Qp, port: &Port<'_>, queue: Option<u32>) -> Option<(u32, u32)> 
     }
 }
 
-/// The message `bytes`, for the completion of `receive`, if the queue pair wants it there and it fits.
+/// Returns the message `bytes` for the CQE of `receive`, if the queue pair scatters to CQEs and
+/// they fit.
 pub(super) fn inline_received(qp: &Qp, port: &Port<'_>, receive: &Receive, bytes: &[u8]) -> Option<Inline> {
     let (cqn, _) = receiver(qp, port, receive.queue)?;
     inline(port, cqn, qp.scatter.responder, bytes)
@@ -152,7 +155,7 @@ fn failed(
     transmute!(error)
 }
 
-/// A send WQE was done.
+/// Completes a send WQE.
 pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
     if request.wqe.signalled {
         let mut cqe =
@@ -162,14 +165,14 @@ pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
     }
 }
 
-/// A send WQE failed; signalled or not, it completes.
+/// Completes a send WQE with an error, signalled or not.
 pub(super) fn send_failed(qp: &mut Qp, port: &mut Port<'_>, opcode: u8, index: u16, syndrome: Syndrome) {
     port.counters.send_errors.count(syndrome);
     let cqe = failed(qp, CqeOpcode::RequesterError, qp.user_index, opcode, index, syndrome);
     push(port, qp, qp.send_cq, cqe, None);
 }
 
-/// A message arrived that takes `receive`.
+/// Completes receive WQE `receive`.
 pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arrival: Arrival) {
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
     let mut cqe = done(qp, arrival.opcode, user_index, 0, receive.index);
@@ -182,7 +185,7 @@ pub(super) fn received(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, arri
     push(port, qp, cqn, cqe, arrival.data.as_ref());
 }
 
-/// A receive WQE failed.
+/// Completes a receive WQE with an error.
 pub(super) fn receive_failed(qp: &mut Qp, port: &mut Port<'_>, receive: &Receive, syndrome: Syndrome) {
     port.counters.receive_errors.count(syndrome);
     let Some((cqn, user_index)) = receiver(qp, port, receive.queue) else { return };
@@ -198,9 +201,11 @@ pub(super) fn fail(qp: &mut Qp, port: &mut Port<'_>) {
     }
 }
 
-/// Completes everything that is posted to a queue pair in error, each WQE once (IBTA 10.3.1). Returns whether there was anything.
+/// Completes each WQE posted to a queue pair in error, once (IBTA 10.3.1). Returns whether there
+/// was any.
 ///
-/// Called on entering the error state and on every pass from then on: what the driver posts later is flushed as well.
+/// Called on entering the error state and on every later pass, to flush what the driver posts
+/// later.
 pub(super) fn flush(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let sent = flush_send(qp, port);
     flush_receive(qp, port) || sent
@@ -223,7 +228,7 @@ fn flush_send(qp: &mut Qp, port: &mut Port<'_>) -> bool {
         let left = posted.wrapping_sub(index);
         let control = fetch::control(&qp.sq, index);
         let blocks = fetch::blocks(control.ds()).max(1);
-        // Of a WQE that is none only this much is known: it is posted. What lies behind it cannot be told apart.
+        // Of a malformed WQE only the index is known. The WQEs that follow it cannot be delimited.
         let sound = control.index() == index && control.qpn() == qp.number && blocks <= left;
         send_failed(qp, port, control.opcode(), index, Syndrome::WorkRequestFlushed);
         index = if sound { index.wrapping_add(blocks) } else { posted };
@@ -238,7 +243,8 @@ fn flush_receive(qp: &mut Qp, port: &mut Port<'_>) -> bool {
         any = true;
         receive_failed(qp, port, &receive, Syndrome::WorkRequestFlushed);
     }
-    // The WQEs of a shared queue are not the queue pair's to flush; once it holds none, its user may destroy it.
+    // WQEs of a shared receive queue are not flushed; once the queue pair holds none, it may be
+    // destroyed.
     if qp.srq.is_some() && qp.dct.is_none() && !qp.engine.responder.tell_last_wqe() {
         port.tell(EventType::LastWqeReached, qp.number);
     }

@@ -1,4 +1,4 @@
-//! Congestion notifications to peers whose packets met congestion.
+//! Congestion notification packets for peers whose packets were marked.
 
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::roce::{Bth, BthOpcode, CONGESTION_NOTIFICATION, CONGESTION_RESERVED, Transport};
@@ -8,7 +8,8 @@ use crate::wire::PhysicalPort;
 use crate::wire::packet::{self, Packet};
 
 impl Engine {
-    /// Tells the sender of `packet` that it met congestion (IBTA annex A17.9.3), if it is a queue pair's peer.
+    /// Sends a congestion notification to the sender of `packet` (IBTA annex A17.9.3), if it is a
+    /// queue pair's peer.
     pub(super) fn notify_congestion(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let Some(qp) = context.objects.queue_pair(packet.bth.destination()) else { return };
         let peer = qp.attributes.remote_address;

@@ -1,4 +1,5 @@
-//! Unreliable datagrams at the receiver (IBTA 9.8.3): one packet each, from anyone who knows the key.
+//! Reception of unreliable datagrams (IBTA 9.8.3): one packet each, from any sender that has the
+//! Q_Key.
 
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
@@ -13,7 +14,7 @@ use crate::object::Qp;
 use crate::wire::headers::{GRH, network};
 use crate::wire::packet::Packet;
 
-/// Takes a datagram from the wire. Nobody is told of one that is dropped.
+/// Receives a datagram from the wire. Dropping one is not reported.
 pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     if qp.state == QpState::Err {
         port.counters.wrong_state += 1;
@@ -42,7 +43,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     }
     let header = network(packet.source, port.address, packet.length);
     let user = qp.receiver(receive.pd);
-    // Header and data go into the completion together, or not at all.
+    // Header and data are scattered to the CQE together or not at all.
     let data = if length as usize <= qp.scatter.responder {
         completer::inline_received(qp, port, &receive, &[&header, packet.payload].concat())
     } else {
@@ -74,7 +75,7 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     qp.engine.responder.keep(receive);
 }
 
-/// The receive queue failed, with the WQE given or with the one that a bad fetch left behind.
+/// Fails the receive queue, with the given WQE or the one that could not be fetched.
 fn fail(qp: &mut Qp, port: &mut Port<'_>, receive: Option<Receive>, syndrome: Option<Syndrome>) {
     let receive = receive.or_else(|| qp.engine.responder.abandon());
     if let Some((receive, syndrome)) = receive.zip(syndrome) {

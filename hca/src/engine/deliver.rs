@@ -1,21 +1,21 @@
-//! Hands packets to the queue pairs that they are for.
+//! Delivery of packets to queue pairs.
 
 use barewire_layouts::command::qp::{QpState, ServiceType};
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::roce::Transport;
 
-use super::counters::Tally;
 use super::service::{is_reliable, transport};
+use super::tally::Tally;
 use super::{Context, Engine, datagram, mark_ready, requester, responder, split};
 use crate::object::FIRST_DCT;
 use crate::wire::packet::Packet;
 
 impl Engine {
-    /// Hands a packet to the queue pair, target or responder context that it is for.
+    /// Delivers a packet to its queue pair, DC target or responder context.
     pub(super) fn deliver(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let number = packet.bth.destination();
         if packet.transport == Transport::Congestion {
-            // Nothing is sent fast enough here to be slowed down.
+            // There is no rate control: the software wire is slower than any limit.
             context.counters.cnps_received += 1;
             return;
         }
@@ -31,7 +31,7 @@ impl Engine {
         tally.end(context);
     }
 
-    /// What a target says of a dynamic connection.
+    /// Handles a DC target's response to a connection request.
     fn answered(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let qpn = packet.bth.destination();
         if let Some((qp, mut port)) = split(context, &mut self.built, qpn) {
@@ -46,7 +46,7 @@ impl Engine {
         }
     }
 
-    /// A request or a response of a message.
+    /// Handles a request or response packet.
     fn transport(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let qpn = packet.bth.destination();
         if let Some(open) = context.objects.contexts.get_mut(qpn) {

@@ -1,21 +1,28 @@
-//! Notices doorbells in UAR pages, and compares what BlueFlame pushed with the ring.
+//! Detects doorbells in UAR pages, and compares what BlueFlame pushed with the ring.
 //!
-//! A driver stores, in this order: the WQE, the doorbell record, the register. The register gets the WQE's first 8 bytes (a plain
-//! doorbell) or all of it in 64-byte bursts (BlueFlame), the first 8 bytes first. The engine takes those 8 bytes out by an atomic exchange
-//! with zero, which no doorbell is. So
-//! - a doorbell is never lost: it is stored after the doorbell record, and whoever takes it out reads the doorbell record later. A
-//!   second one that overwrites the first before it was seen does no harm, for the record counts both;
-//! - equal doorbells are not confused: each finds zero. That matters when a queue pair is reset, or made anew with an old number.
+//! A driver stores, in this order: the WQE, the doorbell record, the register. The register gets
+//! the WQE's first 8 bytes (a plain doorbell) or all of it in 64-byte bursts (BlueFlame), the first
+//! 8 bytes first. The engine takes those 8 bytes by an atomic exchange with zero, which no doorbell
+//! is. Therefore
+//! - no doorbell is lost: it is stored after the doorbell record, and the engine reads the record
+//!   after it took the doorbell. A second doorbell that overwrites the first is harmless, since the
+//!   record counts both;
+//! - equal doorbells are not confused: each replaces zero. That matters when a queue pair is
+//!   reset, or when a new one has an old number.
 //!
-//! The 8 bytes name their queue pair: its doorbell record is read at once. Those of the others on the page are read a slice per pass, for
-//! as long as a doorbell may have been overwritten by another's: a page costs the same however many queue pairs ring through it.
+//! The 8 bytes name their queue pair, whose doorbell record is read at once. The records of the
+//! page's other queue pairs are read a slice per pass, as long as another doorbell may have
+//! overwritten theirs, so the cost of a page does not depend on its number of queue pairs.
 //!
-//! The rest of a register is judged only when it is certain what must lie there, since the driver's thread may be preempted at any store:
-//! - exactly one WQE was posted through the page since the last look, so nothing else was pushed in between; what was there before
-//!   is known up to stores of the burst before, which by now are done;
-//! - the burst is over: a later doorbell record of the same queue pair was seen, or a command for it, both of which the driver stores after
-//!   the burst; and no next one has begun, which would show in the first 8 bytes. In Stepped mode the driver stands still and the burst
-//!   is over at once.
+//! The rest of a register is checked only when its correct contents are certain, since the driver's
+//! thread may be preempted at any store:
+//! - exactly one WQE was posted through the page since the last pass, so nothing else was pushed
+//!   in between; the previous contents are known except for stores of the burst before, which are
+//!   complete by now;
+//! - the burst is complete: a later doorbell record of the same queue pair was seen, or a command
+//!   for it, both of which the driver issues after the burst; and no next burst has begun, which
+//!   would show in the first 8 bytes. In Stepped mode the driver stands still, so the burst is
+//!   complete at once.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,35 +36,38 @@ use zerocopy::IntoBytes;
 
 use super::report::Finding;
 use super::{Context, Reports, fetch};
-use crate::engine::{Counters, Report};
-use crate::object::{Qp, Table, UarPage};
+use crate::counters::Counters;
+use crate::engine::Report;
+use crate::object::{Qp, UarPage};
+use crate::table::Table;
 
 /// Halves of BlueFlame registers in a page.
 const HALVES: usize = (UAR_PAGE - BLUEFLAME_OFFSET) / BLUEFLAME_HALF;
 /// 8-byte words of a half.
 const WORDS: usize = BLUEFLAME_HALF / 8;
-/// Farther than this behind the producer no doorbell can be: no ring is larger.
+/// Largest distance of a doorbell behind the producer counter: no ring is larger.
 const FARTHEST: u16 = 0x8000;
-/// Doorbell records that a look reads beside those that were named. All of them, on a page with no more queue pairs than that.
+/// Doorbell records that a pass reads beside the named ones: all of them, on a page with no more
+/// queue pairs than this.
 const SLICE: usize = 64;
 
 type Words = [u64; WORDS];
 
-/// What a half holds for certain: each word is one of the two.
+/// Possible contents of a half: each word is one of the two.
 #[derive(Clone, Debug)]
 struct Content {
-    /// Words when they were last read.
+    /// Words as last read.
     seen: Words,
-    /// Words that the last doorbell's burst stores, if it was one.
+    /// Words that the burst of the last doorbell stores.
     pushed: Words,
 }
 
-/// A doorbell whose burst may not be over.
+/// A doorbell whose burst may be incomplete.
 #[derive(Debug)]
 struct Pending {
     qpn: u32,
     index: u16,
-    /// Producer counter after the WQE; another one means that the driver has moved on.
+    /// Producer counter after the WQE; any other value means that the driver has moved on.
     end: u16,
     /// Words of the WQE.
     length: usize,
@@ -71,11 +81,11 @@ struct Half {
     pending: Option<Box<Pending>>,
 }
 
-/// A queue pair that rings through a page.
+/// A queue pair that uses a page.
 #[derive(Debug)]
 struct Attached {
     qpn: u32,
-    /// Its send counter at the last look, whatever its state was.
+    /// Its send counter at the last pass, in any state.
     posted: u16,
 }
 
@@ -84,10 +94,11 @@ struct Watch {
     index: u32,
     page: Arc<UarPage>,
     qps: Vec<Attached>,
-    /// Where in `qps` a queue pair is, by its number.
+    /// Index in `qps` by queue pair number.
     places: HashMap<u32, usize>,
     halves: [Half; HALVES],
-    /// Doorbell records that are to be read, doorbell or not, and where in `qps` to go on.
+    /// Number of doorbell records still to be read without a doorbell, and the index in `qps` to
+    /// continue at.
     unread: usize,
     next: usize,
 }
@@ -105,12 +116,12 @@ fn offset(half: usize) -> usize {
     BLUEFLAME_OFFSET + half * BLUEFLAME_HALF
 }
 
-/// The number that 8 bytes of a big-endian structure make.
+/// Returns the big-endian number in the 8 bytes.
 fn readable(word: u64) -> u64 {
     u64::from_be_bytes(word.to_ne_bytes())
 }
 
-/// The control segment whose first half was rung.
+/// Returns the control segment whose first half was written to the register.
 fn control(rung: u64) -> ControlSegment {
     zerocopy::transmute!([rung, 0])
 }
@@ -122,7 +133,7 @@ impl Watches {
 
     pub(super) fn add(&mut self, index: u32, page: Arc<UarPage>) {
         self.version += 1;
-        // A page comes zeroed.
+        // A new page is zeroed.
         let zero = Content { seen: [0; WORDS], pushed: [0; WORDS] };
         let halves = std::array::from_fn(|_| Half { content: Some(zero.clone()), pending: None });
         let (qps, places) = (Vec::new(), HashMap::new());
@@ -138,7 +149,7 @@ impl Watches {
         self.pages.iter_mut().find(|watch| watch.index == index)
     }
 
-    /// Queue pair `qpn` rings through page `index` from now on.
+    /// Adds queue pair `qpn` to page `index`.
     pub(super) fn attach(&mut self, index: u32, qpn: u32) {
         if let Some(watch) = self.page(index)
             && !watch.rings_here(qpn)
@@ -148,13 +159,15 @@ impl Watches {
         }
     }
 
-    /// Queue pair `qpn` is reset or destroyed by a command, so its driver's stores are over.
+    /// Removes queue pair `qpn`. Its reset or destruction by a command means that its driver's
+    /// stores are complete.
     pub(super) fn detach(&mut self, index: u32, qpn: u32, context: &mut Context<'_>) {
         let Some(watch) = self.page(index) else { return };
         for half in 0..HALVES {
             watch.judge(half, context.reports, context.counters, |pending| pending.qpn == qpn);
-            // What the queue pair rang last must not be taken for a doorbell of a later one. If another queue pair's doorbell goes with
-            // it, the scan finds its doorbell record, which was stored before.
+            // Its last doorbell must not be taken for one of a later queue pair. If this clears
+            // another queue pair's doorbell, the scan finds the doorbell record, which was stored
+            // before.
             let rung = watch.page.swap(offset(half), 0);
             if rung != 0 {
                 watch.unread = watch.qps.len();
@@ -165,20 +178,21 @@ impl Watches {
             watch.qps.swap_remove(place);
             if let Some(moved) = watch.qps.get(place) {
                 watch.places.insert(moved.qpn, place);
-                // What took the place may lie behind where reading goes on.
+                // The moved entry may lie before the index at which reading continues.
                 watch.unread = watch.qps.len();
             }
         }
     }
 
-    /// Reads the doorbell records of page `index` from the next look on.
+    /// Schedules all doorbell records of page `index` for reading.
     pub(super) fn scan(&mut self, index: u32) {
         if let Some(watch) = self.page(index) {
             watch.unread = watch.qps.len();
         }
     }
 
-    /// Takes all doorbells, and hands queue pairs that posted to `ready`. True if there were any.
+    /// Takes all doorbells and passes queue pairs that posted to `ready`. Returns whether there
+    /// were any.
     pub(super) fn look(&mut self, context: &mut Context<'_>, ready: &mut dyn FnMut(&mut Qp)) -> bool {
         let stepped = self.stepped;
         let mut any = false;
@@ -190,20 +204,20 @@ impl Watches {
 }
 
 impl Watches {
-    /// Whether every doorbell that was rung has been served, as far as loads can tell.
+    /// Returns whether every doorbell has been served, as far as loads show.
     pub(super) fn is_quiet(&self) -> bool {
         self.pages
             .iter()
             .all(|watch| watch.unread == 0 && (0..HALVES).all(|half| watch.page.load(offset(half)) == 0))
     }
 
-    /// All pages, and a number that changes with them.
+    /// Returns all pages, and a version that changes with them.
     pub(super) fn pages(&self) -> (u64, impl Iterator<Item = &Arc<UarPage>>) {
         (self.version, self.pages.iter().map(|watch| &watch.page))
     }
 }
 
-/// The one WQE that was posted through a page between two looks.
+/// The only WQE that was posted through a page between two passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Single {
     qpn: u32,
@@ -217,7 +231,7 @@ impl Watch {
             let qps = &context.objects.qps;
             self.judge(half, context.reports, context.counters, |pending| moved_on(qps, pending));
         }
-        // A plain load first: an exchange would take the cache line from the driver on every look.
+        // Load first: an exchange would take the cache line from the driver on every pass.
         let page = &self.page;
         let first = (0..HALVES).find(|&half| page.load(offset(half)) != 0);
         if first.is_none() && self.unread == 0 {
@@ -228,7 +242,8 @@ impl Watch {
         for half in first.unwrap_or(HALVES)..HALVES {
             rung[half] = self.page.swap(offset(half), 0);
             if rung[half] != 0 {
-                // Before the doorbell records: whoever has begun a later burst has stored a later record.
+                // Read before the doorbell records: a driver that has begun a later burst has
+                // stored a later record.
                 words[half] = self.words(half);
             }
         }
@@ -252,7 +267,7 @@ impl Watch {
             self.post(start..end, context, ready);
             self.unread -= end - start;
             self.next = end;
-            // What was posted beside a named one is not known.
+            // Whether more was posted is unknown.
             None
         };
         for half in (0..HALVES).filter(|&half| rung[half] != 0) {
@@ -269,8 +284,9 @@ impl Watch {
         self.places.contains_key(&qpn)
     }
 
-    /// Reads the doorbell records of the queue pairs at `places`. Gives what was posted if it was for one queue pair only; those
-    /// that cannot send count as well, for their drivers may have pushed something too.
+    /// Reads the doorbell records of the queue pairs at `places`. Returns the WQE if only one was
+    /// posted in all. Queue pairs that cannot send count too, since their drivers may have pushed
+    /// something.
     fn post(
         &mut self,
         places: Range<usize>,
@@ -299,7 +315,7 @@ impl Watch {
         std::array::from_fn(|word| self.page.load(offset(half) + word * 8))
     }
 
-    /// Checks a doorbell that was taken out of `half`, whose other words were `words` then.
+    /// Checks a doorbell taken from `half`, whose other words were `words` at that time.
     fn check(
         &mut self,
         context: &mut Context<'_>,
@@ -328,7 +344,7 @@ impl Watch {
         if behind == 0 || behind > FARTHEST {
             return report(Finding::DoorbellAhead { index, wanted: posted });
         }
-        // A WQE that is completed may have been overwritten in the ring since.
+        // A completed WQE may have been overwritten in the ring.
         if behind > posted.wrapping_sub(oldest) {
             return;
         }
@@ -351,7 +367,8 @@ impl Watch {
         self.halves[half].content = Some(content);
     }
 
-    /// Judges the register of `half` if it is pending and `over` knows that its burst is.
+    /// Checks the register of `half` if its burst is pending and `over` confirms that it is
+    /// complete.
     fn judge(
         &mut self,
         half: usize,
@@ -364,7 +381,8 @@ impl Watch {
         }
         let Some(pending) = self.halves[half].pending.take() else { return };
         let words = self.words(half);
-        // Loads are in order: if the first word is still zero after all others were read, no next burst had begun.
+        // Loads are ordered: if the first word is still zero after all others were read, no next
+        // burst had begun.
         fence(Ordering::SeqCst);
         if self.page.load(offset(half)) != 0 {
             return;
@@ -386,9 +404,11 @@ impl Watch {
     }
 }
 
-/// Whether the driver has posted to the queue pair since: then the burst of the WQE before is over.
+/// Returns whether the driver has posted to the queue pair since; then the burst of the earlier WQE
+/// is complete.
 ///
-/// That the first word of a next burst shows before the others holds where stores stay in order; elsewhere nobody is blamed.
+/// The first word of a burst is visible before the others only where stores stay in order;
+/// elsewhere nothing is reported.
 fn moved_on(qps: &Table<Qp>, pending: &Pending) -> bool {
     cfg!(target_arch = "x86_64") && qps.get(pending.qpn).is_some_and(|qp| qp.doorbell.send() != pending.end)
 }

@@ -1,4 +1,4 @@
-//! Events: doorbells of completion and event queues, moderation, and what queue pairs tell beside their completions.
+//! Events: doorbells of completion and event queues, moderation, and asynchronous events.
 
 use barewire_layouts::be::Be32;
 use barewire_layouts::doorbell::{CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET, EqDoorbell};
@@ -8,7 +8,7 @@ use barewire_layouts::roce::NakCode;
 use super::{Context, Port};
 use crate::object::{Events, Objects, Qp};
 
-/// Looks at the doorbells that are not send queues', and at moderations. True if there was anything.
+/// Serves CQ and EQ doorbells and event moderation. Returns whether there was anything to do.
 pub(super) fn look(context: &mut Context<'_>) -> bool {
     let Objects { uars, events, cqs, .. } = &mut *context.objects;
     let mut any = events.expire(cqs, context.now);
@@ -20,7 +20,7 @@ pub(super) fn look(context: &mut Context<'_>) -> bool {
                 consumed(events, page.swap(offset, 0), arm);
             }
         }
-        // Loaded first: an exchange would take the cache line from the driver on every look.
+        // Load first: an exchange would take the cache line from the driver on every pass.
         if page.load(CQ_DOORBELL_OFFSET) != 0 && page.swap(CQ_DOORBELL_OFFSET, 0) != 0 {
             any = true;
             for &cqn in &uar.armable {
@@ -33,13 +33,13 @@ pub(super) fn look(context: &mut Context<'_>) -> bool {
     any
 }
 
-/// Whether none of the doorbells that [`look`] takes was rung.
+/// Returns whether no doorbell that [`look`] serves is pending.
 pub(super) fn is_quiet(objects: &Objects) -> bool {
     let offsets = [CQ_DOORBELL_OFFSET, EQ_CONSUMER_OFFSET, EQ_ARM_OFFSET];
     objects.uars.iter().all(|(_, uar)| offsets.iter().all(|&offset| uar.page.load(offset) == 0))
 }
 
-/// An event queue's doorbell, of which only the first four bytes are used.
+/// Serves an EQ doorbell, of which only the first four bytes are used.
 fn consumed(events: &mut Events, rung: u64, arm: bool) {
     let bytes = u64::from_be_bytes(rung.to_ne_bytes());
     let doorbell = EqDoorbell(Be32::new((bytes >> 32) as u32));
@@ -48,30 +48,30 @@ fn consumed(events: &mut Events, rung: u64, arm: bool) {
     }
 }
 
-/// The link of port `number` went up or down.
+/// Reports that the link of port `number` went up or down.
 pub(crate) fn link_changed(events: &mut Events, number: u8, up: bool) {
     let change = if up { PortChange::Active } else { PortChange::Down };
     events.tell(EventType::PortChange, Eqe::port(change, number));
 }
 
-/// The device broke down.
+/// Reports that the device failed.
 pub(crate) fn fatal(events: &mut Events) {
     events.tell(EventType::InternalError, Eqe::queue(EventType::InternalError, 0));
 }
 
-/// Completion queue `cqn` lost an entry.
+/// Reports that completion queue `cqn` lost an entry.
 pub(super) fn overrun(events: &mut Events, cqn: u32) {
     events.tell(EventType::CqError, Eqe::cq_error(cqn, CqErrorSyndrome::Overrun));
 }
 
 impl Port<'_> {
-    /// Something happened to queue pair, target or shared receive queue `number`.
+    /// Reports an event of queue pair, DC target or shared receive queue `number`.
     pub(super) fn tell(&mut self, event_type: EventType, number: u32) {
         self.events.tell(event_type, Eqe::queue(event_type, number));
     }
 
-    /// The responder of `qp` ended the connection with this NAK; no completion tells its user why. Targets of dynamic connections
-    /// have no such event.
+    /// Reports that the responder of `qp` ended the connection with this NAK, for which there is no
+    /// completion. DC targets have no such event.
     pub(super) fn tell_refusal(&mut self, qp: &Qp, code: NakCode) {
         let event = match code {
             NakCode::RemoteAccess => {
@@ -82,7 +82,7 @@ impl Port<'_> {
                 self.counters.invalid_requests += 1;
                 EventType::WqInvalidRequest
             }
-            // The receive WQE at fault, if it is one, completes with its own syndrome.
+            // A receive WQE at fault completes with its own syndrome.
             NakCode::RemoteOperational | NakCode::PsnSequence => return,
         };
         if qp.dct.is_none() {
@@ -90,7 +90,7 @@ impl Port<'_> {
         }
     }
 
-    /// Completion queue `cqn` lost an entry.
+    /// Reports that completion queue `cqn` lost an entry.
     pub(super) fn tell_overrun(&mut self, cqn: u32) {
         overrun(self.events, cqn);
     }

@@ -1,4 +1,4 @@
-//! Fetches WQEs from the rings and checks them strictly.
+//! Fetching and strict checking of WQEs.
 
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::cqe::Syndrome;
@@ -17,14 +17,15 @@ use super::{is_reliable, registration};
 use crate::memory::Change;
 use crate::object::Ring;
 
-/// Longest message of a WQE, 2^30 bytes (IBTA allows 2^31; a sequence number space of 2^24 packets of 256 bytes must hold several).
+/// Longest message of a WQE, 2^30 bytes (IBTA allows 2^31; a sequence number space of 2^24 packets
+/// of 256 bytes must hold several).
 pub(super) const MAX_MESSAGE: u64 = 1 << 30;
 
 /// Bits of [`ControlSegment::qpn_ds`] between the QP number and the `ds` count.
 const QPN_DS_RESERVED: u32 = 0xc0;
-/// Bits of the `fm_ce_se` byte that mean nothing.
+/// Reserved bits of the `fm_ce_se` byte.
 const FLAGS_RESERVED: u8 = 0x11;
-/// Completion modes: 2 'always', 3 'always, with an event'; both set this bit.
+/// Completion modes 2 (always) and 3 (always, with an event) both set this bit.
 const COMPLETION: u8 = ControlFlags::COMPLETION.bits();
 
 /// How a WQE waits for earlier ones (mlx5 `qp.h`: `MLX5_FENCE_MODE_*`).
@@ -39,12 +40,12 @@ pub(super) enum Fence {
     All,
 }
 
-/// A send WQE, taken apart.
+/// A decoded send WQE.
 #[derive(Debug, Default)]
 pub(super) struct Wqe {
-    /// Opcode byte as it goes into the CQE.
+    /// Opcode byte for the CQE.
     pub(super) opcode_bits: u8,
-    /// `None` if the WQE is bad.
+    /// The opcode, or `None` if the WQE is invalid.
     pub(super) opcode: Option<Opcode>,
     /// Index of the first WQEBB.
     pub(super) index: u16,
@@ -57,17 +58,17 @@ pub(super) struct Wqe {
     pub(super) remote: u64,
     pub(super) rkey: u32,
     pub(super) atomic: Atomic,
-    /// Of an extended reliable connection: the shared receive queue at the peer.
+    /// XRC: the peer's shared receive queue.
     pub(super) xrc_srqn: u32,
-    /// Of a datagram, and of dynamic connections.
+    /// UD and DC: the destination.
     pub(super) destination: Option<Destination>,
-    /// What becomes of a memory key; taken out when it is done.
+    /// UMR: the change to an mkey, taken when it is executed.
     pub(super) change: Option<Box<Change>>,
     pub(super) local: Gather,
 }
 
 impl Wqe {
-    /// What is known of a WQE that cannot be executed; a good one is filled in from there.
+    /// Resets `self` to what is known of an invalid WQE; a valid one is filled in from there.
     pub(super) fn refuse(&mut self, index: u16, control: &ControlSegment) {
         self.local.clear();
         (self.opcode, self.destination, self.change) = (None, None, None);
@@ -76,25 +77,25 @@ impl Wqe {
     }
 }
 
-/// WQEBBs of a WQE of `ds` 16-byte units.
+/// Returns the WQEBBs of a WQE of `ds` 16-byte units.
 pub(super) fn blocks(ds: u32) -> u16 {
     (ds as usize * DS).div_ceil(WQEBB) as u16
 }
 
-/// The control segment at `index`, as it lies there.
+/// Returns the control segment at `index`, unchecked.
 pub(super) fn control(ring: &Ring, index: u16) -> ControlSegment {
     let mut bytes = [0; DS];
     ring.read(index, 0, &mut bytes);
     zerocopy::transmute!(bytes)
 }
 
-/// Reads segments one after the other.
+/// A reader of consecutive segments.
 pub(super) struct Segments<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Segments<'a> {
-    /// Whatever the next segment is, its first bytes.
+    /// Returns the next segment without consuming it.
     pub(super) fn peek<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self) -> Option<T> {
         T::read_from_prefix(self.rest).ok().map(|(segment, _)| segment)
     }
@@ -116,8 +117,8 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Takes the send WQE at `index` of a queue pair, its number and service given, apart into `wqe`; `posted` WQEBBs are the driver's
-/// from there on. After an error `wqe` still tells opcode and index.
+/// Decodes the send WQE at `index` of a queue pair, given by number and service, into `wqe`;
+/// `posted` WQEBBs from there on are posted. After an error `wqe` has opcode and index.
 pub(super) fn send(
     ring: &Ring,
     (qpn, service): (u32, ServiceType),
@@ -154,7 +155,7 @@ pub(super) fn send(
     Ok(())
 }
 
-/// The fields of the control segment.
+/// Checks the control segment.
 fn header(control: &ControlSegment, service: ServiceType, wqe: &mut Wqe) -> Result<Opcode, Finding> {
     let opcode = Opcode::from_bits(control.opcode())
         .filter(|&opcode| is_offered(opcode, service))
@@ -186,8 +187,8 @@ fn header(control: &ControlSegment, service: ServiceType, wqe: &mut Wqe) -> Resu
     Ok(opcode)
 }
 
-/// Whether queue pairs of `service` execute `opcode`. Local keys are invalidated by [`Opcode::Umr`]; the opcode made for it is not for
-/// users, on devices neither.
+/// Returns whether queue pairs of `service` execute `opcode`. Local keys are invalidated by
+/// [`Opcode::Umr`]; as on devices, users cannot post [`Opcode::LocalInvalidate`].
 fn is_offered(opcode: Opcode, service: ServiceType) -> bool {
     match opcode {
         Opcode::LocalInvalidate => false,
@@ -206,7 +207,7 @@ fn is_masked(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::MaskedCompareSwap | Opcode::MaskedFetchAdd)
 }
 
-/// What follows the control segment.
+/// Reads the segments after the control segment.
 fn segments(
     opcode: Opcode,
     modifier: u8,
@@ -216,7 +217,7 @@ fn segments(
 ) -> Result<(), Finding> {
     let atomic = is_masked(opcode) || matches!(opcode, Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd);
     match opcode {
-        // The latter was refused with the control segment.
+        // `LocalInvalidate` was refused with the control segment.
         Opcode::Nop | Opcode::LocalInvalidate => return Ok(()),
         Opcode::Umr => {
             wqe.change = Some(Box::new(registration::change(segments, ds, wqe.immediate)?));
@@ -249,7 +250,7 @@ fn segments(
 
 const ATOMIC_ROOM: &str = "room for the atomic segment";
 
-/// The operands of a masked atomic; the opcode modifier tells their size.
+/// Reads the operands of a masked atomic, whose size is in the opcode modifier.
 fn masked(opcode: Opcode, modifier: u8, ds: u32, segments: &mut Segments<'_>) -> Result<Atomic, Finding> {
     const FOUR: u8 = extended_atomic_modifier(2);
     const EIGHT: u8 = extended_atomic_modifier(3);
@@ -303,7 +304,8 @@ fn remote(segments: &mut Segments<'_>, ds: u32, wqe: &mut Wqe) -> Result<(), Fin
     Ok(())
 }
 
-/// Data segments, by reference or inline, up to the WQE's end. `arrives`: bytes will be written there, so none may be inline.
+/// Reads data segments, by reference or inline, up to the WQE's end. `arrives`: they are written
+/// to, so none may be inline.
 fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather) -> Result<(), Finding> {
     while let Some(start) =
         InlineHeader::read_from_prefix(segments.rest).ok().map(|(header, _)| header.byte_count.get())
@@ -333,20 +335,20 @@ fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather)
     Ok(())
 }
 
-/// A receive WQE that a message is being written to.
+/// A receive WQE in use.
 #[derive(Debug, Default)]
 pub(super) struct Receive {
     /// The WQE's number, modulo 2^16.
     pub(super) index: u16,
-    /// The shared receive queue that it was taken from, if it was.
+    /// The shared receive queue that it comes from, if any.
     pub(super) queue: Option<u32>,
     /// The protection domain of its buffers.
     pub(super) pd: u32,
     pub(super) local: Gather,
 }
 
-/// Takes the receive WQE at `index` apart, whose segments begin at `start`. Its list ends with the ring's stride or a segment under
-/// [`INVALID_LKEY`].
+/// Decodes the receive WQE at `index`, whose segments begin at `start`. Its list ends with the
+/// ring's stride or a segment with [`INVALID_LKEY`].
 pub(super) fn receive(ring: &Ring, index: u16, start: usize, receive: &mut Receive) -> Result<(), Finding> {
     receive.index = index;
     receive.local.clear();
@@ -367,5 +369,5 @@ pub(super) fn receive(ring: &Ring, index: u16, start: usize, receive: &mut Recei
     Ok(())
 }
 
-/// The syndrome of a WQE that the checks refuse.
+/// The syndrome of an invalid WQE.
 pub(super) const BAD_WQE: Syndrome = Syndrome::LocalQpOperation;

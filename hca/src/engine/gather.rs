@@ -2,7 +2,7 @@
 
 use crate::memory::{Access, Memory, TranslationError, User};
 
-/// One run of local bytes.
+/// One range of local bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Element {
     /// Registered memory.
@@ -19,7 +19,7 @@ impl Element {
     }
 }
 
-/// The local bytes of one WQE, in order. Buffers are kept when it is cleared.
+/// The local bytes of one WQE, in order. Clearing it keeps its allocations.
 #[derive(Debug, Default)]
 pub(super) struct Gather {
     elements: Vec<Element>,
@@ -53,7 +53,7 @@ impl Gather {
         self.length += u64::from(length);
     }
 
-    /// Whether every element may be used for `need` by `user`.
+    /// Checks that `user` may use every element for `need`.
     pub(super) fn check(&self, memory: &Memory, user: User, need: Access) -> Result<(), TranslationError> {
         for element in &self.elements {
             if let Element::Memory { address, length, lkey } = *element {
@@ -63,7 +63,7 @@ impl Gather {
         Ok(())
     }
 
-    /// Calls `each` with the parts of the elements that hold bytes `offset..offset + length` of the whole.
+    /// Calls `each` with the parts of the elements that make up bytes `offset..offset + length`.
     fn walk<E>(
         &self,
         mut offset: u64,
@@ -94,7 +94,7 @@ impl Gather {
         Ok(())
     }
 
-    /// Copies bytes from `offset` on into `out`. The caller asks for no more than there are.
+    /// Copies bytes from `offset` on into `out`, which must not extend beyond the last element.
     pub(super) fn copy_to(
         &self,
         memory: &Memory,
@@ -120,7 +120,7 @@ impl Gather {
         })
     }
 
-    /// Copies `bytes` into the elements from `offset` on. The caller has no more bytes than room.
+    /// Copies `bytes` into the elements from `offset` on; they must fit.
     pub(super) fn copy_from(
         &self,
         memory: &Memory,
@@ -132,7 +132,8 @@ impl Gather {
         self.walk(offset, bytes.len() as u64, |element| {
             let part = &bytes[done..done + element.length() as usize];
             done += part.len();
-            // Inline data is for sending only; the fetch admits none where bytes arrive.
+            // Inline data is for sending only; the fetch refuses it in elements that are written
+            // to.
             if let Element::Memory { address, length, lkey } = element {
                 memory
                     .translate(lkey, user, address, u64::from(length), Access::LOCAL_WRITE)?

@@ -1,4 +1,4 @@
-//! Faults of the device itself: slow memory, and a completion queue that is overrun when asked to.
+//! Injected faults of the device: slow memory, and completion queue overrun.
 
 use barewire_layouts::command::cq::CqStatus;
 use barewire_layouts::command::qp::QpState;
@@ -6,23 +6,24 @@ use barewire_layouts::command::qp::QpState;
 use super::{Context, Engine, completer, events, split};
 
 impl Engine {
-    /// Makes memory slow: every packet takes the device `nanoseconds`.
+    /// Makes memory slow: each packet takes `nanoseconds`.
     pub(crate) fn set_slow_dma(&mut self, nanoseconds: u64) {
         self.slow_dma = nanoseconds;
     }
 
-    /// Whether the last packets' bytes are where they belong.
+    /// Returns whether the last packet's bytes have been written.
     pub(super) fn memory_is_free(&self, now: u64) -> bool {
         self.memory_busy.is_none_or(|until| until <= now)
     }
 
-    /// One packet at a time if memory is slow, else up to `budget`.
+    /// Returns 1 if memory is slow, otherwise `budget`.
     pub(super) fn budget(&self, budget: u32) -> u32 {
         if self.slow_dma > 0 { 1 } else { budget }
     }
 
-    /// Completion queue `cqn` is overrun, as if its consumer had been too slow: it takes no more entries, and the queue pairs that
-    /// complete to it fail. False if there is no such queue, or it is overrun already.
+    /// Overruns completion queue `cqn`, as if its consumer had been too slow: it takes no more
+    /// entries, and queue pairs that complete to it fail. Returns `false` if there is no such
+    /// queue, or it is overrun already.
     pub(crate) fn overrun(&mut self, context: &mut Context<'_>, cqn: u32) -> bool {
         let Some(cq) = context.objects.cqs.get_mut(cqn).filter(|cq| cq.status == CqStatus::Ok) else {
             return false;

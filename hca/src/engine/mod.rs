@@ -1,13 +1,14 @@
-//! The engine: notices doorbells, fetches WQEs, checks them and runs requester, responder and completer of every queue pair.
+//! The engine: detects doorbells, fetches and checks WQEs, and runs requester, responder and
+//! completer of every queue pair.
 //!
-//! A pass looks at every doorbell once, takes a bounded number of packets, serves what timers woke and then gives every queue
-//! pair that has work one bounded turn, so that none starves. It never blocks and knows no clock but the time it is given.
+//! A pass checks every doorbell once, receives a bounded number of packets, runs expired timers and
+//! then gives every queue pair with work one bounded turn, so that none starves. It never blocks,
+//! and its only clock is the time passed to it.
 
 mod address;
 mod atomic;
 mod completer;
 mod congestion;
-mod counters;
 mod datagram;
 mod deliver;
 mod doorbell;
@@ -23,6 +24,7 @@ mod requester;
 mod responder;
 mod service;
 mod shared;
+mod tally;
 mod target;
 mod timer;
 
@@ -33,31 +35,31 @@ use barewire_layouts::command::qp::QpState;
 
 pub(crate) use address::lid_address;
 pub(crate) use completer::NO_USER_INDEX;
-pub use counters::{Counters, SyndromeCounts};
 pub(crate) use events::{fatal, link_changed};
 pub(crate) use report::Reports;
 pub use report::{Finding, Report, Strict};
 pub(crate) use timer::StepClock;
 
-use counters::Tally;
 use port::{Port, split};
 use service::{is_reliable, transport};
+use tally::Tally;
 
+use crate::counters::Counters;
 use crate::object::{Objects, Qp, UarPage};
 use crate::wire::packet::{self, Packet};
 use crate::wire::{MAX_FRAME, PhysicalPort};
 
-/// Packets that one pass takes from the wire.
+/// Packets that one pass receives.
 const RECEIVE_BUDGET: u32 = 128;
 /// Queue pairs that one pass serves.
 const TURNS: u32 = 8;
-/// Packets that one queue pair sends in its turn, as requester and as responder each.
+/// Packets that one queue pair sends per turn, as requester and as responder each.
 const TURN_PACKETS: u32 = 32;
 
-/// Queue pairs in error that one pass looks at.
+/// Queue pairs in error that one pass flushes.
 const FLUSHES: usize = 64;
 
-/// What a pass or a command works on: the rest of the device's state.
+/// The device state that a pass or a command works on.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     pub(crate) objects: &'a mut Objects,
@@ -70,13 +72,13 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The index of port `number`, where 0 means the first.
+    /// Returns the index of port `number`; 0 means the first port.
     pub(crate) fn port_index(&self, number: u8) -> Option<usize> {
         let index = usize::from(number.max(1)) - 1;
         (index < self.ports.len()).then_some(index)
     }
 
-    /// Lets go what was held back for batching.
+    /// Sends packets that were held back for batching.
     fn flush(&mut self) {
         for port in &mut *self.ports {
             port.wire.flush();
@@ -84,40 +86,41 @@ impl Context<'_> {
     }
 }
 
-/// The engine's own state of one queue pair.
+/// The engine's state of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct QpEngine {
     requester: requester::Requester,
     responder: responder::Responder,
-    /// Whether it waits for a turn already.
+    /// Whether it is queued for a turn.
     queued: bool,
-    /// Whether it is among those that are flushed.
+    /// Whether it is in the list of queue pairs to flush.
     failed: bool,
-    /// Whether a packet has come since it is ready to receive.
+    /// Whether a packet has arrived since it became ready to receive.
     established: bool,
-    /// Its earliest entry among the timers.
+    /// Its earliest timer.
     timer: Option<u64>,
 }
 
-/// Where a queue pair stands, as QUERY_QP tells it.
+/// Progress of a queue pair, for QUERY_QP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
-    /// Sequence number of the next request packet.
+    /// PSN of the next request packet.
     pub(crate) next_send_psn: u32,
-    /// The last sequence number that the peer acknowledged.
+    /// The last PSN that the peer acknowledged.
     pub(crate) acknowledged_psn: u32,
-    /// Sequence number of the request packet that is expected.
+    /// PSN of the expected request packet.
     pub(crate) next_receive_psn: u32,
     /// Messages received, 24 bits.
     pub(crate) messages_received: u32,
-    /// Send WQEBBs done, modulo 2^16.
+    /// Send WQEBBs completed, modulo 2^16.
     pub(crate) send_wqebbs: u16,
     /// Receive WQEs taken from its own ring, modulo 2^16.
     pub(crate) receive_wqes: u16,
 }
 
 impl QpEngine {
-    /// Where the queue pair stands. Means something from RTR on for the responder's part, from RTS on for the requester's.
+    /// Returns the progress of the queue pair. The responder's part is valid from RTR on, the
+    /// requester's from RTS on.
     pub(crate) fn standing(&self) -> Standing {
         let (sent, acknowledged) = self.requester.sequence();
         let (expected, messages_received) = self.responder.sequence();
@@ -138,9 +141,10 @@ pub(crate) struct Engine {
     uars: doorbell::Watches,
     ready: VecDeque<u32>,
     timers: timer::Timers,
-    /// Queue pairs in error: what is still posted to them is flushed, without a doorbell to tell of it.
+    /// Queue pairs in error. WQEs posted to them later are flushed without a doorbell.
     failed: VecDeque<u32>,
-    /// Nanoseconds that each packet takes because memory is slow, and until when the last ones do.
+    /// Injected memory delay per packet, and the time until which the last packets take, in
+    /// nanoseconds.
     slow_dma: u64,
     memory_busy: Option<u64>,
     received: Vec<u8>,
@@ -148,7 +152,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// The engine of a device. `stepped`: the driver stands still during a pass.
+    /// Creates the engine of a device. `stepped`: the driver stands still during a pass.
     pub(crate) fn new(stepped: bool) -> Self {
         Self {
             uars: doorbell::Watches::new(stepped),
@@ -162,7 +166,7 @@ impl Engine {
         }
     }
 
-    /// Does a bounded amount of work; false if there was none.
+    /// Does a bounded amount of work. Returns whether there was any.
     pub(crate) fn pass(&mut self, context: &mut Context<'_>) -> bool {
         for port in &mut *context.ports {
             port.wire.tick(context.now);
@@ -183,22 +187,23 @@ impl Engine {
         busy | context.ports.iter().any(|port| port.wire.is_holding())
     }
 
-    /// When a pass is due although nothing happened, in nanoseconds on the device's clock. May be early.
+    /// Returns when the next pass is due without an external event, in nanoseconds on the device's
+    /// clock. May be early.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         [self.timers.next(), self.memory_busy].into_iter().flatten().min()
     }
 
-    /// Whether no doorbell waits to be served. Stores nothing to a UAR page.
+    /// Returns whether no doorbell is pending. Does not store to UAR pages.
     pub(crate) fn is_quiet(&self, objects: &Objects) -> bool {
         self.ready.is_empty() && self.uars.is_quiet() && events::is_quiet(objects)
     }
 
-    /// Whether there are queue pairs in error.
+    /// Returns whether there are queue pairs in error.
     pub(crate) fn has_failed(&self) -> bool {
         !self.failed.is_empty()
     }
 
-    /// All UAR pages, and a number that changes with them.
+    /// Returns all UAR pages, and a version that changes with them.
     pub(crate) fn uar_pages(&self) -> (u64, impl Iterator<Item = &Arc<UarPage>>) {
         self.uars.pages()
     }
@@ -213,7 +218,8 @@ impl Engine {
         self.uars.remove(index);
     }
 
-    /// A command moved queue pair `qpn` from state `from` to the one it is in now; its attributes are those of the new state.
+    /// Handles a state transition of queue pair `qpn` from `from`; its attributes are already those
+    /// of the new state.
     pub(crate) fn qp_modified(&mut self, context: &mut Context<'_>, qpn: u32, from: QpState) {
         let tally = Tally::begin(context, qpn);
         let Some((qp, mut port)) = split(context, &mut self.built, qpn) else { return };
@@ -235,8 +241,9 @@ impl Engine {
             (QpState::Init, QpState::Rtr) => qp.engine.responder.start(&qp.attributes),
             (QpState::Rtr, QpState::Rts) => {
                 qp.engine.requester.start(qp.service, &qp.attributes);
-                // The driver may have posted before; only states from here on execute it. The driver waits for this command, so what is
-                // found now was posted before, and nothing that it posts later is found ahead of its doorbell.
+                // The driver may have posted before this state, which is the first to execute WQEs.
+                // It waits for this command, so everything found now was posted before, and nothing
+                // that it posts later is found ahead of its doorbell.
                 self.uars.scan(uar);
                 self.ring(context);
             }
@@ -248,7 +255,7 @@ impl Engine {
         context.flush();
     }
 
-    /// Queue pair `qpn` is about to be destroyed.
+    /// Handles the destruction of queue pair `qpn`.
     pub(crate) fn qp_destroyed(&mut self, context: &mut Context<'_>, qpn: u32) {
         if let Some((qp, mut port)) = split(context, &mut self.built, qpn) {
             if matches!(qp.state, QpState::Rtr | QpState::Rts) {
@@ -262,13 +269,13 @@ impl Engine {
         context.flush();
     }
 
-    /// Looks at the doorbells and gives a turn to every queue pair that posted.
+    /// Checks the doorbells and queues every queue pair that posted for a turn.
     fn ring(&mut self, context: &mut Context<'_>) -> bool {
         let Self { uars, ready, .. } = self;
         uars.look(context, &mut |qp| mark_ready(ready, qp))
     }
 
-    /// Takes packets from the ports, each in its turn.
+    /// Receives packets from the ports in turn.
     fn receive(&mut self, context: &mut Context<'_>) -> bool {
         let mut frame = std::mem::take(&mut self.received);
         let mut taken = 0;
@@ -290,7 +297,7 @@ impl Engine {
         taken > 0
     }
 
-    /// Lets timers that passed do their work.
+    /// Runs expired timers.
     fn expire(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some((deadline, qpn)) = self.timers.expired(context.now) {
@@ -321,7 +328,7 @@ impl Engine {
         busy
     }
 
-    /// Gives queue pairs that have work a turn each.
+    /// Gives each queue pair with work a turn.
     fn serve(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         let (turns, packets) = (self.budget(TURNS) as usize, self.budget(TURN_PACKETS));
@@ -345,7 +352,7 @@ impl Engine {
         busy
     }
 
-    /// Completes what was posted to queue pairs in error since the last pass.
+    /// Flushes WQEs posted to queue pairs in error since the last pass.
     fn flush_failed(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         for _ in 0..self.failed.len().min(FLUSHES) {
@@ -362,9 +369,9 @@ impl Engine {
         busy
     }
 
-    /// Remembers a queue pair that is in error, so that later posts to it are flushed.
+    /// Adds a queue pair in error to the list, so that later posts to it are flushed.
     fn note_failure(&mut self, context: &mut Context<'_>, qpn: u32) {
-        // A responder context has nothing to flush but what it flushed at once.
+        // A responder context has nothing more to flush.
         let Some((qp, mut port)) = split(context, &mut self.built, qpn).filter(|(qp, _)| qp.dct.is_none())
         else {
             return;
@@ -376,7 +383,7 @@ impl Engine {
     }
 }
 
-/// Lets completion queues write what waited for more like it.
+/// Makes completion queues write incomplete compressed blocks.
 fn close_blocks(context: &mut Context<'_>) {
     let Objects { events, cqs, .. } = &mut *context.objects;
     events.close_blocks(cqs, context.now);

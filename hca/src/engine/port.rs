@@ -1,13 +1,15 @@
-//! What the work on one queue pair borrows.
+//! The parts of the device state that work on one queue pair borrows.
 
 use std::net::IpAddr;
 
-use super::{Context, Counters, Finding, Report, Reports};
+use super::{Context, Finding, Report, Reports};
+use crate::counters::Counters;
 use crate::memory::Memory;
-use crate::object::{Cq, Events, FIRST_DCT, Gids, Objects, Qp, ResponderContext, Srq, Table};
+use crate::object::{Cq, Events, FIRST_DCT, Gids, Objects, Qp, ResponderContext, Srq};
+use crate::table::Table;
 use crate::wire::{PhysicalPort, Wire};
 
-/// What the work on one queue pair needs beside the queue pair itself.
+/// The device state that work on one queue pair needs beside the queue pair itself.
 #[derive(Debug)]
 pub(super) struct Port<'a> {
     pub(super) memory: &'a mut Memory,
@@ -22,11 +24,11 @@ pub(super) struct Port<'a> {
     pub(super) frame: &'a mut Vec<u8>,
     pub(super) address: IpAddr,
     pub(super) now: u64,
-    /// The number of the last dynamic connection that was asked for.
+    /// Number of the last DC connection request.
     pub(super) last_connection: &'a mut u64,
 }
 
-/// Borrows what a packet of the port at this index needs that is no queue pair's.
+/// Borrows what packets of the port at this index need apart from a queue pair.
 pub(super) fn port<'a>(
     context: &'a mut Context<'_>,
     frame: &'a mut Vec<u8>,
@@ -35,7 +37,7 @@ pub(super) fn port<'a>(
     parts(context, frame, index).map(|(_, _, port)| port)
 }
 
-/// Borrows queue pair or responder context `qpn` and, apart from it, what the work on it needs.
+/// Borrows queue pair or responder context `qpn` and, separately, what work on it needs.
 pub(super) fn split<'a>(
     context: &'a mut Context<'_>,
     frame: &'a mut Vec<u8>,
@@ -48,7 +50,7 @@ pub(super) fn split<'a>(
     Some((qp?, port))
 }
 
-/// Borrows queue pairs, responder contexts and everything else apart from each other.
+/// Borrows queue pairs, responder contexts and everything else separately.
 fn parts<'a>(
     context: &'a mut Context<'_>,
     frame: &'a mut Vec<u8>,
@@ -75,7 +77,7 @@ fn parts<'a>(
 }
 
 impl Port<'_> {
-    /// Notes a strict finding.
+    /// Records a finding of the strict checks.
     pub(super) fn report(&mut self, qpn: u32, index: u16, finding: Finding) {
         self.counters.findings += 1;
         self.reports.add(Report { qpn, index, finding });

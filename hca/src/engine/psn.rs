@@ -8,7 +8,7 @@ const MASK: u32 = (1 << BITS) - 1;
 pub(crate) struct Psn(u32);
 
 impl Psn {
-    /// The low 24 bits of `number`.
+    /// Returns the PSN in the low 24 bits of `number`.
     pub(crate) const fn new(number: u32) -> Self {
         Self(number & MASK)
     }
@@ -17,7 +17,7 @@ impl Psn {
         self.0
     }
 
-    /// `count` packets later.
+    /// Returns the PSN `count` packets later.
     pub(crate) const fn plus(self, count: u32) -> Self {
         Self(self.0.wrapping_add(count) & MASK)
     }
@@ -27,7 +27,8 @@ impl Psn {
         Self(self.0.wrapping_sub(1) & MASK)
     }
 
-    /// Packets from `origin` to this one, negative if this one is older: half of the number space lies either way.
+    /// Returns the packets from `origin` to this PSN, negative if this one is older: half of the
+    /// number space lies either way.
     pub(crate) const fn since(self, origin: Self) -> i32 {
         ((self.0.wrapping_sub(origin.0) << (32 - BITS)) as i32) >> (32 - BITS)
     }

@@ -1,4 +1,4 @@
-//! Takes work requests apart that change memory keys.
+//! Decoding of UMR work requests.
 
 use barewire_layouts::command::mkey::Mkc;
 use barewire_layouts::prm::Layout;
@@ -11,7 +11,7 @@ use crate::memory::{Change, List};
 
 const _: () = assert!(size_of::<MkeyContextSegment>() == Mkc::BYTES);
 
-/// Reads the segments behind the control segment, whose immediate is `key`.
+/// Reads the segments after the control segment, whose immediate is `key`.
 pub(super) fn change(segments: &mut Segments<'_>, ds: u32, key: u32) -> Result<Change, Finding> {
     let control: UmrControlSegment = segments.next(ds, "room for the UMR control segment")?;
     let flags = UmrFlags::from_bits(control.flags).ok_or(Finding::Value {
@@ -19,7 +19,7 @@ pub(super) fn change(segments: &mut Segments<'_>, ds: u32, key: u32) -> Result<C
         got: control.flags.into(),
         wanted: "made of 0x08, 0x10, 0x20, 0x40 and 0x80",
     })?;
-    // More is the kernel's: protection domain, page size, local reads.
+    // Only the kernel may change the other fields: protection domain, page size, local reads.
     let mask = UmrMask::from_bits(control.mask.get()).ok_or(Finding::Value {
         what: "UMR control segment: mkey_mask",
         got: control.mask.get(),

@@ -1,18 +1,18 @@
-//! What the strict checks found: driver mistakes that real hardware would punish without a word.
+//! Findings of the strict checks: driver errors to which real hardware does not react visibly.
 
 use barewire_layouts::command::qp::ServiceType;
 use thiserror::Error;
 
-/// Most reports that are kept until someone takes them; the rest is only counted.
+/// Largest number of reports kept; further ones are only counted.
 const KEPT: usize = 1024;
 
-/// What the device does about a finding, besides failing the WQE as hardware would.
+/// What the device does about a finding, beside failing the WQE as hardware would.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strict {
     /// Prints one line to standard error and keeps the report.
     #[default]
     Report,
-    /// Panics with the report's text: for tests.
+    /// Panics with the report's text. For tests.
     Panic,
 }
 
@@ -22,13 +22,14 @@ pub enum Strict {
 pub struct Report {
     /// The queue pair.
     pub qpn: u32,
-    /// Index of the WQE: its first WQEBB for a send queue, its number for a receive queue, modulo 2^16.
+    /// Index of the WQE: its first WQEBB for a send queue, its number for a receive queue, modulo
+    /// 2^16.
     pub index: u16,
     /// What is wrong.
     pub finding: Finding,
 }
 
-/// What is wrong with a WQE, a doorbell or a queue.
+/// An error in a WQE, a doorbell or a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Finding {
     /// The control segment names another ring index.
@@ -36,7 +37,7 @@ pub enum Finding {
     Index {
         /// In the WQE.
         got: u16,
-        /// Where the WQE lies.
+        /// Index at which the WQE lies.
         wanted: u16,
     },
     /// The control segment names another queue pair.
@@ -47,7 +48,7 @@ pub enum Finding {
         /// Whose ring it is.
         wanted: u32,
     },
-    /// The opcode is none that a queue of this service executes.
+    /// The queue's service does not support the opcode.
     #[error("control segment: opcode is {got:#04x}, which an {service} send queue does not know")]
     Opcode {
         /// In the WQE.
@@ -60,7 +61,7 @@ pub enum Finding {
     Ds {
         /// In the WQE.
         got: u32,
-        /// What the segments need, in words.
+        /// The requirement, as text.
         wanted: &'static str,
     },
     /// The WQE reaches beyond what the doorbell record has posted.
@@ -73,7 +74,7 @@ pub enum Finding {
         /// WQEBBs from its start to the producer counter.
         wanted: u32,
     },
-    /// Bits that must be zero are not.
+    /// Reserved bits are not zero.
     #[error("{what}: reserved bits are {got:#x}, must be 0")]
     Reserved {
         /// Segment and field.
@@ -81,14 +82,14 @@ pub enum Finding {
         /// The bits.
         got: u64,
     },
-    /// A field has a value that means nothing.
+    /// A field has an invalid value.
     #[error("{what} is {got:#x}, must be {wanted}")]
     Value {
         /// Segment and field.
         what: &'static str,
         /// In the WQE.
         got: u64,
-        /// What is allowed, in words.
+        /// The allowed values, as text.
         wanted: &'static str,
     },
     /// Inline data runs over the WQE's end.
@@ -99,7 +100,7 @@ pub enum Finding {
         /// Room in the WQE.
         wanted: u32,
     },
-    /// The message is longer than the device sends.
+    /// The message exceeds the device's limit.
     #[error("data segments: message length is {got}, must be at most {wanted}")]
     MessageLength {
         /// Sum of the segments.
@@ -131,7 +132,7 @@ pub enum Finding {
         /// The page.
         uar: u32,
     },
-    /// What was pushed to the BlueFlame register is not what lies in the ring.
+    /// The BlueFlame register and the ring differ.
     #[error("BlueFlame: 8 bytes at offset {offset} are {got:#018x}, must be the ring's {wanted:#018x}")]
     BlueFlame {
         /// Offset in the WQE.
@@ -174,7 +175,7 @@ impl Reports {
     /// Notes one finding.
     ///
     /// # Panics
-    /// With [`Strict::Panic`], which is what that is for.
+    /// With [`Strict::Panic`].
     pub(crate) fn add(&mut self, report: Report) {
         match self.strict {
             Strict::Panic => panic!("software HCA: {report}"),
@@ -186,7 +187,7 @@ impl Reports {
         }
     }
 
-    /// Hands out what was kept.
+    /// Takes the reports.
     pub(crate) fn take(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.kept)
     }

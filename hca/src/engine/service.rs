@@ -1,9 +1,10 @@
-//! What the transport services have in common, and what not.
+//! Properties of the transport services.
 
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::roce::Transport;
 
-/// The transport service that packets of a queue pair have. Masked atomics have another, see `atomic.rs`.
+/// Returns the transport in the packets of a queue pair. Masked atomics have another, see
+/// `atomic.rs`.
 pub(super) fn transport(service: ServiceType) -> Transport {
     match service {
         ServiceType::Uc => Transport::Uc,
@@ -14,7 +15,7 @@ pub(super) fn transport(service: ServiceType) -> Transport {
     }
 }
 
-/// Whether what a queue pair of this service sends is acknowledged.
+/// Returns whether requests of this service are acknowledged.
 pub(super) fn is_reliable(service: ServiceType) -> bool {
     !matches!(service, ServiceType::Uc | ServiceType::Ud)
 }

@@ -1,4 +1,4 @@
-//! Takes receive WQEs from shared receive queues.
+//! Fetching of receive WQEs from shared receive queues.
 
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::roce::NakCode;
@@ -9,9 +9,10 @@ use super::report::Finding;
 use super::responder::Refusal;
 use crate::object::Qp;
 
-/// Takes the next WQE of shared receive queue `number` into `receive`. A bad one is taken, too; then `receive` tells only its index.
+/// Takes the next WQE of shared receive queue `number` into `receive`. An invalid one is taken too;
+/// then `receive` has only its index.
 pub(super) fn take(qp: &Qp, port: &mut Port<'_>, number: u32, receive: &mut Receive) -> Result<(), Refusal> {
-    // A shared receive queue cannot be destroyed while a queue pair takes from it.
+    // A shared receive queue cannot be destroyed while a queue pair uses it.
     let Some(srq) = port.srqs.get_mut(number) else { return Err(Refusal::NotReady) };
     let available = u32::from(srq.available());
     if available == 0 || srq.failed {

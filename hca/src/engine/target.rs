@@ -1,8 +1,9 @@
-//! Targets of dynamic connections: responder contexts, made and taken away as initiators ask.
+//! DC targets: responder contexts, created and destroyed at the initiators' requests.
 //!
-//! A responder context is a queue pair that receives for its target. An initiator has one connection at a time, and its device numbers
-//! them upwards: so a repeated request for a connection finds the one that was made, a newer one takes the place of what its initiator
-//! has forgotten, and an older one, which the network held back, does nothing.
+//! A responder context is a queue pair that receives for its target. An initiator has one
+//! connection at a time, and its device numbers them in ascending order. So a repeated connection
+//! request finds the existing context, a newer one replaces the context of a connection that its
+//! initiator has dropped, and an older one, delayed by the network, is ignored.
 
 use std::net::IpAddr;
 
@@ -11,25 +12,26 @@ use barewire_layouts::command::qp::{Mtu, QpState, ServiceType};
 use barewire_layouts::eqe::{Eqe, EventType};
 use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, MASK_24, ack_timeout_ns};
 
-use super::counters::Tally;
+use super::tally::Tally;
 use super::{Context, Engine, QpEngine, close_blocks, completer, split};
 use crate::memory::Window;
 use crate::object::{Attributes, DoorbellRecord, Qp, ResponderContext, Ring};
 use crate::wire::PhysicalPort;
 use crate::wire::packet::{self, Packet};
 
-/// Nanoseconds that a draining target waits for its initiators to end their connections.
+/// Time that a draining target waits for initiators to end their connections, in nanoseconds.
 const DRAIN: u64 = 1_000_000_000;
-/// An initiator that was silent for its acknowledgment timeout is asked whether it still wants its connection; for so many nanoseconds
-/// if it waits for acknowledgments for ever, and not less than so many. If it answers none of so many questions, it is gone.
+/// An initiator that was silent for its acknowledgment timeout, but at least (and with an infinite
+/// timeout exactly) this many nanoseconds, is asked whether it still wants its connection. After
+/// this many unanswered questions the connection is closed.
 const QUESTION: u64 = 67_000_000;
 const SHORTEST_QUESTION: u64 = 100_000;
 const QUESTIONS: u8 = 64;
-/// Timer code of the pause before an initiator tries again after a refusal: 0.64 ms.
+/// RNR timer code of the pause before an initiator retries after a refusal: 0.64 ms.
 const PAUSE: u8 = 12;
 
 impl Engine {
-    /// Takes what an initiator asks of a target.
+    /// Handles an initiator's request to a target.
     pub(super) fn asked(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) {
         let connection = packet.dc.connection;
         let (opcode, header) = match packet.opcode {
@@ -50,7 +52,8 @@ impl Engine {
             BthOpcode::Disconnect => {
                 let number = packet.bth.destination();
                 let open = context.objects.contexts.get(number);
-                // One that has ended already is told to have ended once more: the last answer may be lost.
+                // The end of a connection that has already ended is confirmed again: the last
+                // response may be lost.
                 if open.is_some_and(|open| open.is(connection.get(), packet.source)) {
                     self.end(context, number);
                 }
@@ -86,7 +89,8 @@ impl Engine {
         wire.send(to, &self.built);
     }
 
-    /// Finds or makes the responder context of a connection. `Err(None)` for a request that came too late.
+    /// Finds or creates the responder context of a connection. Returns `Err(None)` for a request
+    /// that is out of date.
     fn admit(&mut self, context: &mut Context<'_>, packet: &Packet<'_>) -> Result<u32, Option<DcRefusal>> {
         let dctn = packet.bth.destination();
         let initiator = (packet.source, packet.dc.qpn.get() & MASK_24);
@@ -161,8 +165,9 @@ impl Engine {
         Ok(number)
     }
 
-    /// A connection's initiator was silent for some time. It is asked by another acceptance: it ends a connection that it does not want,
-    /// or has forgotten. False if `number` is no responder context's.
+    /// Handles an initiator's silence: repeats the acceptance, to which the initiator responds with
+    /// a disconnect if it does not want the connection. Returns `false` if `number` is not a
+    /// responder context.
     pub(super) fn expire_context(&mut self, context: &mut Context<'_>, deadline: u64, number: u32) -> bool {
         let Some(open) = context.objects.contexts.get_mut(number) else { return false };
         if open.qp.engine.timer.take_if(|armed| *armed == deadline).is_none() {
@@ -187,7 +192,7 @@ impl Engine {
         true
     }
 
-    /// Takes a responder context away. A receive WQE that a message has begun to fill is flushed.
+    /// Destroys a responder context. A partly filled receive WQE is flushed.
     fn end(&mut self, context: &mut Context<'_>, number: u32) {
         if let Some((qp, mut port)) = split(context, &mut self.built, number) {
             completer::fail(qp, &mut port);
@@ -200,18 +205,19 @@ impl Engine {
         look_whether_drained(context, dctn);
     }
 
-    /// Target `dctn` takes no connections any more. Those that it has may end by themselves, for some time.
+    /// Makes target `dctn` refuse new connections. Existing ones may end by themselves, for some
+    /// time.
     pub(crate) fn dct_drained(&mut self, context: &mut Context<'_>, dctn: u32) {
         self.timers.arm(dctn, context.now + DRAIN, &mut None);
         look_whether_drained(context, dctn);
     }
 
-    /// Ends all connections of target `dctn`, and tells their initiators.
+    /// Ends all connections of target `dctn` and notifies their initiators.
     pub(crate) fn dct_closed(&mut self, context: &mut Context<'_>, dctn: u32) {
         let Some(dct) = context.objects.dcts.get(dctn) else { return };
         let mut numbers: Vec<u32> = dct.connections.values().copied().collect();
         let tally = Tally::begin(context, dctn);
-        // A map's order is another in every run.
+        // The order of a hash map differs between runs.
         numbers.sort_unstable();
         for number in numbers {
             let Some(open) = context.objects.contexts.get(number) else { continue };
@@ -228,7 +234,7 @@ impl Engine {
         close_blocks(context);
     }
 
-    /// A draining target has waited long enough. False if `number` is no target's.
+    /// Ends the draining of a target. Returns `false` if `number` is not a target.
     pub(super) fn expire_drain(&mut self, context: &mut Context<'_>, number: u32) -> bool {
         let Some(dct) = context.objects.dcts.get(number) else { return false };
         if dct.state == DctState::Draining {
@@ -238,7 +244,7 @@ impl Engine {
     }
 }
 
-/// A draining target that has no connections is drained.
+/// Completes draining if the target has no connections.
 fn look_whether_drained(context: &mut Context<'_>, dctn: u32) {
     let Some(dct) = context.objects.dcts.get_mut(dctn) else { return };
     if dct.state == DctState::Draining && dct.connections.is_empty() {

@@ -1,16 +1,19 @@
-//! Deadlines of queue pairs, and the virtual clock of Stepped mode. All times are nanoseconds on the device's own clock.
+//! Deadlines of queue pairs, and the virtual clock of Stepped mode. Times are nanoseconds on the
+//! device's clock.
 
 use std::collections::BTreeSet;
 
-/// Deadlines of many queue pairs, at most one each. An entry may come early: the queue pair's own state says what is due, and an
-/// early entry is put back with the later time. So a deadline that moves with every acknowledgment costs nothing until it passes.
+/// Deadlines of many queue pairs, at most one each. An entry may expire early: the queue pair's
+/// state has the actual deadline, and an early entry is inserted again. So a deadline that moves
+/// with every acknowledgment costs nothing until its entry expires.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     entries: BTreeSet<(u64, u32)>,
 }
 
 impl Timers {
-    /// Wakes queue pair `qpn` at `deadline`, or before. `entry` is the time of its entry, kept by it.
+    /// Arms the timer of queue pair `qpn` for `deadline` or earlier. The queue pair keeps the time
+    /// in `entry`.
     pub(crate) fn arm(&mut self, qpn: u32, deadline: u64, entry: &mut Option<u64>) {
         if entry.is_some_and(|armed| armed <= deadline) {
             return;
@@ -21,23 +24,24 @@ impl Timers {
         self.entries.insert((deadline, qpn));
     }
 
-    /// Takes one entry that has passed: its time and its queue pair.
+    /// Removes an expired entry and returns its time and queue pair.
     pub(crate) fn expired(&mut self, now: u64) -> Option<(u64, u32)> {
         self.entries.first().filter(|(deadline, _)| *deadline <= now)?;
         self.entries.pop_first()
     }
 
-    /// When the next entry passes.
+    /// Returns when the next entry expires.
     pub(crate) fn next(&self) -> Option<u64> {
         self.entries.first().map(|(deadline, _)| *deadline)
     }
 }
 
-/// Idle passes in a row before virtual time jumps. A peer that is stepped in turn with this device has had as many passes to
-/// answer, so a jump does not fake a timeout.
+/// Consecutive idle passes before virtual time jumps. A peer that is stepped in turn with this
+/// device has had as many passes to respond, so a jump does not cause a false timeout.
 const PATIENCE: u32 = 16;
 
-/// The clock of a stepped device: it stands still while there is work and jumps to the next deadline when there is none.
+/// The clock of a stepped device: it stands still while there is work and jumps to the next
+/// deadline when there is none.
 #[derive(Debug, Default)]
 pub(crate) struct StepClock {
     now: u64,
@@ -50,8 +54,8 @@ impl StepClock {
         self.now
     }
 
-    /// Takes note of a pass that did (`busy`) or did not do anything. Returns whether stepping on may bring anything: there was
-    /// work, or there is a deadline to wait for.
+    /// Records whether a pass did anything (`busy`). Returns whether more steps may have an effect:
+    /// there was work, or there is a deadline.
     pub(crate) fn after_pass(&mut self, busy: bool, deadline: Option<u64>) -> bool {
         self.idle = if busy { 0 } else { self.idle + 1 };
         if let Some(deadline) = deadline.filter(|_| self.idle >= PATIENCE) {

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use crate::limits;
-use crate::object::Table;
+use crate::table::Table;
 
 mod indirect;
 mod mkey;
@@ -11,6 +11,7 @@ mod paging;
 mod umem;
 mod update;
 mod window;
+mod words;
 
 use indirect::Part;
 pub(crate) use indirect::{Backing, Ranges};
@@ -44,10 +45,11 @@ pub(crate) enum Refused {
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    /// None; the first key has the number that `first` chooses.
+    pub(crate) fn new(first: u64) -> Self {
         Self {
             umems: Table::new(1, 0x00ff_ffff, limits::UMEMS),
-            mkeys: Table::new(FIRST_MKEY, 0x00ff_ffff, limits::MKEYS),
+            mkeys: Table::new(FIRST_MKEY, 0x00ff_ffff, limits::MKEYS).starting_at(first),
         }
     }
 
@@ -227,7 +229,7 @@ mod tests {
     const USER: User = User { pd: 1, qpn: 7 };
 
     fn memory(bytes: &'static mut [u8]) -> (Memory, u32) {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(0);
         let length = bytes.len();
         // SAFETY: a leaked buffer that only the device model touches.
         let umem =
@@ -271,7 +273,7 @@ mod tests {
 
     #[test]
     fn an_empty_request_needs_no_key() {
-        let memory = Memory::new();
+        let memory = Memory::new(0);
         assert!(memory.translate(0x1234, USER, u64::MAX, 0, Access::REMOTE_WRITE).is_ok());
         assert!(memory.translate(0x1234, USER, 0, 1, Access::REMOTE_WRITE).is_err());
     }
@@ -290,7 +292,7 @@ mod tests {
 
     #[test]
     fn impossible_ranges_are_refused() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(0);
         for length in [0, usize::MAX, limits::UMEM_BYTES + 1] {
             // SAFETY: refused before anything could be touched.
             let refused = unsafe { memory.register(NonNull::dangling(), length, UmemAccess::empty(), false) };

@@ -1,31 +1,39 @@
-//! Access to registered memory: the one file that follows a pointer into it.
+//! Access to registered memory: with `words`, the files that follow a pointer into it.
 //!
-//! The device reads and writes host memory while software does the same; both are careful only about the order of a few words
-//! (doorbell records, the owner byte of a CQE). Copies are what DMA is on hardware: whoever races with one gets a mixture of bytes.
+//! The device reads and writes host memory while the program does the same. Copies access it by
+//! the rule of `words`, so that they do not race with the program's atomics; a program that
+//! reads what is being written gets a mixture of old and new words. Where a queue's protocol fixes
+//! the size (the four bytes of a doorbell record, the owner byte of an EQE), both sides use that
+//! size.
 
 use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::paging;
+use super::words::Words;
 
 /// A range of registered memory. Every access is held within it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     start: NonNull<u8>,
     length: usize,
+    /// The registration's whole words.
+    words: Words,
     /// It may be gone: `paging` accesses it.
     on_demand: bool,
 }
 
-// SAFETY: a window is an address and a length; following it is right from any thread (`Window::new`).
+// SAFETY: a window is an address and a length. The memory is valid for any thread (`Window::new`),
+// and every access is atomic, in the sizes that the program uses.
 unsafe impl Send for Window {}
 // SAFETY: as above; no method needs exclusive access.
 unsafe impl Sync for Window {}
 
 impl Window {
     /// Nothing.
-    pub(crate) const EMPTY: Self = Self { start: NonNull::dangling(), length: 0, on_demand: false };
+    pub(crate) const EMPTY: Self =
+        Self { start: NonNull::dangling(), length: 0, words: Words::of(0, 0), on_demand: false };
 
     /// The memory at `start`.
     ///
@@ -33,7 +41,7 @@ impl Window {
     /// `[start, start + length)` is inside memory that `Device::register_umem` was told of, and stays registered for as long as
     /// the window is used: valid for reads and writes of any thread, and shared only with code that expects a device.
     pub(super) unsafe fn new(start: NonNull<u8>, length: usize) -> Self {
-        Self { start, length, on_demand: false }
+        Self { start, length, words: Words::of(start.addr().get(), length), on_demand: false }
     }
 
     /// Memory at `start` that is brought in when it is accessed, if it is there.
@@ -41,7 +49,7 @@ impl Window {
     /// # Safety
     /// What is there is shared only with code that expects a device. Atomic operations need it to stay while they are carried out.
     pub(super) unsafe fn on_demand(start: NonNull<u8>, length: usize) -> Self {
-        Self { start, length, on_demand: true }
+        Self { start, length, words: Words::of(start.addr().get(), length), on_demand: true }
     }
 
     /// Whether the memory may be gone.
@@ -77,42 +85,35 @@ impl Window {
         if self.on_demand {
             return paging::read(self.start, &mut bytes[..length]);
         }
-        // SAFETY: the source is readable for self.length bytes (`new`), the target for bytes.len(); they cannot overlap, for
-        // `bytes` is exclusively borrowed Rust memory and registered memory is not (`new`).
-        unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), bytes.as_mut_ptr(), length) }
+        // SAFETY: self.length bytes are readable, and so are the registration's words around them
+        // (`new`).
+        unsafe { self.words.read(self.start, &mut bytes[..length]) }
     }
 
     /// Copies to the window's start; bytes that do not fit are left out.
     ///
-    /// The last word is stored after all others: many a program waits for an RDMA write by watching its last bytes.
+    /// The last word is stored after all others: programs wait for an RDMA write by watching its
+    /// last bytes.
     pub(crate) fn write(self, bytes: &[u8]) {
-        let length = bytes.len().min(self.length);
-        let tail = match length {
-            0 => return,
-            8.. => 8,
-            4 | 2 => length,
-            _ => 1,
-        };
-        let body = length - tail;
+        let bytes = &bytes[..bytes.len().min(self.length)];
         if self.on_demand {
-            paging::write(self.start, &bytes[..body]);
-            // SAFETY: body <= length, so the result stays in the window.
-            return paging::write(unsafe { self.start.add(body) }, &bytes[body..length]);
+            // The last word, as far as it is part of the copy.
+            let end = self.start.addr().get() + bytes.len();
+            let last = (end - 1) % 8 + 1;
+            let (body, tail) = bytes.split_at(bytes.len().saturating_sub(last));
+            paging::write(self.start, body);
+            // SAFETY: the body is no longer than the window.
+            return paging::write(unsafe { self.start.add(body.len()) }, tail);
         }
-        // SAFETY: the target is writable for self.length >= length bytes (`new`), the source is readable for as many; they
-        // cannot overlap, see `read`. `tail` bytes at `body` end at `length`.
-        unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr(), body);
-            fence(Ordering::Release);
-            let (from, to) = (bytes.as_ptr().add(body), self.start.as_ptr().add(body));
-            // One store each, where the address allows it.
-            match tail {
-                8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
-                4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
-                2 => to.cast::<u16>().write_unaligned(from.cast::<u16>().read_unaligned()),
-                _ => to.write(from.read()),
-            }
-        }
+        // SAFETY: self.length bytes are writable, and so are the registration's words around them
+        // (`new`).
+        unsafe { self.words.write(self.start, bytes) }
+    }
+
+    /// The window for memory in which the program accesses neighbours of these bytes by other
+    /// sizes: words that reach out of the window are accessed by the byte.
+    pub(crate) fn alone(self) -> Self {
+        Self { words: Words::of(self.start.addr().get(), self.length), ..self }
     }
 
     /// The big-endian word at byte `offset`, and what was stored before it; 0 if it is outside the window or not aligned.
@@ -195,10 +196,26 @@ impl Span<'_> {
             _ => return None,
         };
         match bytes {
-            4 => window.atomic_u32().map(|word| {
+            4 => {
+                let half = window.atomic_u32()?;
                 let next = |old: u32| next(old.into()).map(|new| new as u32);
-                word.fetch_update(order, order, next).unwrap_or_else(|old| old).into()
-            }),
+                // SAFETY: the first four bytes are in the window, and the registration's word
+                // around them is valid (`new`).
+                let Some((word, skip)) = (unsafe { window.words.around(window.start) }) else {
+                    return Some(half.fetch_update(order, order, next).unwrap_or_else(|old| old).into());
+                };
+                let part = |word: u64| {
+                    let bytes = word.to_ne_bytes();
+                    u32::from_ne_bytes(std::array::from_fn(|at| bytes[skip + at]))
+                };
+                let merge = |old: u64| {
+                    let mut bytes = old.to_ne_bytes();
+                    bytes[skip..skip + 4].copy_from_slice(&next(part(old))?.to_ne_bytes());
+                    Some(u64::from_ne_bytes(bytes))
+                };
+                let old = word.fetch_update(order, order, merge).unwrap_or_else(|old| old);
+                Some(part(old).into())
+            }
             8 => window
                 .atomic_u64()
                 .map(|word| word.fetch_update(order, order, &next).unwrap_or_else(|old| old)),

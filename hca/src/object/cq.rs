@@ -1,9 +1,7 @@
 //! Completion queues.
 
 use barewire_layouts::command::cq::{CompressionLayout, CqStatus, CqeSize};
-use barewire_layouts::cqe::{
-    Cqe64, CqeFormat, CqeOpcode, FORMAT, OP_OWN_OFFSET, OWNER, SIGNATURE_OFFSET, SOLICITED,
-};
+use barewire_layouts::cqe::{Cqe64, CqeFormat, CqeOpcode, FORMAT, OWNER, SOLICITED};
 use zerocopy::IntoBytes;
 
 use super::compress::Slot;
@@ -159,28 +157,17 @@ impl Cq {
         self.ring.slice((index + 1) * self.entry.bytes() - size_of::<Cqe64>(), size_of::<Cqe64>())
     }
 
-    /// Writes entry `number` to its slot, and then the byte that makes it software's.
+    /// Writes entry `number` to its slot. The last word, which makes it software's, is stored last and
+    /// releases the others.
     fn write_entry(&self, number: u32, cqe: &Cqe64) {
         let lap = (number >> self.log_size) as u8;
         let Some(slot) = self.slot(number) else { return };
-        let part = |offset, length| slot.slice(offset, length);
-        let (Some(body), Some(signature), Some(op_own)) =
-            (part(0, SIGNATURE_OFFSET), part(SIGNATURE_OFFSET, 1), part(OP_OWN_OFFSET, 1))
-        else {
-            return;
-        };
-        body.write(cqe.as_bytes());
-        if self
-            .compression
-            .as_ref()
-            .is_some_and(|compression| compression.layout == CompressionLayout::Enhanced)
-        {
-            op_own.publish_byte(cqe.op_own);
-            signature.publish_byte(lap);
-        } else {
-            signature.publish_byte(cqe.signature);
-            op_own.publish_byte(cqe.op_own & !OWNER | lap & OWNER);
+        let mut cqe = *cqe;
+        match &self.compression {
+            Some(compression) if compression.layout == CompressionLayout::Enhanced => cqe.signature = lap,
+            _ => cqe.op_own = cqe.op_own & !OWNER | lap & OWNER,
         }
+        slot.write(cqe.as_bytes());
     }
 }
 

@@ -63,7 +63,8 @@ impl Eq {
         if let (Some(body), Some(owner)) =
             (self.ring.slice(offset, OWNER_OFFSET), self.ring.slice(offset + OWNER_OFFSET, 1))
         {
-            body.write(&event.to_bytes()[..OWNER_OFFSET]);
+            // The driver polls the owner byte, which shares the last word.
+            body.alone().write(&event.to_bytes()[..OWNER_OFFSET]);
             owner.publish_byte(lap as u8);
         }
         self.producer = self.producer.wrapping_add(1);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use barewire_layouts::command::gid::{RoceAddress, RoceL3Type, RoceVersion};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
-use crate::command::{gid, gid_address, mac};
+use crate::address::{from_gid, gid, mac};
 use crate::limits;
 
 /// An entry as commands have it. All zero: there is none.
@@ -57,7 +57,7 @@ impl Gids {
     /// The address of the entry at `index`, if there is one.
     pub(crate) fn address(&self, index: u16) -> Option<IpAddr> {
         let entry = self.entry(index)?;
-        gid_address(View::<RoceAddress>::new(&entry)?.array(RoceAddress::SOURCE_L3_ADDRESS))
+        from_gid(View::<RoceAddress>::new(&entry)?.array(RoceAddress::SOURCE_L3_ADDRESS))
     }
 
     /// Sets the entry at `index`, which is in the table, or clears it if it is all zero.
@@ -65,7 +65,7 @@ impl Gids {
         if let Some(view) = View::<RoceAddress>::new(&entry)
             && entry != [0; RoceAddress::BYTES]
         {
-            let address = gid_address(view.array(RoceAddress::SOURCE_L3_ADDRESS)).ok_or(Invalid::Address)?;
+            let address = from_gid(view.array(RoceAddress::SOURCE_L3_ADDRESS)).ok_or(Invalid::Address)?;
             if view.get(RoceAddress::ROCE_VERSION) != Ok(RoceVersion::V2) {
                 return Err(Invalid::Version);
             }

@@ -4,11 +4,12 @@ use std::net::IpAddr;
 
 use barewire_layouts::command::capability::PortType;
 
-use crate::command::CounterSet;
 use crate::limits;
 use crate::memory::Memory;
+use crate::table::Table;
 
 mod compress;
+mod counter_set;
 mod cq;
 mod dct;
 mod eq;
@@ -20,10 +21,10 @@ mod pd;
 mod qp;
 mod scatter;
 mod srq;
-mod table;
 mod uar;
 
 pub(crate) use compress::Compression;
+pub(crate) use counter_set::CounterSet;
 pub(crate) use cq::Cq;
 pub(crate) use dct::{Dct, ResponderContext};
 pub(crate) use eq::Eq;
@@ -35,7 +36,6 @@ pub(crate) use pd::{Pd, Xrcd};
 pub(crate) use qp::{Attributes, DoorbellRecord, Qp, Ring};
 pub(crate) use scatter::{Inline, Scatter};
 pub(crate) use srq::{Order, Srq, SrqKind, Xrc};
-pub(crate) use table::Table;
 pub(crate) use uar::Uar;
 pub use uar::UarPage;
 
@@ -74,8 +74,13 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// None, of a device whose ports have these addresses. Of responder contexts there are at most `contexts`.
-    pub(crate) fn new(addresses: impl Iterator<Item = IpAddr>, contexts: usize) -> Self {
+    /// None, of a device whose ports have these addresses. Of responder contexts there are at most
+    /// `contexts`. What packets name begins at numbers of `first`.
+    pub(crate) fn new(
+        addresses: impl Iterator<Item = IpAddr>,
+        contexts: usize,
+        mut first: impl FnMut() -> u64,
+    ) -> Self {
         Self {
             port_type: PortType::Ethernet,
             gids: addresses.map(Gids::new).collect(),
@@ -85,12 +90,12 @@ impl Objects {
             events: Events::new(),
             cqs: Table::new(1, LAST, limits::CQS),
             counter_sets: Table::new(1, LAST_COUNTER_SET, limits::COUNTER_SETS),
-            srqs: Table::new(1, LAST, limits::SRQS),
-            qps: Table::new(FIRST_QP, FIRST_DCT - 1, limits::QPS),
-            dcts: Table::new(FIRST_DCT, FIRST_CONTEXT - 1, limits::DCTS),
-            contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS)),
+            srqs: Table::new(1, LAST, limits::SRQS).starting_at(first()),
+            qps: Table::new(FIRST_QP, FIRST_DCT - 1, limits::QPS).starting_at(first()),
+            dcts: Table::new(FIRST_DCT, FIRST_CONTEXT - 1, limits::DCTS).starting_at(first()),
+            contexts: Table::new(FIRST_CONTEXT, LAST, contexts.min(limits::DC_CONTEXTS)).starting_at(first()),
             last_connection: 0,
-            memory: Memory::new(),
+            memory: Memory::new(first()),
         }
     }
 

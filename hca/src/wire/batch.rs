@@ -142,11 +142,13 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Takes a datagram. Gives the number of datagrams that could not be sent, if it was time to send.
-    pub(super) fn send(&mut self, socket: &Socket, to: IpAddr, frame: &[u8]) -> u64 {
+    /// Takes a datagram of `frame` and `tag`. Gives the number of datagrams that could not be sent,
+    /// if it was time to send.
+    pub(super) fn send(&mut self, socket: &Socket, to: IpAddr, frame: &[u8], tag: &[u8]) -> u64 {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
+        buffer.extend_from_slice(tag);
         self.waiting.push((SocketAddr::new(to, ROCE_PORT).into(), buffer));
         if self.waiting.len() < BATCH { 0 } else { self.flush(socket) }
     }

@@ -1,16 +1,17 @@
 //! Writes what the wire saw to a file that packet tools read: classic pcap, each frame behind Ethernet, IP and UDP headers as a network
 //! would have carried them.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::{ROCE_PORT, Wire, headers};
-use crate::command::mac;
-use crate::engine::Counters;
+use crate::address::mac;
+use crate::counters::Counters;
 
 /// In a file name: the device's address.
 const ADDRESS: &str = "%a";
@@ -37,13 +38,32 @@ fn name(pattern: &Path, address: IpAddr) -> PathBuf {
     PathBuf::from(pattern.to_string_lossy().replace(ADDRESS, &address.to_string()))
 }
 
+/// Opens a file for packets, whose payload is for its owner only. A link is not followed, and a file
+/// of another user is refused.
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path)?;
+    let found = file.metadata()?;
+    if found.is_file() {
+        // SAFETY: takes nothing and cannot fail.
+        if found.uid() != unsafe { libc::geteuid() } {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, "the file belongs to another user"));
+        }
+        // A file that was there keeps its mode.
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
 impl<W: Wire> Capture<W> {
     /// Starts the file anew. `stepped`: frames come a microsecond apart, so that the same run gives the same file.
     ///
     /// # Errors
     /// What the file system says.
     pub(crate) fn create(inner: W, address: IpAddr, pattern: &Path, stepped: bool) -> io::Result<Self> {
-        let mut file = BufWriter::new(File::create(name(pattern, address))?);
+        let mut file = BufWriter::new(create(&name(pattern, address))?);
         file.write_all(&MAGIC.to_ne_bytes())?;
         for part in VERSION {
             file.write_all(&part.to_ne_bytes())?;
@@ -119,6 +139,26 @@ impl<W: Wire> Wire for Capture<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payload_is_for_the_owner_only() {
+        let folder = std::env::temp_dir().join(format!("barewire-private-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (file, link) = (folder.join("file"), folder.join("link"));
+        let mode = || file.metadata().unwrap().permissions().mode() & 0o777;
+        create(&file).unwrap();
+        assert_eq!(mode(), 0o600);
+        // One that others could read.
+        std::fs::write(&file, "old").unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+        create(&file).unwrap();
+        assert_eq!((mode(), file.metadata().unwrap().len()), (0o600, 0));
+        std::fs::write(&file, "kept").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(create(&link).is_err());
+        assert_eq!(std::fs::read(&file).unwrap(), b"kept");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn each_device_has_its_file() {

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{ROCE_PORT, Wire};
-use crate::engine::Counters;
+use crate::counters::Counters;
 use crate::thread::Wake;
 
 /// Most frames that wait for one port; further ones are lost.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use super::Wire;
-use crate::engine::Counters;
+use crate::counters::Counters;
 
 /// The longest time that a fault takes.
 pub(super) const LONGEST_US: u64 = 60_000_000;

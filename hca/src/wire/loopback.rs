@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use super::{ROCE_PORT, Wire};
-use crate::engine::Counters;
+use crate::counters::Counters;
 
 /// Most frames on their way to ourselves; further ones are lost, as with a full socket buffer.
 const DEPTH: usize = 1024;

@@ -1,7 +1,8 @@
 //! The wire: RoCEv2 packets between devices.
 //!
 //! A *frame* is what UDP carries: base transport header to invariant CRC. Decorators put fault injection, capture and the way
-//! to the own address in front of the carrier: `Faulty<Capture<Loopback<Udp>>>`.
+//! to the own address in front of the carrier: `Faulty<Capture<Loopback<Udp>>>`. Between devices of one
+//! key the carrier appends a tag to each frame, which nothing in front of it sees: see `tag`.
 
 mod batch;
 pub(crate) mod capture;
@@ -11,6 +12,7 @@ mod fault_text;
 pub(crate) mod headers;
 pub(crate) mod loopback;
 pub(crate) mod packet;
+mod tag;
 pub(crate) mod udp;
 
 use std::fmt::Debug;
@@ -23,7 +25,7 @@ pub use fabric::Fabric;
 pub use fault::Faults;
 pub use fault_text::FaultsError;
 
-use crate::engine::Counters;
+use crate::counters::Counters;
 
 /// The UDP port of RoCEv2 (IBTA annex A17).
 pub(crate) const ROCE_PORT: u16 = 4791;
@@ -119,12 +121,6 @@ impl Wire for Box<dyn Wire> {
     fn count(&self, counters: &mut Counters) {
         (**self).count(counters);
     }
-}
-
-/// Whether one host can have `address`.
-pub(crate) fn is_host(address: IpAddr) -> bool {
-    let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
-    !(address.is_unspecified() || address.is_multicast() || broadcast)
 }
 
 /// Puts loopback to `address` and, where asked for, capture and faults in front of `carrier`.

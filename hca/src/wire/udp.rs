@@ -10,8 +10,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::batch::{Inbox, Outbox, use_congestion_bits};
 use super::fault::SplitMix;
+use super::tag::Tags;
 use super::{ROCE_PORT, Wire};
-use crate::engine::Counters;
+use crate::config::{KEY_VARIABLE, WIRE_VARIABLE};
+use crate::counters::Counters;
+use crate::key::Key;
 
 /// Room that is asked for in the kernel; what it grants may be less.
 const SOCKET_BUFFER: usize = 8 << 20;
@@ -19,23 +22,30 @@ const SOCKET_BUFFER: usize = 8 << 20;
 /// Random addresses that are tried before giving up.
 const ADDRESS_TRIES: u32 = 64;
 
+/// Packets without a valid tag that are dropped in one call before other work has its turn.
+const MOST_DROPPED: usize = 64;
+
 /// Port 4791 of one local address.
 #[derive(Debug)]
 pub(crate) struct Udp {
     socket: Socket,
     address: IpAddr,
+    /// Of devices of one key; `None` among RoCE peers.
+    tags: Option<Tags>,
+    bad_tags: u64,
     inbox: Inbox,
     outbox: Outbox,
     failures: u64,
 }
 
 impl Udp {
-    /// Takes port 4791 of `address`, or of a free address of its own in 127.0.0.0/8.
+    /// Takes port 4791 of `address`, or of a free address of its own in 127.0.0.0/8. With a `key`
+    /// packets have tags.
     ///
     /// # Errors
     /// What the kernel says: mostly that the address is in use or not a local one.
-    pub(crate) fn bind(address: Option<IpAddr>) -> io::Result<Self> {
-        let Some(address) = address else { return Self::bind_free() };
+    pub(crate) fn bind(address: Option<IpAddr>, key: Option<Key>) -> io::Result<Self> {
+        let Some(address) = address else { return Self::bind_free(key) };
         let local = SocketAddr::new(address, ROCE_PORT);
         let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_nonblocking(true)?;
@@ -47,10 +57,11 @@ impl Udp {
         enlarge(&socket);
         use_congestion_bits(&socket, address);
         socket.bind(&local.into())?;
-        Ok(Self { socket, address, inbox: Inbox::default(), outbox: Outbox::default(), failures: 0 })
+        let (inbox, outbox, tags) = (Inbox::default(), Outbox::default(), key.map(Tags::new));
+        Ok(Self { socket, address, tags, bad_tags: 0, inbox, outbox, failures: 0 })
     }
 
-    fn bind_free() -> io::Result<Self> {
+    fn bind_free(key: Option<Key>) -> io::Result<Self> {
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut random = SplitMix::new(clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 32);
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -58,12 +69,39 @@ impl Udp {
             // 127.0.x.x and 127.1.x.x hold what people and distributions use by hand.
             let [a, b, c, ..] = random.next().to_ne_bytes();
             let address = IpAddr::V4(Ipv4Addr::new(127, 2 + a % 250, b, 1 + c % 250));
-            match Self::bind(Some(address)) {
+            match Self::bind(Some(address), key) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
                 result => return result,
             }
         }
         Err(last)
+    }
+
+    /// The next packet of a peer, as it was before it got its tag, and whether it met congestion.
+    fn next(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, bool)> {
+        for _ in 0..MOST_DROPPED {
+            let (source, congested) = self.inbox.receive(&self.socket, frame)?;
+            let Some(tags) = &self.tags else {
+                if source.port() != ROCE_PORT {
+                    take_number_off(frame, source, self.address);
+                }
+                return Some((source, congested));
+            };
+            if source.port() == ROCE_PORT && tags.take(source.ip(), self.address, frame) {
+                return Some((source, congested));
+            }
+            self.bad_tags += 1;
+            if self.bad_tags == 1 {
+                // Two programs with different keys would else find no more than that time runs out.
+                eprintln!(
+                    "software HCA: {} drops packets without a valid tag, the first from {source}; \
+                     a device that should reach it needs the same {KEY_VARIABLE}, or both need \
+                     {WIRE_VARIABLE}=roce",
+                    self.address
+                );
+            }
+        }
+        None
     }
 
     /// The address whose port was taken.
@@ -124,14 +162,13 @@ fn take_number_off(frame: &mut [u8], from: SocketAddr, to: IpAddr) {
 
 impl Wire for Udp {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
-        self.failures += self.outbox.send(&self.socket, to, frame);
+        let tag = self.tags.as_ref().map(|tags| tags.tag(self.address, to, frame));
+        let tag = tag.as_ref().map_or(&[][..], |tag| tag);
+        self.failures += self.outbox.send(&self.socket, to, frame, tag);
     }
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
-        let (source, congested) = self.inbox.receive(&self.socket, frame)?;
-        if source.port() != ROCE_PORT {
-            take_number_off(frame, source, self.address);
-        }
+        let (source, congested) = self.next(frame)?;
         // What the network header says of congestion is told by the transport header's bit for it, which the invariant CRC leaves out.
         if let Some(byte) = frame.get_mut(FECN_OFFSET).filter(|_| congested) {
             *byte |= FECN;
@@ -149,6 +186,7 @@ impl Wire for Udp {
 
     fn count(&self, counters: &mut Counters) {
         counters.send_failures += self.failures;
+        counters.bad_tags += self.bad_tags;
     }
 }
 
@@ -158,8 +196,8 @@ mod tests {
 
     #[test]
     fn two_free_addresses_reach_each_other() {
-        let mut a = Udp::bind(None).unwrap();
-        let mut b = Udp::bind(None).unwrap();
+        let mut a = Udp::bind(None, None).unwrap();
+        let mut b = Udp::bind(None, None).unwrap();
         assert_ne!(a.address(), b.address());
         a.send(b.address(), &[7; 4200]);
         a.flush();
@@ -193,10 +231,48 @@ mod tests {
         take_number_off(&mut [1, 2, 3], from, [10, 98, 0, 2].into());
     }
 
+    /// Waits for the next packet, or for packets to have been dropped.
+    fn wait(udp: &mut Udp, frame: &mut Vec<u8>, dropped: u64) -> Option<SocketAddr> {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            if let Some(from) = udp.receive(frame) {
+                return Some(from);
+            }
+            if udp.bad_tags == dropped {
+                return None;
+            }
+            assert!(std::time::Instant::now() < deadline, "no datagram came");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn only_packets_under_the_key_are_taken() {
+        let key = Key::random().ok();
+        let mut device = Udp::bind(None, key).unwrap();
+        let mut peer = Udp::bind(None, key).unwrap();
+        let mut frame = Vec::new();
+        // Without a tag, under another key, and from another port.
+        for (count, stranger) in [(1, None), (2, Key::random().ok())] {
+            let mut stranger = Udp::bind(None, stranger).unwrap();
+            stranger.send(device.address(), &[1; 20]);
+            stranger.flush();
+            assert_eq!(wait(&mut device, &mut frame, count), None);
+        }
+        let other = std::net::UdpSocket::bind((peer.address(), 0)).unwrap();
+        let tag = Tags::new(key.unwrap()).tag(peer.address(), device.address(), &[2; 20]);
+        other.send_to(&[&[2; 20][..], &tag].concat(), (device.address(), ROCE_PORT)).unwrap();
+        assert_eq!(wait(&mut device, &mut frame, 3), None);
+        peer.send(device.address(), &[3; 20]);
+        peer.flush();
+        assert_eq!(wait(&mut device, &mut frame, 99), Some(SocketAddr::new(peer.address(), ROCE_PORT)));
+        assert_eq!(frame, [3; 20]);
+    }
+
     #[test]
     fn bursts_arrive_whole_and_in_order() {
-        let mut a = Udp::bind(None).unwrap();
-        let mut b = Udp::bind(None).unwrap();
+        let mut a = Udp::bind(None, None).unwrap();
+        let mut b = Udp::bind(None, None).unwrap();
         let frames: Vec<Vec<u8>> =
             (0..100_u8).map(|number| vec![number; 1 + usize::from(number) * 40]).collect();
         for frame in &frames {
@@ -225,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_mark_on_the_way_is_seen() {
-        let mut device = Udp::bind(None).unwrap();
+        let mut device = Udp::bind(None, None).unwrap();
         let to = SocketAddr::new(device.address(), ROCE_PORT);
         let other = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).unwrap();
         for (class, want) in [(0, 0x41), (2, 0x41), (3, 0xc1)] {
@@ -242,8 +318,8 @@ mod tests {
 
     #[test]
     fn an_address_is_taken_once() {
-        let first = Udp::bind(None).unwrap();
-        let second = Udp::bind(Some(first.address())).unwrap_err();
+        let first = Udp::bind(None, None).unwrap();
+        let second = Udp::bind(Some(first.address()), None).unwrap_err();
         assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
     }
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::ptr::NonNull;
 
-use barewire_hca::{CommandSyndrome, Config, Device, Fabric, Mode, UmemAccess, WireKind};
+use barewire_hca::{CommandSyndrome, Config, Device, Fabric, Mode, UmemAccess, UmemError, WireKind};
 use barewire_layouts::command::cq::{Cqc, CqeSize, CreateCqIn, CreateCqOut, DestroyCqIn};
 use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, Eqc};
 use barewire_layouts::command::mkey::{ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc};
@@ -121,6 +121,19 @@ impl Rig {
         guards == [[0; PAGE]; 2]
     }
 
+    /// Runs the bytes of a command.
+    pub(crate) fn execute(&self, input: &[u8], output: &mut [u8]) {
+        // SAFETY: the device is the rig's alone, and memory that tests register with it is accessed through
+        // raw pointers only: a command may name any of it.
+        unsafe { self.device.execute(input, output) }
+    }
+
+    /// Withdraws a registration.
+    pub(crate) fn deregister(&self, umem: u32) -> Result<(), UmemError> {
+        // SAFETY: as in `execute`.
+        unsafe { self.device.deregister_umem(umem) }
+    }
+
     /// Runs a command that `fill` completes; `read` takes the answer.
     pub(crate) fn run<R: Request, T>(
         &self,
@@ -129,7 +142,7 @@ impl Rig {
     ) -> Result<T, Refusal> {
         let (mut input, mut output) = (vec![0; R::BYTES], vec![0xff; R::Answer::BYTES]);
         fill(&mut command::request::<R>(&mut input).expect("sized by the layout"));
-        self.device.execute(&input, &mut output);
+        self.execute(&input, &mut output);
         self.requests.borrow_mut().push(input);
         command::answer::<R>(&output).map(read).map_err(|error| {
             let syndrome = CommandSyndrome::from_bits(error.syndrome).expect("a syndrome of the device");

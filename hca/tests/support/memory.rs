@@ -95,7 +95,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // Memory that a queue or key still uses is leaked: the device may touch it.
-        if self.device.deregister_umem(self.umem).is_ok() {
+        // SAFETY: registered by `register`.
+        if unsafe { self.device.deregister_umem(self.umem) }.is_ok() {
             // SAFETY: allocated with this layout, and no longer registered.
             unsafe { dealloc(self.start.as_ptr(), self.layout) }
         }

@@ -1,5 +1,6 @@
-//! Structures and numbers of the uverbs ABI, as far as they are answered (ib_user_verbs.h, ib_user_ioctl_verbs.h, mlx5-abi.h). Names are
-//! the headers' own; structures that carry a response address are without it where the extended form has none.
+//! Structures and constants of the uverbs ABI that this library implements (ib_user_verbs.h,
+//! ib_user_ioctl_verbs.h, mlx5-abi.h). Names are those of the headers. Structures omit the response
+//! address where the extended form of the command has none.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -170,7 +171,7 @@ pub(crate) mod command {
     pub(crate) const MODIFY_CQ_EX: u32 = EXTENDED | MODIFY_CQ;
 }
 
-/// Attributes of every method that takes driver data.
+/// Attributes of every method that takes driver-specific data.
 pub(crate) mod driver {
     pub(crate) const IN: u16 = 0x1000;
     pub(crate) const OUT: u16 = 0x1001;
@@ -196,6 +197,6 @@ pub(crate) mod access {
     pub(crate) const ON_DEMAND: u32 = 1 << 6;
     pub(crate) const HUGETLB: u32 = 1 << 7;
     pub(crate) const RELAXED_ORDERING: u32 = 1 << 20;
-    /// Those that a device may ignore.
+    /// Rights that a device may ignore.
     pub(crate) const OPTIONAL: u32 = 0x3ff0_0000;
 }

@@ -1,4 +1,4 @@
-//! One software HCA of the process with the event queue that the kernel would have for it, and what every method needs of it.
+//! One software HCA of the process, with the event queue that the kernel would create for it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,20 +20,21 @@ use crate::event::{Events, Queue};
 use crate::shared::{Shared, Spare};
 use crate::signals::Blocked;
 
-/// A device, open from its first use to the end of the process: its address does not change while programs open and close it.
+/// A device. It stays open from its first use to the end of the process, so its address does not
+/// change while the program opens and closes it.
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) device: Device,
     pub(crate) link: Link,
-    /// Programs may have DEVX.
+    /// Whether the program may use DEVX.
     pub(crate) devx: bool,
-    /// How many ports there are.
+    /// Number of ports.
     pub(crate) ports: u8,
-    /// The event queue for everything that verbs objects tell.
+    /// The event queue of all verbs objects.
     pub(crate) eqn: u32,
-    /// What programs read the device's clock by.
+    /// The page from which the program reads the device's clock.
     pub(crate) clock: ClockPage,
-    /// What a kernel has of its own.
+    /// Objects that the kernel driver creates for itself.
     pub(crate) spare: Spare,
     shared: Mutex<Shared>,
     events: Mutex<Events>,
@@ -43,18 +44,18 @@ pub(crate) struct Adapter {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gid {
     pub(crate) gid: [u8; 16],
-    /// The Ethernet address that goes with it.
+    /// The MAC address that belongs to the GID.
     pub(crate) mac: [u8; 6],
 }
 
-/// The answer of a command that succeeded.
+/// The output of a command that succeeded.
 #[derive(Debug)]
 pub(crate) struct Answer {
     bytes: Vec<u8>,
 }
 
 impl Answer {
-    /// Its fields.
+    /// Returns the fields of the output.
     pub(crate) fn view<R: Request>(&self) -> Result<View<'_, R::Answer>, Errno> {
         Ok(answer::<R>(&self.bytes)?)
     }
@@ -68,7 +69,7 @@ impl Adapter {
             eprintln!("barewire-hca: mlx5_{number} cannot be opened: {what}");
             Errno::IO
         };
-        // The program's signals are not for the threads that start here.
+        // Threads that start here must not handle the program's signals.
         let blocked = Blocked::all();
         let device = config::open(number, settings).map_err(|error| fail(&error))?;
         let queue = Queue::new(&device).map_err(|error| fail(&format_args!("no event queue: {error:?}")))?;
@@ -82,17 +83,17 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Who is told of what.
+    /// Returns the table of event subscriptions.
     pub(crate) fn events(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What contexts share.
+    /// State that all contexts of the device share.
     pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out a command that `fill` completes.
+    /// Executes a command whose fields `fill` sets.
     pub(crate) fn command<R: Request>(
         &self,
         fill: impl FnOnce(&mut ViewMut<'_, R>),
@@ -100,21 +101,23 @@ impl Adapter {
         command::<R>(&self.device, fill)
     }
 
-    /// Carries out a command as it is, of whatever kind. The answer's status is left to the caller.
+    /// Executes a command given as bytes. The caller checks the status in the output.
     pub(crate) fn raw(&self, input: &[u8], room: usize) -> Vec<u8> {
         let mut output = vec![0; room];
-        self.device.execute(input, &mut output);
+        // SAFETY: as in `command`. A program that sends commands of its own answers for what they name,
+        // as it does with the kernel's DEVX.
+        unsafe { self.device.execute(input, &mut output) };
         output
     }
 
-    /// Takes a UAR page.
+    /// Allocates a UAR page.
     pub(crate) fn take_uar(&self) -> Result<(u32, Arc<UarPage>), Errno> {
         let answer = self.command::<AllocUarIn>(|_| {})?;
         let index = answer.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
         Ok((index, self.device.uar_page(index).ok_or(Errno::IO)?))
     }
 
-    /// Gives a UAR page back.
+    /// Frees a UAR page.
     pub(crate) fn give_uar(&self, index: u32) -> Result<(), Errno> {
         self.command::<DeallocUarIn>(|input| {
             input.set(DeallocUarIn::UAR, index);
@@ -122,7 +125,7 @@ impl Adapter {
         .map(drop)
     }
 
-    /// Entries of the GID table of a port.
+    /// Returns the number of entries in a port's GID table.
     pub(crate) fn gids(&self) -> Result<u16, Errno> {
         let answer = self.command::<QueryHcaCapIn>(|input| {
             input.set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::General, CapabilityMode::Current));
@@ -131,7 +134,8 @@ impl Adapter {
         Ok(8 << page.get(HcaCap::GID_TABLE_SIZE).min(8))
     }
 
-    /// Entry `index` of the GID table of port `port`, and its Ethernet address; `None` if it is empty.
+    /// Returns entry `index` of the GID table of `port` with its MAC address, or `None` if it is
+    /// empty.
     pub(crate) fn gid(&self, port: u8, index: u16) -> Result<Option<Gid>, Errno> {
         let answer = self.command::<QueryRoceAddressIn>(|input| {
             input
@@ -143,13 +147,14 @@ impl Adapter {
         Ok((gid != [0; 16]).then(|| Gid { gid, mac: entry.array(RoceAddress::SOURCE_MAC) }))
     }
 
-    /// The EUI-64 made of it.
+    /// Returns the EUI-64 derived from the MAC address.
     pub(crate) fn guid(&self) -> Result<[u8; 8], Errno> {
         let mac = self.gid(1, 0)?.ok_or(Errno::IO)?.mac;
         Ok([mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]])
     }
 
-    /// The GID of the port with this LID, as port `port` sees it: the last 16 bits of the address, which the device takes for it.
+    /// Returns the GID of the port with this LID, as `port` sees it. The LID is the last 16 bits of
+    /// the address.
     pub(crate) fn gid_of(&self, port: u8, lid: u16) -> Result<[u8; 16], Errno> {
         let mut gid = self.gid(port, 0)?.ok_or(Errno::IO)?.gid;
         gid[14..].copy_from_slice(&lid.to_be_bytes());
@@ -157,19 +162,21 @@ impl Adapter {
     }
 }
 
-/// Carries out a command that `fill` completes.
+/// Executes a command whose fields `fill` sets.
 pub(crate) fn command<R: Request>(
     device: &Device,
     fill: impl FnOnce(&mut ViewMut<'_, R>),
 ) -> Result<Answer, Errno> {
     let (mut input, mut bytes) = (vec![0; R::BYTES], vec![0; R::Answer::BYTES]);
     fill(&mut request::<R>(&mut input).ok_or(Errno::IO)?);
-    device.execute(&input, &mut bytes);
+    // SAFETY: only this crate uses the device, and it registers only memory of programs, which promise by
+    // registering it that a device may access it.
+    unsafe { device.execute(&input, &mut bytes) };
     answer::<R>(&bytes)?;
     Ok(Answer { bytes })
 }
 
-/// Memory of the program that the device may access, until it is dropped.
+/// Memory of the program that the device may access until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct UserMemory {
     adapter: Arc<Adapter>,
@@ -178,10 +185,10 @@ pub(crate) struct UserMemory {
 }
 
 impl UserMemory {
-    /// Registers memory as a kernel does: every page is brought in, for writing if `writable`.
+    /// Registers memory as the kernel does: faults in every page, for writing if `writable`.
     ///
-    /// That the memory stays until it is given back is what a program promises by registering it. A kernel would keep the pages of
-    /// one that breaks its promise; here the device then finds nothing there.
+    /// A program promises by registering memory that it stays mapped. The kernel pins the pages and
+    /// so survives a broken promise; here the device gets a fault instead.
     pub(crate) fn register(
         adapter: &Arc<Adapter>,
         start: u64,
@@ -191,13 +198,14 @@ impl UserMemory {
         let (start, length) = (start as usize, length as usize);
         let pointer = NonNull::new(start as *mut u8).ok_or(Errno::FAULT)?;
         populate(start, length, writable)?;
-        // SAFETY: the range is mapped with these rights; that it stays so, and that its bytes may change at any time, is what a program
-        // that registers memory promises (ibv_reg_mr). The queues' memory is libmlx5's, which promises the same.
+        // SAFETY: the range is mapped with these rights. A program that registers memory promises
+        // that it stays mapped and that its bytes may change at any time (ibv_reg_mr(3)). The
+        // memory of queues belongs to libmlx5, which makes the same promise.
         let id = unsafe { adapter.device.register_umem(pointer, length, rights(writable)) }?;
         Ok(Self { adapter: Arc::clone(adapter), id, given_back: AtomicBool::new(false) })
     }
 
-    /// Registers memory that the device brings in on demand, and that need not be there.
+    /// Registers memory that the device faults in on access. It need not be mapped.
     pub(crate) fn register_on_demand(
         adapter: &Arc<Adapter>,
         start: u64,
@@ -206,21 +214,23 @@ impl UserMemory {
     ) -> Result<Self, Errno> {
         let pointer = NonNull::new(start as usize as *mut u8).ok_or(Errno::FAULT)?;
         let device = &adapter.device;
-        // SAFETY: that bytes may change at any time, and that memory stays for as long as an atomic operation takes, is what a program
-        // promises by registering it so.
+        // SAFETY: a program that registers memory on demand promises that its bytes may change at
+        // any time, and that it stays mapped during an atomic operation.
         let id = unsafe { device.register_umem_on_demand(pointer, length as usize, rights(writable)) }?;
         Ok(Self { adapter: Arc::clone(adapter), id, given_back: AtomicBool::new(false) })
     }
 
-    /// Its number in commands.
+    /// Returns the UMEM number for commands.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// Gives it back before the drop does, to know whether something still uses it.
+    /// Deregisters the memory. Unlike a drop, this reports whether an object still uses it.
     pub(crate) fn give_back(&self) -> Result<(), Errno> {
         if !self.given_back.load(Ordering::Acquire) {
-            self.adapter.device.deregister_umem(self.id)?;
+            // SAFETY: registered by `register` or `register_on_demand`, and not yet given back. Of two threads
+            // that come here at once, the second finds no such number: numbers come back late.
+            unsafe { self.adapter.device.deregister_umem(self.id) }?;
             self.given_back.store(true, Ordering::Release);
         }
         Ok(())
@@ -229,7 +239,8 @@ impl UserMemory {
 
 impl Drop for UserMemory {
     fn drop(&mut self) {
-        // It is in use still only if the command that destroys its user failed, and then the device is over.
+        // It can be in use only if the command that destroys its user failed; then the device has
+        // failed as a whole.
         let _ = self.give_back();
     }
 }
@@ -238,19 +249,19 @@ fn rights(writable: bool) -> UmemAccess {
     if writable { UmemAccess::LOCAL_WRITE } else { UmemAccess::empty() }
 }
 
-/// Brings the pages of a range in, as pinning them would; EFAULT if that is not possible.
+/// Faults in the pages of a range, as pinning would; returns EFAULT if that is not possible.
 pub(crate) fn populate(start: usize, length: usize, writable: bool) -> Result<(), Errno> {
     const PAGE: usize = 4096;
     let end = start.checked_add(length).ok_or(Errno::INVALID)?;
     let first = start & !(PAGE - 1);
     let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     let length = end.checked_next_multiple_of(PAGE).ok_or(Errno::INVALID)? - first;
-    // SAFETY: this advice changes no content.
+    // SAFETY: this advice does not change the memory's contents.
     if unsafe { libc::madvise(first as *mut libc::c_void, length, advice) } == 0 {
         return Ok(());
     }
     match Errno::last() {
-        // A kernel that does not know this advice.
+        // The kernel predates this advice.
         Errno::INVALID => Ok(()),
         Errno(libc::ENOMEM | libc::EFAULT | libc::EHWPOISON) => Err(Errno::FAULT),
         other => Err(other),

@@ -1,20 +1,20 @@
-//! The argument of RDMA_VERBS_IOCTL: a header that names object and method, and a list of attributes
-//! (rdma_user_ioctl_cmds.h: `ib_uverbs_ioctl_hdr`, `ib_uverbs_attr`).
+//! The argument of RDMA_VERBS_IOCTL: a header that names object and method, and a list of
+//! attributes (rdma_user_ioctl_cmds.h: `ib_uverbs_ioctl_hdr`, `ib_uverbs_attr`).
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::errno::Errno;
-use crate::user;
+use crate::user_memory;
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub(crate) const RDMA_VERBS_IOCTL: u64 = 3 << 30 | (size_of::<Header>() as u64) << 16 | 0x1b << 8 | 1;
 /// `RDMA_DRIVER_MLX5`.
 const MLX5: u32 = 1;
-/// No method has more attributes.
+/// Limit on the attributes of one call; no method has more.
 const MOST: usize = 64;
-/// Values of at most so many bytes lie in the attribute itself.
+/// Values of up to this many bytes are stored in the attribute itself.
 const INLINE: usize = 8;
-/// `UVERBS_ATTR_F_MANDATORY`: whoever does not know the attribute must refuse.
+/// `UVERBS_ATTR_F_MANDATORY`: a kernel that does not support the attribute must refuse the call.
 const MANDATORY: u16 = 1 << 0;
 /// `UVERBS_ATTR_F_VALID_OUTPUT`.
 const VALID_OUTPUT: u16 = 1 << 1;
@@ -41,27 +41,29 @@ struct Attribute {
     data: u64,
 }
 
-/// A call's object, method and attributes, read once: what the program does to its copy meanwhile has no effect.
+/// A call's object, method and attributes. They are copied once, so that later changes to the
+/// program's copy have no effect.
 #[derive(Debug)]
 pub(crate) struct Attributes {
     pub(crate) object: u16,
     pub(crate) method: u16,
     list: Vec<Attribute>,
-    /// Where the program's own list is, for what it gets back.
+    /// Address of the program's own list, for attributes that are written back.
     origin: u64,
 }
 
 impl Attributes {
-    /// Reads the header at `argument` and the attributes behind it.
+    /// Reads the header at `argument` and the attributes that follow it.
     ///
     /// # Safety
-    /// As for the ioctl, where no reference of the program's may stand in the way: `argument` is the address of a header with as many
-    /// attributes as it says, and every attribute of more than 8 bytes, or for an answer, has the address of as many bytes. Until the
-    /// value is dropped nobody else writes to what is for answers. An address that is wrong is an error, see [`user`].
+    /// As for the ioctl: `argument` is the address of a header followed by as many attributes as it
+    /// says, and each attribute longer than 8 bytes, or for output, holds the address of as many
+    /// bytes. No Rust reference covers this memory, and until the value is dropped no one else
+    /// writes to the memory for output. A wrong address is an error, see [`crate::user_memory`].
     pub(crate) unsafe fn read(argument: u64) -> Result<Self, Errno> {
         let mut header = Header::new_zeroed();
-        // SAFETY: the caller's promise.
-        unsafe { user::read(argument, header.as_mut_bytes()) }?;
+        // SAFETY: the caller's contract is the same.
+        unsafe { user_memory::read(argument, header.as_mut_bytes()) }?;
         let count = usize::from(header.count);
         if usize::from(header.length) != size_of::<Header>() + count * size_of::<Attribute>()
             || count > MOST
@@ -74,8 +76,8 @@ impl Attributes {
         }
         let origin = argument.wrapping_add(size_of::<Header>() as u64);
         let mut list = vec![Attribute::new_zeroed(); count];
-        // SAFETY: the caller's promise.
-        unsafe { user::read(origin, list.as_mut_bytes()) }?;
+        // SAFETY: the caller's contract is the same.
+        unsafe { user_memory::read(origin, list.as_mut_bytes()) }?;
         for (at, attribute) in list.iter().enumerate() {
             let twice = list[..at].iter().any(|other| other.id == attribute.id);
             if twice || attribute.flags & !MANDATORY != 0 {
@@ -85,7 +87,7 @@ impl Attributes {
         Ok(Self { object: header.object, method: header.method, list, origin })
     }
 
-    /// Refuses attributes that the caller must have understood, and that are not among `known`.
+    /// Refuses mandatory attributes that are not among `known`.
     pub(crate) fn only(&self, known: &[u16]) -> Result<(), Errno> {
         let strange =
             |attribute: &&Attribute| attribute.flags & MANDATORY != 0 && !known.contains(&attribute.id);
@@ -96,17 +98,17 @@ impl Attributes {
         self.list.iter().enumerate().find(|(_, attribute)| attribute.id == id)
     }
 
-    /// Whether the call has this attribute.
+    /// Returns whether the call has this attribute.
     pub(crate) fn has(&self, id: u16) -> bool {
         self.find(id).is_some()
     }
 
-    /// A number of at most eight bytes.
+    /// Returns a number of at most 8 bytes.
     pub(crate) fn number(&self, id: u16) -> Result<u64, Errno> {
         self.optional_number(id)?.ok_or(Errno::INVALID)
     }
 
-    /// A number of at most eight bytes, if it was given.
+    /// Returns a number of at most 8 bytes, or `None` if the call does not have the attribute.
     pub(crate) fn optional_number(&self, id: u16) -> Result<Option<u64>, Errno> {
         let Some((_, attribute)) = self.find(id) else { return Ok(None) };
         let length = usize::from(attribute.length);
@@ -118,12 +120,12 @@ impl Attributes {
         Ok(Some(u64::from_ne_bytes(bytes)))
     }
 
-    /// A number of 32 bits.
+    /// Returns a 32-bit number.
     pub(crate) fn word(&self, id: u16) -> Result<u32, Errno> {
         u32::try_from(self.number(id)?).map_err(|_| Errno::INVALID)
     }
 
-    /// The handle of an object, if it was given.
+    /// Returns the handle of an object, or `None` if the call does not have the attribute.
     pub(crate) fn optional_handle(&self, id: u16) -> Result<Option<u32>, Errno> {
         let Some((_, attribute)) = self.find(id) else { return Ok(None) };
         if attribute.length != 0 {
@@ -132,12 +134,12 @@ impl Attributes {
         u32::try_from(attribute.data).map(Some).map_err(|_| Errno::INVALID)
     }
 
-    /// The handle of an object.
+    /// Returns the handle of an object.
     pub(crate) fn handle(&self, id: u16) -> Result<u32, Errno> {
         self.optional_handle(id)?.ok_or(Errno::INVALID)
     }
 
-    /// A file descriptor, if it was given.
+    /// Returns a file descriptor, or `None` if the call does not have the attribute.
     pub(crate) fn optional_descriptor(&self, id: u16) -> Result<Option<i32>, Errno> {
         let Some((_, attribute)) = self.find(id) else { return Ok(None) };
         if attribute.length != 0 {
@@ -146,7 +148,7 @@ impl Attributes {
         i32::try_from(attribute.data as i64).map(Some).map_err(|_| Errno::BAD_DESCRIPTOR)
     }
 
-    /// Bytes of any length.
+    /// Returns bytes of any length.
     pub(crate) fn bytes(&self, id: u16) -> Result<Vec<u8>, Errno> {
         let (_, attribute) = self.find(id).ok_or(Errno::INVALID)?;
         let length = usize::from(attribute.length);
@@ -154,12 +156,13 @@ impl Attributes {
             return Ok(attribute.data.to_ne_bytes()[..length].to_vec());
         }
         let mut bytes = vec![0; length];
-        // SAFETY: the contract of `read`.
-        unsafe { user::read(attribute.data, &mut bytes) }?;
+        // SAFETY: by the contract of `read`, the address is valid or refused by the kernel.
+        unsafe { user_memory::read(attribute.data, &mut bytes) }?;
         Ok(bytes)
     }
 
-    /// A structure: zeros where the caller's is shorter. What it has beyond ours must be zero.
+    /// Returns a structure. A shorter one is padded with zeros; in a longer one the excess must be
+    /// zero.
     pub(crate) fn structure<T: FromZeros + IntoBytes + FromBytes>(&self, id: u16) -> Result<T, Errno> {
         let given = self.bytes(id)?;
         let mut structure = T::new_zeroed();
@@ -169,27 +172,28 @@ impl Attributes {
         if given[common..].iter().any(|&byte| byte != 0) { Err(Errno(libc::E2BIG)) } else { Ok(structure) }
     }
 
-    /// Bytes of room for an answer; 0 if there is no such attribute.
+    /// Returns the room for output in bytes, 0 if there is no such attribute.
     pub(crate) fn room(&self, id: u16) -> usize {
         self.find(id).map_or(0, |(_, attribute)| attribute.length.into())
     }
 
-    /// Gives bytes back, as many as the caller has room for and zeros behind them. Without the attribute nobody asked.
+    /// Writes output: as much as the caller has room for, padded with zeros. Does nothing if the
+    /// call does not have the attribute.
     pub(crate) fn put(&self, id: u16, bytes: &[u8]) -> Result<(), Errno> {
         let Some((at, attribute)) = self.find(id) else { return Ok(()) };
         let mut answer = bytes.to_vec();
         answer.resize(attribute.length.into(), 0);
-        // SAFETY: the contract of `read`.
-        unsafe { user::write(attribute.data, &answer) }?;
+        // SAFETY: by the contract of `read`, the address is valid or refused by the kernel.
+        unsafe { user_memory::write(attribute.data, &answer) }?;
         self.mark(at)
     }
 
-    /// Gives a number back.
+    /// Writes a number to an output attribute.
     pub(crate) fn put_word(&self, id: u16, number: u32) -> Result<(), Errno> {
         self.put(id, &number.to_ne_bytes())
     }
 
-    /// Gives a handle or a descriptor back.
+    /// Writes a handle or a descriptor to an output attribute.
     pub(crate) fn put_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
         let (at, _) = self.find(id).ok_or(Errno::INVALID)?;
         self.give_back(at, std::mem::offset_of!(Attribute, data), &u64::from(handle).to_ne_bytes())?;
@@ -201,11 +205,11 @@ impl Attributes {
         self.give_back(at, std::mem::offset_of!(Attribute, flags), &flags.to_ne_bytes())
     }
 
-    /// Changes a field of the program's attribute `at`.
+    /// Writes a field of attribute `at` in the program's list.
     fn give_back(&self, at: usize, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         let address = self.origin.wrapping_add((at * size_of::<Attribute>() + offset) as u64);
-        // SAFETY: the contract of `read`.
-        unsafe { user::write(address, bytes) }
+        // SAFETY: by the contract of `read`, the address is valid or refused by the kernel.
+        unsafe { user_memory::write(address, bytes) }
     }
 }
 
@@ -232,7 +236,8 @@ mod tests {
         }
 
         fn read(&mut self) -> Result<Attributes, Errno> {
-            // SAFETY: the words are what they say, unless a test cuts the count, which is checked before use.
+            // SAFETY: the words are what they say, unless a test cuts the count, which is checked
+            // before use.
             unsafe { Attributes::read(self.words.as_mut_ptr() as u64) }
         }
     }

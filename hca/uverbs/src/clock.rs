@@ -1,10 +1,11 @@
-//! The page by which programs turn completions' time stamps into times of day (mlx5-abi.h: `mlx5_ib_clock_info`).
+//! The page with which programs convert the time stamps of completions to wall-clock time
+//! (mlx5-abi.h: `mlx5_ib_clock_info`).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use zerocopy::{Immutable, IntoBytes};
 
-/// Where in a device's descriptor the page is mapped: command `MLX5_IB_MMAP_CLOCK_INFO`, version 1.
+/// Offset at which the page is mapped: command `MLX5_IB_MMAP_CLOCK_INFO`, version 1.
 pub(crate) const OFFSET: u64 = (7 << 8) << 12;
 /// Frequency of the device's clock in kHz: it counts nanoseconds.
 pub(crate) const KILOHERTZ: u64 = 1_000_000;
@@ -24,7 +25,8 @@ struct ClockInfo {
     overflow_period: u64,
 }
 
-/// A page of memory that never changes: the device's clock is the system's, it only starts elsewhere.
+/// A page that never changes: the device's clock runs with the kernel's and only its origin
+/// differs.
 #[derive(Debug)]
 pub(crate) struct ClockPage {
     page: &'static Page,
@@ -35,7 +37,7 @@ pub(crate) struct ClockPage {
 struct Page([u8; 4096]);
 
 impl ClockPage {
-    /// For a device whose clock shows `now`.
+    /// Creates the page for a device whose clock reads `now`.
     pub(crate) fn new(now: u64) -> Self {
         let day = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         let info = ClockInfo {
@@ -54,7 +56,7 @@ impl ClockPage {
         Self { page: Box::leak(page) }
     }
 
-    /// Its address, which holds as long as the process.
+    /// Returns its address, which stays valid until the process ends.
     pub(crate) fn address(&self) -> usize {
         self.page.0.as_ptr().addr()
     }

@@ -1,4 +1,4 @@
-//! What the program's devices shall be: environment variables, which `barewire hca run` sets.
+//! Settings of the program's devices: environment variables that `barewire hca run` sets.
 
 use std::collections::hash_map::RandomState;
 use std::env;
@@ -10,33 +10,33 @@ use barewire_hca::{Config, ConfigError, Device, OpenError};
 use barewire_layouts::command::capability::PortType;
 use thiserror::Error;
 
-/// How many devices there are: `mlx5_0` and so on.
+/// Number of devices: `mlx5_0` and so on.
 pub(crate) const DEVICES_VARIABLE: &str = "BAREWIRE_HCA_DEVICES";
-/// What the ports look like: `roce` or `ib`.
+/// Link layer of the ports: `roce` or `ib`.
 pub(crate) const LINK_VARIABLE: &str = "BAREWIRE_HCA_LINK";
-/// Whether programs may send commands of their own: `no` refuses DEVX, as a kernel does to who has no right to it.
+/// Whether the program may use DEVX: `no` refuses it, as the kernel does without CAP_NET_RAW.
 pub(crate) const DEVX_VARIABLE: &str = "BAREWIRE_HCA_DEVX";
-/// How many ports each device has: one or two.
+/// Number of ports per device: 1 or 2.
 pub(crate) const PORTS_VARIABLE: &str = "BAREWIRE_HCA_PORTS";
-/// The tree that stands for `/sys`; libibverbs looks at it, too.
+/// The directory that replaces `/sys`. libibverbs reads the same variable.
 pub(crate) const SYSFS_VARIABLE: &str = "SYSFS_PATH";
 
-/// The most ports.
+/// Largest number of ports.
 const MOST_PORTS: u8 = 2;
-/// The most devices.
+/// Largest number of devices.
 const MOST_DEVICES: usize = 16;
 
-/// The link layer that the ports show. The wire is the same.
+/// Link layer that the ports report. The wire is RoCEv2 over UDP in both cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// Ethernet: peers are named by GIDs that hold IP addresses.
+    /// Ethernet: GIDs that contain IP addresses name the peers.
     #[default]
     Roce,
-    /// InfiniBand: peers may be named by LIDs, the last 16 bits of their addresses.
+    /// InfiniBand: LIDs, the last 16 bits of the addresses, may name the peers.
     InfiniBand,
 }
 
-/// What was asked for.
+/// The settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) devices: usize,
@@ -57,12 +57,12 @@ impl Settings {
     }
 }
 
-/// Where devices with InfiniBand ports are: 127.66.0.0/16, so that a LID, the last 16 bits, says it all.
+/// Subnet of devices with InfiniBand ports. A LID is the last 16 bits of an address in it.
 const SUBNET: [u8; 2] = [127, 66];
-/// Addresses that are tried.
+/// Number of addresses to try.
 const TRIES: u32 = 64;
 
-/// Opens device `number`. An address given by hand is the first device's.
+/// Opens device `number`. An address from the environment applies to the first device only.
 pub(crate) fn open(number: usize, settings: Settings) -> Result<Device, Failure> {
     let mut config = Config::from_env()?;
     config.ports = settings.ports;
@@ -88,15 +88,15 @@ pub(crate) fn open(number: usize, settings: Settings) -> Result<Device, Failure>
     }
 }
 
-/// Any address of the subnet whose LID is that of a port: neither 0 nor multicast.
+/// Returns a random address of the subnet whose LID is a port's: neither 0 nor multicast.
 fn subnet_address() -> Ipv4Addr {
     const MULTICAST: u8 = 0xc0;
-    // Every state of the standard library's hash maps has a random seed.
+    // `RandomState` has a random seed.
     let [a, b, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     Ipv4Addr::new(SUBNET[0], SUBNET[1], a % MULTICAST, b.clamp(1, 254))
 }
 
-/// A device could not be opened.
+/// Why a device could not be opened.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
     #[error(transparent)]

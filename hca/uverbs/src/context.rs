@@ -1,4 +1,4 @@
-//! An open uverbs device: what one descriptor of `/dev/infiniband/uverbsN` stands for.
+//! An open uverbs device: the state of one open descriptor of `/dev/infiniband/uverbsN`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -12,39 +12,39 @@ use crate::event::Channel;
 use crate::method;
 use crate::object::Objects;
 
-/// What is behind a descriptor.
+/// State of an open descriptor.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) adapter: Arc<Adapter>,
     state: Mutex<State>,
 }
 
-/// What changes.
+/// The mutable part of a context.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The program asked for DEVX when it opened the device, and may have it.
+    /// Whether the program requested DEVX when it opened the device, and may use it.
     pub(crate) devx: bool,
     pub(crate) objects: Objects,
-    /// Where the context's asynchronous events go.
+    /// Channel of the context's asynchronous events.
     pub(crate) asynchronous: Option<Arc<Channel>>,
     /// Completion channels and DEVX event channels.
     channels: Vec<Arc<Channel>>,
 }
 
 impl State {
-    /// Keeps a channel, and forgets those that the program closed.
+    /// Adds a channel and removes those that the program has closed.
     pub(crate) fn keep(&mut self, channel: &Arc<Channel>) {
         self.channels.retain(|channel| channel.is_open());
         self.channels.push(Arc::clone(channel));
     }
 
-    /// The channel of a descriptor.
+    /// Returns the channel of a descriptor.
     pub(crate) fn channel(&self, descriptor: i32) -> Result<&Arc<Channel>, Errno> {
         let newest = self.channels.iter().rev().find(|channel| channel.descriptor() == descriptor);
         newest.filter(|channel| channel.is_open()).ok_or(Errno::BAD_DESCRIPTOR)
     }
 
-    /// Where asynchronous events of a new object go.
+    /// Returns the channel for the asynchronous events of a new object.
     pub(crate) fn asynchronous(&self) -> Weak<Channel> {
         self.asynchronous.as_ref().map_or_else(Weak::new, Arc::downgrade)
     }
@@ -59,17 +59,17 @@ impl Context {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses what needs DEVX if the program has not got it.
+    /// Returns an error if the context was opened without DEVX.
     pub(crate) fn needs_devx(&self) -> Result<(), Errno> {
         if self.state().devx { Ok(()) } else { Err(Errno::INVALID) }
     }
 
-    /// Carries out a call.
+    /// Executes a call.
     pub(crate) fn call(&self, attributes: &Attributes) -> Result<(), Errno> {
         method::call(self, attributes)
     }
 
-    /// What is to be mapped at an offset of the descriptor.
+    /// Returns the memory to map at an offset of the descriptor.
     pub(crate) fn map(&self, offset: u64) -> Result<Mapping, Errno> {
         if offset == clock::OFFSET {
             return Ok(Mapping::Clock(Arc::clone(&self.adapter)));
@@ -80,7 +80,7 @@ impl Context {
     }
 }
 
-/// Memory of the device's, for as long as the program has it mapped.
+/// Device memory, kept alive while the program has it mapped.
 #[derive(Debug)]
 pub(crate) enum Mapping {
     Uar(Arc<UarPage>),
@@ -88,7 +88,7 @@ pub(crate) enum Mapping {
 }
 
 impl Mapping {
-    /// Where it is.
+    /// Returns its address.
     pub(crate) fn address(&self) -> usize {
         match self {
             Self::Uar(page) => page.as_ptr().as_ptr().addr(),

@@ -1,9 +1,9 @@
-//! How a call fails: the number that the C library leaves in `errno`.
+//! Error numbers of calls, as the C library stores them in `errno`.
 
 use barewire_hca::UmemError;
 use barewire_layouts::command::{CommandError, CommandStatus};
 
-/// An error number of the kernel's.
+/// An error number of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
@@ -14,31 +14,31 @@ impl Errno {
     pub(crate) const NO_ENTRY: Self = Self(libc::ENOENT);
     /// Something still uses the object.
     pub(crate) const BUSY: Self = Self(libc::EBUSY);
-    /// There is no such method, or it knows no such attribute.
+    /// The method does not exist or does not support an attribute.
     pub(crate) const UNKNOWN: Self = Self(libc::EPROTONOSUPPORT);
-    /// The device cannot do it.
+    /// The device does not support the operation.
     pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
-    /// Memory that is not there, or not for this use.
+    /// The memory is not mapped, or not with the required rights.
     pub(crate) const FAULT: Self = Self(libc::EFAULT);
-    /// A descriptor of the wrong kind.
+    /// The descriptor is of the wrong kind.
     pub(crate) const BAD_DESCRIPTOR: Self = Self(libc::EBADF);
-    /// The buffer has no room.
+    /// The buffer is too small.
     pub(crate) const NO_SPACE: Self = Self(libc::ENOSPC);
-    /// Nothing left.
+    /// Out of resources.
     pub(crate) const NO_MEMORY: Self = Self(libc::ENOMEM);
-    /// The device is gone, or failed.
+    /// The device was removed or has failed.
     pub(crate) const IO: Self = Self(libc::EIO);
-    /// A DEVX command failed; its answer says why.
+    /// A DEVX command failed; its output has the syndrome.
     pub(crate) const REMOTE: Self = Self(libc::EREMOTEIO);
 
-    /// What the C library says of its last failure.
+    /// Returns the calling thread's `errno`.
     pub(crate) fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
     }
 }
 
 impl From<CommandError> for Errno {
-    /// As mlx5_core reports a command's status (linux cmd.c: `cmd_status_to_err`).
+    /// Converts a command's status as mlx5_core does (linux cmd.c: `cmd_status_to_err`).
     fn from(error: CommandError) -> Self {
         match error.status {
             Ok(CommandStatus::ResourceBusy) => Self::BUSY,

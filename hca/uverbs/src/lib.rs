@@ -1,10 +1,11 @@
 //! The kernel's uverbs ABI over the software HCA, as a library for LD_PRELOAD.
 //!
-//! With `libbarewire_hca.so` in front of the C library, unmodified libibverbs and libmlx5, and every program above them, find devices
-//! `mlx5_0` and on that are [`barewire_hca::Device`]s of the same process. `barewire hca run -- PROGRAM` sets it up.
+//! With `libbarewire_hca.so` preloaded, unmodified libibverbs and libmlx5, and every program that
+//! uses them, find devices `mlx5_0`, `mlx5_1`, ...; each is a [`barewire_hca::Device`] of the same
+//! process. `barewire hca run -- PROGRAM` sets this up.
 //!
-//! Verbs objects become objects of the device by PRM commands, as in the kernel's mlx5_ib: there is one object model, whoever made the
-//! object, verbs or DEVX.
+//! Verbs objects are created by PRM commands, as in the kernel's mlx5_ib: verbs and DEVX share one
+//! object model.
 
 mod abi;
 mod adapter;
@@ -14,12 +15,12 @@ mod config;
 mod context;
 mod errno;
 mod event;
-mod face;
-pub mod hook;
+pub mod interpose;
 mod method;
 mod object;
 mod path;
-mod service;
+mod process;
+mod qp_type;
 mod shared;
 mod signals;
-mod user;
+mod user_memory;

@@ -1,4 +1,4 @@
-//! What a context's handles stand for.
+//! Objects of a context and their handles.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::abi::{ModifyQp, QpCap};
 use crate::adapter::{Adapter, UserMemory};
 use crate::errno::Errno;
 use crate::event::Kind;
-use crate::service::{Service, state};
+use crate::qp_type::{QpType, state};
 use crate::shared::Domain;
 
 /// A protection domain.
@@ -56,7 +56,7 @@ pub(crate) struct Cq {
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) number: u32,
-    /// The handle of its XRC domain, if it is one of those.
+    /// The handle of its XRC domain, if it is an XRC queue.
     pub(crate) xrcd: Option<u32>,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
@@ -67,38 +67,38 @@ pub(crate) struct Srq {
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    /// The device's number. A target of dynamic connections has none, 0, before it is ready to receive.
+    /// The number in the device. A DC target has none, 0, until it is ready to receive.
     pub(crate) number: u32,
-    pub(crate) service: Service,
-    /// The handle of its XRC domain, if it receives for one.
+    pub(crate) kind: QpType,
+    /// The handle of its XRC domain, if it is an XRC target.
     pub(crate) xrcd: Option<u32>,
     pub(crate) cap: QpCap,
     pub(crate) signal_all: bool,
-    /// What its moves made of it: the same for all handles of an XRC receiver.
+    /// State and attributes, shared by all handles of an XRC target.
     pub(crate) standing: Arc<Mutex<Standing>>,
-    /// What a target of dynamic connections will be made of.
+    /// The parts of a DC target that is not ready to receive yet.
     pub(crate) target: Option<Target>,
     #[expect(dead_code, reason = "held until the object is gone")]
     pub(crate) memory: Vec<UserMemory>,
 }
 
-/// Where a queue pair stands.
+/// State and attributes of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    /// `ib_qp_state`, as it was set last. The device may have moved it to error since.
+    /// `ib_qp_state` that was set last. The device may have moved the queue pair to error since.
     pub(crate) state: u8,
-    /// What was set so far.
+    /// Attributes that were set so far.
     pub(crate) attributes: ModifyQp,
 }
 
 impl Standing {
-    /// As it begins.
+    /// Returns the initial state.
     pub(crate) fn reset() -> Self {
         Self { state: state::RESET, attributes: ModifyQp::new_zeroed() }
     }
 }
 
-/// Numbers of what a target of dynamic connections is made of.
+/// Numbers of the objects that a DC target refers to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) pd: u32,
@@ -108,22 +108,22 @@ pub(crate) struct Target {
     pub(crate) user_index: u32,
     /// `dctc.cs_res`.
     pub(crate) scatter: u8,
-    /// What the program calls it, for events.
+    /// User handle, for events.
     pub(crate) user_handle: u64,
 }
 
 impl Qp {
-    /// Where it stands.
+    /// Returns state and attributes.
     pub(crate) fn standing(&self) -> MutexGuard<'_, Standing> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn destroy(&self, adapter: &Adapter) -> Result<u32, Errno> {
-        match self.service {
-            // Others still have it open.
-            Service::XrcReceive if !adapter.shared().leave(self) => return Ok(0),
-            Service::Dct if self.number == 0 => return Ok(0),
-            Service::Dct => {
+        match self.kind {
+            // Other handles still refer to it.
+            QpType::XrcReceive if !adapter.shared().leave(self) => return Ok(0),
+            QpType::Dct if self.number == 0 => return Ok(0),
+            QpType::Dct => {
                 adapter.command::<DestroyDctIn>(|input| {
                     input.set(DestroyDctIn::DCTN, self.number);
                 })?;
@@ -145,17 +145,17 @@ pub(crate) struct Uar {
     pub(crate) page: Arc<UarPage>,
 }
 
-/// An object made by DEVX.
+/// An object created by DEVX.
 #[derive(Debug)]
 pub(crate) struct DevxObject {
-    /// The command that made it: a number means little without its kind.
+    /// The command that created it; a number is only unique among the objects of one command.
     pub(crate) made_by: CommandOpcode,
     pub(crate) number: u32,
     /// The command that destroys it.
     pub(crate) destroy: [u8; 16],
 }
 
-/// What a handle stands for.
+/// An object with a handle.
 #[derive(Debug)]
 pub(crate) enum Object {
     Pd(Pd),
@@ -165,11 +165,11 @@ pub(crate) enum Object {
     Qp(Box<Qp>),
     /// An XRC domain.
     Xrcd(Domain),
-    /// A memory window, by the index of its key.
+    /// A memory window, by the index of its mkey.
     Mw {
         index: u32,
     },
-    /// An address handle, which libmlx5 keeps by itself.
+    /// An address handle; libmlx5 keeps its contents.
     Ah {
         pd: u32,
     },
@@ -178,7 +178,7 @@ pub(crate) enum Object {
     Devx(DevxObject),
 }
 
-/// A kind of object, to be looked up.
+/// A kind of object that can be looked up by handle.
 pub(crate) trait Handled: Sized {
     fn of(object: &Object) -> Option<&Self>;
     fn of_mut(object: &mut Object) -> Option<&mut Self>;
@@ -211,7 +211,8 @@ handled! {
 }
 
 impl Object {
-    /// Makes the device forget it. What was told of events counts as read by the program, or not: `[completion, asynchronous]`.
+    /// Destroys the object in the device. Returns the number of events reported to the program:
+    /// `[completion, asynchronous]`.
     fn destroy(&self, adapter: &Adapter) -> Result<[u32; 2], Errno> {
         let mut events = [0; 2];
         match self {
@@ -263,7 +264,7 @@ impl Object {
     }
 }
 
-/// The status of a command that was carried out as it came.
+/// Converts the status of a command that was executed unchanged.
 pub(crate) fn status(answer: &[u8]) -> Result<(), Errno> {
     let header = View::<OutHeader>::new(answer).ok_or(Errno::INVALID)?;
     let opcode = CommandOpcode::QueryHcaCap;
@@ -286,7 +287,7 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// Gives an object a handle. Handles are not used again before all others were.
+    /// Adds an object and returns its handle. A handle is reused only after all others were.
     pub(crate) fn insert(&mut self, object: Object) -> u32 {
         while self.table.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
@@ -297,17 +298,18 @@ impl Objects {
         handle
     }
 
-    /// The object of this handle and kind.
+    /// Returns the object with this handle and kind.
     pub(crate) fn get<T: Handled>(&self, handle: u32) -> Result<&T, Errno> {
         T::of(self.table.get(&handle).ok_or(Errno::NO_ENTRY)?).ok_or(Errno::INVALID)
     }
 
-    /// The object of this handle and kind, to be changed.
+    /// Returns the object with this handle and kind for modification.
     pub(crate) fn get_mut<T: Handled>(&mut self, handle: u32) -> Result<&mut T, Errno> {
         T::of_mut(self.table.get_mut(&handle).ok_or(Errno::NO_ENTRY)?).ok_or(Errno::INVALID)
     }
 
-    /// Destroys an object if it is of the kind that `is` knows; events of it that the program read.
+    /// Destroys an object if `is` accepts its kind. Returns the number of its events that the
+    /// program has read.
     pub(crate) fn destroy(
         &mut self,
         adapter: &Adapter,
@@ -326,12 +328,12 @@ impl Objects {
         Ok(events)
     }
 
-    /// Whether others are tied to this object in ways that the device does not know.
+    /// Returns whether other objects depend on this one in ways that the device does not track.
     fn is_used(&self, handle: u32, object: &Object) -> bool {
         let mut others = self.table.values();
         match object {
             Object::Pd(_) => others.any(|other| matches!(other, Object::Ah { pd } if *pd == handle)),
-            // The device counts who uses a domain, not who came by which of its handles.
+            // The device counts the users of a domain, but not by which handle they came.
             Object::Xrcd(_) => others.any(|other| {
                 let of = match other {
                     Object::Srq(srq) => srq.xrcd,
@@ -344,31 +346,31 @@ impl Objects {
         }
     }
 
-    /// Destroys everything, what was made last first: that way nothing is in use.
+    /// Destroys all objects in reverse order of creation, so that none is in use.
     pub(crate) fn clear(&mut self, adapter: &Adapter) {
         while let Some((_, object)) = self.table.pop_last() {
-            // What cannot be destroyed stays with the device until the process ends.
+            // An object that cannot be destroyed stays with the device until the process ends.
             let _ = object.destroy(adapter);
         }
     }
 
-    /// The handles of all objects that `is` knows.
+    /// Returns the handles of all objects that `is` accepts.
     pub(crate) fn handles(&self, is: fn(&Object) -> bool) -> Vec<u32> {
         self.table.iter().filter(|(_, object)| is(object)).map(|(&handle, _)| handle).collect()
     }
 
-    /// The memory region of this key.
+    /// Returns the memory region with this key.
     pub(crate) fn region(&self, key: u32) -> Option<&Mr> {
         self.table.values().filter_map(Mr::of).find(|mr| mr.key == key)
     }
 
-    /// The UAR page whose memory is to be mapped at this offset.
+    /// Returns the UAR page to map at this offset.
     pub(crate) fn uar_at(&self, offset: u64) -> Option<&Uar> {
         self.table.values().filter_map(Uar::of).find(|uar| offset_of(uar.index) == offset)
     }
 }
 
-/// Where in a context's descriptor a UAR page is mapped.
+/// Returns the offset at which a UAR page is mapped.
 pub(crate) fn offset_of(uar: u32) -> u64 {
     (u64::from(uar) + 1) << 12
 }

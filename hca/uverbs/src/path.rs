@@ -1,4 +1,4 @@
-//! Which paths are ours: device files, and what lies in the sysfs tree that stands for the kernel's.
+//! Paths that this library redirects: device files, and the sysfs tree of the devices.
 
 use std::ffi::{CStr, CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,20 +6,20 @@ use std::sync::OnceLock;
 
 use crate::config::SYSFS_VARIABLE;
 
-/// Device files, without their number.
+/// Path of device files, without the number.
 const DEVICE: &[u8] = b"/dev/infiniband/uverbs";
-/// Prefixes of `/sys` that are looked up in the tree instead.
+/// Directories of `/sys` that are redirected to the tree.
 const CLASSES: [&[u8]; 2] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs"];
-/// Where devices are on the bus of the tree; the others are the kernel's.
+/// PCI devices; only those in the tree are redirected.
 const BUS: &[u8] = b"/sys/bus/pci/devices/";
 
-/// The number of the device file at `path`.
+/// Returns the number of the device file at `path`.
 pub(crate) fn device(path: &CStr) -> Option<usize> {
     let number = path.to_bytes().strip_prefix(DEVICE)?;
     std::str::from_utf8(number).ok()?.parse().ok()
 }
 
-/// Where `path` is in our tree, if it belongs there.
+/// Returns the path in the tree that replaces `path`, if it is redirected.
 pub(crate) fn in_tree(path: &CStr) -> Option<CString> {
     let path = path.to_bytes();
     if !path.starts_with(b"/sys/") {
@@ -45,7 +45,7 @@ pub(crate) fn in_tree(path: &CStr) -> Option<CString> {
     CString::new(place).ok()
 }
 
-/// The tree's root, without a slash at the end.
+/// Returns the tree's root without a trailing slash.
 fn root() -> Option<&'static OsString> {
     static ROOT: OnceLock<Option<OsString>> = OnceLock::new();
     ROOT.get_or_init(|| {

@@ -1,7 +1,8 @@
-//! What contexts of one device share: XRC domains, by the file that stands for them, and the queue pairs that receive for those. Also what
-//! such queue pairs have in place of a protection domain and a completion queue of the program's.
+//! State shared by the contexts of one device: XRC domains by file, the XRC targets of each domain,
+//! and the protection domain and completion queue that XRC targets use.
 //!
-//! A kernel's device is one for all processes; here each process has its own, and so a file is a domain in each of them.
+//! In the kernel, all processes share a device. Here each process has one, so a file names a
+//! separate domain in each process.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -21,35 +22,35 @@ use crate::adapter::{Adapter, command};
 use crate::errno::Errno;
 use crate::object::{Qp, Standing};
 
-/// A file, by its device and number.
+/// A file, identified by device and inode number.
 type File = (u64, u64);
 
-/// An XRC domain, as one handle has it.
+/// A handle's reference to an XRC domain.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) number: u32,
     file: Option<File>,
 }
 
-/// A queue pair that receives for a domain.
+/// An XRC target of a domain.
 #[derive(Debug)]
 struct Receiver {
     domain: u32,
     standing: Arc<Mutex<Standing>>,
 }
 
-/// What contexts share.
+/// State that all contexts of the device share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// Domains by file, with how often each is open.
+    /// Domains by file, with the number of references.
     domains: HashMap<File, (u32, usize)>,
-    /// By number.
+    /// XRC targets by number.
     receivers: HashMap<u32, Receiver>,
 }
 
 impl Shared {
-    /// Opens the domain that the file behind `descriptor` stands for, or a new one without a file if that is -1 (linux uverbs_cmd.c:
-    /// `ib_uverbs_open_xrcd`).
+    /// Opens the domain of the file behind `descriptor`, or a new one without a file if it is -1
+    /// (linux uverbs_cmd.c: `ib_uverbs_open_xrcd`).
     pub(crate) fn open(&mut self, adapter: &Adapter, descriptor: RawFd, flags: i32) -> Result<Domain, Errno> {
         let file = if descriptor == -1 { None } else { Some(identity(descriptor)?) };
         if let Some((number, users)) = file.and_then(|file| self.domains.get_mut(&file)) {
@@ -70,7 +71,7 @@ impl Shared {
         Ok(Domain { number, file })
     }
 
-    /// Closes a domain; it ends with the last of its handles.
+    /// Closes a reference to a domain; the last one destroys it.
     pub(crate) fn close(&mut self, adapter: &Adapter, domain: &Domain) -> Result<(), Errno> {
         if let Some((_, users @ 2..)) = domain.file.and_then(|file| self.domains.get_mut(&file)) {
             *users -= 1;
@@ -85,18 +86,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Queue pair `number` receives for a domain, and others may open it.
+    /// Records XRC target `number` of a domain, so that others can open it.
     pub(crate) fn enter(&mut self, number: u32, domain: u32, standing: &Arc<Mutex<Standing>>) {
         self.receivers.insert(number, Receiver { domain, standing: Arc::clone(standing) });
     }
 
-    /// The receiver of this number and domain.
+    /// Returns the XRC target with this number and domain.
     pub(crate) fn receiver(&self, number: u32, domain: u32) -> Result<Arc<Mutex<Standing>>, Errno> {
         let receiver = self.receivers.get(&number).filter(|receiver| receiver.domain == domain);
         receiver.map(|receiver| Arc::clone(&receiver.standing)).ok_or(Errno::INVALID)
     }
 
-    /// A handle of a receiver goes; true if that was the last.
+    /// Releases a handle of an XRC target; returns whether it was the last.
     pub(crate) fn leave(&mut self, qp: &Qp) -> bool {
         const HERE_AND_THERE: usize = 2;
         let last = Arc::strong_count(&qp.standing) <= HERE_AND_THERE;
@@ -107,10 +108,10 @@ impl Shared {
     }
 }
 
-/// What a descriptor refers to.
+/// Returns the file that a descriptor refers to.
 fn identity(descriptor: RawFd) -> Result<File, Errno> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the answer, which is there if the call succeeds.
+    // SAFETY: the buffer has room for the result, which is initialised if the call succeeds.
     let status = unsafe {
         if libc::fstat(descriptor, status.as_mut_ptr()) != 0 {
             return Err(Errno::BAD_DESCRIPTOR);
@@ -120,14 +121,14 @@ fn identity(descriptor: RawFd) -> Result<File, Errno> {
     Ok((status.st_dev, status.st_ino))
 }
 
-/// What a kernel has of its own on every device.
+/// Objects that the kernel driver creates on every device.
 #[derive(Debug)]
 pub(crate) struct Spare {
-    /// A protection domain without any memory.
+    /// A protection domain without memory.
     pub(crate) pd: u32,
-    /// A completion queue that nobody looks at.
+    /// A completion queue that is never polled.
     pub(crate) cq: u32,
-    /// Counts what happens on all queue pairs of verbs.
+    /// The counter set of all queue pairs created by verbs.
     pub(crate) counter_set: u8,
 }
 

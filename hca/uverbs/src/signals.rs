@@ -1,8 +1,8 @@
-//! Threads of ours take no signals of the program's.
+//! Keeps the program's signals away from this library's threads.
 
 use std::mem::MaybeUninit;
 
-/// No signal reaches the calling thread, nor those that it starts, until this is dropped.
+/// Blocks all signals of the calling thread, and of the threads that it starts, until dropped.
 #[derive(Debug)]
 pub(crate) struct Blocked {
     before: libc::sigset_t,
@@ -12,7 +12,7 @@ impl Blocked {
     pub(crate) fn all() -> Self {
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: both sets are live; all-zero bytes are a set, too, in case the calls fail, which they do not with these arguments.
+        // SAFETY: both sets are live. All-zero bytes are a valid set too, in case the calls fail.
         unsafe {
             libc::sigfillset(every.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, every.as_ptr(), before.as_mut_ptr());

@@ -33,12 +33,15 @@ impl Mlx5dv {
 
 // SAFETY: the kernel lets the device at registered memory only, and DEVX ties every object to this process. libmlx5 calls nothing of ours.
 unsafe impl CommandChannel for Mlx5dv {
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        self.devx.general(input, output).map_err(|source| system("sending a command", source))
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.devx.general(input, output) }.map_err(|source| system("sending a command", source))
     }
 
-    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
-        match self.devx.create(input, output).map_err(|source| system("creating an object", source))? {
+    unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
+        // SAFETY: as above.
+        let made = unsafe { self.devx.create(input, output) };
+        match made.map_err(|source| system("creating an object", source))? {
             Some(object) => Ok(Box::new(DevxObject(object))),
             None => Err(super::refusal(input, output)),
         }
@@ -88,8 +91,9 @@ fn system(operation: &'static str, source: io::Error) -> Error {
 struct DevxObject(dv::Object);
 
 impl Object for DevxObject {
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        self.0.execute(input, output).map_err(|source| system("sending a command", source))
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.0.execute(input, output) }.map_err(|source| system("sending a command", source))
     }
 }
 

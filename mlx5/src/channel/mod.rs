@@ -25,19 +25,43 @@ use crate::error::Error;
 ///
 /// # Safety
 /// The crate's memory safety rests on it. The device behind an implementation touches memory only through umems that were registered with
-/// [`Self::register_umem`] and not deregistered since, and no method calls back into objects or queues of this crate.
+/// [`Self::register_umem`] and not deregistered since, and only as commands say that named them. Numbers in its answers name objects
+/// that it made for that command. No method calls back into objects or queues of this crate.
+///
+/// ```compile_fail,E0133
+/// use barewire_mlx5::channel::CommandChannel;
+///
+/// fn anyone(channel: &dyn CommandChannel, command: &[u8]) {
+///     let _ = channel.execute(command, &mut [0; 16]);
+/// }
+/// ```
+///
+/// ```compile_fail,E0133
+/// use barewire_mlx5::channel::CommandChannel;
+///
+/// fn anyone(channel: &dyn CommandChannel, command: &[u8]) {
+///     let _ = channel.create(command, &mut [0; 16]);
+/// }
+/// ```
 pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// Runs a command that makes no object. `output` holds the device's answer, its status included.
     ///
+    /// # Safety
+    /// Commands name objects by number. The command names no object (umem, key, protection domain, queue or
+    /// any other) that another user of the device made, unless that user allows what the command does.
+    ///
     /// # Errors
     /// If the command did not reach the device. A refusal is an answer, not an error.
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
 
     /// Runs a command that makes an object. `output` holds the device's answer, its status included.
     ///
+    /// # Safety
+    /// As for [`Self::execute`].
+    ///
     /// # Errors
     /// If the device refused, or the command did not reach it.
-    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error>;
+    unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error>;
 
     /// Takes a BlueFlame register of a UAR page.
     ///
@@ -94,9 +118,12 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
 pub trait Object: Any + fmt::Debug + Send + Sync {
     /// Runs a command that changes or queries the object.
     ///
+    /// # Safety
+    /// As for [`CommandChannel::execute`].
+    ///
     /// # Errors
     /// As [`CommandChannel::execute`].
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
 }
 
 /// A mapped BlueFlame register. Dropping it gives it back.
@@ -148,7 +175,7 @@ pub unsafe trait Umem: fmt::Debug + Send + Sync {
     /// The number that contexts name it by.
     fn id(&self) -> u32;
 
-    /// Takes the memory from the device.
+    /// Takes the memory from the device. Once it has, it does no more.
     ///
     /// # Errors
     /// If an object still uses it: the memory must then stay as it is.
@@ -156,6 +183,9 @@ pub unsafe trait Umem: fmt::Debug + Send + Sync {
 }
 
 /// A request of layout `R` in the making.
+///
+/// Whoever fills its fields names only objects that this crate made over the same channel for handles which
+/// it holds. That is what sending relies on.
 pub(crate) struct Command<R>(Vec<u8>, PhantomData<fn() -> R>);
 
 /// The device refused `input`, as `output` says.
@@ -193,17 +223,20 @@ impl<R: Request> Command<R> {
 
     /// Sends it.
     pub(crate) fn send(&self, channel: &dyn CommandChannel) -> Result<Answer<R>, Error> {
-        self.exchange(|input, output| channel.execute(input, output)).map(|((), answer)| answer)
+        // SAFETY: it names objects of this crate's only, as the type says.
+        self.exchange(|input, output| unsafe { channel.execute(input, output) }).map(|((), answer)| answer)
     }
 
     /// Sends it to change or query `object`.
     pub(crate) fn send_to(&self, object: &dyn Object) -> Result<Answer<R>, Error> {
-        self.exchange(|input, output| object.execute(input, output)).map(|((), answer)| answer)
+        // SAFETY: as in `send`.
+        self.exchange(|input, output| unsafe { object.execute(input, output) }).map(|((), answer)| answer)
     }
 
     /// Sends it to make an object.
     pub(crate) fn create(&self, channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, Answer<R>), Error> {
-        self.exchange(|input, output| channel.create(input, output))
+        // SAFETY: as in `send`.
+        self.exchange(|input, output| unsafe { channel.create(input, output) })
     }
 
     /// Runs the request and checks the answer's status. Gives what `run` gave, too.

@@ -35,13 +35,15 @@ impl Soft {
 
 // SAFETY: the software HCA follows mkeys and umems only, and runs in a thread of its own or in `Device::step`.
 unsafe impl CommandChannel for Soft {
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        self.0.execute(input, output);
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        // SAFETY: the caller's contract is the device's.
+        unsafe { self.0.execute(input, output) };
         Ok(())
     }
 
-    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
-        self.0.execute(input, output);
+    unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
+        // SAFETY: as above.
+        unsafe { self.0.execute(input, output) };
         let destroy = destroy_command(input, output)?;
         Ok(Box::new(SoftObject { device: self.0.clone(), destroy }))
     }
@@ -77,7 +79,7 @@ unsafe impl CommandChannel for Soft {
         // SAFETY: the caller's contract is the device's.
         let id = unsafe { self.0.register_umem(start, length, UmemAccess::all()) }
             .map_err(|error| system("registering memory", error))?;
-        Ok(Box::new(SoftUmem { device: self.0.clone(), id }))
+        Ok(Box::new(SoftUmem { device: self.0.clone(), id, registered: true }))
     }
 }
 
@@ -92,8 +94,9 @@ struct SoftObject {
 }
 
 impl Object for SoftObject {
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        self.device.execute(input, output);
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        // SAFETY: the caller's contract is the device's.
+        unsafe { self.device.execute(input, output) };
         Ok(())
     }
 }
@@ -101,7 +104,8 @@ impl Object for SoftObject {
 impl Drop for SoftObject {
     fn drop(&mut self) {
         // An object that is still in use stays, and its memory with it: the device then refuses to let the memory go.
-        self.device.execute(&self.destroy, &mut [0; StatusOut::BYTES]);
+        // SAFETY: it names the object that was made for this handle, which is its only one.
+        unsafe { self.device.execute(&self.destroy, &mut [0; StatusOut::BYTES]) };
     }
 }
 
@@ -163,6 +167,7 @@ impl Drop for SoftUar {
 struct SoftUmem {
     device: Device,
     id: u32,
+    registered: bool,
 }
 
 // SAFETY: the software HCA finishes what it does with the memory before it lets it go.
@@ -172,7 +177,13 @@ unsafe impl Umem for SoftUmem {
     }
 
     fn deregister(&mut self) -> Result<(), Error> {
-        self.device.deregister_umem(self.id).map_err(|error| system("deregistering memory", error))
+        if self.registered {
+            // SAFETY: registered for this handle, and not deregistered yet.
+            let released = unsafe { self.device.deregister_umem(self.id) };
+            released.map_err(|error| system("deregistering memory", error))?;
+            self.registered = false;
+        }
+        Ok(())
     }
 }
 

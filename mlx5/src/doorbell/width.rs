@@ -43,7 +43,7 @@ impl sealed::Sealed for Wide16 {
     unsafe fn store(block: &Block, place: NonNull<Block>) {
         for (at, unit) in block.iter().enumerate() {
             // SAFETY: a unit of the block, by the caller's contract.
-            unsafe { unit.store_volatile(place.cast().add(at)) };
+            unsafe { unit.store(place.cast().add(at)) };
         }
     }
 }
@@ -79,6 +79,9 @@ mod x86 {
     #[derive(Debug)]
     pub enum Direct {}
 
+    /// Checkers of data races do not see into assembly: they get [`super::Wide16`].
+    const IN_ASSEMBLY: bool = cfg!(not(any(miri, barewire_sanitize)));
+
     // As assembly, so that they are inlined into code for CPUs without them. Where the rest of the program is SSE code, the upper halves are
     // left clean (Intel optimization manual, 15.3).
     impl sealed::Sealed for Wide32 {
@@ -108,7 +111,7 @@ mod x86 {
         const BYTES: u32 = 32;
 
         fn is_available() -> bool {
-            std::arch::is_x86_feature_detected!("avx")
+            IN_ASSEMBLY && std::arch::is_x86_feature_detected!("avx")
         }
     }
 
@@ -139,7 +142,7 @@ mod x86 {
         const BYTES: u32 = 64;
 
         fn is_available() -> bool {
-            std::arch::is_x86_feature_detected!("avx512f")
+            IN_ASSEMBLY && std::arch::is_x86_feature_detected!("avx512f")
         }
     }
 
@@ -163,7 +166,8 @@ mod x86 {
 
         fn is_available() -> bool {
             // CPUID leaf 7: ECX bit 28 (Intel SDM vol. 2A, CPUID).
-            core::arch::x86_64::__cpuid_count(0, 0).eax >= 7
+            IN_ASSEMBLY
+                && core::arch::x86_64::__cpuid_count(0, 0).eax >= 7
                 && core::arch::x86_64::__cpuid_count(7, 0).ecx & 1 << 28 != 0
         }
     }

@@ -6,9 +6,10 @@ use core::ptr::NonNull;
 use std::sync::Arc;
 
 use barewire_layouts::wqe::DataSegment;
+use zerocopy::transmute;
 
-use crate::barrier;
 use crate::doorbell::RecordWord;
+use crate::{barrier, store};
 
 /// What a receive queue is built from. See [`ReceiveQueue::from_parts`].
 #[derive(Debug)]
@@ -52,8 +53,11 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
     /// Builds a queue over memory that a device, or a test, looks at.
     ///
     /// # Safety
-    /// Until `parts.keep` is dropped: `ring` is valid for writes of `entries * SEGMENTS * 16` bytes and the doorbell record word is valid and 4-byte
-    /// aligned, and nothing but this queue writes them. `entries` is a power of two, at most 2^15.
+    /// Until `parts.keep` is dropped: `ring` is valid for writes of `entries * SEGMENTS * 16` bytes and
+    /// aligned to 8, the doorbell record word is valid and 4-byte aligned, and nothing but this queue
+    /// writes them. A device that is part of this process, as the software HCA is, reads the ring by
+    /// atomic loads of whole aligned 8-byte words, unless it does so while the queue is not used.
+    /// `entries` is a power of two, at most 2^15.
     pub unsafe fn from_parts(parts: ReceiveParts) -> Self {
         const { assert!(SEGMENTS.is_power_of_two(), "the stride of a receive ring is a power of two") };
         debug_assert!(parts.entries.is_power_of_two() && parts.entries <= 1 << 15);
@@ -79,11 +83,12 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         }
         self.room -= 1;
         let wqe = self.entry();
-        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes by the contract of `from_parts`.
+        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes and aligned
+        // by the contract of `from_parts`.
         unsafe {
-            wqe.write(buffer);
+            store::words(wqe, transmute!(buffer));
             if SEGMENTS > 1 {
-                wqe.add(1).write(DataSegment::END);
+                store::words(wqe.add(1), transmute!(DataSegment::END));
             }
         }
         self.producer = self.producer.wrapping_add(1);
@@ -113,6 +118,9 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
     #[must_use]
     pub fn push_again(&mut self, counter: u32) -> bool {
         // The message took the entry from the device; what lies in it is still the WQE of the lap before.
+        // Not `let turn = ... == 0; producer += u32::from(turn); turn`: inlined at -O, that loses the
+        // increment on rustc 1.95.0, as its MIR pass SimplifyComparisonIntegral removes a comparison
+        // that the addition still reads (rust-lang/rust#158206). It is no undefined behaviour here.
         if (self.producer ^ counter) & self.mask != 0 {
             return false;
         }
@@ -171,7 +179,7 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
 /// list that anyone may read, if they are more than `most` or none.
 ///
 /// # Safety
-/// `place` is valid for writes of `most` segments.
+/// The contract of [`store::words`] holds for each of `most` segments from `place` on.
 #[inline]
 pub(super) unsafe fn write_scatter(
     place: NonNull<DataSegment>,
@@ -188,12 +196,12 @@ pub(super) unsafe fn write_scatter(
             return false;
         }
         // SAFETY: one of `most` segments.
-        unsafe { place.add(filled).write(*buffer) };
+        unsafe { store::words(place.add(filled), transmute!(*buffer)) };
         filled += 1;
     }
     if filled < most {
         // SAFETY: as above.
-        unsafe { place.add(filled).write(DataSegment::END) };
+        unsafe { store::words(place.add(filled), transmute!(DataSegment::END)) };
     }
     filled > 0
 }

@@ -14,7 +14,8 @@ pub(crate) struct Ring {
 impl Ring {
     /// # Safety
     /// `start` is valid for reads and writes of `blocks` blocks, 64-byte aligned, for as long as the ring is used, and nothing but the
-    /// ring's owner writes it. `blocks` is a power of two, at most 2^15.
+    /// ring's owner writes it. A device that is part of this process reads it by atomic loads of whole
+    /// aligned words. `blocks` is a power of two, at most 2^15.
     pub(crate) unsafe fn new(start: NonNull<u8>, blocks: u32) -> Self {
         debug_assert!(blocks.is_power_of_two() && blocks <= 1 << 15);
         debug_assert_eq!(start.addr().get() % 64, 0);

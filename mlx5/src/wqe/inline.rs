@@ -140,8 +140,10 @@ mod tests {
     fn payloads_of_every_length() {
         let bytes: [u8; 240] = core::array::from_fn(|at| at as u8 + 1);
         let remote = RemoteAddressSegment::new(0x1122, 0x33);
+        // Miri takes a minute for all; every 13th length still leaves every remainder of a unit.
+        let step = if cfg!(miri) { 13 } else { 1 };
         for (remote, prefix) in [(None, None), (Some(remote), None), (None, Some([0xaa; 12]))] {
-            for length in 0..=220 {
+            for length in (0..=220).step_by(step) {
                 let payload = &bytes[..length];
                 let body = prefix.map_or_else(
                     || Inline::new(remote, payload),

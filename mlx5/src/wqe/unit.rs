@@ -4,8 +4,6 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use barewire_layouts::wqe::{DS, DataSegment, InlineHeader, RemoteAddressSegment};
-use volatile::VolatilePtr;
-use volatile::access::WriteOnly;
 use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
 #[cfg(target_arch = "x86_64")]
@@ -123,24 +121,22 @@ impl Unit {
         Self::from_words(0, 0)
     }
 
-    /// Stores to host memory.
+    /// Stores to a ring or to a register of the device: one store, neither split nor left out. See
+    /// [`crate::store`].
     ///
     /// # Safety
-    /// `place` is valid for a write of 16 bytes and aligned to 16.
+    /// `place` is valid for a write of 16 bytes and aligned to 16. If others access it at the same
+    /// time and are part of this process, they do so by atomic accesses of whole 8-byte words.
     #[inline(always)]
     pub(crate) unsafe fn store(self, place: NonNull<Self>) {
+        #[cfg(not(any(miri, barewire_sanitize)))]
         // SAFETY: the caller's contract.
-        unsafe { place.write(self) };
-    }
-
-    /// Stores to a register of the device: one store, neither split nor left out.
-    ///
-    /// # Safety
-    /// As [`Self::store`].
-    #[inline(always)]
-    pub(crate) unsafe fn store_volatile(self, place: NonNull<Self>) {
+        unsafe { volatile::VolatilePtr::new_restricted(volatile::access::WriteOnly, place) }.write(self);
+        #[cfg(any(miri, barewire_sanitize))]
         // SAFETY: the caller's contract.
-        unsafe { VolatilePtr::new_restricted(WriteOnly, place) }.write(self);
+        unsafe {
+            crate::store::words(place, transmute!(self.0));
+        }
     }
 
     /// The register.

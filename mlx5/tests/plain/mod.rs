@@ -1,6 +1,7 @@
 //! Completion and receive rings in plain memory, and a device that writes CQEs as a ConnectX would.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,10 +10,16 @@ use barewire_mlx5::layouts::cqe::compressed::{MAX_ENHANCED, MINI_ARRAY, MiniCqe}
 use barewire_mlx5::layouts::cqe::{Cqe64, Cqe128, CqeFormat, CqeOpcode};
 use barewire_mlx5::queue::completion::{CompletionParts, Slot};
 
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "reached by pointers")] [u8; 64]);
+
 /// Memory that a queue and a test look at.
 #[repr(C, align(64))]
 pub(crate) struct Shared<T> {
-    cells: UnsafeCell<Vec<T>>,
+    /// `count` cells and zeros behind them. The lines are there for their alignment.
+    lines: Box<[UnsafeCell<Line>]>,
+    count: usize,
+    cell: PhantomData<T>,
     record: UnsafeCell<[u32; 2]>,
 }
 
@@ -23,12 +30,22 @@ unsafe impl<T> Send for Shared<T> {}
 
 impl<T: Copy + 'static> Shared<T> {
     pub(crate) fn new(cell: T, count: usize) -> Arc<Self> {
-        Arc::new(Self { cells: UnsafeCell::new(vec![cell; count]), record: UnsafeCell::new([0; 2]) })
+        let bytes = count * size_of::<T>();
+        let lines = (0..bytes.div_ceil(64)).map(|_| UnsafeCell::new(Line([0; 64]))).collect();
+        let shared = Self { lines, count, cell: PhantomData, record: UnsafeCell::new([0; 2]) };
+        (0..count).for_each(|at| shared.set(at, cell));
+        Arc::new(shared)
     }
 
     pub(crate) fn start(&self) -> NonNull<T> {
-        // SAFETY: the vector is never resized, and nobody else looks at it now.
-        NonNull::from(unsafe { (*self.cells.get()).as_mut_slice() }).cast()
+        const { assert!(align_of::<T>() <= 64) };
+        NonNull::from(&*self.lines).cast()
+    }
+
+    fn cell(&self, at: usize) -> NonNull<T> {
+        assert!(at < self.count);
+        // SAFETY: one of `count` cells.
+        unsafe { self.start().add(at) }
     }
 
     pub(crate) fn record(&self) -> NonNull<u32> {
@@ -42,13 +59,13 @@ impl<T: Copy + 'static> Shared<T> {
     }
 
     pub(crate) fn get(&self, at: usize) -> T {
-        // SAFETY: as above.
-        unsafe { (&*self.cells.get())[at] }
+        // SAFETY: as above, and a cell was written by `new`.
+        unsafe { self.cell(at).read() }
     }
 
     pub(crate) fn set(&self, at: usize, cell: T) {
         // SAFETY: as above.
-        unsafe { (&mut *self.cells.get())[at] = cell };
+        unsafe { self.cell(at).write(cell) };
     }
 }
 

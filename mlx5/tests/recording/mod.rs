@@ -50,9 +50,10 @@ struct Recorded {
 }
 
 impl Object for Recorded {
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         self.commands.keep(input);
-        self.object.execute(input, output)
+        // SAFETY: the caller's contract.
+        unsafe { self.object.execute(input, output) }
     }
 }
 
@@ -62,14 +63,16 @@ unsafe impl CommandChannel for Recording {
         self.soft.maps_write_combining()
     }
 
-    fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+    unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         self.commands.keep(input);
-        self.soft.execute(input, output)
+        // SAFETY: the caller's contract.
+        unsafe { self.soft.execute(input, output) }
     }
 
-    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
+    unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
         self.commands.keep(input);
-        let object = self.soft.create(input, output)?;
+        // SAFETY: the caller's contract.
+        let object = unsafe { self.soft.create(input, output) }?;
         Ok(Box::new(Recorded { object, commands: self.commands.clone() }))
     }
 

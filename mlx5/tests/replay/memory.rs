@@ -18,7 +18,7 @@ struct Block([u8; BLOCK]);
 #[repr(C, align(512))]
 struct Memory {
     register: UnsafeCell<[u8; 512]>,
-    ring: UnsafeCell<Vec<Block>>,
+    ring: Box<[UnsafeCell<Block>]>,
     record: UnsafeCell<[u32; 2]>,
 }
 
@@ -40,11 +40,10 @@ impl PlainQueue {
     pub(crate) fn new(qpn: u32, blocks: u32, signal_period: u32) -> Self {
         let memory = Arc::new(Memory {
             register: UnsafeCell::new([0; 512]),
-            ring: UnsafeCell::new(vec![Block([0; BLOCK]); blocks as usize]),
+            ring: (0..blocks).map(|_| UnsafeCell::new(Block([0; BLOCK]))).collect(),
             record: UnsafeCell::new([0; 2]),
         });
-        // SAFETY: nobody else looks at the memory.
-        let ring = NonNull::from(unsafe { (*memory.ring.get()).as_mut_slice() }).cast();
+        let ring = NonNull::from(&*memory.ring).cast();
         let record = NonNull::new(memory.record.get()).expect("a reference is not null").cast::<u32>();
         // SAFETY: the memory has the sizes and alignments asked for, and `keep` holds it.
         let queue = unsafe {
@@ -82,7 +81,7 @@ impl PlainQueue {
     pub(crate) fn fill(&mut self, filler: u8) {
         // SAFETY: nobody else looks at the memory.
         unsafe {
-            (*self.memory.ring.get()).fill(Block([filler; BLOCK]));
+            self.memory.ring.iter().for_each(|block| *block.get() = Block([filler; BLOCK]));
             (*self.memory.register.get()).fill(filler);
         }
     }
@@ -95,9 +94,10 @@ impl PlainQueue {
 
     /// `bytes` bytes from `slot` on, in ring order.
     pub(crate) fn ring(&self, slot: usize, bytes: usize) -> Vec<u8> {
+        let ring = &self.memory.ring;
         // SAFETY: nobody else looks at the memory.
-        let ring = unsafe { &*self.memory.ring.get() };
-        (0..bytes).map(|at| ring[(slot + at / BLOCK) % ring.len()].0[at % BLOCK]).collect()
+        let block = |at: usize| unsafe { *ring[at % ring.len()].get() };
+        (0..bytes).map(|at| block(slot + at / BLOCK).0[at % BLOCK]).collect()
     }
 
     /// Both words of the doorbell record.

@@ -15,7 +15,7 @@ use barewire_mlx5::queue::send::{SendQueue, UNMODERATED};
 use serde_json::Value;
 
 use memory::PlainQueue;
-use request::{Recorder, Request};
+use request::{Post, Recorder, Request};
 
 /// What went wrong with a file, in words.
 pub(crate) type Result<T> = core::result::Result<T, String>;

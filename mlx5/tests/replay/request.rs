@@ -2,7 +2,7 @@
 
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::wqe::AddressVector;
-use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap, SendQueue};
+use barewire_mlx5::queue::send::{Batch, MaskedAdd, MaskedSwap, SendQueue};
 use barewire_mlx5::{ControlFlags, DataSegment, PostError, RemoteAddressSegment, WqeIndex};
 use serde_json::Value;
 
@@ -105,96 +105,114 @@ impl Request {
             self.flags |= ControlFlags::SMALL_FENCE;
         }
     }
+}
 
+/// How a request is posted: alone, or in a batch.
+pub(crate) trait Post<Q> {
     /// Posts it.
-    pub(crate) fn post<D: Doorbell>(
-        &self,
-        queue: &mut SendQueue<D>,
-    ) -> Result<core::result::Result<WqeIndex, PostError>> {
-        let Self { flags, remote, immediate, .. } = *self;
-        let local = &self.local[..];
-        if let Some(to) = &self.destination {
-            return Ok(match (&*self.opcode, &self.inline) {
-                ("SEND", Some(payload)) => queue.send_inline_to(to, payload, flags),
-                ("SEND", None) => queue.send_gather_to(to, local, flags),
-                ("SEND_WITH_IMM", Some(payload)) => {
-                    queue.send_inline_immediate_to(to, payload, immediate, flags)
-                }
-                ("SEND_WITH_IMM", None) => queue.send_immediate_to(to, local, immediate, flags),
-                (opcode, _) => return Err(format!("no datagram has opcode {opcode}")),
-            });
-        }
-        let result = || local.first().copied().ok_or_else(|| format!("{}: no result buffer", self.opcode));
-        Ok(match (&*self.opcode, &self.inline) {
-            ("RDMA_WRITE", Some(payload)) => queue.write_inline(payload, remote, flags),
-            ("RDMA_WRITE", None) => match local {
-                [local] => queue.write(*local, remote, flags),
-                _ => queue.write_gather(local, remote, flags),
-            },
-            ("RDMA_WRITE_WITH_IMM", Some(payload)) => {
-                queue.write_inline_immediate(payload, remote, immediate, flags)
-            }
-            ("RDMA_WRITE_WITH_IMM", None) => queue.write_immediate(local, remote, immediate, flags),
-            ("SEND", Some(payload)) => queue.send_inline(payload, flags),
-            ("SEND", None) => match local {
-                [local] => queue.send(*local, flags),
-                _ => queue.send_gather(local, flags),
-            },
-            ("SEND_WITH_IMM", Some(payload)) => queue.send_inline_immediate(payload, immediate, flags),
-            ("SEND_WITH_IMM", None) => queue.send_immediate(local, immediate, flags),
-            ("SEND_WITH_INV", Some(payload)) => queue.send_inline_invalidate(payload, immediate, flags),
-            ("SEND_WITH_INV", None) => queue.send_invalidate(local, immediate, flags),
-            ("LOCAL_INV", _) => queue.local_invalidate(immediate, flags),
-            ("RDMA_READ", _) => match local {
-                [local] => queue.read(*local, remote, flags),
-                _ => queue.read_scatter(local, remote, flags),
-            },
-            ("ATOMIC_FETCH_AND_ADD", _) => queue.fetch_add(result()?, remote, self.compare_or_add, flags),
-            ("ATOMIC_CMP_AND_SWP", _) => {
-                queue.compare_swap(result()?, remote, self.compare_or_add, self.swap, flags)
-            }
-            ("MASKED_ATOMIC_FETCH_AND_ADD", _) => self.masked_add(queue, result()?),
-            ("MASKED_ATOMIC_CMP_AND_SWP", _) => self.masked_swap(queue, result()?),
-            ("NOP", _) => queue.nop(flags),
-            (opcode, _) => return Err(format!("unknown opcode {opcode}")),
-        })
-    }
+    fn post(&self, queue: &mut Q) -> Result<core::result::Result<WqeIndex, PostError>>;
 
     /// The operand's width is that of the result buffer.
-    fn masked_add<D: Doorbell>(
-        &self,
-        queue: &mut SendQueue<D>,
-        local: DataSegment,
-    ) -> core::result::Result<WqeIndex, PostError> {
-        let (operand, [field_boundary, _]) = (self.compare_or_add, self.masks);
-        if local.byte_count.get() == 4 {
-            let operands = MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
-            queue.masked_fetch_add_32(local, self.remote, operands, self.flags)
-        } else {
-            queue.masked_fetch_add_64(local, self.remote, MaskedAdd { operand, field_boundary }, self.flags)
-        }
-    }
+    fn masked_add(&self, queue: &mut Q, local: DataSegment) -> core::result::Result<WqeIndex, PostError>;
 
-    fn masked_swap<D: Doorbell>(
-        &self,
-        queue: &mut SendQueue<D>,
-        local: DataSegment,
-    ) -> core::result::Result<WqeIndex, PostError> {
-        let (compare, swap, [compare_mask, swap_mask]) = (self.compare_or_add, self.swap, self.masks);
-        if local.byte_count.get() == 4 {
-            let operands = MaskedSwap {
-                compare: compare as u32,
-                compare_mask: compare_mask as u32,
-                swap: swap as u32,
-                swap_mask: swap_mask as u32,
-            };
-            queue.masked_compare_swap_32(local, self.remote, operands, self.flags)
-        } else {
-            let operands = MaskedSwap { compare, compare_mask, swap, swap_mask };
-            queue.masked_compare_swap_64(local, self.remote, operands, self.flags)
-        }
-    }
+    /// As [`Self::masked_add`].
+    fn masked_swap(&self, queue: &mut Q, local: DataSegment) -> core::result::Result<WqeIndex, PostError>;
 }
+
+macro_rules! posts {
+    ($($queue:ty),+) => {$(
+        impl<D: Doorbell> Post<$queue> for Request {
+            fn post(
+                &self,
+                queue: &mut $queue,
+            ) -> Result<core::result::Result<WqeIndex, PostError>> {
+                let Self { flags, remote, immediate, .. } = *self;
+                let local = &self.local[..];
+                if let Some(to) = &self.destination {
+                    return Ok(match (&*self.opcode, &self.inline) {
+                        ("SEND", Some(payload)) => queue.send_inline_to(to, payload, flags),
+                        ("SEND", None) => queue.send_gather_to(to, local, flags),
+                        ("SEND_WITH_IMM", Some(payload)) => {
+                            queue.send_inline_immediate_to(to, payload, immediate, flags)
+                        }
+                        ("SEND_WITH_IMM", None) => queue.send_immediate_to(to, local, immediate, flags),
+                        (opcode, _) => return Err(format!("no datagram has opcode {opcode}")),
+                    });
+                }
+                let result = || local.first().copied().ok_or_else(|| format!("{}: no result buffer", self.opcode));
+                Ok(match (&*self.opcode, &self.inline) {
+                    ("RDMA_WRITE", Some(payload)) => queue.write_inline(payload, remote, flags),
+                    ("RDMA_WRITE", None) => match local {
+                        [local] => queue.write(*local, remote, flags),
+                        _ => queue.write_gather(local, remote, flags),
+                    },
+                    ("RDMA_WRITE_WITH_IMM", Some(payload)) => {
+                        queue.write_inline_immediate(payload, remote, immediate, flags)
+                    }
+                    ("RDMA_WRITE_WITH_IMM", None) => queue.write_immediate(local, remote, immediate, flags),
+                    ("SEND", Some(payload)) => queue.send_inline(payload, flags),
+                    ("SEND", None) => match local {
+                        [local] => queue.send(*local, flags),
+                        _ => queue.send_gather(local, flags),
+                    },
+                    ("SEND_WITH_IMM", Some(payload)) => queue.send_inline_immediate(payload, immediate, flags),
+                    ("SEND_WITH_IMM", None) => queue.send_immediate(local, immediate, flags),
+                    ("SEND_WITH_INV", Some(payload)) => queue.send_inline_invalidate(payload, immediate, flags),
+                    ("SEND_WITH_INV", None) => queue.send_invalidate(local, immediate, flags),
+                    ("LOCAL_INV", _) => queue.local_invalidate(immediate, flags),
+                    ("RDMA_READ", _) => match local {
+                        [local] => queue.read(*local, remote, flags),
+                        _ => queue.read_scatter(local, remote, flags),
+                    },
+                    ("ATOMIC_FETCH_AND_ADD", _) => queue.fetch_add(result()?, remote, self.compare_or_add, flags),
+                    ("ATOMIC_CMP_AND_SWP", _) => {
+                        queue.compare_swap(result()?, remote, self.compare_or_add, self.swap, flags)
+                    }
+                    ("MASKED_ATOMIC_FETCH_AND_ADD", _) => self.masked_add(queue, result()?),
+                    ("MASKED_ATOMIC_CMP_AND_SWP", _) => self.masked_swap(queue, result()?),
+                    ("NOP", _) => queue.nop(flags),
+                    (opcode, _) => return Err(format!("unknown opcode {opcode}")),
+                })
+            }
+
+            fn masked_add(
+                &self,
+                queue: &mut $queue,
+                local: DataSegment,
+            ) -> core::result::Result<WqeIndex, PostError> {
+                let (operand, [field_boundary, _]) = (self.compare_or_add, self.masks);
+                if local.byte_count.get() == 4 {
+                    let operands = MaskedAdd { operand: operand as u32, field_boundary: field_boundary as u32 };
+                    queue.masked_fetch_add_32(local, self.remote, operands, self.flags)
+                } else {
+                    queue.masked_fetch_add_64(local, self.remote, MaskedAdd { operand, field_boundary }, self.flags)
+                }
+            }
+
+            fn masked_swap(
+                &self,
+                queue: &mut $queue,
+                local: DataSegment,
+            ) -> core::result::Result<WqeIndex, PostError> {
+                let (compare, swap, [compare_mask, swap_mask]) = (self.compare_or_add, self.swap, self.masks);
+                if local.byte_count.get() == 4 {
+                    let operands = MaskedSwap {
+                        compare: compare as u32,
+                        compare_mask: compare_mask as u32,
+                        swap: swap as u32,
+                        swap_mask: swap_mask as u32,
+                    };
+                    queue.masked_compare_swap_32(local, self.remote, operands, self.flags)
+                } else {
+                    let operands = MaskedSwap { compare, compare_mask, swap, swap_mask };
+                    queue.masked_compare_swap_64(local, self.remote, operands, self.flags)
+                }
+            }
+        }
+    )+};
+}
+
+posts!(SendQueue<D>, Batch<'_, D>);
 
 /// The control flags. The `ibv_wr` form has no `send_flags`: `signaled` says it in a list, and the operation's name otherwise.
 fn flags(line: &Value, request: &Value) -> ControlFlags {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Deliver, Port, Source};
 use crate::control::Refusal;
-use crate::error::Corrupt;
+use crate::error::{Corrupt, LinkError, SegmentError};
 use crate::fifo::Head;
 use crate::lane::{INLINE, Label, read_message};
 use crate::peer::{BULK_READY, IN_BUFFER, LANE_READY, LAST_IN_BUFFER, MAX_IDS};
@@ -98,7 +98,7 @@ impl Port {
         // In the FIFO messages have the number of a sender, and are not taken this way.
         self.fifo.advance();
         self.point();
-        self.give_up(0, Corrupt("a slot of the FIFO"), deliver);
+        self.give_up(0, Corrupt("a slot of the FIFO").into(), deliver);
         0
     }
 
@@ -128,8 +128,8 @@ impl Port {
                     self.hot.go_on(lane.cursor());
                 }
                 deliver.short(label.tag, label.length.into());
-            } else if let Err(corrupt) = self.take_other(number, label, deliver) {
-                self.give_up(number, corrupt, deliver);
+            } else if let Err(error) = self.take_other(number, label, deliver) {
+                self.give_up(number, error, deliver);
                 return taken;
             }
             taken += 1;
@@ -138,7 +138,7 @@ impl Port {
     }
 
     /// Takes a message that is in a buffer, or no message but a word of the sender about itself.
-    fn take_other(&mut self, number: u16, label: Label, deliver: &mut impl Deliver) -> Result<(), Corrupt> {
+    fn take_other(&mut self, number: u16, label: Label, deliver: &mut impl Deliver) -> Result<(), LinkError> {
         let Some(sender) = self.senders.get_mut(number) else { return Ok(()) };
         let Some(lane) = &mut sender.lane else { return Ok(()) };
         let Some((_, line)) = lane.peek() else { return Ok(()) };
@@ -156,20 +156,30 @@ impl Port {
                 Ok(())
             }
             (BULK_READY, _) => {
-                sender.receive()?;
-                if sender.bulk.is_some() { Ok(()) } else { Err(Corrupt("that its buffers came")) }
+                self.receive(number)?;
+                match self.senders.get(number) {
+                    Some(sender) if sender.bulk.is_none() => Err(Corrupt("that its buffers came").into()),
+                    _ => Ok(()),
+                }
             }
-            _ => Err(Corrupt("what its message is")),
+            _ => Err(Corrupt("what its message is").into()),
         }
     }
 
-    /// Ends the connection of a sender that broke the rules.
+    /// Ends the connection of a sender that broke the rules, or whose memory cannot be taken in. Number 0
+    /// is for what any sender may have done: nobody is given up.
     #[cold]
-    pub(super) fn give_up(&mut self, number: u16, why: Corrupt, deliver: &mut impl Deliver) {
+    pub(super) fn give_up(&mut self, number: u16, why: LinkError, deliver: &mut impl Deliver) {
         self.catch_up();
         let process = match self.senders.remove(number) {
             Some(sender) => {
-                sender.refuse(Refusal::Corrupt);
+                sender.refuse(match &why {
+                    LinkError::Descriptors { .. } => Refusal::Descriptors,
+                    LinkError::Segment(SegmentError::System { .. }) | LinkError::System { .. } => {
+                        Refusal::Failed
+                    }
+                    _ => Refusal::Corrupt,
+                });
                 sender.process
             }
             None => 0,
@@ -193,8 +203,8 @@ impl Port {
                     self.fifo.advance();
                     if short {
                         deliver.short(label.tag, label.length.into());
-                    } else if let Err(corrupt) = self.take_lane(number, label) {
-                        self.give_up(number, corrupt, deliver);
+                    } else {
+                        self.take_lane(number, label, deliver);
                     }
                 }
                 Head::Claimed(number) => {
@@ -205,7 +215,7 @@ impl Port {
                 }
                 Head::Corrupt => {
                     self.fifo.advance();
-                    self.give_up(0, Corrupt("a slot of the FIFO"), deliver);
+                    self.give_up(0, Corrupt("a slot of the FIFO").into(), deliver);
                 }
             }
             self.claimed = None;
@@ -214,18 +224,20 @@ impl Port {
         taken
     }
 
-    /// The sender says that it has a lane, which came over its socket before.
-    fn take_lane(&mut self, number: u16, label: Label) -> Result<(), Corrupt> {
-        let Some(sender) = self.senders.get_mut(number).filter(|_| label.tag == LANE_READY) else {
-            return Err(Corrupt("what its message is"));
-        };
-        sender.receive()?;
-        if sender.lane.is_none() || self.lanes.contains(&number) {
-            return Err(Corrupt("that its lane came"));
+    /// A slot says that its sender has a lane, which came over the sender's socket before. Every sender can
+    /// write any number into a slot, so what is wrong with a slot is held against nobody.
+    fn take_lane(&mut self, number: u16, label: Label, deliver: &mut impl Deliver) {
+        if label.tag != LANE_READY || self.senders.get(number).is_none() {
+            return self.give_up(0, Corrupt("what a message in the FIFO is").into(), deliver);
+        }
+        if let Err(error) = self.receive(number) {
+            return self.give_up(number, error, deliver);
+        }
+        if self.senders.lane_mut(number).is_none() || self.lanes.contains(&number) {
+            return self.give_up(0, Corrupt("that a lane came").into(), deliver);
         }
         self.lanes.push(number);
         self.hot.set_lanes(self.lanes.len());
-        Ok(())
     }
 
     /// The slot at the head of the FIFO is claimed by this sender and not filled. True if it is to be waited for.

@@ -1,6 +1,7 @@
 //! The receiving end: memory that senders write to, and the socket where they come in.
 
 mod connections;
+mod door;
 mod messages;
 
 use std::io;
@@ -12,9 +13,10 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 
+use self::door::Door;
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
-use crate::error::{Corrupt, PortError};
+use crate::error::{LinkError, PortError};
 use crate::fifo::{self, FifoReceiver};
 use crate::hot::Hot;
 use crate::lane::{MESSAGE_WORDS, NOT_SHORT};
@@ -24,7 +26,7 @@ use crate::peer::{MAX_IDS, Peer};
 use crate::region::Shelf;
 use crate::segment::Segment;
 use crate::senders::Senders;
-use crate::wake::{self, Bell, Event};
+use crate::wake::{self, Bell};
 
 /// The most slots of a FIFO or a lane.
 pub(crate) const MOST_SLOTS: usize = 1 << 16;
@@ -58,8 +60,9 @@ pub trait Deliver {
     /// A message to `id` of `length` bytes is at `data`, in buffer `number`. Its sender does not write there before the buffer is given back.
     fn buffered(&mut self, id: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize);
 
-    /// A sender broke the rules and was given up; `process` is its number, 0 if it is not known who it was.
-    fn broken(&mut self, process: i32, why: Corrupt);
+    /// A sender broke the rules, or this process could not take in its memory, and it was given up;
+    /// `process` is its number, 0 if it is not known who it was.
+    fn broken(&mut self, process: i32, why: LinkError);
 
     /// The socket of the [`Peer`] that was watched under this name has something.
     fn peer(&mut self, name: u32);
@@ -78,7 +81,6 @@ pub struct Watcher {
     epoll: Rc<OwnedFd>,
     hot: Rc<Hot>,
     bell: Bell,
-    event: Rc<Event>,
 }
 
 impl Watcher {
@@ -89,6 +91,13 @@ impl Watcher {
     pub fn watch(&self, peer: &Peer, name: u32) -> io::Result<()> {
         let data = epoll::EventData::new_u64(PEER | u64::from(name));
         Ok(epoll::add(&*self.epoll, peer, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Ends what [`Self::watch`] began. A lost connection stays readable, so it has to be removed for
+    /// the owner to sleep again.
+    pub fn unwatch(&self, peer: &Peer) {
+        // Fails only if the socket is not watched.
+        let _ = epoll::delete(&*self.epoll, peer);
     }
 
     /// Has the next [`Port::is_due`] say so.
@@ -108,10 +117,16 @@ impl Watcher {
         if self.bell.is_armed() && self.hot.is_quiet() {
             return Ok(true);
         }
-        self.event.clear();
         self.bell.arm(wake::barrier)?;
         self.hot.set_quiet(false);
         Ok(false)
+    }
+}
+
+impl Watcher {
+    /// Until when a sleeper may sleep at most, if the port has something to do by itself.
+    pub fn wake_by(&self) -> Option<Instant> {
+        self.hot.door()
     }
 }
 
@@ -134,17 +149,18 @@ pub struct Port {
     /// The head of the FIFO is claimed since.
     claimed: Option<(u16, Instant)>,
     bell: Bell,
-    event: Rc<Event>,
     inbox: Arc<Segment>,
     shelf: Shelf,
+    /// Some sender asked for a region and did not get it yet.
+    owing: bool,
     epoll: Rc<OwnedFd>,
-    listener: Listener,
+    door: Door,
     address: PortAddress,
     config: PortConfig,
 }
 
 impl Port {
-    /// Opens a port; `address` is what peers will find it by. Who attaches is told of the regions on `shelf`.
+    /// Opens a port; `address` is what peers will find it by. Who attaches can ask for the regions on `shelf`.
     ///
     /// # Errors
     /// [`PortError`]
@@ -161,17 +177,11 @@ impl Port {
                 possible: POWER,
             });
         };
-        let event = Rc::new(Event::new().map_err(system("eventfd"))?);
-        let listener = Listener::bind(address.number, config.directory.as_deref()).map_err(system("bind"))?;
+        let listener = Listener::bind(address.number, &config.place).map_err(system("bind"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|errno| system("epoll_create")(errno.into()))?;
-        let watch = |descriptor: BorrowedFd<'_>, data| {
-            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
-                .map_err(|errno| system("epoll_ctl")(errno.into()))
-        };
-        watch(listener.as_fd(), LISTENER)?;
-        // Only to be slept on: it is nobody's number.
-        watch(event.as_fd(), SENDER)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
+            .map_err(|errno| system("epoll_ctl")(errno.into()))?;
         let mut port = Self {
             hot: Rc::new(Hot::new()),
             source: Source::Fifo,
@@ -180,11 +190,11 @@ impl Port {
             lanes: Vec::new(),
             claimed: None,
             bell,
-            event,
             inbox,
             shelf: shelf.clone(),
+            owing: false,
             epoll: Rc::new(epoll),
-            listener,
+            door: Door::new(listener),
             address,
             config: config.clone(),
         };
@@ -199,12 +209,7 @@ impl Port {
 
     /// The handle for watching peers.
     pub fn watcher(&self) -> Watcher {
-        Watcher {
-            epoll: Rc::clone(&self.epoll),
-            hot: Rc::clone(&self.hot),
-            bell: self.bell.clone(),
-            event: Rc::clone(&self.event),
-        }
+        Watcher { epoll: Rc::clone(&self.epoll), hot: Rc::clone(&self.hot), bell: self.bell.clone() }
     }
 
     /// Bytes of memory that this port shares with all its senders, whatever their number.

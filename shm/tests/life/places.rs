@@ -6,7 +6,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
-use barewire_shm::{Peer, Port, PortAddress, PortConfig, Process, Segment, Shelf, Users};
+use barewire_shm::{
+    Peer, Place, Port, PortAddress, PortConfig, Process, Segment, Shelf, Table, TableAddress, Users,
+};
 
 use crate::{Count, PATIENCE, ROLE, address, alone, connect, open};
 
@@ -18,10 +20,11 @@ pub(crate) fn answer(role: &str, address: PortAddress) -> Option<String> {
     Some(match role {
         "ask" => asked(address),
         "alone" => by_itself(address),
-        // The number is the secret's address.
+        // The number is the descriptor of the parent's table.
         "read" => {
             let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
-            let read = Process::open(parent, address.number, 42);
+            let descriptor = address.number as u32;
+            let read = Process::open(TableAddress { process: parent, descriptor, secret: 42 });
             read.map_or_else(|error| error.to_string(), |_| "read".to_owned())
         }
         _ => return None,
@@ -30,7 +33,9 @@ pub(crate) fn answer(role: &str, address: PortAddress) -> Option<String> {
 
 /// Connects and sends a message.
 fn asked(address: PortAddress) -> String {
-    let mut peer = match Peer::connect(address, &PortConfig::default()) {
+    // A private directory is closed to other users; what they reach is the abstract namespace.
+    let config = PortConfig { place: Place::Abstract, ..PortConfig::default() };
+    let mut peer = match Peer::connect(address, &config) {
         Ok(peer) => peer,
         Err(error) => return error.to_string(),
     };
@@ -116,15 +121,15 @@ fn another_user_is_told_what_to_do() {
     let mut count = Count::default();
     for (users, answer) in [(Users::Same, "only the same user may attach"), (Users::Any, "sent")] {
         let here = address(9);
-        let config = PortConfig { users, ..PortConfig::default() };
+        let config = PortConfig { users, place: Place::Abstract, ..PortConfig::default() };
         let mut port = Port::open(here, &config, &Shelf::new(1)).unwrap();
         let said = program.says("ask", here.number, || {
             port.progress(&mut count);
         });
         assert!(said.contains(answer), "{said}");
     }
-    let secret = Box::new(42u128.to_ne_bytes());
-    let said = program.says("read", (&raw const *secret) as u64, std::thread::yield_now);
+    let table = Table::new().unwrap();
+    let said = program.says("read", table.address().descriptor.into(), std::thread::yield_now);
     assert!(said.contains("it runs as user 0, this one as user 65534: run both as one user"), "{said}");
 }
 
@@ -164,7 +169,7 @@ fn sockets_in_a_directory_serve_as_well() {
     let _alone = alone();
     let directory = std::env::temp_dir().join(format!("barewire-life-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
-    let config = PortConfig { directory: Some(directory.clone()), ..PortConfig::default() };
+    let config = PortConfig { place: Place::Directory(directory.clone()), ..PortConfig::default() };
     let here = address(8);
     let mut port = Port::open(here, &config, &Shelf::new(1)).unwrap();
     let mut count = Count::default();
@@ -182,7 +187,8 @@ fn sockets_in_a_directory_serve_as_well() {
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
     drop(port);
     std::fs::remove_dir(&directory).expect("nothing is left there");
-    let nowhere = PortConfig { directory: Some("/nonexistent/barewire".into()), ..PortConfig::default() };
+    let nowhere =
+        PortConfig { place: Place::Directory("/nonexistent/barewire".into()), ..PortConfig::default() };
     let refused = Port::open(here, &nowhere, &Shelf::new(1)).map(drop).unwrap_err();
     assert!(refused.to_string().contains("bind"), "{refused}");
 }

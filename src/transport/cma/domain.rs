@@ -1,8 +1,12 @@
-//! Memory of `cma`: any of this process, and keys to that of peers.
+//! Memory of `cma`: regions of this process that peers reach, and keys to regions of peers.
 
-use std::collections::HashMap;
+use std::mem::{forget, take};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use barewire_shm::{Entry, RegionKey, Table, TableError};
 
 use super::address::KeyBody;
 use super::{DEVICE, NAME};
@@ -11,7 +15,6 @@ use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::pool::Block;
-use crate::random;
 
 /// The memory of this process as peers reach it. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
@@ -19,41 +22,50 @@ pub struct Domain(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Told to peers in keys and addresses, so that a key is not used on another process.
-    secret: u128,
+    table: Table,
     tag: u32,
-    regions: Mutex<Regions>,
+    /// Ended regions that peers still had pinned: a peer was stopped or killed amid a copy.
+    kept: Mutex<Vec<Region>>,
 }
 
-#[derive(Debug, Default)]
-struct Regions {
-    next: u32,
-    live: HashMap<u32, Arc<Region>>,
-}
-
-/// Bits of the access rights in a slice's key, below the region's number.
+/// Bits of the access rights in a slice's key, below the region's index.
 const ACCESS: u32 = 4;
-const MOST: u32 = u32::MAX >> ACCESS;
 const _: () = assert!(Access::all().bits() >> ACCESS == 0);
+
+/// How long the end of a registration waits for copies that are in progress. One takes less than a
+/// millisecond of its process's time.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The rights of a slice's key.
 pub(super) fn access(key: u32) -> Access {
     Access::from_bits_truncate(key)
 }
 
-/// Memory that stays mapped while an operation is in progress on it.
+/// What peers reach: the entry that lets them, and the memory if the domain owns it.
 #[derive(Debug)]
-pub(super) struct Region {
-    bytes: Bytes,
-    access: Access,
-    _allocation: Option<Allocation>,
+struct Region {
+    entry: Entry,
+    allocation: Option<Allocation>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let kept = self.kept.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for mut region in take(kept) {
+            if !region.entry.reclaim() {
+                // Leaked: a peer may still write to it.
+                forget(region.allocation.take());
+            }
+        }
+    }
 }
 
 impl Domain {
     /// Opens the transport's one device.
     ///
     /// # Errors
-    /// [`OpenError::UnknownDevice`] for any other name.
+    /// [`OpenError::UnknownDevice`] for any other name, [`OpenError::Device`] if the system has no room for its
+    /// region table.
     pub fn open(device: &str) -> Result<Self, OpenError> {
         if device != DEVICE {
             return Err(OpenError::UnknownDevice {
@@ -62,33 +74,44 @@ impl Domain {
                 known: DEVICE.to_owned(),
             });
         }
-        let secret = u128::from(random::number()) << 64 | u128::from(random::number());
-        Ok(Self(Arc::new(Shared { secret, tag: domain_tag(), regions: Mutex::default() })))
+        let table = Table::new().map_err(|error| OpenError::Device {
+            device: device.to_owned(),
+            step: "make the region table",
+            source: error.into(),
+        })?;
+        Ok(Self(Arc::new(Shared { table, tag: domain_tag(), kept: Mutex::default() })))
     }
 
-    fn regions(&self) -> MutexGuard<'_, Regions> {
-        // Every change is one map operation, so a poisoned map is whole.
-        self.0.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The regions that are kept, without those whose time is over.
+    fn kept(&self) -> MutexGuard<'_, Vec<Region>> {
+        // Every change is one operation on the vector, so a poisoned one is whole.
+        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain_mut(|region| !region.entry.reclaim());
+        kept
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
     ///
     /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`]
+    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         let allocation = Allocation::new(len)?;
         let bytes = Bytes::new(allocation.start(), len);
-        Ok(self.add(Region { bytes, access, _allocation: Some(allocation) }))
+        // SAFETY: a region gives its allocation up only after its entry was reclaimed, and everything in this
+        // process accesses the bytes as atomics or by the kernel.
+        unsafe { self.add(bytes, access, Some(allocation)) }
     }
 
     /// Registers memory that someone else owns.
     ///
     /// # Errors
-    /// [`MemoryError::Empty`]
+    /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
-    /// the returned memory is dropped and no operation on it is in progress.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
+    /// too, but cannot report that a peer still uses it: memory that was dropped stays as it is for the
+    /// life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -98,24 +121,37 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        Ok(self.add(Region { bytes: Bytes::new(start, len), access, _allocation: None }))
+        // SAFETY: the caller's promise; `deregister` returns `Ok` only after the entry was reclaimed.
+        unsafe { self.add(Bytes::new(start, len), access, None) }
     }
 
-    fn add(&self, region: Region) -> Memory {
-        let region = Arc::new(region);
-        let mut regions = self.regions();
-        let mut number = regions.next;
-        while regions.live.contains_key(&number) {
-            number = (number + 1) & MOST;
-        }
-        regions.next = (number + 1) & MOST;
-        regions.live.insert(number, Arc::clone(&region));
-        Memory { number, region, domain: self.clone() }
+    /// # Safety
+    /// The bytes stay mapped, and are accessed in no other way than through atomics or the kernel, until the
+    /// entry of the region was reclaimed.
+    unsafe fn add(
+        &self,
+        bytes: Bytes,
+        access: Access,
+        allocation: Option<Allocation>,
+    ) -> Result<Memory, MemoryError> {
+        let access = access & Access::all();
+        // SAFETY: handed on.
+        let entry = unsafe { self.0.table.publish(bytes.address(), bytes.len() as u64, access.bits()) };
+        let entry =
+            entry.map_err(|error| MemoryError::Device { length: bytes.len(), source: error.into() })?;
+        // Only now: a forked child, which takes no lock, was refused above.
+        drop(self.kept());
+        let key = entry.key();
+        Ok(Memory { bytes, access, key, region: Some(Region { entry, allocation }), domain: self.clone() })
     }
 
-    /// The region of a slice's key, to keep it mapped.
-    pub(super) fn region(&self, key: u32) -> Result<Arc<Region>, PostError> {
-        self.regions().live.get(&(key >> ACCESS)).cloned().ok_or(PostError::ForeignMemory)
+    /// The region of a slice's key.
+    pub(super) fn region(&self, key: u32) -> Result<RegionKey, PostError> {
+        self.0.table.key(key >> ACCESS).ok_or(PostError::ForeignMemory)
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.0.table
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
@@ -129,17 +165,16 @@ impl Domain {
     pub(super) fn tag(&self) -> u32 {
         self.0.tag
     }
-
-    pub(super) fn secret(&self) -> u128 {
-        self.0.secret
-    }
 }
 
-/// A region of `cma`.
+/// A region of `cma`. Dropping it ends the rights of every key to it.
 #[derive(Debug)]
 pub struct Memory {
-    number: u32,
-    region: Arc<Region>,
+    bytes: Bytes,
+    access: Access,
+    key: RegionKey,
+    /// `None` once it has ended.
+    region: Option<Region>,
     domain: Domain,
 }
 
@@ -147,12 +182,12 @@ impl Memory {
     memory_access!();
 
     pub(crate) fn bytes(&self) -> &Bytes {
-        &self.region.bytes
+        &self.bytes
     }
 
-    /// The region's number and its rights.
+    /// The region's index and its rights.
     pub(crate) fn local_key(&self) -> u32 {
-        self.number << ACCESS | self.region.access.bits()
+        self.key.index << ACCESS | self.access.bits()
     }
 
     pub(crate) fn domain(&self) -> u32 {
@@ -161,19 +196,43 @@ impl Memory {
 
     /// The bytes from which a peer's [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
-        let key = KeyBody {
-            domain: self.domain.secret() as u64,
-            address: self.address(),
-            length: self.len() as u64,
-            access: self.region.access,
-        };
-        key.pack()
+        let domain = self.domain.table().address().secret as u64;
+        KeyBody { domain, region: self.key }.pack()
+    }
+
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
+    /// what was registered is the caller's again. What was allocated is freed, or kept for as long as an
+    /// operation of a stopped peer could still reach it.
+    ///
+    /// # Errors
+    /// [`MemoryError::Deregister`] if memory of [`Domain::register`] is in use after a second, because a peer
+    /// was stopped or killed during an operation on it.
+    pub fn deregister(mut self) -> Result<(), MemoryError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), MemoryError> {
+        let Some(mut region) = self.region.take() else { return Ok(()) };
+        let is_ours = region.allocation.is_some();
+        let begin = Instant::now();
+        while !region.entry.reclaim() {
+            if !is_ours && begin.elapsed() < PATIENCE {
+                thread::sleep(Duration::from_micros(50));
+                continue;
+            }
+            self.domain.kept().push(region);
+            let error = MemoryError::Deregister { length: self.len(), source: TableError::Pinned.into() };
+            return if is_ours { Ok(()) } else { Err(error) };
+        }
+        Ok(())
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.domain.regions().live.remove(&self.number);
+        if let Err(error) = self.end() {
+            tracing::error!(%error, address = self.address(), "memory was dropped while a peer uses it");
+        }
     }
 }
 
@@ -182,25 +241,8 @@ impl Drop for Memory {
 pub struct RemoteKey(KeyBody);
 
 impl RemoteKey {
-    /// Refuses a range that the key gives no `need` on, and a key of another domain than the one with `secret`.
-    pub(super) fn check(
-        &self,
-        secret: u128,
-        remote: u64,
-        length: usize,
-        need: Access,
-    ) -> Result<(), PostError> {
-        let body = &self.0;
-        if body.domain != secret as u64 {
-            return Err(PostError::ForeignKey);
-        }
-        if !body.access.contains(need) {
-            return Err(PostError::AccessDenied);
-        }
-        let offset = remote.wrapping_sub(body.address);
-        if offset > body.length || length as u64 > body.length - offset {
-            return Err(PostError::OutOfRange);
-        }
-        Ok(())
+    /// The region, if the key is of the domain with `secret`.
+    pub(super) fn region(&self, secret: u128) -> Result<RegionKey, PostError> {
+        if self.0.domain == secret as u64 { Ok(self.0.region) } else { Err(PostError::ForeignKey) }
     }
 }

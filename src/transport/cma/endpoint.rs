@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
-use barewire_shm::{Process, ProcessError, Range};
+use barewire_shm::{Process, Range};
 
-use super::address::{self, ProcessAddress};
+use super::address;
 use super::domain::{RemoteKey, access};
 use super::interface::{Interface, Shared};
-use super::transfer::{Step, Transfer};
+use super::transfer::{self, Failure, Remote, Step, Transfer};
 use super::{MAX_IN_PROGRESS, MAX_IOV, NAME, SLICE};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Packed};
 use crate::capability::RemoteMemory;
@@ -21,12 +21,14 @@ use crate::error::{
 };
 use crate::gate::{Block, Gate};
 use crate::memory::{Access, Slice, Transfer as ListTransfer};
+use crate::panics::Panics;
 use crate::pending::{HasPending, PendingQueue};
 use crate::status::{FlushMode, PendingResult, Post, Posted};
 
 pub(super) struct State {
     pub(super) gate: Gate,
-    peer: RefCell<Option<(Process, ProcessAddress)>>,
+    /// The peer, and the secret that its keys have a part of.
+    peer: RefCell<Option<(Rc<Process>, u128)>>,
     steps: RefCell<VecDeque<Step>>,
     pending: PendingQueue<Endpoint>,
     error: RefCell<Option<EndpointError>>,
@@ -78,7 +80,7 @@ impl Endpoint {
 
     /// What the peer passes to [`connect`](Self::connect).
     pub fn address(&self) -> EndpointAddress {
-        self.0.shared.address().endpoint()
+        address::endpoint(&self.0.shared.domain.table().address())
     }
 
     /// Connects to the peer's process, after a look whether the kernel allows it.
@@ -91,34 +93,32 @@ impl Endpoint {
 
     fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
         let state = &*self.0;
-        let address = address::process(device, address)?;
+        let address = address::table(device, address)?;
         if !state.gate.has(Block::Unconnected) || !state.gate.is_alive() {
             return Err(ConnectError::Connected { transport: NAME });
         }
-        let process = Process::open(address.number, address.at, address.secret).map_err(|error| {
-            ConnectError::Unreachable {
-                transport: NAME,
-                peer: format!("process {}", address.number),
-                reason: error.to_string(),
-            }
+        let process = state.shared.process(address).map_err(|error| ConnectError::Unreachable {
+            transport: NAME,
+            peer: format!("process {}", address.process),
+            reason: error.to_string(),
         })?;
-        state.peer.replace(Some((process, address)));
+        state.peer.replace(Some((process, address.secret)));
         state.gate.set(Block::Unconnected, false);
         Ok(())
     }
 
-    /// Asks the kernel whether the peer's process has ended.
+    /// Asks the kernel whether the peer's process has ended or executed another program.
     ///
     /// # Errors
     /// [`PostError`]
     pub fn check(&self) -> Result<(), PostError> {
         let state = &*self.0;
         state.gate.check()?;
-        if state.peer.borrow().as_ref().is_some_and(|(process, _)| process.look()) {
-            state.fail(Operation::Unnamed, Cause::PeerUnreachable);
-            return Err(PostError::EndpointFailed);
-        }
-        Ok(())
+        let probe = state.peer.borrow().as_ref().map_or(Ok(()), |(process, _)| process.probe());
+        probe.map_err(|error| {
+            state.fail(Operation::Unnamed, &Failure::Process(error));
+            PostError::EndpointFailed
+        })
     }
 
     /// Why the endpoint failed, if it did.
@@ -167,51 +167,53 @@ impl Endpoint {
         if slices.len() > MAX_IOV {
             return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
         }
-        let (local, far) = if put {
-            (Access::empty(), Access::REMOTE_WRITE)
-        } else {
-            (Access::LOCAL_WRITE, Access::REMOTE_READ)
-        };
+        let need = if put { Access::empty() } else { Access::LOCAL_WRITE };
         let mut ranges = [Range { address: 0, length: 0 }; MAX_IOV];
         let mut total = 0usize;
         for (range, slice) in ranges.iter_mut().zip(slices) {
             if slice.domain != state.shared.domain.tag() {
                 return Err(PostError::ForeignMemory);
             }
-            if !access(slice.key).contains(local) {
+            if !access(slice.key).contains(need) {
                 return Err(PostError::AccessDenied);
             }
             *range = Range { address: slice.address, length: slice.length };
             total = total.saturating_add(slice.length);
         }
         let ranges = ranges.get(..slices.len()).unwrap_or_default();
-        let secret = state.peer.borrow().as_ref().map(|(_, address)| address.secret);
-        key.check(secret.ok_or(PostError::NotConnected)?, remote, total, far)?;
+        let peer = state.peer.borrow();
+        let (process, secret) = peer.as_ref().ok_or(PostError::NotConnected)?;
+        let remote = Remote { address: remote, key: key.region(*secret)? };
         let waiting = state.steps.borrow().len();
         if waiting >= MAX_IN_PROGRESS {
             return Err(state.gate.refuse());
         }
-        let mut done = 0;
-        if total <= SLICE && waiting == 0 {
-            let copied = state.with_process(|process| {
-                // SAFETY: the slices borrow their memory, and their ranges were checked when they were made.
-                unsafe { if put { process.write(ranges, remote) } else { process.read(ranges, remote) } }
-            });
-            match copied {
-                Ok(copied) if copied == total => {
-                    state.gate.tally.posted(total);
-                    return Ok(Posted::Done);
-                }
-                Ok(copied) => done = copied,
-                Err(cause) => {
-                    state.fail(if put { Operation::Put } else { Operation::Get }, cause);
-                    return Err(PostError::EndpointFailed);
-                }
+        let copied = if total <= SLICE && waiting == 0 {
+            // SAFETY: the slices borrow their memory, and their ranges were checked when they were made.
+            unsafe { transfer::copy(put, process, ranges, remote, total) }
+        } else {
+            transfer::check(put, process, remote, total).map(|()| 0)
+        };
+        let done = match copied {
+            Ok(copied) if copied == total && waiting == 0 => {
+                state.gate.tally.posted(total);
+                return Ok(Posted::Done);
             }
-        }
-        let regions: Result<Vec<_>, PostError> =
-            slices.iter().map(|slice| state.shared.domain.region(slice.key)).collect();
-        let mut transfer = Transfer::new(put, ranges.to_vec(), remote, regions?, completion);
+            Ok(copied) => copied,
+            Err(failure) => {
+                if let Some(refusal) = failure.refusal() {
+                    return Err(refusal);
+                }
+                state.fail(if put { Operation::Put } else { Operation::Get }, &failure);
+                return Err(PostError::EndpointFailed);
+            }
+        };
+        let regions: Result<Vec<_>, PostError> = ranges
+            .iter()
+            .zip(slices)
+            .map(|(range, slice)| Ok((*range, state.shared.domain.region(slice.key)?)))
+            .collect();
+        let mut transfer = Transfer::new(put, regions?, remote, completion);
         transfer.skip(done);
         state.steps.borrow_mut().push_back(Step::Transfer(transfer));
         state.gate.tally.posted(total);
@@ -337,20 +339,6 @@ impl State {
         self.shared.busy.set(true);
     }
 
-    fn with_process<R>(&self, run: impl FnOnce(&Process) -> Result<R, ProcessError>) -> Result<R, Cause> {
-        let peer = self.peer.borrow();
-        let (process, _) = peer.as_ref().ok_or(Cause::LocalOperation)?;
-        // A number that was given to another process is not written to.
-        if process.is_ended() {
-            return Err(Cause::PeerUnreachable);
-        }
-        run(process).map_err(|error| match error {
-            ProcessError::Ended { .. } => Cause::PeerUnreachable,
-            ProcessError::Memory { .. } | ProcessError::Denied { .. } => Cause::RemoteAccess,
-            _ => Cause::LocalOperation,
-        })
-    }
-
     /// Up to so many bytes of what is first. Answers how many events there were.
     pub(super) fn turn(&self, slice: usize) -> usize {
         let Some(step) = self.steps.borrow_mut().pop_front() else { return 0 };
@@ -363,11 +351,17 @@ impl State {
             finish(step, Ok(()));
             return 1;
         };
-        match self.with_process(|process| transfer.advance(process, slice)) {
+        let table = self.shared.domain.table();
+        let result = match &*self.peer.borrow() {
+            Some((process, _)) => transfer.advance(process, table, slice),
+            None => Ok(true),
+        };
+        match result {
             Ok(true) => finish(Step::Transfer(transfer), Ok(())),
             Ok(false) => self.steps.borrow_mut().push_front(Step::Transfer(transfer)),
-            Err(cause) => {
-                self.fail(transfer.operation(), cause);
+            Err(failure) => {
+                let cause = failure.cause();
+                self.fail(transfer.operation(), &failure);
                 finish(Step::Transfer(transfer), Err(OperationError { cause, syndrome: None }));
             }
         }
@@ -375,7 +369,7 @@ impl State {
     }
 
     #[cold]
-    fn fail(&self, operation: Operation, cause: Cause) {
+    fn fail(&self, operation: Operation, failure: &Failure) {
         if self.gate.is_alive() {
             let number = self.peer.borrow().as_ref().map_or(0, |(process, _)| process.number());
             let peer = format!("process {number}");
@@ -383,9 +377,9 @@ impl State {
                 transport: NAME,
                 peer,
                 operation,
-                cause,
+                cause: failure.cause(),
                 syndrome: None,
-                detail: None,
+                detail: Some(failure.detail()),
             }));
             self.gate.set(Block::Failed, true);
             self.unreported.set(true);
@@ -400,10 +394,11 @@ impl State {
 
     /// Completes what is in progress as cancelled.
     pub(super) fn abandon(&self) {
+        let mut panics = Panics::default();
         loop {
             let step = self.steps.borrow_mut().pop_front();
             let Some(step) = step else { return };
-            finish(step, Err(OperationError::CANCELED));
+            panics.catch(|| finish(step, Err(OperationError::CANCELED)));
         }
     }
 }
@@ -438,6 +433,9 @@ crate::capability::delegate!(Endpoint: PutZcopy, GetZcopy, Flush, Pending);
 
 impl Drop for State {
     fn drop(&mut self) {
+        if self.gate.has(Block::Forked) {
+            return;
+        }
         self.abandon();
     }
 }

@@ -1,11 +1,14 @@
 //! The interface, and the progress of what its endpoints have in their queues.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
-use super::address::{self, ProcessAddress};
+use barewire_shm::{Admission, Process, ProcessError, TableAddress};
+
+use super::address;
 use super::domain::Domain;
 use super::endpoint::{Endpoint, State};
 use super::{NAME, SLICE, SLICE_OF_MANY};
@@ -17,14 +20,17 @@ use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
+use crate::fork;
 use crate::gate::Block;
+use crate::panics::{self, Panics};
 use crate::pending::Arbiter;
 use crate::status::{Post, Posted};
 
 pub(super) struct Shared {
     pub(super) domain: Domain,
-    /// What peers read to make sure that this is the process which they were told of.
-    secret: Box<[u8; 16]>,
+    /// Processes that endpoints lead to.
+    processes: RefCell<HashMap<TableAddress, Weak<Process>>>,
+    _admission: Admission,
     pub(super) arbiter: Arbiter<Endpoint>,
     endpoints: RefCell<Vec<Weak<State>>>,
     /// There may be something for progress.
@@ -45,15 +51,16 @@ pub struct Interface(pub(super) Rc<Shared>);
 pub struct Progress(Rc<Shared>);
 
 impl Interface {
-    /// Opens an interface. Where Yama restricts it, other processes of this user are admitted to this one's memory.
+    /// Opens an interface. Where Yama restricts access to memory (`kernel.yama.ptrace_scope` is 1), every process of
+    /// this user is admitted to all memory of this one, as a debugger, until the last interface is closed.
     ///
     /// # Errors
     /// None today.
     pub fn open(domain: &Domain, _config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
-        barewire_shm::admit_peers();
         let shared = Rc::new(Shared {
             domain: domain.clone(),
-            secret: Box::new(domain.secret().to_ne_bytes()),
+            processes: RefCell::default(),
+            _admission: barewire_shm::admit_peers(),
             arbiter: Arbiter::new(),
             endpoints: RefCell::default(),
             busy: Cell::new(false),
@@ -62,6 +69,7 @@ impl Interface {
             attributes: super::attributes(),
             past: Past::default(),
         });
+        fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
@@ -77,7 +85,7 @@ impl Interface {
 
     /// This process.
     pub fn address(&self) -> InterfaceAddress {
-        self.0.address().interface()
+        address::interface(&self.0.domain.table().address())
     }
 
     /// There are no messages: the handler is kept, and never called.
@@ -141,17 +149,33 @@ impl Interface {
     /// # Errors
     /// [`EventError::Busy`] while something is to be copied.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: NAME });
+        }
         if self.0.busy.get() { Err(EventError::Busy) } else { Ok(None) }
     }
 }
 
-impl Shared {
-    pub(super) fn address(&self) -> ProcessAddress {
-        ProcessAddress {
-            number: std::process::id() as i32,
-            at: self.secret.as_ptr().addr() as u64,
-            secret: self.domain.secret(),
+impl fork::Inherited for Shared {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.gate.close_in_child());
         }
+    }
+}
+
+impl Shared {
+    /// The process at an address, opened once for all endpoints that lead to it.
+    pub(super) fn process(&self, address: TableAddress) -> Result<Rc<Process>, ProcessError> {
+        let mut processes = self.processes.borrow_mut();
+        if let Some(process) = processes.get(&address).and_then(Weak::upgrade) {
+            return process.probe().map(|()| process);
+        }
+        let process = Rc::new(Process::open(address)?);
+        processes.retain(|_, process| process.strong_count() > 0);
+        processes.insert(address, Rc::downgrade(&process));
+        Ok(process)
     }
 
     pub(super) fn adopt(&self, state: &Rc<State>) {
@@ -181,6 +205,14 @@ impl Progress {
     #[inline(never)]
     fn turn(&mut self) -> usize {
         let shared = &*self.0;
+        if shared.closed.get() {
+            return 0;
+        }
+        panics::or_else(|| self.serve(), || shared.busy.set(true))
+    }
+
+    fn serve(&self) -> usize {
+        let shared = &*self.0;
         shared.busy.set(false);
         let states = shared.states();
         let busy = states.iter().filter(|state| !state.is_idle()).count();
@@ -203,18 +235,22 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         let shared = &*self.0;
-        shared.closed.set(true);
+        if shared.closed.replace(true) {
+            // Closed by a fork: the parent completes what is in progress.
+            return;
+        }
         let states = shared.states();
         for state in &states {
             state.gate.set(Block::Closed, true);
         }
+        let mut panics = Panics::default();
         for state in &states {
-            state.abandon();
+            panics.catch(|| state.abandon());
         }
-        shared.arbiter.clear();
-        shared.handlers.close();
+        panics.catch(|| shared.arbiter.clear());
+        panics.catch(|| shared.handlers.close());
         if let Some(mut running) = shared.handlers.run() {
-            running.renew();
+            panics.catch(|| running.renew());
         }
     }
 }

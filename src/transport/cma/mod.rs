@@ -1,7 +1,10 @@
 //! `cma`: puts and gets between processes of one machine by one copy of the kernel's (cross memory attach, process_vm_readv(2)).
 //!
-//! Any memory can be reached, also such that nobody maps; there are no messages. Whether the kernel allows it is tried when an endpoint
-//! connects, and the reason told if not. What is longer than a slice is done slice by slice in progress.
+//! Any memory that is registered can be reached, also memory that no other process maps; there are no messages. An endpoint tests whether
+//! the kernel allows it when it connects, and reports the reason if not. What is longer than a slice is done slice by slice in progress.
+//!
+//! The owner of memory keeps a table of its regions (`barewire_shm::Table`). An initiator pins a region there around each slice, so a key
+//! to memory that was freed reaches nothing.
 
 mod address;
 mod domain;

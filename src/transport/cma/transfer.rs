@@ -1,13 +1,86 @@
 //! A put or a get on its way: what is left of it, and the memory that it needs.
 
-use std::sync::Arc;
-
-use barewire_shm::{Process, ProcessError, Range};
+use barewire_shm::{PinError, Process, ProcessError, Range, RegionKey, Table};
 
 use super::MAX_IOV;
-use super::domain::Region;
 use crate::completion::Completion;
-use crate::error::Operation;
+use crate::error::{Cause, Operation, PostError};
+use crate::memory::Access;
+
+/// Why a copy was not made.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The peer's region is not to be used in this way.
+    Key(PinError),
+    /// Local memory was dropped.
+    Local,
+    /// The kernel refused.
+    Process(ProcessError),
+}
+
+impl Failure {
+    /// If the post can say it, what it says.
+    pub(super) fn refusal(&self) -> Option<PostError> {
+        match self {
+            Self::Key(PinError::Freed) => Some(PostError::KeyExpired),
+            Self::Key(PinError::Range) => Some(PostError::OutOfRange),
+            Self::Key(_) => Some(PostError::AccessDenied),
+            Self::Local | Self::Process(_) => None,
+        }
+    }
+
+    pub(super) fn cause(&self) -> Cause {
+        match self {
+            Self::Key(_) | Self::Process(ProcessError::Memory { .. } | ProcessError::Denied { .. }) => {
+                Cause::RemoteAccess
+            }
+            Self::Local => Cause::LocalAccess,
+            Self::Process(ProcessError::Ended { .. }) => Cause::PeerUnreachable,
+            Self::Process(ProcessError::Other { .. }) => Cause::Disconnected,
+            Self::Process(_) => Cause::LocalOperation,
+        }
+    }
+
+    pub(super) fn detail(&self) -> String {
+        match self {
+            Self::Key(error) => error.to_string(),
+            Self::Local => "local memory was dropped during the operation".to_owned(),
+            Self::Process(error) => error.to_string(),
+        }
+    }
+}
+
+/// A range of the peer's memory, and the region that it is in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Remote {
+    pub(super) address: u64,
+    pub(super) key: RegionKey,
+}
+
+fn need(put: bool) -> u32 {
+    if put { Access::REMOTE_WRITE } else { Access::REMOTE_READ }.bits()
+}
+
+/// Whether the peer allows the operation now.
+pub(super) fn check(put: bool, process: &Process, remote: Remote, length: usize) -> Result<(), Failure> {
+    process.pin(remote.key, remote.address, length, need(put)).map(drop).map_err(Failure::Key)
+}
+
+/// Puts or gets so many bytes as one copy. Returns how many were copied, which may be fewer.
+///
+/// # Safety
+/// The ranges are mapped, and for a get may be written as another process could.
+pub(super) unsafe fn copy(
+    put: bool,
+    process: &Process,
+    local: &[Range],
+    remote: Remote,
+    length: usize,
+) -> Result<usize, Failure> {
+    let pinned = process.pin(remote.key, remote.address, length, need(put)).map_err(Failure::Key)?;
+    // SAFETY: the caller's promise.
+    unsafe { if put { pinned.write(local) } else { pinned.read(local) } }.map_err(Failure::Process)
+}
 
 /// What an endpoint has in its queue.
 pub(super) enum Step {
@@ -20,24 +93,22 @@ pub(super) enum Step {
 
 pub(super) struct Transfer {
     put: bool,
-    ranges: Vec<Range>,
-    remote: u64,
+    /// What is left, with the region of this process that each range is in.
+    ranges: Vec<(Range, RegionKey)>,
+    remote: Remote,
     left: usize,
     pub(super) completion: Option<Completion>,
-    /// Keep the ranges mapped.
-    _regions: Vec<Arc<Region>>,
 }
 
 impl Transfer {
     pub(super) fn new(
         put: bool,
-        ranges: Vec<Range>,
-        remote: u64,
-        regions: Vec<Arc<Region>>,
+        ranges: Vec<(Range, RegionKey)>,
+        remote: Remote,
         completion: Option<&Completion>,
     ) -> Self {
-        let left = ranges.iter().map(|range| range.length).sum();
-        Self { put, ranges, remote, left, completion: completion.cloned(), _regions: regions }
+        let left = ranges.iter().map(|(range, _)| range.length).sum();
+        Self { put, ranges, remote, left, completion: completion.cloned() }
     }
 
     pub(super) fn operation(&self) -> Operation {
@@ -45,37 +116,39 @@ impl Transfer {
     }
 
     /// Copies up to so many bytes. True if that was the rest.
-    pub(super) fn advance(&mut self, process: &Process, slice: usize) -> Result<bool, ProcessError> {
+    pub(super) fn advance(
+        &mut self,
+        process: &Process,
+        table: &Table,
+        slice: usize,
+    ) -> Result<bool, Failure> {
         if self.left == 0 {
             return Ok(true);
         }
         let mut part = [Range { address: 0, length: 0 }; MAX_IOV];
+        let mut pins = [const { None }; MAX_IOV];
         let (mut count, mut room) = (0, slice);
-        for (place, range) in part.iter_mut().zip(&self.ranges) {
+        for ((place, pin), (range, key)) in part.iter_mut().zip(&mut pins).zip(&self.ranges) {
             if room == 0 {
                 break;
             }
+            *pin = Some(table.pin(*key).ok_or(Failure::Local)?);
             *place = Range { length: range.length.min(room), ..*range };
             room -= place.length;
             count += 1;
         }
         let part = part.get(..count).unwrap_or_default();
-        // SAFETY: the ranges are slices of the regions, which are kept, and whose owners allowed this.
-        let copied = unsafe {
-            if self.put { process.write(part, self.remote) } else { process.read(part, self.remote) }
-        }?;
-        if copied == 0 {
-            return Err(ProcessError::Memory { process: process.number() });
-        }
+        // SAFETY: the ranges are slices of regions that are pinned, and whose owners allowed this.
+        let copied = unsafe { copy(self.put, process, part, self.remote, slice - room) }?;
         self.skip(copied);
         Ok(self.left == 0)
     }
 
     /// So many bytes were copied.
     pub(super) fn skip(&mut self, mut copied: usize) {
-        self.remote += copied as u64;
+        self.remote.address += copied as u64;
         self.left -= copied.min(self.left);
-        self.ranges.retain_mut(|range| {
+        self.ranges.retain_mut(|(range, _)| {
             let done = copied.min(range.length);
             copied -= done;
             range.address += done as u64;

@@ -90,7 +90,7 @@ impl Domain {
         let region = buffer.region();
         let bytes = Bytes::new(region.as_ptr(), region.len());
         let key = region.lkey();
-        Ok(Memory { bytes, key, tag: self.0.tag, _region: Region::Owned(buffer) })
+        Ok(Memory { bytes, key, tag: self.0.tag, region: Region::Owned(buffer) })
     }
 
     /// Registers memory that someone else owns.
@@ -99,8 +99,10 @@ impl Domain {
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
-    /// the returned memory is dropped.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
+    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
+    /// life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -110,11 +112,12 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises the same, until `Memory::deregister` has returned `Ok`, which it does
+        // only after `MemoryRegion::deregister` has.
         let region = unsafe { MemoryRegion::register(&self.0.protection, start, len, device_access(access)) }
             .map_err(|e| memory_error(len, e))?;
         let key = region.lkey();
-        Ok(Memory { bytes: Bytes::new(start, len), key, tag: self.0.tag, _region: Region::Foreign(region) })
+        Ok(Memory { bytes: Bytes::new(start, len), key, tag: self.0.tag, region: Region::Foreign(region) })
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
@@ -180,9 +183,8 @@ fn device_access(access: Access) -> mlx5::Access {
     rights
 }
 
-/// Held for its drop: takes the key from the device, then frees the memory if it is owned.
+/// What takes the key from the device, also by its drop.
 #[derive(Debug)]
-#[expect(dead_code, reason = "held for their drop")]
 enum Region {
     Owned(Buffer),
     Foreign(MemoryRegion),
@@ -190,14 +192,15 @@ enum Region {
 
 /// A region registered with the device.
 ///
-/// Dropping it takes the key from the device first: an operation still in flight then fails with a protection error, it
-/// does not touch memory that is someone else's.
+/// Dropping it takes the key from the device: an operation still in flight then fails with a protection
+/// error. The device refuses that while it is in error or something else uses the registration; memory
+/// that was allocated is then leaked. [`Self::deregister`] returns the refusal, a drop logs it.
 #[derive(Debug)]
 pub struct Memory {
     bytes: Bytes,
     key: u32,
     tag: u32,
-    _region: Region,
+    region: Region,
 }
 
 impl Memory {
@@ -215,6 +218,21 @@ impl Memory {
         self.tag
     }
 
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
+    /// what was allocated is freed, what was registered is the caller's again.
+    ///
+    /// # Errors
+    /// [`MemoryError::Deregister`]: the device refused and may still access the memory. What was
+    /// allocated is leaked; what was registered must stay as it is for the life of the process.
+    pub fn deregister(self) -> Result<(), MemoryError> {
+        let length = self.len();
+        let released = match self.region {
+            Region::Owned(buffer) => buffer.deregister(),
+            Region::Foreign(region) => region.deregister(),
+        };
+        released.map_err(|error| MemoryError::Deregister { length, source: error.into() })
+    }
+
     /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         Packed::new(Kind::Key, TransportId::RcMlx5, &self.key.to_be_bytes()).bytes().to_vec()
@@ -225,7 +243,7 @@ impl Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteKey(pub(super) u32);
 
-/// Registered memory cut into buffers. It has no remote rights, so that only this side's device writes it, and only for
+/// Registered memory cut into buffers. It has no remote rights: only this side's device writes it, and only for
 /// an operation that holds the buffer.
 #[derive(Debug)]
 pub(super) struct Registered(Buffer);
@@ -240,8 +258,13 @@ impl Registered {
     }
 }
 
-// SAFETY: zeroed, page-aligned memory that is owned and unmoved; its key is not told to anyone, so that the device
-// writes only the buffer that an operation names, which holds it meanwhile.
+// SAFETY: zeroed, page-aligned memory that is owned and unmoved. The device writes only the buffer that an
+// operation of this transport names, which holds it meanwhile:
+// - Local access needs the key and a queue pair of the key's protection domain. That is the domain's own
+//   (`Domain::new`), is lent to nobody, and only this transport makes queue pairs in it.
+// - Peers have no rights.
+// - Other keys over the memory, and changes of this one, need commands that name it by number. Sending
+//   commands is unsafe, and the contract rules that out (`CommandChannel::execute`).
 unsafe impl Block for Registered {
     fn start(&self) -> NonNull<u8> {
         self.0.region().as_ptr()

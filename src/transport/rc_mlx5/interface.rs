@@ -24,6 +24,7 @@ use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
 use crate::error::{OpenError, PostError};
 use crate::event::EventError;
+use crate::fork;
 use crate::gate::Block;
 use crate::memory::Access;
 use crate::pending::Arbiter;
@@ -116,6 +117,7 @@ impl Interface {
             mtu,
             notifier,
         });
+        fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
@@ -186,6 +188,9 @@ impl Interface {
     /// # Errors
     /// [`EventError::Busy`] if progress has something to do; [`EventError::Missing`].
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: NAME });
+        }
         let shared = &*self.0;
         let notifier = shared.notifier()?;
         // What waits for completions is no reason to stay awake.
@@ -229,6 +234,17 @@ fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<(Mtu, u32
     match address::mtu_from_bytes(config.path_mtu) {
         Some(mtu) => Ok((mtu, config.max_endpoints * per_endpoint)),
         None => refuse("path_mtu", config.path_mtu, "it must be 256, 512, 1024, 2048 or 4096".to_owned()),
+    }
+}
+
+impl fork::Inherited for Shared {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        // Progress finds it closed there.
+        self.call_attention();
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().for_each(|state| state.gate.close_in_child());
+        }
     }
 }
 

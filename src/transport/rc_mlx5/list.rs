@@ -1,7 +1,8 @@
 //! Lists: many puts or gets in one call, with one doorbell.
 
-use barewire_mlx5::doorbell::Deferred;
-use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue, WqeIndex};
+use barewire_mlx5::doorbell::BlueFlame;
+use barewire_mlx5::queue::send::Batch;
+use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
@@ -12,8 +13,6 @@ use crate::memory::Transfer;
 use crate::status::{Post, Posted};
 use crate::transport::operation::Done;
 
-type Queue = SendQueue<Deferred>;
-
 impl Endpoint {
     /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are
     /// finished.
@@ -22,8 +21,8 @@ impl Endpoint {
     /// [`PostError`]; [`PostError::TooManyTransfers`] for more than the send ring ever takes.
     pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.put.max_zcopy;
-        self.list(transfers, limit, completion, |queue, local, remote, flags| {
-            queue.write(local, remote, flags)
+        self.list(transfers, limit, completion, |batch, local, remote, flags| {
+            batch.write(local, remote, flags)
         })
     }
 
@@ -34,8 +33,8 @@ impl Endpoint {
     /// As [`Self::put_list`].
     pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.get.max_zcopy;
-        self.list(transfers, limit, completion, |queue, local, remote, flags| {
-            queue.read(local, remote, flags)
+        self.list(transfers, limit, completion, |batch, local, remote, flags| {
+            batch.read(local, remote, flags)
         })
     }
 
@@ -45,7 +44,7 @@ impl Endpoint {
         transfers: &[Transfer<'_, RemoteKey>],
         limit: usize,
         completion: Option<&Completion>,
-        run: impl Fn(&mut Queue, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
+        run: impl Fn(&mut Batch<'_, BlueFlame>, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
     ) -> Post {
         self.0.gate.check()?;
         let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };

@@ -12,6 +12,7 @@ use super::interface::Shared;
 use super::state::State;
 use crate::active_message::Running;
 use crate::gate::Block;
+use crate::panics::{self, Panics};
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
@@ -55,6 +56,10 @@ impl Progress {
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {
+        if self.0.closed.get() {
+            // The parent's. The call for attention stays, so that every progress ends here.
+            return 0;
+        }
         self.0.running().renew();
         let mut events = 0;
         // First, before callbacks close endpoints whose completions may have come since.
@@ -65,15 +70,20 @@ impl Progress {
         }
         if self.0.unwound.replace(false) {
             let endpoints = self.0.endpoints.borrow().clone();
+            let mut panics = Panics::default();
             for state in &endpoints {
-                state.catch_up();
+                panics.catch(|| state.catch_up());
             }
         }
-        self.0.attention.set(false);
-        events += self.0.arbiter.dispatch();
-        if self.0.closing.get() > 0 || !self.0.arbiter.is_empty() {
-            self.0.call_attention();
-        }
+        let shared = &*self.0;
+        shared.attention.set(false);
+        let call_again = || {
+            if shared.closing.get() > 0 || !shared.arbiter.is_empty() {
+                shared.call_attention();
+            }
+        };
+        events += panics::or_else(|| shared.arbiter.dispatch(), call_again);
+        call_again();
         events + self.take()
     }
 
@@ -133,6 +143,10 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
+        if self.0.closed.get() {
+            // By a fork: the device is the parent's, and so is everything that would be destroyed.
+            return std::mem::forget(Rc::clone(&self.0));
+        }
         self.0.close();
     }
 }
@@ -176,9 +190,10 @@ impl Shared {
         let closing: Vec<_> =
             self.endpoints.borrow_mut().extract_if(.., |state| state.handles.get() == 0).collect();
         self.closing.set(0);
+        let mut panics = Panics::default();
         for state in closing {
             self.peers.release(state.index, state.user_index.get());
-            state.abandon();
+            panics.catch(|| state.abandon());
         }
     }
 
@@ -189,12 +204,13 @@ impl Shared {
             state.stop(Block::Closed);
             self.peers.release(state.index, state.user_index.get());
         }
+        let mut panics = Panics::default();
         for state in &endpoints {
-            state.abandon();
+            panics.catch(|| state.abandon());
         }
-        self.arbiter.clear();
-        self.handlers.close();
-        self.running().renew();
+        panics.catch(|| self.arbiter.clear());
+        panics.catch(|| self.handlers.close());
+        panics.catch(|| self.running().renew());
     }
 }
 

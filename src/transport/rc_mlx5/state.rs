@@ -18,6 +18,7 @@ use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
 use crate::counters::Counters;
 use crate::error::{EndpointError, Operation, OperationError, PostError};
 use crate::gate::{Block, Gate};
+use crate::panics::{self, Panics};
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
 use crate::transport::operation::{Done, InFlight, InFlightQueue};
@@ -214,9 +215,9 @@ impl State {
     /// WQE `counter` failed; what was before it succeeded, since a connection carries out its WQEs in order.
     #[cold]
     pub(super) fn fail_send(&self, counter: u16, failure: Failure) {
-        let unwinding = Unwinding { state: self, counter };
+        let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop_covered(counter.wrapping_sub(1)) {
-            self.finish(entry, slot, Ok(()));
+            panics.catch(|| self.finish(entry, slot, Ok(())));
         }
         let mut error = failure::error(failure);
         if self.canceled.get() {
@@ -224,12 +225,11 @@ impl State {
         }
         let report = self.enter_failed(failure::operation(failure), error);
         while let Some((entry, slot)) = self.in_flight.pop_covered(counter) {
-            self.finish(entry, slot, Err(error));
+            panics.catch(|| self.finish(entry, slot, Err(error)));
         }
         if let Some(report) = report {
-            self.shared.handlers.dispatch_error(&report);
+            panics.catch(|| self.shared.handlers.dispatch_error(&report));
         }
-        std::mem::forget(unwinding);
         self.with_pair(|pair| pair.send.reap(counter));
     }
 
@@ -238,8 +238,9 @@ impl State {
     pub(super) fn catch_up(&self) {
         let result = if self.gate.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
         let is_done = |index| self.with_pair(|pair| pair.send.is_done(WqeIndex(index)));
+        let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop_done(is_done) {
-            self.finish(entry, slot, result);
+            panics.catch(|| self.finish(entry, slot, result));
         }
     }
 
@@ -294,7 +295,12 @@ impl State {
                 if result.is_ok()
                     && let Some(data) = buffer.bytes()[DATA..].get(..length as usize)
                 {
-                    unpack.call(data);
+                    let count_down = || {
+                        if let Some(completion) = &completion {
+                            completion.count_down(result);
+                        }
+                    };
+                    panics::or_else(|| unpack.call(data), count_down);
                 }
                 completion
             }
@@ -327,9 +333,11 @@ impl State {
             running.count_unhandled();
         } else {
             let unwinding = Received { state: self, counter };
-            // SAFETY: in front of `DATA` there is a header, behind it there are `MAX_AM` bytes. The buffer was posted, and with it its
-            // home written, and is completed, so that the device does not write it before it is posted again, which is after the
-            // message, or what a handler kept of it, is dropped. The home names this state.
+            // SAFETY: before `DATA` lies the header, and from `DATA` on there are `MAX_AM` bytes. The
+            // receive WQE is completed, so the device writes the buffer only after it is posted again:
+            // below, after the handler has returned and the message has ended, or, if the handler kept
+            // the message, when the kept message is dropped (its slot is empty until then). `refill`
+            // wrote the buffer's home, which names this state.
             let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
             running.dispatch(id, message);
             std::mem::forget(unwinding);
@@ -376,8 +384,9 @@ impl State {
 
     /// Completes whatever is left as cancelled.
     pub(super) fn abandon(&self) {
+        let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop() {
-            self.finish(entry, slot, Err(OperationError::CANCELED));
+            panics.catch(|| self.finish(entry, slot, Err(OperationError::CANCELED)));
         }
     }
 }

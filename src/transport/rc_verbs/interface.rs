@@ -23,6 +23,7 @@ use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
 use crate::error::{OpenError, PostError};
 use crate::event::EventError;
+use crate::fork;
 use crate::gate::Block;
 use crate::memory::Access;
 use crate::pending::Arbiter;
@@ -114,6 +115,7 @@ impl Interface {
             log_mtu: mtu.ilog2() as u8,
             reads: config.max_rd_atomic.min(limits.responder_resources).min(limits.initiator_depth),
         });
+        fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress::new(shared)))
     }
 
@@ -147,6 +149,9 @@ impl Interface {
     /// # Errors
     /// [`EventError::Busy`] if something is there to be done, [`EventError::System`]
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: NAME });
+        }
         if self.0.attention.get() {
             return Err(EventError::Busy);
         }
@@ -264,6 +269,17 @@ fn options(
             inline: inline as u32,
         },
         signal_all: false,
+    }
+}
+
+impl fork::Inherited for Shared {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        // Progress finds it closed there.
+        self.call_attention();
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().for_each(|state| state.gate.close_in_child());
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::receive::Receiver;
 use super::state::State;
 use crate::active_message::Running;
 use crate::gate::Block;
+use crate::panics::{self, Panics};
 use crate::transport::rdma::{Taken, What, Whose};
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
@@ -73,8 +74,9 @@ impl Progress {
             self.shared.domain.hear();
             // A callback may open and close endpoints.
             let endpoints = self.shared.endpoints.borrow().clone();
+            let mut panics = Panics::default();
             for state in &endpoints {
-                state.hear_failure();
+                panics.catch(|| state.hear_failure());
             }
         }
     }
@@ -116,6 +118,10 @@ impl Progress {
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {
+        if self.shared.closed.get() {
+            // The parent's. The call for attention stays, so that every progress ends here.
+            return 0;
+        }
         self.shared.running().renew();
         let mut events = 0;
         // First, before callbacks close endpoints whose completions may have come since.
@@ -128,21 +134,30 @@ impl Progress {
         }
         if self.shared.unwound.replace(false) {
             let endpoints = self.shared.endpoints.borrow().clone();
+            let mut panics = Panics::default();
             for state in &endpoints {
-                state.catch_up();
+                panics.catch(|| state.catch_up());
             }
         }
-        self.shared.attention.set(false);
-        events += self.shared.arbiter.dispatch();
-        if self.shared.closing.get() > 0 || !self.shared.arbiter.is_empty() {
-            self.shared.call_attention();
-        }
+        let shared = &*self.shared;
+        shared.attention.set(false);
+        let call_again = || {
+            if shared.closing.get() > 0 || !shared.arbiter.is_empty() {
+                shared.call_attention();
+            }
+        };
+        events += panics::or_else(|| shared.arbiter.dispatch(), call_again);
+        call_again();
         events + self.take()
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
+        if self.shared.closed.get() {
+            // By a fork: the device is the parent's, and so is everything that would be destroyed.
+            return std::mem::forget(Rc::clone(&self.shared));
+        }
         self.shared.close();
     }
 }
@@ -168,9 +183,10 @@ impl Shared {
         let is_gone = |state: &mut Rc<State>| state.handles.get() == 0 && state.is_left();
         let closing: Vec<_> = self.endpoints.borrow_mut().extract_if(.., is_gone).collect();
         self.closing.set(self.closing.get() - closing.len() as u32);
+        let mut panics = Panics::default();
         for state in &closing {
             self.peers.release(state.place, Some(state.place));
-            state.abandon();
+            panics.catch(|| state.abandon());
         }
         closing.len()
     }
@@ -188,15 +204,16 @@ impl Shared {
             state.stop(Block::Closed);
             self.peers.release(state.place, Some(state.place));
         }
+        let mut panics = Panics::default();
         for state in &endpoints {
-            state.abandon();
+            panics.catch(|| state.abandon());
         }
         if let Some(receiver) = &self.receiver {
             receiver.close();
         }
-        self.arbiter.clear();
-        self.handlers.close();
-        self.running().renew();
+        panics.catch(|| self.arbiter.clear());
+        panics.catch(|| self.handlers.close());
+        panics.catch(|| self.running().renew());
     }
 }
 

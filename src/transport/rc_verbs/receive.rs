@@ -271,9 +271,10 @@ impl Receiver {
         if length > MAX_AM {
             running.count_unhandled();
         } else if !muted {
-            // SAFETY: in front of `DATA` there is a header, behind it there are `MAX_AM` bytes. The buffer was posted, and is completed, so
-            // that the device does not write it before it is posted again, which is after the message, or what a handler kept of it, is
-            // dropped. Its home names `self`, as `add` wrote it.
+            // SAFETY: before `DATA` lies the header, and from `DATA` on there are `MAX_AM` bytes. The
+            // receive request is completed, so the device writes the buffer only after it is posted
+            // again: by `returning`, which is dropped after the message has ended, or, if the handler
+            // kept the message, by the kept message. `add` wrote the buffer's home, which names `self`.
             let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
             running.dispatch(id, message);
         }

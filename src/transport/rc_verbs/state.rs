@@ -14,6 +14,7 @@ use super::{DATA, NAME};
 use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
+use crate::panics::{self, Panics};
 use crate::pending::PendingQueue;
 use crate::transport::operation::{Done, InFlight, InFlightQueue};
 use crate::transport::rdma::{self, Buffer, Pair};
@@ -180,9 +181,9 @@ impl State {
     /// Request `index` failed; what was before it succeeded, since a connection carries out its requests in order.
     #[cold]
     pub(super) fn fail_send(&self, index: u16, name: Operation, failure: Failure) {
-        let unwinding = Unwinding { state: self, index };
+        let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
-            self.finish(entry, slot, Ok(()));
+            panics.catch(|| self.finish(entry, slot, Ok(())));
         }
         let mut error = rdma::error(failure);
         if self.canceled.get() {
@@ -190,12 +191,11 @@ impl State {
         }
         let report = self.enter_failed(name, error);
         while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
-            self.finish(entry, slot, Err(error));
+            panics.catch(|| self.finish(entry, slot, Err(error)));
         }
         if let Some(report) = report {
-            self.shared.handlers.dispatch_error(&report);
+            panics.catch(|| self.shared.handlers.dispatch_error(&report));
         }
-        std::mem::forget(unwinding);
         self.with_pair(|pair| pair.reap(index));
     }
 
@@ -204,8 +204,9 @@ impl State {
     pub(super) fn catch_up(&self) {
         let result = if self.gate.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
         let is_done = |index| self.with_pair(|pair| pair.is_done(index));
+        let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop_done(is_done) {
-            self.finish(entry, slot, result);
+            panics.catch(|| self.finish(entry, slot, result));
         }
     }
 
@@ -280,7 +281,12 @@ impl State {
                 if result.is_ok()
                     && let Some(data) = buffer.bytes()[DATA..].get(..length as usize)
                 {
-                    unpack.call(data);
+                    let count_down = || {
+                        if let Some(completion) = &completion {
+                            completion.count_down(result);
+                        }
+                    };
+                    panics::or_else(|| unpack.call(data), count_down);
                 }
                 completion
             }
@@ -368,8 +374,9 @@ impl State {
 
     /// Completes whatever is left as cancelled.
     pub(super) fn abandon(&self) {
+        let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop() {
-            self.finish(entry, slot, Err(OperationError::CANCELED));
+            panics.catch(|| self.finish(entry, slot, Err(OperationError::CANCELED)));
         }
     }
 }

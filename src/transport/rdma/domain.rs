@@ -1,6 +1,6 @@
 //! The domain: a port of an open device, a protection domain, and memory in it.
 
-use std::mem::ManuallyDrop;
+use std::mem;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -101,10 +101,7 @@ impl Domain {
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        let buffer = self.buffer(len, access)?;
-        let bytes = Bytes::new(buffer.start(), len);
-        let (key, remote_key) = (buffer.region.local_key(), buffer.region.remote_key());
-        Ok(Memory { bytes, key, remote_key, tag: self.0.tag, _region: Region::Owned(buffer) })
+        Ok(self.memory(self.buffer(len, access)?))
     }
 
     /// Registers memory that someone else owns.
@@ -113,8 +110,10 @@ impl Domain {
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
-    /// the returned memory is dropped.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
+    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
+    /// life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -124,12 +123,16 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        // SAFETY: the caller's promise. No memory window is bound to it, so that dropping it deregisters.
+        // SAFETY: the caller promises the same, until `Memory::deregister` has returned `Ok`, which it does
+        // only after `MemoryRegion::deregister` has.
         let region = unsafe { MemoryRegion::register(&self.0.protection, start, len, device_access(access)) }
             .map_err(|e| memory_error(len, e))?;
-        let (key, remote_key) = (region.local_key(), region.remote_key());
-        let bytes = Bytes::new(start, len);
-        Ok(Memory { bytes, key, remote_key, tag: self.0.tag, _region: Region::Foreign(region) })
+        Ok(self.memory(Buffer { region, bytes: Bytes::new(start, len), owned: None }))
+    }
+
+    fn memory(&self, buffer: Buffer) -> Memory {
+        let (key, remote_key) = (buffer.region.local_key(), buffer.region.remote_key());
+        Memory { buffer, key, remote_key, tag: self.0.tag }
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
@@ -159,7 +162,7 @@ impl Domain {
         let region =
             unsafe { MemoryRegion::register(&self.0.protection, memory.start(), len, device_access(access)) };
         let region = region.map_err(|e| memory_error(len, e))?;
-        Ok(Buffer { region, memory: ManuallyDrop::new(memory) })
+        Ok(Buffer { region, bytes: Bytes::new(memory.start(), len), owned: Some(memory) })
     }
 
     pub(in super::super) fn context(&self) -> &Context {
@@ -229,60 +232,60 @@ fn device_access(access: Access) -> verbs::Access {
     rights
 }
 
-/// Registered memory of its own.
+/// Registered memory, and what owns it unless that is the caller of [`Domain::register`].
 #[derive(Debug)]
 pub(in super::super) struct Buffer {
     pub(in super::super) region: MemoryRegion,
-    memory: ManuallyDrop<Allocation>,
+    bytes: Bytes,
+    owned: Option<Allocation>,
 }
 
 impl Buffer {
     pub(in super::super) fn start(&self) -> NonNull<u8> {
-        self.memory.start()
+        self.bytes.start()
     }
 
     /// The bytes, as the device shares them.
     pub(in super::super) fn bytes(&self) -> Bytes {
-        Bytes::new(self.memory.start(), self.memory.len())
+        self.bytes
+    }
+
+    /// Takes the memory from the device. Owned memory that the device does not give up is leaked.
+    fn release(&mut self) -> Result<(), MemoryError> {
+        self.region.deregister().map_err(|error| {
+            mem::forget(self.owned.take());
+            MemoryError::Deregister { length: self.bytes.len(), source: error.into() }
+        })
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Memory that the device did not let go of is never used again.
-        if self.region.deregister().is_ok() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        // `owned` is freed after this, unless it was leaked.
+        if let Err(error) = self.release() {
+            tracing::error!("{error}");
         }
     }
 }
 
-/// Held for its drop: takes the key from the device, then frees the memory if it is owned.
-#[derive(Debug)]
-#[expect(dead_code, reason = "held for their drop")]
-enum Region {
-    Owned(Buffer),
-    Foreign(MemoryRegion),
-}
-
 /// A region registered with the device.
 ///
-/// Dropping it takes the key from the device first: an operation still in flight then fails with a protection error, it
-/// does not touch memory that is someone else's.
+/// Dropping it takes the key from the device: an operation still in flight then fails with a protection
+/// error. The device refuses that while it is in error; memory that was allocated is then leaked.
+/// [`Self::deregister`] returns the refusal, a drop logs it.
 #[derive(Debug)]
 pub struct Memory {
-    bytes: Bytes,
+    buffer: Buffer,
     key: u32,
     remote_key: u32,
     tag: u32,
-    _region: Region,
 }
 
 impl Memory {
     memory_access!();
 
     pub(crate) fn bytes(&self) -> &Bytes {
-        &self.bytes
+        &self.buffer.bytes
     }
 
     pub(crate) fn local_key(&self) -> u32 {
@@ -291,6 +294,16 @@ impl Memory {
 
     pub(crate) fn domain(&self) -> u32 {
         self.tag
+    }
+
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
+    /// what was allocated is freed, what was registered is the caller's again.
+    ///
+    /// # Errors
+    /// [`MemoryError::Deregister`]: the device refused and may still access the memory. What was
+    /// allocated is leaked; what was registered must stay as it is for the life of the process.
+    pub fn deregister(mut self) -> Result<(), MemoryError> {
+        self.buffer.release()
     }
 
     /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
@@ -303,7 +316,7 @@ impl Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteKey(pub(in super::super) u32);
 
-/// Registered memory cut into buffers. It has no remote rights, so that only this side's device writes it, and only for
+/// Registered memory cut into buffers. It has no remote rights: only this side's device writes it, and only for
 /// an operation that holds the buffer.
 #[derive(Debug)]
 pub(in super::super) struct Registered(Buffer);
@@ -318,8 +331,10 @@ impl Registered {
     }
 }
 
-// SAFETY: zeroed, page-aligned memory that is owned and unmoved; its key is not told to anyone, so that the device
-// writes only the buffer that an operation names, which holds it meanwhile.
+// SAFETY: zeroed, page-aligned memory that is owned and unmoved. The device writes only the buffer that an
+// operation of this transport names, which holds it meanwhile: the context and the protection domain are
+// the domain's own (`Domain::open`) and lent to nobody, so that no other code posts with the key or sends
+// commands that name it; and peers have no rights.
 unsafe impl Block for Registered {
     fn start(&self) -> NonNull<u8> {
         self.0.start()

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::address::{AddressError, Kind, Packed, TransportId};
 use crate::allocation::Allocation;
 use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
+use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::pool::Block;
 use crate::random;
@@ -23,6 +24,8 @@ struct Shared {
     id: u64,
     tag: u32,
     regions: Mutex<Regions>,
+    /// A child by fork takes no lock: a thread that it does not have may hold it.
+    maker: Maker,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +54,12 @@ impl Domain {
                 known: super::DEVICE.to_owned(),
             });
         }
-        Ok(Self(Arc::new(Shared { id: random::number(), tag: domain_tag(), regions: Mutex::default() })))
+        Ok(Self(Arc::new(Shared {
+            id: random::number(),
+            tag: domain_tag(),
+            regions: Mutex::default(),
+            maker: Maker::this_process(),
+        })))
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
@@ -61,7 +69,7 @@ impl Domain {
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         let allocation = Allocation::new(len)?;
         let bytes = Bytes::new(allocation.start(), len);
-        Ok(self.add(bytes, access, Some(allocation)))
+        Ok(self.add(bytes, access, Owner::Region(allocation)))
     }
 
     /// Registers memory that someone else owns.
@@ -70,8 +78,10 @@ impl Domain {
     /// [`MemoryError::Empty`]
     ///
     /// # Safety
-    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
-    /// the returned memory and every key unpacked from it are dropped.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
+    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
+    /// life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -81,20 +91,15 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        Ok(self.add(Bytes::new(start, len), access, None))
+        Ok(self.add(Bytes::new(start, len), access, Owner::Caller { users: AtomicUsize::new(0) }))
     }
 
-    fn add(&self, bytes: Bytes, access: Access, allocation: Option<Allocation>) -> Memory {
+    fn add(&self, bytes: Bytes, access: Access, owner: Owner) -> Memory {
         let mut regions = self.0.regions();
         let id = regions.next;
         regions.next += 1;
-        let region = Arc::new(Region {
-            bytes,
-            access,
-            tag: self.0.tag,
-            live: AtomicBool::new(true),
-            _allocation: allocation,
-        });
+        let (access, live) = (access & Access::all(), AtomicBool::new(true));
+        let region = Arc::new(Region { bytes, access, tag: self.0.tag, live, owner });
         regions.live.insert(id, Arc::downgrade(&region));
         Memory { id, region, domain: self.clone() }
     }
@@ -136,9 +141,62 @@ struct Region {
     bytes: Bytes,
     access: Access,
     tag: u32,
-    /// Cleared when the `Memory` is dropped; keys keep the bytes themselves alive.
+    /// Cleared when the `Memory` is deregistered or dropped.
     live: AtomicBool,
-    _allocation: Option<Allocation>,
+    owner: Owner,
+}
+
+#[derive(Debug)]
+enum Owner {
+    /// The memory lives as long as the region, which every key keeps alive.
+    #[expect(dead_code, reason = "held for its drop")]
+    Region(Allocation),
+    /// The memory is the caller's again when the region has ended and no operation uses it.
+    Caller {
+        /// Operations under way through keys, which may be on other threads.
+        users: AtomicUsize,
+    },
+}
+
+impl Region {
+    /// Keeps the memory from being given back to its owner, if the region has not ended.
+    #[inline]
+    fn hold(&self) -> Option<Hold<'_>> {
+        let users = match &self.owner {
+            Owner::Region(_) => None,
+            Owner::Caller { users } => {
+                // Before the load below, as `end` stores before it loads: one of the two sees the other.
+                users.fetch_add(1, Ordering::SeqCst);
+                Some(users)
+            }
+        };
+        let hold = Hold(users);
+        self.live.load(Ordering::SeqCst).then_some(hold)
+    }
+
+    /// Ends the rights of every key. On return no operation uses memory that the caller owns.
+    fn end(&self) {
+        self.live.store(false, Ordering::SeqCst);
+        if let Owner::Caller { users } = &self.owner {
+            // For the length of a copy: no code of the user runs under a `Hold`.
+            while users.load(Ordering::SeqCst) > 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// As long as this lives, the region's memory stays. No code of the user may run meanwhile.
+#[derive(Debug)]
+pub(super) struct Hold<'a>(Option<&'a AtomicUsize>);
+
+impl Drop for Hold<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(users) = self.0 {
+            users.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 }
 
 /// A region of `self`. Dropping it ends the rights of every key to it.
@@ -165,6 +223,17 @@ impl Memory {
         self.region.tag
     }
 
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
+    /// what was allocated is freed, what was registered is the caller's again.
+    ///
+    /// # Errors
+    /// None: there is no device that could refuse.
+    pub fn deregister(self) -> Result<(), MemoryError> {
+        // The drop returns when no operation uses memory that the caller owns.
+        drop(self);
+        Ok(())
+    }
+
     /// The bytes from which [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let body = u128::from(self.domain.0.id) << 64 | u128::from(self.id);
@@ -174,8 +243,11 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.region.live.store(false, Ordering::Release);
+        if self.domain.0.maker.is_parent() {
+            return;
+        }
         self.domain.0.regions().live.remove(&self.id);
+        self.region.end();
     }
 }
 
@@ -185,6 +257,7 @@ pub struct RemoteKey(Arc<Region>);
 
 impl RemoteKey {
     /// The bytes of the region and the offset of `remote` in them, if the key gives `need` on the range.
+    /// The memory is alive as long as the [`Hold`].
     #[inline]
     pub(super) fn resolve(
         &self,
@@ -192,19 +265,17 @@ impl RemoteKey {
         remote: u64,
         length: usize,
         need: Access,
-    ) -> Result<(&Bytes, usize), PostError> {
+    ) -> Result<(&Bytes, usize, Hold<'_>), PostError> {
         let region = &*self.0;
         if region.tag != domain {
             return Err(PostError::ForeignKey);
         }
-        if !region.live.load(Ordering::Acquire) {
-            return Err(PostError::KeyExpired);
-        }
+        let hold = region.hold().ok_or(PostError::KeyExpired)?;
         if !region.access.contains(need) {
             return Err(PostError::AccessDenied);
         }
         let offset = region.bytes.offset_of(remote, length).ok_or(PostError::OutOfRange)?;
-        Ok((&region.bytes, offset))
+        Ok((&region.bytes, offset, hold))
     }
 }
 
@@ -220,7 +291,7 @@ mod tests {
         let key = domain.unpack_key(&packed).unwrap();
         let at = memory.address();
         let try_read = |offset, length| {
-            key.resolve(domain.tag(), at + offset, length, Access::REMOTE_READ).map(|(_, at)| at)
+            key.resolve(domain.tag(), at + offset, length, Access::REMOTE_READ).map(|(_, at, _)| at)
         };
         assert_eq!(try_read(0, 16), Ok(0));
         assert_eq!(try_read(16, 0), Ok(16));
@@ -242,5 +313,26 @@ mod tests {
         );
         assert_eq!(domain.unpack_key(&packed).map(|_| ()), Err(KeyError::Expired));
         assert!(matches!(domain.unpack_key(&packed[..9]), Err(KeyError::Format(_))));
+    }
+
+    #[test]
+    fn registered_memory_is_given_back_after_its_last_use() {
+        let domain = Domain::open("memory").unwrap();
+        let words = Box::into_raw(Box::new([0_u64; 2]));
+        let start = NonNull::new(words).unwrap().cast();
+        // SAFETY: the memory is freed after it was deregistered, and not accessed before.
+        let memory = unsafe { domain.register(start, 16, Access::REMOTE_READ) }.unwrap();
+        let (at, key) = (memory.address(), domain.unpack_key(&memory.pack_key()).unwrap());
+        let (_, _, hold) = key.resolve(domain.tag(), at, 16, Access::REMOTE_READ).unwrap();
+        let deregistering = std::thread::spawn(move || memory.deregister().unwrap());
+        // The key ends first, and then the thread waits for the use of it that is under way.
+        while key.resolve(domain.tag(), at, 16, Access::REMOTE_READ).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(!deregistering.is_finished());
+        drop(hold);
+        deregistering.join().unwrap();
+        // SAFETY: allocated above, and no longer registered.
+        drop(unsafe { Box::from_raw(words) });
     }
 }

@@ -72,8 +72,13 @@ impl Endpoint {
     /// Nothing may be posted on a closed or cancelled endpoint, nor ahead of a waiting request.
     #[inline]
     fn check(&self) -> Result<(), PostError> {
-        self.0.shared.check_open()?;
+        self.0.shared.check_open().map_err(|closed| self.why(closed))?;
         self.0.gate.check()
+    }
+
+    #[cold]
+    fn why(&self, closed: PostError) -> PostError {
+        if self.0.gate.has(Block::Forked) { PostError::Forked } else { closed }
     }
 
     #[inline]
@@ -91,7 +96,7 @@ impl Endpoint {
             if slice.domain != self.tag() {
                 return Err(PostError::ForeignMemory);
             }
-            if !Access::from_bits_retain(slice.key).contains(need) {
+            if !Access::from_bits_truncate(slice.key).contains(need) {
                 return Err(PostError::AccessDenied);
             }
             total = total.saturating_add(slice.length);
@@ -106,8 +111,8 @@ impl Endpoint {
     #[inline(never)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
         self.check()?;
-        let (bytes, at) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
-        // SAFETY: the key keeps the region's bytes alive, and the range was checked.
+        let (bytes, at, _hold) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
+        // SAFETY: `_hold` keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.write(at, payload) };
         self.0.gate.tally.posted(payload.len());
         Ok(Posted::Done)
@@ -128,8 +133,8 @@ impl Endpoint {
         let buffer = super::data(segment.bytes());
         let length = pack(buffer);
         let packed = buffer.get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)?;
-        // SAFETY: the key keeps the region's bytes alive, and the range was checked.
+        let (bytes, at, _hold) = key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)?;
+        // SAFETY: `_hold` keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.write(at, packed) };
         self.0.gate.tally.posted(length);
         Ok(length)
@@ -148,10 +153,10 @@ impl Endpoint {
     ) -> Post {
         self.check()?;
         let total = self.total(slices, Access::empty())?;
-        let (bytes, mut at) = key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
+        let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
         for slice in slices {
             let from = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: the key keeps the target alive and the slice borrows its memory; both ranges were checked.
+            // SAFETY: `_hold` keeps the target alive and the slice borrows its memory; both ranges were checked.
             unsafe { bytes.copy(at, slice.memory, from, slice.length) };
             at += slice.length;
         }
@@ -198,9 +203,10 @@ impl Endpoint {
         let target = super::data(segment.bytes())
             .get_mut(..length)
             .ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        let (bytes, at) = key.resolve(self.tag(), remote, length, Access::REMOTE_READ)?;
-        // SAFETY: the key keeps the region's bytes alive, and the range was checked.
+        let (bytes, at, hold) = key.resolve(self.tag(), remote, length, Access::REMOTE_READ)?;
+        // SAFETY: `hold` keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.read(at, target) };
+        drop(hold);
         self.0.gate.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)
@@ -219,10 +225,10 @@ impl Endpoint {
     ) -> Post {
         self.check()?;
         let total = self.total(slices, Access::LOCAL_WRITE)?;
-        let (bytes, mut at) = key.resolve(self.tag(), remote, total, Access::REMOTE_READ)?;
+        let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_READ)?;
         for slice in slices {
             let to = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: the key keeps the source alive and the slice borrows its memory; both ranges were checked.
+            // SAFETY: `_hold` keeps the source alive and the slice borrows its memory; both ranges were checked.
             unsafe { slice.memory.copy(to, bytes, at, slice.length) };
             at += slice.length;
         }
@@ -334,15 +340,20 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
-    /// The word at `remote`, valid while `key` is.
+    /// Runs `operate` on the word at `remote`.
     #[inline]
-    fn word<'k>(&self, remote: u64, key: &'k RemoteKey) -> Result<&'k AtomicU64, PostError> {
+    fn word<T>(
+        &self,
+        remote: u64,
+        key: &RemoteKey,
+        operate: impl FnOnce(&AtomicU64) -> T,
+    ) -> Result<T, PostError> {
         self.check()?;
-        let (bytes, at) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
-        // SAFETY: the key keeps the region's bytes alive for `'k`.
+        let (bytes, at, _hold) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
+        // SAFETY: `_hold` keeps the region's bytes alive until `operate` has returned.
         let word = unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?;
         self.0.gate.tally.posted(size_of_val(word));
-        Ok(word)
+        Ok(operate(word))
     }
 
     /// Adds `operand` to the word at `remote`.
@@ -350,7 +361,7 @@ impl Endpoint {
     /// # Errors
     /// [`PostError`]
     pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.word(remote, key)?.fetch_add(operand, Ordering::SeqCst);
+        self.word(remote, key, |word| word.fetch_add(operand, Ordering::SeqCst))?;
         Ok(Posted::Done)
     }
 
@@ -366,7 +377,7 @@ impl Endpoint {
         result: &FetchResult,
         _completion: Option<&Completion>,
     ) -> Post {
-        result.set(self.word(remote, key)?.fetch_add(operand, Ordering::SeqCst));
+        result.set(self.word(remote, key, |word| word.fetch_add(operand, Ordering::SeqCst))?);
         Ok(Posted::Done)
     }
 
@@ -383,8 +394,9 @@ impl Endpoint {
         result: &FetchResult,
         _completion: Option<&Completion>,
     ) -> Post {
-        let word = self.word(remote, key)?;
-        let found = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+        let found = self.word(remote, key, |word| {
+            word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+        })?;
         result.set(found.unwrap_or_else(|found| found));
         Ok(Posted::Done)
     }
@@ -394,9 +406,9 @@ impl Endpoint {
     pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         self.check()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
-        let (bytes, at) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
-        // SAFETY: the key keeps the region's bytes alive.
-        let old = unsafe { bytes.update(at, change) }.ok_or(PostError::Unaligned)?;
+        let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
+        // SAFETY: `_hold` keeps the region's bytes alive.
+        let old = unsafe { crate::copy::update(bytes, at, change) }.ok_or(PostError::Unaligned)?;
         self.0.gate.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);

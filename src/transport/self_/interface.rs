@@ -19,6 +19,8 @@ use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
+use crate::fork;
+use crate::panics::Panics;
 use crate::pending::Arbiter;
 use crate::pool::{Buffer, Lease, Pool};
 use crate::random;
@@ -86,6 +88,7 @@ impl Interface {
             endpoints: RefCell::default(),
             closed: Cell::new(false),
         });
+        fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
@@ -157,6 +160,9 @@ impl Interface {
     /// # Errors
     /// [`EventError::Busy`] if progress has something to do.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: NAME });
+        }
         let shared = &*self.0;
         let stuck = shared.pending.is_empty() || shared.segments.0.is_empty();
         let quiet = stuck && shared.queue.try_borrow().is_ok_and(|queue| queue.is_empty());
@@ -165,6 +171,15 @@ impl Interface {
 
     pub(super) fn id(&self) -> u64 {
         self.0.id()
+    }
+}
+
+impl fork::Inherited for Shared {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.gate.close_in_child());
+        }
     }
 }
 
@@ -210,8 +225,9 @@ impl Shared {
             let Some(next) = next else { break };
             let start = self.segments.0.start_of(&next.segment);
             let current = Current { segments: &self.segments, segment: Cell::new(Some(next.segment)) };
-            // SAFETY: the segment was filled up to `length` and belongs to this message until it is given back, by `current` or by
-            // the kept message; nobody writes it until then. Segments are aligned, and `current` outlives the message.
+            // SAFETY: the segment is filled up to `length`, aligned, and not in the pool, so nothing
+            // writes it until it is given back: by `current`, which is dropped after the message has
+            // ended, or, if the handler kept the message, by the kept message. The home names `current`.
             let message = unsafe {
                 write_home(start, &current);
                 Message::new(start.add(HOME), next.length)
@@ -221,12 +237,16 @@ impl Shared {
     }
 
     fn close(&self) {
-        self.closed.set(true);
-        self.pending.clear();
-        self.handlers.close();
+        if self.closed.replace(true) {
+            // Closed by a fork: the parent delivers and completes.
+            return;
+        }
+        let mut panics = Panics::default();
+        panics.catch(|| self.pending.clear());
+        panics.catch(|| self.handlers.close());
         // If a handler runs, the loop that called it does the rest.
         if let Some(mut running) = self.handlers.run() {
-            running.renew();
+            panics.catch(|| running.renew());
         }
         let queued = self.queue.take();
         for message in queued {
@@ -261,6 +281,9 @@ impl Drop for Current<'_> {
 impl Progress {
     /// Gives pending requests their turn. Messages are delivered inside sends.
     pub fn progress(&mut self) -> usize {
+        if self.0.closed.get() {
+            return 0;
+        }
         self.0.deliver();
         self.0.pending.dispatch()
     }

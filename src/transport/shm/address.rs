@@ -65,8 +65,9 @@ pub(super) fn port(device: &DeviceAddress, address: &Packed) -> Result<PortAddre
     })
 }
 
-/// What a key says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a key says. Its region is a secret: see `Debug` of [`RemoteKey`](super::RemoteKey).
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
 pub(super) struct KeyBody {
     /// The process's regions, and the one among them.
     pub(super) shelf: u64,

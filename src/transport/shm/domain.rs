@@ -1,7 +1,9 @@
 //! Memory of `shm`: regions that peers map, memory that they do not, and keys to the regions of peers.
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use barewire_shm::{Region, SegmentError, Shelf};
 
@@ -20,6 +22,7 @@ pub struct Domain(Arc<Shared>);
 struct Shared {
     shelf: Shelf,
     tag: u32,
+    huge_pages: AtomicBool,
 }
 
 impl Domain {
@@ -35,7 +38,11 @@ impl Domain {
                 known: DEVICE.to_owned(),
             });
         }
-        Ok(Self(Arc::new(Shared { shelf: Shelf::new(random::number()), tag: domain_tag() })))
+        Ok(Self(Arc::new(Shared {
+            shelf: Shelf::new(random::number()),
+            tag: domain_tag(),
+            huge_pages: AtomicBool::new(false),
+        })))
     }
 
     /// Allocates zeroed, page-aligned memory that peers can map.
@@ -47,7 +54,7 @@ impl Domain {
     }
 
     /// The same in the machine's huge pages, which someone must have reserved (`sysctl vm.nr_hugepages`): fewer entries of the TLB for who
-    /// touches much of it.
+    /// touches much of it. Peers reach it that called [`accept_huge_pages`](Self::accept_huge_pages).
     ///
     /// # Errors
     /// As [`Self::allocate`]; [`MemoryError::Device`] says how many pages there are.
@@ -67,7 +74,19 @@ impl Domain {
             error => MemoryError::Device { length: len, source: error.into() },
         })?;
         let bytes = Bytes::new(region.mapped().start(), len);
+        let access = access & Access::all();
         Ok(Memory { bytes, access, region: Some(region), domain: self.clone() })
+    }
+
+    /// Lets endpoints of interfaces that are opened from now on reach peers' memory in huge pages
+    /// ([`allocate_huge`](Self::allocate_huge)), which is refused otherwise: a peer that gives a huge page
+    /// back while the machine has none free makes the next access to it here end the process (SIGBUS).
+    pub fn accept_huge_pages(&self) {
+        self.0.huge_pages.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn accepts_huge_pages(&self) -> bool {
+        self.0.huge_pages.load(Ordering::Relaxed)
     }
 
     /// Takes memory that someone else owns, as a source or target of operations here. Peers cannot reach it.
@@ -76,8 +95,10 @@ impl Domain {
     /// [`MemoryError::Empty`]
     ///
     /// # Safety
-    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
-    /// the returned memory is dropped.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
+    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
+    /// life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -87,10 +108,13 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
+        let access = access & Access::all();
         Ok(Memory { bytes: Bytes::new(start, len), access, region: None, domain: self.clone() })
     }
 
-    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    /// Makes a key from the bytes of the peer's [`Memory::pack_key`]. The first operation that uses
+    /// a key to a region asks the peer for the region and returns
+    /// [`NoResource`](crate::PostError::NoResource) until the peer makes progress.
     ///
     /// # Errors
     /// [`KeyError`]: not a key, of another transport, or to memory that cannot be shared.
@@ -134,6 +158,18 @@ impl Memory {
         self.domain.tag()
     }
 
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
+    /// what was allocated is freed, what was registered is the caller's again.
+    ///
+    /// # Errors
+    /// None: there is no device that could refuse.
+    pub fn deregister(self) -> Result<(), MemoryError> {
+        // Peers reach only memory that was allocated here. A post copies from and to a slice before it
+        // returns, and borrows the memory until then.
+        drop(self);
+        Ok(())
+    }
+
     /// The bytes from which a peer's [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let key = KeyBody {
@@ -148,14 +184,14 @@ impl Memory {
 }
 
 /// A right to a region of a peer.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RemoteKey {
     body: KeyBody,
     id: u64,
 }
 
 impl RemoteKey {
-    /// The region's number among all of all processes: shelves have random numbers, and on each the first region is 0, the next 1.
+    /// The region's number among all of all processes. On one shelf the lowest two bits count.
     #[inline(always)]
     pub(super) fn id(&self) -> u64 {
         self.id
@@ -180,5 +216,15 @@ impl RemoteKey {
     #[inline(always)]
     pub(super) fn offset(&self, remote: u64) -> u64 {
         remote.wrapping_sub(self.body.address)
+    }
+}
+
+/// Without the region's number, which is the secret of its keys.
+impl fmt::Debug for RemoteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteKey")
+            .field("length", &self.body.length)
+            .field("access", &self.body.access)
+            .finish_non_exhaustive()
     }
 }

@@ -1,14 +1,16 @@
 //! The interface: what its endpoints share.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use barewire_shm::{Port, PortAddress, PortConfig, PortError, Watcher};
+use barewire_shm::{Place, Port, PortAddress, PortConfig, PortError, Watcher};
 
 use super::address;
+use super::connection::Connections;
 use super::domain::Domain;
 use super::endpoint::Endpoint;
 use super::progress::Progress;
@@ -23,6 +25,7 @@ use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
 use crate::error::{OpenError, PostError};
 use crate::event::EventError;
+use crate::fork;
 use crate::pending::Arbiter;
 use crate::pool::Pool;
 use crate::random;
@@ -44,8 +47,12 @@ pub(super) struct Shared {
     pub(super) watcher: Watcher,
     pub(super) handlers: Handlers,
     pub(super) arbiter: Arbiter<Endpoint>,
-    /// By their names.
-    pub(super) endpoints: RefCell<Vec<Weak<State>>>,
+    endpoints: RefCell<Vec<Weak<State>>>,
+    /// Some connections wait for a place in the queue of their port's socket.
+    pub(super) knocking: Cell<bool>,
+    pub(super) connections: RefCell<Connections>,
+    /// Endpoints that failed since the error handler last ran.
+    pub(super) unreported: RefCell<VecDeque<Weak<State>>>,
     /// Where buffered puts and gets are packed and unpacked.
     pub(super) buffers: Pool<Allocation, SEGMENT>,
     pub(super) closed: Cell<bool>,
@@ -65,7 +72,9 @@ pub struct Interface(pub(super) Rc<Shared>);
 crate::handle::interface_handlers!();
 
 impl Interface {
-    /// Opens an interface. Sockets have abstract names, or are in the directory that `BAREWIRE_SHM_DIR` names.
+    /// Opens an interface. Its socket is in a directory of this user: the one that `BAREWIRE_SHM_DIR` names,
+    /// `barewire` in `$XDG_RUNTIME_DIR`, or `/tmp/barewire-UID`. Where none of the last two can be had, or
+    /// `BAREWIRE_SHM_DIR` is `abstract`, it has an abstract name.
     ///
     /// # Errors
     /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the system refuses.
@@ -77,11 +86,12 @@ impl Interface {
             .map_err(|error| failed("allocate buffers")(error.into()))?;
         let config = PortConfig {
             buffers: config.bcopy_buffers.min(MOST_BUFFERS) as usize,
-            directory: std::env::var_os("BAREWIRE_SHM_DIR").map(Into::into),
+            place: place(),
+            huge_pages: domain.accepts_huge_pages(),
             ..PortConfig::default()
         };
-        let secret = u128::from(random::number()) << 64 | u128::from(random::number());
-        let address = PortAddress { number: random::number(), secret };
+        let secret = random::secret().map_err(|error| failed("get a random secret")(error.into()))?;
+        let address = PortAddress { number: random::number(), secret: u128::from_ne_bytes(secret) };
         let port = Port::open(address, &config, domain.shelf())
             .map_err(|error: PortError| failed("open a port")(error.into()))?;
         let shared = Rc::new(Shared {
@@ -91,6 +101,9 @@ impl Interface {
             handlers: Handlers::new(),
             arbiter: Arbiter::new(),
             endpoints: RefCell::default(),
+            knocking: Cell::new(false),
+            connections: RefCell::default(),
+            unreported: RefCell::default(),
             buffers: Pool::new(buffers),
             closed: Cell::new(false),
             address,
@@ -99,6 +112,7 @@ impl Interface {
             attributes: super::attributes(),
             past: Past::default(),
         });
+        fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress::new(shared, port)))
     }
 
@@ -155,6 +169,9 @@ impl Interface {
     /// [`EventError::Busy`] the first time, as progress is to look whether something is there, and while it finds something;
     /// [`EventError::System`] where the kernel has no membarrier(2), or a filter forbids it.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: NAME });
+        }
         let shared = &*self.0;
         let step = "have other processes see that this one sleeps (membarrier)";
         let armed = shared.watcher.arm().map_err(|source| EventError::System { step, source })?;
@@ -162,7 +179,28 @@ impl Interface {
         if !armed || (shared.attention.get() && !waiting) {
             return Err(EventError::Busy);
         }
-        Ok(Some(Instant::now() + if waiting { ROOM } else { SLEEP }))
+        let latest = Instant::now() + if waiting || shared.knocking.get() { ROOM } else { SLEEP };
+        Ok(Some(shared.watcher.wake_by().map_or(latest, |door| door.min(latest))))
+    }
+}
+
+/// Where sockets are, as the environment has it.
+fn place() -> Place {
+    match std::env::var_os("BAREWIRE_SHM_DIR") {
+        None => Place::Private,
+        Some(name) if name == "abstract" => Place::Abstract,
+        Some(directory) => Place::Directory(directory.into()),
+    }
+}
+
+impl fork::Inherited for Shared {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        // Progress finds it closed there.
+        self.call_attention();
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.gate.close_in_child());
+        }
     }
 }
 
@@ -173,18 +211,26 @@ impl Shared {
         self.watcher.call_attention();
     }
 
+    /// Tries again to connect those sockets that found no room.
+    #[cold]
+    pub(super) fn knock(&self) {
+        let knocking = self.connections.borrow().knocking();
+        self.knocking.set(!knocking.is_empty());
+        for connection in knocking {
+            connection.tend(self);
+        }
+    }
+
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
         if self.closed.get() {
             return Err(OpenError::Closed { transport: NAME });
         }
+        let state = Rc::new(State::new(Rc::clone(self)));
         let mut endpoints = self.endpoints.borrow_mut();
-        let free = endpoints.iter().position(|state| state.strong_count() == 0);
-        let at = free.unwrap_or(endpoints.len());
-        let state = Rc::new(State::new(Rc::clone(self), at as u32));
-        if free.is_none() {
-            endpoints.push(Weak::new());
+        if endpoints.len() == endpoints.capacity() {
+            endpoints.retain(|endpoint| endpoint.strong_count() > 0);
         }
-        endpoints[at] = Rc::downgrade(&state);
+        endpoints.push(Rc::downgrade(&state));
         Ok(state)
     }
 

@@ -2,8 +2,8 @@
 
 use barewire_shm::{INLINE, Now};
 
+use super::connection::Connection;
 use super::endpoint::Endpoint;
-use super::state::State;
 use super::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
 use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
@@ -99,13 +99,14 @@ impl Endpoint {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
+        let connection = state.connection().ok_or(PostError::NotConnected)?;
         let number = state.run(Operation::ActiveMessage, barewire_shm::Peer::take_buffer)?;
-        let mut taken = Taken { state, number: Some(number) };
-        let Some(start) = state.with_peer(|peer| peer.buffer(number)) else {
-            return Err(PostError::NotConnected);
-        };
-        // SAFETY: the buffer has that many bytes, is initialised, and is this side's alone until it is sent: the receiver is a process
-        // that was admitted, which writes there only when it gives the buffer back. The endpoint keeps it mapped.
+        let mut taken = Taken { connection: &connection, number: Some(number) };
+        let start = connection.with_peer(|peer| peer.buffer(number));
+        // SAFETY: the buffer has that many bytes, is initialised, and is this side's alone until it is
+        // sent or put back: the receiver is a process that was admitted, which writes there only when it
+        // gives the buffer back. `connection` keeps the buffer mapped while `pack` runs, also if `pack`
+        // ends the endpoint or drops the worker.
         let buffer = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), SEGMENT) };
         let length = pack(buffer);
         if length > SEGMENT {
@@ -161,7 +162,7 @@ impl Endpoint {
             if slice.domain != self.0.shared.tag {
                 return Err(PostError::ForeignMemory);
             }
-            if !Access::from_bits_retain(slice.key).contains(need) {
+            if !Access::from_bits_truncate(slice.key).contains(need) {
                 return Err(PostError::AccessDenied);
             }
             total = total.saturating_add(slice.length);
@@ -172,14 +173,14 @@ impl Endpoint {
 
 /// A buffer that goes back unless it was sent, also when packing panics.
 struct Taken<'a> {
-    state: &'a State,
+    connection: &'a Connection,
     number: Option<u8>,
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            self.state.with_peer(|peer| peer.put_back(number));
+            self.connection.with_peer(|peer| peer.put_back(number));
         }
     }
 }

@@ -4,9 +4,13 @@
 //! line; longer ones lie in a buffer that the handler sees in place. Puts, gets and atomics are done by this CPU, on the peer's memory
 //! as it is mapped here, before the call returns. Memory that the domain allocates can be reached by peers; memory that it registers
 //! cannot, as nobody else can map it: that is what the transport `cma` is for.
+//!
+//! A region is mapped when a key to it is first used. Its owner hands it over with its next progress; until
+//! then posts with the key return [`NoResource`](crate::PostError::NoResource).
 
 mod address;
 mod atomic;
+mod connection;
 mod domain;
 mod endpoint;
 mod interface;

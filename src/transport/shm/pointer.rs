@@ -54,7 +54,7 @@ impl Endpoint {
     /// The region of the key, mapped.
     ///
     /// # Errors
-    /// [`PostError::NoResource`] while the peer has not told of the region yet; [`PostError::AccessDenied`] for a key that gives no right to
+    /// [`PostError::NoResource`] until the peer hands the region over; [`PostError::AccessDenied`] for a key that gives no right to
     /// read; [`PostError`]
     pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
         let mapped = self.0.map(key, key.address(), 0, Access::REMOTE_READ)?;

@@ -2,18 +2,19 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use barewire_shm::{BulkReceiver, Corrupt, Deliver, MESSAGE_WORDS, Port};
+use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Port};
 
 use super::NAME;
+use super::connection::cause;
 use super::interface::Shared;
-use crate::active_message::{
-    Elsewhere, HOME, Keeper, KeptMessage, Message, Reclaim, SHORT_HEADER, write_home,
-};
+use crate::active_message::{Elsewhere, HOME, Keeper, KeptMessage, Message, Reclaim, SHORT_HEADER};
 use crate::error::{Cause, EndpointError, Operation};
 use crate::gate::Block;
+use crate::panics::{self, Panics};
 use crate::pool::Lease;
 
 /// The one owner of an interface's progress. Dropping it closes the interface: peers are told, handlers are dropped and posts
@@ -32,16 +33,37 @@ struct Delivery {
 /// Where a short message is copied to, behind the home that says who keeps it.
 #[repr(C)]
 struct Scratch {
-    home: [u64; HOME / 8],
+    /// As `write_home` writes it. The field has the pointer's type: integers that are moved lose
+    /// the provenance of a pointer that was written to them.
+    keeper: NonNull<dyn Keeper>,
+    _rest: [u64; HOME / 8 - 2],
     words: [u64; MESSAGE_WORDS],
+}
+
+const _: () = assert!(offset_of!(Scratch, keeper) == 0 && offset_of!(Scratch, words) == HOME);
+
+impl Scratch {
+    fn new() -> Self {
+        let keeper: &'static dyn Keeper = &Copied;
+        Self { keeper: NonNull::from(keeper), _rest: [0; HOME / 8 - 2], words: [0; MESSAGE_WORDS] }
+    }
+
+    /// The first `length` bytes of the words.
+    ///
+    /// # Safety
+    /// The words have `length` bytes.
+    #[inline(always)]
+    unsafe fn message(&self, length: usize) -> Message<'_> {
+        // SAFETY: the words follow the home, whose keeper is a constant, and hold `length` bytes by
+        // the caller's contract. They are borrowed while the message exists, and a kept message is
+        // a copy.
+        unsafe { Message::new(NonNull::from(self).cast::<u8>().add(HOME), length) }
+    }
 }
 
 impl Progress {
     pub(super) fn new(shared: Rc<Shared>, port: Port) -> Self {
-        let mut scratch = Scratch { home: [0; HOME / 8], words: [0; MESSAGE_WORDS] };
-        // SAFETY: the home has 24 bytes of alignment 8.
-        unsafe { write_home(NonNull::from(&mut scratch.home).cast(), &Copied) };
-        Self { port, delivery: Delivery { scratch, shared } }
+        Self { port, delivery: Delivery { scratch: Scratch::new(), shared } }
     }
 
     /// Delivers messages, up to 32 from one sender. Every few calls it looks at all senders, and from time to time at who comes and goes.
@@ -56,8 +78,16 @@ impl Progress {
     #[inline(never)]
     fn turn(&mut self) -> usize {
         let shared = &*self.delivery.shared;
+        if shared.closed.get() {
+            // By a fork: the messages are the parent's. The next call comes here, too.
+            shared.call_attention();
+            return 0;
+        }
         let unsettled = shared.attention.get() || !shared.arbiter.is_empty();
         let events = if unsettled { self.settle() } else { 0 };
+        if shared.knocking.get() {
+            shared.knock();
+        }
         let messages = self.port.turn(&mut self.delivery);
         // Who sleeps until he can post is to wake up.
         events + messages + self.delivery.shared.connected.take()
@@ -65,14 +95,21 @@ impl Progress {
 
     #[cold]
     #[inline(never)]
-    fn settle(&mut self) -> usize {
+    fn settle(&self) -> usize {
+        let shared = &*self.delivery.shared;
+        panics::or_else(|| self.settle_once(), || shared.call_attention())
+    }
+
+    fn settle_once(&self) -> usize {
         let shared = &*self.delivery.shared;
         shared.attention.set(false);
         // SAFETY: as in `Delivery::dispatch`.
         unsafe { shared.handlers.run_alone() }.renew();
         let mut events = 0;
-        for state in shared.states() {
-            if let Some(error) = state.unreported() {
+        // One at a time: a handler that panics takes no other error with it.
+        let failed = || shared.unreported.borrow_mut().pop_front();
+        while let Some(state) = failed() {
+            if let Some(error) = state.upgrade().and_then(|state| state.error()) {
                 shared.handlers.dispatch_error(&error);
                 events += 1;
             }
@@ -89,14 +126,18 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         let shared = &*self.delivery.shared;
-        shared.closed.set(true);
+        if shared.closed.replace(true) {
+            // Closed by a fork: the port and its peers are the parent's.
+            return;
+        }
         for state in shared.states() {
             state.stop(Block::Closed);
         }
-        shared.arbiter.clear();
-        shared.handlers.close();
+        let mut panics = Panics::default();
+        panics.catch(|| shared.arbiter.clear());
+        panics.catch(|| shared.handlers.close());
         // SAFETY: as in `Delivery::dispatch`.
-        unsafe { shared.handlers.run_alone() }.renew();
+        panics.catch(|| unsafe { shared.handlers.run_alone() }.renew());
     }
 }
 
@@ -121,12 +162,8 @@ impl Deliver for Delivery {
 
     #[inline(always)]
     fn short(&mut self, id: u8, length: usize) {
-        // SAFETY: the words follow the home, whose keeper lives for ever, and hold the header and at least `length` bytes, as the
-        // driver checked. The next message is copied after this one's handler returned.
-        let message = unsafe {
-            let data = NonNull::from(&self.scratch).cast::<u8>().add(HOME);
-            Message::new(data, SHORT_HEADER + length)
-        };
+        // SAFETY: the words hold the header and `length` bytes, as the driver checked.
+        let message = unsafe { self.scratch.message(SHORT_HEADER + length) };
         self.dispatch(id, message);
     }
 
@@ -134,20 +171,25 @@ impl Deliver for Delivery {
     fn buffered(&mut self, id: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize) {
         let buffer = Buffer { buffers, number, kept: Cell::new(false) };
         let elsewhere = Elsewhere::new(data, &buffer);
-        // SAFETY: the driver checked that the buffer is long enough and that it is this side's turn. The sender is a process that was
-        // admitted (of this user, with the secret), which writes to the buffer again only after it was given back; it is given back by
-        // `buffer`, after the handler returned, or by who keeps the message. `elsewhere` and `buffer` outlive the message.
+        // SAFETY: the driver checked that the buffer is long enough and that it is this side's turn.
+        // The sender is an admitted process (of this user, with the secret), which writes the buffer
+        // only after it is given back: by `buffer`, which is dropped after the message has ended, or,
+        // if the handler kept the message, by the kept message. `elsewhere` outlives the message.
         let message = unsafe { Message::elsewhere(&elsewhere, length) };
         self.dispatch(id, message);
     }
 
     #[cold]
-    fn broken(&mut self, process: i32, why: Corrupt) {
+    fn broken(&mut self, process: i32, why: LinkError) {
+        let peer = if process == 0 { "a peer".to_owned() } else { format!("process {process}") };
         let error = EndpointError {
             transport: NAME,
-            peer: format!("process {process} ({why})"),
+            peer: format!("{peer} ({why})"),
             operation: Operation::Receive,
-            cause: Cause::RemoteRequest,
+            cause: match why {
+                LinkError::Corrupt(_) => Cause::RemoteRequest,
+                why => cause(&why),
+            },
             syndrome: None,
             detail: None,
         };
@@ -156,9 +198,9 @@ impl Deliver for Delivery {
 
     #[cold]
     fn peer(&mut self, name: u32) {
-        let state = self.shared.endpoints.borrow().get(name as usize).and_then(std::rc::Weak::upgrade);
-        if let Some(state) = state {
-            state.tend();
+        let connection = self.shared.connections.borrow().get(name);
+        if let Some(connection) = connection {
+            connection.tend(&self.shared);
         }
     }
 }
@@ -214,5 +256,21 @@ impl Reclaim for BulkReceiver {
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Progress").field("transport", &NAME).field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For Miri: the keeper is still a valid pointer after the scratch was moved.
+    #[test]
+    fn a_message_is_kept_from_a_scratch_that_was_moved() {
+        let mut moved = Box::new(Scratch::new());
+        moved.words[..2].copy_from_slice(&[1, u64::MAX]);
+        // SAFETY: fewer bytes than the words have.
+        let kept = unsafe { moved.message(12) }.keep();
+        drop(moved);
+        assert_eq!(kept[..], [1, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     }
 }

@@ -1,57 +1,59 @@
-//! What an endpoint is behind its handles: the connection to a peer's port, and what becomes of it.
+//! What an endpoint is behind its handles: its connection to a peer's port, and its state.
 
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{RefCell, UnsafeCell};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use barewire_shm::{LIVE, LinkError, Mapped, Peer, PortAddress, SendError};
+use barewire_shm::{LIVE, Mapped, Peer, PortAddress, SendError};
 
 use super::NAME;
+use super::connection::Connection;
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::views::Views;
-use crate::error::{Cause, ConnectError, EndpointError, Operation, PostError};
+use crate::error::{ConnectError, EndpointError, Operation, PostError};
 use crate::gate::{Block, Gate};
 use crate::memory::Access;
 use crate::pending::PendingQueue;
 
 pub(super) struct State {
     pub(super) gate: Gate,
-    peer: UnsafeCell<Option<Peer>>,
+    connection: UnsafeCell<Option<Rc<Connection>>>,
     pub(super) pending: PendingQueue<Endpoint>,
     pub(super) views: Views,
-    /// Place among the interface's endpoints.
-    pub(super) name: u32,
     error: RefCell<Option<EndpointError>>,
-    /// The error handler is to be called.
-    unreported: Cell<bool>,
     pub(super) shared: Rc<Shared>,
 }
 
 impl State {
     /// An endpoint that is not connected.
-    pub(super) fn new(shared: Rc<Shared>, name: u32) -> Self {
+    pub(super) fn new(shared: Rc<Shared>) -> Self {
         let state = Self {
             gate: Gate::new(&shared.past),
-            peer: UnsafeCell::new(None),
+            connection: UnsafeCell::new(None),
             pending: PendingQueue::new(),
             views: Views::default(),
-            name,
             error: RefCell::default(),
-            unreported: Cell::new(false),
             shared,
         };
         state.gate.set(Block::Unconnected, true);
         state
     }
 
-    /// The one way to the connection; `None` if there is none.
+    /// The connection, kept while the result lives; `None` if there is none.
+    pub(super) fn connection(&self) -> Option<Rc<Connection>> {
+        // SAFETY: the state stays on its thread, and the reference ends with this expression, which
+        // calls nothing that could change the place.
+        unsafe { &*self.connection.get() }.clone()
+    }
+
+    /// Runs `run` on the driver's end of the connection; `None` if there is none.
     #[inline(always)]
-    pub(super) fn with_peer<R>(&self, run: impl FnOnce(&mut Peer) -> R) -> Option<R> {
-        // SAFETY: the state stays on its thread, and every `run` (all are closures of this transport's modules) calls the driver
-        // only, which calls nothing of ours or of the user's. So no second reference exists while this one does.
-        unsafe { &mut *self.peer.get() }.as_mut().map(run)
+    fn with_peer<R>(&self, run: impl FnOnce(&mut Peer) -> R) -> Option<R> {
+        // SAFETY: as in `Connection::with_peer`: `run` calls the driver only, so the place does not
+        // change while it is borrowed.
+        unsafe { &*self.connection.get() }.as_ref().map(|connection| connection.with_peer(run))
     }
 
     /// As [`Self::with_peer`], for where a closure would not be inlined.
@@ -61,8 +63,8 @@ impl State {
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the contract of this function")]
     pub(super) unsafe fn peer(&self) -> Option<&mut Peer> {
-        // SAFETY: as in `with_peer`.
-        unsafe { &mut *self.peer.get() }.as_mut()
+        // SAFETY: as in `with_peer`; the caller's promise is the one that `Connection::peer` needs.
+        unsafe { (*self.connection.get()).as_ref().map(|connection| connection.peer()) }
     }
 
     /// What an answer of the driver is to the caller; an error that lasts fails the endpoint.
@@ -70,8 +72,14 @@ impl State {
     pub(super) fn refuse(&self, operation: Operation, error: Option<SendError>) -> PostError {
         match error {
             Some(SendError::Full) => self.gate.refuse(),
-            Some(SendError::Lost) => self.fail(operation),
-            None => PostError::NotConnected,
+            Some(SendError::Lost) => {
+                if let Some(connection) = self.connection() {
+                    connection.fail(&self.shared, Some((self, operation)));
+                }
+                PostError::EndpointFailed
+            }
+            // Ended meanwhile, or never connected.
+            None => self.gate.check().err().unwrap_or(PostError::NotConnected),
         }
     }
 
@@ -89,86 +97,47 @@ impl State {
         }
     }
 
-    pub(super) fn connect(&self, address: PortAddress) -> Result<(), ConnectError> {
+    pub(super) fn connect(self: &Rc<Self>, address: PortAddress) -> Result<(), ConnectError> {
         if !self.gate.has(Block::Unconnected) || !self.gate.is_alive() {
             return Err(ConnectError::Connected { transport: NAME });
         }
-        let shared = &*self.shared;
-        let name = || format!("port {:016x}", address.number);
-        let peer = Peer::connect(address, &shared.config).map_err(|error| match error {
-            error @ (LinkError::System { .. } | LinkError::Segment(_)) => {
-                ConnectError::Device { transport: NAME, peer: name(), source: error.into() }
-            }
-            error => ConnectError::Unreachable { transport: NAME, peer: name(), reason: error.to_string() },
-        })?;
-        shared.watcher.watch(&peer, self.name).map_err(|error| ConnectError::Device {
-            transport: NAME,
-            peer: name(),
-            source: error.into(),
-        })?;
-        // SAFETY: as in `with_peer`; there is no connection yet.
-        unsafe { *self.peer.get() = Some(peer) };
-        self.gate.set(Block::Connecting, true);
+        let found = self.shared.connections.borrow().find(address);
+        let connection = match found {
+            Some(connection) => connection,
+            None => Connection::open(&self.shared, address)?,
+        };
+        connection.join(self);
+        self.gate.set(Block::Connecting, !connection.with_peer(|peer| peer.is_ready()));
+        // SAFETY: the state stays on its thread, and nothing refers to the place now.
+        unsafe { *self.connection.get() = Some(connection) };
         self.gate.set(Block::Unconnected, false);
         Ok(())
     }
 
-    /// Takes in what the peer's process said over the socket.
-    pub(super) fn tend(&self) {
-        match self.with_peer(|peer| peer.tend().map(|()| peer.is_ready())) {
-            Some(Ok(ready)) => {
-                if ready && self.gate.has(Block::Connecting) {
-                    self.gate.set(Block::Connecting, false);
-                    self.shared.connected.set(self.shared.connected.get() + 1);
-                }
-                if !self.pending.is_idle() {
-                    self.shared.call_attention();
-                }
-            }
-            Some(Err(_)) => drop(self.fail(Operation::Unnamed)),
-            None => {}
+    /// Takes no posts from now on. False if that was so before.
+    pub(super) fn fail(&self, error: EndpointError) -> bool {
+        if !self.gate.is_alive() {
+            return false;
         }
-    }
-
-    /// The connection is lost; says so once, with the next progress.
-    #[cold]
-    fn fail(&self, operation: Operation) -> PostError {
-        if self.gate.is_alive() {
-            let (peer, cause) = self
-                .with_peer(|peer| {
-                    let name = format!("process {}", peer.process());
-                    let Some(error) = peer.error() else { return (name, Cause::Unknown) };
-                    (format!("{name} ({error})"), cause(error))
-                })
-                .unwrap_or_else(|| ("nobody".to_owned(), Cause::Unknown));
-            let error =
-                EndpointError { transport: NAME, peer, operation, cause, syndrome: None, detail: None };
-            self.error.replace(Some(error));
-            self.gate.set(Block::Failed, true);
-            self.unreported.set(true);
-            self.shared.call_attention();
-        }
-        PostError::EndpointFailed
-    }
-
-    /// The error that the handler was not told yet.
-    pub(super) fn unreported(&self) -> Option<EndpointError> {
-        if self.unreported.replace(false) { self.error() } else { None }
+        self.error.replace(Some(error));
+        self.gate.set(Block::Failed, true);
+        true
     }
 
     pub(super) fn error(&self) -> Option<EndpointError> {
         self.error.borrow().clone()
     }
 
-    /// Ends the connection.
+    /// Leaves the connection.
     pub(super) fn stop(&self, block: Block) {
         self.gate.set(block, true);
-        // SAFETY: as in `with_peer`; dropping a connection calls nothing of ours.
-        drop(unsafe { &mut *self.peer.get() }.take());
+        // SAFETY: as in `connect`.
+        drop(unsafe { &mut *self.connection.get() }.take());
         self.views.clear();
     }
 
-    /// Maps the key's region, or says why a range of it cannot be reached.
+    /// Maps the key's region, or says why a range of it cannot be reached. Also looks whether the
+    /// peer's process is still there, for a caller that posts and never makes progress.
     #[cold]
     pub(super) fn map(
         &self,
@@ -178,16 +147,20 @@ impl State {
         need: Access,
     ) -> Result<Mapped, PostError> {
         self.gate.check()?;
+        if let Some(connection) = self.connection() {
+            connection.tend(&self.shared);
+        }
+        self.gate.check()?;
         if !key.allows(need) {
             return Err(PostError::AccessDenied);
         }
         let (shelf, region, size) = key.region();
-        let (offset, length) = (key.offset(remote), length as u64);
-        if offset > size || length > size - offset {
+        let offset = key.offset(remote);
+        if offset > size || length as u64 > size - offset {
             return Err(PostError::OutOfRange);
         }
         let found = self.run(Operation::Unnamed, |peer| {
-            if peer.shelf() == shelf { peer.region(region).map(Some) } else { Ok(None) }
+            if peer.shelf() == shelf { peer.region(region, size).map(Some) } else { Ok(None) }
         })?;
         let mapped = found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)?;
         if mapped.life().load(Ordering::Acquire) != LIVE {
@@ -197,7 +170,7 @@ impl State {
         if (mapped.size() as u64) < size {
             return Err(PostError::OutOfRange);
         }
-        self.views.add(key, mapped.clone());
+        self.views.add(key, mapped.clone(), length);
         Ok(mapped)
     }
 
@@ -206,18 +179,5 @@ impl State {
         !self.gate.has(Block::Connecting)
             && self.run(Operation::Unnamed, Peer::has_room).unwrap_or(true)
             && !self.shared.buffers.is_empty()
-    }
-}
-
-/// What an error of the driver is in the API's terms.
-fn cause(error: &LinkError) -> Cause {
-    match error {
-        LinkError::Nobody | LinkError::Busy | LinkError::Ended => Cause::PeerUnreachable,
-        LinkError::User { .. } | LinkError::Secret | LinkError::Full | LinkError::GivenUp => {
-            Cause::RemoteRequest
-        }
-        LinkError::Corrupt(_) => Cause::RemoteOperation,
-        LinkError::Segment(_) | LinkError::System { .. } => Cause::LocalOperation,
-        _ => Cause::Unknown,
     }
 }

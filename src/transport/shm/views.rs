@@ -12,9 +12,24 @@ use crate::copy::Bytes;
 /// A power of two.
 const PLACES: usize = 4;
 
+/// What may be posted before the connection is looked at, see [`cost`]: a fraction of a millisecond's
+/// worth of posts of any size.
+const ALLOWANCE: i64 = 4 << 20;
+
+/// What a post takes of the allowance: its bytes, and what it costs without any.
+#[inline(always)]
+fn cost(length: usize) -> i64 {
+    (length as i64).saturating_add(32)
+}
+
 /// One region of each of a few classes; the connection has all of them.
 #[derive(Default)]
-pub(super) struct Views([View; PLACES]);
+pub(super) struct Views {
+    places: [View; PLACES],
+    /// What is left of the allowance. Posts to mapped memory succeed whether or not its owner
+    /// lives, so one that finds nothing left takes the way that looks.
+    left: Cell<i64>,
+}
 
 /// What the life of a region that is not there is.
 static NONE: AtomicU64 = AtomicU64::new(0);
@@ -50,11 +65,11 @@ impl View {
 impl Views {
     #[inline(always)]
     fn place(&self, id: u64) -> &View {
-        &self.0[id as usize % PLACES]
+        &self.places[id as usize % PLACES]
     }
 
-    /// The key's region, if it is here, lives and has `length` bytes from `offset` on. It is mapped until the next [`Self::add`] or
-    /// [`Self::clear`].
+    /// The key's region, if it is here, lives and has `length` bytes from `offset` on, and the allowance is not spent. It is mapped until
+    /// the next [`Self::add`] or [`Self::clear`].
     #[inline(always)]
     pub(super) fn find(&self, key: &RemoteKey, (offset, length): (u64, usize)) -> Option<Bytes> {
         let view = self.place(key.id());
@@ -62,12 +77,19 @@ impl Views {
         if view.id.get() != key.id() {
             return None;
         }
+        let left = self.left.get().wrapping_sub(cost(length));
+        self.left.set(left);
+        if left < 0 {
+            return None;
+        }
         let bytes = view.bytes.get();
         if bytes.contains(offset as usize, length) && view.is_live() { Some(bytes) } else { None }
     }
 
-    /// Takes in the key's region, as the connection maps it; it has as many bytes as the key says, or more.
-    pub(super) fn add(&self, key: &RemoteKey, mapped: Mapped) {
+    /// Takes in the key's region, as the connection maps it; it has as many bytes as the key says, or more. The allowance is new, and lasts
+    /// for a post of `length` bytes at least.
+    pub(super) fn add(&self, key: &RemoteKey, mapped: Mapped, length: usize) {
+        self.left.set(ALLOWANCE.saturating_add(cost(length)));
         let view = self.place(key.id());
         view.id.set(key.id());
         let size = mapped.size().min(key.region().2 as usize);
@@ -78,7 +100,7 @@ impl Views {
 
     /// Unmaps them.
     pub(super) fn clear(&self) {
-        for view in &self.0 {
+        for view in &self.places {
             view.bytes.set(Bytes::new(NonNull::dangling(), 0));
             view.life.set(NonNull::from(&NONE));
             view.mapped.replace(None);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use barewire_tcp::Key;
@@ -15,8 +16,10 @@ use thiserror::Error;
 
 use super::{NAME, address};
 use crate::allocation::Allocation;
+use crate::config::Choice;
 use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, Source};
+use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::pool::Block;
 use crate::random;
@@ -35,8 +38,12 @@ struct Shared {
     tag: u32,
     regions: Arc<Regions>,
     local: Mutex<Local>,
+    /// A child by fork takes no lock: a thread that it does not have may hold it.
+    maker: Maker,
     /// There since memory was registered that peers may reach, or a key was made.
     target: Mutex<Option<Target>>,
+    /// Connections to the target are to be protected, whether or not the peer asks.
+    protected: AtomicBool,
 }
 
 /// Regions by the number that slices carry.
@@ -108,7 +115,9 @@ impl Domain {
             tag: domain_tag(),
             regions: Arc::default(),
             local: Mutex::default(),
+            maker: Maker::this_process(),
             target: Mutex::default(),
+            protected: AtomicBool::new(!address.is_loopback()),
         }))
     }
 
@@ -130,8 +139,10 @@ impl Domain {
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// `[start, start + len)` stays mapped, and is accessed in no other way than through atomics or this API, until
-    /// the returned memory is dropped.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
+    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
+    /// life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -141,7 +152,7 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        // SAFETY: the caller's promise; `Memory` revokes the region when it is dropped.
+        // SAFETY: the caller's promise; `Memory` revokes the region when it is deregistered or dropped.
         unsafe { self.add(start, len, access, None) }
     }
 
@@ -202,6 +213,27 @@ impl Domain {
         &self.0.key
     }
 
+    /// Whether connections are to be protected by this setting.
+    pub(super) fn wants_protection(&self, integrity: Choice) -> bool {
+        match integrity {
+            Choice::Auto => !self.ip().is_loopback(),
+            Choice::Yes => true,
+            Choice::No => false,
+        }
+    }
+
+    /// An interface with this setting is opened, which then holds for the domain's memory, too.
+    pub(super) fn protect(&self, integrity: Choice) -> bool {
+        let protected = self.wants_protection(integrity);
+        if integrity != Choice::Auto {
+            self.0.protected.store(protected, Ordering::Relaxed);
+            if let Some(target) = self.0.target().as_ref() {
+                target.protect(protected);
+            }
+        }
+        protected
+    }
+
     pub(super) fn tag(&self) -> u32 {
         self.0.tag
     }
@@ -231,7 +263,8 @@ impl Shared {
         let mut target = self.target();
         if target.is_none() {
             let (key, regions) = (self.key.clone(), Arc::clone(&self.regions));
-            *target = Some(Target::start(self.address, key, self.number, regions, Limits::default())?);
+            let limits = Limits { protected: self.protected.load(Ordering::Relaxed), ..Limits::default() };
+            *target = Some(Target::start(self.address, key, self.number, regions, limits)?);
         }
         Ok(())
     }
@@ -301,6 +334,17 @@ impl Memory {
         self.domain.tag()
     }
 
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
+    /// what was allocated is freed, what was registered is the caller's again.
+    ///
+    /// # Errors
+    /// None: there is no device that could refuse.
+    pub fn deregister(self) -> Result<(), MemoryError> {
+        // The drop returns when no access to the region is under way any more.
+        drop(self);
+        Ok(())
+    }
+
     /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let shared = &*self.domain.0;
@@ -314,6 +358,9 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let shared = &*self.domain.0;
+        if shared.maker.is_parent() {
+            return;
+        }
         shared.regions.remove(self.token);
         shared.local().live.remove(&self.number);
         self.region.revoke();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
+use super::NAME;
 use super::interface::{Interface, Shared};
 use super::progress::TICK;
 use crate::event::EventError;
@@ -65,6 +66,9 @@ impl Interface {
     /// # Errors
     /// [`EventError::Busy`] if progress has something to do, [`EventError::System`] if there is no descriptor left.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: NAME });
+        }
         let shared = &*self.0;
         let failed = |step| move |error: rustix::io::Errno| EventError::System { step, source: error.into() };
         if shared.bell.descriptor.get().is_none() {

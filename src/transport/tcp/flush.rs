@@ -4,6 +4,7 @@ use super::state::{State, Trouble, Waiter};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::gate::Block;
+use crate::panics;
 use crate::status::{FlushMode, Post, Posted};
 
 impl State {
@@ -66,8 +67,12 @@ impl State {
     /// The system says that one of the connections has room.
     pub(super) fn make_room(&self, to_memory: bool) {
         if !to_memory {
-            self.messages.borrow_mut().has_room();
-        } else if let Some(memory) = self.memory.borrow_mut().as_mut() {
+            if let Ok(mut lane) = self.messages.try_borrow_mut() {
+                lane.has_room();
+            }
+        } else if let Ok(mut memory) = self.memory.try_borrow_mut()
+            && let Some(memory) = memory.as_mut()
+        {
             memory.lane.has_room();
         }
     }
@@ -91,9 +96,16 @@ impl State {
         }
     }
 
-    /// Tells those who wait for what has been sent or finished since.
+    /// Completes what has been sent or finished since; if a callback panics, the rest with the next
+    /// progress.
     pub(super) fn settle(&self) {
-        let sent = self.messages.borrow().outbox.sent();
+        panics::or_else(|| self.settle_all(), || self.look_later());
+    }
+
+    fn settle_all(&self) {
+        let Ok(lane) = self.messages.try_borrow() else { return };
+        let sent = lane.outbox.sent();
+        drop(lane);
         loop {
             let done = self.sending.borrow_mut().pop_front_if(|(end, _)| *end <= sent);
             let Some((_, completion)) = done else { break };

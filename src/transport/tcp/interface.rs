@@ -31,7 +31,9 @@ use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, Operation, PostError};
+use crate::fork;
 use crate::gate::Block;
+use crate::panics::Panics;
 use crate::pending::Arbiter;
 use crate::random;
 use crate::status::{Post, Posted};
@@ -96,7 +98,8 @@ impl Interface {
         check(NAME, "spare_receive_buffers", config.spare_receive_buffers, 0, 65536)?;
         check(NAME, "max_endpoints", config.max_endpoints, 1, 1 << 20)?;
         config.checked_bcopy_buffers(NAME)?;
-        let limits = Limits { silence: config.peer_timeout, ..Limits::default() };
+        let protected = domain.protect(config.integrity);
+        let limits = Limits { silence: config.peer_timeout, protected, ..Limits::default() };
         let door = Door::open(domain.ip(), domain.key().clone(), limits)
             .map_err(|e| domain.refused("listen for peers", e))?;
         let watch = || -> io::Result<OwnedFd> {
@@ -135,6 +138,7 @@ impl Interface {
             attributes: super::attributes(config),
             past: Past::default(),
         });
+        fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress::new(shared, scratch)))
     }
 
@@ -228,6 +232,15 @@ impl Interface {
     }
 }
 
+impl fork::Inherited for Shared {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().flatten().for_each(|state| state.gate.close_in_child());
+        }
+    }
+}
+
 impl Shared {
     /// By what number a connection of the endpoint at `index` is known in the epoll.
     pub(super) fn event_number(index: u32, to_memory: bool) -> u64 {
@@ -250,7 +263,8 @@ impl Shared {
 
     /// Begins to connect.
     pub(super) fn connector(&self, peer: SocketAddr, claim: Claim) -> io::Result<Connector> {
-        let limits = Limits { silence: self.config.peer_timeout, ..Limits::default() };
+        let protected = self.domain.wants_protection(self.config.integrity);
+        let limits = Limits { silence: self.config.peer_timeout, protected, ..Limits::default() };
         let source: IpAddr = self.domain.ip();
         if source.is_ipv4() != peer.is_ipv4() {
             return Err(io::ErrorKind::NetworkUnreachable.into());
@@ -297,11 +311,12 @@ impl Shared {
 
     /// Finishes and forgets endpoints without handles.
     pub(super) fn bury(&self) -> usize {
+        let mut panics = Panics::default();
         let closing = self.closing.take();
         for &index in &closing {
             let state = self.endpoints.borrow_mut().get_mut(index as usize).and_then(Option::take);
             if let Some(state) = state {
-                state.abandon();
+                panics.catch(|| state.abandon());
                 self.free.borrow_mut().push(index);
             }
         }
@@ -334,7 +349,8 @@ impl Shared {
 impl State {
     /// The peer connects.
     fn accept(&self, newcomer: Admitted) {
-        let mut lane = self.messages.borrow_mut();
+        // A `pack` function makes progress. Without a verdict the peer tries again.
+        let Ok(mut lane) = self.messages.try_borrow_mut() else { return };
         // A second time: it heard nothing of the first, and nothing was said there.
         let silent = lane.outbox.sent() == 0 && self.rest.borrow().is_untouched();
         let free = match lane.link {

@@ -75,7 +75,7 @@ impl Lane {
     #[inline]
     pub(super) fn send(&mut self, epoll: &OwnedFd, spare: &Spare, round: u64) -> Result<bool, SendError> {
         self.round = round;
-        let Link::Open(socket) = &self.link else { return Ok(self.outbox.is_empty()) };
+        let Link::Open(socket) = &mut self.link else { return Ok(self.outbox.is_empty()) };
         if self.full {
             return Ok(false);
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use barewire_tcp::region::Region;
-use barewire_tcp::request::{ANSWER_BYTES, Answer, Operation as Asked, REQUEST_BYTES};
+use barewire_tcp::request::{ANSWER_BYTES, Answer, Operation as Asked, Outcome, REQUEST_BYTES};
 
 use super::domain::RemoteKey;
 use super::lane::{Lane, Link};
@@ -12,6 +12,7 @@ use super::progress::Scratch;
 use super::state::{State, Trouble};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Cause, Operation};
+use crate::panics::Panics;
 
 /// Bytes that a request adds to its data.
 pub(super) const OVERHEAD: usize = REQUEST_BYTES;
@@ -147,9 +148,10 @@ fn foreign() -> Step {
 impl State {
     /// Takes the answers that came. Answers how many events there were.
     pub(super) fn hear_memory(&self, scratch: &mut Scratch) -> usize {
-        let heard = match self.memory.borrow_mut().as_mut() {
-            Some(memory) => memory.receive(scratch),
-            None => return 0,
+        let heard = match self.memory.try_borrow_mut().as_deref_mut() {
+            Ok(Some(memory)) => memory.receive(scratch),
+            // Not connected, or a `pack` function makes progress.
+            Ok(None) | Err(_) => return 0,
         };
         let bytes = match heard {
             Ok(Some(bytes)) => bytes,
@@ -159,6 +161,7 @@ impl State {
                 return 1;
             }
         };
+        let mut panics = Panics::default();
         let mut at = 0;
         let mut events = 1;
         while self.gate.is_alive() {
@@ -170,17 +173,18 @@ impl State {
                 Step::Wait => break,
                 Step::Took(count) => at += count,
                 Step::Hand { unpack, header, length, completion } => {
-                    unpack.call(&bytes[at + header..at + header + length]);
+                    let data = &bytes[at + header..at + header + length];
                     at += header + length;
+                    panics.catch(|| unpack.call(data));
                     if let Some(completion) = completion {
-                        completion.count_down(Ok(()));
+                        panics.catch(|| completion.count_down(Ok(())));
                     }
                     self.one_finished();
                     events += 1;
                 }
                 Step::Finish { took, finished, value } => {
                     at += took;
-                    events += self.finish_up_to(finished, value);
+                    events += self.finish_up_to(finished, value, &mut panics);
                 }
                 Step::Fail(trouble) => self.fail_later(trouble),
             }
@@ -188,7 +192,7 @@ impl State {
         if let Some(memory) = self.memory.borrow_mut().as_mut() {
             memory.rest.extend_from_slice(&bytes[at..]);
         }
-        self.settle();
+        panics.catch(|| self.settle());
         events
     }
 
@@ -202,7 +206,7 @@ impl State {
 
     /// Tells those who wait for requests up to the `finished`th; the last of them fetched `value`, if it fetched. Room comes back after
     /// that, so that a post of a callback does not overtake requests that wait for it.
-    fn finish_up_to(&self, finished: u64, value: Option<u64>) -> usize {
+    fn finish_up_to(&self, finished: u64, value: Option<u64>, panics: &mut Panics) -> usize {
         let mut count = 0;
         loop {
             let entry = self
@@ -216,7 +220,7 @@ impl State {
             }
             count += 1;
             if let Some(completion) = entry.into_completion() {
-                completion.count_down(Ok(()));
+                panics.catch(|| completion.count_down(Ok(())));
             }
         }
         if let Some(memory) = self.memory.borrow_mut().as_mut() {
@@ -236,7 +240,8 @@ impl MemoryLane {
         };
         if self.rest.is_empty()
             && let Some(left @ 1..) = self.coming
-            && let Link::Open(socket) = &self.lane.link
+            && let Link::Open(socket) = &mut self.lane.link
+            && !socket.is_protected()
             && let Some(InFlight { done: Done::Scatter { ranges, .. }, .. }) = self.in_flight.front_mut()
             && let Some(range) = ranges.front_mut()
         {
@@ -255,7 +260,7 @@ impl MemoryLane {
             self.coming = Some(left - count);
             return Ok(Some(&[]));
         }
-        let Link::Open(socket) = &self.lane.link else { return Ok(None) };
+        let Link::Open(socket) = &mut self.lane.link else { return Ok(None) };
         match scratch.fill(&self.rest, socket, usize::MAX) {
             Ok(None) => Ok(None),
             Ok(Some(0)) => Err(gone()),
@@ -275,10 +280,15 @@ impl MemoryLane {
         }
         let Some((header, data)) = bytes.split_first_chunk::<ANSWER_BYTES>() else { return Step::Wait };
         let Ok(answer) = Answer::parse(header) else { return foreign() };
-        if answer.finished > self.posted || answer.finished <= self.finished {
+        let altered = answer.outcome == Outcome::Altered;
+        if answer.finished > self.posted + u64::from(altered) || answer.finished <= self.finished {
             return foreign();
         }
-        if !answer.done {
+        if answer.outcome == Outcome::Altered {
+            let detail = "its end found the bytes of the connection to its memory changed on the way";
+            return Step::Fail(Trouble::new(Operation::Unnamed, Cause::Altered, detail));
+        }
+        if answer.outcome == Outcome::Refused {
             let operation = match answer.operation {
                 Asked::Put => Operation::Put,
                 Asked::Get => Operation::Get,

@@ -69,16 +69,22 @@ impl Endpoint {
     /// Lets `pack` fill a buffer and sends as many bytes as it says to handler `id`.
     ///
     /// # Errors
-    /// [`PostError`]; [`PostError::NoResource`] also for posts from inside `pack`.
+    /// [`PostError`]; [`PostError::NoResource`] also for posts from inside `pack`;
+    /// [`PostError::EndpointFailed`] or [`PostError::Closed`] if `pack` cancels the endpoint or drops
+    /// the worker.
     #[inline]
     pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
-        state.post_message(id, SEGMENT, |body| match pack(body) {
-            length if length <= SEGMENT => Ok(length),
-            length => Err(PostError::too_long(length, SEGMENT)),
-        })
+        let posted = state.post_message(id, SEGMENT, |body| {
+            let length = pack(body);
+            state.packed(length)
+        });
+        if posted.is_err() {
+            state.after_failed_pack();
+        }
+        posted
     }
 
     /// Sends `header` followed by the slices to handler `id`, straight from their memory unless they are short.

@@ -23,7 +23,12 @@
 //!
 //! What order is kept: messages among each other, and operations on memory among each other. A message may be handled before a put
 //! that was posted earlier has arrived, unless there is a fence between them. Every connection proves that it knows the job's key
-//! before anything else is looked at; the bytes are not encrypted.
+//! before anything else is looked at.
+//!
+//! Connections off the loopback, or with [`InterfaceConfig::integrity`], are protected: their bytes are in
+//! records that are encrypted and authenticated (`barewire_tcp::seal`). Nothing takes effect before its
+//! record was verified, so what comes is copied once more, and zero-copy operations are copied as well. Such
+//! a connection that is idle costs about 1.5 KiB more.
 
 mod address;
 mod atomic;

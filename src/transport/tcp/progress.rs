@@ -17,6 +17,7 @@ use super::state::{State, Trouble};
 use crate::active_message::Running;
 use crate::error::{Cause, Operation, OperationError};
 use crate::gate::Block;
+use crate::panics::Panics;
 
 /// Events taken from the system at once.
 const EVENTS: usize = 64;
@@ -53,6 +54,10 @@ impl Progress {
     /// many events there were.
     pub fn progress(&mut self) -> usize {
         let shared = Rc::clone(&self.shared);
+        if shared.closed.get() {
+            // By a fork: what comes is the parent's.
+            return 0;
+        }
         shared.round.set(shared.round.get() + 1);
         let mut events = self.listen(&shared);
         if !shared.is_calm() {
@@ -121,6 +126,10 @@ impl Progress {
                 continue;
             }
             let Some(state) = shared.endpoint((number >> 1) as u32) else { continue };
+            if state.is_packing() {
+                // The system reports it again.
+                continue;
+            }
             if flags.contains(epoll::EventFlags::OUT) {
                 // There was room again, and it was used.
                 events += 1;
@@ -147,6 +156,7 @@ impl Progress {
     #[inline(never)]
     fn attend(&mut self, shared: &Rc<Shared>) -> usize {
         let mut events = 0;
+        let mut panics = Panics::default();
         let connecting = shared.connecting.take();
         for index in connecting {
             if let Some(state) = shared.endpoint(index)
@@ -156,28 +166,33 @@ impl Progress {
                     shared.connecting.borrow_mut().push(index);
                 } else {
                     events += 1;
-                    state.settle();
+                    panics.catch(|| state.settle());
                 }
             }
         }
         for index in shared.resuming.take() {
-            if let Some(state) = shared.endpoint(index)
-                && let Some(mut running) = shared.handlers.run()
-            {
-                events += state.hear_rest(&mut self.scratch, &mut running);
+            let Some(state) = shared.endpoint(index) else { continue };
+            match shared.handlers.run() {
+                Some(mut running) if !state.is_packing() => {
+                    panics.catch(|| events += state.hear_rest(&mut self.scratch, &mut running));
+                }
+                _ => shared.resuming.borrow_mut().push(index),
             }
         }
         for index in shared.ailing.take() {
-            if let Some(state) = shared.endpoint(index) {
-                events += 1;
-                state.end();
+            let Some(state) = shared.endpoint(index) else { continue };
+            if state.is_packing() {
+                shared.ailing.borrow_mut().push(index);
+                continue;
             }
+            events += 1;
+            panics.catch(|| state.end());
         }
         if !shared.closing.borrow().is_empty() {
             if shared.favourite.get().is_some_and(|state| state.handles.get() == 0) {
                 shared.favourite.forget();
             }
-            events += shared.bury();
+            panics.catch(|| events += shared.bury());
         }
         let now = Instant::now();
         if now >= self.next_tick {
@@ -220,7 +235,7 @@ impl Shared {
             && none(&self.closing)
             && none(&self.awaiting)
             && self.lingering.borrow().is_empty()
-            && self.door.borrow().guests() == 0
+            && self.door.borrow().is_idle()
     }
 
     /// Sends what was posted since the last round, and was not sent then.
@@ -229,13 +244,17 @@ impl Shared {
         if self.dirty.borrow().is_empty() {
             return;
         }
+        let mut panics = Panics::default();
         let dirty = self.dirty.take();
         for index in dirty {
-            if let Some(state) = self.endpoint(index) {
-                state.dirty.set(false);
-                state.send_all();
-                state.settle();
+            let Some(state) = self.endpoint(index) else { continue };
+            if state.is_packing() {
+                self.dirty.borrow_mut().push(index);
+                continue;
             }
+            state.dirty.set(false);
+            state.send_all();
+            panics.catch(|| state.settle());
         }
     }
 
@@ -254,19 +273,24 @@ impl Shared {
     }
 
     fn close(&self) {
-        self.closed.set(true);
+        if self.closed.replace(true) {
+            // Closed by a fork: the connections are the parent's.
+            return;
+        }
         self.favourite.forget();
         let endpoints: Vec<_> = self.endpoints.take().into_iter().flatten().collect();
         for state in &endpoints {
             state.stop(Block::Closed);
         }
-        for state in &endpoints {
-            state.abandon();
+        let mut panics = Panics::default();
+        // An endpoint whose `pack` function drops the worker is abandoned when that returns.
+        for state in endpoints.iter().filter(|state| !state.is_packing()) {
+            panics.catch(|| state.abandon());
         }
-        self.arbiter.clear();
-        self.handlers.close();
+        panics.catch(|| self.arbiter.clear());
+        panics.catch(|| self.handlers.close());
         if let Some(mut running) = self.handlers.run() {
-            running.renew();
+            panics.catch(|| running.renew());
         }
         self.lingering.take();
     }
@@ -275,13 +299,13 @@ impl Shared {
 impl State {
     /// Something waits for the peer, which is to connect.
     pub(super) fn is_waited_for(&self) -> bool {
-        let lane = self.messages.borrow();
+        let Ok(lane) = self.messages.try_borrow() else { return self.gate.is_alive() };
         self.gate.is_alive() && matches!(lane.link, Link::Awaiting) && !lane.outbox.is_empty()
     }
 
     /// The peer has not connected yet. Once something waits for it, it has as long as a connection may take.
     fn is_awaiting(&self, now: Instant) -> bool {
-        let mut lane = self.messages.borrow_mut();
+        let Ok(mut lane) = self.messages.try_borrow_mut() else { return true };
         if !self.gate.is_alive() || !matches!(lane.link, Link::Awaiting) {
             return false;
         }

@@ -45,7 +45,12 @@ impl Scratch {
 
     /// Reads up to `most` bytes behind those that are `held`. `None` if nothing came; zero is the end of the stream.
     #[inline]
-    pub(super) fn fill(&mut self, held: &[u8], socket: &Socket, most: usize) -> io::Result<Option<usize>> {
+    pub(super) fn fill(
+        &mut self,
+        held: &[u8],
+        socket: &mut Socket,
+        most: usize,
+    ) -> io::Result<Option<usize>> {
         let (before, room) = self.whole()[LEAD..].split_at_mut(held.len());
         let room_len = room.len();
         let count = socket.receive(&mut room[..most.min(room_len).min(READ)])?;
@@ -117,12 +122,21 @@ impl Large {
         unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr(), self.memory.len()) }
     }
 
-    fn receive(&mut self, socket: &Socket) -> io::Result<Option<usize>> {
+    fn receive(&mut self, socket: &mut Socket) -> io::Result<Option<usize>> {
         let filled = self.filled;
         let end = LEAD + self.header.span();
         let count = socket.receive(&mut self.whole()[LEAD + filled..end])?;
         self.filled += count.unwrap_or(0);
         Ok(count)
+    }
+
+    /// Takes what is its own of `bytes`: how many.
+    fn take(&mut self, bytes: &[u8]) -> usize {
+        let filled = self.filled;
+        let count = bytes.len().min(self.header.span() - filled);
+        self.whole()[LEAD + filled..][..count].copy_from_slice(&bytes[..count]);
+        self.filled += count;
+        count
     }
 
     fn is_whole(&self) -> bool {
@@ -139,8 +153,15 @@ impl State {
             return 0;
         }
         let heard = {
-            let lane = self.messages.borrow();
-            let Link::Open(socket) = &lane.link else { return 0 };
+            // Borrowed while a `pack` function makes progress.
+            let Ok(mut lane) = self.messages.try_borrow_mut() else { return 0 };
+            let Link::Open(socket) = &mut lane.link else { return 0 };
+            if socket.is_protected() {
+                // Everything that came is taken at once: the system does not report it again.
+                let heard = scratch.fill(&rest.bytes, socket, READ);
+                drop((rest, lane));
+                return self.hear_protected(heard, scratch, running);
+            }
             if let Some(large) = &mut rest.large {
                 large.receive(socket)
             } else {
@@ -166,6 +187,46 @@ impl State {
             Err(error) => Trouble::of_sending(Operation::Receive, &error.into()),
         };
         drop(rest);
+        self.fail_later(trouble);
+        1
+    }
+
+    /// As [`Self::hear`] on a protected connection: `heard` bytes lie in the scratch, behind what was held.
+    #[inline(never)]
+    fn hear_protected(
+        &self,
+        heard: io::Result<Option<usize>>,
+        scratch: &mut Scratch,
+        running: &mut Running<'_, true>,
+    ) -> usize {
+        let trouble = match heard {
+            Ok(None) => return 0,
+            Ok(Some(0)) => Trouble::new(Operation::Receive, Cause::Disconnected, "it closed the connection"),
+            Ok(Some(count)) => {
+                let mut rest = self.rest.borrow_mut();
+                let mut length = rest.bytes.len() + count;
+                rest.touched = true;
+                rest.bytes.clear();
+                let mut events = 0;
+                if let Some(large) = &mut rest.large {
+                    let taken = large.take(scratch.bytes(length));
+                    length -= taken;
+                    // What follows is delivered from the front, where it is aligned.
+                    scratch.whole().copy_within(LEAD + taken..LEAD + taken + length, LEAD);
+                    drop(rest);
+                    events += self.deliver_large(running);
+                    let mut rest = self.rest.borrow_mut();
+                    if rest.waits {
+                        rest.bytes.extend_from_slice(scratch.bytes(length));
+                        return events;
+                    }
+                } else {
+                    drop(rest);
+                }
+                return events + self.deliver(scratch, length, running);
+            }
+            Err(error) => Trouble::of_sending(Operation::Receive, &error.into()),
+        };
         self.fail_later(trouble);
         1
     }
@@ -203,9 +264,10 @@ impl State {
         while let Some((header, start)) = delivery.next() {
             events += 1;
             if let Kind::Message { handler } = header.kind {
-                // SAFETY: the message lies whole in the bytes, `HOME` bytes behind `start`, which are bytes that nobody needs any more:
-                // the message before it is over. All of it is aligned to 8, since the memory, the lead and every span are. Nobody else
-                // reaches the memory until `delivery` is dropped.
+                // SAFETY: the message lies whole in the bytes, `HOME` bytes behind `start`. The home
+                // overwrites bytes of the message before it, which has ended, or the lead. All of it
+                // is aligned to 8, since the memory, the lead and every span are. The memory is
+                // borrowed by `delivery`, so nothing else writes it; a kept message is a copy.
                 let message = unsafe {
                     write_home(start, self);
                     Message::new(start.add(HOME), header.length as usize)
@@ -232,8 +294,8 @@ impl State {
         drop(rest);
         if let Kind::Message { handler } = large.header.kind {
             let start = large.memory.start();
-            // SAFETY: the memory holds `LEAD` bytes, the header and the whole message, is aligned to a page, is this function's own
-            // and outlives the message.
+            // SAFETY: the memory holds `LEAD` bytes, the header and the whole message, is aligned to a
+            // page, and is owned by this function until the message has ended; a kept message is a copy.
             let message = unsafe {
                 write_home(start, self);
                 Message::new(start.add(HOME), large.header.length as usize)
@@ -367,6 +429,9 @@ impl Reclaim for Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.state.kept.set(self.state.kept.get() - 1);
+        if self.state.shared.closed.get() {
+            return;
+        }
         if self.state.rest.try_borrow().map_or(true, |rest| rest.waits) {
             self.state.shared.resume_later(self.state.index);
         }

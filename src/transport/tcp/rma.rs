@@ -42,18 +42,25 @@ impl Endpoint {
     /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
     ///
     /// # Errors
-    /// [`PostError`]; [`PostError::NoResource`] also for posts from inside `pack`.
+    /// [`PostError`]; [`PostError::NoResource`] also for posts from inside `pack`;
+    /// [`PostError::EndpointFailed`] or [`PostError::Closed`] if `pack` cancels the endpoint or drops
+    /// the worker.
     pub fn put_bcopy(
         &self,
         pack: impl FnOnce(&mut [u8]) -> usize,
         remote: u64,
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
-        self.0.gate.check()?;
-        self.0.put_copied(SEGMENT, remote, key, |place| match pack(place) {
-            length if length <= SEGMENT => Ok(length),
-            length => Err(PostError::too_long(length, SEGMENT)),
-        })
+        let state = &*self.0;
+        state.gate.check()?;
+        let posted = state.put_copied(SEGMENT, remote, key, |place| {
+            let length = pack(place);
+            state.packed(length)
+        });
+        if posted.is_err() {
+            state.after_failed_pack();
+        }
+        posted
     }
 
     /// Writes the slices, one after the other, to `remote`.

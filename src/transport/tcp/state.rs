@@ -19,6 +19,7 @@ use super::{NAME, SEGMENT};
 use crate::completion::Completion;
 use crate::error::{Cause, ConnectError, EndpointError, Operation, OperationError, PostError};
 use crate::gate::{Block, Gate};
+use crate::panics::Panics;
 use crate::pending::PendingQueue;
 
 /// Whom an endpoint is connected to.
@@ -51,6 +52,7 @@ impl Trouble {
     pub(super) fn of_connecting(failure: &ConnectFailure) -> Self {
         let cause = match failure {
             ConnectFailure::Handshake(HandshakeError::Key) => Cause::Unauthenticated,
+            ConnectFailure::Handshake(HandshakeError::Altered) => Cause::Altered,
             // For want of descriptors, say: that is not the peer's doing.
             ConnectFailure::Io(error) if !barewire_tcp::socket::is_gone(error) => Cause::LocalOperation,
             _ => Cause::PeerUnreachable,
@@ -62,6 +64,7 @@ impl Trouble {
         let cause = match error {
             SendError::Revoked => Cause::LocalAccess,
             SendError::Io(error) if barewire_tcp::socket::is_gone(error) => Cause::Disconnected,
+            SendError::Io(error) if barewire_tcp::seal::is_altered(error) => Cause::Altered,
             SendError::Io(_) => Cause::LocalOperation,
         };
         Self::new(operation, cause, error.to_string())
@@ -216,10 +219,17 @@ impl State {
                 Err(error) => failure = Some(Trouble::of_connecting(&error)),
             }
         };
-        step(&mut self.messages.borrow_mut());
-        if let Some(memory) = &mut *self.memory.borrow_mut() {
+        let (Ok(mut messages), Ok(mut memory)) =
+            (self.messages.try_borrow_mut(), self.memory.try_borrow_mut())
+        else {
+            // A `pack` function makes progress: the connections wait until its post is done.
+            return true;
+        };
+        step(&mut messages);
+        if let Some(memory) = &mut *memory {
             step(&mut memory.lane);
         }
+        drop((messages, memory));
         if let Some(trouble) = failure {
             self.fail_later(trouble);
         }
@@ -231,6 +241,35 @@ impl State {
     }
 
     // What is outstanding.
+
+    /// A function that packs for a post is running, and has called into the library. It holds the
+    /// outbox that its buffer lies in, so the endpoint's connections are left alone until it returns.
+    pub(super) fn is_packing(&self) -> bool {
+        self.messages.try_borrow_mut().is_err() || self.memory.try_borrow_mut().is_err()
+    }
+
+    /// The result of a `pack` function.
+    ///
+    /// # Errors
+    /// The length is over the limit, or the function cancelled the endpoint or closed the interface.
+    pub(super) fn packed(&self, length: usize) -> Result<usize, PostError> {
+        if !self.gate.is_alive() {
+            self.gate.check()?;
+        }
+        if length > SEGMENT {
+            return Err(PostError::too_long(length, SEGMENT));
+        }
+        Ok(length)
+    }
+
+    /// A post by a `pack` function failed. If the function closed the interface, this finishes what
+    /// [`Shared::close`](super::interface::Shared) had to leave.
+    #[cold]
+    pub(super) fn after_failed_pack(&self) {
+        if self.gate.has(Block::Closed) {
+            self.abandon();
+        }
+    }
 
     /// Nothing that was posted is outstanding.
     pub(super) fn is_idle(&self) -> bool {
@@ -291,12 +330,14 @@ impl State {
             detail: None,
         };
         self.error.replace(Some(report.clone()));
-        self.give_up(OperationError { cause: trouble.cause, syndrome: None });
-        self.shared.handlers.dispatch_error(&report);
+        let mut panics = Panics::default();
+        panics.catch(|| self.give_up(OperationError { cause: trouble.cause, syndrome: None }));
+        panics.catch(|| self.shared.handlers.dispatch_error(&report));
     }
 
     /// Finishes whatever is outstanding: the first with `error`, what was behind it as flushed.
     pub(super) fn give_up(&self, error: OperationError) {
+        let mut panics = Panics::default();
         let mut next = Err(error);
         let mut result = || {
             let behind = match error {
@@ -309,7 +350,8 @@ impl State {
             let done = self.memory.borrow_mut().as_mut().and_then(|memory| memory.in_flight.pop_front());
             let Some(entry) = done else { break };
             if let Some(completion) = entry.into_completion() {
-                completion.count_down(result());
+                let result = result();
+                panics.catch(|| completion.count_down(result));
             }
         }
         loop {
@@ -317,13 +359,14 @@ impl State {
             let Some((_, completion)) = done else { break };
             let result = result();
             if let Some(completion) = completion {
-                completion.count_down(result);
+                panics.catch(|| completion.count_down(result));
             }
         }
         loop {
             let done = self.flushes.borrow_mut().pop_front();
             let Some(waiter) = done else { break };
-            waiter.completion.count_down(if waiter.cancels { Ok(()) } else { result() });
+            let result = if waiter.cancels { Ok(()) } else { result() };
+            panics.catch(|| waiter.completion.count_down(result));
         }
         // Nothing is outstanding any more, for flushes that come now.
         if let Some(memory) = self.memory.borrow_mut().as_mut() {

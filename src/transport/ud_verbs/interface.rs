@@ -22,7 +22,9 @@ use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
 use crate::error::{Cause, OpenError, Operation, PostError};
 use crate::event::EventError;
+use crate::fork;
 use crate::gate::Block;
+use crate::panics::Panics;
 use crate::pending::Arbiter;
 use crate::random;
 use crate::status::{Post, Posted};
@@ -106,6 +108,7 @@ impl Interface {
             past: Past::default(),
         });
         shared.grow(1)?;
+        fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress::new(shared)))
     }
 
@@ -144,6 +147,9 @@ impl Interface {
     /// # Errors
     /// [`EventError::Busy`] if something is there to be done, [`EventError::System`]
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: NAME });
+        }
         let shared = &self.0;
         if shared.attention.get() || !shared.owing.borrow().is_empty() {
             return Err(EventError::Busy);
@@ -249,6 +255,17 @@ fn queue_pair(
     Ok((qp, inline))
 }
 
+impl fork::Inherited for Shared {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        // Progress finds it closed there.
+        self.call_attention();
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().flatten().for_each(|state| state.gate.close_in_child());
+        }
+    }
+}
+
 impl Shared {
     pub(super) fn check_open(&self) -> Result<(), PostError> {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
@@ -273,8 +290,9 @@ impl Shared {
     }
 
     pub(super) fn fail_now(&self) {
+        let mut panics = Panics::default();
         for (state, operation, cause) in self.failing.take() {
-            state.fail(operation, cause, None);
+            panics.catch(|| state.fail(operation, cause, None));
         }
     }
 

@@ -9,6 +9,7 @@ use super::state::{CatchUp, Held, State};
 use super::{NAME, PACKET, ROUTE};
 use crate::active_message::{Message, Running};
 use crate::gate::Block;
+use crate::panics::{self, Panics};
 use crate::transport::rdma::What;
 use crate::transport::reliable::{ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time};
 
@@ -76,10 +77,13 @@ impl Progress {
                     shared.socket.heal(shared.domain.port().number);
                 }
                 shared.timed.set(false);
+                let mut panics = Panics::default();
                 for state in shared.states() {
-                    if state.look(now) {
-                        shared.timed.set(true);
-                    }
+                    panics.catch(|| {
+                        if state.look(now) {
+                            shared.timed.set(true);
+                        }
+                    });
                 }
             }
         }
@@ -89,16 +93,42 @@ impl Progress {
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {
+        if self.shared.closed.get() {
+            // The parent's. The call for attention stays, so that every progress ends here.
+            return 0;
+        }
         let shared = Rc::clone(&self.shared);
+        let events = panics::or_else(|| shared.settle(), || shared.call_attention());
+        events + self.take()
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shared.closed.get() {
+            // By a fork: the device is the parent's, and so is everything that would be destroyed.
+            return std::mem::forget(Rc::clone(&self.shared));
+        }
+        self.shared.close();
+    }
+}
+
+impl Shared {
+    /// See `Progress::settle`.
+    fn settle(&self) -> usize {
+        let shared = self;
         shared.running().renew();
         shared.attention.set(false);
         shared.fail_now();
         if shared.unwound.replace(false) {
+            let mut panics = Panics::default();
             for state in shared.states() {
-                state.catch_up();
-                let catch_up = CatchUp(&state);
-                shared.deliver_held(&state);
-                std::mem::forget(catch_up);
+                panics.catch(|| {
+                    state.catch_up();
+                    let catch_up = CatchUp(&state);
+                    shared.deliver_held(&state);
+                    std::mem::forget(catch_up);
+                });
             }
         }
         let mut events = 0;
@@ -109,17 +139,9 @@ impl Progress {
         if !shared.arbiter.is_empty() {
             shared.call_attention();
         }
-        events + self.take()
+        events
     }
-}
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.shared.close();
-    }
-}
-
-impl Shared {
     fn running(&self) -> Running<'_, false> {
         // SAFETY: called by `Progress` only, with `&mut self`, and dropped before the next call.
         unsafe { self.handlers.run_alone() }
@@ -210,8 +232,9 @@ impl Shared {
             return;
         }
         if let Some(data) = delivered.data() {
-            // SAFETY: the packet had so many bytes behind its header; the buffer is nobody else's until `delivered`, or what the handler
-            // kept, is dropped; `data` noted the keeper.
+            // SAFETY: the packet has that many bytes behind its header. The device writes the buffer
+            // only after it is posted again: by `delivered`, which is dropped after the message has
+            // ended, or, if the handler kept the message, by the kept message. `data` wrote the home.
             let message = unsafe { Message::new(data, held.length) };
             self.running().dispatch(held.id, message);
         }
@@ -243,13 +266,14 @@ impl Shared {
     /// Finishes and drops the endpoints that were closed; their number.
     fn bury(&self) -> usize {
         let closing: Vec<_> = self.states().into_iter().filter(|state| state.closing.get()).collect();
+        let mut panics = Panics::default();
         for state in &closing {
             let place = state.place();
             if let Some(place) = self.endpoints.borrow_mut().get_mut(place as usize) {
                 *place = None;
             }
             self.directory.borrow_mut().leave(place);
-            state.abandon();
+            panics.catch(|| state.abandon());
             if let Some(peer) = state.peer.take() {
                 self.socket.retire_destination(peer.to);
             }
@@ -266,12 +290,13 @@ impl Shared {
         }
         self.socket.drain(&self.completions);
         self.socket.stop();
+        let mut panics = Panics::default();
         for state in &states {
-            state.abandon();
+            panics.catch(|| state.abandon());
         }
-        self.arbiter.clear();
-        self.handlers.close();
-        self.running().renew();
+        panics.catch(|| self.arbiter.clear());
+        panics.catch(|| self.handlers.close());
+        panics.catch(|| self.running().renew());
     }
 }
 

@@ -13,6 +13,7 @@ use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::gate::{Block, Gate};
+use crate::panics::Panics;
 use crate::pending::PendingQueue;
 use crate::pool::Lease;
 use crate::transport::rdma;
@@ -315,26 +316,26 @@ impl State {
         });
         let report = EndpointError { transport: NAME, peer: who, operation, cause, syndrome: None, detail };
         self.error.replace(Some(report.clone()));
-        self.give_up(OperationError { cause, syndrome: None });
-        self.shared.handlers.dispatch_error(&report);
+        let mut panics = Panics::default();
+        panics.catch(|| self.give_up(OperationError { cause, syndrome: None }));
+        panics.catch(|| self.shared.handlers.dispatch_error(&report));
     }
 
     /// Everything outstanding ends with `error`.
     pub(super) fn give_up(&self, error: OperationError) {
-        let catch_up = CatchUp(self);
+        let mut panics = Panics::default();
         self.requesting.set(None);
         loop {
             let sent = self.sender.borrow_mut().take_first();
             let Some(sent) = sent else { break };
-            self.finish_one(sent, Err(error));
+            panics.catch(|| self.finish_one(sent, Err(error)));
         }
         loop {
             let flush = self.flushes.borrow_mut().pop_front();
             let Some((_, completion)) = flush else { break };
-            completion.count_down(Err(error));
+            panics.catch(|| completion.count_down(Err(error)));
         }
         self.drop_held();
-        std::mem::forget(catch_up);
     }
 
     /// Gives the buffers of messages that came too early back to the device.

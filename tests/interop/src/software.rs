@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use barewire_mlx5::channel::soft::Soft;
-use barewire_mlx5::hca::{Config, Device};
+use barewire_mlx5::hca::{Config, Device, WireKind};
 use barewire_mlx5::{
     Access, Buffer, CompletionKind, CompletionQueue, Context, ControlFlags, DataSegment, Mtu, Polled,
     PortAddress, ProtectionDomain, RcConfig, RcPath, RcQueuePair, RemoteAddressSegment, Uar,
@@ -33,7 +33,8 @@ pub(crate) struct Software {
 impl Software {
     pub(crate) fn open(address: Option<IpAddr>) -> Result<Self> {
         let config = Config::from_env()?;
-        let device = Device::open(Config { address: address.or(config.address), ..config })?;
+        let (address, wire) = (address.or(config.address), WireKind::Roce);
+        let device = Device::open(Config { address, wire, ..config })?;
         let context = Context::open(Soft::new(device.clone()))?;
         let domain = ProtectionDomain::allocate(&context)?;
         let uar = Uar::allocate(&context)?;

@@ -20,7 +20,8 @@ use crate::sys::{self, DevxObject, DevxUar, DevxUmem};
 /// let devx = context.devx().ok_or("opened without")?;
 /// let mut answer = [0; 16 + 4096];
 /// // QUERY_HCA_CAP: general capabilities, current values.
-/// devx.general(&[1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], &mut answer)?;
+/// // SAFETY: the command names no object.
+/// unsafe { devx.general(&[1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], &mut answer) }?;
 /// assert_eq!(answer[0], 0, "the device refused");
 /// # Ok(())
 /// # }
@@ -39,17 +40,38 @@ impl Devx {
 
     /// Runs a command that makes no object.
     ///
+    /// # Safety
+    /// Commands name objects by number, and the device takes every object of the context for the
+    /// caller's. The command names no object (memory, key, protection domain, queue or any other) that
+    /// another user of the context made, unless that user allows what the command does. Otherwise the
+    /// device could be made to write memory whose owner relies on nobody else having a key to it.
+    ///
+    /// ```compile_fail,E0133
+    /// fn anyone(devx: &barewire_verbs::dv::Devx, command: &[u8]) {
+    ///     let _ = devx.general(command, &mut [0; 16]);
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// If the device gave no answer. `EINVAL` is the kernel's for a command that makes an object or is not for programs.
-    pub fn general(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
+    pub unsafe fn general(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.0.general(input, output)
     }
 
     /// Runs a command that makes an object; `None` if the device refused.
     ///
+    /// # Safety
+    /// As for [`Self::general`].
+    ///
+    /// ```compile_fail,E0133
+    /// fn anyone(devx: &barewire_verbs::dv::Devx, command: &[u8]) {
+    ///     let _ = devx.create(command, &mut [0; 16]);
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// If the device gave no answer.
-    pub fn create(&self, input: &[u8], output: &mut [u8]) -> io::Result<Option<Object>> {
+    pub unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> io::Result<Option<Object>> {
         Ok(self.0.create(input, output)?.map(Object))
     }
 
@@ -69,7 +91,7 @@ impl Devx {
         access: Access,
     ) -> io::Result<Umem> {
         // SAFETY: passed on to the caller.
-        let umem = unsafe { self.0.register(start, length, access.bits()) }?;
+        let umem = unsafe { self.0.register(start, length, access.to_verbs()) }?;
         Ok(Umem { id: umem.id(), umem })
     }
 
@@ -116,26 +138,36 @@ impl Object {
 
     /// Runs a command that changes the object.
     ///
+    /// # Safety
+    /// As for [`Devx::general`].
+    ///
     /// # Errors
     /// If the device gave no answer. `EINVAL` is the kernel's for a command about another object, or one that changes none.
-    pub fn modify(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
+    pub unsafe fn modify(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.0.modify(input, output)
     }
 
     /// Runs a command that queries the object.
     ///
+    /// # Safety
+    /// As for [`Devx::general`].
+    ///
     /// # Errors
     /// If the device gave no answer. `EINVAL` is the kernel's for a command about another object, or one that queries none.
-    pub fn query(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
+    pub unsafe fn query(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.0.query(input, output)
     }
 
     /// Runs a command about the object: [`Self::query`] if its opcode is one of the queries, [`Self::modify`] otherwise.
     ///
+    /// # Safety
+    /// As for [`Devx::general`].
+    ///
     /// # Errors
     /// As there.
-    pub fn execute(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
-        if is_query(input) { self.query(input, output) } else { self.modify(input, output) }
+    pub unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { if is_query(input) { self.query(input, output) } else { self.modify(input, output) } }
     }
 }
 

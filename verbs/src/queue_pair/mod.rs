@@ -100,6 +100,12 @@ pub struct QueuePair<A = Poster> {
 }
 
 impl Poster {
+    /// Without builder functions, of a queue pair that is connected.
+    #[cfg(test)]
+    pub(crate) fn listing(capacity: Capacity) -> Self {
+        Self { extended: None, capacity, is_datagram: false }
+    }
+
     #[inline]
     pub(crate) fn extended(&self) -> Option<&Extended> {
         self.extended.as_ref()
@@ -290,7 +296,7 @@ impl<A> QueuePair<A> {
         let mut attributes = ibv_qp_attr {
             port_num: values.port,
             pkey_index: values.partition_index,
-            qp_access_flags: values.access.bits(),
+            qp_access_flags: values.access.to_verbs(),
             qkey: values.queue_key,
             ..ibv_qp_attr::zeroed()
         };

@@ -11,6 +11,8 @@ pub(crate) struct Handle<T, P> {
     raw: NonNull<T>,
     destroy: unsafe extern "C" fn(*mut T) -> c_int,
     alive: bool,
+    /// The process that made it. The kernel would let a child by fork destroy it, too.
+    process: u32,
     parents: P,
 }
 
@@ -30,7 +32,7 @@ impl<T, P> Handle<T, P> {
         parents: P,
     ) -> io::Result<Self> {
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { raw, destroy, alive: true, parents })
+        Ok(Self { raw, destroy, alive: true, process: std::process::id(), parents })
     }
 
     /// The object. It is there unless [`Self::destroy`] was called.
@@ -44,7 +46,11 @@ impl<T, P> Handle<T, P> {
     }
 
     /// Destroys it now. After an error it is still there. Nothing else of it may be used afterwards.
+    /// A child by fork cannot destroy what its parent made.
     pub(super) fn destroy(&mut self) -> io::Result<()> {
+        if self.process != std::process::id() {
+            return Err(io::Error::other("it belongs to the parent process"));
+        }
         if self.alive {
             // SAFETY: alive, and destroyed by nobody else.
             status(unsafe { (self.destroy)(self.raw.as_ptr()) })?;

@@ -56,6 +56,14 @@ pub(crate) struct Post<'a> {
     pub(crate) payload: Payload<'a>,
 }
 
+#[cfg(test)]
+impl Post<'_> {
+    /// The flags of the request as `ibv_post_send` gets it.
+    pub(crate) fn list_flags(&self) -> u32 {
+        request(self, &mut [Element { addr: 0, length: 0, lkey: 0 }; PIECES]).send_flags
+    }
+}
+
 /// The extended form of a queue pair that was made with it.
 pub(crate) struct Extended {
     extended: NonNull<ibv_qp_ex>,

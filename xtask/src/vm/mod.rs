@@ -24,7 +24,7 @@ const OPERATIONS_VARIABLE: &str = "BAREWIRE_VM_OPERATIONS";
 
 const BUILD: Duration = Duration::from_mins(20);
 /// Of a run with [`OPERATIONS`].
-const DEADLINE: Duration = Duration::from_mins(6);
+const DEADLINE: Duration = Duration::from_mins(10);
 
 /// Tests of `verbs/` that any device passes, and those that a kernel is to refuse.
 const VERBS_TESTS: [&str; 4] = ["events", "memory", "objects", "posting"];

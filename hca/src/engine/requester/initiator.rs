@@ -1,8 +1,9 @@
-//! The initiator of dynamic connections: a requester whose peer changes.
+//! The DC initiator: a requester whose peer changes.
 //!
-//! Requests stay in order, whatever targets they go to, and their sequence numbers run on. When the next one goes elsewhere, what is on
-//! its way is waited for, the connection is ended, and another is made; each step is repeated like a request until it is answered. An idle
-//! connection is ended as well, for targets have few responder contexts.
+//! Requests stay in order across targets, and their PSNs are consecutive. When the next one has
+//! another target, outstanding requests complete first, then the connection is ended and another is
+//! made; each step is repeated until the target responds. An idle connection is ended too, because
+//! targets have few responder contexts.
 
 use std::net::IpAddr;
 
@@ -16,10 +17,10 @@ use crate::engine::address::Destination;
 use crate::object::Qp;
 use crate::wire::packet::{self, Packet};
 
-/// Nanoseconds that an idle connection is kept.
+/// Time that an idle connection is kept, in nanoseconds.
 const LINGER: u64 = 50_000;
 
-/// How far a connection is.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Link {
     #[default]
@@ -27,34 +28,34 @@ enum Link {
     /// Asked for.
     Connecting,
     Up,
-    /// To be ended, when the target has heard of it.
+    /// To be ended, once the target has confirmed it.
     Closing,
 }
 
-/// The connection of an initiator, or the last one that it had.
+/// The current or last connection of an initiator.
 #[derive(Debug, Default)]
 pub(super) struct Initiator {
     link: Link,
     to: Option<Destination>,
-    /// The host that it leads to.
+    /// The target's host.
     address: Option<IpAddr>,
     number: u64,
-    /// Since when there is nothing to send.
+    /// The time since which it is idle.
     idle_since: Option<u64>,
 }
 
 impl Initiator {
-    /// Whether a request to `destination` can be sent.
+    /// Returns whether a request to `destination` can be sent.
     pub(super) fn reaches(&self, destination: Option<Destination>) -> bool {
         self.link == Link::Up && destination == self.to
     }
 
-    /// When an idle connection is ended.
+    /// Returns when the idle connection is to be ended.
     pub(super) fn idle_until(&self) -> Option<u64> {
         self.idle_since.filter(|_| self.link == Link::Up).map(|since| since + LINGER)
     }
 
-    /// Whether connection `number` with `host` is the one meant.
+    /// Returns whether this is connection `number` with `host`.
     fn is(&self, number: u64, host: IpAddr) -> bool {
         self.number == number && self.address == Some(host)
     }
@@ -64,7 +65,8 @@ impl Initiator {
     }
 }
 
-/// Takes the next step towards the target of the request at the cursor, if one is due.
+/// Takes the next step towards a connection with the target of the request at the cursor, if one is
+/// due.
 pub(super) fn steer(qp: &mut Qp, port: &mut Port<'_>) {
     let requester = &mut qp.engine.requester;
     let Some(initiator) = requester.initiator.as_deref_mut().filter(|_| requester.pause.is_none()) else {
@@ -86,7 +88,7 @@ pub(super) fn steer(qp: &mut Qp, port: &mut Port<'_>) {
         }
         (Link::Up, Some(to)) => {
             initiator.idle_since = None;
-            // At the front there is nothing left that the target has not acknowledged.
+            // With the cursor at the front, the old target has acknowledged everything.
             if initiator.to != Some(to) && requester.cursor == 0 {
                 close(qp, port);
             }
@@ -110,7 +112,8 @@ pub(super) fn close(qp: &mut Qp, port: &mut Port<'_>) {
     }
 }
 
-/// Ends the connection of a queue pair that goes on no more. Said once: if it is lost, the target finds out by the silence.
+/// Ends the connection of a failed or destroyed queue pair. Sent once: if it is lost, the target's
+/// timeout ends the connection.
 pub(in crate::engine) fn hang_up(qp: &mut Qp, port: &mut Port<'_>) {
     close(qp, port);
     let requester = &mut qp.engine.requester;
@@ -120,7 +123,7 @@ pub(in crate::engine) fn hang_up(qp: &mut Qp, port: &mut Port<'_>) {
     }
 }
 
-/// Whether the end of a connection is given up: the target is gone, and so is its end. True if it is.
+/// Returns whether to stop asking for the end of a connection because the target does not respond.
 pub(super) fn give_up(requester: &mut Requester, retry_count: u8) -> bool {
     let Some(initiator) = requester.initiator.as_deref_mut() else { return false };
     let over = initiator.link == Link::Closing && requester.retries >= retry_count;
@@ -131,7 +134,7 @@ pub(super) fn give_up(requester: &mut Requester, retry_count: u8) -> bool {
     over
 }
 
-/// Repeats what was asked of the target last; false if nothing was.
+/// Repeats the last request to the target. Returns `false` if there was none.
 pub(super) fn repeat(qp: &Qp, port: &mut Port<'_>) -> bool {
     let waiting = qp.engine.requester.initiator.as_ref().is_some_and(|initiator| initiator.is_waiting());
     if waiting {
@@ -140,12 +143,12 @@ pub(super) fn repeat(qp: &Qp, port: &mut Port<'_>) -> bool {
     waiting
 }
 
-/// Asks the target for a connection, or for its end.
+/// Requests a connection or its end from the target.
 fn shake(qp: &Qp, port: &mut Port<'_>) {
     let (requester, attributes) = (&qp.engine.requester, &qp.attributes);
     let Some(initiator) = requester.initiator.as_deref() else { return };
     let Some((address, to)) = initiator.address.zip(initiator.to) else {
-        // No host has such an address; nobody will answer.
+        // No host can have this address.
         port.counters.send_failures += 1;
         return;
     };
@@ -163,7 +166,8 @@ fn shake(qp: &Qp, port: &mut Port<'_>) {
     }
 }
 
-/// Ends a connection that a target accepted and nobody wants any more: the request for it was doubled, or its queue pair is gone.
+/// Ends a connection that a target accepted but that is not wanted: the request was duplicated, or
+/// its queue pair was destroyed.
 pub(in crate::engine) fn decline(port: &mut Port<'_>, packet: &Packet<'_>) {
     if packet.opcode == BthOpcode::Accept {
         let qpn = packet.bth.destination().into();
@@ -175,7 +179,7 @@ pub(in crate::engine) fn decline(port: &mut Port<'_>, packet: &Packet<'_>) {
     }
 }
 
-/// Takes what a target says of a connection.
+/// Handles a target's response to a connection request.
 pub(in crate::engine) fn answered(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let requester = &mut qp.engine.requester;
     let connection = packet.dc.connection.get();
@@ -191,7 +195,8 @@ pub(in crate::engine) fn answered(qp: &mut Qp, port: &mut Port<'_>, packet: &Pac
             qp.attributes.remote_address = packet.source;
             qp.attributes.remote_qpn = packet.dc.qpn.get();
         }
-        // The target asks whether it is still wanted, or the network doubled its answer.
+        // The target asks whether the connection is still wanted, or the network duplicated its
+        // response.
         (BthOpcode::Accept, Link::Up) => {
             let header =
                 DcEth { connection: initiator.number.into(), qpn: qp.number.into(), ..DcEth::default() };
@@ -211,7 +216,7 @@ pub(in crate::engine) fn answered(qp: &mut Qp, port: &mut Port<'_>, packet: &Pac
     }
 }
 
-/// There is no connection, or none any more.
+/// Handles the refusal or the end of a connection.
 fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
     let (retry_count, rnr_retry) = (qp.attributes.retry_count, qp.attributes.rnr_retry);
     let requester = &mut qp.engine.requester;
@@ -220,7 +225,7 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
     let link = std::mem::take(&mut initiator.link);
     requester.awaited = None;
     if link != Link::Connecting {
-        // What has begun may have been executed or not. Nobody can tell, so it is not sent again.
+        // A request that was started may or may not have been executed, so it is not sent again.
         let begun = requester.requests.front().is_some_and(|front| requester.sent != front.first);
         if link == Link::Up && begun {
             fail(qp, port, Syndrome::RemoteAborted);
@@ -234,7 +239,7 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
             return fail(qp, port, Syndrome::TransportRetryExceeded);
         }
         DcRefusal::Unknown | DcRefusal::Closed => requester.retries += 1,
-        // It is there, and will be asked as often as its user allows.
+        // The target exists and is asked as often as the retry count allows.
         DcRefusal::Busy if rnr_retry == RNR_RETRY_INFINITE => requester.retries = 0,
         DcRefusal::Busy if requester.rnr_retries >= rnr_retry => {
             return fail(qp, port, Syndrome::RnrRetryExceeded);
@@ -245,7 +250,7 @@ fn refused(qp: &mut Qp, port: &mut Port<'_>, refusal: DcRefusal, timer: u8) {
 }
 
 impl Port<'_> {
-    /// Sends a packet that makes or ends a connection.
+    /// Sends a connection management packet.
     fn send_connection(&mut self, to: IpAddr, bth: Bth, header: &DcEth) {
         packet::connection(self.frame, bth, header, (self.address, to));
         self.counters.packets_sent += 1;

@@ -1,8 +1,10 @@
-//! The requester: turns send WQEs into request packets, and responses into completions (IBTA 9.7.3, 9.7.5, 9.7.6).
+//! The requester: turns send WQEs into request packets, and responses into completions (IBTA 9.7.3,
+//! 9.7.5, 9.7.6).
 //!
-//! Requests lie in a queue from the oldest unacknowledged one (`requests[0]`) to the newest fetched. A cursor walks over them as packets
-//! are sent; a retransmission puts it back to the oldest unacknowledged packet (go back N). Three sequence numbers tell the rest:
-//! `unacknowledged <= cursor <= sent`, where `sent` is one past the newest ever sent.
+//! Requests are queued from the oldest unacknowledged one (`requests[0]`) to the newest fetched. A
+//! cursor moves over them as packets are sent; a retransmission moves it back to the oldest
+//! unacknowledged packet (go-back-N). Three PSNs describe the rest: `unacknowledged <= cursor <=
+//! sent`, where `sent` is one past the newest ever sent.
 
 mod initiator;
 mod receive;
@@ -25,20 +27,22 @@ use super::{Port, completer};
 use crate::object::{Attributes, Inline, Qp};
 use initiator::Initiator;
 
-/// Packets that may be unacknowledged. At 4096 bytes they and their overhead fit a UDP socket buffer of default size.
+/// Largest number of unacknowledged packets. With 4096 bytes each they fit a UDP socket buffer of
+/// default size.
 const WINDOW: u32 = 32;
-/// Packets that one READ request asks for at most. A longer read goes out as several requests, which keeps its responses, that
-/// nobody acknowledges, within the window. Pieces end at multiples of this, so that a response's opcode can be checked.
+/// Largest number of response packets of one READ request. A longer read is sent as several
+/// requests, so that its unacknowledged responses stay within the window. Each piece ends at a
+/// multiple of this, so that the opcode of a response can be checked.
 const READ_PIECE: u32 = WINDOW / 2;
-/// An acknowledgment is asked for after so many packets at the latest.
+/// Largest number of packets without an acknowledge request.
 const ACK_INTERVAL: u32 = WINDOW / 4;
-/// Requests that are fetched ahead.
+/// Number of requests to fetch ahead.
 const FETCH_AHEAD: usize = 64;
-/// Requests whose buffers a queue pair keeps.
+/// Number of requests whose allocations are kept.
 const SPARES: usize = 8;
-/// The RNR retry count that means 'for ever' (IBTA 9.7.5.2.8).
+/// The RNR retry count that means 'infinite' (IBTA 9.7.5.2.8).
 const RNR_RETRY_INFINITE: u8 = 7;
-/// The time to wait doubles with each retry up to four times the timeout, which is what IBTA 9.7.6.1.3 allows.
+/// The timeout doubles with each retry up to four times its value, as IBTA 9.7.6.1.3 allows.
 const MAX_BACKOFF: u8 = 2;
 
 /// A WQE on its way.
@@ -46,13 +50,13 @@ const MAX_BACKOFF: u8 = 2;
 pub(super) struct Request {
     pub(super) wqe: Wqe,
     first: Psn,
-    /// Sequence numbers that it takes: packets sent, or the responses of a read; 0 for one that sends nothing.
+    /// PSNs that it takes: packets sent, or response packets of a read; 0 if it sends nothing.
     packets: u32,
     /// Responses taken.
     responses: u32,
-    /// What came back, if it goes into the completion.
+    /// The response data, if it is scattered to the CQE.
     pub(super) result: Option<Inline>,
-    /// Set if it fails as soon as everything before it is done.
+    /// Set if it fails as soon as everything before it is complete.
     fault: Option<Syndrome>,
 }
 
@@ -67,7 +71,8 @@ impl Request {
         self.wqe.opcode == Some(Opcode::RdmaRead)
     }
 
-    /// Whether data comes back, so that an acknowledgment alone does not complete it.
+    /// Returns whether the response carries data, so that an acknowledgment alone does not complete
+    /// it.
     fn is_answered(&self) -> bool {
         self.is_read() || self.is_atomic()
     }
@@ -76,7 +81,7 @@ impl Request {
         u32::try_from(psn.since(self.first)).is_ok_and(|distance| distance < self.packets)
     }
 
-    /// Payload bytes of packet `number` of a message in packets of `mtu` bytes.
+    /// Returns the payload bytes of packet `number` of a message with path MTU `mtu`.
     fn payload(&self, number: u32, mtu: usize) -> usize {
         let start = u64::from(number) * mtu as u64;
         self.wqe.local.length().saturating_sub(start).min(mtu as u64) as usize
@@ -92,29 +97,30 @@ pub(super) struct Requester {
     posted: u16,
     /// WQEBB index of the next WQE to fetch.
     fetched: u16,
-    /// A bad WQE was met: nothing behind it is executed.
+    /// An invalid WQE was found: nothing after it is executed.
     stopped: bool,
-    /// Sequence number of the next request to be fetched.
+    /// PSN of the next request to be fetched.
     next: Psn,
     unacknowledged: Psn,
     sent: Psn,
-    /// Request, and packet in it, that is sent next.
+    /// Request, and packet within it, to send next.
     cursor: usize,
     packet: u32,
-    /// Packets sent since an acknowledgment was asked for.
+    /// Packets sent since the last acknowledge request.
     unasked: u32,
-    /// READ requests and atomics sent and not answered.
+    /// Outstanding READ requests and atomics.
     reads: u32,
     /// Retries since the last progress.
     retries: u8,
     rnr_retries: u8,
-    /// A gap was answered by going back already; until there is progress another would only multiply packets.
+    /// The cursor was moved back for a gap already; until there is progress, repeating that would
+    /// only multiply packets.
     went_back: bool,
-    /// Since when an acknowledgment is awaited.
+    /// The time since which an acknowledgment is outstanding.
     awaited: Option<u64>,
-    /// The receiver is not ready: nothing is sent before.
+    /// RNR: nothing is sent before this time.
     pause: Option<u64>,
-    /// Of dynamic connections: where they lead.
+    /// State of a DC initiator.
     initiator: Option<Box<Initiator>>,
 }
 
@@ -126,55 +132,56 @@ impl Requester {
         (self.next, self.unacknowledged, self.sent) = (first, first, first);
     }
 
-    /// The send counter as last read from the doorbell record.
+    /// Returns the send counter as last read from the doorbell record.
     pub(super) fn posted(&self) -> u16 {
         self.posted
     }
 
-    /// Sequence numbers of the next packet and of the last that was acknowledged.
+    /// Returns the PSNs of the next packet and of the last acknowledged one.
     pub(super) fn sequence(&self) -> (Psn, Psn) {
         (self.sent, self.unacknowledged.previous())
     }
 
-    /// Takes note of a new send counter.
+    /// Records a new send counter.
     pub(super) fn post(&mut self, posted: u16) {
         self.posted = posted;
     }
 
-    /// Index of the oldest WQEBB that is not completed.
+    /// Returns the index of the oldest WQEBB that is not completed.
     pub(super) fn oldest(&self) -> u16 {
         self.requests.front().map_or(self.fetched, |request| request.wqe.index)
     }
 
-    /// Index of the next WQEBB to fetch.
+    /// Returns the index of the next WQEBB to fetch.
     pub(super) fn fetched(&self) -> u16 {
         self.fetched
     }
 
-    /// Leaves WQEBBs out, up to `index`.
+    /// Skips WQEBBs up to `index`.
     pub(super) fn skip_to(&mut self, index: u16) {
         (self.fetched, self.posted) = (index, index);
     }
 
-    /// Takes the oldest request off the queue, to be flushed.
+    /// Removes the oldest request, to be flushed.
     pub(super) fn abandon(&mut self) -> Option<Request> {
         (self.cursor, self.packet, self.awaited, self.pause) = (0, 0, None, None);
         self.requests.pop_front()
     }
 
-    /// Keeps a request's buffers for another.
+    /// Keeps a request's allocations for reuse.
     pub(super) fn recycle(&mut self, request: Request) {
         if self.spare.len() < SPARES {
             self.spare.push(request);
         }
     }
 
-    /// Sequence number of the packet that is sent next.
+    /// Returns the PSN of the packet at the cursor.
     fn cursor_psn(&self) -> Psn {
         self.requests.get(self.cursor).map_or(self.next, |request| request.first.plus(self.packet))
     }
 
-    /// Sequence numbers that the packet at the cursor takes, or `None` if it must wait or there is none.
+    /// Returns the number of PSNs that the packet at the cursor takes, or `None` if it must wait or
+    /// there is none.
     fn sendable(&self, attributes: &Attributes) -> Option<u32> {
         let request = self.requests.get(self.cursor)?;
         let elsewhere =
@@ -193,12 +200,12 @@ impl Requester {
         (in_flight + numbers <= WINDOW && !fenced && !too_deep).then_some(numbers)
     }
 
-    /// Whether the receiver asked for a pause.
+    /// Returns whether the receiver asked for a pause.
     fn is_paused(&self) -> bool {
         self.pause.is_some()
     }
 
-    /// Whether the request waits for earlier ones.
+    /// Returns whether the request waits for earlier ones.
     fn is_fenced(&self, at: usize) -> bool {
         self.requests.get(at).is_some_and(|request| match request.wqe.fence {
             Fence::None => false,
@@ -207,7 +214,7 @@ impl Requester {
         })
     }
 
-    /// Moves the cursor on by `numbers`, and over requests that send nothing.
+    /// Advances the cursor by `numbers` PSNs, and over requests that send nothing.
     fn advance_cursor(&mut self, numbers: u32) {
         self.packet += numbers;
         while let Some(request) = self.requests.get(self.cursor)
@@ -220,7 +227,7 @@ impl Requester {
         }
     }
 
-    /// Puts the cursor back to the oldest unacknowledged packet.
+    /// Moves the cursor back to the oldest unacknowledged packet.
     fn go_back(&mut self) {
         let distance = self.requests.front().map_or(0, |front| self.unacknowledged.since(front.first));
         (self.cursor, self.packet) = (0, distance as u32);
@@ -229,7 +236,7 @@ impl Requester {
         self.advance_cursor(0);
     }
 
-    /// A response arrived that an earlier one should have preceded: that one was lost (IBTA 9.7.5.2.6, implied NAK).
+    /// Handles a response whose predecessor was lost (IBTA 9.7.5.2.6, implied NAK).
     fn gap(&mut self, port: &mut Port<'_>) {
         if !self.went_back {
             self.went_back = true;
@@ -239,7 +246,7 @@ impl Requester {
     }
 }
 
-/// Completes the requests at the front that are done, or that failed.
+/// Completes finished and failed requests at the front.
 fn complete(qp: &mut Qp, port: &mut Port<'_>) {
     while qp.state == QpState::Rts
         && let Some(front) = qp.engine.requester.requests.front()
@@ -259,7 +266,7 @@ fn complete(qp: &mut Qp, port: &mut Port<'_>) {
     }
 }
 
-/// Takes the oldest request off, with the cursor kept on its packet.
+/// Removes the oldest request, keeping the cursor on its packet.
 fn pop(requester: &mut Requester) -> Option<Request> {
     let request = requester.requests.pop_front()?;
     if requester.cursor == 0 {
@@ -278,7 +285,8 @@ fn fail(qp: &mut Qp, port: &mut Port<'_>, syndrome: Syndrome) {
     completer::fail(qp, port);
 }
 
-/// The next deadline: the end of a pause, the time by which an acknowledgment must come, or the end of an idle connection.
+/// Returns the next deadline: the end of a pause, the acknowledgment timeout, or the end of an idle
+/// connection.
 pub(super) fn deadline(qp: &Qp) -> Option<u64> {
     let requester = &qp.engine.requester;
     let timeout = ack_timeout_ns(qp.attributes.ack_timeout)
@@ -288,7 +296,7 @@ pub(super) fn deadline(qp: &Qp) -> Option<u64> {
     requester.pause.or(timeout).or(idle).filter(|_| qp.state == QpState::Rts)
 }
 
-/// Does what a passed deadline asks for; false if none has passed.
+/// Handles an expired deadline. Returns `false` if none has expired.
 pub(super) fn expire(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     if deadline(qp).is_none_or(|deadline| deadline > port.now) {
         return false;

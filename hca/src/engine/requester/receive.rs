@@ -1,4 +1,4 @@
-//! Takes responses: acknowledgments, negative ones, data of reads and atomics.
+//! Reception of responses: acknowledgments, NAKs, and data of reads and atomics.
 
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::Syndrome;
@@ -10,7 +10,8 @@ use crate::engine::{Port, completer};
 use crate::object::Qp;
 use crate::wire::packet::Packet;
 
-/// Takes everything before `to` as acknowledged, as far as responses with data have come. False if one of those is missing.
+/// Acknowledges everything before `to`, as far as responses with data have arrived. Returns `false`
+/// if one of those is missing.
 fn acknowledge(qp: &mut Qp, port: &mut Port<'_>, to: Psn) -> bool {
     let requester = &mut qp.engine.requester;
     let before = requester.unacknowledged;
@@ -30,7 +31,7 @@ fn acknowledge(qp: &mut Qp, port: &mut Port<'_>, to: Psn) -> bool {
         (requester.retries, requester.rnr_retries, requester.went_back) = (0, 0, false);
         requester.awaited = (requester.sent != reached).then_some(port.now);
         complete(qp, port);
-        // A late acknowledgment may overtake a cursor that was put back.
+        // A late acknowledgment may overtake a cursor that was moved back.
         let requester = &mut qp.engine.requester;
         if requester.cursor_psn().since(requester.unacknowledged) < 0 {
             requester.go_back();
@@ -39,7 +40,7 @@ fn acknowledge(qp: &mut Qp, port: &mut Port<'_>, to: Psn) -> bool {
     reached == to
 }
 
-/// Takes a response from the wire.
+/// Handles a response packet.
 pub(in crate::engine) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let psn = Psn::new(packet.bth.psn());
     let requester = &qp.engine.requester;
@@ -78,12 +79,12 @@ pub(in crate::engine) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Pack
             }
         }
         (_, None | Some(AethSyndrome::Ack(_))) => answer(qp, port, packet, psn),
-        // A response with data cannot be negative.
+        // A NAK cannot carry data.
         (_, Some(_)) => port.counters.malformed += 1,
     }
 }
 
-/// The responder misses the oldest unacknowledged packet.
+/// Handles a PSN sequence error: the responder misses the oldest unacknowledged packet.
 fn sequence_error(qp: &mut Qp, port: &mut Port<'_>) {
     let requester = &mut qp.engine.requester;
     if requester.went_back {
@@ -94,7 +95,7 @@ fn sequence_error(qp: &mut Qp, port: &mut Port<'_>) {
     requester.go_back();
 }
 
-/// The responder has no receive WQE for the oldest unacknowledged packet.
+/// Handles an RNR NAK: the responder has no receive WQE for the oldest unacknowledged packet.
 fn receiver_not_ready(qp: &mut Qp, port: &mut Port<'_>, timer: u8) {
     let requester = &mut qp.engine.requester;
     if requester.pause.is_some() {
@@ -111,7 +112,7 @@ fn receiver_not_ready(qp: &mut Qp, port: &mut Port<'_>, timer: u8) {
     requester.go_back();
 }
 
-/// A read response or an atomic acknowledge.
+/// Handles a read response or an atomic response.
 fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     let requester = &mut qp.engine.requester;
     let Some(at) = requester.requests.iter().position(|request| request.contains(psn)) else {
@@ -124,11 +125,11 @@ fn answer(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
         port.counters.stale_responses += 1;
         return;
     }
-    // It acknowledges what was sent before it, except what needs an answer of its own.
+    // It acknowledges earlier packets, except those that need a separate response.
     if number > request.responses || !acknowledge(qp, port, psn) {
         return qp.engine.requester.gap(port);
     }
-    // Now the request is the oldest, unless a full completion queue took the queue pair down.
+    // The request is the oldest now, unless a full completion queue failed the queue pair.
     let (mtu, user) = (qp.attributes.mtu, qp.user());
     let Some(request) = qp.engine.requester.requests.front_mut().filter(|_| qp.state == QpState::Rts) else {
         return;

@@ -1,4 +1,4 @@
-//! Fetches WQEs and sends request packets.
+//! Fetching of WQEs and transmission of request packets.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::wire::packet;
 
 /// Fetches posted WQEs, as far ahead as is useful.
 fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
-    // What is behind a registration may use the key that it changes.
+    // WQEs after a UMR may use the key that it changes.
     while qp.engine.requester.requests.len() < FETCH_AHEAD
         && !qp.engine.requester.stopped
         && qp.engine.requester.requests.back().is_none_or(|last| last.wqe.change.is_none())
@@ -53,14 +53,14 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
         };
         requester.stopped = request.fault.is_some();
         requester.next = requester.next.plus(request.packets);
-        // One that says it is longer than what is posted is refused, and ends there.
+        // A WQE that claims more blocks than are posted is refused, and ends with them.
         requester.fetched = index.wrapping_add(request.wqe.blocks.min(posted));
         requester.requests.push_back(request);
     }
     qp.engine.requester.advance_cursor(0);
 }
 
-/// Checks what only execution can tell: whether message length and local keys allow it.
+/// Checks what is known only at execution: message length and local keys.
 fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
     if request.wqe.local.length() > 1 << qp.attributes.log_message_max.min(30) {
         return Some(Syndrome::LocalLength);
@@ -68,7 +68,7 @@ fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
     if qp.service == ServiceType::Ud && request.wqe.local.length() > qp.attributes.mtu as u64 {
         return Some(Syndrome::LocalLength);
     }
-    // The entry is empty, or an address that the wire does not carry.
+    // The entry is empty, or its address does not belong to the wire.
     let source = request.wqe.destination.and_then(|destination| destination.source);
     if source.is_some_and(|source| port.gids.address(source) != Some(port.address)) {
         return Some(Syndrome::LocalQpOperation);
@@ -77,7 +77,7 @@ fn refuse(qp: &Qp, request: &Request, port: &Port<'_>) -> Option<Syndrome> {
     request.wqe.local.check(port.memory, qp.user(), need).err().map(|_| Syndrome::LocalProtection)
 }
 
-/// Changes the memory key that the request at the cursor is about. False if it is about none, or must wait.
+/// Executes the UMR at the cursor. Returns `false` if the request is not a UMR, or must wait.
 fn register(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let (user, requester) = (qp.user(), &mut qp.engine.requester);
     let at = requester.cursor;
@@ -120,13 +120,14 @@ pub(in crate::engine) fn transmit(qp: &mut Qp, port: &mut Port<'_>, budget: u32)
     true
 }
 
-/// Sends the packet at the cursor, which takes `numbers` sequence numbers.
+/// Sends the packet at the cursor, which takes `numbers` PSNs.
 fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     let requester = &mut qp.engine.requester;
     let (at, number, psn) = (requester.cursor, requester.packet, requester.cursor_psn());
     let again = psn.since(requester.sent) < 0;
 
-    // The state is moved on first: whether the sender stalls after this packet decides whether it asks for an acknowledgment.
+    // Advance first: whether the requester stalls after this packet decides whether the packet
+    // requests an acknowledgment.
     let request = &requester.requests[at];
     let (answered, last) = (request.is_answered(), number + numbers == request.packets);
     let signalled = request.wqe.signalled;
@@ -139,7 +140,8 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
 
     let part = Part { number, numbers, ask };
     let Ok(destination) = build(qp, &qp.engine.requester.requests[at], part, port) else {
-        // A key that was good when the WQE was fetched is gone. What was sent before must be acknowledged first: ask for it.
+        // The key became invalid after the WQE was fetched. Packets that were sent before must be
+        // acknowledged first.
         let requester = &mut qp.engine.requester;
         requester.requests[at].fault = Some(Syndrome::LocalProtection);
         requester.stopped = true;
@@ -157,7 +159,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     if reliable {
         requester.awaited.get_or_insert(port.now);
     } else {
-        // Nobody answers: sent is done.
+        // Unreliable: complete once sent.
         requester.unacknowledged = next;
         requester.unasked = 0;
     }
@@ -170,7 +172,8 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, numbers: u32) {
     port.wire.send(destination, port.frame);
 }
 
-/// A packet of a request: which, for how many sequence numbers it stands, and whether it asks for an acknowledgment.
+/// A packet of a request: its number, the PSNs it stands for, and whether it requests an
+/// acknowledgment.
 #[derive(Clone, Copy)]
 struct Part {
     number: u32,
@@ -178,7 +181,8 @@ struct Part {
     ask: bool,
 }
 
-/// Puts a packet of `request` into the port's frame, and gives the address that it goes to; `None` if there is no such address.
+/// Builds a packet of `request` in the port's frame. Returns its destination, or `None` if there is
+/// no such address.
 fn build(
     qp: &Qp,
     request: &Request,
@@ -244,7 +248,7 @@ fn build(
     Ok(Some(address))
 }
 
-/// The packet opcode of a part of a message; atomics have their own.
+/// Returns the packet opcode of a part of a message; not for atomics.
 fn packet_opcode(opcode: Opcode, first: bool, last: bool) -> Option<BthOpcode> {
     use BthOpcode as Bth;
     Some(match (opcode, first, last) {

@@ -1,4 +1,4 @@
-//! Executes request packets.
+//! Execution of request packets.
 
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
@@ -17,7 +17,7 @@ use crate::wire::packet::Packet;
 /// Executes the expected request packet.
 pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Refusal> {
     use BthOpcode as Bth;
-    // A packet goes on with the message that has begun, or begins one when there is none (IBTA 9.7.4.1.2).
+    // A packet continues the current message, or begins one if there is none (IBTA 9.7.4.1.2).
     let fits = match (&qp.engine.responder.message, packet.opcode) {
         (Message::None, opcode) => opcode.is_first(),
         (Message::Send { .. }, opcode) => {
@@ -61,8 +61,8 @@ pub(super) fn execute(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> 
     }
 }
 
-/// The shared receive queue that a message goes to, if it goes to one. That of an extended reliable connection is named in every
-/// request, and must belong to the domain of the queue pair.
+/// Returns the shared receive queue of a message, if any. An XRC request names it, and it must
+/// belong to the domain of the queue pair.
 fn shared_queue(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> Result<Option<u32>, Refusal> {
     if qp.service != ServiceType::Xrc {
         return Ok(qp.srq);
@@ -72,15 +72,16 @@ fn shared_queue(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> Result<Option<
     if domain.is_some() && domain == qp.xrcd { Ok(Some(number)) } else { Err(INVALID) }
 }
 
-/// As whom a request uses memory keys. Of an extended reliable connection that is the shared receive queue which it names: its queue pair
-/// belongs to nobody (IBTA annex A14).
+/// Returns the user that a request's memory keys are checked for. For XRC it is the named shared
+/// receive queue, since the queue pair has no protection domain (IBTA annex A14).
 pub(super) fn requester(qp: &Qp, port: &Port<'_>, packet: &Packet<'_>) -> User {
     let named = if qp.service == ServiceType::Xrc { shared_queue(qp, port, packet) } else { Ok(None) };
     let queue = named.ok().flatten().and_then(|number| port.srqs.get(number));
     queue.map_or(qp.user(), |srq| qp.receiver(srq.pd))
 }
 
-/// Takes the next receive WQE, of a shared receive queue if one is given. One that is bad is left with the message, to be abandoned.
+/// Takes the next receive WQE, from the shared receive queue if one is given. An invalid one stays
+/// with the message and is flushed with it.
 pub(in crate::engine) fn take_receive(
     qp: &mut Qp,
     port: &mut Port<'_>,
@@ -132,7 +133,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     let shared = shared_queue(qp, port, packet)?;
     let (receive, done) = match std::mem::take(&mut qp.engine.responder.message) {
         Message::Send { receive, done } if receive.queue == shared => (receive, done),
-        // Its other packets went elsewhere.
+        // Earlier packets had another destination.
         message @ Message::Send { .. } => {
             qp.engine.responder.message = message;
             return Err(INVALID);
@@ -154,7 +155,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     } else if packet.headers.contains(Headers::IETH)
         && !port.memory.invalidate(requester(qp, port, packet), packet.invalidated)
     {
-        // The data is there by now; that its key is not gone must not go unnoticed.
+        // The data has been written; an invalid key must still be reported.
         Some((NakCode::RemoteAccess, Syndrome::LocalAccess))
     } else {
         None
@@ -178,7 +179,7 @@ fn send(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     Ok(())
 }
 
-/// Completes a message that took a receive WQE.
+/// Completes a message that uses a receive WQE.
 fn finish(
     qp: &mut Qp,
     port: &mut Port<'_>,
@@ -191,7 +192,7 @@ fn finish(
     let arrival = Arrival {
         opcode,
         length: length as u32,
-        // A packet has one of the two.
+        // A packet has at most one of the two.
         immediate: packet.immediate | packet.invalidated,
         solicited: packet.bth.solicited(),
         data,
@@ -212,7 +213,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
             }
             let reth = &packet.reth;
             let (address, rkey, length) = (reth.address.get(), reth.rkey.get(), u64::from(reth.length.get()));
-            // The whole range is checked before the first byte is written.
+            // Check the whole range before the first byte is written.
             port.memory.translate(rkey, user, address, length, Access::REMOTE_WRITE).map_err(|_| ACCESS)?;
             (address, rkey, length, 0)
         };
@@ -222,7 +223,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
         return Err(INVALID);
     }
     let immediate = packet.headers.contains(Headers::IMM_DT);
-    // Taken before the bytes are written, so that a repetition after RNR writes them once.
+    // Take it before writing, so that a repetition after an RNR NAK writes the bytes once.
     let receive = if immediate {
         let shared = shared_queue(qp, port, packet)?;
         Some(take_receive(qp, port, shared)?)
@@ -234,7 +235,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
         .translate(rkey, user, address.wrapping_add(done), packet.payload.len() as u64, Access::REMOTE_WRITE)
         .map(|span| span.copy_from(packet.payload));
     if written.is_err() {
-        // Taken but not filled: it is flushed with the rest.
+        // Taken but not filled: it is flushed.
         qp.engine.responder.message =
             receive.map_or(Message::None, |receive| Message::Send { receive, done: 0 });
         return Err(ACCESS);
@@ -252,7 +253,7 @@ fn write(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Re
     Ok(())
 }
 
-/// Refuses a read or atomic that exceeds what the queue pair answers at a time (IBTA 9.7.4.1.6).
+/// Refuses a read or atomic that exceeds the queue pair's responder depth (IBTA 9.7.4.1.6).
 fn check_depth(qp: &Qp) -> Result<(), Refusal> {
     let depth = qp.attributes.max_responder_depth.max(1) as usize;
     if qp.engine.responder.depth() < depth { Ok(()) } else { Err(INVALID) }
@@ -285,7 +286,7 @@ fn read(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), Ref
     Ok(())
 }
 
-/// Response packets of a read of `length` bytes.
+/// Returns the number of response packets of a read of `length` bytes.
 pub(super) fn packets(length: u32, mtu: usize) -> u32 {
     length.div_ceil(mtu as u32).max(1)
 }
@@ -311,7 +312,7 @@ fn atomic(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) -> Result<(), R
     let need = Access::REMOTE_ATOMIC;
     let user = requester(qp, port, packet);
     let span = port.memory.translate(rkey, user, address, atomic.bytes, need).map_err(|_| ACCESS)?;
-    // `None`: the key's addresses are aligned, but the memory behind them is not.
+    // `None`: the key's address is aligned, but the memory it maps to is not.
     let original = atomic.execute(&span).ok_or(Refusal::Fatal(NakCode::RemoteOperational, None))?;
     port.counters.atomics += 1;
     let depth = qp.attributes.max_responder_depth.max(1) as usize;

@@ -1,7 +1,8 @@
-//! The responder: executes requests in order, once, and answers them (IBTA 9.7.4, 9.7.5.1, 9.7.7).
+//! The responder: executes requests in order, once, and responds to them (IBTA 9.7.4, 9.7.5.1,
+//! 9.7.7).
 //!
-//! Everything that goes back lies in one queue, in the order of the requests, so that no acknowledgment overtakes the response of an
-//! earlier read, which the requester would take for lost.
+//! All responses are in one queue, in the order of the requests, so that no acknowledgment
+//! overtakes the response of an earlier read, which the requester would consider lost.
 
 mod execute;
 mod respond;
@@ -25,50 +26,53 @@ use crate::object::{Attributes, Qp};
 use crate::wire::packet::Packet;
 use execute::{execute, requester};
 
-/// Repeated reads that wait at most, in multiples of the queue pair's depth; a further one is dropped and will be repeated.
+/// Largest number of queued repeated reads, in multiples of the queue pair's depth; a further one
+/// is dropped and will be repeated.
 const REPEATED_DEPTH: usize = 2;
 
-/// Response packets of earlier reads that are sent at once when an atomic comes.
+/// Largest number of response packets of earlier reads that are sent at once when an atomic
+/// arrives.
 const READ_PACKETS_BEFORE_ATOMIC: u32 = 256;
 
-/// A message that has begun to arrive.
+/// A partly received message.
 #[derive(Debug, Default)]
 enum Message {
     /// None.
     #[default]
     None,
-    /// A send, `done` bytes of which lie in the receive WQE.
+    /// A send, `done` bytes of which are in the receive WQE's buffers.
     Send { receive: Receive, done: u64 },
     /// An RDMA write of `length` bytes to `address`, `done` of which are written.
     Write { address: u64, rkey: u32, length: u64, done: u64 },
 }
 
-/// What goes back to the requester.
+/// A response to the requester.
 #[derive(Debug)]
 enum Response {
-    /// Everything up to a sequence number is done.
+    /// Everything up to a PSN is complete.
     Ack { psn: Psn, msn: u32 },
-    /// A request is refused or must be repeated.
+    /// A request was refused or must be repeated.
     Nak { psn: Psn, msn: u32, syndrome: AethSyndrome },
-    /// An atomic was executed, now or, if this is a `repeat`, before.
+    /// An atomic was executed, now or, for a `repeat`, before.
     Atomic { psn: Psn, msn: u32, original: u64, repeat: bool },
-    /// A read of `length` bytes, of which `sent` packets have gone.
+    /// A read of `length` bytes, of which `sent` packets were sent.
     Read { psn: Psn, msn: u32, pd: u32, address: u64, rkey: u32, length: u32, sent: u32, repeat: bool },
 }
 
-/// The result of an atomic, kept in case its response is lost.
+/// The result of an atomic, kept in case the response is lost.
 #[derive(Clone, Copy, Debug)]
 struct Executed {
     psn: Psn,
     original: u64,
 }
 
-/// Why a request is not done.
+/// Why a request was not executed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Refusal {
-    /// No receive WQE: the requester shall wait.
+    /// No receive WQE: the requester must wait.
     NotReady,
-    /// The connection ends with this NAK. The receive WQE in use, if it is at fault, completes with the syndrome.
+    /// The connection ends with this NAK. If the receive WQE in use is at fault, it completes with
+    /// the syndrome.
     Fatal(NakCode, Option<Syndrome>),
 }
 
@@ -81,20 +85,21 @@ pub(super) struct Responder {
     expected: Psn,
     /// Messages completed, 24 bits.
     msn: u32,
-    /// The gap before the expected packet, or the missing receive WQE, was told already.
+    /// The gap, or the missing receive WQE, was already reported by a NAK.
     nak_sent: bool,
     message: Message,
     responses: VecDeque<Response>,
     executed: VecDeque<Executed>,
     /// Receive WQEs taken, modulo 2^16.
     consumer: u16,
-    /// A receive WQE that was taken for a message which then came to nothing: the next message's.
+    /// A receive WQE that was taken for an incomplete message; the next message uses it.
     taken: Option<Receive>,
-    /// The user of a queue pair in error knows that it takes no more from its shared receive queue.
+    /// The event that a queue pair in error holds no more WQEs of its shared receive queue was
+    /// sent.
     last_wqe_told: bool,
     /// Buffers of the last receive WQE.
     spare: Receive,
-    /// The NAK that ended the connection, to be repeated if it gets lost.
+    /// The NAK that ended the connection, repeated if it gets lost.
     fatal: Option<(Psn, NakCode)>,
 }
 
@@ -104,34 +109,34 @@ impl Responder {
         self.expected = Psn::new(attributes.next_receive_psn);
     }
 
-    /// Sequence number of the packet that is expected, and messages received.
+    /// Returns the expected PSN and the number of messages received.
     pub(super) fn sequence(&self) -> (Psn, u32) {
         (self.expected, self.msn)
     }
 
-    /// Number of the next receive WQE.
+    /// Returns the index of the next receive WQE.
     pub(super) fn consumer(&self) -> u16 {
         self.consumer
     }
 
-    /// Takes a receive WQE and gives its number.
+    /// Takes a receive WQE and returns its index.
     pub(super) fn consume(&mut self) -> u16 {
         let index = self.consumer;
         self.consumer = index.wrapping_add(1);
         index
     }
 
-    /// Whether the event of the last WQE was sent before; from now on it was.
+    /// Returns whether the last-WQE event was sent before, and records that it is sent now.
     pub(super) fn tell_last_wqe(&mut self) -> bool {
         std::mem::replace(&mut self.last_wqe_told, true)
     }
 
-    /// Leaves receive WQEs out, up to `index`.
+    /// Skips receive WQEs up to `index`.
     pub(super) fn skip_to(&mut self, index: u16) {
         self.consumer = index;
     }
 
-    /// Ends the message that is arriving and gives its receive WQE, if it took one.
+    /// Ends the current message and returns its receive WQE, if it took one.
     pub(super) fn abandon(&mut self) -> Option<Receive> {
         match std::mem::take(&mut self.message) {
             Message::Send { receive, .. } => Some(receive),
@@ -139,12 +144,13 @@ impl Responder {
         }
     }
 
-    /// Keeps a receive WQE's buffers for another.
+    /// Keeps a receive WQE's allocations for reuse.
     pub(super) fn keep(&mut self, receive: Receive) {
         self.spare = receive;
     }
 
-    /// Reads and atomics that are not answered yet. Repeated ones do not count: the network may have doubled them.
+    /// Returns the number of reads and atomics without a response. Repeated ones do not count: the
+    /// network may have duplicated them.
     fn depth(&self) -> usize {
         let answers = |response: &&Response| {
             matches!(response, Response::Read { repeat: false, .. } | Response::Atomic { repeat: false, .. })
@@ -152,7 +158,7 @@ impl Responder {
         self.responses.iter().filter(answers).count()
     }
 
-    /// Acknowledges everything executed so far, together with an acknowledgment that still waits.
+    /// Acknowledges everything executed so far, merging with a queued acknowledgment.
     fn acknowledge(&mut self) {
         let ack = Response::Ack { psn: self.expected.previous(), msn: self.msn };
         match self.responses.back_mut() {
@@ -170,12 +176,12 @@ impl Responder {
     }
 }
 
-/// Takes a request from the wire.
+/// Handles a request packet.
 pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     let psn = Psn::new(packet.bth.psn());
     let responder = &mut qp.engine.responder;
     if qp.state == QpState::Err {
-        // The peer may have missed the NAK that ended the connection: without it, it would only see a timeout.
+        // Repeat the NAK that ended the connection: without it the peer only sees a timeout.
         match responder.fatal {
             Some((last, code)) if psn.since(last) <= 0 && responder.responses.is_empty() => {
                 responder.refuse(last, AethSyndrome::Nak(code));
@@ -233,9 +239,9 @@ pub(super) fn receive(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     }
 }
 
-/// Sends the responses of earlier reads: they take their bytes from memory now, not after the atomic that is about to change it (IBTA
-/// 9.5: an atomic is not executed before reads that came before it). False if there are too many of them; the request is then as good as
-/// lost and comes again, or the queue pair failed meanwhile.
+/// Sends the responses of earlier reads, which must read memory before the atomic changes it (IBTA
+/// 9.5). Returns `false` if there are too many, in which case the request is dropped and repeated
+/// by the peer, or if the queue pair failed.
 fn answer_reads(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     let reads = |qp: &Qp| {
         let responses = &qp.engine.responder.responses;
@@ -250,7 +256,8 @@ fn answer_reads(qp: &mut Qp, port: &mut Port<'_>) -> bool {
     done
 }
 
-/// A request that was executed before: its response was lost, or the network doubled it (IBTA 9.7.5.1.3, 9.7.5.1.5).
+/// Handles a duplicate request: its response was lost, or the network duplicated it (IBTA
+/// 9.7.5.1.3, 9.7.5.1.5).
 fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
     let depth = qp.attributes.max_responder_depth.max(1) as usize;
     let user = requester(qp, port, packet);
@@ -276,7 +283,7 @@ fn repeat(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>, psn: Psn) {
             }
         }
         BthOpcode::CompareSwap | BthOpcode::FetchAdd => {
-            // Never executed again: without a stored result the requester waits for a response that is still on its way.
+            // Never execute it again: without a stored result, the response is still on its way.
             let stored = responder.executed.iter().rev().find(|executed| executed.psn == psn).copied();
             if let Some(Executed { original, .. }) = stored
                 && responder.responses.len() < REPEATED_DEPTH * depth

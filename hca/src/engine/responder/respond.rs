@@ -1,4 +1,4 @@
-//! Sends what goes back to the requester.
+//! Transmission of responses.
 
 use barewire_layouts::command::qp::QpState;
 use barewire_layouts::roce::{
@@ -63,7 +63,7 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
                 let last = *sent == packets(length, attributes.mtu);
                 let part = Part { psn, msn, address, rkey, length, number, last };
                 if !read_response(attributes, (transport, user), port, part) {
-                    // The key went away in the middle: what is still wanted of it is refused.
+                    // The key became invalid in the middle of the read: refuse the rest.
                     let psn = psn.plus(number);
                     qp.engine.responder.responses.clear();
                     qp.engine.responder.refuse(psn, AethSyndrome::Nak(NakCode::RemoteAccess));
@@ -81,8 +81,9 @@ pub(in crate::engine) fn respond(qp: &mut Qp, port: &mut Port<'_>, budget: u32) 
     !qp.engine.responder.responses.is_empty()
 }
 
-/// Sends the acknowledgments that wait, as the connection ends by a command: what they are for was completed, so that the driver may have
-/// seen it and be done, and without them the peer would ask somebody who is gone.
+/// Sends queued acknowledgments when a command ends the connection. The requests were completed, so
+/// the driver may be finished; without the acknowledgments the peer would retry to a queue pair
+/// that no longer exists.
 pub(in crate::engine) fn acknowledge_owed(qp: &mut Qp, port: &mut Port<'_>) {
     while let Some(&Response::Ack { psn, msn }) = qp.engine.responder.responses.front() {
         port.counters.acks_sent += 1;
@@ -99,7 +100,7 @@ fn acknowledgment(attributes: &Attributes, transport: Transport, port: &mut Port
     dispatch(attributes, port);
 }
 
-/// One packet of a read's response.
+/// One packet of a read response.
 #[derive(Clone, Copy)]
 struct Part {
     psn: Psn,
@@ -111,7 +112,7 @@ struct Part {
     last: bool,
 }
 
-/// Sends one packet of a read's response; false if the key does not allow it any more.
+/// Sends one packet of a read response. Returns `false` if the key does not allow it any more.
 fn read_response(
     attributes: &Attributes,
     (transport, user): (Transport, User),
@@ -141,7 +142,7 @@ fn read_response(
     true
 }
 
-/// Seals and sends the port's frame.
+/// Completes the port's frame with its ICRC and sends it.
 fn dispatch(attributes: &Attributes, port: &mut Port<'_>) {
     packet::finish(port.frame, port.address, attributes.remote_address);
     port.counters.packets_sent += 1;

@@ -1,4 +1,5 @@
-//! The responder of unreliable connections (IBTA 9.8.2.2): a message arrives whole or not at all, and nobody is told.
+//! The responder of unreliable connections (IBTA 9.8.2.2): a message arrives completely or is
+//! dropped silently.
 
 use barewire_layouts::command::qp::QpState;
 
@@ -8,8 +9,8 @@ use crate::engine::{Port, completer};
 use crate::object::Qp;
 use crate::wire::packet::Packet;
 
-/// Takes a request from the wire. A packet that is not the expected one ends the message before; the next message starts wherever
-/// its first packet is.
+/// Handles a request packet. An unexpected packet ends the current message; the next message starts
+/// at its first packet.
 pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, packet: &Packet<'_>) {
     if qp.state == QpState::Err {
         port.counters.wrong_state += 1;
@@ -24,7 +25,7 @@ pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, pa
     }
     responder.expected = psn.plus(1);
     if !packet.opcode.is_first() && matches!(responder.message, Message::None) {
-        // The rest of a message whose beginning is lost.
+        // The rest of a message whose beginning was lost.
         return;
     }
     match execute(qp, port, packet) {
@@ -44,7 +45,8 @@ pub(in crate::engine) fn receive_unreliable(qp: &mut Qp, port: &mut Port<'_>, pa
 }
 
 impl Responder {
-    /// Forgets the message that is arriving; the receive WQE that it took is the next message's. False if there was none.
+    /// Drops the current message; the next message uses its receive WQE. Returns `false` if there
+    /// was none.
     fn drop_message(&mut self) -> bool {
         match std::mem::take(&mut self.message) {
             Message::None => false,

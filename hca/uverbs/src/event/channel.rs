@@ -1,4 +1,5 @@
-//! A descriptor that a program reads events from: a completion channel, a context's asynchronous events, DEVX events.
+//! Descriptors from which a program reads events: completion channels, asynchronous events of a
+//! context, DEVX events.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -6,55 +7,57 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::errno::Errno;
 
-/// Longest event: a cookie and an entry of an event queue.
+/// Longest event: a cookie and an event queue entry.
 const LONGEST: usize = 8 + 64;
 
-/// One end of a pair of sockets that keeps messages apart; the program has the other. It may poll, block or not, and close it as it likes.
+/// One end of a `SOCK_SEQPACKET` pair; the program has the other and may poll, block or close it at
+/// any time.
 #[derive(Debug)]
 pub(crate) struct Channel {
     ours: OwnedFd,
-    /// The program's descriptor, and what tells whether it still is that.
+    /// The program's descriptor, and the file it referred to when it was created.
     theirs: RawFd,
     inode: u64,
-    /// DEVX: cookies only, no entries.
+    /// DEVX: send cookies without event queue entries.
     cookies_only: bool,
     waiting: Mutex<VecDeque<Vec<u8>>>,
 }
 
 impl Channel {
-    /// Makes a channel. The program's descriptor is [`Channel::descriptor`].
+    /// Creates a channel. The program's descriptor is [`Channel::descriptor`].
     pub(crate) fn new(cookies_only: bool) -> Result<Self, Errno> {
         let mut pair = [-1; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-        // SAFETY: room for two descriptors.
+        // SAFETY: the array has room for two descriptors.
         if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) } != 0 {
             return Err(Errno::last());
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: both were opened above and have no other owner.
         let (theirs, ours) = unsafe { (OwnedFd::from_raw_fd(pair[0]), OwnedFd::from_raw_fd(pair[1])) };
         let inode = inode(theirs.as_raw_fd()).ok_or(Errno::IO)?;
         Ok(Self { ours, theirs: theirs.into_raw_fd(), inode, cookies_only, waiting: Mutex::default() })
     }
 
-    /// The program's end.
+    /// Returns the program's descriptor.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.theirs
     }
 
-    /// Tells the program of its descriptor. If that fails the descriptor is nobody's, and closed.
+    /// Passes the descriptor to the program by `give`, and closes it if that fails.
     pub(crate) fn hand_over(&self, tell: impl FnOnce(u32) -> Result<(), Errno>) -> Result<(), Errno> {
         tell(self.theirs as u32).inspect_err(|_| {
-            // SAFETY: just opened, and the program does not know of it.
+            // SAFETY: the descriptor was opened by `new` and was not passed to the program.
             unsafe { libc::close(self.theirs) };
         })
     }
 
-    /// The program has not closed its end.
+    /// Returns whether the program still has its end open.
     pub(crate) fn is_open(&self) -> bool {
         inode(self.theirs) == Some(self.inode)
     }
 
-    /// Sends an event, at the latest when there is room. False if nobody can read it.
+    /// Sends an event, or queues it until there is room. Returns `false` if the program closed its
+    /// end.
     pub(crate) fn send(&self, event: &[u8]) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if !waiting.is_empty() || !self.try_send(event) {
@@ -75,7 +78,7 @@ impl Channel {
         self.send(&event);
     }
 
-    /// Sends what waits for room. True if something still does.
+    /// Sends queued events. Returns `true` if some remain queued.
     pub(crate) fn send_rest(&self) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(event) = waiting.front() {
@@ -89,20 +92,21 @@ impl Channel {
 
     fn try_send(&self, event: &[u8]) -> bool {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: so many bytes of a live slice.
+        // SAFETY: the pointer and length are those of a live slice.
         let sent = unsafe { libc::send(self.ours.as_raw_fd(), event.as_ptr().cast(), event.len(), flags) };
         sent == event.len() as isize
     }
 
-    /// Takes the unread events back that begin with `key`, and leaves the others in order. How many there were.
+    /// Removes the unread events that begin with `key`, keeps the others in order, and returns how
+    /// many were removed.
     ///
-    /// Each unread event is either read here or by the program, never by both.
+    /// Each unread event is read either here or by the program, never by both.
     pub(crate) fn take_back(&self, key: u64) -> u32 {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let mut unread = VecDeque::new();
         while self.is_open() {
             let mut event = [0; LONGEST];
-            // SAFETY: the buffer is as long as said.
+            // SAFETY: the buffer has this length.
             let length = unsafe {
                 libc::recv(self.theirs, event.as_mut_ptr().cast(), event.len(), libc::MSG_DONTWAIT)
             };
@@ -124,21 +128,21 @@ impl Channel {
     }
 }
 
-/// A test has no program that would close its end.
+/// In tests no program closes the other end.
 #[cfg(test)]
 impl Drop for Channel {
     fn drop(&mut self) {
         if self.is_open() {
-            // SAFETY: the program's descriptor, and nobody else has it.
+            // SAFETY: the descriptor is open and has no other owner in a test.
             unsafe { libc::close(self.theirs) };
         }
     }
 }
 
-/// What a descriptor refers to.
+/// Returns the file that a descriptor refers to.
 fn inode(descriptor: RawFd) -> Option<u64> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the answer, which is there if the call succeeds.
+    // SAFETY: the buffer has room for the result, which is initialised if the call succeeds.
     unsafe { (libc::fstat(descriptor, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
 }
 
@@ -148,7 +152,7 @@ mod tests {
 
     fn read(channel: &Channel) -> Option<u64> {
         let mut event = [0; 8];
-        // SAFETY: the buffer is as long as said.
+        // SAFETY: the buffer has this length.
         let length = unsafe {
             libc::recv(channel.descriptor(), event.as_mut_ptr().cast(), event.len(), libc::MSG_DONTWAIT)
         };
@@ -156,7 +160,7 @@ mod tests {
     }
 
     fn close(channel: &Channel) {
-        // SAFETY: the test's own descriptor.
+        // SAFETY: the test owns the descriptor.
         unsafe { libc::close(channel.descriptor()) };
     }
 

@@ -1,4 +1,5 @@
-//! Completion and asynchronous events on their way from the device's event queue to the descriptors that programs read.
+//! Delivery of completion and asynchronous events from the device's event queue to the descriptors
+//! that programs read.
 
 mod channel;
 mod queue;
@@ -15,7 +16,7 @@ use crate::abi::AsyncEvent;
 pub(crate) use channel::Channel;
 pub(crate) use queue::Queue;
 
-/// What kind of object an asynchronous event is about.
+/// The kind of object that an asynchronous event concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Cq,
@@ -23,19 +24,19 @@ pub(crate) enum Kind {
     Srq,
 }
 
-/// Who is told of an object, and how often that was.
+/// The channel for an object's events, and the number of events reported.
 #[derive(Debug)]
 struct Listener {
-    /// What the program calls the object.
+    /// User handle of the object.
     user_handle: u64,
     channel: Weak<Channel>,
     told: u32,
 }
 
-/// A program's wish to be told of events of an object that it made by DEVX.
+/// A subscription to events of an object that was created by DEVX.
 #[derive(Debug)]
 struct Subscription {
-    /// Event type and object, by what made it and its number; none for events of the device.
+    /// Event type and object (creating command and number); no object for events of the device.
     event_type: u16,
     object: Option<(CommandOpcode, u32)>,
     cookie: u64,
@@ -46,40 +47,40 @@ struct Subscription {
 enum Target {
     /// A DEVX event channel.
     Channel(Weak<Channel>),
-    /// An eventfd of the program's.
+    /// An eventfd of the program.
     Counter(i32),
 }
 
-/// Who is told of what.
+/// Returns the table of event subscriptions.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     completions: HashMap<u32, Listener>,
     asynchronous: HashMap<(Kind, u32), Listener>,
-    /// The asynchronous channels of the open contexts, for events of the port and the device.
+    /// Asynchronous channels of the open contexts, for port and device events.
     contexts: Vec<Weak<Channel>>,
     subscriptions: Vec<Subscription>,
 }
 
 impl Events {
-    /// Completions of queue `cqn` go to `channel` from now on.
+    /// Sends completion events of queue `cqn` to `channel`.
     pub(crate) fn on_completion(&mut self, cqn: u32, user_handle: u64, channel: &Arc<Channel>) {
         let listener = Listener { user_handle, channel: Arc::downgrade(channel), told: 0 };
         self.completions.insert(cqn, listener);
     }
 
-    /// Asynchronous events of an object go to `channel` from now on.
+    /// Sends asynchronous events of an object to `channel`.
     pub(crate) fn on_event(&mut self, kind: Kind, number: u32, user_handle: u64, channel: &Weak<Channel>) {
         let listener = Listener { user_handle, channel: channel.clone(), told: 0 };
         self.asynchronous.insert((kind, number), listener);
     }
 
-    /// A context wants to know of its port and device.
+    /// Adds a context's channel for port and device events.
     pub(crate) fn on_device(&mut self, channel: &Arc<Channel>) {
         self.contexts.retain(|context| context.strong_count() > 0);
         self.contexts.push(Arc::downgrade(channel));
     }
 
-    /// A DEVX object's events go to a channel, or to an eventfd.
+    /// Sends a DEVX object's events to a channel or an eventfd.
     pub(crate) fn subscribe(
         &mut self,
         (event_type, object): (u16, Option<(CommandOpcode, u32)>),
@@ -95,22 +96,23 @@ impl Events {
         self.subscriptions.push(Subscription { event_type, object, cookie, target });
     }
 
-    /// The object is gone.
+    /// Removes the subscriptions of a destroyed object.
     pub(crate) fn unsubscribe(&mut self, object: (CommandOpcode, u32)) {
         self.subscriptions.retain(|subscription| subscription.object != Some(object));
     }
 
-    /// No more completion events; those that nobody read vanish. How many were read.
+    /// Ends completion events of a queue and discards the unread ones. Returns how many were read.
     pub(crate) fn end_completions(&mut self, cqn: u32) -> u32 {
         self.completions.remove(&cqn).map_or(0, Listener::end)
     }
 
-    /// No more asynchronous events of an object; those that nobody read vanish. How many were read.
+    /// Ends asynchronous events of an object and discards the unread ones. Returns how many were
+    /// read.
     pub(crate) fn end_events(&mut self, kind: Kind, number: u32) -> u32 {
         self.asynchronous.remove(&(kind, number)).map_or(0, Listener::end)
     }
 
-    /// Hands an entry of the event queue on.
+    /// Delivers an event queue entry.
     fn deliver(&mut self, event: &Eqe) {
         self.notify_subscribers(event);
         let Some(event_type) = EventType::from_bits(event.event_type) else { return };
@@ -177,14 +179,15 @@ impl Events {
                 }
                 Target::Counter(counter) => {
                     let one = 1_u64;
-                    // SAFETY: eight bytes from a live number, to a descriptor that the program gave for this.
+                    // SAFETY: writes 8 bytes of a live number to a descriptor that the program
+                    // supplied for this.
                     unsafe { libc::write(*counter, (&raw const one).cast(), size_of_val(&one)) };
                 }
             }
         }
     }
 
-    /// Sends what found no room before. True if something still waits.
+    /// Sends queued events. Returns `true` if some remain queued.
     fn send_rest(&mut self) -> bool {
         let listeners = self.completions.values().chain(self.asynchronous.values());
         let subscribers = self.subscriptions.iter().filter_map(|subscription| match &subscription.target {
@@ -209,7 +212,7 @@ impl Listener {
         }
     }
 
-    /// Takes back what nobody read. How many events were read.
+    /// Discards unread events. Returns how many were read.
     fn end(self) -> u32 {
         let unread = self.channel.upgrade().map_or(0, |channel| channel.take_back(self.user_handle));
         self.told.wrapping_sub(unread)

@@ -1,4 +1,4 @@
-//! The device's event queue and the thread that serves it, as a kernel's interrupt handler would.
+//! The device's event queue and the thread that serves it, like the kernel's interrupt handler.
 
 use std::io;
 use std::ptr::NonNull;
@@ -18,20 +18,20 @@ use crate::errno::Errno;
 
 const LOG_ENTRIES: u8 = 13;
 const ENTRIES: usize = 1 << LOG_ENTRIES;
-/// How long the thread sleeps while a full channel waits to be read.
+/// Sleep between attempts to send to a full channel.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// An event queue that nobody serves yet.
+/// An event queue before its thread is started.
 #[derive(Debug)]
 pub(crate) struct Queue {
     number: u32,
     channel: Arc<EventChannel>,
-    /// As long as the process: the device writes here until its end.
+    /// Lives as long as the process, because the device writes here until the end.
     ring: &'static [AtomicU8],
 }
 
 impl Queue {
-    /// Makes the event queue of a device, for every kind of event.
+    /// Creates a device's event queue, for every kind of event.
     pub(crate) fn new(device: &Device) -> Result<Self, Errno> {
         let ring: &'static [AtomicU8] =
             Vec::leak((0..(ENTRIES + 1) * EQE_BYTES).map(|_| AtomicU8::new(0)).collect());
@@ -41,7 +41,7 @@ impl Queue {
             ring[entry * EQE_BYTES + OWNER_OFFSET].store(INITIAL_OWNER, Ordering::Relaxed);
         }
         let start = NonNull::from(ring).cast::<u8>();
-        // SAFETY: the memory is never freed, may be written through shared references, and is read by atomic loads only.
+        // SAFETY: the memory is never freed, consists of atomics, and is read by atomic loads only.
         let umem = unsafe { device.register_umem(start, ring.len(), UmemAccess::LOCAL_WRITE) }?;
         let uar = command::<AllocUarIn>(device, |_| {})?.view::<AllocUarIn>()?.get(AllocUarOut::UAR);
         let answer = command::<CreateEqIn>(device, |create| {
@@ -59,12 +59,12 @@ impl Queue {
         Ok(Self { number, channel, ring })
     }
 
-    /// The event queue's number in contexts of completion queues.
+    /// Returns the number of the event queue.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Starts the thread that hands events on until the process ends.
+    /// Starts the thread that delivers events until the process ends.
     pub(crate) fn serve(self, adapter: Arc<Adapter>) -> io::Result<()> {
         thread::Builder::new().name("barewire-events".to_owned()).spawn(move || self.run(&adapter)).map(drop)
     }
@@ -73,7 +73,7 @@ impl Queue {
         let mut consumer = 0_u32;
         let mut waits = false;
         loop {
-            // A signal cannot end the sleep: they are blocked. Whatever else does is no reason to stop.
+            // Signals are blocked, so the sleep ends early only for a harmless reason.
             let _ = self.channel.wait(waits.then_some(RETRY));
             self.channel.take();
             let mut events = adapter.events();
@@ -87,7 +87,7 @@ impl Queue {
         }
     }
 
-    /// The entry that comes after `consumer` others, if the device has written it.
+    /// Returns entry `consumer`, or `None` if the device has not written it.
     fn entry(&self, consumer: u32) -> Option<Eqe> {
         let at = (consumer as usize & (ENTRIES - 1)) * EQE_BYTES;
         let entry = &self.ring[at..at + EQE_BYTES];

@@ -1,4 +1,4 @@
-//! Address handles: CREATE_AH. libmlx5 keeps them; it asks for the peer's Ethernet address only.
+//! Address handles: CREATE_AH. libmlx5 keeps them and asks for the peer's MAC address only.
 
 use zerocopy::IntoBytes;
 
@@ -26,7 +26,8 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let mut state = context.state();
     state.objects.get::<Pd>(request.pd_handle)?;
     let handle = state.objects.insert(Object::Ah { pd: request.pd_handle });
-    // The device makes Ethernet addresses of IP addresses (`02:00` and the last four bytes), so this is the peer's.
+    // The device derives MAC addresses from IP addresses (`02:00` and the last four bytes), so this
+    // is the peer's.
     let [.., a, b, c, d] = path.dgid;
     let response = CreateAhDriver {
         response_length: size_of::<CreateAhDriver>() as u32,

@@ -1,5 +1,5 @@
-//! Any call at all: the methods by their shapes, with whatever is in them. Nothing panics, nothing hangs, and when the context is gone
-//! the device is as it was.
+//! Arbitrary calls: every method with plausible and random arguments. None may panic or hang, and
+//! after the context is closed the device holds no more objects than before.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -12,24 +12,24 @@ use crate::config::{Link, Settings};
 use crate::context::Context;
 use crate::errno::Errno;
 
-/// How an attribute of a method looks.
+/// The form of a method's attribute.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
-    /// A handle or a descriptor, given or taken.
+    /// A handle or descriptor, as input or output.
     Handle,
     /// A number.
     Number,
-    /// A command of the older ABI.
+    /// A command of the write() ABI.
     Command,
-    /// So many bytes for the method.
+    /// Input of this many bytes.
     In(u16),
-    /// So many bytes of room.
+    /// Output room of this many bytes.
     Out(u16),
 }
 
 use Shape::{Command, Handle, In, Number, Out};
 
-/// Object, method and the attributes that it knows.
+/// Object, method and the attributes that the method supports.
 type Method = (u16, u16, &'static [(u16, Shape)]);
 
 const METHODS: &[Method] = &[
@@ -121,11 +121,11 @@ const METHODS: &[Method] = &[
     (0x1008, 0x1001, &[(0x1000, Handle)]),
 ];
 
-/// Commands of the older ABI, and some that are none.
+/// Commands of the write() ABI, and some invalid ones.
 const COMMANDS: [u64; 17] =
     [1, 3, 5, 9, 11, 14, 17, 19, 25, 26, 33, 34, 37, 40, 0x8000_0001, 0x8000_001a, 0x8000_0039];
 
-/// Memory that programs of this test register.
+/// Memory that the test's programs register.
 fn arena() -> u64 {
     static ARENA: OnceLock<u64> = OnceLock::new();
     *ARENA.get_or_init(|| {
@@ -134,7 +134,7 @@ fn arena() -> u64 {
     })
 }
 
-/// A device, and a UAR page of it.
+/// A device and one of its UAR pages.
 fn adapter() -> &'static (Arc<Adapter>, u32) {
     static ADAPTER: OnceLock<(Arc<Adapter>, u32)> = OnceLock::new();
     ADAPTER.get_or_init(|| {
@@ -145,7 +145,7 @@ fn adapter() -> &'static (Arc<Adapter>, u32) {
     })
 }
 
-/// Numbers as programs have them, and others.
+/// Typical and extreme numbers.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..8_u64,
@@ -156,7 +156,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// An attribute: its number, length and data; data of a length lies in memory of its own.
+/// An attribute: number, length and data; data longer than 8 bytes is in separate memory.
 #[derive(Clone, Debug)]
 struct Given {
     id: u16,
@@ -179,7 +179,7 @@ fn given(id: u16, shape: Shape) -> BoxedStrategy<Given> {
             })
             .boxed(),
     };
-    // Now and then it is of another length, or its address is bad.
+    // Sometimes the length is wrong or the address is invalid.
     let wrong =
         (0..300_u16, number()).prop_map(move |(length, data)| Given { id, length, data, memory: None });
     prop_oneof![12 => right, 1 => wrong].boxed()
@@ -200,7 +200,7 @@ struct Call {
 fn call() -> impl Strategy<Value = Call> {
     select(METHODS.to_vec()).prop_flat_map(|(object, method, shapes)| {
         let list: Vec<_> = shapes.iter().map(|&(id, shape)| given(id, shape)).collect();
-        // Now and then one is missing.
+        // Sometimes an attribute is missing.
         (list, 0..40_usize).prop_map(move |(mut list, gone)| {
             if gone < list.len() {
                 list.remove(gone);
@@ -210,7 +210,7 @@ fn call() -> impl Strategy<Value = Call> {
     })
 }
 
-/// An attribute of a call that is right.
+/// An attribute of a valid call.
 fn handle(id: u16, data: u64) -> Given {
     Given { id, length: 0, data, memory: None }
 }
@@ -227,15 +227,16 @@ fn output(id: u16, length: u16) -> Given {
     Given { id, length, data: 0, memory: Some(vec![0; usize::from(length).div_ceil(8)]) }
 }
 
-/// A command of the older ABI.
+/// A command of the write() ABI.
 fn legacy(command: u64, request: &[u64]) -> Call {
     let length = 8 * request.len() as u16;
     let list = vec![given_number(2, command), input(0, length, request), output(1, 128), output(0x1001, 104)];
     Call { object: 0, method: 0, list }
 }
 
-/// What most programs have, at the first handles: a domain, a memory region, a completion queue, a shared receive queue, a queue pair, an XRC
-/// domain, a window, an object and a umem of DEVX.
+/// Objects that most programs have, at the first handles: a protection domain, memory region,
+/// completion queue, shared receive queue, queue pair, XRC domain, memory window, DEVX object and
+/// UMEM.
 fn beginning() -> Vec<Call> {
     /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`, `MLX5_QP_FLAG_UAR_PAGE_INDEX`.
     const CQ_FLAGS: u64 = 2 << 48;
@@ -314,7 +315,7 @@ fn beginning() -> Vec<Call> {
     ]
 }
 
-/// What they do then, right as it is: nothing, or in this order.
+/// Valid calls that programs make next, in this order or not at all.
 fn usual() -> Vec<Call> {
     let made = |object, method, list| Call { object, method, list };
     // ib_uverbs_modify_qp: handle and mask at word 8, states at word 12.
@@ -341,7 +342,7 @@ fn usual() -> Vec<Call> {
     calls
 }
 
-/// One of the right calls, with a few words changed.
+/// A valid call with a few words changed.
 fn nearly_right() -> impl Strategy<Value = Call> {
     let calls = [beginning(), usual(), usual()].concat();
     let changes = prop::collection::vec((0..12_usize, 0..14_usize, number()), 0..3);
@@ -360,7 +361,7 @@ fn nearly_right() -> impl Strategy<Value = Call> {
     })
 }
 
-/// As libibverbs makes it. `None` if it is not even that.
+/// Executes a call as libibverbs would; `None` if the header itself is refused.
 fn carry_out(context: &Context, mut call: Call) -> Option<Result<(), Errno>> {
     let length = (24 + 16 * call.list.len()) as u64;
     let head = length | u64::from(call.object) << 16 | u64::from(call.method) << 32;
@@ -371,13 +372,13 @@ fn carry_out(context: &Context, mut call: Call) -> Option<Result<(), Errno>> {
         }
         words.extend([u64::from(given.id) | u64::from(given.length) << 16, given.data]);
     }
-    // SAFETY: the words are an argument, and the memory of what is in them is alive and nobody else's. Where it is not, the address is as
-    // good as any: the kernel refuses it, or it is the arena's.
+    // SAFETY: the words form an argument whose memory is live and not borrowed. Other addresses are
+    // refused by the kernel or lie in the arena.
     let attributes = unsafe { Attributes::read(words.as_mut_ptr() as u64) };
     attributes.ok().map(|attributes| context.call(&attributes))
 }
 
-/// One test at a time: objects are counted.
+/// The tests count objects, so they run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 #[test]

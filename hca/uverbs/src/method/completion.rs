@@ -28,17 +28,18 @@ const FLAGS: u16 = 5;
 const RESULT: u16 = 6;
 const EVENT_FD: u16 = 7;
 
-/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`. Time stamps are always there.
+/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`. Completions always have time stamps.
 const IGNORE_OVERRUN: u64 = 1 << 1;
 const TIMESTAMPS: u64 = 1 << 0;
-/// `MLX5_IB_CREATE_CQ_FLAGS_...`: the UAR page is named; entries of 128 bytes are written as a whole, which they are anyway.
+/// `MLX5_IB_CREATE_CQ_FLAGS_...`: a UAR page is given; 128-byte entries are padded (they always
+/// are).
 const UAR_PAGE_INDEX: u16 = 1 << 1;
 const PADDED: u16 = 1 << 0;
-/// The bytes of a doorbell record.
+/// Bytes of a doorbell record.
 pub(super) const DOORBELL: u64 = 8;
 const LOG_LONGEST: u32 = 22;
 
-/// Entries of a ring for `wanted` completions: the next power of two above.
+/// Returns the number of ring entries for `wanted` completions: the next larger power of two.
 fn ring_entries(wanted: u64) -> Result<u32, Errno> {
     if wanted == 0 || wanted >= 1 << LOG_LONGEST {
         return Err(Errno::INVALID);
@@ -54,7 +55,8 @@ fn size(entry_bytes: u32) -> Result<CqeSize, Errno> {
     }
 }
 
-/// The layout of compressed entries (`enum mlx5_ib_cqe_comp_res_format`): one of them (linux cq.c: `mini_cqe_res_format_to_hw`).
+/// Returns the layout of compressed entries (`enum mlx5_ib_cqe_comp_res_format`), of which exactly
+/// one may be given (linux cq.c: `mini_cqe_res_format_to_hw`).
 fn mini_format(format: u8) -> Result<MiniFormat, Errno> {
     match format {
         1 => Ok(MiniFormat::Hash),
@@ -129,7 +131,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.put_handle(HANDLE, handle)
 }
 
-/// RESIZE_CQ. libmlx5 then moves what waits in the old ring.
+/// RESIZE_CQ. libmlx5 then copies the unread entries from the old ring.
 pub(super) fn resize(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let request: ResizeCq = call.structure(CORE_IN)?;
     let place: ResizeCqDriver = call.structure(driver::IN)?;
@@ -159,7 +161,7 @@ pub(super) fn resize(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.put_word(CORE_OUT, entries - 1)
 }
 
-/// MODIFY_CQ: when completions become events.
+/// MODIFY_CQ: event moderation.
 pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `IB_CQ_MODERATE`.
     const MODERATE: u32 = 1;

@@ -1,4 +1,4 @@
-//! Methods of the device: its context, its ports, its GIDs.
+//! Methods of the device: context, ports and GIDs.
 
 use std::sync::Arc;
 
@@ -24,19 +24,19 @@ use crate::errno::Errno;
 use crate::event::Channel;
 use crate::object::{Object, Pd};
 
-/// Interrupt vectors that a program may choose from. They all lead to one event queue.
+/// Interrupt vectors that a program may choose. All of them belong to one event queue.
 pub(super) const VECTORS: u32 = 4;
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
 const CORE_SUPPORT: u64 = 1;
 /// `enum ib_uverbs_gid_type`: InfiniBand, and RoCE version 2.
 const GID_TYPES: [u32; 2] = [0, 2];
-/// The loopback interface, which the wire runs over.
+/// Index of the loopback interface, which carries the wire.
 const INTERFACE: u32 = 1;
 
-/// Receive and send WQEs, and the most of either.
+/// Largest number of receive and send WQEs.
 const SEND_WQE_BYTES: u16 = 1024;
 const RECEIVE_WQE_BYTES: u16 = 512;
-/// The most data segments of a WQE, as for any ConnectX.
+/// Largest number of data segments of a WQE, as on a ConnectX.
 const SEGMENTS: u32 = 30;
 const RDMA_READ_SEGMENTS: u32 = 30;
 
@@ -72,7 +72,8 @@ fn answer_context(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.put(driver::OUT, response(&context.adapter)?.as_bytes())
 }
 
-/// What libmlx5 learns of the device. No UAR pages come with a context (`tot_bfregs` 0): each is an object of its own.
+/// Device facts for libmlx5. A context has no UAR pages (`tot_bfregs` 0); each is a separate
+/// object.
 fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
     let answer = capabilities(adapter)?;
     let general = general(&answer)?;
@@ -107,7 +108,7 @@ fn response(adapter: &Adapter) -> Result<GetContextResponse, Errno> {
 }
 
 fn capabilities(adapter: &Adapter) -> Result<Answer, Errno> {
-    // General capabilities, current values.
+    // Current values of the general capabilities.
     adapter.command::<QueryHcaCapIn>(|input| {
         input.set(QueryHcaCapIn::OP_MOD, 1);
     })
@@ -119,8 +120,8 @@ fn general(answer: &Answer) -> Result<View<'_, HcaCap>, Errno> {
 
 /// `ib_uverbs_query_device_resp`.
 pub(super) fn attributes(adapter: &Adapter) -> Result<QueryDevice, Errno> {
-    /// Bits of `device_cap_flags`: a bad partition key is counted, port events are told, RNR NAKs are sent, there are memory windows, of
-    /// type 2B, too, and XRC.
+    /// Bits of `device_cap_flags`: bad P_Key counter, port active event, RNR NAK generation, memory
+    /// windows (type 1 and 2B) and XRC.
     const FLAGS: u32 = 1 << 1 | 1 << 10 | 1 << 12 | 1 << 17 | 1 << 24 | 1 << 20;
     /// `IB_ATOMIC_HCA`.
     const ATOMIC_HCA: u32 = 1;
@@ -186,7 +187,8 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
         input.set(QueryHcaCapIn::OP_MOD, op_mod(CapabilityPage::Odp, CapabilityMode::Current));
     })?;
     let page = answer.view::<QueryHcaCapIn>()?.nested(QueryHcaCapOut::ODP);
-    // Verbs and the device have the same services, in the other order of bits (`enum ib_odp_transport_cap_bits`).
+    // Verbs and the device list the same services in opposite bit order (`enum
+    // ib_odp_transport_cap_bits`).
     let services = |field: Field<OdpCap>| page.get(field).reverse_bits();
     Ok(QueryDeviceEx {
         base,
@@ -210,12 +212,12 @@ pub(super) fn attributes_ex(adapter: &Adapter) -> Result<QueryDeviceEx, Errno> {
     })
 }
 
-/// `mlx5_ib_query_device_resp`, for a program that has `room` bytes for it.
+/// `mlx5_ib_query_device_resp`, limited to `room` bytes.
 pub(super) fn own_attributes(room: usize) -> QueryDeviceDriver {
     /// `enum mlx5_ib_cqe_comp_res_format`: all three.
     const FORMATS: u32 = 0b111;
-    /// `enum mlx5_ib_query_dev_resp_flags`: entries of 128 bytes may be compressed, and padded; targets of dynamic connections put small
-    /// messages into completions.
+    /// `enum mlx5_ib_query_dev_resp_flags`: 128-byte CQE compression and padding, and inline
+    /// receive of DC targets.
     const FLAGS: u32 = 1 << 0 | 1 << 1 | 1 << 3;
     const COMPRESSED: u32 = 64;
     QueryDeviceDriver {
@@ -234,7 +236,7 @@ pub(super) fn query_port(context: &Context, call: &Attributes) -> Result<(), Err
     call.put(1, port(&context.adapter, number)?.as_bytes())
 }
 
-/// The port of this number.
+/// Returns the port with this number.
 pub(super) fn check_port(adapter: &Adapter, number: impl Into<u64>) -> Result<u8, Errno> {
     let known = 1..=u64::from(adapter.ports);
     Some(number.into())
@@ -244,13 +246,13 @@ pub(super) fn check_port(adapter: &Adapter, number: impl Into<u64>) -> Result<u8
 }
 
 fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
-    /// `enum ib_port_state`: down and active; physical: disabled and up.
+    /// `enum ib_port_state`: down and active; physical state: disabled and link up.
     const STATES: [(u8, u8); 2] = [(1, 3), (4, 5)];
     /// 4 lanes; NDR.
     const WIDTH: u8 = 2;
     const SPEED: u8 = 128;
     const MTU_4096: u8 = 5;
-    /// Ports name themselves by IP addresses; they follow the connection manager's protocol.
+    /// Capability flags: IP-based GIDs, connection manager.
     const IP_BASED_GIDS: u32 = 1 << 26;
     const CONNECTION_MANAGER: u32 = 1 << 16;
     let answer = adapter.command::<QueryHcaVportContextIn>(|input| {
@@ -292,7 +294,7 @@ fn port(adapter: &Adapter, number: u8) -> Result<QueryPort, Errno> {
     })
 }
 
-/// Refuses an index beyond the GID table.
+/// Returns an error if the index exceeds the GID table.
 pub(super) fn check_gid(adapter: &Adapter, index: impl Into<u64>) -> Result<u16, Errno> {
     let gids = adapter.gids()?;
     u16::try_from(index.into()).ok().filter(|&index| index < gids).ok_or(Errno::INVALID)
@@ -320,7 +322,7 @@ pub(super) fn gid_entry(context: &Context, call: &Attributes) -> Result<(), Errn
     call.put(3, gid(&context.adapter, port, index)?.ok_or(Errno(libc::ENODATA))?.as_bytes())
 }
 
-/// `UVERBS_METHOD_QUERY_GID_TABLE`: every entry that is set, of every port.
+/// `UVERBS_METHOD_QUERY_GID_TABLE`: all entries in use, of every port.
 pub(super) fn gid_table(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0, 1, 2, 3])?;
     let size = usize::try_from(call.number(0)?).map_err(|_| Errno::INVALID)?;
@@ -365,7 +367,7 @@ pub(super) fn handles(context: &Context, call: &Attributes) -> Result<(), Errno>
     call.put_word(1, handles.len() as u32)
 }
 
-/// `MLX5_IB_METHOD_PD_QUERY`: the device's number of a protection domain.
+/// `MLX5_IB_METHOD_PD_QUERY`: returns a protection domain's number in the device.
 pub(super) fn query_pd(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0x1000, 0x1001])?;
     let number = context.state().objects.get::<Pd>(call.handle(0x1000)?)?.number;

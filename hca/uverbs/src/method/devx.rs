@@ -1,4 +1,4 @@
-//! DEVX: PRM commands of the program's own (mlx5_user_ioctl_cmds.h: `MLX5_IB_OBJECT_DEVX...`).
+//! DEVX: PRM commands of the program (mlx5_user_ioctl_cmds.h: `MLX5_IB_OBJECT_DEVX...`).
 
 use std::sync::Arc;
 
@@ -17,10 +17,11 @@ use crate::object::{Cq, DevxObject, Object, Qp, Srq, status};
 use super::device::VECTORS;
 use super::devx_command::{Use, allowed, object_number, opcode};
 
-/// The shortest command and answer: a header and two dwords.
+/// Size of the shortest input and output: a header and two dwords.
 const SHORTEST: usize = 16;
 
-/// Reads a command that `may` come by this method and carries it out. What the device does not know it refuses itself.
+/// Reads and executes a command if `may` accepts it for this method. The device refuses opcodes
+/// that it does not know.
 fn execute(
     context: &Context,
     call: &Attributes,
@@ -36,7 +37,7 @@ fn execute(
         Some(opcode) => Some(allowed(opcode).ok_or(Errno::INVALID)?),
         None => None,
     };
-    // Without DEVX rights a program may ask for capabilities only (linux devx.c: `devx_is_whitelist_cmd`).
+    // Without DEVX a program may only query capabilities (linux devx.c: `devx_is_whitelist_cmd`).
     if !matches!(opcode(&command), Some(CommandOpcode::QueryHcaCap | CommandOpcode::QueryHcaVportContext)) {
         context.needs_devx()?;
     }
@@ -45,13 +46,13 @@ fn execute(
     Ok((command, answer))
 }
 
-/// Gives an answer back. Its status is an error of the call's, too.
+/// Writes the output; a failure status is also the call's error.
 fn give(call: &Attributes, output: u16, answer: &[u8]) -> Result<(), Errno> {
     call.put(output, answer)?;
     status(answer).map_err(|_| Errno::REMOTE)
 }
 
-/// `MLX5_IB_METHOD_DEVX_OTHER`: a command about the device.
+/// `MLX5_IB_METHOD_DEVX_OTHER`: a general command.
 pub(super) fn general(context: &Context, call: &Attributes) -> Result<(), Errno> {
     const IN: u16 = 0x1000;
     const OUT: u16 = 0x1001;
@@ -71,7 +72,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.only(&[HANDLE, IN, OUT])?;
     let eqn = context.adapter.eqn;
     let may = |used, command: &[u8]| match used {
-        // A kernel looks up the event queue: it must know of the completion queue.
+        // Like the kernel, find the event queue, which must know the completion queue.
         Some(Use::Create(CommandOpcode::DestroyCq)) if event_queue_of(command) != Some(eqn) => {
             Err(Errno::NO_ENTRY)
         }
@@ -89,23 +90,23 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     command[..2].copy_from_slice(&(destroy as u16).to_be_bytes());
     command[8..12].copy_from_slice(&answer[8..12]);
     let object = Object::Devx(DevxObject { made_by: made, number, destroy: command });
-    // It is the context's before anything else can go wrong.
+    // Add it to the context before anything else can fail.
     let handle = context.state().objects.insert(object);
     give(call, OUT, &answer)?;
     call.put_handle(HANDLE, handle)
 }
 
-/// The event queue that CREATE_CQ names.
+/// Returns the event queue that CREATE_CQ names.
 fn event_queue_of(command: &[u8]) -> Option<u32> {
     View::<CreateCqIn>::new(command).map(|input| input.nested(CreateCqIn::CQ_CONTEXT).get(Cqc::C_EQN))
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`: a command that changes an object. Those of verbs are objects, too.
+/// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`: modifies an object, including those created by verbs.
 pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> {
     access(context, call, |used| if let Use::Modify(made_by) = used { Some(made_by) } else { None })
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_QUERY`: a command that reads an object.
+/// `MLX5_IB_METHOD_DEVX_OBJ_QUERY`: queries an object.
 pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
     access(context, call, |used| if let Use::Query(made_by) = used { Some(made_by) } else { None })
 }
@@ -129,7 +130,7 @@ fn access(
     give(call, OUT, &answer)
 }
 
-/// What made an object that DEVX commands may be about, and the device's number of it.
+/// Returns the creating command and the number of an object that DEVX commands may name.
 fn identity(context: &Context, handle: u32) -> Result<(CommandOpcode, u32), Errno> {
     let state = context.state();
     let objects = &state.objects;
@@ -145,7 +146,7 @@ fn identity(context: &Context, handle: u32) -> Result<(CommandOpcode, u32), Errn
     objects.get::<Cq>(handle).map(|cq| (CommandOpcode::CreateCq, cq.number))
 }
 
-/// `MLX5_IB_METHOD_DEVX_QUERY_UAR`: the device's number of a UAR page, which is the program's.
+/// `MLX5_IB_METHOD_DEVX_QUERY_UAR`: returns the number of one of the program's UAR pages.
 pub(super) fn uar(_: &Context, call: &Attributes) -> Result<(), Errno> {
     call.only(&[0x1000, 0x1001])?;
     call.put_word(0x1001, call.word(0x1000)?)

@@ -1,29 +1,31 @@
-//! Which command may come by which method of DEVX, and which object it is about (linux devx.c: `devx_is_general_cmd`,
-//! `devx_is_obj_create_cmd`, `devx_is_obj_modify_cmd`, `devx_is_obj_query_cmd`, `devx_get_obj_id`).
+//! Which commands each DEVX method accepts, and the object that a command names (linux devx.c:
+//! `devx_is_general_cmd`, `devx_is_obj_create_cmd`, `devx_is_obj_modify_cmd`,
+//! `devx_is_obj_query_cmd`, `devx_get_obj_id`).
 
 use barewire_layouts::command::CommandOpcode as Op;
 use barewire_layouts::command::InHeader;
 use barewire_layouts::prm::View;
 
-/// What a command is about.
+/// What a command does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// The device.
+    /// Concerns the device.
     General,
-    /// It makes an object, which the named command destroys.
+    /// Creates an object, which the given command destroys.
     Create(Op),
-    /// It changes the object that the named command made.
+    /// Modifies an object that the given command created.
     Modify(Op),
-    /// It reads the object that the named command made.
+    /// Queries an object that the given command created.
     Query(Op),
 }
 
-/// The opcode of a command as it came. `None` for what this device does not know: it is the device that says so.
+/// Returns the opcode of a command, or `None` if this device does not support it; the device then
+/// refuses the command itself.
 pub(super) fn opcode(command: &[u8]) -> Option<Op> {
     View::<InHeader>::new(command)?.get(InHeader::OPCODE).ok()
 }
 
-/// What a program may do with a command; `None` for those that are the kernel's own.
+/// Returns what a command does, or `None` if only the kernel may send it.
 pub(super) fn allowed(opcode: Op) -> Option<Use> {
     Some(match opcode {
         Op::QueryHcaCap
@@ -69,7 +71,8 @@ pub(super) fn allowed(opcode: Op) -> Option<Use> {
     })
 }
 
-/// The number of the object that a command names: 24 bits behind the header, but for counter sets.
+/// Returns the number of the object that a command names: the 24 bits after the header, except for
+/// counter sets.
 pub(super) fn object_number(opcode: Op, command: &[u8]) -> Option<u32> {
     /// `query_q_counter_in.counter_set_id`.
     const COUNTER_SET: usize = 0x1f;

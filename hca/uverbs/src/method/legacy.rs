@@ -1,4 +1,4 @@
-//! The commands of the older, write() ABI, which come through `UVERBS_METHOD_INVOKE_WRITE`.
+//! Commands of the older write() ABI, received through `UVERBS_METHOD_INVOKE_WRITE`.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::object::{Object, Pd};
 
 use super::{address, completion, device, memory, modify, query_qp, queue_pair, shared_receive};
 
-/// The command's request and answer, without the header of the write() ABI.
+/// The command's input and output, without the header of the write() ABI.
 pub(super) const CORE_IN: u16 = 0;
 pub(super) const CORE_OUT: u16 = 1;
 const COMMAND: u16 = 2;
@@ -24,7 +24,7 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.only(&[CORE_IN, CORE_OUT, COMMAND, driver::IN, driver::OUT])?;
     let number = call.word(COMMAND)?;
     if !call.has(CORE_IN) && !call.has(CORE_OUT) {
-        // libibverbs asks so whether commands may come this way: too little room means yes.
+        // libibverbs probes for this method with a short buffer; ENOSPC means that it exists.
         return Err(Errno::NO_SPACE);
     }
     let result = match number {
@@ -49,7 +49,7 @@ pub(super) fn invoke(context: &Context, call: &Attributes) -> Result<(), Errno> 
         command::QUERY_SRQ => shared_receive::query(context, call),
         _ => Err(Errno::UNSUPPORTED),
     };
-    // Commands of this ABI do not tell apart why a handle is none.
+    // This ABI reports every invalid handle with the same error.
     result.map_err(|error| if error == Errno::NO_ENTRY { Errno::INVALID } else { error })
 }
 

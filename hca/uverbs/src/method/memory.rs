@@ -1,7 +1,8 @@
 //! Memory regions: REG_MR, REREG_MR, `UVERBS_METHOD_QUERY_MR`.
 
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use barewire_layouts::command::mkey::{
     ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, key,
@@ -32,15 +33,16 @@ const REMOTE_CHANGES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 const PAGE: u64 = 4096;
 const LOG_PAGE: u8 = 12;
 
-/// A region paged on demand that is of this length stands for all of the address space.
+/// An on-demand region of this length covers the whole address space.
 const EVERYTHING: u64 = u64::MAX;
-/// Where that begins and ends for a process: without its first page, which is never there.
+/// Bounds of a process's address space, without its first page.
 const ADDRESS_SPACE: (u64, u64) = (PAGE, (1 << 47) - PAGE);
 
-/// The eight bits of a key that the driver chooses: another for every key, so that an old key of a used index is no key.
-static VARIANT: AtomicU8 = AtomicU8::new(0);
+/// The 8 key bits that the driver chooses. They differ for successive keys, so an old key of a
+/// reused index is invalid. The first is random, so that a key cannot be derived from its index.
+static VARIANT: LazyLock<AtomicU8> = LazyLock::new(|| AtomicU8::new(RandomState::new().hash_one(0_u8) as u8));
 
-/// What a region shall be.
+/// Parameters of a region.
 #[derive(Clone, Copy)]
 struct Wanted {
     pd: u32,
@@ -51,11 +53,12 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// As the kernel refuses (`ib_check_mr_access`, `ib_umem_get`, `create_user_odp_mr`).
+    /// Returns the errors of the kernel (`ib_check_mr_access`, `ib_umem_get`,
+    /// `create_user_odp_mr`).
     fn check(&self) -> Result<(), Errno> {
         let on_demand = self.access & access::ON_DEMAND != 0;
         if self.access & access::HUGETLB != 0 && !on_demand && self.access & !KNOWN == 0 {
-            // A hint that only regions paged on demand may give.
+            // This hint is valid for on-demand regions only.
             return Err(Errno::INVALID);
         }
         if self.access & !KNOWN != 0 {
@@ -78,7 +81,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// All of the address space, paged on demand.
+    /// The whole address space, on demand.
     fn is_everything(&self) -> bool {
         self.access & access::ON_DEMAND != 0 && (self.start, self.length) == (0, EVERYTHING)
     }
@@ -149,12 +152,12 @@ pub(super) fn register(context: &Context, call: &Attributes) -> Result<(), Errno
     call.put(CORE_OUT, RegMrResponse { mr_handle, lkey: key, rkey: key }.as_bytes())
 }
 
-/// ALLOC_MW: a free key, which work requests bind (linux mr.c: `mlx5_ib_alloc_mw`).
+/// ALLOC_MW: a free mkey, which work requests bind (linux mr.c: `mlx5_ib_alloc_mw`).
 pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `IB_MW_TYPE_1`, `IB_MW_TYPE_2`.
     const TYPE_1: u8 = 1;
     const TYPE_2: u8 = 2;
-    /// Ranges come in fours.
+    /// Number of translations, a multiple of four.
     const UNIT: u32 = 4;
     let request: AllocMw = call.structure(CORE_IN)?;
     let own = if call.has(driver::IN) { call.structure(driver::IN)? } else { AllocMwDriver::new_zeroed() };
@@ -185,7 +188,8 @@ pub(super) fn window(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.put(CORE_OUT, AllocMwResponse { mw_handle, rkey: key(index, variant) }.as_bytes())
 }
 
-/// REREG_MR: a new key is made of what shall be, takes the place of the old one, and goes with what that was.
+/// REREG_MR: creates an mkey with the new parameters, exchanges it with the old one, and destroys
+/// the latter.
 pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `enum ib_mr_rereg_flags`.
     const TRANSLATION: u32 = 1;
@@ -213,7 +217,8 @@ pub(super) fn change(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let new = wanted.make(adapter, pd)?;
     let mr = state.objects.get_mut::<Mr>(request.mr_handle)?;
     let (index, key) = (mr.index, mr.key);
-    if !adapter.device.exchange_mkeys(index, new.index) {
+    // SAFETY: both are keys of this context, one made just now.
+    if !unsafe { adapter.device.exchange_mkeys(index, new.index) } {
         return Err(Errno::IO);
     }
     let passing = new.index;
@@ -236,16 +241,16 @@ pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
     call.put(4, &mr.address.to_ne_bytes())
 }
 
-/// `UVERBS_METHOD_ADVISE_MR`: brings parts of regions in that are paged on demand.
+/// `UVERBS_METHOD_ADVISE_MR`: faults in parts of on-demand regions.
 pub(super) fn advise(context: &Context, call: &Attributes) -> Result<(), Errno> {
     const PD: u16 = 0;
     const ADVICE: u16 = 1;
     const FLAGS: u16 = 2;
     const LIST: u16 = 3;
-    /// `IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH...`: for reading, for writing, and of what is there already.
+    /// `IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH...`: for reading, for writing, and without faulting.
     const WRITE: u64 = 1;
     const NO_FAULT: u64 = 2;
-    /// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the caller waits, and hears of errors.
+    /// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the caller waits and gets the errors.
     const FLUSH: u64 = 1;
     call.only(&[PD, ADVICE, FLAGS, LIST])?;
     let (advice, flags) = (call.number(ADVICE)?, call.optional_number(FLAGS)?.unwrap_or(0));
@@ -268,7 +273,7 @@ pub(super) fn advise(context: &Context, call: &Attributes) -> Result<(), Errno> 
         if advice == WRITE && mr.access & access::LOCAL_WRITE == 0 {
             return Err(Errno(libc::EPERM));
         }
-        // What a region's addresses stand for begins where it does.
+        // A region's IOVA equals its start address.
         let start = segment.addr.wrapping_sub(mr.address).wrapping_add(mr.start);
         let brought = if advice == NO_FAULT {
             Ok(())

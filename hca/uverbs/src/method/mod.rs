@@ -1,4 +1,5 @@
-//! The methods of RDMA_VERBS_IOCTL: objects and methods by number (ib_user_ioctl_cmds.h, mlx5_user_ioctl_cmds.h).
+//! The methods of RDMA_VERBS_IOCTL: objects and methods by number (ib_user_ioctl_cmds.h,
+//! mlx5_user_ioctl_cmds.h).
 
 mod address;
 #[cfg(test)]
@@ -40,7 +41,7 @@ mod id {
     pub(super) const UAR: u16 = 0x1008;
 }
 
-/// Carries out a call.
+/// Executes a call.
 pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
     match (call.object, call.method) {
         (id::DEVICE, 0) => legacy::invoke(context, call),
@@ -88,14 +89,15 @@ pub(crate) fn call(context: &Context, call: &Attributes) -> Result<(), Errno> {
     }
 }
 
-/// Which events a destroyed object's answer counts.
+/// The event counts that destroying an object returns.
 #[derive(Clone, Copy)]
 enum Counts {
     Asynchronous,
     Both,
 }
 
-/// The methods that destroy an object: attribute 0 is its handle, 1 is how many events of it the program read.
+/// Methods that destroy an object: attribute 0 is its handle, attribute 1 the number of its events
+/// that the program has read.
 fn destroy(
     context: &Context,
     call: &Attributes,
@@ -114,7 +116,7 @@ fn destroy(
     }
 }
 
-/// The same for the driver's own objects.
+/// The same for driver-specific objects.
 fn destroy_driver(context: &Context, call: &Attributes, is: fn(&Object) -> bool) -> Result<(), Errno> {
     const HANDLE: u16 = 0x1000;
     call.only(&[HANDLE])?;

@@ -1,4 +1,4 @@
-//! MODIFY_QP: attributes of verbs become PRM commands.
+//! MODIFY_QP: conversion of verbs attributes to PRM commands.
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::qp::{
@@ -15,7 +15,7 @@ use crate::config::Link;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::{Qp, Standing};
-use crate::service::{Service, bit, is_allowed, state};
+use crate::qp_type::{QpType, bit, is_allowed, state};
 
 use super::device::{check_gid, check_port};
 use super::legacy::CORE_IN;
@@ -26,9 +26,9 @@ const PSN: u32 = 0x00ff_ffff;
 const QPN: u32 = 0x00ff_ffff;
 /// log2 of the longest message, as mlx5_ib sets it.
 const LOG_LONGEST_MESSAGE: u8 = 30;
-/// The most reads and atomics that a queue pair keeps outstanding.
+/// Largest number of outstanding reads and atomics of a queue pair.
 const DEPTH: u8 = 16;
-/// Datagrams are as long as the largest MTU of the port.
+/// Datagrams may be as long as the port's largest MTU.
 const DATAGRAM_MTU: Mtu = Mtu::Bytes4096;
 const RETRIES: u8 = 7;
 const TIMER: u8 = 31;
@@ -36,18 +36,18 @@ const TIMER: u8 = 31;
 /// MODIFY_QP.
 pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let mut request = ModifyQp::new_zeroed();
-    // The extended form is longer by the rate limit, which no queue pair here has.
+    // The extended form has a rate limit in addition, which is not supported.
     let given = call.bytes(CORE_IN)?;
     request.as_mut_bytes().copy_from_slice(given.get(..size_of::<ModifyQp>()).ok_or(Errno::INVALID)?);
     let adapter = &context.adapter;
     let mut guard = context.state();
     let qp = &mut **guard.objects.get_mut::<Box<Qp>>(request.qp_handle)?;
-    request.attr_mask = qp.service.meant(request.attr_mask);
+    request.attr_mask = qp.kind.meant(request.attr_mask);
     let mask = request.attr_mask;
     let from = current(adapter, qp)?;
     let to = if mask & bit::STATE != 0 { request.qp_state } else { from };
     let claimed = if mask & bit::CURRENT_STATE != 0 { request.cur_qp_state } else { from };
-    if claimed != from || !is_allowed(qp.service, from, to, mask) {
+    if claimed != from || !is_allowed(qp.kind, from, to, mask) {
         return Err(Errno::INVALID);
     }
     check(adapter, qp, &request)?;
@@ -55,9 +55,9 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let number = qp.number;
     let mut target = None;
     match (from, to) {
-        // The device knows nothing of a target before it is ready to receive.
-        (_, state::INIT) if qp.service == Service::Dct => {}
-        (_, state::RTR) if qp.service == Service::Dct => {
+        // The device has no DC target until it is ready to receive.
+        (_, state::INIT) if qp.kind == QpType::Dct => {}
+        (_, state::RTR) if qp.kind == QpType::Dct => {
             target = Some(target::make(adapter, call, qp, &attributes)?);
         }
         (state::RESET, state::RESET) => {}
@@ -86,7 +86,7 @@ pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> 
     Ok(())
 }
 
-/// Values out of range, as the kernel refuses them.
+/// Returns an error for values that the kernel refuses.
 fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
     let mask = request.attr_mask;
     let is = |wanted| mask & wanted != 0;
@@ -109,15 +109,15 @@ fn check(adapter: &Adapter, qp: &Qp, request: &ModifyQp) -> Result<(), Errno> {
         || is(bit::RNR_RETRIES) && request.rnr_retry > RETRIES
         || is(bit::TIMEOUT) && request.timeout > TIMER
         || is(bit::RNR_TIMER) && request.min_rnr_timer > TIMER;
-    // One path and one partition key.
+    // There is one path and one P_Key.
     let other = is(bit::ALTERNATE_PATH | bit::MIGRATION) || is(bit::PKEY) && request.pkey_index != 0;
-    if mtu || deep || far || other || is(bit::QKEY) && qp.service != Service::Ud {
+    if mtu || deep || far || other || is(bit::QKEY) && qp.kind != QpType::Ud {
         return Err(Errno::INVALID);
     }
     Ok(())
 }
 
-/// What was set so far with what is set now.
+/// Merges the attributes that are set now into those set before.
 fn merge(before: &ModifyQp, now: &ModifyQp) -> ModifyQp {
     let mut all = *before;
     let mask = now.attr_mask;
@@ -146,7 +146,7 @@ fn merge(before: &ModifyQp, now: &ModifyQp) -> ModifyQp {
     all
 }
 
-/// Sets the rights that peers have.
+/// Sets the peer's access rights.
 fn rights(qpc: &mut ViewMut<'_, Qpc>, attributes: &ModifyQp) {
     let has = |right| attributes.qp_access_flags & right != 0;
     let atomic = has(access::REMOTE_ATOMIC);
@@ -160,7 +160,7 @@ const RIGHTS: OptionalParameters = OptionalParameters::REMOTE_READ
     .union(OptionalParameters::REMOTE_WRITE)
     .union(OptionalParameters::REMOTE_ATOMIC);
 
-/// A state-changing command with what `fill` puts into its context.
+/// Executes a state transition whose context `fill` sets.
 fn step<R: Request + Modify>(
     adapter: &Adapter,
     number: u32,
@@ -195,11 +195,11 @@ fn init<R: Request + Modify>(
 
 fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Result<(), Errno> {
     let optional = if mask & bit::ACCESS != 0 { RIGHTS } else { OptionalParameters::empty() };
-    let datagram = qp.service == Service::Ud;
+    let datagram = qp.kind == QpType::Ud;
     let mtu = if datagram { Ok(DATAGRAM_MTU) } else { Mtu::try_from(attributes.path_mtu) };
     let mtu = mtu.map_err(|_| Errno::INVALID)?;
     let peer = &attributes.dest;
-    // Without a global route the LID names the peer; the device takes the GID that goes with it.
+    // Without a GRH the LID names the peer; the device takes the corresponding GID.
     let gid = if peer.is_global != 0 { peer.dgid } else { adapter.gid_of(attributes.port_num, peer.dlid)? };
     step::<Init2RtrQpIn>(adapter, qp.number, optional, |qpc| {
         rights(qpc, attributes);
@@ -212,7 +212,7 @@ fn receive(adapter: &Adapter, qp: &Qp, attributes: &ModifyQp, mask: u32) -> Resu
             .set(Qpc::LOG_RRA_MAX, log2_up(attributes.max_dest_rd_atomic))
             .set(Qpc::MIN_RNR_NAK, attributes.min_rnr_timer)
             .set(Qpc::NEXT_RCV_PSN, attributes.rq_psn & PSN);
-        if !qp.service.is_connected() {
+        if !qp.kind.is_connected() {
             return;
         }
         let mut path = qpc.nested(Qpc::PRIMARY_ADDRESS_PATH);
@@ -250,7 +250,7 @@ fn send<R: Request + Modify>(
     })
 }
 
-/// log2, rounded up; 0 of 0.
+/// Returns log2, rounded up; 0 for 0.
 fn log2_up(number: u8) -> u8 {
     u32::from(number).next_power_of_two().ilog2() as u8
 }

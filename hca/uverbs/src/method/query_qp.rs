@@ -9,14 +9,14 @@ use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::errno::Errno;
 use crate::object::Qp;
-use crate::service::{Service, state};
+use crate::qp_type::{QpType, state};
 
 use super::legacy::{CORE_IN, CORE_OUT};
 
-/// The state now. The device may have moved the queue pair to error.
+/// Returns the current state. The device may have moved the queue pair to error.
 pub(super) fn current(adapter: &Adapter, qp: &Qp) -> Result<u8, Errno> {
     let told = qp.standing().state;
-    if qp.service == Service::Dct {
+    if qp.kind == QpType::Dct {
         return Ok(told);
     }
     let answer = adapter.command::<QueryQpIn>(|input| {
@@ -26,13 +26,14 @@ pub(super) fn current(adapter: &Adapter, qp: &Qp) -> Result<u8, Errno> {
     Ok(if failed { state::ERROR } else { told })
 }
 
-/// QUERY_QP: the state from the device, what was set from here. A target of dynamic connections can be asked once it is one.
+/// QUERY_QP: the state from the device, the other attributes as they were set. A DC target can be
+/// queried once it exists.
 pub(super) fn query(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let request: QueryQp = call.structure(CORE_IN)?;
     let state = context.state();
     let qp = state.objects.get::<Box<Qp>>(request.qp_handle)?;
     let now = current(&context.adapter, qp)?;
-    if qp.service == Service::Dct && now != state::RTR {
+    if qp.kind == QpType::Dct && now != state::RTR {
         return Err(Errno::INVALID);
     }
     let set = qp.standing().attributes;

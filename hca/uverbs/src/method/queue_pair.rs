@@ -1,4 +1,4 @@
-//! Queue pairs: `UVERBS_METHOD_QP_CREATE`, OPEN_QP. Their moves are in [`super::modify`].
+//! Queue pairs: `UVERBS_METHOD_QP_CREATE`, OPEN_QP. State transitions are in [`super::modify`].
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use crate::context::{Context, State};
 use crate::errno::Errno;
 use crate::event::Kind;
 use crate::object::{Cq, Object, Pd, Qp, Srq, Standing, Target};
-use crate::service::{Service, XRC_RECEIVE};
+use crate::qp_type::{QpType, XRC_RECEIVE};
 use crate::shared::Domain;
 
 use super::completion::DOORBELL;
@@ -38,7 +38,7 @@ const RESULT_NUMBER: u16 = 14;
 
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 const SIGNAL_ALL: u64 = 1 << 12;
-/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: there is no multicast that could come back.
+/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: accepted, since there is no multicast.
 const BLOCK_MULTICAST_LOOPBACK: u64 = 1 << 1;
 const DRIVER_FLAGS: u32 = qp_flag::SCATTER_CQE
     | qp_flag::ALLOW_SCATTER_CQE
@@ -48,13 +48,13 @@ const DRIVER_FLAGS: u32 = qp_flag::SCATTER_CQE
 const WQEBB: u64 = 64;
 const MOST: u32 = 1 << 15;
 const USER_INDEX: u32 = 0x00ff_ffff;
-/// `qpc.cs_res`, `qpc.cs_req`: data of at most 32 or 64 bytes in the completion.
+/// `qpc.cs_res`, `qpc.cs_req`: data of up to 32 or 64 bytes in the CQE.
 const RESPONDER: [u8; 2] = [0x1, 0x2];
 const REQUESTER: [u8; 2] = [0x11, 0x22];
-/// `dctc.cs_res`: targets have no small one.
+/// `dctc.cs_res`: DC targets have no 32-byte mode.
 const TARGET: [u8; 2] = [0x0, 0x2];
 
-/// The rings of a queue pair: the receive ring first, the send ring right behind it.
+/// The rings of a queue pair: the receive ring first, immediately followed by the send ring.
 #[derive(Default)]
 struct Rings {
     receive: Option<(u8, u8)>,
@@ -63,7 +63,7 @@ struct Rings {
 }
 
 impl Rings {
-    fn of(request: &CreateQpDriver, service: Service, shared: bool) -> Result<Self, Errno> {
+    fn of(request: &CreateQpDriver, kind: QpType, shared: bool) -> Result<Self, Errno> {
         let power = |count: u32| {
             if count.is_power_of_two() && count <= MOST {
                 Ok(count.ilog2() as u8)
@@ -72,10 +72,10 @@ impl Rings {
             }
         };
         let mut rings = Self::default();
-        if service == Service::XrcReceive {
+        if kind == QpType::XrcReceive {
             return Ok(rings);
         }
-        let receives = matches!(service, Service::Rc | Service::Uc | Service::Ud) && !shared;
+        let receives = matches!(kind, QpType::Rc | QpType::Uc | QpType::Ud) && !shared;
         if request.rq_wqe_count > 0 && receives {
             let shift = u8::try_from(request.rq_wqe_shift).map_err(|_| Errno::INVALID)?;
             if !(4..=9).contains(&shift) {
@@ -92,7 +92,7 @@ impl Rings {
     }
 }
 
-/// What a queue pair refers to, by the device's numbers.
+/// Numbers of the objects that a queue pair refers to.
 struct Parts {
     pd: u32,
     send_cq: u32,
@@ -100,14 +100,14 @@ struct Parts {
     srq: Option<u32>,
     /// Handle and number.
     xrcd: Option<(u32, u32)>,
-    /// Whether the entries of the completion queues, of sends and receives, have 128 bytes.
+    /// Whether the completion queues, of sends and receives, have 128-byte entries.
     wide: [usize; 2],
 }
 
 impl Parts {
-    fn of(call: &Attributes, state: &State, adapter: &Adapter, service: Service) -> Result<Self, Errno> {
+    fn of(call: &Attributes, state: &State, adapter: &Adapter, kind: QpType) -> Result<Self, Errno> {
         let objects = &state.objects;
-        if service == Service::XrcReceive {
+        if kind == QpType::XrcReceive {
             let handle = call.handle(XRCD)?;
             let xrcd = Some((handle, objects.get::<Domain>(handle)?.number));
             let spare = &adapter.spare;
@@ -123,8 +123,8 @@ impl Parts {
         let send: &Cq = objects.get(call.handle(SEND_CQ)?)?;
         let receive = match call.optional_handle(RECEIVE_CQ)? {
             Some(handle) => objects.get(handle)?,
-            // Who only sends needs none; the device wants one.
-            None if service == Service::XrcSend => send,
+            // An XRC initiator has no receive completion queue, but the device requires one.
+            None if kind == QpType::XrcSend => send,
             None => return Err(Errno::INVALID),
         };
         let srq = match call.optional_handle(SRQ)? {
@@ -158,7 +158,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         driver::OUT,
     ])?;
     let request: CreateQpDriver = call.structure(driver::IN)?;
-    let service = Service::of(call.number(TYPE)?, request.flags)?;
+    let kind = QpType::of(call.number(TYPE)?, request.flags)?;
     let flags = call.optional_number(FLAGS)?.unwrap_or(0);
     if flags & !(SIGNAL_ALL | BLOCK_MULTICAST_LOOPBACK) != 0 || request.flags & !DRIVER_FLAGS != 0 {
         return Err(Errno::UNSUPPORTED);
@@ -170,20 +170,20 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     let signal_all = flags & SIGNAL_ALL != 0;
     let adapter = &context.adapter;
     let mut state = context.state();
-    let parts = Parts::of(call, &state, adapter, service)?;
+    let parts = Parts::of(call, &state, adapter, kind)?;
     let user_handle = call.number(USER_HANDLE)?;
     let mut memory = Vec::new();
-    let (number, target) = if service == Service::Dct {
+    let (number, target) = if kind == QpType::Dct {
         (0, Some(plan(&request, &parts, user_handle)?))
     } else {
-        let rings = Rings::of(&request, service, parts.srq.is_some())?;
-        // As mlx5_ib answers: what there is room for.
+        let rings = Rings::of(&request, kind, parts.srq.is_some())?;
+        // Returns the actual capacity, as mlx5_ib does.
         (cap.max_recv_wr, cap.max_recv_sge) = match rings.receive {
             Some((log_entries, log_segments)) => (1 << log_entries, 1 << log_segments),
             None => (0, 0),
         };
-        memory = register(adapter, service, &request, &rings)?;
-        (make(adapter, service, &request, &parts, (&rings, &memory), signal_all)?, None)
+        memory = register(adapter, kind, &request, &rings)?;
+        (make(adapter, kind, &request, &parts, (&rings, &memory), signal_all)?, None)
     };
     let standing = Arc::new(Mutex::new(Standing::reset()));
     if let Some((_, domain)) = parts.xrcd {
@@ -193,7 +193,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
         adapter.events().on_event(Kind::Qp, number, user_handle, &state.asynchronous());
     }
     let xrcd = parts.xrcd.map(|(handle, _)| handle);
-    let qp = Qp { number, service, xrcd, cap, signal_all, standing, target, memory };
+    let qp = Qp { number, kind, xrcd, cap, signal_all, standing, target, memory };
     let handle = state.objects.insert(Object::Qp(Box::new(qp)));
     call.put(RESULT_CAP, cap.as_bytes())?;
     call.put_word(RESULT_NUMBER, number)?;
@@ -201,7 +201,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.put_handle(HANDLE, handle)
 }
 
-/// What a target of dynamic connections will be: the device makes it once it is ready to receive.
+/// Records the parameters of a DC target. The device creates it when it becomes ready to receive.
 fn plan(request: &CreateQpDriver, parts: &Parts, user_handle: u64) -> Result<Target, Errno> {
     let scatter = if request.flags & qp_flag::SCATTER_CQE != 0 { TARGET[parts.wide[1]] } else { 0 };
     Ok(Target {
@@ -215,15 +215,15 @@ fn plan(request: &CreateQpDriver, parts: &Parts, user_handle: u64) -> Result<Tar
     })
 }
 
-/// Lets the device have the rings, if there are any, and the doorbell record last.
+/// Registers the rings, if there are any, and the doorbell record last.
 fn register(
     adapter: &Arc<Adapter>,
-    service: Service,
+    kind: QpType,
     request: &CreateQpDriver,
     rings: &Rings,
 ) -> Result<Vec<UserMemory>, Errno> {
     let mut memory = Vec::new();
-    if service != Service::XrcReceive {
+    if kind != QpType::XrcReceive {
         if rings.bytes > 0 {
             memory.push(UserMemory::register(adapter, request.buf_addr, rings.bytes, true)?);
         }
@@ -232,20 +232,20 @@ fn register(
     Ok(memory)
 }
 
-/// Makes the device's queue pair. Its number.
+/// Creates the queue pair in the device and returns its number.
 fn make(
     adapter: &Adapter,
-    service: Service,
+    kind: QpType,
     request: &CreateQpDriver,
     parts: &Parts,
     (rings, memory): (&Rings, &[UserMemory]),
     signal_all: bool,
 ) -> Result<u32, Errno> {
-    // As mlx5_ib: libmlx5 does not look for data in the completions of others.
+    // As in mlx5_ib: libmlx5 does not expect inline data in other completions.
     let scatter = request.flags & qp_flag::SCATTER_CQE != 0;
-    let scatter_received = scatter && matches!(service, Service::Rc | Service::Uc);
+    let scatter_received = scatter && matches!(kind, QpType::Rc | QpType::Uc);
     let scatter_sent = scatter
-        && matches!(service, Service::Rc | Service::Dci)
+        && matches!(kind, QpType::Rc | QpType::Dci)
         && (signal_all || request.flags & qp_flag::ALLOW_SCATTER_CQE != 0);
     let ring = if rings.bytes > 0 { memory.first() } else { None };
     let answer = adapter.command::<CreateQpIn>(|create| {
@@ -253,7 +253,7 @@ fn make(
             create.set(CreateQpIn::WQ_UMEM_VALID, true).set(CreateQpIn::WQ_UMEM_ID, ring.id());
         }
         let mut qpc = create.nested(CreateQpIn::QPC);
-        qpc.set(Qpc::ST, service_type(service))
+        qpc.set(Qpc::ST, service_type(kind))
             .set(Qpc::PM_STATE, PathMigration::Migrated)
             .set(Qpc::PD, parts.pd)
             .set(Qpc::NO_SQ, rings.send.is_none())
@@ -288,17 +288,17 @@ fn receive_side(qpc: &mut ViewMut<'_, Qpc>, rings: &Rings, srq: Option<u32>) {
     };
 }
 
-fn service_type(service: Service) -> ServiceType {
-    match service {
-        Service::Rc => ServiceType::Rc,
-        Service::Uc => ServiceType::Uc,
-        Service::Ud => ServiceType::Ud,
-        Service::XrcSend | Service::XrcReceive => ServiceType::Xrc,
-        Service::Dci | Service::Dct => ServiceType::Dci,
+fn service_type(kind: QpType) -> ServiceType {
+    match kind {
+        QpType::Rc => ServiceType::Rc,
+        QpType::Uc => ServiceType::Uc,
+        QpType::Ud => ServiceType::Ud,
+        QpType::XrcSend | QpType::XrcReceive => ServiceType::Xrc,
+        QpType::Dci | QpType::Dct => ServiceType::Dci,
     }
 }
 
-/// OPEN_QP: another handle of a queue pair that receives for an XRC domain. Its events go to who made it.
+/// OPEN_QP: another handle of an XRC target. Its events go to its creator.
 pub(super) fn open(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let request: OpenQp = call.structure(CORE_IN)?;
     if request.qp_type != XRC_RECEIVE {
@@ -310,7 +310,7 @@ pub(super) fn open(context: &Context, call: &Attributes) -> Result<(), Errno> {
     let cap = QpCap::new_zeroed();
     let qp = Qp {
         number: request.qpn,
-        service: Service::XrcReceive,
+        kind: QpType::XrcReceive,
         xrcd: Some(request.pd_handle),
         cap,
         signal_all: false,

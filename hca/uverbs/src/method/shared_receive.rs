@@ -39,7 +39,7 @@ const RESULT_NUMBER: u16 = 13;
 const BASIC: u64 = 0;
 const XRC: u64 = 1;
 const USER_INDEX: u32 = 0x00ff_ffff;
-/// A WQE begins with a link to the next; each data segment has as many bytes.
+/// A WQE begins with a link segment; each data segment has the same size.
 const SEGMENT: u32 = 16;
 const SMALLEST_STRIDE: u32 = 32;
 const LARGEST_STRIDE: u32 = 512;
@@ -75,7 +75,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     if max_wr >= MOST || max_sge > LARGEST_STRIDE / SEGMENT - 1 || request.flags != 0 {
         return Err(Errno::INVALID);
     }
-    // As mlx5_ib sizes it, and libmlx5 with it.
+    // The size that mlx5_ib and libmlx5 compute.
     let entries = (max_wr + 1).next_power_of_two();
     let stride = (SEGMENT * (max_sge + 1)).next_power_of_two().max(SMALLEST_STRIDE);
     let adapter = &context.adapter;
@@ -106,7 +106,7 @@ pub(super) fn create(context: &Context, call: &Attributes) -> Result<(), Errno> 
     call.put_handle(HANDLE, handle)
 }
 
-/// What the device makes a queue of: numbers of the umems of ring and doorbell record among it.
+/// Parameters of a queue, including the UMEM numbers of ring and doorbell record.
 struct Shape {
     entries: u32,
     stride: u32,
@@ -149,7 +149,7 @@ impl Shape {
     }
 }
 
-/// MODIFY_SRQ: the limit. The size is fixed, as mlx5_ib has it.
+/// MODIFY_SRQ: sets the limit. The size is fixed, as in mlx5_ib.
 pub(super) fn modify(context: &Context, call: &Attributes) -> Result<(), Errno> {
     /// `enum ib_srq_attr_mask`.
     const MAX_WR: u32 = 1;

@@ -1,4 +1,4 @@
-//! Targets of dynamic connections: MODIFY_QP makes them (linux qp.c: `mlx5_ib_modify_dct`).
+//! DC targets: MODIFY_QP creates them (linux qp.c: `mlx5_ib_modify_dct`).
 
 use barewire_layouts::command::dct::{CreateDctIn, CreateDctOut, Dctc};
 use barewire_layouts::command::qp::{AtomicMode, Mtu};
@@ -12,7 +12,8 @@ use crate::errno::Errno;
 use crate::event::Kind;
 use crate::object::{Qp, Target};
 
-/// Makes the target of what was planned when it was created and set since. Its number goes to libmlx5 with the answer.
+/// Creates the DC target from the parameters recorded at creation and set since. Returns its number
+/// to libmlx5.
 pub(super) fn make(
     adapter: &Adapter,
     call: &Attributes,
@@ -20,7 +21,7 @@ pub(super) fn make(
     attributes: &ModifyQp,
 ) -> Result<Target, Errno> {
     let target = qp.target.ok_or(Errno::INVALID)?;
-    // Without its number the program could do nothing with it.
+    // Without its number the program cannot use the target.
     if call.room(driver::OUT) < size_of::<ModifyQpDriverResponse>() {
         return Err(Errno::INVALID);
     }
@@ -60,7 +61,7 @@ pub(super) fn make(
     Ok(target)
 }
 
-/// Its events go to the program from now on.
+/// Sends its events to the program.
 pub(super) fn listen(adapter: &Adapter, state: &State, number: u32, target: &Target) {
     adapter.events().on_event(Kind::Qp, number, target.user_handle, &state.asynchronous());
 }

@@ -1,4 +1,4 @@
-//! UAR pages by object (mlx5_user_ioctl_cmds.h: `MLX5_IB_OBJECT_UAR`).
+//! UAR pages as objects (mlx5_user_ioctl_cmds.h: `MLX5_IB_OBJECT_UAR`).
 
 use crate::attributes::Attributes;
 use crate::context::Context;

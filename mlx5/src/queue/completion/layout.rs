@@ -8,30 +8,30 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use barewire_layouts::cqe::compressed::{MiniArray, MiniCqe, MiniFormat};
-use barewire_layouts::cqe::{Cqe64, CqeFormat, OP_OWN_OFFSET, OWNER, SIGNATURE_OFFSET};
+use barewire_layouts::cqe::{Cqe64, OP_OWN_OFFSET, OWNER, SIGNATURE_OFFSET};
 
 use super::CompletionQueue;
+use super::entry::{Aligned, in_last};
 use super::slot::Slot;
 
 pub(super) mod sealed {
     use super::{CompletionQueue, Cqe64, NonNull, Slot};
 
     pub trait Sealed: Sized {
-        /// Offset of the byte of a CQE that says whose it is.
-        const VALIDITY: usize;
-        /// The bits of that byte that say it.
-        const VALIDITY_MASK: u8;
+        /// The bits of a CQE's last word that say whether it is the driver's.
+        const VALIDITY: u64;
         /// There may be blocks.
         const EXPANDS: bool;
 
-        /// What the byte is on the lap after `lap`.
-        fn next_lap(lap: u8) -> u8;
+        /// What these bits are on the lap after `lap`.
+        fn next_lap(lap: u64) -> u64;
 
         /// A CQE that is not compressed was taken.
         fn took_plain(&mut self);
 
-        /// Takes the next completion of a block: `cqe` is what lies in its slot. Answers where the completion is.
-        fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> NonNull<Cqe64>
+        /// Takes the next completion of the block that is in the next slot, or that is being
+        /// expanded. Returns where the completion is.
+        fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>) -> NonNull<Cqe64>
         where
             Self: super::Layout;
 
@@ -75,7 +75,7 @@ struct Block {
     left: u32,
     /// Index of the next receive WQE.
     counter: u16,
-    expanded: Cqe64,
+    expanded: Aligned,
 }
 
 impl Block {
@@ -87,7 +87,7 @@ impl Block {
             at: 0,
             left: 0,
             counter: 0,
-            expanded: Cqe64::INITIAL,
+            expanded: Aligned(Cqe64::INITIAL),
         }
     }
 
@@ -102,7 +102,7 @@ impl Block {
     fn next(&mut self, owner: u8) {
         // `at` is in the array as both layouts see to it; what a faulty block would give is a zero.
         let mini = self.array.get(self.at).copied().unwrap_or_default();
-        self.expanded = MiniCqe::expand(mini, &self.title, self.format, self.counter, owner);
+        self.expanded = Aligned(MiniCqe::expand(mini, &self.title, self.format, self.counter, owner));
         self.counter = self.counter.wrapping_add(1);
         self.at += 1;
         self.left = self.left.saturating_sub(1);
@@ -122,19 +122,18 @@ impl Enhanced {
 }
 
 impl sealed::Sealed for Plain {
-    const VALIDITY: usize = OP_OWN_OFFSET;
-    const VALIDITY_MASK: u8 = OWNER;
+    const VALIDITY: u64 = in_last(OP_OWN_OFFSET, OWNER);
     const EXPANDS: bool = false;
 
     #[inline(always)]
-    fn next_lap(lap: u8) -> u8 {
-        lap ^ OWNER
+    fn next_lap(lap: u64) -> u64 {
+        lap ^ Self::VALIDITY
     }
 
     #[inline(always)]
     fn took_plain(&mut self) {}
 
-    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, _: Cqe64) -> NonNull<Cqe64> {
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>) -> NonNull<Cqe64> {
         // Never called: `EXPANDS` says so.
         let cqe = queue.next_cqe();
         queue.advance();
@@ -147,28 +146,28 @@ impl sealed::Sealed for Plain {
 }
 
 impl sealed::Sealed for Compressed {
-    const VALIDITY: usize = OP_OWN_OFFSET;
-    const VALIDITY_MASK: u8 = OWNER;
+    const VALIDITY: u64 = in_last(OP_OWN_OFFSET, OWNER);
     const EXPANDS: bool = true;
 
     #[inline(always)]
-    fn next_lap(lap: u8) -> u8 {
-        lap ^ OWNER
+    fn next_lap(lap: u64) -> u64 {
+        lap ^ Self::VALIDITY
     }
 
     #[inline(always)]
     fn took_plain(&mut self) {}
 
     #[inline(never)]
-    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> NonNull<Cqe64> {
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>) -> NonNull<Cqe64> {
         if queue.layout.0.left == 0 {
+            let cqe = *queue.at_next().cqe();
             let array = queue.after_next().cqe().mini_array();
             let completions = cqe.basic_count().min(queue.entries());
             queue.layout.0.entitle(cqe, cqe.wqe_counter.get());
             queue.layout.0.start(array, completions);
         }
-        let owner = queue.lap & OWNER;
-        queue.layout.0.next(owner);
+        let owner = queue.lap & Self::VALIDITY != 0;
+        queue.layout.0.next(u8::from(owner));
         queue.advance();
         let left = queue.layout.0.left;
         if left > 0 {
@@ -176,24 +175,23 @@ impl sealed::Sealed for Compressed {
                 let array = queue.at_next().cqe().mini_array();
                 queue.layout.0.start(array, left);
             }
-            queue.mark_next(CqeFormat::Compressed.bits() | queue.lap & OWNER, 0);
+            queue.mark_next();
         }
-        NonNull::from(&mut queue.layout.0.expanded)
+        NonNull::from(&mut queue.layout.0.expanded).cast()
     }
 
     fn expanded(&self) -> Option<&Cqe64> {
-        Some(&self.0.expanded)
+        Some(&self.0.expanded.0)
     }
 }
 
 impl sealed::Sealed for Enhanced {
-    const VALIDITY: usize = SIGNATURE_OFFSET;
-    const VALIDITY_MASK: u8 = u8::MAX;
+    const VALIDITY: u64 = in_last(SIGNATURE_OFFSET, u8::MAX);
     const EXPANDS: bool = true;
 
     #[inline(always)]
-    fn next_lap(lap: u8) -> u8 {
-        lap.wrapping_add(1)
+    fn next_lap(lap: u64) -> u64 {
+        lap.wrapping_add(in_last(SIGNATURE_OFFSET, 1)) & Self::VALIDITY
     }
 
     #[inline(always)]
@@ -202,24 +200,25 @@ impl sealed::Sealed for Enhanced {
     }
 
     #[inline(never)]
-    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>, cqe: Cqe64) -> NonNull<Cqe64> {
+    fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>) -> NonNull<Cqe64> {
         if queue.layout.block.left == 0 {
             if !queue.layout.titled {
                 let title = *queue.before_next().cqe();
                 queue.layout.block.entitle(title, title.wqe_counter.get().wrapping_add(1));
                 queue.layout.titled = true;
             }
+            let cqe = *queue.at_next().cqe();
             queue.layout.block.start(cqe.mini_array(), cqe.enhanced_count());
         }
         queue.layout.block.next(0);
         queue.advance();
         if queue.layout.block.left > 0 {
-            queue.mark_next(CqeFormat::Compressed.bits(), queue.lap);
+            queue.mark_next();
         }
-        NonNull::from(&mut queue.layout.block.expanded)
+        NonNull::from(&mut queue.layout.block.expanded).cast()
     }
 
     fn expanded(&self) -> Option<&Cqe64> {
-        Some(&self.block.expanded)
+        Some(&self.block.expanded.0)
     }
 }

@@ -3,6 +3,7 @@
 //! A queue is generic over its entries ([`Slot`]: 64 or 128 bytes) and its layout ([`Layout`]: plain, or with blocks of compressed CQEs).
 //! Both are chosen by type when it is created, so that a poll of an empty queue is one test of one byte whatever they are.
 
+mod entry;
 mod inline;
 mod layout;
 mod outcome;
@@ -13,15 +14,15 @@ use core::any::Any;
 use core::fmt;
 use core::hint::cold_path;
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use barewire_layouts::cqe::compressed::MiniFormat;
-use barewire_layouts::cqe::{Cqe64, OP_OWN_OFFSET, SIGNATURE_OFFSET};
-use volatile::VolatilePtr;
-use volatile::access::ReadOnly;
+use barewire_layouts::cqe::{Cqe64, CqeFormat, FORMAT, OP_OWN_OFFSET};
 
 use crate::barrier;
 use crate::doorbell::RecordWord;
+use entry::{LAST, in_last};
 
 pub use inline::InlineData;
 pub use layout::{Compressed, Enhanced, Layout, Plain};
@@ -32,7 +33,7 @@ pub use slot::Slot;
 /// What a completion queue is built from. See [`CompletionQueue::from_parts`].
 #[derive(Debug)]
 pub struct CompletionParts<S: Slot = Cqe64> {
-    /// The ring: `entries` CQEs.
+    /// The ring: `entries` CQEs, aligned to 8.
     pub ring: NonNull<S>,
     /// CQEs in the ring, a power of two up to 2^22.
     pub entries: u32,
@@ -44,12 +45,13 @@ pub struct CompletionParts<S: Slot = Cqe64> {
 
 /// A completion queue.
 ///
-/// It is created with overrun checks off, as the hot path does not publish the consumer counter. So whoever posts to it must not have more
-/// WQEs outstanding than it has entries: on an error every WQE gives one CQE.
+/// It is created with overrun checks off, as the hot path does not publish the consumer counter. So
+/// no more WQEs may be outstanding than it has entries: on an error every WQE gives one CQE. If there
+/// are more, completions are lost or garbled; memory is not.
 pub struct CompletionQueue<S: Slot = Cqe64, L: Layout = Plain> {
     next: NonNull<S>,
-    /// The validity byte, as far as the layout looks at it, that makes `next` ours on this lap.
-    lap: u8,
+    /// The bits `L::VALIDITY` of the last word that make `next` ours on this lap.
+    lap: u64,
     start: NonNull<S>,
     end: NonNull<S>,
     /// Times that `next` went back to the start.
@@ -83,8 +85,11 @@ impl<S: Slot> CompletionQueue<S> {
     /// Builds a queue over a ring that [`Self::initialise`] has prepared and a device, or a test, writes CQEs to.
     ///
     /// # Safety
-    /// Until `parts.keep` is dropped: `ring` is valid for reads of `entries` CQEs, the doorbell record word is valid and 4-byte aligned,
-    /// and only this queue and the device touch them. `entries` is a power of two, at most 2^22.
+    /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `entries` CQEs and aligned
+    /// to 8, the doorbell record word is valid and 4-byte aligned, and only this queue and the device
+    /// access them. A device that is part of this process, as the software HCA is, stores to the ring
+    /// by whole aligned 8-byte words, atomically, unless it does so while the queue is not used.
+    /// `entries` is a power of two, at most 2^22.
     pub unsafe fn from_parts(parts: CompletionParts<S>) -> Self {
         // SAFETY: the caller's contract.
         unsafe { Self::build(parts, Plain) }
@@ -96,7 +101,7 @@ impl<S: Slot> CompletionQueue<S, Compressed> {
     /// mini_cqe_res_format).
     ///
     /// # Safety
-    /// As there, and `ring` is valid for writes too.
+    /// As there.
     pub unsafe fn from_parts_compressed(parts: CompletionParts<S>, format: MiniFormat) -> Self {
         // SAFETY: the caller's contract.
         unsafe { Self::build(parts, Compressed::new(format)) }
@@ -108,7 +113,7 @@ impl<S: Slot> CompletionQueue<S, Enhanced> {
     /// cqe_compression_layout, mini_cqe_res_format).
     ///
     /// # Safety
-    /// As there, and `ring` is valid for writes too.
+    /// As there.
     pub unsafe fn from_parts_enhanced(parts: CompletionParts<S>, format: MiniFormat) -> Self {
         // SAFETY: the caller's contract.
         unsafe { Self::build(parts, Enhanced::new(format)) }
@@ -117,9 +122,10 @@ impl<S: Slot> CompletionQueue<S, Enhanced> {
 
 impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     /// # Safety
-    /// As [`CompletionQueue::from_parts`], and `ring` is valid for writes if `L` expands.
+    /// As [`CompletionQueue::from_parts`].
     unsafe fn build(parts: CompletionParts<S>, layout: L) -> Self {
         debug_assert!(parts.entries.is_power_of_two() && parts.entries <= 1 << 22);
+        debug_assert!(parts.ring.cast::<u64>().is_aligned(), "a completion ring is aligned to 8");
         // SAFETY: one past the ring's end.
         let end = unsafe { parts.ring.add(parts.entries as usize) };
         Self {
@@ -138,32 +144,47 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     /// `true` if [`Self::poll`] would give nothing now.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        (self.validity() ^ self.lap) & L::VALIDITY_MASK != 0
+        (self.validity() ^ self.lap) & L::VALIDITY != 0
     }
 
     /// Takes the next completion, if there is one. Those of a compressed block come one by one, in order.
     #[inline(always)]
     pub fn poll(&mut self) -> Option<Polled<'_>> {
         let foreign = self.validity() ^ self.lap;
-        if foreign & L::VALIDITY_MASK != 0 {
+        if foreign & L::VALIDITY != 0 {
             return None;
         }
         barrier::owner_before_completion();
-        let cqe = self.take(self.next_cqe());
-        // SAFETY: `take` gives a CQE of the ring, or one that it expanded in this queue. Both stay while the queue is borrowed, and any
-        // bytes are a CQE.
-        let polled = unsafe { Polled::new(cqe) };
-        // What was tested has the opcode, unless a block was expanded: it need not be read again.
-        Some(if L::EXPANDS { polled } else { polled.with_op_own(foreign) })
+        let cqe = self.next_cqe();
+        if L::EXPANDS {
+            // SAFETY: a CQE of the ring: see `build`. The device may have set the format after the
+            // validity byte, so that it is loaded after the barrier.
+            let last = unsafe { entry::load(cqe, LAST, Ordering::Relaxed) };
+            if last & in_last(OP_OWN_OFFSET, FORMAT) == COMPRESSED {
+                let expanded = L::expand(self);
+                // SAFETY: a CQE of the ring, or one that this queue expanded into itself and that
+                // stays while the queue is borrowed.
+                return Some(unsafe { Polled::new(expanded) });
+            }
+            self.layout.took_plain();
+            self.advance();
+            // SAFETY: a CQE of the ring, which stays while the queue is borrowed.
+            return Some(unsafe { Polled::with_last(cqe, last) });
+        }
+        self.advance();
+        // The word that was tested has the opcode, which need not be loaded again.
+        // SAFETY: as above.
+        Some(unsafe { Polled::with_last(cqe, foreign) })
     }
 
-    /// The byte of the next entry that says whose it is.
+    /// The word of the next entry whose bits say whether it is ours.
     #[inline(always)]
-    fn validity(&self) -> u8 {
-        // SAFETY: `next` is an entry of the ring, and this byte of it is one the device may write at any time.
-        unsafe {
-            VolatilePtr::new_restricted(ReadOnly, self.next.cast::<u8>().add(S::CQE + L::VALIDITY)).read()
-        }
+    fn validity(&self) -> u64 {
+        // `barrier::owner_before_completion` acquires, where there is a completion. ThreadSanitizer
+        // does not see fences.
+        let order = if cfg!(barewire_sanitize) { Ordering::Acquire } else { Ordering::Relaxed };
+        // SAFETY: the CQE of an entry of the ring: see `build`.
+        unsafe { entry::load(self.next_cqe(), LAST, order) }
     }
 
     /// The CQE of the next entry.
@@ -171,22 +192,6 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
     fn next_cqe(&self) -> NonNull<Cqe64> {
         // SAFETY: inside the entry.
         unsafe { self.next.cast::<u8>().add(S::CQE).cast() }
-    }
-
-    /// Steps over the entry whose CQE is `cqe`. Answers where the CQE of the completion is.
-    #[inline(always)]
-    fn take(&mut self, cqe: NonNull<Cqe64>) -> NonNull<Cqe64> {
-        if L::EXPANDS {
-            // SAFETY: a CQE of the ring. The device does not come back to it before a whole lap, which the bound on outstanding WQEs
-            // excludes; one that broke this bound would give garbled numbers, nothing worse: plain bytes.
-            let taken = unsafe { cqe.read() };
-            if taken.is_compressed() {
-                return L::expand(self, taken);
-            }
-            self.layout.took_plain();
-        }
-        self.advance();
-        cqe
     }
 
     #[inline(always)]
@@ -242,35 +247,33 @@ impl<S: Slot, L: Layout> CompletionQueue<S, L> {
         &self.keep
     }
 
-    /// The entry that is taken next.
+    /// A copy of the entry that is taken next.
     fn at_next(&self) -> S {
-        // SAFETY: an entry of the ring, valid for reads by the contract of `build`; plain bytes, whatever they are.
-        unsafe { self.next.read() }
+        // SAFETY: an entry of the ring: see `build`.
+        unsafe { entry::copy(self.next) }
     }
 
-    /// The entry behind it.
+    /// A copy of the entry behind it.
     fn after_next(&self) -> S {
         // SAFETY: at most one past the last entry.
         let after = unsafe { self.next.add(1) };
-        // SAFETY: as `at_next`, after going back to the start at the end.
-        unsafe { if after == self.end { self.start } else { after }.read() }
+        // SAFETY: an entry of the ring, after going back to the start at the end.
+        unsafe { entry::copy(if after == self.end { self.start } else { after }) }
     }
 
-    /// The entry before it.
+    /// A copy of the entry before it.
     fn before_next(&self) -> S {
         let after = if self.next == self.start { self.end } else { self.next };
-        // SAFETY: as `at_next`: `after` lies behind the first entry.
-        unsafe { after.sub(1).read() }
+        // SAFETY: `after` lies behind the first entry, so that this is an entry of the ring.
+        unsafe { entry::copy(after.sub(1)) }
     }
 
-    /// Gives the next entry the validity of its lap and says what it is.
-    fn mark_next(&mut self, op_own: u8, signature: u8) {
-        // SAFETY: two bytes of an entry of the ring, valid for writes by the contract of `build`. The device left the entry to the block
-        // that is being expanded.
-        unsafe {
-            let cqe = self.next.cast::<u8>().add(S::CQE);
-            cqe.add(SIGNATURE_OFFSET).write(signature);
-            cqe.add(OP_OWN_OFFSET).write(op_own);
-        }
+    /// Makes the next entry ours, as a part of the block that is being expanded.
+    fn mark_next(&mut self) {
+        // SAFETY: a CQE of the ring, valid for writes: see `build`.
+        unsafe { entry::store_last(self.next_cqe(), COMPRESSED | self.lap) };
     }
 }
+
+/// The format of an entry that is, or belongs to, a block.
+const COMPRESSED: u64 = in_last(OP_OWN_OFFSET, CqeFormat::Compressed.bits());

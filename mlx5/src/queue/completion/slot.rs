@@ -3,9 +3,11 @@
 use core::fmt;
 
 use barewire_layouts::cqe::{Cqe64, Cqe128, HARDWARE_OP_OWN};
+use zerocopy::{FromBytes, IntoBytes};
 
 mod sealed {
-    pub trait Sealed {}
+    /// Any bytes are an entry.
+    pub trait Sealed: super::FromBytes + super::IntoBytes {}
 
     impl Sealed for super::Cqe64 {}
     impl Sealed for super::Cqe128 {}

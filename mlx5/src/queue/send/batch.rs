@@ -1,8 +1,10 @@
 //! Batches: many WQEs, one doorbell.
 
-use core::ops::{Deref, DerefMut};
+use core::ops::Deref;
 
-use super::SendQueue;
+use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment};
+
+use super::{Destination, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, WqeIndex};
 use crate::doorbell::{Deferred, Doorbell};
 
 impl<D: Doorbell> SendQueue<D> {
@@ -15,7 +17,33 @@ impl<D: Doorbell> SendQueue<D> {
     }
 }
 
-/// WQEs that are rung for together: see [`SendQueue::batch`]. It has the posting functions of [`SendQueue`].
+/// WQEs with one doorbell for all of them: see [`SendQueue::batch`].
+///
+/// It has the posting functions of [`SendQueue`], and lends the queue for reading. It does not lend
+/// it mutably, so that queues of different kinds, such as one whose register is shared and one that
+/// rings without a lock, cannot be exchanged:
+///
+/// ```compile_fail,E0308
+/// use barewire_mlx5::SendQueue;
+/// use barewire_mlx5::doorbell::BlueFlameShared;
+///
+/// fn exchange(own: &mut SendQueue, shared: &mut SendQueue<BlueFlameShared>) {
+///     let (mut a, mut b) = (own.batch(), shared.batch());
+///     std::mem::swap(&mut *a, &mut *b);
+/// }
+/// ```
+///
+/// ```
+/// use barewire_mlx5::{ControlFlags, PostError, SendQueue};
+///
+/// fn post(queue: &mut SendQueue) -> Result<(), PostError> {
+///     let mut batch = queue.batch();
+///     while batch.room() > 0 {
+///         batch.nop(ControlFlags::empty())?;
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Batch<'q, D: Doorbell> {
     queue: &'q mut SendQueue<D>,
@@ -23,22 +51,88 @@ pub struct Batch<'q, D: Doorbell> {
     start: u64,
 }
 
-impl<D: Doorbell> Deref for Batch<'_, D> {
-    type Target = SendQueue<Deferred>;
-
-    #[inline]
-    fn deref(&self) -> &Self::Target {
+impl<D: Doorbell> Batch<'_, D> {
+    /// The queue as one that does not ring. It must not be public: see the type.
+    #[inline(always)]
+    fn deferred(&mut self) -> &mut SendQueue<Deferred> {
         // SAFETY: `SendQueue<D>` has the same fields in the same places for every `D`: it is `repr(C)`, and `D` is only in a
-        // `PhantomData` of the `repr(transparent)` register.
-        unsafe { &*core::ptr::from_ref(&*self.queue).cast() }
+        // `PhantomData` of the `repr(transparent)` register. The callers, below, post through it and nothing else, so that the
+        // queue keeps its register and its lock.
+        unsafe { &mut *core::ptr::from_mut(&mut *self.queue).cast() }
+    }
+
+    /// As [`SendQueue::fence`].
+    pub fn fence(&mut self) {
+        self.deferred().fence();
+    }
+
+    /// As [`SendQueue::request_completion`].
+    pub fn request_completion(&mut self) {
+        self.deferred().request_completion();
     }
 }
 
-impl<D: Doorbell> DerefMut for Batch<'_, D> {
+macro_rules! posts {
+    ($($name:ident$(<$generic:ident: $bound:ident>)?($($argument:ident: $type:ty),*))+) => {
+        /// The posting functions.
+        impl<D: Doorbell> Batch<'_, D> {$(
+            #[doc = concat!("As [`SendQueue::", stringify!($name), "`].")]
+            ///
+            /// # Errors
+            /// As there.
+            #[inline(always)]
+            pub fn $name$(<$generic: $bound>)?(
+                &mut self,
+                $($argument: $type,)*
+                flags: ControlFlags,
+            ) -> Result<WqeIndex, PostError> {
+                self.deferred().$name($($argument,)* flags)
+            }
+        )+}
+    };
+}
+
+posts! {
+    nop()
+    write_inline_8(payload: [u8; 8], remote: RemoteAddressSegment)
+    write_inline_64(line: &[u8; 64], remote: RemoteAddressSegment)
+    write_inline(payload: &[u8], remote: RemoteAddressSegment)
+    write_inline_immediate(payload: &[u8], remote: RemoteAddressSegment, immediate: u32)
+    write(local: DataSegment, remote: RemoteAddressSegment)
+    write_gather(local: &[DataSegment], remote: RemoteAddressSegment)
+    write_immediate(local: &[DataSegment], remote: RemoteAddressSegment, immediate: u32)
+    read(local: DataSegment, remote: RemoteAddressSegment)
+    read_scatter(local: &[DataSegment], remote: RemoteAddressSegment)
+    send_inline(payload: &[u8])
+    send_inline_prefixed_8(prefix: [u8; PREFIX], payload: [u8; 8])
+    send_inline_prefixed(prefix: [u8; PREFIX], payload: &[u8])
+    send_inline_immediate(payload: &[u8], immediate: u32)
+    send(local: DataSegment)
+    send_pair(header: DataSegment, local: DataSegment)
+    send_gather(local: &[DataSegment])
+    send_immediate(local: &[DataSegment], immediate: u32)
+    send_invalidate(local: &[DataSegment], rkey: u32)
+    send_inline_invalidate(payload: &[u8], rkey: u32)
+    local_invalidate(key: u32)
+    send_to<A: Destination>(destination: &A, local: DataSegment)
+    send_gather_to<A: Destination>(destination: &A, local: &[DataSegment])
+    send_immediate_to<A: Destination>(destination: &A, local: &[DataSegment], immediate: u32)
+    send_inline_to<A: Destination>(destination: &A, payload: &[u8])
+    send_inline_immediate_to<A: Destination>(destination: &A, payload: &[u8], immediate: u32)
+    fetch_add(local: DataSegment, remote: RemoteAddressSegment, operand: u64)
+    compare_swap(local: DataSegment, remote: RemoteAddressSegment, compare: u64, swap: u64)
+    masked_compare_swap_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u32>)
+    masked_compare_swap_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedSwap<u64>)
+    masked_fetch_add_32(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u32>)
+    masked_fetch_add_64(local: DataSegment, remote: RemoteAddressSegment, operands: MaskedAdd<u64>)
+}
+
+impl<D: Doorbell> Deref for Batch<'_, D> {
+    type Target = SendQueue<D>;
+
     #[inline]
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        // SAFETY: as above.
-        unsafe { &mut *core::ptr::from_mut(&mut *self.queue).cast() }
+    fn deref(&self) -> &Self::Target {
+        self.queue
     }
 }
 

@@ -26,6 +26,8 @@ mod batch;
 mod invalidate;
 mod message;
 mod rdma;
+#[cfg(test)]
+mod tests;
 mod ud;
 
 pub use atomic::{MaskedAdd, MaskedSwap};
@@ -114,8 +116,9 @@ pub struct SendQueue<D: Doorbell = BlueFlame> {
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: what is written without being this queue's own is the register, under its lock (`from_parts_shared`); the pointers are not tied to a
-// thread.
+// SAFETY: the pointers are not tied to a thread. The ring and the record are this queue's own. The
+// register is another's, too; `ring` writes it under the lock of `shared` only, which every value of
+// this type has: `build` gets it, and safe code cannot exchange queues of different doorbells.
 unsafe impl<W: Width> Send for SendQueue<BlueFlameShared<W>> {}
 
 const _: () =
@@ -141,7 +144,9 @@ impl<D: Doorbell> SendQueue<D> {
     /// # Safety
     /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `blocks * 64` bytes and 64-byte aligned; the doorbell record
     /// word is valid and 4-byte aligned; `register` is valid for writes of 512 bytes and 512-byte aligned; and nothing but this queue
-    /// writes any of them, save that a register may be shared if its other users are on the same thread. `blocks` and `signal_period` are as [`SendParts`] says.
+    /// writes any of them, save that a register may be shared if its other users are on the same thread.
+    /// A device that is part of this process, as the software HCA is, accesses ring and register by
+    /// atomics of whole aligned 8-byte words, unless it does so while the queue is not used. `blocks` and `signal_period` are as [`SendParts`] says.
     /// The CPU has the instructions of `D::Width`. `D` is not [`BlueFlameShared`], whose queues come from [`Self::from_parts_shared`].
     pub unsafe fn from_parts(parts: SendParts) -> Self {
         const { assert!(!D::LOCKED, "a shared register needs its lock") };
@@ -473,7 +478,6 @@ impl<D: Doorbell> SendQueue<D> {
         if !D::LOCKED {
             return ring(&mut self.register);
         }
-        // Without its lock (someone exchanged the queues of two batches) it writes nothing: other threads may.
         if let Some(shared) = &self.shared {
             // SAFETY: the CPU has the instructions, by the contract of `from_parts`.
             unsafe { shared.ring(ring) };

@@ -81,8 +81,10 @@ impl<T: Topology> SharedReceiveQueue<T> {
     ///
     /// # Safety
     /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `entries` times [`wqe_bytes`] bytes and aligned to 16, the
-    /// doorbell record word is valid and 4-byte aligned, and nothing but this queue writes them. `entries` and `segments` are as
-    /// [`SharedReceiveParts`] says.
+    /// doorbell record word is valid and 4-byte aligned, and nothing but this queue writes them. A device
+    /// that is part of this process reads the ring by atomic loads of whole aligned 8-byte words, unless
+    /// it does so while the queue is not used. `entries` and `segments` are as [`SharedReceiveParts`]
+    /// says.
     pub unsafe fn from_parts(parts: SharedReceiveParts) -> Self {
         let SharedReceiveParts { ring, entries, segments, doorbell_record, keep } = parts;
         debug_assert!(entries.is_power_of_two() && (2..=1 << 15).contains(&entries) && segments > 0);

@@ -4,6 +4,9 @@ use core::fmt;
 use core::ptr::NonNull;
 
 use barewire_layouts::wqe::SharedReceiveHeader;
+use zerocopy::transmute;
+
+use crate::store;
 
 /// In which order the device takes the WQEs: [`List`] or [`Cyclic`]. Chosen by type when the queue is created.
 pub trait Topology: Order {}
@@ -55,7 +58,8 @@ pub struct Wqes {
 impl Wqes {
     /// # Safety
     /// `start` is valid for reads and writes of `entries` WQEs of `stride` bytes and aligned to 16 for as long as the value is used, and nothing
-    /// but its owner writes there. `entries` is a power of two.
+    /// but its owner writes there. A device that is part of this process reads there by atomic loads of
+    /// whole aligned words. `entries` is a power of two.
     pub(super) unsafe fn new(start: NonNull<u8>, entries: u32, stride: usize) -> Self {
         let wqes = Self { start, mask: entries - 1, stride };
         for index in 0..entries {
@@ -84,8 +88,8 @@ impl Wqes {
 
     /// Makes the header of WQE `index` lead to `next`.
     fn lead(&self, index: u32, next: u32) {
-        // SAFETY: as above, and for writes.
-        unsafe { self.wqe(index).cast().write(SharedReceiveHeader::new(next as u16)) };
+        // SAFETY: as above, and for writes; WQEs are aligned to 16.
+        unsafe { store::words(self.wqe(index), transmute!(SharedReceiveHeader::new(next as u16))) };
     }
 }
 

@@ -26,8 +26,9 @@ const SLOW: &[Slow] = &[
     slow("progress", "::meet"),
     // Pending requests, and endpoints that are closing.
     slow("progress", "::settle"),
-    // The user's callback.
+    // The user's callback, and its repetition after it panicked.
     slow("progress", "completion::Completion::run"),
+    slow("progress", "completion::Running::run_after_panic"),
     // The last handle of what the user shared with the operation and has dropped meanwhile.
     slow("progress", "alloc::rc::Rc<T,A>::drop_slow"),
 ];

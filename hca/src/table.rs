@@ -25,6 +25,12 @@ impl<T> Table<T> {
         Self { slots: Vec::new(), live: 0, limit, first, last, next: first }
     }
 
+    /// The same table, whose first object has the number that `random` chooses.
+    pub(crate) fn starting_at(self, random: u64) -> Self {
+        let numbers = u64::from(self.last - self.first) + 1;
+        Self { next: self.first + (random % numbers) as u32, ..self }
+    }
+
     /// Makes an object with the next number, and gives both; `None` if the table is full.
     pub(crate) fn insert_with(&mut self, object: impl FnOnce(u32) -> T) -> Option<(u32, &mut T)> {
         if self.is_full() {

@@ -1,7 +1,9 @@
-//! The C library's functions that libibverbs, libmlx5 and programs above them reach the kernel by. Each looks whether it is about a file
-//! of ours, by the path's beginning or one bit of the descriptor, and else is the C library's own.
+//! Interposed functions of the C library, through which libibverbs, libmlx5 and programs reach the
+//! kernel. Each checks by a path prefix or by one bit per descriptor whether the call concerns a
+//! software device, and otherwise calls the C library.
 //!
-//! No panic leaves a hook: it is an I/O error. A test has them under other names, for its own C library is to stay.
+//! A panic does not leave these functions; it becomes an I/O error. Tests build them under other
+//! names, so that the test's own C library is not interposed.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,39 +13,39 @@ use libc::{mode_t, off_t, size_t, ssize_t};
 
 use crate::attributes::{Attributes, RDMA_VERBS_IOCTL};
 use crate::errno::Errno;
-use crate::{face, path};
+use crate::{path, process};
 
-/// `NETLINK_RDMA`: without it libibverbs looks into sysfs.
+/// `NETLINK_RDMA`: if it is refused, libibverbs uses sysfs.
 const NETLINK_RDMA: c_int = 20;
 
-/// The function of this name that would be called without us: the C library's, or another preloaded one's.
+/// The next function with this name: the C library's, or that of another preloaded library.
 macro_rules! next {
     ($name:ident($($type:ty),*) -> $result:ty) => {{
         static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
         let mut next = NEXT.load(Ordering::Relaxed);
         if next.is_null() {
             const NAME: &str = concat!(stringify!($name), "\0");
-            // SAFETY: the name ends with a zero byte.
+            // SAFETY: the name is NUL-terminated.
             next = unsafe { libc::dlsym(libc::RTLD_NEXT, NAME.as_ptr().cast()) };
             NEXT.store(next, Ordering::Relaxed);
         }
         if next.is_null() {
             missing(stringify!($name));
         }
-        // SAFETY: the C library's function of this name has this type.
+        // SAFETY: the C library's function with this name has this type.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(next) }
     }};
 }
 
-/// There is no going on without the C library.
+/// Ends the process: it cannot continue without the C library's function.
 #[cold]
 fn missing(name: &str) -> ! {
     eprintln!("barewire-hca: the C library has no {name}");
     std::process::abort()
 }
 
-/// Runs `work`; its error becomes `errno` and -1. A panic is an I/O error.
-fn answer(work: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
+/// Runs `work` and converts its error to `errno` and -1. A panic becomes EIO.
+fn errno_result(work: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
     match catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Errno::IO)) {
         Ok(result) => result,
         Err(error) => {
@@ -54,53 +56,53 @@ fn answer(work: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
 }
 
 fn fail(error: Errno) {
-    // SAFETY: the calling thread's own error number.
+    // SAFETY: the pointer to the calling thread's `errno` is valid.
     unsafe { *libc::__errno_location() = error.0 };
 }
 
-/// The path, if there is one.
+/// Returns the path, or `None` for a null pointer.
 ///
 /// # Safety
-/// A null pointer, or a string that ends with a zero byte and outlives the use.
+/// `path` is null, or points to a NUL-terminated string that outlives the result.
 unsafe fn text<'a>(path: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract is the same.
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
 }
 
-/// The number of the device file that a path names, if there is such a device.
+/// Returns the number of the device file at `path`, if there is such a device.
 ///
 /// # Safety
 /// As for [`text`].
 unsafe fn device(path: *const c_char) -> Option<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract is the same.
     let number = path::device(unsafe { text(path) }?)?;
-    (number < face::get().devices()).then_some(number)
+    (number < process::get().devices()).then_some(number)
 }
 
-/// Calls `then` with the path, or where it is in our tree.
+/// Calls `then` with the path, or with its replacement in the tree.
 ///
 /// # Safety
 /// As for [`text`].
 unsafe fn with_path<R>(path: *const c_char, then: impl FnOnce(*const c_char) -> R) -> R {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract is the same.
     let place = unsafe { text(path) }.and_then(path::in_tree);
     then(place.as_ref().map_or(path, |place| place.as_ptr()))
 }
 
-/// What stands for a device file: a character device that is always there.
+/// Opened in place of a device file: a character device that always exists.
 const STAND_IN: &CStr = c"/dev/null";
 
-/// Opens the stand-in and makes it the device.
+/// Opens the stand-in and makes its descriptor the device's.
 fn open_device(number: usize, flags: c_int) -> c_int {
     let open = next!(open(*const c_char, c_int, mode_t) -> c_int);
-    answer(|| {
-        // SAFETY: a path of ours; nothing is created.
+    errno_result(|| {
+        // SAFETY: the path is a constant, and nothing is created.
         let descriptor = unsafe { open(STAND_IN.as_ptr(), flags & !libc::O_CREAT, 0) };
         if descriptor < 0 {
             return Err(Errno::last());
         }
-        face::get().open(number, descriptor).inspect_err(|_| {
-            // SAFETY: just opened here.
+        process::get().open(number, descriptor).inspect_err(|_| {
+            // SAFETY: the descriptor was opened above.
             unsafe { libc::syscall(libc::SYS_close, descriptor) };
         })?;
         Ok(descriptor)
@@ -109,18 +111,18 @@ fn open_device(number: usize, flags: c_int) -> c_int {
 
 macro_rules! open_hooks {
     ($($name:ident),+) => {$(
-        /// The C library's function of this name.
+        /// Interposes the C library's function of this name.
         ///
         /// # Safety
-        /// As the C library's.
+        /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: the caller's promise about the path.
+            // SAFETY: the caller's contract covers the path.
             match unsafe { device(path) } {
                 Some(number) => open_device(number, flags),
                 None => {
                     let next = next!($name(*const c_char, c_int, mode_t) -> c_int);
-                    // SAFETY: as we were called.
+                    // SAFETY: the arguments are the caller's, or a valid replacement path.
                     unsafe { with_path(path, |path| next(path, flags, mode)) }
                 }
             }
@@ -132,10 +134,10 @@ open_hooks!(open, open64);
 
 macro_rules! openat_hooks {
     ($($name:ident),+) => {$(
-        /// The C library's function of this name.
+        /// Interposes the C library's function of this name.
         ///
         /// # Safety
-        /// As the C library's.
+        /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(
             folder: c_int,
@@ -143,12 +145,12 @@ macro_rules! openat_hooks {
             flags: c_int,
             mode: mode_t,
         ) -> c_int {
-            // SAFETY: the caller's promise about the path.
+            // SAFETY: the caller's contract covers the path.
             match unsafe { device(path) } {
                 Some(number) => open_device(number, flags),
                 None => {
                     let next = next!($name(c_int, *const c_char, c_int, mode_t) -> c_int);
-                    // SAFETY: as we were called.
+                    // SAFETY: the arguments are the caller's, or a valid replacement path.
                     unsafe { with_path(path, |path| next(folder, path, flags, mode)) }
                 }
             }
@@ -160,18 +162,18 @@ openat_hooks!(openat, openat64);
 
 macro_rules! fortified_open_hooks {
     ($($name:ident),+) => {$(
-        /// The C library's function of this name.
+        /// Interposes the C library's function of this name.
         ///
         /// # Safety
-        /// As the C library's.
+        /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller's promise about the path.
+            // SAFETY: the caller's contract covers the path.
             match unsafe { device(path) } {
                 Some(number) => open_device(number, flags),
                 None => {
                     let next = next!($name(*const c_char, c_int) -> c_int);
-                    // SAFETY: as we were called.
+                    // SAFETY: the arguments are the caller's, or a valid replacement path.
                     unsafe { with_path(path, |path| next(path, flags)) }
                 }
             }
@@ -181,19 +183,19 @@ macro_rules! fortified_open_hooks {
 
 fortified_open_hooks!(__open_2, __open64_2);
 
-/// Functions of a path that are the C library's, with the path where it is in our tree, and device files where the stand-in is.
+/// Functions that take a path: redirected into the tree, or to the stand-in for device files.
 macro_rules! path_hooks {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {$(
-        /// The C library's function of this name.
+        /// Interposes the C library's function of this name.
         ///
         /// # Safety
-        /// As the C library's.
+        /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> $result {
             let next = next!($name(*const c_char $(, $type)*) -> $result);
-            // SAFETY: the caller's promise about the path.
+            // SAFETY: the caller's contract covers the path.
             let path = if unsafe { device(path) }.is_some() { STAND_IN.as_ptr() } else { path };
-            // SAFETY: as we were called.
+            // SAFETY: the arguments are the caller's, or a valid replacement path.
             unsafe { with_path(path, |path| next(path $(, $argument)*)) }
         }
     )+};
@@ -213,10 +215,10 @@ path_hooks! {
     __realpath_chk(resolved: *mut c_char, size: size_t) -> *mut c_char;
 }
 
-/// The C library's function of this name.
+/// Interposes the C library's function of this name.
 ///
 /// # Safety
-/// As the C library's.
+/// As for the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
@@ -224,28 +226,28 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
         return -1;
     }
     let next = next!(socket(c_int, c_int, c_int) -> c_int);
-    // SAFETY: as we were called.
+    // SAFETY: the arguments are the caller's, or a valid replacement path.
     unsafe { next(domain, kind, protocol) }
 }
 
-/// The C library's function of this name.
+/// Interposes the C library's function of this name.
 ///
 /// # Safety
-/// As the C library's.
+/// As for the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    if !face::is_ours(descriptor) {
+    if !process::is_ours(descriptor) {
         let next = next!(ioctl(c_int, c_ulong, *mut c_void) -> c_int);
-        // SAFETY: as we were called.
+        // SAFETY: the arguments are the caller's, or a valid replacement path.
         return unsafe { next(descriptor, request, argument) };
     }
-    answer(|| {
-        // The request's number has 32 bits; as an int it may come with its sign.
+    errno_result(|| {
+        // The request number has 32 bits; passed as an int it may be sign-extended.
         if request & u64::from(u32::MAX) != RDMA_VERBS_IOCTL {
             return Err(Errno(libc::ENOTTY));
         }
-        let context = face::get().context(descriptor)?;
-        // SAFETY: the ioctl's contract, which is the caller's to keep.
+        let context = process::get().context(descriptor)?;
+        // SAFETY: the caller keeps the contract of the ioctl.
         let call = unsafe { Attributes::read(argument.addr() as u64) }?;
         context.call(&call).map(|()| 0)
     })
@@ -253,10 +255,10 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *m
 
 macro_rules! mmap_hooks {
     ($($name:ident),+) => {$(
-        /// The C library's function of this name.
+        /// Interposes the C library's function of this name.
         ///
         /// # Safety
-        /// As the C library's.
+        /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(
             address: *mut c_void,
@@ -266,9 +268,9 @@ macro_rules! mmap_hooks {
             descriptor: c_int,
             offset: off_t,
         ) -> *mut c_void {
-            if descriptor < 0 || !face::is_ours(descriptor) {
+            if descriptor < 0 || !process::is_ours(descriptor) {
                 let next = next!($name(*mut c_void, size_t, c_int, c_int, c_int, off_t) -> *mut c_void);
-                // SAFETY: as we were called.
+                // SAFETY: the arguments are the caller's, or a valid replacement path.
                 return unsafe { next(address, length, protection, flags, descriptor, offset) };
             }
             map(length, flags, descriptor, offset)
@@ -278,82 +280,82 @@ macro_rules! mmap_hooks {
 
 mmap_hooks!(mmap, mmap64);
 
-/// Maps a page of a device's.
+/// Maps a page of a device.
 fn map(length: size_t, flags: c_int, descriptor: c_int, offset: off_t) -> *mut c_void {
     let mut address = 0;
-    let result = answer(|| {
-        if length == 0 || length > face::PAGE || flags & libc::MAP_FIXED != 0 {
+    let result = errno_result(|| {
+        if length == 0 || length > process::PAGE || flags & libc::MAP_FIXED != 0 {
             return Err(Errno::INVALID);
         }
-        address = face::get().map(descriptor, offset as u64)?;
+        address = process::get().map(descriptor, offset as u64)?;
         Ok(0)
     });
     if result == 0 { address as *mut c_void } else { libc::MAP_FAILED }
 }
 
-/// The C library's function of this name.
+/// Interposes the C library's function of this name.
 ///
 /// # Safety
-/// As the C library's.
+/// As for the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
-    let ours = face::may_be_mapped(address.addr())
-        && catch_unwind(|| face::get().unmap(address.addr(), length)).unwrap_or(false);
+    let ours = process::may_be_mapped(address.addr())
+        && catch_unwind(|| process::get().unmap(address.addr(), length)).unwrap_or(false);
     if ours {
         return 0;
     }
     let next = next!(munmap(*mut c_void, size_t) -> c_int);
-    // SAFETY: as we were called.
+    // SAFETY: the arguments are the caller's, or a valid replacement path.
     unsafe { next(address, length) }
 }
 
-/// The C library's function of this name.
+/// Interposes the C library's function of this name.
 ///
 /// # Safety
-/// As the C library's.
+/// As for the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
-    if face::is_ours(descriptor) {
-        answer(|| {
-            face::get().close(descriptor);
+    if process::is_ours(descriptor) {
+        errno_result(|| {
+            process::get().close(descriptor);
             Ok(0)
         });
     }
     let next = next!(close(c_int) -> c_int);
-    // SAFETY: as we were called.
+    // SAFETY: the arguments are the caller's, or a valid replacement path.
     unsafe { next(descriptor) }
 }
 
-/// `copy` was made of `descriptor`: if that is a device, so is the copy.
+/// Registers `copy`, a duplicate of `descriptor`, if the latter is a device.
 fn copied(descriptor: c_int, copy: c_int) -> c_int {
-    if copy >= 0 && face::is_ours(descriptor) {
-        // A child's copy of what its parent opened stays what it is: a descriptor that answers with errors.
-        let _ = catch_unwind(|| face::get().copy(descriptor, copy));
+    if copy >= 0 && process::is_ours(descriptor) {
+        // In a child, a duplicate of the parent's descriptor also fails with errors.
+        let _ = catch_unwind(|| process::get().copy(descriptor, copy));
     }
     copy
 }
 
-/// The C library's function of this name.
+/// Interposes the C library's function of this name.
 ///
 /// # Safety
-/// As the C library's.
+/// As for the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup(descriptor: c_int) -> c_int {
     let next = next!(dup(c_int) -> c_int);
-    // SAFETY: as we were called.
+    // SAFETY: the arguments are the caller's, or a valid replacement path.
     copied(descriptor, unsafe { next(descriptor) })
 }
 
 macro_rules! fcntl_hooks {
     ($($name:ident),+) => {$(
-        /// The C library's function of this name.
+        /// Interposes the C library's function of this name.
         ///
         /// # Safety
-        /// As the C library's.
+        /// As for the C library's function.
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
             let next = next!($name(c_int, c_int, c_ulong) -> c_int);
-            // SAFETY: as we were called.
+            // SAFETY: the arguments are the caller's, or a valid replacement path.
             let result = unsafe { next(descriptor, command, argument) };
             match command {
                 libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(descriptor, result),
@@ -365,14 +367,14 @@ macro_rules! fcntl_hooks {
 
 fcntl_hooks!(fcntl, fcntl64);
 
-/// Runs when the library is loaded.
+/// Registers the fork handler when the library is loaded.
 #[cfg_attr(test, expect(dead_code, reason = "nobody loads a test"))]
 #[cfg_attr(not(test), used)]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static LOADED: extern "C" fn() = {
     extern "C" fn loaded() {
-        // SAFETY: the handler stores one pointer only.
-        unsafe { libc::pthread_atfork(None, None, Some(face::forget_parent_at_fork)) };
+        // SAFETY: the handler is async-signal-safe: it only stores to atomics.
+        unsafe { libc::pthread_atfork(None, None, Some(process::forget_parent_at_fork)) };
     }
     loaded
 };

@@ -2,9 +2,6 @@
 
 use barewire_layouts::cqe::Syndrome;
 
-use super::Context;
-use crate::object::Objects;
-
 /// Counts of failed WQEs by syndrome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyndromeCounts([u64; SYNDROMES.len()]);
@@ -41,7 +38,7 @@ impl SyndromeCounts {
         self.0.iter().sum()
     }
 
-    pub(super) fn count(&mut self, syndrome: Syndrome) {
+    pub(crate) fn count(&mut self, syndrome: Syndrome) {
         if let Some(at) = SYNDROMES.iter().position(|&counted| counted == syndrome) {
             self.0[at] += 1;
         }
@@ -57,6 +54,8 @@ pub struct Counters {
     pub packets_received: u64,
     /// Packets that the wire could not send (a full socket buffer, no route).
     pub send_failures: u64,
+    /// Packets dropped because they carried no valid tag: see [`crate::WireKind::Udp`].
+    pub bad_tags: u64,
     /// Packets dropped for a wrong invariant CRC.
     pub bad_icrc: u64,
     /// Packets dropped because headers, lengths or opcode made no sense.
@@ -159,30 +158,4 @@ pub struct Counters {
     pub fault_flaps: u64,
     /// Packets lost, in either direction, because the link was down.
     pub link_dropped: u64,
-}
-
-/// What is counted while work is done on a queue pair, a target or one of its responder contexts.
-#[derive(Debug)]
-pub(super) struct Tally {
-    /// The counter set that it names; 0 for none.
-    set: u8,
-    before: Counters,
-}
-
-impl Tally {
-    /// Work on `number` begins; it may be gone when the work ends.
-    pub(super) fn begin(context: &Context<'_>, number: u32) -> Self {
-        let Objects { dcts, .. } = &*context.objects;
-        let attributes = context.objects.queue_pair(number).map(|qp| &qp.attributes);
-        let attributes = attributes.or_else(|| dcts.get(number).map(|dct| &dct.attributes));
-        Self { set: attributes.map_or(0, |attributes| attributes.counter_set), before: *context.counters }
-    }
-
-    /// Adds what was counted since to the set.
-    pub(super) fn end(self, context: &mut Context<'_>) {
-        let set = context.objects.counter_sets.get_mut(self.set.into());
-        if let Some(set) = set.filter(|_| self.before != *context.counters) {
-            set.charge(&self.before, context.counters);
-        }
-    }
 }

@@ -1,29 +1,29 @@
-//! Kinds of queue pairs, and which attributes their moves need and allow.
+//! Types of queue pairs, and the attributes that their state transitions require and allow.
 
 use crate::abi::qp_flag;
 use crate::errno::Errno;
 
-/// What a queue pair is (`ib_uverbs_qp_type`; of the driver's own, which one).
+/// Type of a queue pair (`ib_uverbs_qp_type`, or the driver-specific type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Service {
+pub(crate) enum QpType {
     Rc,
     Uc,
     Ud,
-    /// Sends to shared receive queues of an XRC domain.
+    /// XRC initiator.
     XrcSend,
-    /// Receives for the shared receive queues of an XRC domain.
+    /// XRC target.
     XrcReceive,
-    /// Initiator of dynamic connections.
+    /// DC initiator.
     Dci,
-    /// Target of dynamic connections.
+    /// DC target.
     Dct,
 }
 
 /// `IB_UVERBS_QPT_...`.
 pub(crate) const XRC_RECEIVE: u8 = 10;
 
-impl Service {
-    /// By the type of verbs and the driver's flags.
+impl QpType {
+    /// Returns the type for a verbs type and driver flags.
     pub(crate) fn of(kind: u64, flags: u32) -> Result<Self, Errno> {
         match (kind, flags & (qp_flag::TYPE_DCT | qp_flag::TYPE_DCI)) {
             (2, 0) => Ok(Self::Rc),
@@ -38,7 +38,8 @@ impl Service {
         }
     }
 
-    /// The attributes that count of those which a program names (linux uverbs_cmd.c: `modify_qp_mask`).
+    /// Returns the attributes of `mask` that apply to this type (linux uverbs_cmd.c:
+    /// `modify_qp_mask`).
     pub(crate) fn meant(self, mask: u32) -> u32 {
         match self {
             Self::XrcSend => mask & !(bit::RESPONDER_DEPTH | bit::RNR_TIMER),
@@ -47,7 +48,7 @@ impl Service {
         }
     }
 
-    /// It names its peer when it becomes ready.
+    /// Returns whether it needs the peer's address to become ready.
     pub(crate) fn is_connected(self) -> bool {
         matches!(self, Self::Rc | Self::Uc | Self::XrcSend | Self::XrcReceive)
     }
@@ -85,23 +86,23 @@ pub(crate) mod bit {
     pub(crate) const DESTINATION: u32 = 1 << 20;
 }
 
-/// What the move from one state to another must and may bring; `None` if there is no such move. That of dynamic connections is mlx5_ib's
-/// own (`modify_dci_qp_is_ok`, `mlx5_ib_modify_dct`), the rest is IBTA 11.2.5.2, as `ib_modify_qp_is_ok` has it. No device of this kind
-/// drains send queues on demand.
-fn attributes(service: Service, from: u8, to: u8) -> Option<(u32, u32)> {
-    match service {
-        Service::Dct => target(from, to),
-        Service::Dci => initiator(from, to),
-        _ => verbs(service, from, to),
+/// Returns the required and optional attributes of a state transition, or `None` if there is no
+/// such transition. Those of DC are mlx5_ib's (`modify_dci_qp_is_ok`, `mlx5_ib_modify_dct`), the
+/// others IBTA 11.2.5.2 as in `ib_modify_qp_is_ok`. SQD is not supported.
+fn attributes(kind: QpType, from: u8, to: u8) -> Option<(u32, u32)> {
+    match kind {
+        QpType::Dct => target(from, to),
+        QpType::Dci => initiator(from, to),
+        _ => verbs(kind, from, to),
     }
 }
 
-fn verbs(service: Service, from: u8, to: u8) -> Option<(u32, u32)> {
-    use Service::{Rc, Ud, XrcReceive, XrcSend};
+fn verbs(kind: QpType, from: u8, to: u8) -> Option<(u32, u32)> {
+    use QpType::{Rc, Ud, XrcReceive, XrcSend};
     let pick = |condition: bool, bits: u32| if condition { bits } else { 0 };
-    let connected = service != Ud;
-    let requests = matches!(service, Rc | XrcSend);
-    let responds = matches!(service, Rc | XrcReceive);
+    let connected = kind != Ud;
+    let requests = matches!(kind, Rc | XrcSend);
+    let responds = matches!(kind, Rc | XrcReceive);
     let rights = pick(connected, bit::ACCESS | bit::ALTERNATE_PATH);
     let sending = bit::CURRENT_STATE
         | rights
@@ -153,9 +154,9 @@ fn target(from: u8, to: u8) -> Option<(u32, u32)> {
     }
 }
 
-/// Whether a move may come with exactly these attributes.
-pub(crate) fn is_allowed(service: Service, from: u8, to: u8, mask: u32) -> bool {
-    attributes(service, from, to).is_some_and(|(required, optional)| {
+/// Returns whether a transition accepts exactly these attributes.
+pub(crate) fn is_allowed(kind: QpType, from: u8, to: u8, mask: u32) -> bool {
+    attributes(kind, from, to).is_some_and(|(required, optional)| {
         mask & required == required && mask & !(required | optional | bit::STATE) == 0
     })
 }
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn moves_need_their_attributes() {
-        use Service::{Dci, Dct, Rc, Ud, XrcReceive, XrcSend};
+        use QpType::{Dci, Dct, Rc, Ud, XrcReceive, XrcSend};
         let first = bit::STATE | bit::PKEY | bit::PORT | bit::ACCESS;
         assert!(is_allowed(Rc, state::RESET, state::INIT, first));
         assert!(!is_allowed(Rc, state::RESET, state::INIT, first & !bit::PORT));
@@ -187,10 +188,10 @@ mod tests {
 
     #[test]
     fn the_drivers_kinds_need_their_flag() {
-        assert_eq!(Service::of(0xff, qp_flag::TYPE_DCI), Ok(Service::Dci));
+        assert_eq!(QpType::of(0xff, qp_flag::TYPE_DCI), Ok(QpType::Dci));
         for (kind, flags) in [(0xff, 0), (2, qp_flag::TYPE_DCT), (0x100, 0)] {
-            assert_eq!(Service::of(kind, flags), Err(Errno::INVALID));
+            assert_eq!(QpType::of(kind, flags), Err(Errno::INVALID));
         }
-        assert_eq!(Service::of(8, 0), Err(Errno::UNSUPPORTED));
+        assert_eq!(QpType::of(8, 0), Err(Errno::UNSUPPORTED));
     }
 }

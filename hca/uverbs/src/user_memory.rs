@@ -1,11 +1,12 @@
-//! Copies from and to addresses that a program gave. As with a kernel, a bad one is an error and not the program's end.
+//! Copies from and to addresses supplied by the program. As in the kernel, an invalid address is an
+//! error instead of a fault.
 
 use crate::errno::Errno;
 
-/// Bytes at `address`; EFAULT if they cannot be read.
+/// Reads bytes at `address`; returns EFAULT if they are not readable.
 ///
 /// # Safety
-/// Where the kernel has no process_vm_readv(2), the bytes must be there.
+/// Without process_vm_readv(2), the bytes must be readable.
 pub(crate) unsafe fn read(address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let there = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: bytes.len() };
@@ -13,7 +14,7 @@ pub(crate) unsafe fn read(address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     let copied =
         unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
     match check(copied, bytes.len()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract is the same.
         Err(Refused) => unsafe {
             std::ptr::copy_nonoverlapping(there.iov_base.cast::<u8>(), bytes.as_mut_ptr(), bytes.len());
             Ok(())
@@ -22,10 +23,11 @@ pub(crate) unsafe fn read(address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     }
 }
 
-/// Puts bytes to `address`; EFAULT if they cannot be written.
+/// Writes bytes to `address`; returns EFAULT if they are not writable.
 ///
 /// # Safety
-/// No Rust reference may cover the bytes at `address`. Where the kernel has no process_vm_writev(2), there must be room.
+/// No Rust reference covers the bytes at `address`. Without process_vm_writev(2), they must be
+/// writable.
 pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     let here = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let there = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: bytes.len() };
@@ -33,7 +35,7 @@ pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     let copied =
         unsafe { libc::process_vm_writev(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
     match check(copied, bytes.len()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract is the same.
         Err(Refused) => unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), there.iov_base.cast::<u8>(), bytes.len());
             Ok(())
@@ -42,7 +44,7 @@ pub(crate) unsafe fn write(address: u64, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// The kernel does not let a process copy so.
+/// The kernel does not permit process_vm_readv(2) or process_vm_writev(2).
 struct Refused;
 
 fn check(copied: isize, wanted: usize) -> Result<Result<(), Errno>, Refused> {
@@ -63,7 +65,7 @@ mod tests {
     fn a_bad_address_is_an_error() {
         let mut bytes = [7_u8; 9];
         let source = [1_u8, 2, 3];
-        // SAFETY: live bytes, which nobody refers to, or an address that the kernel refuses.
+        // SAFETY: the bytes are live and not borrowed, or the kernel refuses the address.
         unsafe {
             assert_eq!(read(source.as_ptr() as u64, &mut bytes[..3]), Ok(()));
             assert_eq!(read(8, &mut bytes[3..]), Err(Errno::FAULT));

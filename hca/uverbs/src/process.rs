@@ -1,4 +1,4 @@
-//! The process's devices and open descriptors.
+//! The process's devices, open device descriptors and mappings.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,24 +11,26 @@ use crate::config::Settings;
 use crate::context::{Context, Mapping};
 use crate::errno::Errno;
 
-/// The process's face. A child made by fork gets one of its own: threads, and with them the parent's devices, are not inherited.
-static FACE: AtomicPtr<Face> = AtomicPtr::new(std::ptr::null_mut());
+/// The process state. A forked child gets a new one, because threads, and with them the parent's
+/// devices, are not inherited.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Descriptors below this number are told apart without a lock.
-const QUICK: usize = 1 << 16;
-/// One bit for each descriptor that is an open device.
-static OURS: [AtomicU64; QUICK / 64] = [const { AtomicU64::new(0) }; QUICK / 64];
-/// What devices have mapped has one page.
+/// Descriptors below this number are classified without a lock.
+const WITHOUT_LOCK: usize = 1 << 16;
+/// One bit per descriptor, set if it is an open device.
+static OURS: [AtomicU64; WITHOUT_LOCK / 64] = [const { AtomicU64::new(0) }; WITHOUT_LOCK / 64];
+/// Size of a device mapping.
 pub(crate) const PAGE: usize = 4096;
-/// Lowest and highest address of what was mapped of devices: to see quickly that other memory is meant.
+/// Lowest and highest address of device mappings, for a quick check of other addresses.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
-/// In a child by fork: up to where its parent had mapped something. The child never gives it back: it is memory of the allocator's.
+/// In a forked child: the end of the parent's device mappings. The child never unmaps them, since
+/// they are heap memory.
 static INHERITED: AtomicUsize = AtomicUsize::new(0);
 
-/// What there is.
+/// State of the process.
 #[derive(Debug)]
-pub(crate) struct Face {
+pub(crate) struct Process {
     settings: Settings,
     state: Mutex<State>,
 }
@@ -37,64 +39,66 @@ pub(crate) struct Face {
 struct State {
     adapters: HashMap<usize, Arc<Adapter>>,
     contexts: HashMap<RawFd, Arc<Context>>,
-    /// Memory of devices by address, with how many times it is mapped.
+    /// Device memory by address, with the number of mappings.
     mapped: HashMap<usize, (Mapping, usize)>,
 }
 
-/// The bit of a descriptor that could be a device's.
+/// Returns the word and the mask of a descriptor's bit.
 fn bit(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let number = usize::try_from(descriptor).ok()?;
     Some((OURS.get(number / 64)?, 1 << (number % 64)))
 }
 
-/// Whether a descriptor is an open device, of this process or inherited from its parent. Costs one load.
+/// Returns whether a descriptor is an open device of this process or of its parent. Costs one load.
 pub(crate) fn is_ours(descriptor: RawFd) -> bool {
     bit(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
 }
 
-/// Whether memory at this address could be a device's. Costs two loads.
+/// Returns whether an address may be in device memory. Costs two loads.
 pub(crate) fn may_be_mapped(address: usize) -> bool {
     address >= LOWEST.load(Ordering::Relaxed) && address <= HIGHEST.load(Ordering::Relaxed)
 }
 
-/// A child by fork begins with nothing. What the parent had stays where it is, for the child's copy of its locks may be taken.
+/// Starts a forked child with empty state. The parent's state is leaked, because its locks may be
+/// held.
 ///
 /// # Safety
-/// There is nothing to keep: it stores a pointer and an address.
+/// None; the function only stores a pointer and an address.
 pub(crate) unsafe extern "C" fn forget_parent_at_fork() {
     INHERITED.store(HIGHEST.load(Ordering::Relaxed), Ordering::Relaxed);
-    FACE.store(std::ptr::null_mut(), Ordering::Release);
+    PROCESS.store(std::ptr::null_mut(), Ordering::Release);
 }
 
-/// The process's face.
-pub(crate) fn get() -> &'static Face {
-    let mut face = FACE.load(Ordering::Acquire);
-    if face.is_null() {
-        let new = Box::into_raw(Box::new(Face { settings: Settings::from_env(), state: Mutex::default() }));
-        face = match FACE.compare_exchange(face, new, Ordering::AcqRel, Ordering::Acquire) {
+/// Returns the process state.
+pub(crate) fn get() -> &'static Process {
+    let mut process = PROCESS.load(Ordering::Acquire);
+    if process.is_null() {
+        let new =
+            Box::into_raw(Box::new(Process { settings: Settings::from_env(), state: Mutex::default() }));
+        process = match PROCESS.compare_exchange(process, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => new,
             Err(other) => {
-                // SAFETY: from a box just above, and nobody else has it.
+                // SAFETY: the pointer comes from the box above and was not shared.
                 drop(unsafe { Box::from_raw(new) });
                 other
             }
         };
     }
-    // SAFETY: from a box that is never freed.
-    unsafe { &*face }
+    // SAFETY: the pointer comes from a box that is never freed.
+    unsafe { &*process }
 }
 
-impl Face {
+impl Process {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub(crate) fn devices(&self) -> usize {
         self.settings.devices
     }
 
-    /// `descriptor` is device `number` from now on.
+    /// Makes `descriptor` an open descriptor of device `number`.
     pub(crate) fn open(&self, number: usize, descriptor: RawFd) -> Result<(), Errno> {
         let (word, bit) = bit(descriptor).ok_or(Errno(libc::EMFILE))?;
         let mut state = self.state();
@@ -105,17 +109,18 @@ impl Face {
         let before = state.contexts.insert(descriptor, Arc::new(Context::new(adapter)));
         word.fetch_or(bit, Ordering::AcqRel);
         drop(state);
-        // A descriptor that was closed behind our back.
+        // The descriptor was closed by a call that is not intercepted, such as a raw system call.
         drop(before);
         Ok(())
     }
 
-    /// What is behind a descriptor; an I/O error for what a parent opened, as for a device that was taken away.
+    /// Returns the context of a descriptor. A descriptor that the parent opened is an I/O error, as
+    /// for a removed device.
     pub(crate) fn context(&self, descriptor: RawFd) -> Result<Arc<Context>, Errno> {
         self.state().contexts.get(&descriptor).cloned().ok_or(Errno::IO)
     }
 
-    /// `copy` is another descriptor of what is behind `descriptor`.
+    /// Makes `copy` another descriptor of the context of `descriptor`.
     pub(crate) fn copy(&self, descriptor: RawFd, copy: RawFd) -> Result<(), Errno> {
         let (word, bit) = bit(copy).ok_or(Errno(libc::EMFILE))?;
         let mut state = self.state();
@@ -127,17 +132,17 @@ impl Face {
         Ok(())
     }
 
-    /// A descriptor is about to be closed.
+    /// Closes a descriptor's context.
     pub(crate) fn close(&self, descriptor: RawFd) {
         if let Some((word, bit)) = bit(descriptor) {
             word.fetch_and(!bit, Ordering::AcqRel);
         }
         let context = self.state().contexts.remove(&descriptor);
-        // Objects are destroyed without the lock.
+        // Destroy the objects without the lock.
         drop(context);
     }
 
-    /// The address of what is to be mapped at an offset of a descriptor.
+    /// Maps device memory at an offset of a descriptor and returns its address.
     pub(crate) fn map(&self, descriptor: RawFd, offset: u64) -> Result<usize, Errno> {
         let mapping = self.context(descriptor)?.map(offset)?;
         let address = mapping.address();
@@ -147,7 +152,7 @@ impl Face {
         Ok(address)
     }
 
-    /// Ends a mapping; false if the memory is no device's.
+    /// Removes a mapping. Returns `false` if the address is not in device memory.
     pub(crate) fn unmap(&self, address: usize, length: usize) -> bool {
         let mut state = self.state();
         let Some((_, count)) = state.mapped.get_mut(&address) else {

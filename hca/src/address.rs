@@ -1,0 +1,53 @@
+//! IP addresses of ports, and the GIDs and MAC addresses derived from them.
+
+use std::net::IpAddr;
+
+/// Whether one host can have `address`.
+pub(crate) fn is_host(address: IpAddr) -> bool {
+    let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+    !(address.is_unspecified() || address.is_multicast() || broadcast)
+}
+
+/// Returns the GID of an address: an IPv6 address itself, `::ffff:a.b.c.d` for an IPv4 address (IBTA A17.4.6).
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// Returns the address that a GID stands for, or `None` if no host can have it.
+pub(crate) fn from_gid(gid: [u8; 16]) -> Option<IpAddr> {
+    Some(IpAddr::from(gid).to_canonical()).filter(|&address| is_host(address))
+}
+
+/// Returns a locally administered MAC address derived from the IP address. No packet uses it; tools
+/// expect a device to have one.
+pub(crate) fn mac(address: IpAddr) -> [u8; 6] {
+    let [.., a, b, c, d] = gid(address);
+    [0x02, 0, a, b, c, d]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_an_address() {
+        let address = IpAddr::from([127, 7, 0, 1]);
+        assert_eq!(gid(address), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 7, 0, 1]);
+        assert_eq!(mac(address), [2, 0, 127, 7, 0, 1]);
+        let six: IpAddr = "fd00::1:2".parse().unwrap();
+        assert_eq!((from_gid(gid(six)), mac(six)), (Some(six), [2, 0, 0, 1, 0, 2]));
+    }
+
+    #[test]
+    fn peers_are_unicast() {
+        let one: IpAddr = "127.7.0.1".parse().unwrap();
+        assert_eq!(from_gid(gid(one)), Some(one));
+        assert_eq!(from_gid(gid("::1".parse().unwrap())), Some("::1".parse().unwrap()));
+        for address in ["0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "ff02::1"] {
+            assert_eq!(from_gid(gid(address.parse().unwrap())), None, "{address}");
+        }
+    }
+}

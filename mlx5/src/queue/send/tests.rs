@@ -1,0 +1,113 @@
+//! The arithmetic of room, for every state of a small ring, before and after its counters wrap.
+
+use super::*;
+
+const BLOCKS: u32 = 16;
+
+#[repr(align(512))]
+struct Memory([u64; 256]);
+
+/// A queue in no memory that matters: nothing is posted.
+fn queue(memory: &mut Memory, signal_period: u32) -> SendQueue {
+    let start = NonNull::from(&mut memory.0).cast::<u8>();
+    // SAFETY: the ring and the register are bytes 0 to 1023 and 1024 to 1535 of the memory, the record is behind them; tests
+    // drop the queue before the memory.
+    unsafe {
+        SendQueue::from_parts(SendParts {
+            ring: start,
+            blocks: BLOCKS,
+            doorbell_record: start.add(1536).cast(),
+            register: start.add(1024),
+            qpn: 7,
+            signal_period,
+            keep: Arc::new(()),
+        })
+    }
+}
+
+/// Values of the counter around the wraps of its low 16 and 32 bits, and the first of all.
+fn counters() -> impl Iterator<Item = u64> {
+    let around = |wrap: u64| wrap - 2 * u64::from(BLOCKS)..=wrap + 2 * u64::from(BLOCKS);
+    (0..=40).chain(around(1 << 16)).chain(around(3 << 16)).chain(around(1 << 32)).chain(around(5 << 32))
+}
+
+/// WQEs of several blocks that the queue may remember as its last, if so many blocks were posted.
+fn longs(producer: u64, most: u32) -> impl Iterator<Item = (u64, u64)> {
+    let oldest = producer.saturating_sub(u64::from(2 * BLOCKS));
+    let lengths = move |start| (2..=u64::from(most)).map(move |length| (start, start + length));
+    let ended = (oldest..producer).flat_map(lengths).filter(move |(_, end)| *end <= producer);
+    ended.chain([NONE])
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "minutes")]
+fn room_is_right_in_every_state() {
+    let mut memory = Memory([0; 256]);
+    let mut queue = queue(&mut memory, 1);
+    let mut states = 0u64;
+    for producer in counters() {
+        for outstanding in 0..=u64::from(BLOCKS).min(producer) {
+            let freed = producer - outstanding;
+            queue.producer = producer;
+            for long in longs(producer, MAX_WQE_BLOCKS) {
+                states += 1;
+                queue.long = long;
+                queue.limit = (freed as u32).wrapping_add(BLOCKS);
+                let room = BLOCKS - outstanding as u32;
+                assert_eq!((queue.room(), queue.is_idle()), (room, outstanding == 0));
+                for blocks in 1..=BLOCKS {
+                    let wanted = if blocks <= room { Ok(producer) } else { Err(PostError::QueueFull) };
+                    assert_eq!(queue.reserve(blocks), wanted, "{producer} {freed} {blocks}");
+                }
+                let last = if long.1 == producer { long.0 } else { producer.wrapping_sub(1) };
+                assert_eq!(queue.last_index(), (producer > 0).then_some(WqeIndex(last as u16)));
+                for index in producer.saturating_sub(u64::from(BLOCKS))..producer {
+                    assert_eq!(queue.is_done(WqeIndex(index as u16)), index < freed);
+                }
+                // Any WQE that is outstanding may be the next to complete.
+                for index in freed..producer {
+                    queue.reap(index as u16);
+                    let end = if index == long.0 { long.1 } else { index + 1 };
+                    assert_eq!(queue.room(), BLOCKS - (producer - end) as u32, "{producer} {index} {long:?}");
+                }
+            }
+        }
+    }
+    assert!(states > 100_000, "{states}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "minutes")]
+fn completions_are_asked_for_once_a_period_in_every_state() {
+    let mut memory = Memory([0; 256]);
+    for period in [1, 2, UNMODERATED] {
+        let mut queue = queue(&mut memory, period);
+        for producer in counters() {
+            for blocks in 1..=MAX_WQE_BLOCKS {
+                for fenced in [false, true] {
+                    let end = producer + u64::from(blocks);
+                    // As the posts before left it.
+                    queue.special = (producer as u32 | queue.signal_mask).wrapping_add(1);
+                    (queue.producer, queue.limit) = (producer, (producer as u32).wrapping_add(BLOCKS));
+                    if fenced {
+                        queue.fence();
+                    }
+                    let own = ControlFlags::empty();
+                    let control = queue.control(Opcode::Nop, 0, producer, 1, own, 0, blocks);
+                    let mut wanted = if fenced { ControlFlags::FENCE } else { own };
+                    let is_last = |block: u64| (block + 1).is_multiple_of(period.into());
+                    wanted.set(ControlFlags::COMPLETION, (producer..end).any(is_last));
+                    let mut words = [Unit::zero()];
+                    // SAFETY: a unit.
+                    let high = unsafe {
+                        control.store(NonNull::from(&mut words[0]));
+                        words.as_ptr().cast::<[u64; 2]>().read()[1]
+                    };
+                    assert_eq!(high, flags_word(wanted, 0), "{producer} {blocks} {period}");
+                    assert_eq!(queue.special, (end as u32 | queue.signal_mask).wrapping_add(1));
+                    assert_eq!(queue.next_flags, own);
+                }
+            }
+        }
+    }
+}

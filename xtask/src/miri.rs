@@ -1,0 +1,103 @@
+//! Miri: tests over plain memory, interpreted, which reports any undefined behaviour that they reach.
+//!
+//! The aliasing rules are Stacked Borrows, the stricter ones and Miri's default. Tests that Miri would
+//! take minutes for are ignored under it or skipped here.
+
+use std::time::Duration;
+
+use crate::packages::Install;
+use crate::process::{self, Invocation, Output};
+
+/// The runs: a name, flags of Miri, and the arguments of `cargo miri test`.
+pub(crate) const RUNS: [(&str, &str, &[&str]); 5] = [
+    ("Miri, layouts", "", &["-p", "barewire-layouts", "--lib"]),
+    ("Miri, queues of the driver", "", QUEUES),
+    ("Miri, buffers and requests", "", REQUESTS),
+    ("Miri, self", "", &["-p", "barewire", "--test=self_transport"]),
+    // The tests leave keys to registered memory, which is leaked as the device may still access it.
+    ("Miri, software HCA", "-Zmiri-ignore-leaks", DEVICE),
+];
+
+/// All over plain memory: what is skipped opens a device, reads files or is long.
+const QUEUES: &[&str] = &[
+    "-p",
+    "barewire-mlx5",
+    "--lib",
+    "--test=completion",
+    "--test=receive",
+    "--test=mistakes",
+    "--test=golden",
+    "--test=overrun",
+    "--",
+    "--skip=device",
+    "--skip=file",
+    "--skip=libmlx5",
+    "--skip=contexts",
+    "--skip=mistake_03",
+    "--skip=mistake_09",
+    "--skip=mistake_10",
+    "--skip=mistake_11",
+];
+
+/// What every transport has. What is skipped is long or forgets the payloads of later panics, as it
+/// is to do, which Miri reports as leaks.
+const REQUESTS: &[&str] = &[
+    "-p",
+    "barewire",
+    "--lib",
+    "--",
+    "atomic::",
+    "completion::",
+    "gate::",
+    "operation::",
+    "panics::",
+    "pending::",
+    "pieces::",
+    "pool::",
+    "self_::",
+    "shm::progress::",
+    "--skip=a_callback_that_panics",
+    "--skip=everything_runs",
+    "--skip=a_purge_that_panics",
+];
+
+/// Stepped devices on a fabric in this process, and the device's copies to and from memory.
+const DEVICE: &[&str] = &[
+    "-p",
+    "barewire-hca",
+    "--lib",
+    "--test=engine_operations",
+    "--",
+    "words::",
+    // Sends, and writes.
+    "a_queue_pair_talks",
+    "unsignalled_work_alone",
+    "atomics_act_on",
+];
+
+fn nightly(arguments: &[&str]) -> Invocation {
+    Invocation::new("rustup", &["run", "nightly", "cargo", "miri"]).with(arguments)
+}
+
+/// The command of a run, with a target folder of its own.
+pub(crate) fn run(flags: &str, arguments: &[&str]) -> Invocation {
+    let command = nightly(&["test"]).with(arguments);
+    command.environment("CARGO_TARGET_DIR", "target/miri").environment("MIRIFLAGS", flags)
+}
+
+/// Makes Miri available, or says why it is not.
+pub(crate) fn prepare(install: Install) -> Result<(), String> {
+    let succeeds = |invocation: &Invocation, minutes| {
+        process::run(invocation, Duration::from_mins(minutes), Output::Discard).is_ok()
+    };
+    let is_there = || succeeds(&nightly(&["--version"]), 1);
+    if is_there() {
+        return Ok(());
+    }
+    let components = ["component", "add", "miri", "rust-src", "--toolchain", "nightly"];
+    let adding = Invocation::new("rustup", &components);
+    if install == Install::Missing && succeeds(&adding, 10) && is_there() {
+        return Ok(());
+    }
+    Err(format!("Miri, which needs a nightly toolchain and: {adding}"))
+}
