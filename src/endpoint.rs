@@ -587,4 +587,42 @@ impl Endpoint {
     pub fn pending_purge(&self, purged: impl FnMut()) {
         each!(self, endpoint => endpoint.pending_purge(purged));
     }
+
+    /// Checks whether the peer is alive, without waiting for the result. If the peer has ended, the
+    /// endpoint fails, as any other operation would make it, and the
+    /// [error handler](crate::Interface::set_error_handler) is called. Nothing is sent if an
+    /// outstanding operation checks already.
+    ///
+    /// | transport | how |
+    /// |---|---|
+    /// | `self` | the peer is this process |
+    /// | `shm` | the kernel reports the peer's end unasked; this reports what is known |
+    /// | `cma` | the kernel is asked, and replies at once |
+    /// | `rc_mlx5`, `rc_verbs` | a write of no bytes, which the peer's device acknowledges |
+    /// | `tcp` | eight bytes, which the peer's kernel acknowledges; after `peer_timeout` without an acknowledgement the endpoint fails |
+    ///
+    /// # Errors
+    /// [`PostError::Unsupported`] for the other transports. Else as posts, but for
+    /// [`PostError::NoResource`].
+    pub fn check(&self) -> Result<(), PostError> {
+        match self {
+            Self::Self_(endpoint) => endpoint.fence(),
+            Self::RcMlx5(endpoint) => asked(endpoint.check()),
+            Self::Shm(endpoint) => endpoint.fence(),
+            Self::Cma(endpoint) => endpoint.check(),
+            #[cfg(feature = "verbs")]
+            Self::RcVerbs(endpoint) => asked(endpoint.check()),
+            Self::Tcp(endpoint) => endpoint.check(),
+            #[allow(unreachable_patterns, reason = "for transports that cannot ask")]
+            _ => Err(PostError::Unsupported),
+        }
+    }
+}
+
+/// A queue without room has something outstanding, which checks the peer.
+fn asked(posted: Result<(), PostError>) -> Result<(), PostError> {
+    match posted {
+        Err(PostError::NoResource) => Ok(()),
+        other => other,
+    }
 }

@@ -3,7 +3,6 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use crate::active_message::Message;
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
@@ -12,6 +11,7 @@ use crate::counters::Counters;
 use crate::domain::Domain;
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
+use crate::message::Message;
 use crate::status::Post;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
 #[cfg(feature = "verbs")]

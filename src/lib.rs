@@ -30,41 +30,31 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod active_message;
 mod address;
-mod allocation;
 #[cfg(feature = "tokio")]
 mod asynchronous;
 mod atomic;
 mod attributes;
 mod cache;
 pub mod capability;
-mod check;
 mod completion;
 mod component;
 mod config;
-mod copy;
 mod counters;
 mod domain;
 mod endpoint;
 mod error;
 mod event;
 mod fork;
-mod gate;
 pub mod guide;
-mod handle;
 mod interface;
 mod memory;
+mod message;
 mod panics;
-mod pending;
-mod pieces;
-mod pool;
-mod random;
 mod status;
 pub mod transport;
 mod worker;
 
-pub use active_message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
 pub use address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind};
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncWorker;
@@ -86,6 +76,7 @@ pub use error::{
 pub use event::EventError;
 pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
+pub use message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
 pub use status::{FlushMode, PendingResult, Post, Posted};
 pub use worker::Worker;
 

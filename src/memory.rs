@@ -2,8 +2,8 @@
 
 use bitflags::bitflags;
 
-use crate::copy::Bytes;
 use crate::error::MemoryError;
+use crate::transport::common::copy::Bytes;
 #[cfg(feature = "verbs")]
 use crate::transport::rc_verbs;
 use crate::transport::{cma, rc_mlx5, self_, shm, tcp};

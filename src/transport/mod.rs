@@ -3,8 +3,7 @@
 //! (see [`capability`](crate::capability)).
 
 pub mod cma;
-mod operation;
-mod peers;
+pub(crate) mod common;
 pub mod rc_mlx5;
 #[cfg(feature = "verbs")]
 pub mod rc_verbs;

@@ -1,7 +1,7 @@
 //! Copies to and from registered memory, which the program accesses at the same time.
 //!
 //! The device runs as a thread of the program, so that its accesses must be atomic where the
-//! program's are. The rule is that of the program's own copies (`src/copy.rs` of barewire): an
+//! program's are. The rule is that of the program's own copies (`src/transport/common/copy.rs` of barewire): an
 //! aligned 8-byte word that lies inside the registration is always accessed as a whole, and the
 //! bytes before the first and after the last such word singly. Accesses of one size to each byte
 //! never race in the sense of the memory model.

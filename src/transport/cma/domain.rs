@@ -10,11 +10,11 @@ use barewire_shm::{Entry, RegionKey, Table, TableError};
 
 use super::address::KeyBody;
 use super::{DEVICE, NAME};
-use crate::allocation::Allocation;
-use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::memory::{Access, domain_tag, memory_access};
-use crate::pool::Block;
+use crate::transport::common::allocation::Allocation;
+use crate::transport::common::copy::Bytes;
+use crate::transport::common::pool::Block;
 
 /// The memory of this process as peers reach it. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]

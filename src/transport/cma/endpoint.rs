@@ -19,11 +19,11 @@ use crate::counters::Counters;
 use crate::error::{
     Busy, Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
 };
-use crate::gate::{Block, Gate};
 use crate::memory::{Access, Slice, Transfer as ListTransfer};
 use crate::panics::Panics;
-use crate::pending::{HasPending, PendingQueue};
 use crate::status::{FlushMode, PendingResult, Post, Posted};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::{HasPending, PendingQueue};
 
 pub(super) struct State {
     pub(super) gate: Gate,

@@ -12,7 +12,6 @@ use super::address;
 use super::domain::Domain;
 use super::endpoint::{Endpoint, State};
 use super::{NAME, SLICE, SLICE_OF_MANY};
-use crate::active_message::{Handlers, Message};
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
@@ -21,10 +20,12 @@ use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
-use crate::gate::Block;
+use crate::message::Message;
 use crate::panics::{self, Panics};
-use crate::pending::Arbiter;
 use crate::status::{Post, Posted};
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::pending::Arbiter;
 
 pub(super) struct Shared {
     pub(super) domain: Domain,

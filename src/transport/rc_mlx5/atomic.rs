@@ -10,7 +10,7 @@ use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::status::{Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::operation::Done;
 
 impl Endpoint {
     /// Adds `operand` to the word at `remote`.

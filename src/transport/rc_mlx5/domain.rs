@@ -9,10 +9,10 @@ use barewire_mlx5::{self as mlx5, Buffer, Context, MemoryRegion, ProtectionDomai
 
 use super::NAME;
 use crate::address::{Kind, Packed, TransportId};
-use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, Source};
 use crate::memory::{Access, domain_tag, memory_access};
-use crate::pool::Block;
+use crate::transport::common::copy::Bytes;
+use crate::transport::common::pool::Block;
 
 /// The software HCA's name. Each domain that opens it gets a device of its own.
 pub const SOFT_DEVICE: &str = "soft0:1";

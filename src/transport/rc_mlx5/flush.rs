@@ -5,9 +5,9 @@ use barewire_mlx5::{ControlFlags, RcQueuePair};
 use super::state::State;
 use crate::completion::Completion;
 use crate::error::PostError;
-use crate::gate::Block;
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::gate::Block;
+use crate::transport::common::operation::Done;
 
 impl State {
     /// See `Endpoint::flush`.

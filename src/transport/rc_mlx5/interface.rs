@@ -16,7 +16,6 @@ use super::progress::Progress;
 use super::receive::Receiver;
 use super::state::{Parts, State};
 use super::{BUFFER, MAX_ZCOPY, NAME};
-use crate::active_message::Handlers;
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::{Attributes, Flags};
 use crate::completion::Completion;
@@ -25,13 +24,14 @@ use crate::counters::{Counters, Past};
 use crate::error::{OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
-use crate::gate::Block;
 use crate::memory::Access;
-use crate::pending::Arbiter;
-use crate::pool::Pool;
 use crate::status::{Post, Posted};
-use crate::transport::operation::InFlightQueue;
-use crate::transport::peers::Peers;
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::operation::InFlightQueue;
+use crate::transport::common::peers::Peers;
+use crate::transport::common::pending::Arbiter;
+use crate::transport::common::pool::Pool;
 
 const MASK24: u64 = 0x00ff_ffff;
 
@@ -70,7 +70,7 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
 
-crate::handle::interface_handlers!();
+crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface.
@@ -311,7 +311,7 @@ impl Shared {
         let flush = self.flush_word.region();
         let own = QueueAddress {
             qpn: pair.number(),
-            psn: (crate::random::number() & MASK24) as u32,
+            psn: (crate::transport::common::random::number() & MASK24) as u32,
             mtu: self.mtu,
             log_max_reads: config.max_rd_atomic.ilog2() as u8,
             flush_address: flush.address(),

@@ -11,7 +11,7 @@ use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Transfer;
 use crate::status::{Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::operation::Done;
 
 impl Endpoint {
     /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are

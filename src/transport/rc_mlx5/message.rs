@@ -6,13 +6,13 @@ use barewire_mlx5::{ControlFlags, DataSegment, SendQueue};
 use super::endpoint::Endpoint;
 use super::post::{EMPTY, NO_FLAGS, PooledBuffer, Posting};
 use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_AM_SHORT, MAX_AM_SLICES, MESSAGE};
-use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
-use crate::pieces;
+use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::operation::Done;
+use crate::transport::common::pieces;
 
 impl Endpoint {
     /// Sends `header` and `payload` to the peer's handler `id`.

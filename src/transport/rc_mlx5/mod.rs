@@ -54,9 +54,9 @@ pub use progress::Progress;
 
 use barewire_mlx5::queue::send::{MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE};
 
-use crate::active_message::{HOME, SHORT_HEADER};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
+use crate::message::{HOME, SHORT_HEADER};
 
 /// The name of the transport.
 pub const NAME: &str = "rc_mlx5";

@@ -12,9 +12,9 @@ use super::{BUFFER, DATA, SEGMENT};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
-use crate::pool::Buffer;
 use crate::status::{Post, Posted};
-use crate::transport::operation::{Done, InFlight};
+use crate::transport::common::operation::{Done, InFlight};
+use crate::transport::common::pool::Buffer;
 
 pub(super) type PooledBuffer<'a> = Buffer<'a, Registered, BUFFER>;
 pub(super) type Posting = Result<WqeIndex, mlx5::PostError>;

@@ -10,9 +10,9 @@ use barewire_mlx5::{Completion, CompletionKind};
 use super::NAME;
 use super::interface::Shared;
 use super::state::State;
-use crate::active_message::Running;
-use crate::gate::Block;
 use crate::panics::{self, Panics};
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Running;
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
 /// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).

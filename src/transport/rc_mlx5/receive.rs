@@ -7,9 +7,9 @@ use barewire_mlx5::{DataSegment, ReceiveQueue};
 
 use super::domain::{Domain, Registered};
 use super::{BUFFER, MESSAGE, SEGMENT};
-use crate::active_message::{Keeper, write_home};
 use crate::error::MemoryError;
-use crate::pool::{Lease, Pool};
+use crate::message::{Keeper, write_home};
+use crate::transport::common::pool::{Lease, Pool};
 
 /// Most buffers that are given back to the device at a time.
 const BATCH: u32 = 16;

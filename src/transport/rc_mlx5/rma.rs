@@ -10,7 +10,7 @@ use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::operation::Done;
 
 impl Endpoint {
     /// Writes `payload` to `remote`.

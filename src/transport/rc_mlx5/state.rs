@@ -14,14 +14,15 @@ use super::failure;
 use super::interface::Shared;
 use super::receive::Receiver;
 use super::{AM_HEADER, DATA, MAX_AM, MESSAGE, NAME};
-use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running};
 use crate::counters::Counters;
 use crate::error::{EndpointError, Operation, OperationError, PostError};
-use crate::gate::{Block, Gate};
+use crate::message::{Keeper, KeptMessage, Message, Reclaim};
 use crate::panics::{self, Panics};
-use crate::pending::PendingQueue;
-use crate::pool::Lease;
-use crate::transport::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::handlers::Running;
+use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::pool::Lease;
 
 pub(super) struct State {
     pub(super) gate: Gate,

@@ -6,7 +6,7 @@ use super::endpoint::Endpoint;
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::operation::Done;
 use crate::transport::rdma::RemoteKey;
 
 impl Endpoint {

@@ -12,8 +12,8 @@ use crate::address::{DeviceAddress, EndpointAddress};
 use crate::capability::RemoteMemory;
 use crate::completion::Completion;
 use crate::error::{ConnectError, OpenError, PostError};
-use crate::gate::Block;
 use crate::status::{FlushMode, Post};
+use crate::transport::common::gate::Block;
 use crate::transport::rdma::RemoteKey;
 
 /// One end of a connection: a queue pair. Cloning gives another handle to the same one.
@@ -100,7 +100,7 @@ impl Endpoint {
     }
 }
 
-crate::handle::endpoint_handle!(NAME, own);
+crate::transport::common::handle::endpoint_handle!(NAME, own);
 
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;

@@ -5,9 +5,9 @@ use barewire_verbs::Data;
 use super::state::State;
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
-use crate::gate::Block;
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::gate::Block;
+use crate::transport::common::operation::Done;
 use crate::transport::rdma::{Pair, read};
 
 impl State {

@@ -15,7 +15,6 @@ use super::progress::Progress;
 use super::receive::Receiver;
 use super::state::{Parts, State};
 use super::{BUFFER, Grants, INLINE, MAX_ELEMENTS, MAX_ZCOPY, NAME};
-use crate::active_message::Handlers;
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
@@ -24,13 +23,14 @@ use crate::counters::{Counters, Past};
 use crate::error::{OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
-use crate::gate::Block;
 use crate::memory::Access;
-use crate::pending::Arbiter;
-use crate::pool::Pool;
 use crate::status::{Post, Posted};
-use crate::transport::operation::InFlightQueue;
-use crate::transport::peers::Peers;
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::operation::InFlightQueue;
+use crate::transport::common::peers::Peers;
+use crate::transport::common::pending::Arbiter;
+use crate::transport::common::pool::Pool;
 use crate::transport::rdma::{Buffer, Completions, Domain, Pair, Registered};
 
 pub(super) struct Shared {
@@ -71,7 +71,7 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
 
-crate::handle::interface_handlers!();
+crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface.
@@ -345,7 +345,7 @@ impl Shared {
         let flush = &self.flush_word.region;
         let own = QueueAddress {
             qpn: qp.number(),
-            psn: crate::random::number() as u32 & MASK24,
+            psn: crate::transport::common::random::number() as u32 & MASK24,
             log_mtu: self.log_mtu,
             reads: self.reads,
             flush_address: flush.address(),

@@ -5,13 +5,13 @@ use barewire_verbs::Data;
 use super::endpoint::Endpoint;
 use super::post::no_elements;
 use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_ELEMENTS, MESSAGE};
-use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
-use crate::pieces;
+use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::operation::Done;
+use crate::transport::common::pieces;
 use crate::transport::rdma::SEND;
 
 /// Bytes in front of a short message's payload.

@@ -8,9 +8,9 @@ use crate::attributes::RmaLimits;
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
-use crate::pool::Buffer;
 use crate::status::{Post, Posted};
-use crate::transport::operation::{Done, InFlight};
+use crate::transport::common::operation::{Done, InFlight};
+use crate::transport::common::pool::Buffer;
 use crate::transport::rdma::Pair;
 use crate::transport::rdma::Registered;
 

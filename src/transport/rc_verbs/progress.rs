@@ -9,9 +9,9 @@ use super::NAME;
 use super::interface::Shared;
 use super::receive::Receiver;
 use super::state::State;
-use crate::active_message::Running;
-use crate::gate::Block;
 use crate::panics::{self, Panics};
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Running;
 use crate::transport::rdma::{Taken, What, Whose};
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as

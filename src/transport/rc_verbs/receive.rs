@@ -13,10 +13,11 @@ use std::rc::{Rc, Weak};
 use barewire_verbs::{Element, Receive, ReceiveQueue, SharedReceiveQueue, SharedReceiveQueueRef};
 
 use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, NAME, SEGMENT};
-use crate::active_message::{Keeper, KeptMessage, Message, Reclaim, Running, write_home};
 use crate::config::{Choice, InterfaceConfig};
 use crate::error::{MemoryError, OpenError};
-use crate::pool::{Block, Lease};
+use crate::message::{Keeper, KeptMessage, Message, Reclaim, write_home};
+use crate::transport::common::handlers::Running;
+use crate::transport::common::pool::{Block, Lease};
 use crate::transport::rdma::{Domain, Registered, Whose};
 
 /// Most buffers that are given back to the device at a time.

@@ -10,7 +10,7 @@ use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
-use crate::transport::operation::Done;
+use crate::transport::common::operation::Done;
 use crate::transport::rdma::RemoteKey;
 use crate::transport::rdma::{read, write};
 

@@ -13,10 +13,10 @@ use super::receive::Receiver;
 use super::{DATA, NAME};
 use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
-use crate::gate::{Block, Gate};
 use crate::panics::{self, Panics};
-use crate::pending::PendingQueue;
-use crate::transport::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::common::pending::PendingQueue;
 use crate::transport::rdma::{self, Buffer, Pair};
 
 /// How long a queue pair in error may take to give back what it has of the shared receive queue.

@@ -11,11 +11,11 @@ use barewire_verbs::{
 use super::NAME;
 use super::events::Events;
 use crate::address::{Kind, Packed, TransportId};
-use crate::allocation::Allocation;
-use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, Source};
 use crate::memory::{Access, domain_tag, memory_access};
-use crate::pool::Block;
+use crate::transport::common::allocation::Allocation;
+use crate::transport::common::copy::Bytes;
+use crate::transport::common::pool::Block;
 
 /// One port of a device and one protection domain. Cloning gives another handle to the same one.
 #[derive(Clone, Debug)]

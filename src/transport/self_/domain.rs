@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::address::{AddressError, Kind, Packed, TransportId};
-use crate::allocation::Allocation;
-use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
-use crate::pool::Block;
-use crate::random;
+use crate::transport::common::allocation::Allocation;
+use crate::transport::common::copy::Bytes;
+use crate::transport::common::pool::Block;
+use crate::transport::common::random;
 
 /// The process's memory as `self` sees it. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]

@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::domain::RemoteKey;
 use super::interface::{Interface, Shared};
 use super::{MAX_IOV, NAME, SEGMENT};
-use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId};
 use crate::atomic::{Change, Fetch};
 use crate::capability::RemoteMemory;
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, PostError};
-use crate::gate::{Block, Gate};
 use crate::memory::{Access, Slice, Transfer};
-use crate::pending::{HasPending, PendingQueue};
-use crate::pieces;
+use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{FlushMode, PendingResult, Post, Posted};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::{HasPending, PendingQueue};
+use crate::transport::common::pieces;
 
 pub(super) struct State {
     shared: Rc<Shared>,
@@ -408,7 +408,8 @@ impl Endpoint {
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
         // SAFETY: `_hold` keeps the region's bytes alive.
-        let old = unsafe { crate::copy::update(bytes, at, change) }.ok_or(PostError::Unaligned)?;
+        let old = unsafe { crate::transport::common::copy::update(bytes, at, change) }
+            .ok_or(PostError::Unaligned)?;
         self.0.gate.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);

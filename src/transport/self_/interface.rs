@@ -10,9 +10,7 @@ use std::time::Instant;
 use super::domain::Domain;
 use super::endpoint::{Endpoint, State};
 use super::{BUFFER, NAME};
-use crate::active_message::{HOME, Handlers, Keeper, KeptMessage, Message, Reclaim, write_home};
 use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
-use crate::allocation::Allocation;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
@@ -20,11 +18,14 @@ use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
+use crate::message::{HOME, Keeper, KeptMessage, Message, Reclaim, write_home};
 use crate::panics::Panics;
-use crate::pending::Arbiter;
-use crate::pool::{Buffer, Lease, Pool};
-use crate::random;
 use crate::status::{Post, Posted};
+use crate::transport::common::allocation::Allocation;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::pending::Arbiter;
+use crate::transport::common::pool::{Buffer, Lease, Pool};
+use crate::transport::common::random;
 
 /// The buffers that messages travel in.
 pub(super) struct Segments(pub(super) Pool<Allocation, BUFFER>);

@@ -11,8 +11,8 @@ pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::{Interface, Progress};
 
-use crate::active_message::HOME;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::message::HOME;
 
 /// The name of the transport.
 pub const NAME: &str = "self";
@@ -51,7 +51,7 @@ pub fn attributes() -> Attributes {
             max_iov: MAX_IOV,
         },
         am: AmLimits {
-            max_short: SEGMENT - crate::active_message::SHORT_HEADER,
+            max_short: SEGMENT - crate::message::SHORT_HEADER,
             max_bcopy: SEGMENT,
             min_zcopy: 0,
             max_zcopy: SEGMENT,

@@ -112,7 +112,8 @@ impl Endpoint {
     fn change_half(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
         // SAFETY: as in `with_word`.
-        let old = unsafe { crate::copy::update(&bytes, at, change) }.ok_or(PostError::Unaligned)?;
+        let old = unsafe { crate::transport::common::copy::update(&bytes, at, change) }
+            .ok_or(PostError::Unaligned)?;
         self.0.gate.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);

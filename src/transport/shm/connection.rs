@@ -10,7 +10,7 @@ use super::NAME;
 use super::interface::Shared;
 use super::state::State;
 use crate::error::{Cause, ConnectError, EndpointError, Operation};
-use crate::gate::Block;
+use crate::transport::common::gate::Block;
 
 /// One socket, one lane and one mapping of each region, however many endpoints use them.
 pub(super) struct Connection {

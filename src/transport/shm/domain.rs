@@ -9,10 +9,10 @@ use barewire_shm::{Region, SegmentError, Shelf};
 
 use super::address::{KeyBody, UNSHARED};
 use super::{DEVICE, NAME};
-use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag, memory_access};
-use crate::random;
+use crate::transport::common::copy::Bytes;
+use crate::transport::common::random;
 
 /// The memory that this process shares with others. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]

@@ -15,9 +15,9 @@ use crate::capability::RemoteMemory;
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
-use crate::gate::{Block, Gate};
-use crate::pending::{HasPending, PendingQueue};
 use crate::status::{FlushMode, PendingResult, Post, Posted};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::{HasPending, PendingQueue};
 
 /// A connection to a peer's interface. Cloning gives another handle to the same one; dropping the last one ends it. Messages that
 /// were sent still arrive.

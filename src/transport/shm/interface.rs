@@ -16,9 +16,7 @@ use super::endpoint::Endpoint;
 use super::progress::Progress;
 use super::state::State;
 use super::{NAME, SEGMENT};
-use crate::active_message::Handlers;
 use crate::address::{DeviceAddress, InterfaceAddress};
-use crate::allocation::Allocation;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
@@ -26,10 +24,12 @@ use crate::counters::{Counters, Past};
 use crate::error::{OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
-use crate::pending::Arbiter;
-use crate::pool::Pool;
-use crate::random;
 use crate::status::{Post, Posted};
+use crate::transport::common::allocation::Allocation;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::pending::Arbiter;
+use crate::transport::common::pool::Pool;
+use crate::transport::common::random;
 
 /// Buffers between two processes: as many as the settings say, up to this. Those used last are used again first.
 const MOST_BUFFERS: u32 = 32;
@@ -69,7 +69,7 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
 
-crate::handle::interface_handlers!();
+crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface. Its socket is in a directory of this user: the one that `BAREWIRE_SHM_DIR` names,

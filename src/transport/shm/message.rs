@@ -5,12 +5,12 @@ use barewire_shm::{INLINE, Now};
 use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
-use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::{Access, Slice};
-use crate::pieces;
+use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{Post, Posted};
+use crate::transport::common::pieces;
 
 impl Endpoint {
     /// Sends `header` and `payload` to the peer's handler `id`.

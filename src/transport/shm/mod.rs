@@ -28,8 +28,8 @@ pub use interface::Interface;
 pub use pointer::RemotePointer;
 pub use progress::Progress;
 
-use crate::active_message::SHORT_HEADER;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::message::SHORT_HEADER;
 
 /// The name of the transport.
 pub const NAME: &str = "shm";

@@ -11,11 +11,11 @@ use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Port};
 use super::NAME;
 use super::connection::cause;
 use super::interface::Shared;
-use crate::active_message::{Elsewhere, HOME, Keeper, KeptMessage, Message, Reclaim, SHORT_HEADER};
 use crate::error::{Cause, EndpointError, Operation};
-use crate::gate::Block;
+use crate::message::{Elsewhere, HOME, Keeper, KeptMessage, Message, Reclaim, SHORT_HEADER};
 use crate::panics::{self, Panics};
-use crate::pool::Lease;
+use crate::transport::common::gate::Block;
+use crate::transport::common::pool::Lease;
 
 /// The one owner of an interface's progress. Dropping it closes the interface: peers are told, handlers are dropped and posts
 /// answer [`PostError::Closed`](crate::PostError::Closed).

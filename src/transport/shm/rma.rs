@@ -6,10 +6,10 @@ use super::SEGMENT;
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use crate::completion::{Completion, Unpack};
-use crate::copy::Bytes;
 use crate::error::PostError;
 use crate::memory::{Access, Slice, Transfer};
 use crate::status::{Post, Posted};
+use crate::transport::common::copy::Bytes;
 
 impl Endpoint {
     /// The region of a range of the peer's memory, and the offset in it; `None` unless all is as it mostly is. It is mapped as long as

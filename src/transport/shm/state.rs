@@ -13,9 +13,9 @@ use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::views::Views;
 use crate::error::{ConnectError, EndpointError, Operation, PostError};
-use crate::gate::{Block, Gate};
 use crate::memory::Access;
-use crate::pending::PendingQueue;
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::PendingQueue;
 
 pub(super) struct State {
     pub(super) gate: Gate,

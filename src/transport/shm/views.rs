@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use barewire_shm::{LIVE, Mapped};
 
 use super::domain::RemoteKey;
-use crate::copy::Bytes;
+use crate::transport::common::copy::Bytes;
 
 /// A power of two.
 const PLACES: usize = 4;

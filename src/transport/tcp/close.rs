@@ -8,7 +8,7 @@ use barewire_tcp::socket::Socket;
 use super::lane::Link;
 use super::state::{State, Trouble};
 use crate::error::{Cause, Operation, OperationError};
-use crate::gate::Block;
+use crate::transport::common::gate::Block;
 
 /// How long a connection that was closed in order may wait for the peer to close it, too.
 const LINGER: Duration = Duration::from_secs(1);

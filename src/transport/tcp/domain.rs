@@ -15,14 +15,14 @@ use barewire_tcp::target::Target;
 use thiserror::Error;
 
 use super::{NAME, address};
-use crate::allocation::Allocation;
 use crate::config::Choice;
-use crate::copy::Bytes;
 use crate::error::{KeyError, MemoryError, OpenError, Source};
 use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
-use crate::pool::Block;
-use crate::random;
+use crate::transport::common::allocation::Allocation;
+use crate::transport::common::copy::Bytes;
+use crate::transport::common::pool::Block;
+use crate::transport::common::random;
 
 /// An address of this host and the memory of those who use it. Cloning gives another handle to the same one.
 #[derive(Clone, Debug)]

@@ -14,9 +14,9 @@ use crate::capability::RemoteMemory;
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
-use crate::gate::{Block, Gate};
-use crate::pending::{HasPending, PendingQueue};
 use crate::status::{FlushMode, PendingResult, Post};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::{HasPending, PendingQueue};
 
 /// One end of a connection. Cloning gives another handle to the same one.
 ///

@@ -3,9 +3,9 @@
 use super::state::{State, Trouble, Waiter};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
-use crate::gate::Block;
 use crate::panics;
 use crate::status::{FlushMode, Post, Posted};
+use crate::transport::common::gate::Block;
 
 impl State {
     /// See `Endpoint::flush`. Messages are finished once the system has them; operations on memory once the peer's target has

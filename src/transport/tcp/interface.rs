@@ -24,7 +24,6 @@ use super::progress::Progress;
 use super::receive::{Scratch, SpareLarge};
 use super::state::{Early, State, Trouble};
 use super::{NAME, address as addresses};
-use crate::active_message::{Handlers, Message};
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
@@ -32,11 +31,13 @@ use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
 use crate::error::{EndpointError, HandlerError, OpenError, Operation, PostError};
 use crate::fork;
-use crate::gate::Block;
+use crate::message::Message;
 use crate::panics::Panics;
-use crate::pending::Arbiter;
-use crate::random;
 use crate::status::{Post, Posted};
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::pending::Arbiter;
+use crate::transport::common::random;
 
 /// The door's number among the connections'.
 pub(super) const DOOR: u64 = u64::MAX;

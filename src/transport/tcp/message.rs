@@ -6,10 +6,10 @@ use super::endpoint::Endpoint;
 use super::lane::{Lane, Link};
 use super::state::{State, Trouble};
 use super::{COPIED, EAGER, MAX_AM, MAX_AM_HEADER, SEGMENT};
-use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
 use crate::memory::Slice;
+use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{Post, Posted};
 
 #[inline]

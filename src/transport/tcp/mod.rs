@@ -53,9 +53,9 @@ pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub use progress::Progress;
 
-use crate::active_message::SHORT_HEADER;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
+use crate::message::SHORT_HEADER;
 
 /// The name of the transport.
 pub const NAME: &str = "tcp";

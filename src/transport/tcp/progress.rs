@@ -14,10 +14,10 @@ use super::interface::{DOOR, Shared};
 use super::lane::Link;
 pub(super) use super::receive::Scratch;
 use super::state::{State, Trouble};
-use crate::active_message::Running;
 use crate::error::{Cause, Operation, OperationError};
-use crate::gate::Block;
 use crate::panics::Panics;
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Running;
 
 /// Events taken from the system at once.
 const EVENTS: usize = 64;

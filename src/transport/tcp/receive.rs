@@ -11,10 +11,11 @@ use barewire_tcp::socket::Socket;
 use super::MAX_AM;
 use super::lane::Link;
 use super::state::{State, Trouble};
-use crate::active_message::{HOME, Keeper, KeptMessage, Message, Reclaim, Running, write_home};
-use crate::allocation::Allocation;
 use crate::error::{Cause, MemoryError, Operation};
-use crate::pool::{Block, Lease};
+use crate::message::{HOME, Keeper, KeptMessage, Message, Reclaim, write_home};
+use crate::transport::common::allocation::Allocation;
+use crate::transport::common::handlers::Running;
+use crate::transport::common::pool::{Block, Lease};
 
 /// Bytes that are read at once.
 const READ: usize = 256 << 10;

@@ -18,9 +18,9 @@ use super::memory::MemoryLane;
 use super::{NAME, SEGMENT};
 use crate::completion::Completion;
 use crate::error::{Cause, ConnectError, EndpointError, Operation, OperationError, PostError};
-use crate::gate::{Block, Gate};
 use crate::panics::Panics;
-use crate::pending::PendingQueue;
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::PendingQueue;
 
 /// Whom an endpoint is connected to.
 #[derive(Debug, Clone, Copy)]

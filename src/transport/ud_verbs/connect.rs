@@ -11,7 +11,7 @@ use super::socket::Destination;
 use super::state::{Peer, State};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::error::ConnectError;
-use crate::gate::Block;
+use crate::transport::common::gate::Block;
 use crate::transport::rdma::PortAddress;
 use crate::transport::reliable::{Claim, Kind, Request, Requesting};
 

@@ -8,8 +8,8 @@ use super::state::State;
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::completion::Completion;
 use crate::error::{ConnectError, OpenError, PostError};
-use crate::gate::Block;
 use crate::status::{FlushMode, Post, Posted};
+use crate::transport::common::gate::Block;
 
 /// One end of a connection. Cloning gives another handle to the same one.
 ///
@@ -104,6 +104,6 @@ impl Endpoint {
     }
 }
 
-crate::handle::endpoint_handle!(NAME, name);
+crate::transport::common::handle::endpoint_handle!(NAME, name);
 
 crate::capability::delegate!(Endpoint: AmShort, AmShortIov, AmBcopy, AmZcopy, Flush, Pending);

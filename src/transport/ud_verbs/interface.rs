@@ -14,7 +14,6 @@ use super::progress::Progress;
 use super::socket::{Socket, bring_up};
 use super::state::State;
 use super::{BUFFER, INLINE, MAX_MTU, NAME};
-use crate::active_message::Handlers;
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
@@ -23,11 +22,12 @@ use crate::counters::{Counters, Past};
 use crate::error::{Cause, OpenError, Operation, PostError};
 use crate::event::EventError;
 use crate::fork;
-use crate::gate::Block;
 use crate::panics::Panics;
-use crate::pending::Arbiter;
-use crate::random;
 use crate::status::{Post, Posted};
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::pending::Arbiter;
+use crate::transport::common::random;
 use crate::transport::rdma::{Completions, Domain, Pair, QueuePair, Registered};
 use crate::transport::reliable::{Directory, Patience, TICK, Time};
 
@@ -67,7 +67,7 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
 
-crate::handle::interface_handlers!();
+crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface.

@@ -4,12 +4,12 @@ use super::endpoint::Endpoint;
 use super::socket::SendBuffer;
 use super::state::Sent;
 use super::{DATA, MAX_AM_HEADER, MAX_IOV};
-use crate::active_message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
 use crate::memory::Slice;
-use crate::pieces;
+use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{Post, Posted};
+use crate::transport::common::pieces;
 use crate::transport::reliable::HEADER;
 
 impl Endpoint {

@@ -43,9 +43,9 @@ pub use interface::Interface;
 pub use progress::Progress;
 
 use super::reliable::HEADER;
-use crate::active_message::SHORT_HEADER;
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
+use crate::message::SHORT_HEADER;
 
 /// The name of the transport.
 pub const NAME: &str = "ud_verbs";

@@ -7,9 +7,10 @@ use super::interface::Shared;
 use super::socket::Delivered;
 use super::state::{CatchUp, Held, State};
 use super::{NAME, PACKET, ROUTE};
-use crate::active_message::{Message, Running};
-use crate::gate::Block;
+use crate::message::Message;
 use crate::panics::{self, Panics};
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Running;
 use crate::transport::rdma::What;
 use crate::transport::reliable::{ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time};
 

@@ -10,9 +10,9 @@ use barewire_verbs::{
 };
 
 use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
-use crate::active_message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
 use crate::error::{MemoryError, Operation as Name};
-use crate::pool::{Buffer, Lease, Pool};
+use crate::message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
+use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::rdma::{Completions, Domain, Full, Pair, QueuePair, Registered, Taken, What};
 
 /// Where a receive buffer is: which block, and which buffer of it.

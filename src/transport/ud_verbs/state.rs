@@ -12,10 +12,10 @@ use super::{NAME, PACKET};
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
-use crate::gate::{Block, Gate};
 use crate::panics::Panics;
-use crate::pending::PendingQueue;
-use crate::pool::Lease;
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::pool::Lease;
 use crate::transport::rdma;
 use crate::transport::reliable::{
     ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence, Time,

@@ -18,7 +18,7 @@ const fn slow(callers: &'static str, function: &'static str) -> Slow {
 
 const SLOW: &[Slow] = &[
     // An operation beyond the bounds of its queue, which the room counter excludes: it is dropped.
-    slow("held_", "transport::operation::lose"),
+    slow("held_", "transport::common::operation::lose"),
     // Errors end an endpoint once.
     slow("progress", "::fail_send"),
     slow("progress", "::fail_receive"),

@@ -4,10 +4,10 @@ use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 
 use crate::completion::{Completion, FetchResult, Unpack};
-use crate::pool::Lease;
+use crate::transport::common::pool::Lease;
 
 /// What is to be done when an operation is finished.
-pub(super) enum Done {
+pub(crate) enum Done {
     /// Tell the caller.
     Notify(Completion),
     /// Give the buffer back.
@@ -25,10 +25,10 @@ pub(super) enum Done {
 }
 
 /// An operation, done when a completion covers its WQE.
-pub(super) struct InFlight {
+pub(crate) struct InFlight {
     /// Index of its WQE; for a flush of the last one before it.
-    pub(super) index: u16,
-    pub(super) done: Done,
+    pub(crate) index: u16,
+    pub(crate) done: Done,
 }
 
 impl InFlight {
@@ -41,7 +41,7 @@ impl InFlight {
 }
 
 /// The queue of operations in flight on one endpoint, in the order of their WQEs. A fixed ring, made at creation.
-pub(super) struct InFlightQueue {
+pub(crate) struct InFlightQueue {
     slots: Box<[UnsafeCell<MaybeUninit<InFlight>>]>,
     mask: u32,
     /// Slots up to `tail` (free running) are filled.
@@ -56,7 +56,7 @@ pub(super) struct InFlightQueue {
 impl InFlightQueue {
     /// A queue for a send ring of `blocks` blocks, a power of two: an entry for each block, since each WQE has at least one
     /// and gives at most one entry, and as many again for flushes.
-    pub(super) fn new(blocks: u32) -> Self {
+    pub(crate) fn new(blocks: u32) -> Self {
         let size = 2 * blocks;
         let slots = (0..size).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
         Self {
@@ -71,18 +71,18 @@ impl InFlightQueue {
 
     /// Slots of the ring.
     #[inline(always)]
-    pub(super) fn slots(&self) -> u32 {
+    pub(crate) fn slots(&self) -> u32 {
         self.mask + 1
     }
 
     /// The slot that the next entry takes.
     #[inline]
-    pub(super) fn next_slot(&self) -> u32 {
+    pub(crate) fn next_slot(&self) -> u32 {
         self.tail.get() & self.mask
     }
 
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.head() == self.tail.get()
     }
 
@@ -93,13 +93,13 @@ impl InFlightQueue {
     }
 
     /// Room for another flush.
-    pub(super) fn has_flush_room(&self) -> bool {
+    pub(crate) fn has_flush_room(&self) -> bool {
         self.flushes.get() < self.max_flushes
     }
 
     /// Appends the entry of a WQE that was just posted.
     #[inline(always)]
-    pub(super) fn push(&self, entry: InFlight) {
+    pub(crate) fn push(&self, entry: InFlight) {
         let tail = self.tail.get();
         // The room counter of the send queue and the count of flushes exclude more entries than slots. It is tested all the
         // same, since memory would be at stake; forgetting the entry is free, dropping it here is not.
@@ -120,24 +120,24 @@ impl InFlightQueue {
     }
 
     /// Appends a flush; the caller saw [`Self::has_flush_room`].
-    pub(super) fn push_flush(&self, index: u16, done: Done) {
+    pub(crate) fn push_flush(&self, index: u16, done: Done) {
         self.flushes.set(self.flushes.get() + 1);
         self.push(InFlight { index, done });
     }
 
     /// Takes the first entry and its slot, if `counter` covers it.
     #[inline(always)]
-    pub(super) fn pop_covered(&self, counter: u16) -> Option<(InFlight, u32)> {
+    pub(crate) fn pop_covered(&self, counter: u16) -> Option<(InFlight, u32)> {
         self.pop_if(|entry| entry.is_covered_by(counter))
     }
 
     /// Takes the first entry and its slot, if `is_done` says so of its WQE; it runs no code of the user's.
-    pub(super) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<(InFlight, u32)> {
+    pub(crate) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<(InFlight, u32)> {
         self.pop_if(|entry| is_done(entry.index))
     }
 
     /// Takes the first entry and its slot.
-    pub(super) fn pop(&self) -> Option<(InFlight, u32)> {
+    pub(crate) fn pop(&self) -> Option<(InFlight, u32)> {
         self.pop_if(|_| true)
     }
 

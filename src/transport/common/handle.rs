@@ -39,16 +39,16 @@ macro_rules! endpoint_handle {
 
             /// Drops every waiting request, calling `purged` once for each, in order.
             pub fn pending_purge(&self, purged: impl FnMut()) {
-                $crate::pending::HasPending::purge(self, purged);
+                $crate::transport::common::pending::HasPending::purge(self, purged);
             }
         }
 
-        impl $crate::pending::HasPending for Endpoint {
-            fn pending(&self) -> &$crate::pending::PendingQueue<Self> {
+        impl $crate::transport::common::pending::HasPending for Endpoint {
+            fn pending(&self) -> &$crate::transport::common::pending::PendingQueue<Self> {
                 &self.0.pending
             }
 
-            fn gate(&self) -> &$crate::gate::Gate {
+            fn gate(&self) -> &$crate::transport::common::gate::Gate {
                 &self.0.gate
             }
         }

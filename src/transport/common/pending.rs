@@ -3,9 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use crate::gate::{Block, Gate};
 use crate::panics::Panics;
 use crate::status::PendingResult;
+use crate::transport::common::gate::{Block, Gate};
 
 type Request<E> = Box<dyn FnMut(&E) -> PendingResult>;
 

@@ -1,8 +1,8 @@
 //! Payloads that come in pieces.
 
-use crate::active_message::SHORT_HEADER;
 use crate::capability::{AmBcopy, AmShort};
 use crate::error::PostError;
+use crate::message::SHORT_HEADER;
 use crate::status::{Post, Posted};
 
 /// Payloads up to this are put together on the stack, longer ones in a buffer of the interface.

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use crate::error::MemoryError;
-use crate::pool::Block;
+use crate::transport::common::pool::Block;
 
 const PAGE: usize = 4096;
 

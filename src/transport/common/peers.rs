@@ -7,14 +7,14 @@ use std::ptr::NonNull;
 const CHOSEN_ELSEWHERE: u32 = 4096;
 
 /// A table of pointers by user index, and the indices that are free.
-pub(super) struct Peers<T> {
+pub(crate) struct Peers<T> {
     places: Box<[Cell<Option<NonNull<T>>>]>,
     free: RefCell<Vec<u32>>,
 }
 
 impl<T> Peers<T> {
     /// For `size` endpoints, whose user indices are ours to choose, or not.
-    pub(super) fn new(size: u32, ours: bool) -> Self {
+    pub(crate) fn new(size: u32, ours: bool) -> Self {
         let places = if ours { size } else { CHOSEN_ELSEWHERE };
         Self {
             places: (0..places).map(|_| Cell::new(None)).collect(),
@@ -23,19 +23,19 @@ impl<T> Peers<T> {
     }
 
     /// Takes a free index. Where a library chooses them it is the right to one more endpoint, and no user index.
-    pub(super) fn claim(&self) -> Option<u32> {
+    pub(crate) fn claim(&self) -> Option<u32> {
         self.free.borrow_mut().pop()
     }
 
     /// From now on `user_index` leads to `pointer`.
-    pub(super) fn set(&self, user_index: u32, pointer: NonNull<T>) {
+    pub(crate) fn set(&self, user_index: u32, pointer: NonNull<T>) {
         if let Some(place) = self.places.get(user_index as usize) {
             place.set(Some(pointer));
         }
     }
 
     /// Gives a claimed index back. `user_index` leads nowhere from now on.
-    pub(super) fn release(&self, claimed: u32, user_index: Option<u32>) {
+    pub(crate) fn release(&self, claimed: u32, user_index: Option<u32>) {
         if let Some(place) = user_index.and_then(|index| self.places.get(index as usize)) {
             place.set(None);
         }
@@ -43,7 +43,7 @@ impl<T> Peers<T> {
     }
 
     #[inline(always)]
-    pub(super) fn get(&self, user_index: u32) -> Option<NonNull<T>> {
+    pub(crate) fn get(&self, user_index: u32) -> Option<NonNull<T>> {
         self.places.get(user_index as usize)?.get()
     }
 }

@@ -145,7 +145,7 @@ impl<M: Block, const SIZE: usize> Drop for Buffer<'_, M, SIZE> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocation::Allocation;
+    use crate::transport::common::allocation::Allocation;
 
     #[test]
     fn hands_each_buffer_out_once() {
