@@ -9,8 +9,8 @@ use barewire_layouts::prm::View;
 use bolero::check;
 
 use crate::allocation;
-use crate::rig::{MEMORY, Rig};
 use crate::script::{Script, bytes_to};
+use crate::support::rig::{MEMORY, Rig};
 
 const LONGEST: usize = 512;
 /// What one command may take: its object, and tables that grow by half.

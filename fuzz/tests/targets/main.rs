@@ -14,7 +14,5 @@ mod script;
 mod sockets;
 mod texts;
 
-#[path = "../../../hca/tests/rig/mod.rs"]
-mod rig;
 #[path = "../../../hca/tests/support/mod.rs"]
 mod support;

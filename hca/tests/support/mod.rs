@@ -1,14 +1,20 @@
-//! A driver just large enough for tests: objects by PRM commands, WQEs by hand. It knows the device's public interface only.
+//! A driver for tests: it creates objects by PRM commands and writes WQEs byte by byte, through the
+//! device's public interface only.
+//!
+//! [`Node`], [`Cq`] and [`Qp`] expect every command to succeed and own their rings; [`rig::Rig`]
+//! returns refusals.
 
-#![allow(dead_code, unused_imports, unreachable_pub, reason = "every test file uses a part of it")]
+#![allow(dead_code, unused_imports, unreachable_pub, reason = "each test binary uses a part of it")]
 #![allow(missing_docs, missing_debug_implementations, reason = "test code")]
 
 pub mod dynamic;
 pub mod events;
 pub mod foreign;
 mod memory;
+mod objects;
 pub mod pcap;
 mod queue;
+pub mod rig;
 pub mod srq;
 mod wqe;
 pub mod xrc;
@@ -17,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use barewire_hca::{Config, Device, Fabric, Faults, Mode, Strict, UarPage, UmemAccess, WireKind};
-use barewire_layouts::command::mkey::{AccessMode, CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, Mkc, key};
+use barewire_layouts::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, key};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::qp::{Mtu, ServiceType};
 use barewire_layouts::command::uar::{AllocUarIn, AllocUarOut};
@@ -37,23 +43,33 @@ pub struct Node {
     pub page: Arc<UarPage>,
 }
 
-/// Executes command `R`, filled in by `fill`, and gives the answer's bytes.
+/// Executes command `R`, filled in by `fill`, and returns the bytes of its output.
 pub fn command<R: Request>(
     device: &Device,
     fill: impl FnOnce(&mut ViewMut<'_, R>),
 ) -> Result<Vec<u8>, CommandError> {
+    run::<R>(device, &input::<R>(fill))
+}
+
+/// The bytes of command `R`, filled in by `fill`.
+pub fn input<R: Request>(fill: impl FnOnce(&mut ViewMut<'_, R>)) -> Vec<u8> {
     let mut input = vec![0; R::BYTES];
     fill(&mut request::<R>(&mut input).expect("as long as the request"));
-    let mut output = vec![0; <R::Answer as Layout>::BYTES];
-    execute(device, &input, &mut output);
+    input
+}
+
+/// Executes the bytes of command `R`, and returns the bytes of its output.
+pub fn run<R: Request>(device: &Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
+    let mut output = vec![0xff; <R::Answer as Layout>::BYTES];
+    execute(device, input, &mut output);
     answer::<R>(&output)?;
     Ok(output)
 }
 
 /// Executes the bytes of a command.
 pub fn execute(device: &Device, input: &[u8], output: &mut [u8]) {
-    // SAFETY: tests have their devices to themselves, and access memory that they register with them
-    // through raw pointers and atomics only: a command may name any of it.
+    // SAFETY: a command may name any memory that is registered with the device, and a test accesses
+    // what it registers through raw pointers and atomics only.
     unsafe { device.execute(input, output) }
 }
 
@@ -64,11 +80,11 @@ impl Node {
         let pd = answer::<AllocPdIn>(&pd).unwrap().get(AllocPdOut::PD);
         let uar = command::<AllocUarIn>(&device, |_| ()).unwrap();
         let uar = answer::<AllocUarIn>(&uar).unwrap().get(AllocUarOut::UAR);
-        let page = device.uar_page(uar).expect("the page just given");
+        let page = device.uar_page(uar).expect("a page that was just allocated");
         Self { device, pd, uar, page }
     }
 
-    /// A device that is stepped by hand, and panics at a driver mistake.
+    /// A stepped device that panics at a driver's mistake.
     pub fn stepped(fabric: &Fabric, faults: Faults) -> Self {
         Self::open(Config {
             mode: Mode::Stepped,
@@ -99,39 +115,24 @@ impl Node {
         register.store(word, Ordering::Release);
     }
 
-    /// Registered memory under one key with all rights.
+    /// Registered memory and a key with all rights.
     pub fn region(&self, length: usize) -> Region {
         let memory = Memory::register(&self.device, length, UmemAccess::all());
         let key = self.key(&memory, 0, length, Rights::ALL);
         Region { memory, key }
     }
 
-    /// A key over a part of `memory`.
+    /// A key for a part of `memory`.
     pub fn key(&self, memory: &Memory, offset: usize, length: usize, rights: Rights) -> u32 {
         self.key_over((memory.umem(), offset), memory.address() + offset as u64, length, rights)
     }
 
-    /// A key over a part of a umem, whose addresses begin at `start`.
+    /// A key for a part of a umem, whose addresses begin at `start`.
     pub fn key_over(&self, (umem, offset): (u32, usize), start: u64, length: usize, rights: Rights) -> u32 {
         const VARIANT: u8 = 0x5a;
         let output = command::<CreateMkeyIn>(&self.device, |create| {
-            create
-                .set(CreateMkeyIn::MKEY_UMEM_VALID, true)
-                .set(CreateMkeyIn::MKEY_UMEM_ID, umem)
-                .set(CreateMkeyIn::MKEY_UMEM_OFFSET, offset as u64);
-            create
-                .nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
-                .set(Mkc::ACCESS_MODE_1_0, AccessMode::Mtt as u8)
-                .set(Mkc::LR, true)
-                .set(Mkc::LW, rights.local_write)
-                .set(Mkc::RR, rights.remote_read)
-                .set(Mkc::RW, rights.remote_write)
-                .set(Mkc::A, rights.remote_atomic)
-                .set(Mkc::QPN, barewire_layouts::command::mkey::ANY_QPN)
-                .set(Mkc::MKEY_7_0, VARIANT)
-                .set(Mkc::PD, self.pd)
-                .set(Mkc::START_ADDR, start)
-                .set(Mkc::LEN, length as u64);
+            let range = (start, length as u64);
+            objects::describe_key(create, (umem, offset as u64), range, rights, VARIANT, self.pd);
         })
         .unwrap();
         key(answer::<CreateMkeyIn>(&output).unwrap().get(CreateMkeyOut::MKEY_INDEX), VARIANT)
@@ -168,31 +169,27 @@ impl Pair {
         Self::of(a, b, (qa, qb), connection)
     }
 
-    /// The same with queue pairs of another transport service.
+    /// Two devices and queue pairs of another transport service.
     pub fn with_service(service: ServiceType, a: Node, b: Node, connection: &Connection) -> Self {
         let qps = (Qp::with_service(&a, service), Qp::with_service(&b, service));
         Self::of(a, b, qps, connection)
     }
 
-    /// Connects queue pairs that are not yet.
+    /// Connects two new queue pairs.
     pub fn of(a: Node, b: Node, (mut qa, mut qb): (Qp, Qp), connection: &Connection) -> Self {
         qa.connect(&b, qb.number, connection, (connection.psn, connection.psn ^ 0x55));
         qb.connect(&a, qa.number, connection, (connection.psn ^ 0x55, connection.psn));
         Self { a, b, qa, qb }
     }
 
-    /// Steps both devices until neither has anything to do or to wait for.
+    /// Steps both devices until both are idle.
     pub fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if !(self.a.device.step() | self.b.device.step()) {
                 return;
             }
         }
-        panic!(
-            "the devices do not come to rest: {:?} {:?}",
-            self.a.device.counters(),
-            self.b.device.counters()
-        );
+        panic!("the devices stay busy: {:?} {:?}", self.a.device.counters(), self.b.device.counters());
     }
 
     /// Steps both devices `passes` times.
@@ -204,7 +201,7 @@ impl Pair {
     }
 }
 
-/// Bytes that differ from place to place and from salt to salt.
+/// Pseudo-random bytes that depend on `salt`.
 pub fn pattern(length: usize, salt: u64) -> Vec<u8> {
     let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..length)

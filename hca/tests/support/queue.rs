@@ -20,6 +20,7 @@ use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DS, DataSegment, INVALID_LKEY, WQEBB};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::objects::{Rings, describe_cq, describe_qp};
 use super::{Memory, Node, Wqe, command};
 
 const CQE: usize = 64;
@@ -88,15 +89,10 @@ impl Cq {
             memory.write(number * entry - 1, &[INITIAL_OP_OWN]);
         }
         let output = command::<CreateCqIn>(&node.device, |create| {
-            create.set(CreateCqIn::CQ_UMEM_VALID, true).set(CreateCqIn::CQ_UMEM_ID, memory.umem());
+            let rings = Rings { umem: memory.umem(), ring: 0, record: (entries * entry) as u64 };
+            describe_cq(create, node, rings, log_size);
             let mut context = create.nested(CreateCqIn::CQ_CONTEXT);
-            context
-                .set(Cqc::DBR_UMEM_VALID, true)
-                .set(Cqc::DBR_UMEM_ID, memory.umem())
-                .set(Cqc::DBR_ADDR, (entries * entry) as u64)
-                .set(Cqc::CQE_SZ, entry_size)
-                .set(Cqc::LOG_CQ_SIZE, log_size)
-                .set(Cqc::UAR_PAGE, node.uar);
+            context.set(Cqc::CQE_SZ, entry_size);
             change(&mut context);
         })
         .unwrap();
@@ -268,22 +264,14 @@ impl Qp {
     ) -> Self {
         let memory = Memory::register(&node.device, DOORBELL + 64, UmemAccess::LOCAL_WRITE);
         let output = command::<CreateQpIn>(&node.device, |create| {
-            create.set(CreateQpIn::WQ_UMEM_VALID, true).set(CreateQpIn::WQ_UMEM_ID, memory.umem());
+            let rings = Rings { umem: memory.umem(), ring: 0, record: DOORBELL as u64 };
+            describe_qp(create, node, rings, (send_cq.number, receive_cq.number));
             let mut context = create.nested(CreateQpIn::QPC);
             context
-                .set(Qpc::ST, ServiceType::Rc)
-                .set(Qpc::PM_STATE, barewire_layouts::command::qp::PathMigration::Migrated)
-                .set(Qpc::PD, node.pd)
-                .set(Qpc::UAR_PAGE, node.uar)
                 .set(Qpc::USER_INDEX, 0x77)
                 .set(Qpc::LOG_RQ_SIZE, LOG_RQ)
                 .set(Qpc::LOG_RQ_STRIDE, LOG_RQ_STRIDE)
-                .set(Qpc::LOG_SQ_SIZE, LOG_SQ)
-                .set(Qpc::CQN_SND, send_cq.number)
-                .set(Qpc::CQN_RCV, receive_cq.number)
-                .set(Qpc::DBR_UMEM_VALID, true)
-                .set(Qpc::DBR_UMEM_ID, memory.umem())
-                .set(Qpc::DBR_ADDR, DOORBELL as u64);
+                .set(Qpc::LOG_SQ_SIZE, LOG_SQ);
             change(&mut context);
         })
         .unwrap();

@@ -1,0 +1,35 @@
+//! The device through its public interface: PRM commands, WQEs, completions, events and packets.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod addresses;
+mod any_command;
+mod capture;
+mod commands;
+mod completion;
+mod datagrams;
+mod dynamic;
+mod dynamic_refusals;
+mod dynamic_wire;
+mod engine_errors;
+mod engine_faults;
+mod engine_operations;
+mod engine_strict;
+mod engine_threads;
+mod engine_wire;
+mod event_queues;
+mod indirect_keys;
+mod injected;
+mod ipv6;
+mod masked_atomics;
+mod on_demand;
+mod ports;
+mod queries;
+mod refused_commands;
+mod refused_services;
+mod registration;
+mod shared_receive;
+mod soak;
+mod unreliable;
+mod xrc;
