@@ -98,281 +98,10 @@ pub type mlx5_ib_uapi_uar_alloc_type = ::std::os::raw::c_uint;
 pub const MLX5_RCV_DBR: _bindgen_ty_18 = 0;
 pub const MLX5_SND_DBR: _bindgen_ty_18 = 1;
 pub type _bindgen_ty_18 = ::std::os::raw::c_uint;
-pub const MLX5DV_CONTEXT_MASK_CQE_COMPRESION: mlx5dv_context_comp_mask = 1;
-pub const MLX5DV_CONTEXT_MASK_SWP: mlx5dv_context_comp_mask = 2;
-pub const MLX5DV_CONTEXT_MASK_STRIDING_RQ: mlx5dv_context_comp_mask = 4;
-pub const MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS: mlx5dv_context_comp_mask = 8;
-pub const MLX5DV_CONTEXT_MASK_DYN_BFREGS: mlx5dv_context_comp_mask = 16;
-pub const MLX5DV_CONTEXT_MASK_CLOCK_INFO_UPDATE: mlx5dv_context_comp_mask = 32;
-pub const MLX5DV_CONTEXT_MASK_FLOW_ACTION_FLAGS: mlx5dv_context_comp_mask = 64;
-pub const MLX5DV_CONTEXT_MASK_DC_ODP_CAPS: mlx5dv_context_comp_mask = 128;
-pub const MLX5DV_CONTEXT_MASK_HCA_CORE_CLOCK: mlx5dv_context_comp_mask = 256;
-pub const MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS: mlx5dv_context_comp_mask = 512;
-pub const MLX5DV_CONTEXT_MASK_SIGNATURE_OFFLOAD: mlx5dv_context_comp_mask = 1024;
-pub const MLX5DV_CONTEXT_MASK_DCI_STREAMS: mlx5dv_context_comp_mask = 2048;
-pub const MLX5DV_CONTEXT_MASK_WR_MEMCPY_LENGTH: mlx5dv_context_comp_mask = 4096;
-pub const MLX5DV_CONTEXT_MASK_CRYPTO_OFFLOAD: mlx5dv_context_comp_mask = 8192;
-pub type mlx5dv_context_comp_mask = ::std::os::raw::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_cqe_comp_caps {
-    pub max_num: u32,
-    pub supported_format: u32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_cqe_comp_caps",
-    ][::std::mem::size_of::<mlx5dv_cqe_comp_caps>() - 8usize];
-    [
-        "Alignment of mlx5dv_cqe_comp_caps",
-    ][::std::mem::align_of::<mlx5dv_cqe_comp_caps>() - 4usize];
-    [
-        "Offset of field: mlx5dv_cqe_comp_caps::max_num",
-    ][::std::mem::offset_of!(mlx5dv_cqe_comp_caps, max_num) - 0usize];
-    [
-        "Offset of field: mlx5dv_cqe_comp_caps::supported_format",
-    ][::std::mem::offset_of!(mlx5dv_cqe_comp_caps, supported_format) - 4usize];
-};
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_sw_parsing_caps {
-    pub sw_parsing_offloads: u32,
-    pub supported_qpts: u32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_sw_parsing_caps",
-    ][::std::mem::size_of::<mlx5dv_sw_parsing_caps>() - 8usize];
-    [
-        "Alignment of mlx5dv_sw_parsing_caps",
-    ][::std::mem::align_of::<mlx5dv_sw_parsing_caps>() - 4usize];
-    [
-        "Offset of field: mlx5dv_sw_parsing_caps::sw_parsing_offloads",
-    ][::std::mem::offset_of!(mlx5dv_sw_parsing_caps, sw_parsing_offloads) - 0usize];
-    [
-        "Offset of field: mlx5dv_sw_parsing_caps::supported_qpts",
-    ][::std::mem::offset_of!(mlx5dv_sw_parsing_caps, supported_qpts) - 4usize];
-};
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_striding_rq_caps {
-    pub min_single_stride_log_num_of_bytes: u32,
-    pub max_single_stride_log_num_of_bytes: u32,
-    pub min_single_wqe_log_num_of_strides: u32,
-    pub max_single_wqe_log_num_of_strides: u32,
-    pub supported_qpts: u32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_striding_rq_caps",
-    ][::std::mem::size_of::<mlx5dv_striding_rq_caps>() - 20usize];
-    [
-        "Alignment of mlx5dv_striding_rq_caps",
-    ][::std::mem::align_of::<mlx5dv_striding_rq_caps>() - 4usize];
-    [
-        "Offset of field: mlx5dv_striding_rq_caps::min_single_stride_log_num_of_bytes",
-    ][::std::mem::offset_of!(mlx5dv_striding_rq_caps, min_single_stride_log_num_of_bytes)
-        - 0usize];
-    [
-        "Offset of field: mlx5dv_striding_rq_caps::max_single_stride_log_num_of_bytes",
-    ][::std::mem::offset_of!(mlx5dv_striding_rq_caps, max_single_stride_log_num_of_bytes)
-        - 4usize];
-    [
-        "Offset of field: mlx5dv_striding_rq_caps::min_single_wqe_log_num_of_strides",
-    ][::std::mem::offset_of!(mlx5dv_striding_rq_caps, min_single_wqe_log_num_of_strides)
-        - 8usize];
-    [
-        "Offset of field: mlx5dv_striding_rq_caps::max_single_wqe_log_num_of_strides",
-    ][::std::mem::offset_of!(mlx5dv_striding_rq_caps, max_single_wqe_log_num_of_strides)
-        - 12usize];
-    [
-        "Offset of field: mlx5dv_striding_rq_caps::supported_qpts",
-    ][::std::mem::offset_of!(mlx5dv_striding_rq_caps, supported_qpts) - 16usize];
-};
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_dci_streams_caps {
-    pub max_log_num_concurent: u8,
-    pub max_log_num_errored: u8,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_dci_streams_caps",
-    ][::std::mem::size_of::<mlx5dv_dci_streams_caps>() - 2usize];
-    [
-        "Alignment of mlx5dv_dci_streams_caps",
-    ][::std::mem::align_of::<mlx5dv_dci_streams_caps>() - 1usize];
-    [
-        "Offset of field: mlx5dv_dci_streams_caps::max_log_num_concurent",
-    ][::std::mem::offset_of!(mlx5dv_dci_streams_caps, max_log_num_concurent) - 0usize];
-    [
-        "Offset of field: mlx5dv_dci_streams_caps::max_log_num_errored",
-    ][::std::mem::offset_of!(mlx5dv_dci_streams_caps, max_log_num_errored) - 1usize];
-};
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_sig_caps {
-    pub block_size: u64,
-    pub block_prot: u32,
-    pub t10dif_bg: u16,
-    pub crc_type: u16,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of mlx5dv_sig_caps"][::std::mem::size_of::<mlx5dv_sig_caps>() - 16usize];
-    ["Alignment of mlx5dv_sig_caps"][::std::mem::align_of::<mlx5dv_sig_caps>() - 8usize];
-    [
-        "Offset of field: mlx5dv_sig_caps::block_size",
-    ][::std::mem::offset_of!(mlx5dv_sig_caps, block_size) - 0usize];
-    [
-        "Offset of field: mlx5dv_sig_caps::block_prot",
-    ][::std::mem::offset_of!(mlx5dv_sig_caps, block_prot) - 8usize];
-    [
-        "Offset of field: mlx5dv_sig_caps::t10dif_bg",
-    ][::std::mem::offset_of!(mlx5dv_sig_caps, t10dif_bg) - 12usize];
-    [
-        "Offset of field: mlx5dv_sig_caps::crc_type",
-    ][::std::mem::offset_of!(mlx5dv_sig_caps, crc_type) - 14usize];
-};
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_crypto_caps {
-    pub failed_selftests: u16,
-    pub crypto_engines: u8,
-    pub wrapped_import_method: u8,
-    pub log_max_num_deks: u8,
-    pub flags: u32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_crypto_caps",
-    ][::std::mem::size_of::<mlx5dv_crypto_caps>() - 12usize];
-    [
-        "Alignment of mlx5dv_crypto_caps",
-    ][::std::mem::align_of::<mlx5dv_crypto_caps>() - 4usize];
-    [
-        "Offset of field: mlx5dv_crypto_caps::failed_selftests",
-    ][::std::mem::offset_of!(mlx5dv_crypto_caps, failed_selftests) - 0usize];
-    [
-        "Offset of field: mlx5dv_crypto_caps::crypto_engines",
-    ][::std::mem::offset_of!(mlx5dv_crypto_caps, crypto_engines) - 2usize];
-    [
-        "Offset of field: mlx5dv_crypto_caps::wrapped_import_method",
-    ][::std::mem::offset_of!(mlx5dv_crypto_caps, wrapped_import_method) - 3usize];
-    [
-        "Offset of field: mlx5dv_crypto_caps::log_max_num_deks",
-    ][::std::mem::offset_of!(mlx5dv_crypto_caps, log_max_num_deks) - 4usize];
-    [
-        "Offset of field: mlx5dv_crypto_caps::flags",
-    ][::std::mem::offset_of!(mlx5dv_crypto_caps, flags) - 8usize];
-};
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct mlx5dv_context {
-    pub version: u8,
-    pub flags: u64,
-    pub comp_mask: u64,
-    pub cqe_comp_caps: mlx5dv_cqe_comp_caps,
-    pub sw_parsing_caps: mlx5dv_sw_parsing_caps,
-    pub striding_rq_caps: mlx5dv_striding_rq_caps,
-    pub tunnel_offloads_caps: u32,
-    pub max_dynamic_bfregs: u32,
-    pub max_clock_info_update_nsec: u64,
-    pub flow_action_flags: u32,
-    pub dc_odp_caps: u32,
-    pub hca_core_clock: *mut ::std::os::raw::c_void,
-    pub num_lag_ports: u8,
-    pub sig_caps: mlx5dv_sig_caps,
-    pub dci_streams_caps: mlx5dv_dci_streams_caps,
-    pub max_wr_memcpy_length: usize,
-    pub crypto_caps: mlx5dv_crypto_caps,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of mlx5dv_context"][::std::mem::size_of::<mlx5dv_context>() - 152usize];
-    ["Alignment of mlx5dv_context"][::std::mem::align_of::<mlx5dv_context>() - 8usize];
-    [
-        "Offset of field: mlx5dv_context::version",
-    ][::std::mem::offset_of!(mlx5dv_context, version) - 0usize];
-    [
-        "Offset of field: mlx5dv_context::flags",
-    ][::std::mem::offset_of!(mlx5dv_context, flags) - 8usize];
-    [
-        "Offset of field: mlx5dv_context::comp_mask",
-    ][::std::mem::offset_of!(mlx5dv_context, comp_mask) - 16usize];
-    [
-        "Offset of field: mlx5dv_context::cqe_comp_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, cqe_comp_caps) - 24usize];
-    [
-        "Offset of field: mlx5dv_context::sw_parsing_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, sw_parsing_caps) - 32usize];
-    [
-        "Offset of field: mlx5dv_context::striding_rq_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, striding_rq_caps) - 40usize];
-    [
-        "Offset of field: mlx5dv_context::tunnel_offloads_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, tunnel_offloads_caps) - 60usize];
-    [
-        "Offset of field: mlx5dv_context::max_dynamic_bfregs",
-    ][::std::mem::offset_of!(mlx5dv_context, max_dynamic_bfregs) - 64usize];
-    [
-        "Offset of field: mlx5dv_context::max_clock_info_update_nsec",
-    ][::std::mem::offset_of!(mlx5dv_context, max_clock_info_update_nsec) - 72usize];
-    [
-        "Offset of field: mlx5dv_context::flow_action_flags",
-    ][::std::mem::offset_of!(mlx5dv_context, flow_action_flags) - 80usize];
-    [
-        "Offset of field: mlx5dv_context::dc_odp_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, dc_odp_caps) - 84usize];
-    [
-        "Offset of field: mlx5dv_context::hca_core_clock",
-    ][::std::mem::offset_of!(mlx5dv_context, hca_core_clock) - 88usize];
-    [
-        "Offset of field: mlx5dv_context::num_lag_ports",
-    ][::std::mem::offset_of!(mlx5dv_context, num_lag_ports) - 96usize];
-    [
-        "Offset of field: mlx5dv_context::sig_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, sig_caps) - 104usize];
-    [
-        "Offset of field: mlx5dv_context::dci_streams_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, dci_streams_caps) - 120usize];
-    [
-        "Offset of field: mlx5dv_context::max_wr_memcpy_length",
-    ][::std::mem::offset_of!(mlx5dv_context, max_wr_memcpy_length) - 128usize];
-    [
-        "Offset of field: mlx5dv_context::crypto_caps",
-    ][::std::mem::offset_of!(mlx5dv_context, crypto_caps) - 136usize];
-};
-impl Default for mlx5dv_context {
-    fn default() -> Self {
-        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-pub const MLX5DV_CONTEXT_FLAGS_CQE_V1: mlx5dv_context_flags = 1;
-pub const MLX5DV_CONTEXT_FLAGS_OBSOLETE: mlx5dv_context_flags = 2;
-pub const MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED: mlx5dv_context_flags = 4;
-pub const MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW: mlx5dv_context_flags = 8;
-pub const MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP: mlx5dv_context_flags = 16;
-pub const MLX5DV_CONTEXT_FLAGS_CQE_128B_PAD: mlx5dv_context_flags = 32;
-pub const MLX5DV_CONTEXT_FLAGS_PACKET_BASED_CREDIT_MODE: mlx5dv_context_flags = 64;
-pub const MLX5DV_CONTEXT_FLAGS_REAL_TIME_TS: mlx5dv_context_flags = 128;
-pub type mlx5dv_context_flags = ::std::os::raw::c_uint;
 pub const MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE: mlx5dv_cq_init_attr_mask = 1;
 pub const MLX5DV_CQ_INIT_ATTR_MASK_FLAGS: mlx5dv_cq_init_attr_mask = 2;
 pub const MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE: mlx5dv_cq_init_attr_mask = 4;
 pub type mlx5dv_cq_init_attr_mask = ::std::os::raw::c_uint;
-pub const MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD: mlx5dv_cq_init_attr_flags = 1;
-pub const MLX5DV_CQ_INIT_ATTR_FLAGS_RESERVED: mlx5dv_cq_init_attr_flags = 2;
-pub type mlx5dv_cq_init_attr_flags = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct mlx5dv_cq_init_attr {
@@ -410,63 +139,6 @@ pub const MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE: mlx5dv_qp_create_flags = 16;
 pub const MLX5DV_QP_CREATE_PACKET_BASED_CREDIT_MODE: mlx5dv_qp_create_flags = 32;
 pub const MLX5DV_QP_CREATE_SIG_PIPELINING: mlx5dv_qp_create_flags = 64;
 pub type mlx5dv_qp_create_flags = ::std::os::raw::c_uint;
-pub const MLX5DV_MKEY_INIT_ATTR_FLAGS_INDIRECT: mlx5dv_mkey_init_attr_flags = 1;
-pub const MLX5DV_MKEY_INIT_ATTR_FLAGS_BLOCK_SIGNATURE: mlx5dv_mkey_init_attr_flags = 2;
-pub const MLX5DV_MKEY_INIT_ATTR_FLAGS_CRYPTO: mlx5dv_mkey_init_attr_flags = 4;
-pub const MLX5DV_MKEY_INIT_ATTR_FLAGS_UPDATE_TAG: mlx5dv_mkey_init_attr_flags = 8;
-pub const MLX5DV_MKEY_INIT_ATTR_FLAGS_REMOTE_INVALIDATE: mlx5dv_mkey_init_attr_flags = 16;
-pub type mlx5dv_mkey_init_attr_flags = ::std::os::raw::c_uint;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct mlx5dv_mkey_init_attr {
-    pub pd: *mut ibv_pd,
-    pub create_flags: u32,
-    pub max_entries: u16,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_mkey_init_attr",
-    ][::std::mem::size_of::<mlx5dv_mkey_init_attr>() - 16usize];
-    [
-        "Alignment of mlx5dv_mkey_init_attr",
-    ][::std::mem::align_of::<mlx5dv_mkey_init_attr>() - 8usize];
-    [
-        "Offset of field: mlx5dv_mkey_init_attr::pd",
-    ][::std::mem::offset_of!(mlx5dv_mkey_init_attr, pd) - 0usize];
-    [
-        "Offset of field: mlx5dv_mkey_init_attr::create_flags",
-    ][::std::mem::offset_of!(mlx5dv_mkey_init_attr, create_flags) - 8usize];
-    [
-        "Offset of field: mlx5dv_mkey_init_attr::max_entries",
-    ][::std::mem::offset_of!(mlx5dv_mkey_init_attr, max_entries) - 12usize];
-};
-impl Default for mlx5dv_mkey_init_attr {
-    fn default() -> Self {
-        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_mkey {
-    pub lkey: u32,
-    pub rkey: u32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of mlx5dv_mkey"][::std::mem::size_of::<mlx5dv_mkey>() - 8usize];
-    ["Alignment of mlx5dv_mkey"][::std::mem::align_of::<mlx5dv_mkey>() - 4usize];
-    [
-        "Offset of field: mlx5dv_mkey::lkey",
-    ][::std::mem::offset_of!(mlx5dv_mkey, lkey) - 0usize];
-    [
-        "Offset of field: mlx5dv_mkey::rkey",
-    ][::std::mem::offset_of!(mlx5dv_mkey, rkey) - 4usize];
-};
 pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: mlx5dv_qp_init_attr_mask = 1;
 pub const MLX5DV_QP_INIT_ATTR_MASK_DC: mlx5dv_qp_init_attr_mask = 2;
 pub const MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS: mlx5dv_qp_init_attr_mask = 4;
@@ -552,12 +224,6 @@ impl Default for mlx5dv_dc_init_attr {
         }
     }
 }
-pub const MLX5DV_QP_EX_WITH_MR_INTERLEAVED: mlx5dv_qp_create_send_ops_flags = 1;
-pub const MLX5DV_QP_EX_WITH_MR_LIST: mlx5dv_qp_create_send_ops_flags = 2;
-pub const MLX5DV_QP_EX_WITH_MKEY_CONFIGURE: mlx5dv_qp_create_send_ops_flags = 4;
-pub const MLX5DV_QP_EX_WITH_RAW_WQE: mlx5dv_qp_create_send_ops_flags = 8;
-pub const MLX5DV_QP_EX_WITH_MEMCPY: mlx5dv_qp_create_send_ops_flags = 16;
-pub type mlx5dv_qp_create_send_ops_flags = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mlx5dv_qp_init_attr {
@@ -1255,16 +921,6 @@ pub const MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR: _bindgen_ty_21 = 21;
 pub const MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR: _bindgen_ty_21 = 22;
 pub const MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR: _bindgen_ty_21 = 34;
 pub type _bindgen_ty_21 = ::std::os::raw::c_uint;
-pub const MLX5_CQE_VENDOR_SYNDROME_ODP_PFAULT: _bindgen_ty_22 = 147;
-pub type _bindgen_ty_22 = ::std::os::raw::c_uint;
-pub const MLX5_CQE_L2_OK: _bindgen_ty_23 = 1;
-pub const MLX5_CQE_L3_OK: _bindgen_ty_23 = 2;
-pub const MLX5_CQE_L4_OK: _bindgen_ty_23 = 4;
-pub type _bindgen_ty_23 = ::std::os::raw::c_uint;
-pub const MLX5_CQE_L3_HDR_TYPE_NONE: _bindgen_ty_24 = 0;
-pub const MLX5_CQE_L3_HDR_TYPE_IPV6: _bindgen_ty_24 = 1;
-pub const MLX5_CQE_L3_HDR_TYPE_IPV4: _bindgen_ty_24 = 2;
-pub type _bindgen_ty_24 = ::std::os::raw::c_uint;
 pub const MLX5_CQE_OWNER_MASK: _bindgen_ty_25 = 1;
 pub const MLX5_CQE_REQ: _bindgen_ty_25 = 0;
 pub const MLX5_CQE_RESP_WR_IMM: _bindgen_ty_25 = 1;
@@ -1500,8 +1156,6 @@ impl Default for mlx5_cqe64 {
         }
     }
 }
-pub const MLX5_TMC_SUCCESS: _bindgen_ty_28 = 2147483648;
-pub type _bindgen_ty_28 = ::std::os::raw::c_uint;
 pub const MLX5_INVALID_LKEY: _bindgen_ty_29 = 256;
 pub type _bindgen_ty_29 = ::std::os::raw::c_uint;
 pub const MLX5_EXTENDED_UD_AV: _bindgen_ty_30 = 2147483648;
@@ -1516,9 +1170,6 @@ pub const MLX5_SEND_WQE_SHIFT: _bindgen_ty_32 = 6;
 pub type _bindgen_ty_32 = ::std::os::raw::c_uint;
 pub const MLX5_INLINE_SEG: _bindgen_ty_33 = 2147483648;
 pub type _bindgen_ty_33 = ::std::os::raw::c_uint;
-pub const MLX5_ETH_WQE_L3_CSUM: _bindgen_ty_34 = 64;
-pub const MLX5_ETH_WQE_L4_CSUM: _bindgen_ty_34 = 128;
-pub type _bindgen_ty_34 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct mlx5_wqe_srq_next_seg {
@@ -1996,14 +1647,6 @@ const _: () = {
         "Offset of field: mlx5_wqe_umr_repeat_block_seg::entries",
     ][::std::mem::offset_of!(mlx5_wqe_umr_repeat_block_seg, entries) - 16usize];
 };
-pub const MLX5_WQE_MKEY_CONTEXT_FREE: _bindgen_ty_37 = 64;
-pub type _bindgen_ty_37 = ::std::os::raw::c_uint;
-pub const MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_ATOMIC: _bindgen_ty_38 = 64;
-pub const MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_WRITE: _bindgen_ty_38 = 32;
-pub const MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_READ: _bindgen_ty_38 = 16;
-pub const MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_LOCAL_WRITE: _bindgen_ty_38 = 8;
-pub const MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_LOCAL_READ: _bindgen_ty_38 = 4;
-pub type _bindgen_ty_38 = ::std::os::raw::c_uint;
 #[repr(C)]
 pub struct mlx5_wqe_mkey_context_seg {
     pub free: u8,
@@ -2090,46 +1733,6 @@ impl Default for mlx5_wqe_mkey_context_seg {
         }
     }
 }
-pub const MLX5DV_CTX_ATTR_BUF_ALLOCATORS: mlx5dv_set_ctx_attr_type = 1;
-pub type mlx5dv_set_ctx_attr_type = ::std::os::raw::c_uint;
-pub const MLX5_MMAP_GET_REGULAR_PAGES_CMD: _bindgen_ty_39 = 0;
-pub const MLX5_MMAP_GET_NC_PAGES_CMD: _bindgen_ty_39 = 3;
-pub type _bindgen_ty_39 = ::std::os::raw::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_clock_info {
-    pub nsec: u64,
-    pub last_cycles: u64,
-    pub frac: u64,
-    pub mult: u32,
-    pub shift: u32,
-    pub mask: u64,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of mlx5dv_clock_info"][::std::mem::size_of::<mlx5dv_clock_info>() - 40usize];
-    [
-        "Alignment of mlx5dv_clock_info",
-    ][::std::mem::align_of::<mlx5dv_clock_info>() - 8usize];
-    [
-        "Offset of field: mlx5dv_clock_info::nsec",
-    ][::std::mem::offset_of!(mlx5dv_clock_info, nsec) - 0usize];
-    [
-        "Offset of field: mlx5dv_clock_info::last_cycles",
-    ][::std::mem::offset_of!(mlx5dv_clock_info, last_cycles) - 8usize];
-    [
-        "Offset of field: mlx5dv_clock_info::frac",
-    ][::std::mem::offset_of!(mlx5dv_clock_info, frac) - 16usize];
-    [
-        "Offset of field: mlx5dv_clock_info::mult",
-    ][::std::mem::offset_of!(mlx5dv_clock_info, mult) - 24usize];
-    [
-        "Offset of field: mlx5dv_clock_info::shift",
-    ][::std::mem::offset_of!(mlx5dv_clock_info, shift) - 28usize];
-    [
-        "Offset of field: mlx5dv_clock_info::mask",
-    ][::std::mem::offset_of!(mlx5dv_clock_info, mask) - 32usize];
-};
 pub const MLX5DV_CONTEXT_FLAGS_DEVX: mlx5dv_context_attr_flags = 1;
 pub type mlx5dv_context_attr_flags = ::std::os::raw::c_uint;
 #[repr(C)]
@@ -2173,54 +1776,6 @@ const _: () = {
         "Offset of field: mlx5dv_devx_umem::umem_id",
     ][::std::mem::offset_of!(mlx5dv_devx_umem, umem_id) - 0usize];
 };
-pub const MLX5DV_UMEM_MASK_DMABUF: mlx5dv_devx_umem_in_mask = 1;
-pub type mlx5dv_devx_umem_in_mask = ::std::os::raw::c_uint;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct mlx5dv_devx_umem_in {
-    pub addr: *mut ::std::os::raw::c_void,
-    pub size: usize,
-    pub access: u32,
-    pub pgsz_bitmap: u64,
-    pub comp_mask: u64,
-    pub dmabuf_fd: ::std::os::raw::c_int,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_devx_umem_in",
-    ][::std::mem::size_of::<mlx5dv_devx_umem_in>() - 48usize];
-    [
-        "Alignment of mlx5dv_devx_umem_in",
-    ][::std::mem::align_of::<mlx5dv_devx_umem_in>() - 8usize];
-    [
-        "Offset of field: mlx5dv_devx_umem_in::addr",
-    ][::std::mem::offset_of!(mlx5dv_devx_umem_in, addr) - 0usize];
-    [
-        "Offset of field: mlx5dv_devx_umem_in::size",
-    ][::std::mem::offset_of!(mlx5dv_devx_umem_in, size) - 8usize];
-    [
-        "Offset of field: mlx5dv_devx_umem_in::access",
-    ][::std::mem::offset_of!(mlx5dv_devx_umem_in, access) - 16usize];
-    [
-        "Offset of field: mlx5dv_devx_umem_in::pgsz_bitmap",
-    ][::std::mem::offset_of!(mlx5dv_devx_umem_in, pgsz_bitmap) - 24usize];
-    [
-        "Offset of field: mlx5dv_devx_umem_in::comp_mask",
-    ][::std::mem::offset_of!(mlx5dv_devx_umem_in, comp_mask) - 32usize];
-    [
-        "Offset of field: mlx5dv_devx_umem_in::dmabuf_fd",
-    ][::std::mem::offset_of!(mlx5dv_devx_umem_in, dmabuf_fd) - 40usize];
-};
-impl Default for mlx5dv_devx_umem_in {
-    fn default() -> Self {
-        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct mlx5dv_devx_uar {
@@ -2290,33 +1845,14 @@ pub struct Functions {
         cq_attr: *mut ibv_cq_init_attr_ex,
         mlx5_cq_attr: *mut mlx5dv_cq_init_attr,
     ) -> *mut ibv_cq_ex,
-    pub mlx5dv_create_mkey: unsafe extern "C" fn(
-        mkey_init_attr: *mut mlx5dv_mkey_init_attr,
-    ) -> *mut mlx5dv_mkey,
-    pub mlx5dv_destroy_mkey: unsafe extern "C" fn(
-        mkey: *mut mlx5dv_mkey,
-    ) -> ::std::os::raw::c_int,
     pub mlx5dv_create_qp: unsafe extern "C" fn(
         context: *mut ibv_context,
         qp_attr: *mut ibv_qp_init_attr_ex,
         mlx5_qp_attr: *mut mlx5dv_qp_init_attr,
     ) -> *mut ibv_qp,
-    pub mlx5dv_query_device: unsafe extern "C" fn(
-        ctx_in: *mut ibv_context,
-        attrs_out: *mut mlx5dv_context,
-    ) -> ::std::os::raw::c_int,
     pub mlx5dv_init_obj: unsafe extern "C" fn(
         obj: *mut mlx5dv_obj,
         obj_type: u64,
-    ) -> ::std::os::raw::c_int,
-    pub mlx5dv_set_context_attr: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        type_: mlx5dv_set_ctx_attr_type,
-        attr: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int,
-    pub mlx5dv_get_clock_info: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        clock_info: *mut mlx5dv_clock_info,
     ) -> ::std::os::raw::c_int,
     pub mlx5dv_is_supported: unsafe extern "C" fn(device: *mut ibv_device) -> bool,
     pub mlx5dv_open_device: unsafe extern "C" fn(
@@ -2360,10 +1896,6 @@ pub struct Functions {
         size: usize,
         access: u32,
     ) -> *mut mlx5dv_devx_umem,
-    pub mlx5dv_devx_umem_reg_ex: unsafe extern "C" fn(
-        ctx: *mut ibv_context,
-        umem_in: *mut mlx5dv_devx_umem_in,
-    ) -> *mut mlx5dv_devx_umem,
     pub mlx5dv_devx_umem_dereg: unsafe extern "C" fn(
         umem: *mut mlx5dv_devx_umem,
     ) -> ::std::os::raw::c_int,
@@ -2391,25 +1923,11 @@ pub struct Functions {
         events_num: *mut u16,
         cookie: u64,
     ) -> ::std::os::raw::c_int,
-    pub mlx5dv_devx_subscribe_devx_event_fd: unsafe extern "C" fn(
-        event_channel: *mut mlx5dv_devx_event_channel,
-        fd: ::std::os::raw::c_int,
-        obj: *mut mlx5dv_devx_obj,
-        event_num: u16,
-    ) -> ::std::os::raw::c_int,
     pub mlx5dv_devx_get_event: unsafe extern "C" fn(
         event_channel: *mut mlx5dv_devx_event_channel,
         event_data: *mut mlx5_ib_uapi_devx_async_event_hdr,
         event_resp_len: usize,
     ) -> isize,
-    pub mlx5dv_reserved_qpn_alloc: unsafe extern "C" fn(
-        ctx: *mut ibv_context,
-        qpn: *mut u32,
-    ) -> ::std::os::raw::c_int,
-    pub mlx5dv_reserved_qpn_dealloc: unsafe extern "C" fn(
-        ctx: *mut ibv_context,
-        qpn: u32,
-    ) -> ::std::os::raw::c_int,
 }
 impl Functions {
     pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
@@ -2427,21 +1945,9 @@ impl Functions {
         let __library = library.into();
         let mlx5dv_create_cq = unsafe { __library.get(b"mlx5dv_create_cq\0") }
             .map(|sym| *sym)?;
-        let mlx5dv_create_mkey = unsafe { __library.get(b"mlx5dv_create_mkey\0") }
-            .map(|sym| *sym)?;
-        let mlx5dv_destroy_mkey = unsafe { __library.get(b"mlx5dv_destroy_mkey\0") }
-            .map(|sym| *sym)?;
         let mlx5dv_create_qp = unsafe { __library.get(b"mlx5dv_create_qp\0") }
             .map(|sym| *sym)?;
-        let mlx5dv_query_device = unsafe { __library.get(b"mlx5dv_query_device\0") }
-            .map(|sym| *sym)?;
         let mlx5dv_init_obj = unsafe { __library.get(b"mlx5dv_init_obj\0") }
-            .map(|sym| *sym)?;
-        let mlx5dv_set_context_attr = unsafe {
-            __library.get(b"mlx5dv_set_context_attr\0")
-        }
-            .map(|sym| *sym)?;
-        let mlx5dv_get_clock_info = unsafe { __library.get(b"mlx5dv_get_clock_info\0") }
             .map(|sym| *sym)?;
         let mlx5dv_is_supported = unsafe { __library.get(b"mlx5dv_is_supported\0") }
             .map(|sym| *sym)?;
@@ -2467,10 +1973,6 @@ impl Functions {
             .map(|sym| *sym)?;
         let mlx5dv_devx_umem_reg = unsafe { __library.get(b"mlx5dv_devx_umem_reg\0") }
             .map(|sym| *sym)?;
-        let mlx5dv_devx_umem_reg_ex = unsafe {
-            __library.get(b"mlx5dv_devx_umem_reg_ex\0")
-        }
-            .map(|sym| *sym)?;
         let mlx5dv_devx_umem_dereg = unsafe {
             __library.get(b"mlx5dv_devx_umem_dereg\0")
         }
@@ -2493,30 +1995,13 @@ impl Functions {
             __library.get(b"mlx5dv_devx_subscribe_devx_event\0")
         }
             .map(|sym| *sym)?;
-        let mlx5dv_devx_subscribe_devx_event_fd = unsafe {
-            __library.get(b"mlx5dv_devx_subscribe_devx_event_fd\0")
-        }
-            .map(|sym| *sym)?;
         let mlx5dv_devx_get_event = unsafe { __library.get(b"mlx5dv_devx_get_event\0") }
-            .map(|sym| *sym)?;
-        let mlx5dv_reserved_qpn_alloc = unsafe {
-            __library.get(b"mlx5dv_reserved_qpn_alloc\0")
-        }
-            .map(|sym| *sym)?;
-        let mlx5dv_reserved_qpn_dealloc = unsafe {
-            __library.get(b"mlx5dv_reserved_qpn_dealloc\0")
-        }
             .map(|sym| *sym)?;
         Ok(Functions {
             __library,
             mlx5dv_create_cq,
-            mlx5dv_create_mkey,
-            mlx5dv_destroy_mkey,
             mlx5dv_create_qp,
-            mlx5dv_query_device,
             mlx5dv_init_obj,
-            mlx5dv_set_context_attr,
-            mlx5dv_get_clock_info,
             mlx5dv_is_supported,
             mlx5dv_open_device,
             mlx5dv_devx_obj_create,
@@ -2525,7 +2010,6 @@ impl Functions {
             mlx5dv_devx_obj_destroy,
             mlx5dv_devx_general_cmd,
             mlx5dv_devx_umem_reg,
-            mlx5dv_devx_umem_reg_ex,
             mlx5dv_devx_umem_dereg,
             mlx5dv_devx_alloc_uar,
             mlx5dv_devx_free_uar,
@@ -2533,10 +2017,7 @@ impl Functions {
             mlx5dv_devx_create_event_channel,
             mlx5dv_devx_destroy_event_channel,
             mlx5dv_devx_subscribe_devx_event,
-            mlx5dv_devx_subscribe_devx_event_fd,
             mlx5dv_devx_get_event,
-            mlx5dv_reserved_qpn_alloc,
-            mlx5dv_reserved_qpn_dealloc,
         })
     }
     pub unsafe fn mlx5dv_create_cq(
@@ -2547,18 +2028,6 @@ impl Functions {
     ) -> *mut ibv_cq_ex {
         unsafe { (self.mlx5dv_create_cq)(context, cq_attr, mlx5_cq_attr) }
     }
-    pub unsafe fn mlx5dv_create_mkey(
-        &self,
-        mkey_init_attr: *mut mlx5dv_mkey_init_attr,
-    ) -> *mut mlx5dv_mkey {
-        unsafe { (self.mlx5dv_create_mkey)(mkey_init_attr) }
-    }
-    pub unsafe fn mlx5dv_destroy_mkey(
-        &self,
-        mkey: *mut mlx5dv_mkey,
-    ) -> ::std::os::raw::c_int {
-        unsafe { (self.mlx5dv_destroy_mkey)(mkey) }
-    }
     pub unsafe fn mlx5dv_create_qp(
         &self,
         context: *mut ibv_context,
@@ -2567,34 +2036,12 @@ impl Functions {
     ) -> *mut ibv_qp {
         unsafe { (self.mlx5dv_create_qp)(context, qp_attr, mlx5_qp_attr) }
     }
-    pub unsafe fn mlx5dv_query_device(
-        &self,
-        ctx_in: *mut ibv_context,
-        attrs_out: *mut mlx5dv_context,
-    ) -> ::std::os::raw::c_int {
-        unsafe { (self.mlx5dv_query_device)(ctx_in, attrs_out) }
-    }
     pub unsafe fn mlx5dv_init_obj(
         &self,
         obj: *mut mlx5dv_obj,
         obj_type: u64,
     ) -> ::std::os::raw::c_int {
         unsafe { (self.mlx5dv_init_obj)(obj, obj_type) }
-    }
-    pub unsafe fn mlx5dv_set_context_attr(
-        &self,
-        context: *mut ibv_context,
-        type_: mlx5dv_set_ctx_attr_type,
-        attr: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int {
-        unsafe { (self.mlx5dv_set_context_attr)(context, type_, attr) }
-    }
-    pub unsafe fn mlx5dv_get_clock_info(
-        &self,
-        context: *mut ibv_context,
-        clock_info: *mut mlx5dv_clock_info,
-    ) -> ::std::os::raw::c_int {
-        unsafe { (self.mlx5dv_get_clock_info)(context, clock_info) }
     }
     pub unsafe fn mlx5dv_is_supported(&self, device: *mut ibv_device) -> bool {
         unsafe { (self.mlx5dv_is_supported)(device) }
@@ -2661,13 +2108,6 @@ impl Functions {
     ) -> *mut mlx5dv_devx_umem {
         unsafe { (self.mlx5dv_devx_umem_reg)(ctx, addr, size, access) }
     }
-    pub unsafe fn mlx5dv_devx_umem_reg_ex(
-        &self,
-        ctx: *mut ibv_context,
-        umem_in: *mut mlx5dv_devx_umem_in,
-    ) -> *mut mlx5dv_devx_umem {
-        unsafe { (self.mlx5dv_devx_umem_reg_ex)(ctx, umem_in) }
-    }
     pub unsafe fn mlx5dv_devx_umem_dereg(
         &self,
         umem: *mut mlx5dv_devx_umem,
@@ -2724,17 +2164,6 @@ impl Functions {
             )
         }
     }
-    pub unsafe fn mlx5dv_devx_subscribe_devx_event_fd(
-        &self,
-        event_channel: *mut mlx5dv_devx_event_channel,
-        fd: ::std::os::raw::c_int,
-        obj: *mut mlx5dv_devx_obj,
-        event_num: u16,
-    ) -> ::std::os::raw::c_int {
-        unsafe {
-            (self.mlx5dv_devx_subscribe_devx_event_fd)(event_channel, fd, obj, event_num)
-        }
-    }
     pub unsafe fn mlx5dv_devx_get_event(
         &self,
         event_channel: *mut mlx5dv_devx_event_channel,
@@ -2744,19 +2173,5 @@ impl Functions {
         unsafe {
             (self.mlx5dv_devx_get_event)(event_channel, event_data, event_resp_len)
         }
-    }
-    pub unsafe fn mlx5dv_reserved_qpn_alloc(
-        &self,
-        ctx: *mut ibv_context,
-        qpn: *mut u32,
-    ) -> ::std::os::raw::c_int {
-        unsafe { (self.mlx5dv_reserved_qpn_alloc)(ctx, qpn) }
-    }
-    pub unsafe fn mlx5dv_reserved_qpn_dealloc(
-        &self,
-        ctx: *mut ibv_context,
-        qpn: u32,
-    ) -> ::std::os::raw::c_int {
-        unsafe { (self.mlx5dv_reserved_qpn_dealloc)(ctx, qpn) }
     }
 }

@@ -1,4 +1,5 @@
-//! Our layouts of what the device reads and writes are those of the header: sizes, every offset, and the values.
+//! `barewire-layouts` agrees with the header: the sizes, offsets and values of what the device reads
+//! and writes.
 
 use std::mem::{offset_of, size_of};
 
@@ -11,7 +12,7 @@ use barewire_layouts::wqe::{
 };
 use barewire_mlx5dv_sys::*;
 
-/// Both structures are as long, and each field of ours lies where its field of theirs does.
+/// Asserts that both structures have the same size, and that each pair of fields has the same offset.
 macro_rules! same {
     ($ours:ty, $theirs:ty: $($our:ident $(. $inner:ident)* = $their:ident $(. $part:ident)*),+ $(,)?) => {
         assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
@@ -86,7 +87,7 @@ fn doorbells_are_those_of_the_header() {
 }
 
 #[test]
-fn units_and_marks_are_those_of_the_header() {
+fn units_and_flags_are_those_of_the_header() {
     assert_eq!(wqe::WQEBB, MLX5_SEND_WQE_BB as usize);
     assert_eq!(wqe::INLINE, MLX5_INLINE_SEG);
     assert_eq!(wqe::INVALID_LKEY, MLX5_INVALID_LKEY);

@@ -1,33 +1,36 @@
-//! The bindings that are checked in are those that bindgen makes of rdma-core 44's header.
+//! The checked-in bindings equal what bindgen generates from rdma-core 44's header.
 //!
-//! `BLESS=1 cargo test -p barewire-mlx5dv-sys --features regenerate --test regenerate` writes them anew.
+//! `BLESS=1 cargo test -p barewire-mlx5dv-sys --features regenerate --test regenerate` writes them.
 
 use std::fs;
 use std::process::Command;
 
-/// libibverbs of rdma-core 44, the oldest that is supported, by the version that pkg-config knows.
+/// The pkg-config version of libibverbs in rdma-core 44, the oldest supported release.
 const LIBIBVERBS: &str = "1.14.44.0";
 const BINDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bindings.rs");
 
-/// What `barewire-verbs` calls. Inline functions of the header are none of the library's symbols.
-const FUNCTIONS: &str = "mlx5dv_(is_supported|open_device|query_device|init_obj|create_cq|create_qp\
-    |set_context_attr|get_clock_info|create_mkey|destroy_mkey|reserved_qpn_alloc|reserved_qpn_dealloc\
-    |devx_(general_cmd|obj_(create|query|modify|destroy)|umem_(reg|reg_ex|dereg)|alloc_uar|free_uar|query_eqn\
-    |create_event_channel|destroy_event_channel|subscribe_devx_event|subscribe_devx_event_fd|get_event))";
+/// The functions that `barewire-verbs` calls.
+const FUNCTIONS: &str = "mlx5dv_(is_supported|open_device|init_obj|create_cq|create_qp\
+    |devx_(general_cmd|obj_(create|query|modify|destroy)|umem_(reg|dereg)|alloc_uar|free_uar|query_eqn\
+    |create_event_channel|destroy_event_channel|subscribe_devx_event|get_event))";
 
-/// What the device reads and writes, for comparison with `barewire-layouts`; and the flags of the functions.
-const TYPES: &str = "mlx5_(wqe_(ctrl|raddr|data|inl_data|atomic|datagram|umr_ctrl|mkey_context|srq_next)_seg|wqe_av\
-    |wqe_umr_(klm|repeat_block|repeat_ent)_seg|cqe64|err_cqe|ib_uapi_uar_alloc_type|wqe_ctrl_seg_offset)\
-    |mlx5dv_((context|cq|qp|mkey_init|devx|obj|srq|dc)_([a-z_]*_)?(mask|flags)|obj_type|dc_type|set_ctx_attr_type)";
+/// What `tests/layouts.rs` compares with `barewire-layouts`, and the enumerations of the functions'
+/// flags.
+const TYPES: &str = "mlx5_(wqe_(ctrl|raddr|data|inl_data|atomic|datagram|umr_ctrl|mkey_context|srq_next)_seg\
+    |wqe_av|wqe_umr_repeat_(block|ent)_seg|cqe64|err_cqe|ib_uapi_uar_alloc_type|wqe_ctrl_seg_offset)\
+    |mlx5dv_(context_attr_flags|cq_init_attr_mask|qp_(init_attr_mask|create_flags|comp_mask)\
+    |srq_comp_mask|obj_type)";
 
-/// Opcodes, flags and offsets that are enumerators of no named type.
-const CONSTANTS: &str = "MLX5_.*";
+/// One enumerator of each anonymous enumeration that is used; bindgen generates the others with it.
+const CONSTANTS: &str = "MLX5_(RCV_DBR|OPCODE_NOP|INLINE_SCATTER_32|CQE_SYNDROME_LOCAL_LENGTH_ERR\
+    |CQE_OWNER_MASK|CQE_REQ|CQ_DOORBELL|CQ_DB_REQ_NOT|INVALID_LKEY|EXTENDED_UD_AV|WQE_CTRL_FENCE\
+    |SEND_WQE_BB|INLINE_SEG|WQE_UMR_CTRL_FLAG_INLINE|WQE_UMR_CTRL_MKEY_MASK_LEN)";
 
-/// What rdma-sys has, and what of the C library it refers to.
+/// The types that rdma-sys has, and the C library's types that they contain.
 const OTHERS: &str = "_*(ibv|verbs)_([a-su-z]|t[a-l]).*|_*(compat|pthread|atomic)_.*|timespec|sockaddr.*";
 
-/// The header, and where the fields of one structure lie: a 16-bit field at offset 9 of a structure of alignment 4 is what Rust cannot say,
-/// so the structure is opaque.
+/// The header, and the field offsets of `mlx5_wqe_ctrl_seg`. Rust cannot express a 16-bit field at
+/// offset 9 of a structure of alignment 4, so the structure is opaque.
 const HEADER: &str = "
 #include <infiniband/mlx5dv.h>
 enum mlx5_wqe_ctrl_seg_offset {
@@ -41,20 +44,23 @@ enum mlx5_wqe_ctrl_seg_offset {
 ";
 
 #[test]
-fn the_bindings_are_what_bindgen_makes() {
-    let made = bindings();
+fn the_bindings_are_what_bindgen_generates() {
+    let generated = bindings();
     if std::env::var_os("BLESS").is_some() {
-        fs::write(BINDINGS, made).unwrap();
+        fs::write(BINDINGS, generated).unwrap();
         return;
     }
     let installed = version();
     if installed != LIBIBVERBS {
-        println!("skipped: libibverbs {installed} is installed, the bindings are of {LIBIBVERBS}");
+        println!("skipped: libibverbs {installed} is installed, the bindings are for {LIBIBVERBS}");
         return;
     }
-    let there = fs::read_to_string(BINDINGS).unwrap();
-    let different = there.lines().zip(made.lines()).position(|(there, made)| there != made);
-    assert!(there == made, "{BINDINGS} is not what bindgen makes; first at line {different:?}, from 0");
+    let checked_in = fs::read_to_string(BINDINGS).unwrap();
+    let different = checked_in.lines().zip(generated.lines()).position(|(one, other)| one != other);
+    assert!(
+        checked_in == generated,
+        "{BINDINGS} is not what bindgen generates; first difference at line {different:?}, from 0"
+    );
 }
 
 fn bindings() -> String {
@@ -72,15 +78,15 @@ fn bindings() -> String {
         .generate_comments(false)
         .derive_default(true)
         .wrap_unsafe_ops(true)
-        .rust_target(bindgen::RustTarget::stable(85, 0).expect("a version that bindgen knows"))
+        .rust_target(bindgen::RustTarget::stable(85, 0).expect("a version that bindgen supports"))
         .rust_edition(bindgen::RustEdition::Edition2024)
         .formatter(bindgen::Formatter::Prettyplease)
         .generate()
-        .expect("the header is there and libclang reads it")
+        .expect("the header and libclang are installed")
         .to_string()
 }
 
 fn version() -> String {
-    let asked = Command::new("pkg-config").args(["--modversion", "libibverbs"]).output().expect("pkg-config");
-    String::from_utf8_lossy(&asked.stdout).trim().to_owned()
+    let output = Command::new("pkg-config").args(["--modversion", "libibverbs"]).output().expect("pkg-config");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
