@@ -9,8 +9,8 @@ use barewire_layouts::command::capability::PortType;
 use thiserror::Error;
 
 use crate::engine::Strict;
-use crate::key::{Key, KeyError};
-use crate::wire::{Fabric, Faults, FaultsError};
+use crate::key::{KEY_VARIABLE, Key, KeyError};
+use crate::wire::{Fabric, Faults, FaultsError, WIRE_VARIABLE};
 
 /// Environment variable with the IP address of devices, for [`Config::from_env`].
 pub const ADDRESS_VARIABLE: &str = "BAREWIRE_HCA_ADDRESS";
@@ -20,11 +20,6 @@ pub const FAULTS_VARIABLE: &str = "BAREWIRE_HCA_FAULTS";
 /// Environment variable with the file that devices' packets, payload included, are written to, for
 /// [`Config::from_env`].
 pub const PCAP_VARIABLE: &str = "BAREWIRE_HCA_PCAP";
-
-/// Environment variable with the key of devices' packets, for [`Config::from_env`].
-pub const KEY_VARIABLE: &str = "BAREWIRE_HCA_KEY";
-/// Environment variable with what carries devices' packets, for [`Config::from_env`].
-pub const WIRE_VARIABLE: &str = "BAREWIRE_HCA_WIRE";
 
 /// What a device shall be. The default is a thread of its own, UDP on a free address, no faults, findings on standard error.
 #[derive(Clone, Debug)]

@@ -10,7 +10,8 @@ use std::{env, process};
 
 use thiserror::Error;
 
-use crate::config::KEY_VARIABLE;
+/// Environment variable with the key of devices' packets, for [`crate::Config::from_env`].
+pub const KEY_VARIABLE: &str = "BAREWIRE_HCA_KEY";
 
 const BYTES: usize = 32;
 /// The file in a directory of its own.

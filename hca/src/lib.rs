@@ -21,19 +21,19 @@ mod sentry;
 mod state;
 mod table;
 mod thread;
+mod wake;
 mod wire;
 
 pub use command::CommandSyndrome;
 pub use config::{
-    ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, KEY_VARIABLE, Mode, OpenError, PCAP_VARIABLE,
-    WIRE_VARIABLE, WireKind,
+    ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE, WireKind,
 };
 pub use counters::{Counters, SyndromeCounts};
 pub use device::Device;
 pub use engine::{Finding, Report, Strict};
-pub use key::{Key, KeyError};
+pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{UmemAccess, UmemError};
 pub use object::{EventChannel, ObjectCounts, UarPage};
 pub use state::Fault;
 pub use thread::DoorbellWake;
-pub use wire::{Fabric, Faults, FaultsError};
+pub use wire::{Fabric, Faults, FaultsError, WIRE_VARIABLE};

@@ -5,9 +5,8 @@ use std::time::Instant;
 
 use crate::command;
 use crate::counters::Counters;
-use crate::engine::{Context, Engine, Reports, StepClock, Strict, fatal, link_changed};
+use crate::engine::{Context, Engine, Objects, Reports, StepClock, Strict, fatal, link_changed};
 use crate::limits;
-use crate::object::Objects;
 use crate::sentry::Sentry;
 use crate::wire::{Faults, PhysicalPort};
 

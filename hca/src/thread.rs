@@ -4,7 +4,7 @@
 //! or a timer wakes it: see [`Sentry`]. Where the kernel gives no userfaultfd it goes on with naps that grow longer.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::limits;
 use crate::sentry::Sentry;
 use crate::state::State;
+use crate::wake::Wake;
 
 /// How long the thread looks at doorbells after the last work before it starts to sleep. Every look gives the processor away
 /// once, so that two processes share two processors well.
@@ -202,38 +203,6 @@ fn sleep(
         wake.drain();
     }
     ready > 0
-}
-
-/// An eventfd that ends a sleep.
-#[derive(Debug)]
-pub(crate) struct Wake(OwnedFd);
-
-impl Wake {
-    pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: no pointers; the result is checked.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor that was just opened and belongs to nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-
-    pub(crate) fn ring(&self) {
-        let one = 1_u64;
-        // SAFETY: eight bytes from a live number. It fails only if the counter is full, and then the thread is awake.
-        unsafe { libc::write(self.descriptor(), (&raw const one).cast(), size_of_val(&one)) };
-    }
-
-    pub(crate) fn drain(&self) {
-        let mut count = 0_u64;
-        // SAFETY: eight bytes to a live number. It fails only if the counter is zero, which is what is wanted.
-        unsafe { libc::read(self.descriptor(), (&raw mut count).cast(), size_of_val(&count)) };
-    }
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use barewire_layouts::cqe::compressed::MiniFormat;
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
+use crate::engine::Objects;
 use crate::limits;
 use crate::memory::Window;
-use crate::object::{Compression, Cq, Notify, Objects, UNARMED};
+use crate::object::{Compression, Cq, Notify, UNARMED};
 
 /// PRM: CREATE_CQ with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
 pub(super) fn create(

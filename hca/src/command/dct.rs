@@ -10,9 +10,9 @@ use barewire_layouts::prm::{View, ViewMut};
 
 use super::q_counter::counter_set;
 use super::{CommandSyndrome, Outcome};
-use crate::engine::{Context, Engine};
+use crate::engine::{Context, Engine, Objects};
 use crate::limits;
-use crate::object::{Attributes, Dct, Objects, Scatter};
+use crate::object::{Attributes, Dct, Scatter};
 
 /// `cs_res` of messages of up to 32 bytes: queue pairs have it, targets do not (mlx5_ifc.h: `MLX5_DCTC_CS_RES_NA`).
 const NO_SUCH_SCATTER: u8 = 1;

@@ -8,8 +8,9 @@ use barewire_layouts::command::eq::{
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome, ring_window};
+use crate::engine::Objects;
 use crate::limits;
-use crate::object::{Eq, EventChannel, Objects};
+use crate::object::{Eq, EventChannel};
 
 /// PRM: CREATE_EQ with the ring in a umem (the valid bit is not looked at).
 pub(super) fn create(

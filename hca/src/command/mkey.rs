@@ -7,9 +7,9 @@ use barewire_layouts::command::mkey::{
 use barewire_layouts::prm::{Field, View, ViewMut};
 
 use super::{CommandSyndrome, Outcome};
+use crate::engine::Objects;
 use crate::limits;
 use crate::memory::{Access, Backing, Memory, Mkey, Ranges, Refused};
-use crate::object::Objects;
 
 /// The context's right bits.
 const RIGHTS: [(Field<Mkc, bool>, Access); 5] = [

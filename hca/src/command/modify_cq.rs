@@ -5,8 +5,8 @@ use barewire_layouts::cqe::{Cqe64, CqeOpcode};
 use barewire_layouts::prm::View;
 
 use super::{CommandSyndrome, Outcome, ring_window};
+use crate::engine::Objects;
 use crate::limits;
-use crate::object::Objects;
 
 /// PRM: MODIFY_CQ.
 pub(super) fn modify(objects: &mut Objects, now: u64, input: View<'_, ModifyCqIn>) -> Outcome {

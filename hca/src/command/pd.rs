@@ -4,7 +4,8 @@ use barewire_layouts::command::pd::{AllocPdOut, DeallocPdIn};
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome};
-use crate::object::{Objects, Pd};
+use crate::engine::Objects;
+use crate::object::Pd;
 
 /// PRM: ALLOC_PD.
 pub(super) fn alloc(objects: &mut Objects, mut output: ViewMut<'_, AllocPdOut>) -> Outcome {

@@ -6,7 +6,8 @@ use barewire_layouts::command::q_counter::{
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome};
-use crate::object::{CounterSet, Objects};
+use crate::engine::Objects;
+use crate::object::CounterSet;
 
 /// The counter set `number`, which a queue pair or a target names; 0 for none.
 pub(super) fn counter_set(objects: &Objects, number: u8) -> Result<u8, CommandSyndrome> {

@@ -8,10 +8,10 @@ use barewire_layouts::prm::{View, ViewMut};
 use barewire_layouts::wqe::WQEBB;
 
 use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
-use crate::engine::{Context, Engine, QpEngine};
+use crate::engine::{Context, Engine, Objects, Qp, QpEngine};
 use crate::limits;
 use crate::memory::Window;
-use crate::object::{Attributes, DoorbellRecord, Objects, Qp, Ring, Scatter};
+use crate::object::{Attributes, DoorbellRecord, Ring, Scatter};
 
 const LOG_WQEBB: u8 = WQEBB.trailing_zeros() as u8;
 /// A receive WQE has `16 << log_rq_stride` bytes.

@@ -7,7 +7,8 @@ use barewire_layouts::prm::{View, ViewMut};
 
 use super::srq::{Wanted, find, make, set_limit, unmake};
 use super::{CommandSyndrome, Outcome};
-use crate::object::{Objects, Order, SrqKind};
+use crate::engine::Objects;
+use crate::object::{Order, SrqKind};
 
 /// PRM: CREATE_RMP with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
 pub(super) fn create(

@@ -7,8 +7,9 @@ use barewire_layouts::eqe::{Eqe, EventType};
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome, doorbell_window, ring_window};
+use crate::engine::Objects;
 use crate::limits;
-use crate::object::{DoorbellRecord, Objects, Order, Ring, Srq, SrqKind};
+use crate::object::{DoorbellRecord, Order, Ring, Srq, SrqKind};
 
 /// log2 of the unit of `log_rq_stride`.
 pub(super) const LOG_STRIDE_UNIT: u8 = 4;

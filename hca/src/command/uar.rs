@@ -6,8 +6,8 @@ use barewire_layouts::command::uar::{AllocUarOut, DeallocUarIn};
 use barewire_layouts::prm::{View, ViewMut};
 
 use super::{CommandSyndrome, Outcome};
-use crate::engine::Engine;
-use crate::object::{Objects, Uar};
+use crate::engine::{Engine, Objects};
+use crate::object::Uar;
 
 /// PRM: ALLOC_UAR.
 pub(super) fn alloc(

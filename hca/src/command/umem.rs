@@ -4,8 +4,8 @@ use barewire_layouts::command::umem::DestroyUmemIn;
 use barewire_layouts::prm::View;
 
 use super::{CommandSyndrome, Outcome};
+use crate::engine::Objects;
 use crate::memory::UmemError;
-use crate::object::Objects;
 
 /// PRM: DESTROY_UMEM, the same as `Device::deregister_umem`.
 pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyUmemIn>) -> Outcome {

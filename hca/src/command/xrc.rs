@@ -9,8 +9,8 @@ use barewire_layouts::prm::{View, ViewMut};
 
 use super::srq::{LOG_STRIDE_UNIT, Wanted, find, make, set_limit, unmake};
 use super::{CommandSyndrome, Outcome};
-use crate::engine::NO_USER_INDEX;
-use crate::object::{Objects, Order, SrqKind, Xrc, Xrcd};
+use crate::engine::{NO_USER_INDEX, Objects};
+use crate::object::{Order, SrqKind, Xrc, Xrcd};
 
 /// PRM: ALLOC_XRCD.
 pub(super) fn alloc(objects: &mut Objects, mut output: ViewMut<'_, AllocXrcdOut>) -> Outcome {

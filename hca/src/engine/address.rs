@@ -1,16 +1,13 @@
-//! The destination in a WQE of a connectionless message: its address vector or XRC segment.
+//! The destination of a datagram or DC request: the address vector of its WQE.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use barewire_layouts::be::Be32;
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::roce::MASK_24;
-use barewire_layouts::wqe::{
-    AddressVector, CompactAddressVector, EXTENDED_ADDRESS_VECTOR, Opcode, XrcSegment,
-};
+use barewire_layouts::wqe::{AddressVector, CompactAddressVector, EXTENDED_ADDRESS_VECTOR};
 
-use super::fetch::{Segments, Wqe};
 use super::report::Finding;
+use super::segments::Segments;
 use crate::address::from_gid;
 use crate::limits;
 
@@ -58,41 +55,12 @@ impl Destination {
     }
 }
 
-/// Reads the segments that a transport service puts between the control segment and the
-/// operation's.
-pub(super) fn transport(
-    opcode: Opcode,
-    service: ServiceType,
+/// Reads an address vector of either form.
+pub(super) fn destination(
     segments: &mut Segments<'_>,
     ds: u32,
-    wqe: &mut Wqe,
-) -> Result<(), Finding> {
-    match service {
-        // These operations have no destination.
-        _ if matches!(opcode, Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr) => {}
-        ServiceType::Ud | ServiceType::Dci => {
-            wqe.destination = Some(destination(segments, ds, service)?);
-        }
-        ServiceType::Xrc => {
-            let xrc: XrcSegment = segments.next(ds, "room for the XRC segment")?;
-            let [first, second, third] = xrc.reserved.map(Be32::get);
-            for (what, got) in [
-                ("XRC segment: shared receive queue", xrc.srqn.get() & !MASK_24),
-                ("XRC segment", first | second | third),
-            ] {
-                if got != 0 {
-                    return Err(Finding::Reserved { what, got: got.into() });
-                }
-            }
-            wqe.xrc_srqn = xrc.srqn.get();
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-/// Reads an address vector of either form.
-fn destination(segments: &mut Segments<'_>, ds: u32, service: ServiceType) -> Result<Destination, Finding> {
+    service: ServiceType,
+) -> Result<Destination, Finding> {
     const ROOM: &str = "room for the address vector";
     let extended = segments
         .peek::<CompactAddressVector>()

@@ -6,11 +6,10 @@ use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, PacketFields, SOLICITED,
 use barewire_layouts::eqe::EventType;
 use zerocopy::{FromZeros, transmute};
 
-use super::Port;
-use super::fetch::{self, Receive};
+use super::fetch::{self, Receive, Wqe};
 use super::report::Finding;
-use super::requester::Request;
-use crate::object::{Inline, Qp};
+use super::{Port, Qp};
+use crate::object::Inline;
 
 /// Facts about a received message for its completion.
 #[derive(Clone, Copy, Debug)]
@@ -156,12 +155,12 @@ fn failed(
 }
 
 /// Completes a send WQE.
-pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, request: &Request) {
-    if request.wqe.signalled {
-        let mut cqe =
-            done(qp, CqeOpcode::Requester, qp.user_index, request.wqe.opcode_bits, request.wqe.index);
-        cqe.byte_count = Be32::new(request.wqe.local.length() as u32);
-        push(port, qp, qp.send_cq, cqe, request.result.as_ref());
+/// `result`: the response data, if it is scattered to the CQE.
+pub(super) fn sent(qp: &mut Qp, port: &mut Port<'_>, wqe: &Wqe, result: Option<&Inline>) {
+    if wqe.signalled {
+        let mut cqe = done(qp, CqeOpcode::Requester, qp.user_index, wqe.opcode_bits, wqe.index);
+        cqe.byte_count = Be32::new(wqe.local.length() as u32);
+        push(port, qp, qp.send_cq, cqe, result);
     }
 }
 

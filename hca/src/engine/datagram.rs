@@ -5,12 +5,11 @@ use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::{CqeOpcode, Syndrome};
 use barewire_layouts::roce::{Headers, MASK_24};
 
-use super::Port;
 use super::address::address_lid;
 use super::completer::{self, Arrival, Datagram};
 use super::fetch::Receive;
 use super::responder::{Refusal, take_receive};
-use crate::object::Qp;
+use super::{Port, Qp};
 use crate::wire::headers::{GRH, network};
 use crate::wire::packet::Packet;
 

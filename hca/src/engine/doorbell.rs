@@ -37,8 +37,8 @@ use zerocopy::IntoBytes;
 use super::report::Finding;
 use super::{Context, Reports, fetch};
 use crate::counters::Counters;
-use crate::engine::Report;
-use crate::object::{Qp, UarPage};
+use crate::engine::{Qp, Report};
+use crate::object::UarPage;
 use crate::table::Table;
 
 /// Halves of BlueFlame registers in a page.

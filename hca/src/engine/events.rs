@@ -5,8 +5,8 @@ use barewire_layouts::doorbell::{CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_
 use barewire_layouts::eqe::{CqErrorSyndrome, Eqe, EventType, PortChange};
 use barewire_layouts::roce::NakCode;
 
-use super::{Context, Port};
-use crate::object::{Events, Objects, Qp};
+use super::{Context, Objects, Port, Qp};
+use crate::object::Events;
 
 /// Serves CQ and EQ doorbells and event moderation. Returns whether there was anything to do.
 pub(super) fn look(context: &mut Context<'_>) -> bool {

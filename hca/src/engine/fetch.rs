@@ -1,18 +1,20 @@
 //! Fetching and strict checking of WQEs.
 
+use barewire_layouts::be::Be32;
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::cqe::Syndrome;
+use barewire_layouts::roce::MASK_24;
 use barewire_layouts::wqe::{
     AtomicSegment, ControlFlags, ControlSegment, DS, DataSegment, INLINE, INVALID_LKEY, InlineHeader, MAX_DS,
     MaskedCompareSwap32, MaskedCompareSwap64, MaskedFetchAdd32, MaskedFetchAdd64, Opcode,
-    RemoteAddressSegment, WQEBB, extended_atomic_modifier,
+    RemoteAddressSegment, WQEBB, XrcSegment, extended_atomic_modifier,
 };
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::address::{self, Destination};
+use super::address::{Destination, destination};
 use super::atomic::{Atomic, Operation};
 use super::gather::Gather;
 use super::report::Finding;
+use super::segments::Segments;
 use super::{is_reliable, registration};
 use crate::memory::Change;
 use crate::object::Ring;
@@ -89,34 +91,6 @@ pub(super) fn control(ring: &Ring, index: u16) -> ControlSegment {
     zerocopy::transmute!(bytes)
 }
 
-/// A reader of consecutive segments.
-pub(super) struct Segments<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Segments<'a> {
-    /// Returns the next segment without consuming it.
-    pub(super) fn peek<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self) -> Option<T> {
-        T::read_from_prefix(self.rest).ok().map(|(segment, _)| segment)
-    }
-
-    pub(super) fn next<T: FromBytes + KnownLayout + Immutable + Unaligned>(
-        &mut self,
-        ds: u32,
-        wanted: &'static str,
-    ) -> Result<T, Finding> {
-        let (segment, rest) = T::read_from_prefix(self.rest).map_err(|_| Finding::Ds { got: ds, wanted })?;
-        self.rest = rest;
-        Ok(segment)
-    }
-
-    pub(super) fn take(&mut self, length: usize) -> &'a [u8] {
-        let (bytes, rest) = self.rest.split_at(length.min(self.rest.len()));
-        self.rest = rest;
-        bytes
-    }
-}
-
 /// Decodes the send WQE at `index` of a queue pair, given by number and service, into `wqe`;
 /// `posted` WQEBBs from there on are posted. After an error `wqe` has opcode and index.
 pub(super) fn send(
@@ -145,13 +119,46 @@ pub(super) fn send(
     let bytes = &mut bytes[..ds as usize * DS];
     ring.read(index, 0, bytes);
     let opcode = header(&control, service, wqe)?;
-    let mut rest = Segments { rest: &bytes[DS..] };
-    address::transport(opcode, service, &mut rest, ds, wqe)?;
+    let mut rest = Segments::new(&bytes[DS..]);
+    transport(opcode, service, &mut rest, ds, wqe)?;
     segments(opcode, control.opcode_modifier(), ds, &mut rest, wqe)?;
     if wqe.local.length() > MAX_MESSAGE {
         return Err(Finding::MessageLength { got: wqe.local.length(), wanted: MAX_MESSAGE });
     }
     wqe.opcode = Some(opcode);
+    Ok(())
+}
+
+/// Reads the segments that a transport service puts between the control segment and the
+/// operation's.
+fn transport(
+    opcode: Opcode,
+    service: ServiceType,
+    segments: &mut Segments<'_>,
+    ds: u32,
+    wqe: &mut Wqe,
+) -> Result<(), Finding> {
+    match service {
+        // These operations have no destination.
+        _ if matches!(opcode, Opcode::Nop | Opcode::LocalInvalidate | Opcode::Umr) => {}
+        ServiceType::Ud | ServiceType::Dci => {
+            wqe.destination = Some(destination(segments, ds, service)?);
+        }
+        ServiceType::Xrc => {
+            let xrc: XrcSegment = segments.next(ds, "room for the XRC segment")?;
+            let [first, second, third] = xrc.reserved.map(Be32::get);
+            for (what, got) in [
+                ("XRC segment: shared receive queue", xrc.srqn.get() & !MASK_24),
+                ("XRC segment", first | second | third),
+            ] {
+                if got != 0 {
+                    return Err(Finding::Reserved { what, got: got.into() });
+                }
+            }
+            wqe.xrc_srqn = xrc.srqn.get();
+        }
+        _ => {}
+    }
     Ok(())
 }
 
@@ -307,9 +314,7 @@ fn remote(segments: &mut Segments<'_>, ds: u32, wqe: &mut Wqe) -> Result<(), Fin
 /// Reads data segments, by reference or inline, up to the WQE's end. `arrives`: they are written
 /// to, so none may be inline.
 fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather) -> Result<(), Finding> {
-    while let Some(start) =
-        InlineHeader::read_from_prefix(segments.rest).ok().map(|(header, _)| header.byte_count.get())
-    {
+    while let Some(start) = segments.peek::<InlineHeader>().map(|header| header.byte_count.get()) {
         if start & INLINE == 0 {
             let segment: DataSegment = segments.next(ds, "a whole number of data segments")?;
             if start == 0 {
@@ -320,7 +325,7 @@ fn data(segments: &mut Segments<'_>, ds: u32, arrives: bool, local: &mut Gather)
             continue;
         }
         let length = start & !INLINE;
-        let room = segments.rest.len() - size_of::<InlineHeader>();
+        let room = segments.remaining() - size_of::<InlineHeader>();
         if arrives {
             let (what, got) = ("data segment: byte count", u64::from(start));
             return Err(Finding::Value { what, got, wanted: "not inline: its bytes are to be written" });

@@ -22,6 +22,7 @@ mod registration;
 mod report;
 mod requester;
 mod responder;
+mod segments;
 mod service;
 mod shared;
 mod tally;
@@ -45,7 +46,7 @@ use service::{is_reliable, transport};
 use tally::Tally;
 
 use crate::counters::Counters;
-use crate::object::{Objects, Qp, UarPage};
+use crate::object::{self, UarPage};
 use crate::wire::packet::{self, Packet};
 use crate::wire::{MAX_FRAME, PhysicalPort};
 
@@ -85,6 +86,13 @@ impl Context<'_> {
         }
     }
 }
+
+/// A queue pair with the engine's state.
+pub(crate) type Qp = object::Qp<QpEngine>;
+/// A responder context with the engine's state.
+pub(crate) type ResponderContext = object::ResponderContext<QpEngine>;
+/// The objects of a device whose queue pairs the engine works on.
+pub(crate) type Objects = object::Objects<QpEngine>;
 
 /// The engine's state of one queue pair.
 #[derive(Debug, Default)]

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use super::{Context, Finding, Report, Reports};
+use super::{Context, Finding, Objects, Qp, Report, Reports, ResponderContext};
 use crate::counters::Counters;
 use crate::memory::Memory;
-use crate::object::{Cq, Events, FIRST_DCT, Gids, Objects, Qp, ResponderContext, Srq};
+use crate::object::{Cq, Events, FIRST_DCT, Gids, Srq};
 use crate::table::Table;
 use crate::wire::{PhysicalPort, Wire};
 

@@ -5,8 +5,8 @@ use barewire_layouts::prm::Layout;
 use barewire_layouts::wqe::{DS, DataSegment, MkeyContextSegment, UmrControlSegment, UmrFlags, UmrMask};
 use zerocopy::transmute;
 
-use super::fetch::Segments;
 use super::report::Finding;
+use super::segments::Segments;
 use crate::memory::{Change, List};
 
 const _: () = assert!(size_of::<MkeyContextSegment>() == Mkc::BYTES);

@@ -3,11 +3,10 @@
 use barewire_layouts::eqe::EventType;
 use barewire_layouts::roce::NakCode;
 
-use super::Port;
 use super::fetch::{self, Receive};
 use super::report::Finding;
 use super::responder::Refusal;
-use crate::object::Qp;
+use super::{Port, Qp};
 
 /// Takes the next WQE of shared receive queue `number` into `receive`. An invalid one is taken too;
 /// then `receive` has only its index.

@@ -1,8 +1,7 @@
 //! Attribution of counts to the counter set of a queue pair or target.
 
-use super::Context;
+use super::{Context, Objects};
 use crate::counters::Counters;
-use crate::object::Objects;
 
 /// Attribution of counts during work on a queue pair, a DC target or one of its responder contexts.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use barewire_layouts::eqe::{Eqe, EventType};
 use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, MASK_24, ack_timeout_ns};
 
 use super::tally::Tally;
-use super::{Context, Engine, QpEngine, close_blocks, completer, split};
+use super::{Context, Engine, Qp, QpEngine, ResponderContext, close_blocks, completer, split};
 use crate::memory::Window;
-use crate::object::{Attributes, DoorbellRecord, Qp, ResponderContext, Ring};
+use crate::object::{Attributes, DoorbellRecord, Ring};
 use crate::wire::PhysicalPort;
 use crate::wire::packet::{self, Packet};
 

@@ -37,9 +37,9 @@ pub(crate) struct Dct {
 
 /// The responder's end of a connection: a queue pair without queues, made and taken away by packets.
 #[derive(Debug)]
-pub(crate) struct ResponderContext {
+pub(crate) struct ResponderContext<E> {
     /// Its peer is the initiator; its completions bear the target's number.
-    pub(crate) qp: Qp,
+    pub(crate) qp: Qp<E>,
     /// The number that the initiator gave the connection.
     pub(crate) connection: u64,
     /// Nanoseconds of silence after which the initiator is asked whether it still wants the connection.
@@ -49,7 +49,7 @@ pub(crate) struct ResponderContext {
     pub(crate) asked: u8,
 }
 
-impl ResponderContext {
+impl<E> ResponderContext<E> {
     /// Whether it stands for connection `number` of an initiator at `host`.
     pub(crate) fn is(&self, number: u64, host: IpAddr) -> bool {
         self.connection == number && self.qp.attributes.remote_address == host

@@ -50,9 +50,9 @@ const LAST: u32 = 0x00ff_ffff;
 /// Numbers of counter sets have 8 bits.
 const LAST_COUNTER_SET: u32 = 0xff;
 
-/// Every object of a device.
+/// Every object of a device. `E` is the state that the engine keeps with each queue pair.
 #[derive(Debug)]
-pub(crate) struct Objects {
+pub(crate) struct Objects<E> {
     pub(crate) pds: Table<Pd>,
     pub(crate) xrcds: Table<Xrcd>,
     pub(crate) uars: Table<Uar>,
@@ -60,20 +60,20 @@ pub(crate) struct Objects {
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) counter_sets: Table<CounterSet>,
-    pub(crate) qps: Table<Qp>,
+    pub(crate) qps: Table<Qp<E>>,
     /// What the port shows to be.
     pub(crate) port_type: PortType,
     /// Of every port.
     pub(crate) gids: Vec<Gids>,
     pub(crate) dcts: Table<Dct>,
     /// Of all targets.
-    pub(crate) contexts: Table<ResponderContext>,
+    pub(crate) contexts: Table<ResponderContext<E>>,
     /// The number of the last connection that was asked for.
     pub(crate) last_connection: u64,
     pub(crate) memory: Memory,
 }
 
-impl Objects {
+impl<E> Objects<E> {
     /// None, of a device whose ports have these addresses. Of responder contexts there are at most
     /// `contexts`. What packets name begins at numbers of `first`.
     pub(crate) fn new(
@@ -100,7 +100,7 @@ impl Objects {
     }
 
     /// The queue pair of that number, or the one that a responder context is.
-    pub(crate) fn queue_pair(&self, number: u32) -> Option<&Qp> {
+    pub(crate) fn queue_pair(&self, number: u32) -> Option<&Qp<E>> {
         if number < FIRST_DCT {
             self.qps.get(number)
         } else {

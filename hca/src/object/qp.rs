@@ -6,12 +6,11 @@ use std::sync::atomic::{Ordering, fence};
 use barewire_layouts::command::qp::{QpState, ServiceType};
 
 use super::Scatter;
-use crate::engine::QpEngine;
 use crate::memory::{User, Window};
 
-/// A queue pair.
+/// A queue pair. `E` is the state that the engine keeps with it.
 #[derive(Debug)]
-pub(crate) struct Qp {
+pub(crate) struct Qp<E> {
     /// Its number.
     pub(crate) number: u32,
     /// State; changed by commands, and by the engine to [`QpState::Err`] only.
@@ -48,11 +47,11 @@ pub(crate) struct Qp {
     pub(crate) ring_umem: (u32, u64),
     /// The umem of the doorbell record, and where it is there.
     pub(crate) doorbell_umem: (u32, u64),
-    /// Where execution stands.
-    pub(crate) engine: QpEngine,
+    /// The engine's state.
+    pub(crate) engine: E,
 }
 
-impl Qp {
+impl<E> Qp<E> {
     /// The number that its user knows it by.
     pub(crate) fn known_as(&self) -> u32 {
         self.dct.unwrap_or(self.number)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{ROCE_PORT, Wire};
 use crate::counters::Counters;
-use crate::thread::Wake;
+use crate::wake::Wake;
 
 /// Most frames that wait for one port; further ones are lost.
 const DEPTH: usize = 4096;

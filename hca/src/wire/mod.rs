@@ -27,6 +27,9 @@ pub use fault_text::FaultsError;
 
 use crate::counters::Counters;
 
+/// Environment variable with what carries devices' packets, for [`crate::Config::from_env`].
+pub const WIRE_VARIABLE: &str = "BAREWIRE_HCA_WIRE";
+
 /// The UDP port of RoCEv2 (IBTA annex A17).
 pub(crate) const ROCE_PORT: u16 = 4791;
 

@@ -11,10 +11,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::batch::{Inbox, Outbox, use_congestion_bits};
 use super::fault::SplitMix;
 use super::tag::Tags;
-use super::{ROCE_PORT, Wire};
-use crate::config::{KEY_VARIABLE, WIRE_VARIABLE};
+use super::{ROCE_PORT, WIRE_VARIABLE, Wire};
 use crate::counters::Counters;
-use crate::key::Key;
+use crate::key::{KEY_VARIABLE, Key};
 
 /// Room that is asked for in the kernel; what it grants may be less.
 const SOCKET_BUFFER: usize = 8 << 20;

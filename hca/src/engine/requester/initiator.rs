@@ -12,9 +12,8 @@ use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::roce::{Bth, BthOpcode, DcEth, DcRefusal, rnr_delay_ns};
 
 use super::{RNR_RETRY_INFINITE, Requester, fail};
-use crate::engine::Port;
 use crate::engine::address::Destination;
-use crate::object::Qp;
+use crate::engine::{Port, Qp};
 use crate::wire::packet::{self, Packet};
 
 /// Time that an idle connection is kept, in nanoseconds.

@@ -24,7 +24,8 @@ pub(super) use transmit::transmit;
 use super::fetch::{Fence, Wqe};
 use super::psn::Psn;
 use super::{Port, completer};
-use crate::object::{Attributes, Inline, Qp};
+use crate::engine::Qp;
+use crate::object::{Attributes, Inline};
 use initiator::Initiator;
 
 /// Largest number of unacknowledged packets. With 4096 bytes each they fit a UDP socket buffer of
@@ -261,7 +262,7 @@ fn complete(qp: &mut Qp, port: &mut Port<'_>) {
             return;
         }
         let Some(request) = pop(&mut qp.engine.requester) else { return };
-        completer::sent(qp, port, &request);
+        completer::sent(qp, port, &request.wqe, request.result.as_ref());
         qp.engine.requester.recycle(request);
     }
 }

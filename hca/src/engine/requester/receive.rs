@@ -6,8 +6,7 @@ use barewire_layouts::roce::{AethSyndrome, BthOpcode, NakCode, rnr_delay_ns};
 
 use super::{READ_PIECE, RNR_RETRY_INFINITE, complete, fail};
 use crate::engine::psn::Psn;
-use crate::engine::{Port, completer};
-use crate::object::Qp;
+use crate::engine::{Port, Qp, completer};
 use crate::wire::packet::Packet;
 
 /// Acknowledges everything before `to`, as far as responses with data have arrived. Returns `false`

@@ -9,9 +9,8 @@ use barewire_layouts::wqe::Opcode;
 
 use super::{ACK_INTERVAL, FETCH_AHEAD, Request, complete, initiator};
 use crate::engine::report::Finding;
-use crate::engine::{Port, fetch, is_reliable, transport};
+use crate::engine::{Port, Qp, fetch, is_reliable, transport};
 use crate::memory::{Access, TranslationError, UpdateRefusal};
-use crate::object::Qp;
 use crate::wire::packet;
 
 /// Fetches posted WQEs, as far ahead as is useful.

@@ -9,9 +9,9 @@ use crate::engine::atomic::Atomic;
 use crate::engine::completer::{self, Arrival};
 use crate::engine::fetch::{self, Receive};
 use crate::engine::report::Finding;
-use crate::engine::{Port, shared};
+use crate::engine::{Port, Qp, shared};
 use crate::memory::{Access, User};
-use crate::object::{Inline, Qp};
+use crate::object::Inline;
 use crate::wire::packet::Packet;
 
 /// Executes the expected request packet.

@@ -21,8 +21,9 @@ pub(super) use unreliable::receive_unreliable;
 use super::fetch::Receive;
 use super::psn::Psn;
 use super::{Port, completer};
+use crate::engine::Qp;
 use crate::memory::Access;
-use crate::object::{Attributes, Qp};
+use crate::object::Attributes;
 use crate::wire::packet::Packet;
 use execute::{execute, requester};
 

@@ -7,12 +7,12 @@ use barewire_layouts::roce::{
 
 use super::Response;
 use super::execute::packets;
-use crate::engine::Port;
 use crate::engine::completer::fail;
 use crate::engine::psn::Psn;
 use crate::engine::transport;
+use crate::engine::{Port, Qp};
 use crate::memory::{Access, User};
-use crate::object::{Attributes, Qp};
+use crate::object::Attributes;
 use crate::wire::packet;
 
 /// Sends up to `budget` response packets. Returns whether more wait.

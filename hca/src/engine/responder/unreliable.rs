@@ -5,8 +5,7 @@ use barewire_layouts::command::qp::QpState;
 
 use super::execute::execute;
 use super::{Message, Psn, Refusal, Responder};
-use crate::engine::{Port, completer};
-use crate::object::Qp;
+use crate::engine::{Port, Qp, completer};
 use crate::wire::packet::Packet;
 
 /// Handles a request packet. An unexpected packet ends the current message; the next message starts
