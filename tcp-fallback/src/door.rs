@@ -7,7 +7,7 @@
 //!   at most. While they are taken, a door with more than its equal share of them replaces the guest that
 //!   has been there longest; one with less still takes guests, so the bound is twice that number.
 //! * A call of [`Door::work`] spends at most about 0.1 ms of CPU time on guests, and all calls together
-//!   one part in 32 of the time that passes. What an admitted connection cost is given back.
+//!   one part in 48 of the time that passes. What an admitted connection cost is given back.
 //!
 //! An honest end needs one round trip, and tries again if its place was taken.
 
@@ -38,7 +38,7 @@ const DESCRIPTORS: u64 = 16;
 /// How long no connection is taken after there was no descriptor for one.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Of the time that passes, one part in so many may be spent on guests.
-const SHARE: u32 = 32;
+const SHARE: u32 = 48;
 /// CPU time that one call may spend on guests.
 const SLICE: Duration = Duration::from_micros(100);
 /// CPU time that can be saved up.
