@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -48,11 +48,12 @@ fn made_private(path: &Path) -> bool {
 /// What others may do.
 const OTHERS: Mode = Mode::RWXG.union(Mode::RWXO);
 
-/// A directory of this user, no symbolic link, that others can neither enter nor change.
+/// True if `path` is a directory of this user, not a symbolic link, that others can neither enter nor
+/// change. Takes no descriptor, so that it is also right in a process that has none left.
 fn is_private(path: &Path) -> bool {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::PATH | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).and_then(rustix::fs::fstat).is_ok_and(|found| {
-        found.st_uid == rustix::process::geteuid().as_raw()
+    rustix::fs::lstat(path).is_ok_and(|found| {
+        FileType::from_raw_mode(found.st_mode) == FileType::Directory
+            && found.st_uid == rustix::process::geteuid().as_raw()
             && Mode::from_raw_mode(found.st_mode).intersection(OTHERS).is_empty()
     })
 }

@@ -64,6 +64,7 @@ behaviours! {
     0 fork::a_child_opens_its_own []
     0 fork::children_of_a_process_at_work [PUT_ZCOPY CONNECT_TO_EP]
     0 limits::small_files [PUT_ZCOPY]
+    0 limits::few_descriptors [PUT_ZCOPY]
     0 reentrancy::pack_of_a_message [AM_BCOPY]
     0 reentrancy::pack_of_a_put [PUT_BCOPY]
     0 reentrancy::unpack_of_a_get [GET_BCOPY]

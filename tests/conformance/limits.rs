@@ -1,6 +1,8 @@
-//! Processes that may have no large files: errors that name the reason, no signal.
+//! Processes that may have no large files, or few descriptors: errors that name the reason, no signal.
 
+use std::cell::RefCell;
 use std::error::Error;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
@@ -30,13 +32,20 @@ struct Ends {
     target: Memory,
     source: Memory,
     key: RemoteKey,
+    /// What the interface reported that concerns no endpoint of its own.
+    reported: Rc<RefCell<Option<String>>>,
 }
 
 /// Opens everything and connects an interface to itself.
 fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dyn Error>> {
     let mut worker = Worker::new();
     let domain = Domain::open(transport, device)?;
-    let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    let mut config = InterfaceConfig::default();
+    config.connect_timeout = Duration::from_secs(1);
+    let interface = Interface::open(&mut worker, &domain, &config)?;
+    let reported = Rc::<RefCell<Option<String>>>::default();
+    let reports = Rc::clone(&reported);
+    interface.set_error_handler(move |error| *reports.borrow_mut() = Some(error.to_string()));
     let device = interface.device_address();
     let endpoints = if transport == "self" {
         vec![Endpoint::connect_to_interface(&interface, &device, &interface.address())?]
@@ -48,7 +57,7 @@ fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dy
     };
     let (target, source) = (domain.allocate(length, Access::all())?, domain.allocate(64, Access::all())?);
     let key = domain.unpack_key(&target.pack_key())?;
-    Ok(Ends { worker, interface, endpoints, target, source, key })
+    Ok(Ends { worker, interface, endpoints, target, source, key, reported })
 }
 
 /// Puts a few bytes. An error that comes later, if any.
@@ -67,9 +76,14 @@ fn put(ends: &mut Ends) -> Option<String> {
             Ok(Posted::Done) if posted => return None,
             Ok(_) => posted = true,
             Err(PostError::NoResource) => {}
+            // The reason is known after the next progress at the latest.
+            Err(PostError::EndpointFailed) if endpoint.error().is_none() => {}
             Err(error) => return Some(endpoint.error().map_or_else(|| error.to_string(), |e| e.to_string())),
         }
         ends.worker.progress();
+        if ends.reported.borrow().is_some() {
+            return ends.reported.take();
+        }
         std::thread::yield_now();
         assert!(start.elapsed() < Duration::from_secs(20), "neither done nor an error");
     }
@@ -96,6 +110,39 @@ pub(crate) fn small_files(place: &Place) {
         0
     });
     assert_eq!(child.code(&place.name), 0, "{}", place.name);
+}
+
+/// Descriptors with which everything opens, over every transport.
+const ENOUGH: u64 = 40;
+
+/// Sets the limit so that `spare` descriptors may be opened.
+fn leave_descriptors(spare: u64) {
+    // SAFETY: asks for flags.
+    let is_free = |number: &i32| unsafe { libc::fcntl(*number, libc::F_GETFD) } == -1;
+    let last = (0..).filter(is_free).nth(spare as usize).unwrap();
+    limit(libc::RLIMIT_NOFILE, last as u64);
+}
+
+/// With any number of descriptors, memory is put to, or an error says what is wrong.
+pub(crate) fn few_descriptors(place: &Place) {
+    let end = ends(place);
+    for spare in 0..=ENOUGH {
+        let child = fork_with(|| {
+            leave_descriptors(spare);
+            let failure = match open(end, 4096) {
+                Ok(mut ends) => put(&mut ends),
+                Err(error) => Some(words(&*error)),
+            };
+            let Some(words) = failure else { return 0 };
+            assert!(spare < ENOUGH, "{ENOUGH} descriptors are not enough: {words}");
+            // Over tcp, the accepting side waits for a descriptor, and this side for the accepting one.
+            let causes = ["Too many open files", "ulimit -n", "no answer within"];
+            let named = causes.iter().any(|cause| words.contains(cause));
+            assert!(named, "with {spare} descriptors: {words}");
+            0
+        });
+        assert_eq!(child.code(&place.name), 0, "{} with {spare} descriptors", place.name);
+    }
 }
 
 /// The transport and the device to open.

@@ -130,9 +130,10 @@ syndromes! {
 
     UnknownEq = 0x0901, BadResource, "there is no such event queue";
     EqInUse = 0x0902, ResourceBusy, "completion queues that tell the event queue still exist";
-    NoEqs = 0x0903, NoResources, "the device has no event queue, or the process no file descriptor, left";
+    NoEqs = 0x0903, NoResources, "the device has no event queue left";
     EqSize = 0x0904, LimitExceeded, "more event queue entries than log_max_eq_sz allows";
     EqFeature = 0x0905, BadParameter, "collapsed event queues (ec) are not supported";
+    NoDescriptor = 0x0906, NoResources, "the process has no file descriptor left for the event queue's interrupt: see ulimit -n";
 
     UnknownSrq = 0x0a01, BadResource, "there is no such shared receive queue or receive memory pool";
     SrqInUse = 0x0a02, ResourceBusy, "queue pairs that take from the shared receive queue still exist";

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use barewire_hca::{Device, EventChannel, UarPage, UmemAccess};
+use barewire_hca::{CommandSyndrome, Device, EventChannel, UarPage, UmemAccess};
 use barewire_layouts::command::{
     self, CommandOpcode, InHeader, StatusOut, cq::DestroyCqIn, eq::DestroyEqIn, mkey::DestroyMkeyIn,
     pd::DeallocPdIn, qp::DestroyQpIn, uar,
@@ -59,7 +59,15 @@ unsafe impl CommandChannel for Soft {
     }
 
     fn completion_events(&self, uar: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
-        let queue = commands::create_eq(self, uar)?;
+        let queue = commands::create_eq(self, uar).map_err(|error| match error {
+            Error::Command(refused) if refused.syndrome == CommandSyndrome::NoDescriptor as u32 => {
+                Error::System {
+                    operation: "opening an event queue's interrupt",
+                    source: io::Error::from_raw_os_error(libc::EMFILE),
+                }
+            }
+            other => other,
+        })?;
         let channel = self.0.event_channel(queue.number).ok_or_else(|| Error::System {
             operation: "finding an event queue's interrupt",
             source: io::Error::new(

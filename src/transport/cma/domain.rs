@@ -15,6 +15,7 @@ use crate::memory::{Access, domain_tag, memory_access};
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::copy::Bytes;
 use crate::transport::common::pool::Block;
+use crate::transport::shm::find_host;
 
 /// The memory of this process as peers reach it. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
@@ -74,6 +75,7 @@ impl Domain {
                 known: DEVICE.to_owned(),
             });
         }
+        find_host(device)?;
         let table = Table::new().map_err(|error| OpenError::Device {
             device: device.to_owned(),
             step: "make the region table",

@@ -1,6 +1,8 @@
 //! The bodies of this transport's addresses and keys. Integers are big-endian.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::io::ErrorKind;
+use std::sync::OnceLock;
 
 use barewire_shm::PortAddress;
 
@@ -8,13 +10,37 @@ use super::NAME;
 use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
-use crate::error::{ConnectError, KeyError};
+use crate::error::{ConnectError, KeyError, OpenError};
 use crate::memory::Access;
 
-/// A number for the running system of this machine: processes with another one cannot share memory with this.
-pub(crate) fn host() -> u64 {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+/// Identifies the running kernel. Processes with different numbers share no memory.
+static HOST: OnceLock<u64> = OnceLock::new();
+
+fn number_of(boot: &[u8]) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(boot)
+}
+
+/// Reads the number that [`host`] returns. A domain does so when it opens, because without a file
+/// descriptor the number cannot be read.
+pub(crate) fn find_host(transport: &str) -> Result<(), OpenError> {
+    if HOST.get().is_none() {
+        let boot = match std::fs::read("/proc/sys/kernel/random/boot_id") {
+            // Without /proc, every host without it counts as the same one.
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(|error| OpenError::Device {
+                device: transport.to_owned(),
+                step: "read the boot id of this machine",
+                source: error.into(),
+            })?,
+        };
+        HOST.get_or_init(|| number_of(&boot));
+    }
+    Ok(())
+}
+
+/// Identifies the running kernel, as [`find_host`] has found it.
+pub(crate) fn host() -> u64 {
+    HOST.get().copied().unwrap_or_else(|| number_of(&[]))
 }
 
 pub(super) fn device() -> DeviceAddress {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use barewire_shm::{Region, SegmentError, Shelf};
 
-use super::address::{KeyBody, UNSHARED};
+use super::address::{KeyBody, UNSHARED, find_host};
 use super::{DEVICE, NAME};
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag, memory_access};
@@ -38,6 +38,7 @@ impl Domain {
                 known: DEVICE.to_owned(),
             });
         }
+        find_host(device)?;
         Ok(Self(Arc::new(Shared {
             shelf: Shelf::new(random::number()),
             tag: domain_tag(),

@@ -21,7 +21,7 @@ mod rma;
 mod state;
 mod views;
 
-pub(crate) use address::host;
+pub(crate) use address::{find_host, host};
 pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::Interface;

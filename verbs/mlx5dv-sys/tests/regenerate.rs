@@ -87,6 +87,7 @@ fn bindings() -> String {
 }
 
 fn version() -> String {
-    let output = Command::new("pkg-config").args(["--modversion", "libibverbs"]).output().expect("pkg-config");
+    let output =
+        Command::new("pkg-config").args(["--modversion", "libibverbs"]).output().expect("pkg-config");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
