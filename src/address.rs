@@ -11,8 +11,11 @@
 
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::str::FromStr;
 
 use thiserror::Error;
+
+use crate::transport::table::transports;
 
 /// Bytes before the body.
 const HEADER: usize = 6;
@@ -118,77 +121,39 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A transport as addresses name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TransportId {
-    Self_,
-    RcMlx5,
-    Shm,
-    Cma,
-    RcVerbs,
-    UdVerbs,
-    Tcp,
-}
+transports!(ids!
+    /// A transport. Its name is what [`Domain::open`](crate::Domain::open) takes.
+    ///
+    /// ```
+    /// use barewire::TransportId;
+    ///
+    /// assert_eq!("shm".parse(), Ok(TransportId::Shm));
+    /// assert_eq!(TransportId::Shm.to_string(), "shm");
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    #[repr(u8)]
+    pub enum TransportId
+);
 
-impl TransportId {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Self_ => "self",
-            Self::RcMlx5 => "rc_mlx5",
-            Self::Shm => "shm",
-            Self::Cma => "cma",
-            Self::RcVerbs => "rc_verbs",
-            Self::UdVerbs => "ud_verbs",
-            Self::Tcp => "tcp",
-        }
-    }
-
-    const fn code(self) -> u8 {
-        match self {
-            Self::Self_ => 1,
-            Self::RcMlx5 => 2,
-            Self::Shm => 3,
-            Self::Cma => 4,
-            Self::RcVerbs => 6,
-            Self::UdVerbs => 7,
-            Self::Tcp => 5,
-        }
-    }
-
-    const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::Self_),
-            2 => Some(Self::RcMlx5),
-            3 => Some(Self::Shm),
-            4 => Some(Self::Cma),
-            6 => Some(Self::RcVerbs),
-            7 => Some(Self::UdVerbs),
-            5 => Some(Self::Tcp),
-            _ => None,
-        }
-    }
-
-    /// Bytes of the body per kind; the transports write and read exactly these.
-    #[expect(clippy::match_same_arms, reason = "a line for each kind of each transport")]
-    const fn body(self, kind: Kind) -> usize {
-        match (self, kind) {
-            (Self::Self_, Kind::Key) | (Self::Cma, Kind::Device) => 16,
-            (Self::Self_, _) | (Self::Shm, Kind::Device) => 8,
-            (Self::RcMlx5 | Self::RcVerbs, Kind::Interface) => 0,
-            (Self::RcMlx5 | Self::RcVerbs | Self::UdVerbs, Kind::Device | Kind::Endpoint)
-            | (Self::Shm, Kind::Interface | Kind::Endpoint) => 24,
-            (Self::RcMlx5 | Self::RcVerbs | Self::UdVerbs, Kind::Key) => 4,
-            (Self::UdVerbs, Kind::Interface) => 16,
-            (Self::Shm, Kind::Key) => 33,
-            (Self::Cma, Kind::Interface | Kind::Endpoint) => 24,
-            (Self::Cma, Kind::Key) => 28,
-            (Self::Tcp, Kind::Device) => 20,
-            (Self::Tcp, Kind::Interface) => 8,
-            (Self::Tcp, Kind::Endpoint) => 16,
-            (Self::Tcp, Kind::Key) => 18,
-        }
+impl fmt::Display for TransportId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
+
+impl FromStr for TransportId {
+    type Err = UnknownTransport;
+
+    fn from_str(name: &str) -> Result<Self, UnknownTransport> {
+        Self::ALL.iter().copied().find(|id| id.name() == name).ok_or(UnknownTransport)
+    }
+}
+
+/// A name that is no transport's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("there is no transport of this name")]
+pub struct UnknownTransport;
 
 /// Checked bytes of one kind and transport.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -208,7 +173,7 @@ impl Packed {
             MAGIC[1],
             VERSION,
             kind.code(),
-            transport.code(),
+            transport as u8,
             N as u8,
         ]);
         bytes[HEADER..HEADER + N].copy_from_slice(body);

@@ -1,47 +1,21 @@
-//! Memory domains: the dynamic door.
+//! Memory domains: the dynamic API.
 
 use std::ptr::NonNull;
 
+use crate::address::TransportId;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
-use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
-#[cfg(feature = "verbs")]
-use crate::transport::{rc_verbs, ud_verbs};
+use crate::transport::table::transports;
+use crate::transport::{Transport, rc_mlx5};
 
-/// The transports of this build.
-const KNOWN: &[&str] = &[
-    self_::NAME,
-    rc_mlx5::NAME,
-    shm::NAME,
-    cma::NAME,
-    tcp::NAME,
-    #[cfg(feature = "verbs")]
-    rc_verbs::NAME,
-    #[cfg(feature = "verbs")]
-    ud_verbs::NAME,
-];
-
-/// One device opened by one transport: where memory is registered and interfaces are opened.
+/// One device opened by one transport: memory is registered and interfaces are opened in it.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum Domain {
-    /// Of `self`.
-    Self_(self_::Domain),
-    /// Of `rc_mlx5`.
-    RcMlx5(rc_mlx5::Domain),
-    /// Of `shm`.
-    Shm(shm::Domain),
-    /// Of `cma`.
-    Cma(cma::Domain),
-    /// Of `rc_verbs`.
-    #[cfg(feature = "verbs")]
-    RcVerbs(rc_verbs::Domain),
-    /// Of `ud_verbs`.
-    #[cfg(feature = "verbs")]
-    UdVerbs(ud_verbs::Domain),
-    /// Of `tcp`.
-    Tcp(tcp::Domain),
-}
+pub struct Domain(pub(crate) Kind);
+
+transports!(one_of!
+    #[derive(Debug, Clone)]
+    pub(crate) enum Kind of Domain
+);
 
 impl Domain {
     /// Opens a device by the names that [`components`](crate::components) lists.
@@ -57,18 +31,12 @@ impl Domain {
     /// [`OpenError::UnknownTransport`] and [`OpenError::UnknownDevice`] list what there is;
     /// [`OpenError::Device`] if the device refuses.
     pub fn open(transport: &str, device: &str) -> Result<Self, OpenError> {
-        match transport {
-            self_::NAME => self_::Domain::open(device).map(Self::Self_),
-            rc_mlx5::NAME => rc_mlx5::Domain::open(device).map(Self::RcMlx5),
-            shm::NAME => shm::Domain::open(device).map(Self::Shm),
-            cma::NAME => cma::Domain::open(device).map(Self::Cma),
-            #[cfg(feature = "verbs")]
-            rc_verbs::NAME => rc_verbs::Domain::open(device).map(Self::RcVerbs),
-            #[cfg(feature = "verbs")]
-            ud_verbs::NAME => ud_verbs::Domain::open(device).map(Self::UdVerbs),
-            tcp::NAME => tcp::Domain::open(device).map(Self::Tcp),
-            _ => Err(OpenError::UnknownTransport { name: transport.to_owned(), known: KNOWN.join(", ") }),
-        }
+        let unknown = || {
+            let known: Vec<_> = TransportId::BUILT.iter().map(|id| id.name()).collect();
+            Err(OpenError::UnknownTransport { name: transport.to_owned(), known: known.join(", ") })
+        };
+        let Ok(id) = transport.parse() else { return unknown() };
+        transports!(by_id! id, T::open(device).map(Self::from_static::<T>), else unknown())
     }
 
     /// A domain of `rc_mlx5` on a software HCA that the caller opened, for tests and fault injection.
@@ -76,22 +44,22 @@ impl Domain {
     /// # Errors
     /// [`OpenError::Device`] if the device refuses.
     pub fn open_soft(device: barewire_hca::Device) -> Result<Self, OpenError> {
-        rc_mlx5::Domain::open_soft(device).map(Self::RcMlx5)
+        rc_mlx5::Domain::open_soft(device).map(Self::from_static::<rc_mlx5::RcMlx5>)
+    }
+
+    /// The domain of a transport's own type.
+    pub fn from_static<T: Transport>(domain: T::Domain) -> Self {
+        T::into_domain(domain)
+    }
+
+    /// The domain as the transport's own type; `None` if it is another transport's.
+    pub fn as_static<T: Transport>(&self) -> Option<&T::Domain> {
+        T::from_domain(self)
     }
 
     /// The transport's name.
     pub fn transport(&self) -> &'static str {
-        match self {
-            Self::Self_(_) => self_::NAME,
-            Self::RcMlx5(_) => rc_mlx5::NAME,
-            Self::Shm(_) => shm::NAME,
-            Self::Cma(_) => cma::NAME,
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(_) => rc_verbs::NAME,
-            #[cfg(feature = "verbs")]
-            Self::UdVerbs(_) => ud_verbs::NAME,
-            Self::Tcp(_) => tcp::NAME,
-        }
+        transports!(each! &self.0, _domain => T::ID.name())
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
@@ -99,17 +67,7 @@ impl Domain {
     /// # Errors
     /// [`MemoryError`]
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        match self {
-            Self::Self_(domain) => domain.allocate(len, access).map(Memory::Self_),
-            Self::RcMlx5(domain) => domain.allocate(len, access).map(Memory::RcMlx5),
-            Self::Shm(domain) => domain.allocate(len, access).map(Memory::Shm),
-            Self::Cma(domain) => domain.allocate(len, access).map(Memory::Cma),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(domain) | Self::UdVerbs(domain) => {
-                domain.allocate(len, access).map(Memory::RcVerbs)
-            }
-            Self::Tcp(domain) => domain.allocate(len, access).map(Memory::Tcp),
-        }
+        transports!(each! &self.0, domain => domain.allocate(len, access).map(Memory::from_static::<T>))
     }
 
     /// Registers memory that someone else owns.
@@ -128,23 +86,10 @@ impl Domain {
         len: usize,
         access: Access,
     ) -> Result<Memory, MemoryError> {
-        match self {
-            // SAFETY: the caller's promise.
-            Self::Self_(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Self_),
-            // SAFETY: the caller's promise.
-            Self::RcMlx5(domain) => unsafe { domain.register(start, len, access) }.map(Memory::RcMlx5),
-            // SAFETY: the caller's promise.
-            Self::Shm(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Shm),
-            // SAFETY: the caller's promise.
-            Self::Cma(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Cma),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(domain) | Self::UdVerbs(domain) => {
-                // SAFETY: the caller's promise.
-                unsafe { domain.register(start, len, access) }.map(Memory::RcVerbs)
-            }
-            // SAFETY: the caller's promise.
-            Self::Tcp(domain) => unsafe { domain.register(start, len, access) }.map(Memory::Tcp),
-        }
+        transports!(each! &self.0, domain => {
+            // SAFETY: the function of the transport has the same contract, which the caller keeps.
+            unsafe { domain.register(start, len, access) }.map(Memory::from_static::<T>)
+        })
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
@@ -156,14 +101,6 @@ impl Domain {
     /// # Errors
     /// [`KeyError`]
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
-        match self {
-            Self::Self_(domain) => domain.unpack_key(bytes).map(RemoteKey::Self_),
-            Self::RcMlx5(domain) => domain.unpack_key(bytes).map(RemoteKey::RcMlx5),
-            Self::Shm(domain) => domain.unpack_key(bytes).map(RemoteKey::Shm),
-            Self::Cma(domain) => domain.unpack_key(bytes).map(RemoteKey::Cma),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(domain) | Self::UdVerbs(domain) => domain.unpack_key(bytes).map(RemoteKey::RcVerbs),
-            Self::Tcp(domain) => domain.unpack_key(bytes).map(RemoteKey::Tcp),
-        }
+        transports!(each! &self.0, domain => domain.unpack_key(bytes).map(RemoteKey::from_static::<T>))
     }
 }

@@ -55,7 +55,9 @@ mod status;
 pub mod transport;
 mod worker;
 
-pub use address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind};
+pub use address::{
+    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, TransportId, UnknownTransport,
+};
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncWorker;
 pub use atomic::{AtomicOp, AtomicWord};

@@ -1,12 +1,11 @@
-//! Memory regions, slices of them and keys to the peer's: the dynamic door.
+//! Memory regions, slices of them, and keys to the regions of peers: the dynamic API.
 
 use bitflags::bitflags;
 
 use crate::error::MemoryError;
+use crate::transport::Transport;
 use crate::transport::common::copy::Bytes;
-#[cfg(feature = "verbs")]
-use crate::transport::rc_verbs;
-use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
+use crate::transport::table::transports;
 
 bitflags! {
     /// What may be done to a region. Reading it locally is always possible. Unknown bits are ignored
@@ -201,58 +200,24 @@ pub(crate) fn no_word(bytes: &Bytes, offset: usize) -> MemoryError {
 /// Dropping it deregisters it, and frees memory that it owns. Where the device refuses, owned memory is
 /// leaked and the refusal is logged; [`Self::deregister`] returns it.
 #[derive(Debug)]
-#[non_exhaustive]
-pub enum Memory {
-    /// Of `self`.
-    Self_(self_::Memory),
-    /// Of `rc_mlx5`.
-    RcMlx5(rc_mlx5::Memory),
-    /// Of `shm`.
-    Shm(shm::Memory),
-    /// Of `cma`.
-    Cma(cma::Memory),
-    /// Of `rc_verbs` and `ud_verbs`.
-    #[cfg(feature = "verbs")]
-    RcVerbs(rc_verbs::Memory),
-    /// Of `tcp`.
-    Tcp(tcp::Memory),
-}
+pub struct Memory(pub(crate) Kind);
+
+transports!(one_of!
+    #[derive(Debug)]
+    pub(crate) enum Kind of Memory
+);
 
 impl Memory {
     fn bytes(&self) -> &Bytes {
-        match self {
-            Self::Self_(memory) => memory.bytes(),
-            Self::RcMlx5(memory) => memory.bytes(),
-            Self::Shm(memory) => memory.bytes(),
-            Self::Cma(memory) => memory.bytes(),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(memory) => memory.bytes(),
-            Self::Tcp(memory) => memory.bytes(),
-        }
+        transports!(each! &self.0, memory => memory.bytes())
     }
 
     fn local_key(&self) -> u32 {
-        match self {
-            Self::Self_(memory) => memory.local_key(),
-            Self::RcMlx5(memory) => memory.local_key(),
-            Self::Shm(memory) => memory.local_key(),
-            Self::Cma(memory) => memory.local_key(),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(memory) => memory.local_key(),
-            Self::Tcp(memory) => memory.local_key(),
-        }
+        transports!(each! &self.0, memory => memory.local_key())
     }
 
     fn domain(&self) -> u32 {
-        match self {
-            Self::Self_(memory) => memory.domain(),
-            Self::RcMlx5(memory) => memory.domain(),
-            Self::Shm(memory) => memory.domain(),
-            Self::Cma(memory) => memory.domain(),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(memory) => memory.domain(),
-            Self::Tcp(memory) => memory.domain(),
-        }
+        transports!(each! &self.0, memory => memory.domain())
     }
 
     memory_access!();
@@ -266,46 +231,42 @@ impl Memory {
     /// it means that a peer was stopped or killed while it used registered memory. The other transports
     /// without a device never fail.
     pub fn deregister(self) -> Result<(), MemoryError> {
-        match self {
-            Self::Self_(memory) => memory.deregister(),
-            Self::RcMlx5(memory) => memory.deregister(),
-            Self::Shm(memory) => memory.deregister(),
-            Self::Cma(memory) => memory.deregister(),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(memory) => memory.deregister(),
-            Self::Tcp(memory) => memory.deregister(),
-        }
+        transports!(each! self.0, memory => memory.deregister())
     }
 
     /// The bytes from which a peer makes its [`RemoteKey`].
     pub fn pack_key(&self) -> Vec<u8> {
-        match self {
-            Self::Self_(memory) => memory.pack_key(),
-            Self::RcMlx5(memory) => memory.pack_key(),
-            Self::Shm(memory) => memory.pack_key(),
-            Self::Cma(memory) => memory.pack_key(),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(memory) => memory.pack_key(),
-            Self::Tcp(memory) => memory.pack_key(),
-        }
+        transports!(each! &self.0, memory => memory.pack_key())
+    }
+
+    /// The memory of a transport's own type.
+    pub fn from_static<T: Transport>(memory: T::Memory) -> Self {
+        T::into_memory(memory)
+    }
+
+    /// The memory as the transport's own type; `None` if it is another transport's.
+    pub fn as_static<T: Transport>(&self) -> Option<&T::Memory> {
+        T::from_memory(self)
     }
 }
 
 /// A right to a peer's region, of any transport.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum RemoteKey {
-    /// Of `self`.
-    Self_(self_::RemoteKey),
-    /// Of `rc_mlx5`.
-    RcMlx5(rc_mlx5::RemoteKey),
-    /// Of `shm`.
-    Shm(shm::RemoteKey),
-    /// Of `cma`.
-    Cma(cma::RemoteKey),
-    /// Of `rc_verbs`.
-    #[cfg(feature = "verbs")]
-    RcVerbs(rc_verbs::RemoteKey),
-    /// Of `tcp`.
-    Tcp(tcp::RemoteKey),
+pub struct RemoteKey(pub(crate) KeyKind);
+
+transports!(one_of!
+    #[derive(Debug, Clone)]
+    pub(crate) enum KeyKind of RemoteKey
+);
+
+impl RemoteKey {
+    /// The key of a transport's own type.
+    pub fn from_static<T: Transport>(key: T::RemoteKey) -> Self {
+        T::into_key(key)
+    }
+
+    /// The key as the transport's own type; `None` if it is another transport's.
+    pub fn as_static<T: Transport>(&self) -> Option<&T::RemoteKey> {
+        T::from_key(self)
+    }
 }

@@ -6,50 +6,22 @@ use std::time::{Duration, Instant};
 
 use crate::event::{EventError, EventSet};
 use crate::interface::Interface;
-use crate::transport::{cma, rc_mlx5, self_, shm, tcp};
-#[cfg(feature = "verbs")]
-use crate::transport::{rc_verbs, ud_verbs};
+use crate::transport::table::transports;
 
-pub(crate) enum Progress {
-    Self_(self_::Progress),
-    RcMlx5(rc_mlx5::Progress),
-    Shm(Box<shm::Progress>),
-    Cma(cma::Progress),
-    #[cfg(feature = "verbs")]
-    RcVerbs(rc_verbs::Progress),
-    #[cfg(feature = "verbs")]
-    UdVerbs(Box<ud_verbs::Progress>),
-    Tcp(Box<tcp::Progress>),
-}
+transports!(one_of!
+    #[allow(clippy::large_enum_variant, reason = "few, and never moved once a worker has them")]
+    #[allow(missing_debug_implementations, reason = "not reachable from outside")]
+    pub enum Kind of Progress
+);
 
-impl Progress {
-    /// Nothing is there to be done.
+impl Kind {
+    /// Progress has nothing to do.
     fn is_idle(&self) -> bool {
-        match self {
-            Self::Self_(progress) => progress.is_idle(),
-            Self::RcMlx5(progress) => progress.is_idle(),
-            // It looks itself.
-            Self::Shm(_) => false,
-            Self::Cma(progress) => progress.is_idle(),
-            // Only the library knows.
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(_) | Self::UdVerbs(_) => false,
-            Self::Tcp(progress) => progress.is_idle(),
-        }
+        transports!(each! self, progress => progress.is_idle())
     }
 
     fn progress(&mut self) -> usize {
-        match self {
-            Self::Self_(progress) => progress.progress(),
-            Self::RcMlx5(progress) => progress.progress(),
-            Self::Shm(progress) => progress.progress(),
-            Self::Cma(progress) => progress.progress(),
-            #[cfg(feature = "verbs")]
-            Self::RcVerbs(progress) => progress.progress(),
-            #[cfg(feature = "verbs")]
-            Self::UdVerbs(progress) => progress.progress(),
-            Self::Tcp(progress) => progress.progress(),
-        }
+        transports!(each! self, progress => progress.progress())
     }
 }
 
@@ -71,7 +43,7 @@ impl Progress {
 /// ```
 #[derive(Default)]
 pub struct Worker {
-    progress: Vec<Progress>,
+    progress: Vec<Kind>,
     /// The same, as handles.
     interfaces: Vec<Interface>,
     events: Option<EventSet>,
@@ -85,7 +57,7 @@ impl Worker {
         Self::default()
     }
 
-    pub(crate) fn adopt(&mut self, interface: Interface, progress: Progress, busy_poll: Duration) {
+    pub(crate) fn adopt(&mut self, interface: Interface, progress: Kind, busy_poll: Duration) {
         self.busy_poll = self.busy_poll.max(busy_poll);
         self.interfaces.push(interface);
         self.progress.push(progress);
@@ -96,7 +68,7 @@ impl Worker {
     #[inline]
     pub fn progress(&mut self) -> usize {
         // One device as a rule; what the others need costs it nothing.
-        if let [Progress::RcMlx5(only)] = &*self.progress
+        if let [Kind::RcMlx5(only)] = &*self.progress
             && only.is_idle()
         {
             return 0;
@@ -106,7 +78,7 @@ impl Worker {
 
     #[inline(never)]
     fn progress_all(&mut self) -> usize {
-        if let [Progress::Shm(only)] = &mut *self.progress {
+        if let [Kind::Shm(only)] = &mut *self.progress {
             return only.progress();
         }
         self.progress_each()

@@ -17,7 +17,7 @@ mod setup;
 mod shm;
 mod silence;
 mod sockets;
-mod static_door;
+mod static_api;
 mod strangers;
 #[allow(dead_code, reason = "what the conformance tests use is there, too")]
 mod support;

@@ -17,7 +17,7 @@ use crate::support::{Pair, Side, Watch, collect, connect, contents, pattern, unt
 /// One end with the key of these bytes.
 pub(crate) fn side(worker: &mut Worker, key: u8, config: &InterfaceConfig) -> Side {
     let key = tcp::Key::from_bytes([key; 32]);
-    let domain = Domain::Tcp(tcp::Domain::open_with_key("lo", key).unwrap());
+    let domain = Domain::from_static::<tcp::Tcp>(tcp::Domain::open_with_key("lo", key).unwrap());
     Side::open(worker, &domain, config)
 }
 

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
@@ -143,6 +144,14 @@ impl Interface {
     /// [`PostError::Closed`]
     pub fn fence(&self) -> Result<(), PostError> {
         if self.0.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    }
+
+    /// `None`: nothing happens here without a call on this thread.
+    ///
+    /// # Errors
+    /// None.
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(None)
     }
 
     /// Nothing happens here without a call on this thread: there is nothing to wait for, and no descriptor.

@@ -16,10 +16,14 @@ pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::{Interface, Progress};
 
+use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError};
+use crate::transport::Transport;
 
 /// The name of the transport.
-pub const NAME: &str = "cma";
+pub const NAME: &str = TransportId::Cma.name();
 /// The name of its one device.
 pub const DEVICE: &str = "memory";
 
@@ -31,6 +35,54 @@ const SLICE: usize = 1 << 20;
 const SLICE_OF_MANY: usize = 256 << 10;
 /// Operations that an endpoint has in progress.
 const MAX_IN_PROGRESS: usize = 64;
+
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Cma {}
+
+impl Transport for Cma {
+    const ID: TransportId = TransportId::Cma;
+    type Domain = Domain;
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+    type Interface = Interface;
+    type Progress = Progress;
+    type Endpoint = Endpoint;
+
+    fn attributes(_: &InterfaceConfig) -> Attributes {
+        attributes()
+    }
+
+    fn open(device: &str) -> Result<Domain, OpenError> {
+        Domain::open(device)
+    }
+
+    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
+        Interface::open(domain, config)
+    }
+
+    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
+        Endpoint::new(interface)
+    }
+
+    fn connect(
+        endpoint: &Endpoint,
+        device: &DeviceAddress,
+        address: &EndpointAddress,
+    ) -> Result<(), ConnectError> {
+        endpoint.connect(device, address)
+    }
+
+    fn connect_to_interface(
+        interface: &Interface,
+        device: &DeviceAddress,
+        address: &InterfaceAddress,
+    ) -> Result<Endpoint, ConnectError> {
+        Endpoint::connect_to_interface(interface, device, address)
+    }
+}
+
+super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// What an interface of this transport can do.
 pub fn attributes() -> Attributes {

@@ -179,8 +179,8 @@ impl Interface {
     ///
     /// # Errors
     /// [`EventError::Missing`] if the device gives none.
-    pub fn event_fd(&self) -> Result<BorrowedFd<'_>, EventError> {
-        Ok(self.0.notifier()?.as_fd())
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(Some(self.0.notifier()?.as_fd()))
     }
 
     /// Has the next completion make [`Self::event_fd`] readable.

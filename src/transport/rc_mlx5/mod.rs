@@ -54,12 +54,15 @@ pub use progress::Progress;
 
 use barewire_mlx5::queue::send::{MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE};
 
+use crate::address::{DeviceAddress, EndpointAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError};
 use crate::message::{HOME, SHORT_HEADER};
+use crate::transport::Transport;
 
 /// The name of the transport.
-pub const NAME: &str = "rc_mlx5";
+pub const NAME: &str = TransportId::RcMlx5.name();
 
 /// Bytes that a buffered operation or an active message carries, the message's header included.
 const SEGMENT: usize = 8256;
@@ -81,6 +84,46 @@ const MAX_AM_SLICES: usize = MAX_SEND_SEGMENTS - 1;
 const MAX_AM_HEADER: usize = 256;
 /// Longest message of a zero-copy put or get, unless the device says less.
 const MAX_ZCOPY: usize = 1 << 30;
+
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum RcMlx5 {}
+
+impl Transport for RcMlx5 {
+    const ID: TransportId = TransportId::RcMlx5;
+    type Domain = Domain;
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+    type Interface = Interface;
+    type Progress = Progress;
+    type Endpoint = Endpoint;
+
+    fn attributes(config: &InterfaceConfig) -> Attributes {
+        attributes(config)
+    }
+
+    fn open(device: &str) -> Result<Domain, OpenError> {
+        Domain::open(device)
+    }
+
+    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
+        Interface::open(domain, config)
+    }
+
+    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
+        Endpoint::new(interface)
+    }
+
+    fn connect(
+        endpoint: &Endpoint,
+        device: &DeviceAddress,
+        address: &EndpointAddress,
+    ) -> Result<(), ConnectError> {
+        endpoint.connect(device, address)
+    }
+}
+
+super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// What an interface of this transport with these settings can do, on a device with common limits and masked atomics.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {

@@ -3,6 +3,7 @@
 use barewire_verbs::{self as verbs, Data, Remote};
 
 use super::endpoint::Endpoint;
+use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
@@ -59,6 +60,23 @@ impl Endpoint {
         self.0.gate.check()?;
         let remote = self.atomic_target(remote, *key)?;
         self.fetch(verbs::Operation::CompareSwap { remote, compare, swap }, result, completion)
+    }
+
+    /// Carries out the changes that InfiniBand has: adds and compare-and-swaps of 8 bytes.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as in the other transports")]
+    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        match (change, fetch) {
+            (Change { kind: Kind::Add, width: 8, operand, .. }, None) => {
+                self.atomic_add64(operand, remote, key)
+            }
+            (Change { kind: Kind::Add, width: 8, operand, .. }, Some((result, completion))) => {
+                self.atomic_fetch_add64(operand, remote, key, result, completion)
+            }
+            (Change { kind: Kind::CompareSwap, width: 8, operand, compare }, Some((result, completion))) => {
+                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
+            }
+            _ => Err(PostError::Unsupported),
+        }
     }
 
     #[inline]

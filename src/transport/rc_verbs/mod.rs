@@ -26,12 +26,15 @@ pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub use progress::Progress;
 
+use crate::address::{DeviceAddress, EndpointAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError};
 use crate::message::{HOME, SHORT_HEADER};
+use crate::transport::Transport;
 
 /// The name of the transport.
-pub const NAME: &str = "rc_verbs";
+pub const NAME: &str = TransportId::RcVerbs.name();
 
 /// Bytes that a buffered operation or an active message carries, the message's header included.
 const SEGMENT: usize = 8256;
@@ -73,6 +76,46 @@ impl Grants {
         atomics: true,
     };
 }
+
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum RcVerbs {}
+
+impl Transport for RcVerbs {
+    const ID: TransportId = TransportId::RcVerbs;
+    type Domain = Domain;
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+    type Interface = Interface;
+    type Progress = Progress;
+    type Endpoint = Endpoint;
+
+    fn attributes(config: &InterfaceConfig) -> Attributes {
+        attributes(config)
+    }
+
+    fn open(device: &str) -> Result<Domain, OpenError> {
+        Domain::open(device)
+    }
+
+    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
+        Interface::open(domain, config)
+    }
+
+    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
+        Endpoint::new(interface)
+    }
+
+    fn connect(
+        endpoint: &Endpoint,
+        device: &DeviceAddress,
+        address: &EndpointAddress,
+    ) -> Result<(), ConnectError> {
+        endpoint.connect(device, address)
+    }
+}
+
+super::object::objects!(Interface, Progress, Endpoint);
 
 /// What an interface of this transport with these settings can do, on a device with common limits.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {

@@ -344,3 +344,5 @@ unsafe impl Block for Registered {
         self.0.region.length()
     }
 }
+
+crate::transport::object::objects!(Domain, Memory);

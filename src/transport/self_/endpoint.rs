@@ -12,7 +12,7 @@ use crate::atomic::{Change, Fetch};
 use crate::capability::RemoteMemory;
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
-use crate::error::{Busy, ConnectError, PostError};
+use crate::error::{Busy, ConnectError, EndpointError, PostError};
 use crate::memory::{Access, Slice, Transfer};
 use crate::message::{MAX_HANDLERS, SHORT_HEADER};
 use crate::status::{FlushMode, PendingResult, Post, Posted};
@@ -64,6 +64,11 @@ impl Endpoint {
         Ok(Self(state))
     }
 
+    /// Why the endpoint failed: it never does.
+    pub fn error(&self) -> Option<EndpointError> {
+        None
+    }
+
     /// This endpoint, in the form that transports which connect endpoints exchange.
     pub fn address(&self) -> EndpointAddress {
         EndpointAddress(Packed::new(Kind::Endpoint, TransportId::Self_, &self.0.shared.id().to_be_bytes()))
@@ -71,7 +76,7 @@ impl Endpoint {
 
     /// Nothing may be posted on a closed or cancelled endpoint, nor ahead of a waiting request.
     #[inline]
-    fn check(&self) -> Result<(), PostError> {
+    fn check_open(&self) -> Result<(), PostError> {
         self.0.shared.check_open().map_err(|closed| self.why(closed))?;
         self.0.gate.check()
     }
@@ -110,7 +115,7 @@ impl Endpoint {
     /// [`PostError`]
     #[inline(never)]
     pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        self.check()?;
+        self.check_open()?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
         // SAFETY: `_hold` keeps the region's bytes alive, and the range was checked.
         unsafe { bytes.write(at, payload) };
@@ -128,7 +133,7 @@ impl Endpoint {
         remote: u64,
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
-        self.check()?;
+        self.check_open()?;
         let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
         let buffer = super::data(segment.bytes());
         let length = pack(buffer);
@@ -151,7 +156,7 @@ impl Endpoint {
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        self.check()?;
+        self.check_open()?;
         let total = self.total(slices, Access::empty())?;
         let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
         for slice in slices {
@@ -198,7 +203,7 @@ impl Endpoint {
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        self.check()?;
+        self.check_open()?;
         let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
         let target = super::data(segment.bytes())
             .get_mut(..length)
@@ -223,7 +228,7 @@ impl Endpoint {
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        self.check()?;
+        self.check_open()?;
         let total = self.total(slices, Access::LOCAL_WRITE)?;
         let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_READ)?;
         for slice in slices {
@@ -266,7 +271,7 @@ impl Endpoint {
         if payload.len() > SEGMENT - SHORT_HEADER {
             return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
         }
-        self.check()?;
+        self.check_open()?;
         self.send(id, |segment| {
             let length = SHORT_HEADER + payload.len();
             segment[..SHORT_HEADER].copy_from_slice(&header.to_le_bytes());
@@ -282,7 +287,7 @@ impl Endpoint {
     /// [`PostError`]
     pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
         Self::check_id(id)?;
-        self.check()?;
+        self.check_open()?;
         self.send(id, |segment| {
             let (front, payload) = segment.split_at_mut(SHORT_HEADER);
             front.copy_from_slice(&header.to_le_bytes());
@@ -297,7 +302,7 @@ impl Endpoint {
     /// [`PostError`]
     pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         Self::check_id(id)?;
-        self.check()?;
+        self.check_open()?;
         self.send(id, |segment| {
             let length = pack(segment);
             if length > segment.len() { Err(PostError::too_long(length, SEGMENT)) } else { Ok(length) }
@@ -324,7 +329,7 @@ impl Endpoint {
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
-        self.check()?;
+        self.check_open()?;
         self.send(id, |segment| {
             let (head, mut rest) = segment.split_at_mut(header.len());
             head.copy_from_slice(header);
@@ -348,7 +353,7 @@ impl Endpoint {
         key: &RemoteKey,
         operate: impl FnOnce(&AtomicU64) -> T,
     ) -> Result<T, PostError> {
-        self.check()?;
+        self.check_open()?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
         // SAFETY: `_hold` keeps the region's bytes alive until `operate` has returned.
         let word = unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?;
@@ -404,7 +409,7 @@ impl Endpoint {
     crate::atomic::atomic_methods!(RemoteKey);
 
     pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        self.check()?;
+        self.check_open()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
         // SAFETY: `_hold` keeps the region's bytes alive.
@@ -427,7 +432,7 @@ impl Endpoint {
             self.0.shared.check_open()?;
             self.0.gate.set(Block::Failed, true);
         } else {
-            self.check()?;
+            self.check_open()?;
         }
         Ok(Posted::Done)
     }
@@ -437,9 +442,17 @@ impl Endpoint {
     /// # Errors
     /// [`PostError::Closed`], [`PostError::EndpointFailed`]
     pub fn fence(&self) -> Result<(), PostError> {
-        self.check()?;
+        self.check_open()?;
         std::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Checks the peer, which is this process.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn check(&self) -> Result<(), PostError> {
+        self.check_open()
     }
 
     /// What this endpoint did so far.

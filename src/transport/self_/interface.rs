@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
@@ -154,6 +155,14 @@ impl Interface {
         self.0.check_open()?;
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
+    }
+
+    /// `None`: nothing happens here without a call on this thread.
+    ///
+    /// # Errors
+    /// None.
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(None)
     }
 
     /// Nothing happens here without a call on this thread: there is nothing to wait for, and no descriptor.

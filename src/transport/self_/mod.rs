@@ -11,11 +11,15 @@ pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::{Interface, Progress};
 
+use crate::address::{DeviceAddress, InterfaceAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError};
 use crate::message::HOME;
+use crate::transport::Transport;
 
 /// The name of the transport.
-pub const NAME: &str = "self";
+pub const NAME: &str = TransportId::Self_.name();
 /// The name of its one device.
 pub const DEVICE: &str = "memory";
 
@@ -32,6 +36,42 @@ fn data(buffer: &mut [u8; BUFFER]) -> &mut [u8; SEGMENT] {
 }
 /// Slices per zero-copy operation; there is no reason for a limit but that one is promised.
 const MAX_IOV: usize = 16;
+
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Self_ {}
+
+impl Transport for Self_ {
+    const ID: TransportId = TransportId::Self_;
+    type Domain = Domain;
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+    type Interface = Interface;
+    type Progress = Progress;
+    type Endpoint = Endpoint;
+
+    fn attributes(_: &InterfaceConfig) -> Attributes {
+        attributes()
+    }
+
+    fn open(device: &str) -> Result<Domain, OpenError> {
+        Domain::open(device)
+    }
+
+    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
+        Interface::open(domain, config)
+    }
+
+    fn connect_to_interface(
+        interface: &Interface,
+        device: &DeviceAddress,
+        address: &InterfaceAddress,
+    ) -> Result<Endpoint, ConnectError> {
+        Endpoint::connect_to_interface(interface, device, address)
+    }
+}
+
+super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// What an interface of this transport can do.
 pub fn attributes() -> Attributes {

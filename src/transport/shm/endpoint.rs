@@ -98,6 +98,14 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Returns what is known of the peer: the kernel reports its end unasked.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    pub fn check(&self) -> Result<(), PostError> {
+        self.0.gate.check()
+    }
+
     /// What this endpoint did so far.
     pub fn counters(&self) -> Counters {
         self.0.gate.tally.read()

@@ -158,8 +158,11 @@ impl Interface {
     }
 
     /// A descriptor to sleep on (poll(2), epoll(7)) after [`Self::arm`]: readable when there is something to be done.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.0.watcher.as_fd()
+    ///
+    /// # Errors
+    /// None.
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(Some(self.0.watcher.as_fd()))
     }
 
     /// Has what comes next make [`Self::event_fd`] readable. Answers when progress is wanted at the latest: nobody tells when a peer makes room

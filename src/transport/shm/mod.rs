@@ -28,11 +28,15 @@ pub use interface::Interface;
 pub use pointer::RemotePointer;
 pub use progress::Progress;
 
+use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError};
 use crate::message::SHORT_HEADER;
+use crate::transport::Transport;
 
 /// The name of the transport.
-pub const NAME: &str = "shm";
+pub const NAME: &str = TransportId::Shm.name();
 /// The name of its one device.
 pub const DEVICE: &str = "memory";
 
@@ -43,6 +47,54 @@ const _: () = assert!(SEGMENT <= barewire_shm::BUFFER);
 const MAX_IOV: usize = 16;
 const MAX_AM_SHORT: usize = SEGMENT - SHORT_HEADER;
 const MAX_AM_HEADER: usize = 256;
+
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Shm {}
+
+impl Transport for Shm {
+    const ID: TransportId = TransportId::Shm;
+    type Domain = Domain;
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+    type Interface = Interface;
+    type Progress = Progress;
+    type Endpoint = Endpoint;
+
+    fn attributes(_: &InterfaceConfig) -> Attributes {
+        attributes()
+    }
+
+    fn open(device: &str) -> Result<Domain, OpenError> {
+        Domain::open(device)
+    }
+
+    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
+        Interface::open(domain, config)
+    }
+
+    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
+        Endpoint::new(interface)
+    }
+
+    fn connect(
+        endpoint: &Endpoint,
+        device: &DeviceAddress,
+        address: &EndpointAddress,
+    ) -> Result<(), ConnectError> {
+        endpoint.connect(device, address)
+    }
+
+    fn connect_to_interface(
+        interface: &Interface,
+        device: &DeviceAddress,
+        address: &InterfaceAddress,
+    ) -> Result<Endpoint, ConnectError> {
+        Endpoint::connect_to_interface(interface, device, address)
+    }
+}
+
+super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// What an interface of this transport can do.
 pub fn attributes() -> Attributes {

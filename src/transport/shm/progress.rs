@@ -62,6 +62,13 @@ impl Scratch {
 }
 
 impl Progress {
+    /// Whether a call of progress would do nothing: `progress` tests it at the cost of one load.
+    #[inline]
+    #[expect(clippy::unused_self, reason = "as in the other transports")]
+    pub(crate) fn is_idle(&self) -> bool {
+        false
+    }
+
     pub(super) fn new(shared: Rc<Shared>, port: Port) -> Self {
         Self { port, delivery: Delivery { scratch: Scratch::new(), shared } }
     }

@@ -57,8 +57,11 @@ impl Bell {
 
 impl Interface {
     /// Readable while a socket has something, or something was posted since [`Self::arm`] that progress is to send.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.0.epoll.as_fd()
+    ///
+    /// # Errors
+    /// None.
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(Some(self.0.epoll.as_fd()))
     }
 
     /// Answers when progress is wanted at the latest, if it is: while connections are made or closed.

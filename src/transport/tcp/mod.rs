@@ -53,12 +53,15 @@ pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub use progress::Progress;
 
+use crate::address::{DeviceAddress, EndpointAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError};
 use crate::message::SHORT_HEADER;
+use crate::transport::Transport;
 
 /// The name of the transport.
-pub const NAME: &str = "tcp";
+pub const NAME: &str = TransportId::Tcp.name();
 
 /// Bytes of a short or buffered operation.
 const SEGMENT: usize = 8256;
@@ -79,6 +82,46 @@ const EAGER: usize = 32 << 10;
 pub(crate) fn socket_address(address: &crate::address::DeviceAddress) -> Option<std::net::SocketAddr> {
     address::unpack_device(address).ok()
 }
+
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum Tcp {}
+
+impl Transport for Tcp {
+    const ID: TransportId = TransportId::Tcp;
+    type Domain = Domain;
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+    type Interface = Interface;
+    type Progress = Progress;
+    type Endpoint = Endpoint;
+
+    fn attributes(config: &InterfaceConfig) -> Attributes {
+        attributes(config)
+    }
+
+    fn open(device: &str) -> Result<Domain, OpenError> {
+        Domain::open(device)
+    }
+
+    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
+        Interface::open(domain, config)
+    }
+
+    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
+        Endpoint::new(interface)
+    }
+
+    fn connect(
+        endpoint: &Endpoint,
+        device: &DeviceAddress,
+        address: &EndpointAddress,
+    ) -> Result<(), ConnectError> {
+        endpoint.connect(device, address)
+    }
+}
+
+super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// What an interface of this transport with these settings can do.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {

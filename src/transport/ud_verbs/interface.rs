@@ -138,8 +138,11 @@ impl Interface {
     }
 
     /// What becomes readable when something completes at an interface that is armed.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.0.completions.descriptor()
+    ///
+    /// # Errors
+    /// None.
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(Some(self.0.completions.descriptor()))
     }
 
     /// From now on the [descriptor](Self::event_fd) tells when something comes. Answers when a timer is due, if one runs.

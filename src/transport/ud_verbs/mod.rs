@@ -37,18 +37,21 @@ mod progress;
 mod socket;
 mod state;
 
-pub use super::rdma::{Domain, Memory};
+pub use super::rdma::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub use progress::Progress;
 
 use super::reliable::HEADER;
+use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError};
 use crate::message::SHORT_HEADER;
+use crate::transport::Transport;
 
 /// The name of the transport.
-pub const NAME: &str = "ud_verbs";
+pub const NAME: &str = TransportId::UdVerbs.name();
 
 /// Bytes in front of a datagram in its buffer, which may hold a global routing header (IBTA 8.3).
 const ROUTE: usize = 40;
@@ -67,6 +70,54 @@ const MAX_IOV: usize = 16;
 const MAX_AM_HEADER: usize = 256;
 /// Queue key of every queue pair of this transport.
 const QUEUE_KEY: u32 = 0x0062_7701;
+
+/// The transport as a type, for code that is generic over it.
+#[derive(Debug)]
+pub enum UdVerbs {}
+
+impl Transport for UdVerbs {
+    const ID: TransportId = TransportId::UdVerbs;
+    type Domain = Domain;
+    type Memory = Memory;
+    type RemoteKey = RemoteKey;
+    type Interface = Interface;
+    type Progress = Progress;
+    type Endpoint = Endpoint;
+
+    fn attributes(config: &InterfaceConfig) -> Attributes {
+        attributes(config)
+    }
+
+    fn open(device: &str) -> Result<Domain, OpenError> {
+        Domain::open(device)
+    }
+
+    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
+        Interface::open(domain, config)
+    }
+
+    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
+        Endpoint::new(interface)
+    }
+
+    fn connect(
+        endpoint: &Endpoint,
+        device: &DeviceAddress,
+        address: &EndpointAddress,
+    ) -> Result<(), ConnectError> {
+        endpoint.connect(device, address)
+    }
+
+    fn connect_to_interface(
+        interface: &Interface,
+        device: &DeviceAddress,
+        address: &InterfaceAddress,
+    ) -> Result<Endpoint, ConnectError> {
+        Endpoint::connect_to_interface(interface, device, address)
+    }
+}
+
+super::object::objects!(Interface, Progress, Endpoint);
 
 /// What an interface of this transport with these settings can do, on a port with the largest MTU.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {

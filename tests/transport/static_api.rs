@@ -1,4 +1,5 @@
-//! The static door: code that is generic over the transport by the capabilities it needs, and thread rules as types.
+//! The static API: code that is generic over the transport by the capabilities that it needs, and
+//! the thread rules as types.
 
 use std::rc::Rc;
 
@@ -6,10 +7,12 @@ use barewire::capability::{
     AmBcopy, AmShort, AmZcopy, Atomic64, AtomicFetch64, Flush, GetBcopy, GetZcopy, Pending, PutBcopy,
     PutShort, PutZcopy, RemoteMemory,
 };
-use barewire::transport::{rc_mlx5, self_};
+use barewire::transport::{
+    Domain as _, Endpoint as _, Interface as _, Memory as _, Progress, Transport, rc_mlx5, self_, shm,
+};
 use barewire::{
-    Access, Busy, Completion, FetchResult, FlushMode, InterfaceConfig, PendingResult, PostError, Posted,
-    Unpack,
+    Access, Busy, Completion, FetchResult, Flags, FlushMode, InterfaceConfig, PendingResult, PostError,
+    Posted, Unpack,
 };
 use barewire_hca as hca;
 
@@ -33,16 +36,72 @@ trait Everything:
 }
 
 impl Everything for self_::Endpoint {}
+impl Everything for shm::Endpoint {}
 impl Everything for rc_mlx5::Endpoint {}
 
-/// Waits for a flush, with `progress` in between.
-fn drain(endpoint: &impl Flush, progress: &mut impl FnMut()) {
+/// Waits for a flush.
+fn drain(endpoint: &impl Flush, progress: &mut impl Progress) {
     let start = std::time::Instant::now();
     while endpoint.flush(FlushMode::Remote, None).unwrap() == Posted::InProgress {
-        progress();
+        progress.progress();
         std::thread::yield_now();
         assert!(start.elapsed() < DEADLINE);
     }
+}
+
+/// Posts until there are resources.
+fn post<R>(progress: &mut impl Progress, post: impl Fn() -> Result<R, PostError>) -> R {
+    let start = std::time::Instant::now();
+    loop {
+        match post() {
+            Err(PostError::NoResource) => {
+                progress.progress();
+                assert!(start.elapsed() < DEADLINE);
+            }
+            other => return other.unwrap(),
+        }
+    }
+}
+
+/// An endpoint to the interface itself. The second endpoint keeps the other end of its connection, if
+/// the transport connects endpoints.
+fn connected<T: Transport>(interface: &T::Interface) -> (T::Endpoint, Option<T::Endpoint>) {
+    let device = interface.device_address();
+    if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
+        assert!(
+            !interface.attributes().flags.contains(Flags::CONNECT_TO_EP)
+                || T::open_endpoint(interface).is_ok()
+        );
+        return (T::connect_to_interface(interface, &device, &interface.address()).unwrap(), None);
+    }
+    assert!(T::connect_to_interface(interface, &device, &interface.address()).is_err());
+    let (here, there) = (T::open_endpoint(interface).unwrap(), T::open_endpoint(interface).unwrap());
+    T::connect(&here, &device, &there.address()).unwrap();
+    T::connect(&there, &device, &here.address()).unwrap();
+    (here, Some(there))
+}
+
+/// Opens, connects and drives a transport, and uses everything that it can do.
+fn over<T: Transport>(domain: &T::Domain)
+where
+    T::Endpoint: Everything + RemoteMemory<Key = T::RemoteKey>,
+{
+    let (interface, mut progress) = T::open_interface(domain, &InterfaceConfig::default()).unwrap();
+    assert!(T::attributes(&InterfaceConfig::default()).flags.contains(Flags::AM_SHORT));
+    let (endpoint, _peer) = connected::<T>(&interface);
+    let memory = domain.allocate(64, Access::all()).unwrap();
+    let key = domain.unpack_key(&memory.pack_key()).unwrap();
+    let local = domain.allocate(64, Access::all()).unwrap();
+    // A peer may have to hand its memory over before the first operation with the key.
+    assert_eq!(post(&mut progress, || endpoint.put_short(&[0], memory.address(), &key)), Posted::Done);
+    use_everything(&endpoint, memory.address(), &key, local.slice(0, 64).unwrap(), &mut progress);
+    let start = std::time::Instant::now();
+    while interface.unhandled() < 3 {
+        progress.progress();
+        assert!(start.elapsed() < DEADLINE);
+    }
+    assert!(endpoint.error().is_none());
+    assert!(interface.counters().posted >= 12);
 }
 
 /// Uses every capability on 64 bytes at `remote`, which begin with zeros. `local` is 64 bytes of `01 02 03 ..`.
@@ -51,7 +110,7 @@ fn use_everything<E: Everything>(
     remote: u64,
     key: &<E as RemoteMemory>::Key,
     local: barewire::Slice<'_>,
-    mut progress: impl FnMut(),
+    progress: &mut impl Progress,
 ) {
     assert_eq!(endpoint.put_short(&[1; 8], remote, key), Ok(Posted::Done));
     let pack = |buffer: &mut [u8]| {
@@ -63,7 +122,7 @@ fn use_everything<E: Everything>(
     let result = FetchResult::new();
     endpoint.fence().unwrap();
     let _ = endpoint.atomic_fetch_add64(0, remote + 16, key, &result, None).unwrap();
-    drain(endpoint, &mut progress);
+    drain(endpoint, progress);
     assert_eq!(result.get(), 0x0303_0303);
     let _ = endpoint.atomic_compare_swap64(0x0303_0303, 4, remote + 16, key, &result, None).unwrap();
     let seen = Rc::new(std::cell::RefCell::new(Vec::new()));
@@ -73,7 +132,7 @@ fn use_everything<E: Everything>(
     if endpoint.get_bcopy(&unpack, 24, remote, key, Some(&done)).unwrap() == Posted::Done {
         done.count_down(Ok(()));
     }
-    drain(endpoint, &mut progress);
+    drain(endpoint, progress);
     assert_eq!((done.pending(), done.status()), (0, Ok(())));
     assert_eq!(*seen.borrow(), [[1; 8], [2; 8], 4u64.to_ne_bytes()].concat());
     let _ = endpoint.put_zcopy(&[local], remote, key, None).unwrap();
@@ -83,44 +142,23 @@ fn use_everything<E: Everything>(
     let _ = endpoint.am_zcopy(1, b"header", &[local], None).unwrap();
     assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(Busy));
     endpoint.pending_purge(|| panic!("nothing waits"));
-    drain(endpoint, &mut progress);
+    drain(endpoint, progress);
     assert_eq!(endpoint.am_short(32, 0, &[]), Err(PostError::UnknownHandlerId(32)));
 }
 
 #[test]
 fn over_self() {
-    let domain = self_::Domain::open("memory").unwrap();
-    let (interface, mut progress) = self_::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
-    let endpoint =
-        self_::Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())
-            .unwrap();
-    let memory = domain.allocate(64, Access::all()).unwrap();
-    let key = domain.unpack_key(&memory.pack_key()).unwrap();
-    let local = domain.allocate(64, Access::all()).unwrap();
-    use_everything(&endpoint, memory.address(), &key, local.slice(0, 64).unwrap(), || {
-        progress.progress();
-    });
-    assert_eq!(interface.unhandled(), 3);
+    over::<self_::Self_>(&self_::Self_::open("memory").unwrap());
+}
+
+#[test]
+fn over_shm() {
+    over::<shm::Shm>(&shm::Shm::open("memory").unwrap());
 }
 
 #[test]
 fn over_rc_mlx5() {
-    let domain = rc_mlx5::Domain::open_soft(device(hca::Faults::default())).unwrap();
-    let (interface, mut progress) = rc_mlx5::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
-    let endpoint = rc_mlx5::Endpoint::new(&interface).unwrap();
-    let peer = rc_mlx5::Endpoint::new(&interface).unwrap();
-    for (a, b) in [(&endpoint, &peer), (&peer, &endpoint)] {
-        a.connect(&interface.device_address(), &b.address()).unwrap();
-    }
-    let memory = domain.allocate(64, Access::all()).unwrap();
-    let key = domain.unpack_key(&memory.pack_key()).unwrap();
-    let local = domain.allocate(64, Access::all()).unwrap();
-    use_everything(&endpoint, memory.address(), &key, local.slice(0, 64).unwrap(), || {
-        progress.progress();
-    });
-    while interface.unhandled() < 3 {
-        progress.progress();
-    }
+    over::<rc_mlx5::RcMlx5>(&rc_mlx5::Domain::open_soft(device(hca::Faults::default())).unwrap());
 }
 
 /// An endpoint may be connected to itself: its queue pair loops back.
@@ -133,9 +171,7 @@ fn an_endpoint_connected_to_itself() {
     let memory = domain.allocate(8, Access::all()).unwrap();
     let key = domain.unpack_key(&memory.pack_key()).unwrap();
     assert_eq!(endpoint.put_short(&[9; 8], memory.address(), &key), Ok(Posted::Done));
-    drain(&endpoint, &mut || {
-        progress.progress();
-    });
+    drain(&endpoint, &mut progress);
     assert_eq!(memory.load_u8(7).unwrap(), 9);
 }
 
@@ -166,9 +202,7 @@ fn thread_rules_are_types() {
                 progress.progress();
             }
         }
-        drain(&endpoint, &mut || {
-            progress.progress();
-        });
+        drain(&endpoint, &mut progress);
     };
     std::thread::scope(|scope| {
         scope.spawn(add);

@@ -1,0 +1,309 @@
+//! The objects of a transport as traits: what the domains, interfaces and endpoints of every transport
+//! have in common. The operations of endpoints are in [`capability`](crate::capability).
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use crate::attributes::Attributes;
+use crate::capability::{Flush, Pending};
+use crate::completion::Completion;
+use crate::counters::Counters;
+use crate::error::{EndpointError, HandlerError, KeyError, MemoryError, PostError};
+use crate::event::EventError;
+use crate::memory::{Access, Slice};
+use crate::message::Message;
+use crate::status::Post;
+
+/// A device opened by a transport. As [`crate::Domain`].
+pub trait Domain: Clone + Debug + Send + Sync + 'static {
+    /// Registered memory.
+    type Memory: Memory;
+    /// A right to a peer's memory.
+    type RemoteKey: Clone + Debug + Send + Sync;
+
+    /// Allocates zeroed, page-aligned memory and registers it.
+    ///
+    /// # Errors
+    /// [`MemoryError`]
+    fn allocate(&self, len: usize, access: Access) -> Result<Self::Memory, MemoryError>;
+
+    /// Registers memory that someone else owns.
+    ///
+    /// # Errors
+    /// [`MemoryError`]
+    ///
+    /// # Safety
+    /// As [`crate::Domain::register`].
+    unsafe fn register(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<Self::Memory, MemoryError>;
+
+    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    ///
+    /// # Errors
+    /// [`KeyError`]
+    fn unpack_key(&self, bytes: &[u8]) -> Result<Self::RemoteKey, KeyError>;
+}
+
+/// A registered region. As [`crate::Memory`].
+#[allow(clippy::len_without_is_empty, reason = "regions have at least one byte")]
+pub trait Memory: Debug + Send + Sync + Sized {
+    /// Address of the first byte, as peers name it in puts, gets and atomics.
+    fn address(&self) -> u64;
+
+    /// Bytes.
+    fn len(&self) -> usize;
+
+    /// Copies `source` to `offset`.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]
+    fn write(&self, offset: usize, source: &[u8]) -> Result<(), MemoryError>;
+
+    /// Copies from `offset` into `target`.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]
+    fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), MemoryError>;
+
+    /// Loads the word at `offset` with acquire ordering.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], [`MemoryError::Unaligned`]
+    fn load_u64(&self, offset: usize) -> Result<u64, MemoryError>;
+
+    /// A range of this memory for zero-copy operations.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]
+    fn slice(&self, offset: usize, length: usize) -> Result<Slice<'_>, MemoryError>;
+
+    /// Deregisters the region.
+    ///
+    /// # Errors
+    /// [`MemoryError::Deregister`]
+    fn deregister(self) -> Result<(), MemoryError>;
+
+    /// The bytes from which a peer makes its key.
+    fn pack_key(&self) -> Vec<u8>;
+}
+
+/// A transport at work on a device. As [`crate::Interface`].
+pub trait Interface: Clone + Debug + 'static {
+    /// What the interface can do.
+    fn attributes(&self) -> &Attributes;
+
+    /// Where peers find the device.
+    fn device_address(&self) -> DeviceAddress;
+
+    /// Where peers find the interface on its device.
+    fn address(&self) -> InterfaceAddress;
+
+    /// Sets the handler of active messages `id` (0 to 31), replacing an older one. Handlers may post.
+    ///
+    /// # Errors
+    /// [`HandlerError`]
+    fn set_handler(&self, id: u8, handler: impl FnMut(Message<'_>) + 'static) -> Result<(), HandlerError>;
+
+    /// Sets the handler that is called once for each endpoint that fails.
+    fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static);
+
+    /// Messages for an id without handler, which were dropped.
+    fn unhandled(&self) -> u64;
+
+    /// What all endpoints of the interface did, including those that were dropped.
+    fn counters(&self) -> Counters;
+
+    /// A descriptor that becomes readable when something happens to an armed interface; `None` if
+    /// nothing ever happens without a call on this thread.
+    ///
+    /// # Errors
+    /// [`EventError::Missing`]
+    fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError>;
+
+    /// Arms the [descriptor](Self::event_fd) until progress is called. Returns when progress is wanted
+    /// at the latest, if it is.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if progress has something to do. [`EventError::Missing`],
+    /// [`EventError::Closed`], [`EventError::System`]
+    fn arm(&self) -> Result<Option<Instant>, EventError>;
+
+    /// Waits for the operations of every endpoint.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`], [`PostError::Closed`]
+    fn flush(&self, completion: Option<&Completion>) -> Post;
+
+    /// Orders the operations of every endpoint.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    fn fence(&self) -> Result<(), PostError>;
+}
+
+/// The one owner of an interface's progress. Dropping it closes the interface.
+pub trait Progress {
+    /// Delivers messages, finishes operations and runs pending requests. Never blocks. Returns the
+    /// number of events.
+    fn progress(&mut self) -> usize;
+}
+
+/// One end of a connection.
+pub trait Endpoint: Clone + Debug + Flush + Pending + 'static {
+    /// What the peer passes to [`Transport::connect`](super::Transport::connect).
+    fn address(&self) -> EndpointAddress;
+
+    /// Why the endpoint failed, if it did.
+    fn error(&self) -> Option<EndpointError>;
+
+    /// What this endpoint did.
+    fn counters(&self) -> Counters;
+}
+
+/// Implements the traits by the types' own methods of the same names.
+macro_rules! objects {
+    ($($object:ident),+) => {
+        $($crate::transport::object::objects!(@ $object);)+
+    };
+    (@ Domain) => {
+        impl $crate::transport::Domain for Domain {
+            type Memory = Memory;
+            type RemoteKey = RemoteKey;
+
+            fn allocate(&self, len: usize, access: $crate::Access) -> Result<Memory, $crate::MemoryError> {
+                self.allocate(len, access)
+            }
+
+            unsafe fn register(
+                &self,
+                start: std::ptr::NonNull<u8>,
+                len: usize,
+                access: $crate::Access,
+            ) -> Result<Memory, $crate::MemoryError> {
+                // SAFETY: the inherent function has the same contract, which the caller keeps.
+                unsafe { self.register(start, len, access) }
+            }
+
+            fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, $crate::KeyError> {
+                self.unpack_key(bytes)
+            }
+        }
+    };
+    (@ Memory) => {
+        impl $crate::transport::Memory for Memory {
+            fn address(&self) -> u64 {
+                self.address()
+            }
+
+            fn len(&self) -> usize {
+                self.len()
+            }
+
+            fn write(&self, offset: usize, source: &[u8]) -> Result<(), $crate::MemoryError> {
+                self.write(offset, source)
+            }
+
+            fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), $crate::MemoryError> {
+                self.read(offset, target)
+            }
+
+            fn load_u64(&self, offset: usize) -> Result<u64, $crate::MemoryError> {
+                self.load_u64(offset)
+            }
+
+            fn slice(&self, offset: usize, length: usize) -> Result<$crate::Slice<'_>, $crate::MemoryError> {
+                self.slice(offset, length)
+            }
+
+            fn deregister(self) -> Result<(), $crate::MemoryError> {
+                self.deregister()
+            }
+
+            fn pack_key(&self) -> Vec<u8> {
+                self.pack_key()
+            }
+        }
+    };
+    (@ Interface) => {
+        impl $crate::transport::Interface for Interface {
+            fn attributes(&self) -> &$crate::Attributes {
+                self.attributes()
+            }
+
+            fn device_address(&self) -> $crate::DeviceAddress {
+                self.device_address()
+            }
+
+            fn address(&self) -> $crate::InterfaceAddress {
+                self.address()
+            }
+
+            fn set_handler(
+                &self,
+                id: u8,
+                handler: impl FnMut($crate::Message<'_>) + 'static,
+            ) -> Result<(), $crate::HandlerError> {
+                self.set_handler(id, handler)
+            }
+
+            fn set_error_handler(&self, handler: impl FnMut(&$crate::EndpointError) + 'static) {
+                self.set_error_handler(handler);
+            }
+
+            fn unhandled(&self) -> u64 {
+                self.unhandled()
+            }
+
+            fn counters(&self) -> $crate::Counters {
+                self.counters()
+            }
+
+            fn event_fd(&self) -> Result<Option<std::os::fd::BorrowedFd<'_>>, $crate::EventError> {
+                self.event_fd()
+            }
+
+            fn arm(&self) -> Result<Option<std::time::Instant>, $crate::EventError> {
+                self.arm()
+            }
+
+            fn flush(&self, completion: Option<&$crate::Completion>) -> $crate::Post {
+                self.flush(completion)
+            }
+
+            fn fence(&self) -> Result<(), $crate::PostError> {
+                self.fence()
+            }
+        }
+    };
+    (@ Progress) => {
+        impl $crate::transport::Progress for Progress {
+            #[inline]
+            fn progress(&mut self) -> usize {
+                self.progress()
+            }
+        }
+    };
+    (@ Endpoint) => {
+        impl $crate::transport::Endpoint for Endpoint {
+            fn address(&self) -> $crate::EndpointAddress {
+                self.address()
+            }
+
+            fn error(&self) -> Option<$crate::EndpointError> {
+                self.error()
+            }
+
+            fn counters(&self) -> $crate::Counters {
+                self.counters()
+            }
+        }
+    };
+}
+pub(crate) use objects;
