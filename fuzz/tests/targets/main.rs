@@ -8,9 +8,11 @@ mod allocation;
 mod commands;
 mod completions;
 mod decoders;
+mod keys;
 mod packets;
 mod rings;
 mod script;
+mod shm;
 mod sockets;
 mod texts;
 
