@@ -92,7 +92,7 @@ fn message(script: &mut Script<'_>) -> [u8; MESSAGE] {
         };
         number.copy_from_slice(&value.to_le_bytes());
     }
-    if script.byte() % 4 == 0 {
+    if script.byte().is_multiple_of(4) {
         script.mutate(&mut bytes);
     }
     bytes
