@@ -1,7 +1,8 @@
 //! Many connections of `tcp` between two interfaces, some of them busy: one message at a time, over each busy one in turn.
 
 use std::cell::Cell;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -9,14 +10,11 @@ use barewire::{
     DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface, InterfaceConfig, PostError,
     Posted, Worker,
 };
-use barewire_tcp::{Listener, Stream};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::times::Times;
 use crate::{DEADLINE, Outcome, Plan, WARM_UP, spin};
 
-/// Bytes of the addresses of all endpoints.
-const ADDRESSES: u32 = 1 << 20;
 const ID: u8 = 1;
 
 /// One of the two processes.
@@ -62,20 +60,32 @@ pub(crate) fn run(plan: &Plan, connections: u32, busy: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// Over this the two exchange addresses.
-fn link(plan: &Plan) -> Outcome<Stream> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, plan.port));
-    if plan.listens {
-        let listener = Listener::bind(Some(Ipv4Addr::LOCALHOST.into()), plan.port, ADDRESSES)?;
-        Ok(listener.accept(DEADLINE)?)
-    } else {
-        Ok(Stream::connect(address, ADDRESSES, DEADLINE)?)
-    }
+/// The connection over which the two processes exchange addresses.
+fn link(plan: &Plan) -> Outcome<TcpStream> {
+    let address = (Ipv4Addr::LOCALHOST, plan.port);
+    let link =
+        if plan.listens { TcpListener::bind(address)?.accept()?.0 } else { TcpStream::connect(address)? };
+    link.set_read_timeout(Some(DEADLINE))?;
+    Ok(link)
+}
+
+/// Sends the length of `bytes`, and `bytes`.
+fn say(link: &mut TcpStream, bytes: &[u8]) -> Outcome<()> {
+    link.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    Ok(link.write_all(bytes)?)
+}
+
+fn receive(link: &mut TcpStream) -> Outcome<Vec<u8>> {
+    let mut length = [0; 4];
+    link.read_exact(&mut length)?;
+    let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+    link.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 impl Process {
     /// Connects as many endpoints to as many of the other process, and sends a message over each, so that all of them are there.
-    fn connect(link: &mut Stream, connections: u32) -> Outcome<Self> {
+    fn connect(link: &mut TcpStream, connections: u32) -> Outcome<Self> {
         let mut worker = Worker::new();
         let domain = Domain::open("tcp", "lo")?;
         let config = InterfaceConfig { max_endpoints: connections, ..Default::default() };
@@ -85,11 +95,11 @@ impl Process {
         let received = Rc::new(Cell::new(0));
         let count = Rc::clone(&received);
         interface.set_handler(ID, move |_| count.set(count.get() + 1))?;
-        link.send(0, &interface.device_address().to_bytes(), DEADLINE)?;
+        say(link, &interface.device_address().to_bytes())?;
         let own: Vec<Vec<u8>> = endpoints.iter().map(|endpoint| endpoint.address().to_bytes()).collect();
-        link.send(0, &own.concat(), DEADLINE)?;
-        let device = DeviceAddress::from_bytes(&link.receive(DEADLINE)?.payload)?;
-        let theirs = link.receive(DEADLINE)?.payload;
+        say(link, &own.concat())?;
+        let device = DeviceAddress::from_bytes(&receive(link)?)?;
+        let theirs = receive(link)?;
         let each = own.first().map_or(1, Vec::len);
         for (endpoint, address) in endpoints.iter().zip(theirs.chunks(each)) {
             endpoint.connect(&device, &EndpointAddress::from_bytes(address)?)?;
@@ -104,7 +114,7 @@ impl Process {
     }
 
     /// Waits until both are here, with all that they sent.
-    fn agree(&mut self, link: &mut Stream) -> Outcome<()> {
+    fn agree(&mut self, link: &mut TcpStream) -> Outcome<()> {
         let Self { worker, endpoints, .. } = self;
         for endpoint in endpoints {
             spin("a flush", || {
@@ -112,11 +122,16 @@ impl Process {
                 Ok(endpoint.flush(FlushMode::Local, None)? == Posted::Done)
             })?;
         }
-        link.send(0, b"here", DEADLINE)?;
+        link.write_all(b"!")?;
+        link.set_nonblocking(true)?;
         spin("the other process", || {
             self.worker.progress();
-            Ok(link.try_receive()?.is_some())
-        })
+            match link.read_exact(&mut [0]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+                read => Ok(read.map(|()| true)?),
+            }
+        })?;
+        Ok(link.set_nonblocking(false)?)
     }
 
     fn send(&mut self, at: usize) -> Outcome<()> {

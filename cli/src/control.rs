@@ -1,19 +1,13 @@
-//! What the two processes of a pair tell each other beside the transport that they exercise: JSON messages in
-//! the frames of `barewire-tcp`.
+//! The JSON messages that the two processes exchange over the control connection, beside the
+//! transport that they exercise.
 
-use crate::args::{self, Test};
+use crate::args::{Layout, Test};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The version of these messages.
-pub(crate) const PROTOCOL: u32 = 2;
-/// The longest message in bytes.
-pub(crate) const LIMIT: u32 = 64 << 10;
-/// The frame kind of these messages.
-pub(crate) const KIND: u16 = 1;
-/// The frame kind of the first frame of a pair: the variables with secrets, as a JSON object.
-pub(crate) const SECRETS: u16 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// What a process is in its pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,28 +65,6 @@ impl fmt::Display for Work {
     }
 }
 
-/// How the hello message is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Layout {
-    /// From the argument
-    Short,
-    /// Through a buffer of the interface
-    Bcopy,
-    /// Straight from registered memory
-    Zcopy,
-}
-
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Short => "short",
-            Self::Bcopy => "bcopy",
-            Self::Zcopy => "zcopy",
-        })
-    }
-}
-
 /// One part of the demo, told by the leader to the follower.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -114,7 +86,7 @@ pub(crate) enum Step {
 #[serde(deny_unknown_fields)]
 pub(crate) struct PerfPlan {
     pub(crate) test: Test,
-    pub(crate) layout: args::Layout,
+    pub(crate) layout: Layout,
     /// Bytes of the message's pieces.
     pub(crate) sizes: Vec<u64>,
     /// From the beginning of one piece to that of the next in the sender's memory; 0 if they follow each other.
@@ -137,31 +109,19 @@ impl PerfPlan {
 }
 
 /// Bytes, as hexadecimal digits in the JSON.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Hex(pub(crate) Vec<u8>);
-
-impl fmt::Display for Hex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl Serialize for Hex {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Hex(#[serde(serialize_with = "hex::serialize")] pub(crate) Vec<u8>);
 
 impl<'de> Deserialize<'de> for Hex {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-        let bytes = text.as_bytes().chunks(2).map(|pair| match *pair {
-            [high, low] => Some(digit(high)? << 4 | digit(low)?),
-            _ => None,
-        });
-        let bytes: Option<Vec<u8>> = bytes.collect();
-        bytes.map(Hex).ok_or_else(|| serde::de::Error::custom("not a string of hexadecimal byte values"))
+        let bytes = hex::decode(String::deserialize(deserializer)?);
+        bytes.map(Self).map_err(|error| serde::de::Error::custom(format!("not hexadecimal: {error}")))
+    }
+}
+
+impl fmt::Display for Hex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex::encode(&self.0))
     }
 }
 
@@ -244,12 +204,12 @@ impl Message {
         }
     }
 
-    /// The frame's payload.
+    /// The bytes of the message.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings, numbers and maps with string keys always become JSON")
     }
 
-    /// Reads a frame's payload.
+    /// Parses the bytes of a message.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes)
             .map_err(|error| format!("a control message that cannot be read: {error}"))

@@ -1,7 +1,8 @@
 //! `barewire hello`: one message each way between a server and a client.
 
 use crate::args::HelloArgs;
-use crate::control::{Layout, Message, Work};
+use crate::args::Layout;
+use crate::control::{Message, Work};
 use crate::error::Error;
 use crate::link::Link;
 use crate::output::Output;
@@ -79,7 +80,7 @@ impl Greeting {
     fn check(&self, choice: &Choice) -> Result<(), Error> {
         let am = &choice.attributes.am;
         let (least, most) = match self.layout {
-            Layout::Short => (0, am.max_short),
+            Layout::Short | Layout::ShortIov => (0, am.max_short),
             Layout::Bcopy => (0, am.max_bcopy),
             Layout::Zcopy => (am.min_zcopy, am.max_zcopy),
         };
@@ -128,7 +129,7 @@ fn send(session: &mut Session<'_>, ours: &Greeting) -> Result<(), Error> {
     let text: Vec<u8> = ours.text().collect();
     let Session { endpoint, wait, domain, .. } = session;
     match ours.layout {
-        Layout::Short => {
+        Layout::Short | Layout::ShortIov => {
             let _ = wait.post(DURING, || endpoint.am_short(GREETING, text.len() as u64, &text))?;
         }
         Layout::Bcopy => {
@@ -162,8 +163,8 @@ fn receive(
 ) -> Result<(), Error> {
     let data = session.wait.until("waiting for the message", || Ok(arrived.borrow_mut().take()))?;
     let text = match announced.layout {
-        // am_short puts an 8-byte header, here the length, before the payload.
-        Layout::Short => data.get(barewire::SHORT_HEADER..).unwrap_or_default(),
+        // am_short sends an 8-byte header, here the length, before the payload.
+        Layout::Short | Layout::ShortIov => data.get(barewire::SHORT_HEADER..).unwrap_or_default(),
         Layout::Bcopy | Layout::Zcopy => &data,
     };
     // The peer announced the size: nothing of that size is allocated.

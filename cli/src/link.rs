@@ -1,10 +1,10 @@
 //! The control connection to the peer, and whether the peer still lives.
 
-use crate::control::{self, Message, PROTOCOL, Role, Work};
+use crate::control::{Message, PROTOCOL, Role, Work};
 use crate::error::{Error, chain};
 use crate::pair::Second;
 use crate::patience::Patience;
-use barewire_tcp::{Stream, StreamCause, StreamError};
+use barewire_cli::channel::{Channel, ChannelError};
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -49,7 +49,7 @@ impl fmt::Display for Peer {
 /// The control connection of one side.
 #[derive(Debug)]
 pub(crate) struct Link {
-    stream: Option<Stream>,
+    channel: Option<Channel>,
     peer: Peer,
     second: Option<Second>,
     inbox: VecDeque<Message>,
@@ -60,10 +60,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Greets the peer at the other end of `stream` and checks that it fits. The peer has proved
+    /// Greets the peer at the other end of `channel` and checks that it fits. The peer has proved
     /// already who it is. `second` is the process at the other end, if this one started it.
     pub(crate) fn open(
-        stream: Stream,
+        channel: Channel,
         role: Role,
         work: Work,
         place: Option<String>,
@@ -73,7 +73,7 @@ impl Link {
         let peer = Peer { role: role.counterpart(), pid, place };
         let now = Instant::now();
         let mut link = Self {
-            stream: Some(stream),
+            channel: Some(channel),
             peer,
             second,
             inbox: VecDeque::new(),
@@ -120,14 +120,14 @@ impl Link {
 
     /// The address from which packets to the peer leave.
     pub(crate) fn local(&self) -> Option<IpAddr> {
-        let address = self.stream.as_ref()?.local().ok()?;
+        let address = self.channel.as_ref()?.local().ok()?;
         Some(address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip()))
     }
 
     /// The peer is on this machine: both ends of the connection have one address, or it is a unix
     /// socket.
     pub(crate) fn is_near(&self) -> bool {
-        let peer = self.stream.as_ref().and_then(Stream::peer).map(|peer| peer.ip());
+        let peer = self.channel.as_ref().and_then(Channel::peer).map(|peer| peer.ip());
         peer.is_none_or(|peer| self.local().is_some_and(|here| here.to_canonical() == peer.to_canonical()))
     }
 
@@ -148,11 +148,11 @@ impl Link {
 
     /// Sends a message.
     pub(crate) fn send(&mut self, message: &Message, during: &str) -> Result<(), Error> {
-        let Some(stream) = &mut self.stream else {
+        let Some(channel) = &mut self.channel else {
             return Err(Error::Local("the control connection is closed".into()));
         };
         self.sent = Instant::now();
-        match stream.send(control::KIND, &message.to_bytes(), SEND) {
+        match channel.send(&message.to_bytes(), SEND) {
             Ok(()) => Ok(()),
             Err(error) => Err(self.lost(&error, during)),
         }
@@ -175,8 +175,8 @@ impl Link {
         if self.peer_finished {
             return Ok(());
         }
-        while let Some(stream) = &mut self.stream {
-            match stream.try_receive() {
+        while let Some(channel) = &mut self.channel {
+            match channel.try_receive() {
                 Ok(Some(message)) => {
                     self.heard.renew(now);
                     self.take_in(&message, during)?;
@@ -198,11 +198,8 @@ impl Link {
         Ok(())
     }
 
-    fn take_in(&mut self, message: &barewire_tcp::Message, during: &str) -> Result<(), Error> {
-        if message.kind != control::KIND {
-            return Err(self.protocol(format!("it sent a frame of kind {}", message.kind)));
-        }
-        match Message::from_bytes(&message.payload).map_err(|what| self.protocol(what))? {
+    fn take_in(&mut self, message: &[u8], during: &str) -> Result<(), Error> {
+        match Message::from_bytes(message).map_err(|what| self.protocol(what))? {
             Message::Alive => {}
             Message::Goodbye { reason: Some(reason) } => {
                 return Err(Error::PeerGaveUp {
@@ -268,25 +265,25 @@ impl Link {
     }
 
     /// Names the cause of an error of the control connection.
-    fn lost(&mut self, error: &StreamError, during: &str) -> Error {
+    fn lost(&mut self, error: &ChannelError, during: &str) -> Error {
         let peer = self.peer.clone();
-        if let StreamCause::Frame(frame) = error.cause() {
-            return Error::Protocol { peer, what: frame.to_string() };
+        if let ChannelError::TooLong { .. } = error {
+            return Error::Protocol { peer, what: error.to_string() };
         }
         // A send may fail although the peer's last words are here already.
-        while let Some(Ok(Some(message))) = self.stream.as_mut().map(Stream::try_receive) {
+        while let Some(Ok(Some(message))) = self.channel.as_mut().map(Channel::try_receive) {
             if let Err(last @ Error::PeerGaveUp { .. }) = self.take_in(&message, during) {
                 return last;
             }
         }
-        let ended = if error.cause().is_peer_gone() {
+        let ended = if error.is_peer_gone() {
             self.second.as_mut().and_then(|second| second.wait(EXPLANATION))
         } else {
             None
         };
         let cause = match ended {
             Some(status) => format!("it ended with {status}"),
-            None => chain(error.cause()),
+            None => chain(error),
         };
         Error::PeerGone { peer, during: during.to_owned(), cause }
     }
@@ -309,8 +306,8 @@ impl Link {
             _ => Duration::ZERO,
         };
         let deadline = Instant::now() + patience;
-        if let Some(stream) = self.stream.take() {
-            stream.close(patience);
+        if let Some(channel) = self.channel.take() {
+            channel.close(patience);
         }
         if let Some(mut second) = self.second.take() {
             let ended = second.wait(deadline.saturating_duration_since(Instant::now()));

@@ -5,9 +5,8 @@
 //! `$XDG_RUNTIME_DIR/barewire`, which only its owner can enter, or in the abstract namespace where
 //! there is no such directory.
 
-use crate::control;
 use crate::error::{Error, local};
-use barewire_tcp::Stream;
+use barewire_cli::channel::Channel;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
@@ -57,7 +56,7 @@ impl LocalListener {
     }
 
     /// Waits for a process of this user.
-    pub(crate) fn accept(&self) -> Result<Stream, Error> {
+    pub(crate) fn accept(&self) -> Result<Channel, Error> {
         let failed = |error: io::Error| local("cannot accept a client", &error);
         loop {
             let socket = match self.socket.accept() {
@@ -66,7 +65,7 @@ impl LocalListener {
                 Err(error) => return Err(failed(error)),
             };
             if peer_user(&socket).map_err(failed)? == self.user {
-                return Stream::new(socket, control::LIMIT).map_err(failed);
+                return Channel::unix(socket.into()).map_err(failed);
             }
         }
     }
@@ -82,7 +81,7 @@ impl Drop for LocalListener {
 }
 
 /// Connects to the server of this user at `port`.
-pub(crate) fn connect(port: u16) -> Result<Stream, Error> {
+pub(crate) fn connect(port: u16) -> Result<Channel, Error> {
     let user = User::own()?;
     let folder = Folder::of(user);
     let paths = folder.iter().map(|folder| SockAddr::unix(folder.socket(port)));
@@ -99,7 +98,7 @@ pub(crate) fn connect(port: u16) -> Result<Stream, Error> {
                         found.0, user.0
                     )));
                 }
-                return Stream::new(socket, control::LIMIT).map_err(failed);
+                return Channel::unix(socket.into()).map_err(failed);
             }
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
             Err(error) => refusal = error,

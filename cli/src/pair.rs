@@ -1,8 +1,8 @@
 //! A second process of this program, joined to the first by a pair of unix sockets without a name.
 
-use crate::control::{self, Work};
+use crate::control::Work;
 use crate::error::{Error, chain, local};
-use barewire_tcp::Stream;
+use barewire_cli::channel::Channel;
 use barewire_tcp::key::KEY_VARIABLE;
 use std::collections::BTreeMap;
 use std::io;
@@ -30,10 +30,10 @@ pub(crate) struct Second {
 
 impl Second {
     /// Starts a second process; its standard input is the other end of the connection.
-    pub(crate) fn start(work: Work) -> Result<(Self, Stream), Error> {
+    pub(crate) fn start(work: Work) -> Result<(Self, Channel), Error> {
         let fail = |error: io::Error| local("cannot start a second process", &error);
         let (near, far) = UnixStream::pair().map_err(fail)?;
-        let mut stream = Stream::new(near, control::LIMIT).map_err(fail)?;
+        let mut channel = Channel::unix(near).map_err(fail)?;
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0("barewire")
@@ -51,8 +51,8 @@ impl Second {
         // The socket has room for it, so this cannot wait for the child. A child that is dead
         // already is noticed by the greeting.
         let text = serde_json::to_vec(&secrets).map_err(|error| Error::Local(error.to_string()))?;
-        let _ = stream.send(control::SECRETS, &text, HAND_OVER);
-        Ok((Self { child, ended: None }, stream))
+        let _ = channel.send(&text, HAND_OVER);
+        Ok((Self { child, ended: None }, channel))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -88,26 +88,23 @@ impl Drop for Second {
 
 /// In the second process: the connection to the first, which is `parent`. From here on this process does not outlive
 /// its parent.
-pub(crate) fn attend(parent: u32) -> Result<Stream, Error> {
+pub(crate) fn attend(parent: u32) -> Result<Channel, Error> {
     let parent = i32::try_from(parent).map_err(|_| Error::Usage("the parent is no process id".into()))?;
     follow_parent(parent).map_err(|error| local("cannot watch the first process", &error))?;
     let foreign = |_| Error::Usage("'second' is started by barewire itself, as part of a pair".into());
     let input = io::stdin().as_fd().try_clone_to_owned();
-    let input = input.and_then(|input| Stream::new(UnixStream::from(input), control::LIMIT));
-    let mut stream = input.map_err(foreign)?;
-    take_secrets(&mut stream)?;
-    Ok(stream)
+    let input = input.and_then(|input| Channel::unix(UnixStream::from(input)));
+    let mut channel = input.map_err(foreign)?;
+    take_secrets(&mut channel)?;
+    Ok(channel)
 }
 
 /// Receives the first process's secrets, and puts them where the library finds them.
-fn take_secrets(stream: &mut Stream) -> Result<(), Error> {
+fn take_secrets(channel: &mut Channel) -> Result<(), Error> {
     let wrong = |cause: &str| Error::Local(format!("lost the first process during the hand-over: {cause}"));
-    let message = stream.receive(HAND_OVER).map_err(|error| wrong(&chain(error.cause())))?;
-    if message.kind != control::SECRETS {
-        return Err(wrong("it sent something else"));
-    }
+    let message = channel.receive(HAND_OVER).map_err(|error| wrong(&chain(&error)))?;
     let secrets: BTreeMap<String, String> =
-        serde_json::from_slice(&message.payload).map_err(|error| wrong(&error.to_string()))?;
+        serde_json::from_slice(&message).map_err(|error| wrong(&error.to_string()))?;
     for (name, value) in secrets.iter().filter(|(name, _)| SECRETS.contains(&name.as_str())) {
         // SAFETY: no other thread runs yet: `main` calls this before anything else of a second
         // process.

@@ -1,14 +1,15 @@
 //! How the two processes of a command come together and part.
 
 use crate::args::SecondArgs;
-use crate::control::{self, Role, Work};
+use crate::control::{Role, Work};
 use crate::error::{Error, local};
 use crate::link::Link;
 use crate::local::{self as local_socket, HOW_TO_MAKE_A_KEY, LocalListener};
 use crate::output::warning_line;
 use crate::pair::{self, Second};
 use crate::{demo, perf, transports};
-use barewire_tcp::{KeyedListener, ListenerError, Stream};
+use barewire_cli::channel::Channel;
+use barewire_cli::keyed::{self, KeyedListener};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
@@ -25,8 +26,8 @@ pub(crate) fn with_second<T>(
     work: Work,
     lead: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let (second, stream) = Second::start(work)?;
-    let mut link = Link::open(stream, Role::First, work, None, Some(second))?;
+    let (second, channel) = Second::start(work)?;
+    let mut link = Link::open(channel, Role::First, work, None, Some(second))?;
     let result = lead(&mut link);
     part(link, result)
 }
@@ -38,8 +39,8 @@ pub(crate) fn with_server<T>(
     work: Work,
     lead: impl FnOnce(&mut Link) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let (stream, place) = connect(host, port)?;
-    let mut link = Link::open(stream, Role::Client, work, Some(place), None)?;
+    let (channel, place) = connect(host, port)?;
+    let mut link = Link::open(channel, Role::Client, work, Some(place), None)?;
     let result = lead(&mut link);
     part(link, result)
 }
@@ -60,14 +61,15 @@ impl Door {
             return LocalListener::bind(port).map(Self::Local);
         };
         let bind = bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        match KeyedListener::bind(bind, port, key, control::LIMIT) {
+        let address = SocketAddr::new(bind, port);
+        match KeyedListener::bind(address, key) {
             Ok(listener) => Ok(Self::Keyed(Box::new(listener))),
-            Err(error) => Err(Error::Local(error.to_string())),
+            Err(error) => Err(local(format!("cannot listen on {address}"), &error)),
         }
     }
 
     /// Waits for a client that is admitted.
-    fn accept(&mut self) -> Result<Stream, Error> {
+    fn accept(&mut self) -> Result<Channel, Error> {
         const AGAIN: Duration = Duration::from_hours(1);
         let listener = match self {
             Self::Local(listener) => return listener.accept(),
@@ -75,9 +77,11 @@ impl Door {
         };
         loop {
             match listener.accept(AGAIN) {
-                Ok(stream) => return Ok(stream),
-                Err(ListenerError::TimedOut { .. }) => {}
-                Err(error) => return Err(Error::Local(error.to_string())),
+                Ok(Some(channel)) => return Ok(channel),
+                Ok(None) => {}
+                Err(error) => {
+                    return Err(local(format!("{}: cannot accept a connection", listener.address()), &error));
+                }
             }
         }
     }
@@ -104,9 +108,9 @@ pub(crate) fn with_client<T>(
     let mut door = Door::open(bind, port)?;
     listening(&door)?;
     loop {
-        let stream = door.accept()?;
-        let place = stream.peer().map(|address| address.to_string());
-        let served = Link::open(stream, Role::Server, work, place, None).and_then(|mut link| {
+        let channel = door.accept()?;
+        let place = channel.peer().map(|address| address.to_string());
+        let served = Link::open(channel, Role::Server, work, place, None).and_then(|mut link| {
             let result = follow(&mut link);
             part(link, result)
         });
@@ -124,8 +128,8 @@ pub(crate) fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
         let known = matches!(error, Error::PeerGaveUp { .. });
         (error, known)
     };
-    let stream = pair::attend(args.parent).map_err(unknown)?;
-    let mut link = Link::open(stream, Role::Second, args.work, None, None).map_err(unknown)?;
+    let channel = pair::attend(args.parent).map_err(unknown)?;
+    let mut link = Link::open(channel, Role::Second, args.work, None, None).map_err(unknown)?;
     let result = match args.work {
         Work::Demo => demo::follow(&mut link),
         Work::Perf => perf::follow(&mut link, None),
@@ -147,7 +151,7 @@ fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> {
 
 /// Connects to the first address of `host` that answers, and says where that is. Without a key
 /// only this machine is reached.
-fn connect(host: &str, port: u16) -> Result<(Stream, String), Error> {
+fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
     let Some(key) = transports::key()? else {
         if !is_here(host) {
             return Err(Error::Usage(format!("to reach {host}: {HOW_TO_MAKE_A_KEY}")));
@@ -156,8 +160,8 @@ fn connect(host: &str, port: u16) -> Result<(Stream, String), Error> {
     };
     let mut refusal = format!("{host} has no address");
     for address in resolve(host, port)? {
-        match Stream::connect_with_key(address, &key, control::LIMIT, PROOF) {
-            Ok(stream) => return Ok((stream, address.to_string())),
+        match keyed::connect(address, &key, PROOF) {
+            Ok(channel) => return Ok((channel, address.to_string())),
             Err(error) => refusal = format!("{address}: {error}; a server has to have the same key"),
         }
     }

@@ -2,15 +2,13 @@
 
 mod support;
 
-use barewire_tcp::{Message, Stream};
+use barewire_cli::channel::Channel;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 use support::{Barewire, PATIENCE, PROMISE, control, control_name, start};
 
-const LIMIT: u32 = 64 << 10;
-const KIND: u16 = 1;
 const SOON: Duration = Duration::from_secs(30);
 
 fn server(more: &[&str]) -> (Barewire, String) {
@@ -77,11 +75,7 @@ fn a_port_that_is_taken() {
 
 #[test]
 fn a_client_that_sends_garbage() {
-    let garbage: [&[u8]; 3] = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"BWIR\x09\x00\x01\x00\x00\x00\x00\x00",
-        b"BWIR\x01\x00\x01\x00\xff\xff\xff\xff",
-    ];
+    let garbage: [&[u8]; 3] = [b"GET / HTTP/1.1\r\n\r\n", b"\x01\x00\x01\x00", b"\xff\xff\xff\xff\x00"];
     let (mut server, port) = server(&[]);
     for (count, bytes) in garbage.into_iter().enumerate() {
         let mut stranger = control(&port);
@@ -115,8 +109,8 @@ fn a_server_of_another_kind() {
     let port = format!("{}", 20_000 + std::process::id() % 10_000);
     let listener = UnixListener::bind_addr(&control_name(&port)).unwrap();
     let client = start(&["hello", "-n", "127.0.0.1", "-p", &port]);
-    let mut stream = Stream::new(listener.accept().unwrap().0, LIMIT).unwrap();
-    stream.send(KIND, b"220 mail.example ESMTP", SOON).unwrap();
+    let mut channel = Channel::unix(listener.accept().unwrap().0).unwrap();
+    channel.send(b"220 mail.example ESMTP", SOON).unwrap();
     let ended = client.end(PROMISE);
     assert!(ended.failed().contains("cannot be read"), "{ended:#?}");
 }
@@ -131,17 +125,17 @@ fn a_perf_server_is_no_hello_server() {
 }
 
 /// A client that speaks the control protocol by hand.
-struct Hand(Stream);
+struct Hand(Channel);
 
 impl Hand {
     fn connect(port: &str) -> Self {
-        Self(Stream::new(control(port), LIMIT).unwrap())
+        Self(Channel::unix(control(port)).unwrap())
     }
 
     fn greet(port: &str) -> Self {
         let mut hand = Self::connect(port);
         let hello = json!({"hello": {
-            "protocol": 2, "version": "0.1.0", "work": "hello", "role": "client", "pid": std::process::id()
+            "protocol": 3, "version": "0.1.0", "work": "hello", "role": "client", "pid": std::process::id()
         }});
         hand.say(&hello);
         hand.hear("hello");
@@ -149,13 +143,13 @@ impl Hand {
     }
 
     fn say(&mut self, message: &Value) {
-        self.0.send(KIND, message.to_string().as_bytes(), SOON).unwrap();
+        self.0.send(message.to_string().as_bytes(), SOON).unwrap();
     }
 
     /// Waits for a message of this name.
     fn hear(&mut self, name: &str) -> Value {
         loop {
-            let Message { payload, .. } = self.0.receive(SOON).unwrap();
+            let payload = self.0.receive(SOON).unwrap();
             let message: Value = serde_json::from_slice(&payload).unwrap();
             if message == name {
                 return message;
@@ -236,7 +230,7 @@ fn a_client_that_floods() {
     let (mut server, port) = server(&[]);
     let mut hand = Hand::greet(&port);
     let flood = json!("ready").to_string();
-    while hand.0.send(KIND, flood.as_bytes(), SOON).is_ok() {}
+    while hand.0.send(flood.as_bytes(), SOON).is_ok() {}
     drop(hand);
     server.warning("messages that nobody asked for", PROMISE);
     serves(server, &port);

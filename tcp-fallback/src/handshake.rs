@@ -81,8 +81,8 @@ pub enum Purpose {
     Messages = 1,
     /// Requests to the memory of a process.
     Memory = 2,
-    /// A message stream.
-    Stream = 3,
+    /// The control connection of two programs, which address no endpoint.
+    Control = 3,
 }
 
 /// What the end that connects wants: the numbers of the two ends.
@@ -115,7 +115,7 @@ impl Claim {
         let purpose = match bytes[..8] {
             [1, 0, 0, 0, 0, 0, 0, 0] => Purpose::Messages,
             [2, 0, 0, 0, 0, 0, 0, 0] => Purpose::Memory,
-            [3, 0, 0, 0, 0, 0, 0, 0] => Purpose::Stream,
+            [3, 0, 0, 0, 0, 0, 0, 0] => Purpose::Control,
             _ => return None,
         };
         let (numbers, _) = bytes[8..].as_chunks::<8>();

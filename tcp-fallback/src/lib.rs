@@ -1,63 +1,41 @@
-//! Messages and one-sided operations over TCP, closed to strangers.
+//! Authenticated connections and one-sided operations over TCP.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
 //! | [`key`], [`handshake`] | the job's secret, and how two ends prove that they know it |
-//! | [`door`], [`connector`] | connections from either side, which are no connections before that |
-//! | [`socket`], [`outbox`] | a connection that never waits, and what waits on it |
-//! | [`seal`] | records, which protect what follows |
-//! | [`patience`] | how long a peer may take |
-//! | [`message`], [`request`] | what is said on it |
-//! | [`region`], [`target`] | memory that peers may reach, and the thread that serves them |
-//! | [`interfaces`] | the addresses of this host, and which of them leads to a peer |
+//! | [`door`], [`connector`] | accepting and opening connections, up to the proof |
+//! | [`socket`], [`outbox`] | a nonblocking connection, and the bytes that wait to be sent on it |
+//! | [`seal`] | records, which protect the bytes after the handshake |
+//! | [`patience`] | timeouts that ignore time in which this process made no progress |
+//! | [`message`], [`request`] | headers of messages, and requests to a peer's memory |
+//! | [`region`], [`target`] | memory that peers may access, and the thread that serves them |
+//! | [`interfaces`] | addresses of this host, and which of them leads to a peer |
 //!
-//! Nothing of these waits, allocates per message, or calls back: a transport drives them. What they promise:
+//! Nothing here waits, allocates per message, or calls back: a transport drives it. Guarantees:
 //!
-//! * No byte of a peer is looked at before it proved that it knows the key, and it reaches no memory but what
-//!   was opened to it.
-//! * On a [protected](door::Limits::protected) connection, what is handed on is what the peer sent: unchanged,
-//!   in order, once, and from this connection's peer and direction. Otherwise the connection ends with an
-//!   error that says so. The bytes are encrypted as well. Whoever is on the way can delay them or cut the
-//!   connection, and sees when and how much is sent.
+//! * No byte of a peer is parsed before the peer proved that it knows the key, and a peer accesses only
+//!   memory that was opened to it.
+//! * On a [protected](door::Limits::protected) connection, the received bytes are those that the peer
+//!   sent: unchanged, in order, once, and from this connection's peer and direction. Otherwise the
+//!   connection ends with an error that says so. The bytes are encrypted as well. An attacker on the
+//!   path can delay them or cut the connection, and sees when and how much is sent.
 //!
-//! What they do not promise: forward secrecy. Who learns the job's key later can decrypt what was recorded,
-//! since the keys of a connection are derived from it and from what is sent in the clear. A connection that
-//! is not protected can be read and changed by whoever can read and change the packets.
+//! There is no forward secrecy: an attacker that learns the job's key later can decrypt what was
+//! recorded, since the keys of a connection are derived from the job's key and from bytes that are sent
+//! in the clear. A connection that is not protected can be read and changed by an attacker that can
+//! read and change its packets.
 //!
-//! Records are this crate's own, from reviewed parts (HKDF and AES-256-GCM of `ring`), in place of TLS or
-//! Noise: the handshake was there, and records need no state machine beside it, so that sockets that never
-//! wait, the thread that serves memory and every bound on what a stranger costs stay as they are.
-//!
-//! Beside them stands a plain [`Stream`] of framed messages with deadlines, for conversations that need no speed. Of a [`Listener`] it
-//! proves nothing about its peer; a [`KeyedListener`] lets in who knows the key.
-//!
-//! ```
-//! use barewire_tcp::{Listener, Stream};
-//! use std::time::Duration;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let (limit, soon) = (4096, Duration::from_secs(5));
-//! let listener = Listener::bind(None, 0, limit)?;
-//! let mut client = Stream::connect(listener.address(), limit, soon)?;
-//! let mut server = listener.accept(soon)?;
-//!
-//! client.send(7, b"ping", soon)?;
-//! let message = server.receive(soon)?;
-//! assert_eq!((message.kind, message.payload.as_slice()), (7, b"ping".as_slice()));
-//! # Ok(())
-//! # }
-//! ```
+//! Records are this crate's own, built from reviewed parts (HKDF and AES-256-GCM of `ring`), instead of
+//! TLS or Noise: the handshake existed, and records add no state machine to it, so that the nonblocking
+//! sockets, the thread that serves memory and the bounds on the cost of strangers stay as they are.
 
 #![deny(unsafe_code)]
 
 pub mod connector;
 pub mod door;
-pub mod frame;
 pub mod handshake;
 pub mod interfaces;
 pub mod key;
-mod keyed;
-mod listener;
 pub mod message;
 pub mod outbox;
 pub mod patience;
@@ -65,11 +43,6 @@ pub mod region;
 pub mod request;
 pub mod seal;
 pub mod socket;
-mod stream;
 pub mod target;
 
-pub use frame::FrameError;
 pub use key::Key;
-pub use keyed::KeyedListener;
-pub use listener::{Listener, ListenerError};
-pub use stream::{Message, Stream, StreamCause, StreamError};

@@ -123,19 +123,6 @@ impl Seal {
         Ok(())
     }
 
-    /// The records of `parts`, one after the other.
-    pub(crate) fn wrap(&mut self, parts: &[&[u8]]) -> io::Result<Vec<u8>> {
-        let mut records = Vec::new();
-        for payload in parts.iter().flat_map(|part| part.chunks(RECORD)) {
-            let start = records.len();
-            records.resize(start + HEAD, 0);
-            records.extend_from_slice(payload);
-            records.resize(records.len() + TAG, 0);
-            self.seal(&mut records[start..])?;
-        }
-        Ok(records)
-    }
-
     /// Takes what `read` finds and opens the whole records, whose payloads lie at the front of `buffer`
     /// then: how many bytes. `None` if there is no whole record yet; zero is the end of the stream.
     /// The buffer takes at least a record.
@@ -248,6 +235,21 @@ mod tests {
         let salt = Salt::new(HKDF_SHA256, b"salt");
         let (one, other) = (salt.extract(b"one"), salt.extract(b"other"));
         (Seal::new(&one, &other).unwrap(), Seal::new(&other, &one).unwrap())
+    }
+
+    impl Seal {
+        /// The records of `parts`, one after the other.
+        pub(crate) fn wrap(&mut self, parts: &[&[u8]]) -> io::Result<Vec<u8>> {
+            let mut records = Vec::new();
+            for payload in parts.iter().flat_map(|part| part.chunks(RECORD)) {
+                let start = records.len();
+                records.resize(start + HEAD, 0);
+                records.extend_from_slice(payload);
+                records.resize(records.len() + TAG, 0);
+                self.seal(&mut records[start..])?;
+            }
+            Ok(records)
+        }
     }
 
     fn open(seal: &mut Seal, bytes: &[u8]) -> io::Result<Option<Vec<u8>>> {

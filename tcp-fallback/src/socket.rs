@@ -41,16 +41,6 @@ impl Socket {
         Ok(Self { fd: socket.into(), peer, seal: seal.map(Box::new) })
     }
 
-    /// A stream of messages over the same connection, which waits; payloads over `limit` bytes are refused.
-    ///
-    /// # Errors
-    /// The connection is gone.
-    pub fn into_stream(self, limit: u32) -> io::Result<crate::Stream> {
-        let mut stream = crate::Stream::new(self.fd, limit)?;
-        stream.protect(self.seal);
-        Ok(stream)
-    }
-
     /// The other end's address.
     pub fn peer(&self) -> SocketAddr {
         self.peer

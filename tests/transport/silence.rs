@@ -1,7 +1,8 @@
 //! Peers of `tcp` that fall silent: stopped for a while or for too long, and gone without a word.
 
 use std::cell::Cell;
-use std::net::{IpAddr, Ipv4Addr};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
@@ -11,13 +12,13 @@ use barewire::{
     Access, Cause, DeviceAddress, Domain, EndpointAddress, FetchResult, FlushMode, InterfaceConfig, Memory,
     PostError, Posted, RemoteKey, Worker,
 };
+use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
 use barewire_tcp::door::Limits;
 use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::message::{Header, Kind};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::socket::Socket;
-use barewire_tcp::{Key, Listener, Stream};
 
 use crate::sockets::{goes_on, side};
 use crate::support::{DEADLINE, Pair, Side, Watch, collect, connect, until, watch_errors};
@@ -27,8 +28,6 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const KEY: u8 = 5;
 /// The port of the test whose peer this process is.
 const CHILD: &str = "BAREWIRE_TEST_STOPPED";
-/// Bytes of what the two tell each other.
-const WORDS: u32 = 4096;
 
 /// Fills the connection to a peer that takes nothing. Answers the flush that waits for it, and what is being sent.
 fn fill_up(worker: &mut Worker, client: &Side) -> (Watch, Memory) {
@@ -126,8 +125,31 @@ impl Drop for Process {
     }
 }
 
-/// Tells the other end who this is, and connects to it. Answers the key and the address of its memory.
-fn introduce(link: &mut Stream, side: &Side, memory: &Memory) -> (RemoteKey, u64) {
+/// Sends the length of `bytes`, and `bytes`.
+fn say(link: &mut TcpStream, bytes: &[u8]) {
+    link.write_all(&(bytes.len() as u32).to_le_bytes()).unwrap();
+    link.write_all(bytes).unwrap();
+}
+
+/// Returns true if there is something to [`hear`].
+fn has_message(link: &TcpStream) -> bool {
+    link.set_nonblocking(true).unwrap();
+    let peeked = link.peek(&mut [0]);
+    link.set_nonblocking(false).unwrap();
+    !matches!(&peeked, Err(error) if error.kind() == ErrorKind::WouldBlock) && peeked.unwrap() > 0
+}
+
+fn hear(link: &mut TcpStream) -> Vec<u8> {
+    let mut length = [0; 4];
+    link.read_exact(&mut length).unwrap();
+    let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+    link.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// Sends the addresses of this end, and connects to the other end. Returns the key and the address of
+/// its memory.
+fn introduce(link: &mut TcpStream, side: &Side, memory: &Memory) -> (RemoteKey, u64) {
     let own = [
         side.interface.device_address().to_bytes(),
         side.endpoint.address().to_bytes(),
@@ -135,9 +157,9 @@ fn introduce(link: &mut Stream, side: &Side, memory: &Memory) -> (RemoteKey, u64
         memory.address().to_le_bytes().to_vec(),
     ];
     for word in own {
-        link.send(0, &word, DEADLINE).unwrap();
+        say(link, &word);
     }
-    let mut word = || link.receive(DEADLINE).unwrap().payload;
+    let mut word = || hear(link);
     let (device, endpoint) = (DeviceAddress::from_bytes(&word()), EndpointAddress::from_bytes(&word()));
     side.endpoint.connect(&device.unwrap(), &endpoint.unwrap()).unwrap();
     (side.domain.unpack_key(&word()).unwrap(), u64::from_le_bytes(word().try_into().unwrap()))
@@ -145,7 +167,7 @@ fn introduce(link: &mut Stream, side: &Side, memory: &Memory) -> (RemoteKey, u64
 
 /// What the process does that is stopped: takes messages, every one and in order, until it is told how many there were.
 fn be_stopped(port: u16) {
-    let mut link = Stream::connect((HERE, port).into(), WORDS, DEADLINE).unwrap();
+    let mut link = TcpStream::connect((HERE, port)).unwrap();
     let mut worker = Worker::new();
     let side = side(&mut worker, KEY, &InterfaceConfig::default());
     let memory = side.domain.allocate(64, Access::all()).unwrap();
@@ -157,14 +179,10 @@ fn be_stopped(port: u16) {
     };
     side.interface.set_handler(1, handler).unwrap();
     introduce(&mut link, &side, &memory);
-    let total = loop {
-        worker.progress();
-        if let Some(message) = link.try_receive().unwrap() {
-            break u64::from_le_bytes(message.payload.try_into().unwrap());
-        }
-    };
+    until(&mut [&mut worker], "the number of messages", || has_message(&link));
+    let total = u64::from_le_bytes(hear(&mut link).try_into().unwrap());
     until(&mut [&mut worker], "all messages", || next.get() == total);
-    link.send(0, b"all", DEADLINE).unwrap();
+    say(&mut link, b"all");
 }
 
 /// A process that is stopped, with messages and an atomic on their way to it and the buffers full: others of the same interface go on, and when
@@ -174,14 +192,15 @@ fn a_process_that_is_stopped_goes_on_where_it_was() {
     if let Ok(port) = std::env::var(CHILD) {
         return be_stopped(port.parse().unwrap());
     }
-    let listener = Listener::bind(Some(HERE), 0, WORDS).unwrap();
+    let listener = TcpListener::bind((HERE, 0)).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "silence::a_process_that_is_stopped_goes_on_where_it_was"])
-        .env(CHILD, listener.address().port().to_string())
+        .env(CHILD, listener.local_addr().unwrap().port().to_string())
         .stdout(Stdio::null())
         .spawn();
     let mut process = Process(child.unwrap());
-    let mut link = listener.accept(DEADLINE).unwrap();
+    let mut link = listener.accept().unwrap().0;
+    link.set_read_timeout(Some(DEADLINE)).unwrap();
     let config = InterfaceConfig::default();
     let (mut worker, mut there) = (Worker::new(), Worker::new());
     let client = side(&mut worker, KEY, &config);
@@ -229,8 +248,8 @@ fn a_process_that_is_stopped_goes_on_where_it_was() {
     assert_eq!((during.result(), result.get()), (Some(Ok(())), 1));
     let flushed = || client.endpoint.flush(FlushMode::Remote, None) == Ok(Posted::Done);
     until(&mut [&mut worker], "the flush", flushed);
-    link.send(0, &sent.to_le_bytes(), DEADLINE).unwrap();
-    until(&mut [&mut worker], "the peer's word", || link.try_receive().unwrap().is_some());
+    say(&mut link, &sent.to_le_bytes());
+    until(&mut [&mut worker], "the peer's word", || has_message(&link));
     assert!(errors.borrow().is_empty());
     assert!(process.0.wait().unwrap().success());
 }

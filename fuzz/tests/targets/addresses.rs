@@ -1,10 +1,10 @@
-//! What another process sends: addresses, keys, frames of a message stream.
+//! What another process sends: addresses, keys, messages of a control connection.
 
 use barewire::{DeviceAddress, EndpointAddress, InterfaceAddress};
-use barewire_tcp::frame::{Parsed, parse};
+use barewire_cli::channel::{LIMIT, Parsed, parse};
 use bolero::check;
 
-use crate::script::{Script, bytes_to};
+use crate::script::bytes_to;
 
 #[test]
 fn any_addresses() {
@@ -32,15 +32,11 @@ fn any_addresses() {
 #[test]
 fn any_frames() {
     check!().with_generator(bytes_to(256)).for_each(|bytes| {
-        let mut script = Script::new(bytes);
-        let (limit, mut rest) = (u32::from(script.number()), script.bytes(256));
+        let mut rest = bytes.as_slice();
         loop {
-            match parse(rest, limit) {
-                Ok(Parsed::Frame { payload, consumed, .. }) => {
-                    assert!(payload.len() <= limit as usize && consumed > payload.len());
-                    rest = &rest[consumed..];
-                }
-                Ok(Parsed::Need(length)) => break assert!(length > rest.len()),
+            match parse(rest) {
+                Ok(Parsed::Message(message)) => rest = &rest[4 + message.len()..],
+                Ok(Parsed::Need(length)) => break assert!(length > rest.len() && length <= 4 + LIMIT),
                 Err(error) => break assert!(!error.to_string().is_empty()),
             }
         }

@@ -11,6 +11,9 @@ use barewire::{
     Access, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig, PostError,
     Unpack,
 };
+use barewire_cli::channel::{Channel, LIMIT};
+use barewire_cli::keyed::KeyedListener;
+use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
 use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, Initiator, Purpose};
@@ -18,7 +21,6 @@ use barewire_tcp::message::{Header, Kind};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::request::{ANSWER_BYTES, Action, Answer, Change, Operation, Outcome, Request};
 use barewire_tcp::socket::Socket;
-use barewire_tcp::{Key, KeyedListener, Stream, frame};
 use bolero::check;
 
 use crate::allocation;
@@ -30,8 +32,6 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const MESSAGE_MEMORY: usize = 2 << 20;
 const CHANGES: [Change; 6] =
     [Change::Add, Change::And, Change::Or, Change::Xor, Change::Swap, Change::CompareSwap];
-/// Bytes of a frame on a keyed stream.
-const FRAME: u32 = 16 << 10;
 
 fn key() -> Key {
     Key::from_bytes([7; 32])
@@ -102,11 +102,11 @@ fn any_strangers() {
 
 /// What comes on a control connection: before the key was proved, and behind it.
 #[test]
-fn anything_on_a_keyed_stream() {
-    let mut listener = KeyedListener::bind(HERE, 0, key(), FRAME).unwrap();
+fn anything_on_a_control_connection() {
+    let mut listener = KeyedListener::bind(SocketAddr::new(HERE, 0), key()).unwrap();
     let address = listener.address();
     let claim =
-        Claim { purpose: Purpose::Stream, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
+        Claim { purpose: Purpose::Control, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
     check!().with_generator(bytes_to(512)).for_each(|bytes| {
         let listener = &mut listener;
         let mut script = Script::new(bytes);
@@ -119,8 +119,8 @@ fn anything_on_a_keyed_stream() {
         let length = usize::from(script.byte());
         let _ = stranger.write_all(script.bytes(length));
         // One who knows the key, and wants something else here than he may.
-        let purpose = if script.byte() & 1 == 1 { Purpose::Messages } else { Purpose::Stream };
-        let wanted = purpose == Purpose::Stream;
+        let purpose = if script.byte() & 1 == 1 { Purpose::Messages } else { Purpose::Control };
+        let wanted = purpose == Purpose::Control;
         let (mut admitted, start) = (None, Instant::now());
         let limits = plain();
         let mut connector =
@@ -128,9 +128,9 @@ fn anything_on_a_keyed_stream() {
                 .unwrap();
         let peer = loop {
             assert!(start.elapsed() < DEADLINE, "no connection");
-            if let Ok(stream) = listener.accept(Duration::ZERO) {
+            if let Some(channel) = listener.accept(Duration::ZERO).unwrap() {
                 assert!(wanted && admitted.is_none(), "a stranger got in");
-                admitted = Some(stream);
+                admitted = Some(channel);
             }
             match connector.advance(Instant::now()) {
                 Ok(None) => {}
@@ -139,28 +139,28 @@ fn anything_on_a_keyed_stream() {
             }
         };
         assert_eq!(peer.is_some(), wanted);
-        let (Some(mut peer), Some(mut stream)) = (peer, admitted) else { return };
-        frames(&mut script, &mut peer, &mut stream);
+        let (Some(mut peer), Some(mut channel)) = (peer, admitted) else { return };
+        messages(&mut script, &mut peer, &mut channel);
     });
 }
 
-/// Says frames that are true, ones that lie and whatever it is, and takes what comes of it.
-fn frames(script: &mut Script<'_>, peer: &mut Socket, stream: &mut Stream) {
+/// Sends messages with true lengths, with wrong lengths, and any bytes, and receives them.
+fn messages(script: &mut Script<'_>, peer: &mut Socket, channel: &mut Channel) {
     while !script.is_over() {
-        let (length, kind) = (u32::from(script.number()), u16::from(script.byte()));
-        let header = match kind % 3 {
-            0 => frame::Header { kind, length: length % 64 }.to_bytes(),
-            1 => frame::Header { kind, length: length << 16 }.to_bytes(),
+        let length = u32::from(script.number());
+        let header = match script.byte() % 3 {
+            0 => (length % 64).to_le_bytes(),
+            1 => (length << 16).to_le_bytes(),
             _ => script.array(),
         };
         say(peer, &header);
         say(peer, script.bytes(length as usize % 64));
         let most = allocation::most(|| {
-            while let Ok(Some(message)) = stream.try_receive() {
-                assert!(message.payload.len() <= FRAME as usize);
+            while let Ok(Some(message)) = channel.try_receive() {
+                assert!(message.len() <= LIMIT);
             }
         });
-        assert!(most < 4 * FRAME as usize, "{most} bytes for a frame");
+        assert!(most < 4 * LIMIT, "{most} bytes for a message");
     }
 }
 

@@ -1,14 +1,15 @@
-//! What the two processes tell each other beside the wire that is tested: by TCP.
+//! The TCP connection over which the two processes talk, beside the wire that is tested. A message is
+//! its kind (u16) and its length in bytes (u16), little-endian, and then its bytes.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-
-use barewire_tcp::{Listener, Stream};
 
 use crate::Result;
 use crate::side::Endpoint;
 
-const LIMIT: u32 = 4096;
+/// Bytes of the longest message.
+const LIMIT: usize = 4096;
 /// For a peer that is slow, not for one that is gone.
 const PATIENCE: Duration = Duration::from_mins(2);
 
@@ -28,30 +29,31 @@ pub(crate) struct Plan {
 }
 
 pub(crate) struct Link {
-    stream: Stream,
+    stream: TcpStream,
 }
 
 impl Link {
     pub(crate) fn listen(address: IpAddr, port: u16) -> Result<(Self, Plan)> {
-        let mut link = Self { stream: Listener::bind(Some(address), port, LIMIT)?.accept(PATIENCE)? };
+        let listener = TcpListener::bind((address, port))?;
+        listener.set_nonblocking(true)?;
+        let mut link = Self::new(until(|| listener.accept().map(|(stream, _)| stream))?)?;
         let [operations, seed] = numbers(&link.expect(PLAN)?)?;
         Ok((link, Plan { operations, seed }))
     }
 
     pub(crate) fn connect(address: IpAddr, port: u16, plan: Plan) -> Result<(Self, Plan)> {
-        let address = SocketAddr::new(address, port);
-        let deadline = Instant::now() + PATIENCE;
         // The other process may not listen yet.
-        let stream = loop {
-            match Stream::connect(address, LIMIT, PATIENCE) {
-                Ok(stream) => break stream,
-                Err(error) if Instant::now() > deadline => return Err(error.into()),
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
-        };
-        let mut link = Self { stream };
+        let mut link = Self::new(until(|| TcpStream::connect((address, port)))?)?;
         link.tell(PLAN, &[plan.operations, plan.seed])?;
         Ok((link, plan))
+    }
+
+    fn new(stream: TcpStream) -> Result<Self> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self { stream })
     }
 
     /// Tells the peer who we are; gives who it is.
@@ -84,23 +86,41 @@ impl Link {
 
     /// Tells the peer why it shall not wait for us any more, as far as it still listens.
     pub(crate) fn give_up(&mut self, reason: &str) {
-        let reason = &reason.as_bytes()[..reason.len().min(LIMIT as usize)];
-        let _ = self.stream.send(GIVEN_UP, reason, PATIENCE);
+        let _ = self.send(GIVEN_UP, &reason.as_bytes()[..reason.len().min(LIMIT)]);
     }
 
     fn tell(&mut self, kind: u16, words: &[u64]) -> Result<()> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        Ok(self.stream.send(kind, &bytes, PATIENCE)?)
+        Ok(self.send(kind, &bytes)?)
+    }
+
+    fn send(&mut self, kind: u16, bytes: &[u8]) -> io::Result<()> {
+        let length = bytes.len() as u16;
+        self.stream.write_all(&[&kind.to_le_bytes(), &length.to_le_bytes(), bytes].concat())
     }
 
     fn expect(&mut self, kind: u16) -> Result<Vec<u8>> {
-        let message = self.stream.receive(PATIENCE)?;
-        match message.kind {
-            GIVEN_UP => {
-                Err(format!("the peer gave up: {}", String::from_utf8_lossy(&message.payload)).into())
-            }
+        let mut head = [0; 4];
+        self.stream.read_exact(&mut head)?;
+        let [found, length] = [[head[0], head[1]], [head[2], head[3]]].map(u16::from_le_bytes);
+        let mut bytes = vec![0; length.into()];
+        self.stream.read_exact(&mut bytes)?;
+        match found {
+            GIVEN_UP => Err(format!("the peer gave up: {}", String::from_utf8_lossy(&bytes)).into()),
             other if other != kind => Err(format!("message {other} in place of {kind}").into()),
-            _ => Ok(message.payload),
+            _ => Ok(bytes),
+        }
+    }
+}
+
+/// Repeats until it succeeds, or [`PATIENCE`] is over.
+fn until<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            done => return done,
         }
     }
 }
