@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
-/// Whether one host can have `address`.
+/// Returns whether `address` is the address of a single host.
 pub(crate) fn is_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
     !(address.is_unspecified() || address.is_multicast() || broadcast)
 }
 
-/// Returns the GID of an address: an IPv6 address itself, `::ffff:a.b.c.d` for an IPv4 address (IBTA A17.4.6).
+/// Returns the GID of an address: an IPv6 address itself, `::ffff:a.b.c.d` for an IPv4 address
+/// (IBTA A17.4.6).
 pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),

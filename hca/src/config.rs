@@ -21,37 +21,40 @@ pub const FAULTS_VARIABLE: &str = "BAREWIRE_HCA_FAULTS";
 /// [`Config::from_env`].
 pub const PCAP_VARIABLE: &str = "BAREWIRE_HCA_PCAP";
 
-/// What a device shall be. The default is a thread of its own, UDP on a free address, no faults, findings on standard error.
+/// Configuration of a device. The default is a thread, UDP on a free address, no faults, and
+/// findings on standard error.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The device's IP address, IPv4 or IPv6; `None` for a free one in 127.0.0.0/8, or the fabric's next.
+    /// The device's IP address, IPv4 or IPv6; `None` for a free one in 127.0.0.0/8, or the fabric's
+    /// next.
     pub address: Option<IpAddr>,
     /// Who runs the engine.
     pub mode: Mode,
-    /// What carries the packets.
+    /// The transport of the packets.
     pub wire: WireKind,
-    /// The key of [`WireKind::Udp`]; `None` for that of the user: see [`Key::of_user`].
+    /// The key of [`WireKind::Udp`]; `None` for the user's key: see [`Key::of_user`].
     pub key: Option<Key>,
-    /// What the first numbers of queue pairs, shared receive queues and memory keys are drawn from.
-    /// `None` for the kernel's random numbers; with [`Mode::Stepped`] for the lowest numbers.
+    /// Seed of the first numbers of queue pairs, shared receive queues and memory keys. `None` for
+    /// the kernel's random numbers; with [`Mode::Stepped`] for the lowest numbers.
     pub seed: Option<u64>,
-    /// What the port says it is. The wire is the same: with [`PortType::InfiniBand`] peers are named by LIDs, too, the last 16 bits of their
-    /// addresses.
+    /// The port type that the device reports. The wire is the same; with [`PortType::InfiniBand`]
+    /// peers are also named by LIDs, the last 16 bits of their addresses.
     pub port_type: PortType,
-    /// Ports: one, or two.
+    /// Number of ports: one or two.
     pub ports: u8,
-    /// The IP address of the second port, as `address` is that of the first.
+    /// The IP address of the second port; see `address`.
     pub second_address: Option<IpAddr>,
-    /// What happens to packets on the way out.
+    /// Faults of outgoing packets.
     pub faults: Faults,
-    /// The pcap file that gets what the wire carries, payload included; `%a` in its name stands for the
-    /// port's address. Only its owner may read it (mode 0600); a link or another user's file is refused.
-    /// It grows without a limit. Without `%a` a second port's ends in `.2.pcap`.
+    /// The pcap file to which packets are written, payload included. `%a` in its name stands for
+    /// the port's address; without it, the second port's file name ends in `.2.pcap`. Only the
+    /// owner may read the file (mode 0600); a link or another user's file is refused. Its size is
+    /// not limited.
     pub pcap: Option<PathBuf>,
-    /// What the device does about mistakes in WQEs and doorbells.
+    /// How the device handles mistakes in WQEs and doorbells.
     pub strict: Strict,
-    /// Connections that the device's targets of dynamic connections hold at a time, all together: 4096, at most 16384. Who asks for
-    /// one more is told to come again.
+    /// Most connections of all targets of dynamic connections: 4096 by default, at most 16384.
+    /// Further requests are told to retry.
     pub dynamic_connections: usize,
 }
 
@@ -74,16 +77,16 @@ impl Default for Config {
     }
 }
 
-/// Who runs a device's engine.
+/// What runs a device's engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// A thread of the device's own, which ends with the last handle.
+    /// A thread, which ends with the last handle.
     #[default]
     Thread,
-    /// The same, but it looks for doorbells now and then even where the kernel could wake it for one: for who cannot have a userfaultfd on
-    /// the UAR pages, and for tests of what it costs to be without.
+    /// A thread that polls for doorbells even if the kernel could wake it. For processes that
+    /// cannot have a userfaultfd on the UAR pages, and for tests of that case.
     PollingThread,
-    /// Whoever calls [`crate::Device::step`]: the same steps give the same run.
+    /// The caller of [`crate::Device::step`]: the same steps give the same run.
     Stepped,
 }
 
@@ -91,19 +94,20 @@ pub enum Mode {
 #[derive(Clone, Debug, Default)]
 pub enum WireKind {
     /// UDP port 4791 of the device's address. Each RoCEv2 packet is followed by a tag under a key
-    /// ([`Config::key`]), so that devices of one key talk to each other, and packets of anyone else
-    /// are dropped and counted. Capture files show the packets without their tags.
+    /// ([`Config::key`]), so that only devices with the same key communicate. Other packets are
+    /// dropped and counted. Capture files show the packets without their tags.
     #[default]
     Udp,
-    /// The same without tags: RoCEv2 as adapters, the kernel's Soft-RoCE and packet tools know it.
-    /// Whoever can send to the address can forge packets: on one host, every local user.
+    /// UDP without tags: RoCEv2 as used by adapters, the kernel's Soft-RoCE and packet tools. Any
+    /// process that can send to the address can forge packets: on one host, every local user.
     Roce,
     /// A switch inside the process.
     Fabric(Fabric),
 }
 
 impl Config {
-    /// The default, with what these variables say. A variable that is empty counts as not set.
+    /// Returns the default configuration, changed by these variables. An empty variable counts as
+    /// not set.
     /// - [`ADDRESS_VARIABLE`][]: `127.7.0.1`
     /// - [`FAULTS_VARIABLE`][]: `drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7`
     /// - [`PCAP_VARIABLE`][]: `/tmp/%a.pcap`
@@ -111,7 +115,7 @@ impl Config {
     /// - [`KEY_VARIABLE`][]: the key of `udp`, as hexadecimal digits
     ///
     /// # Errors
-    /// [`ConfigError`] names the variable and what is wrong with it.
+    /// [`ConfigError`] names the variable and the mistake.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
@@ -136,19 +140,19 @@ impl Config {
     }
 }
 
-/// An environment variable does not say what it should.
+/// An environment variable has a wrong value.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// [`KEY_VARIABLE`] is no key. The error does not show it.
+    /// [`KEY_VARIABLE`] is not a key. The error does not show it.
     #[error("{KEY_VARIABLE} is wrong: {0}")]
     Key(#[source] KeyError),
-    /// [`WIRE_VARIABLE`] names no wire.
+    /// [`WIRE_VARIABLE`] is not a wire.
     #[error("{WIRE_VARIABLE}='{text}' is wrong: it is udp or roce")]
     Wire {
         /// Its value.
         text: String,
     },
-    /// [`ADDRESS_VARIABLE`] is no IP address.
+    /// [`ADDRESS_VARIABLE`] is not an IP address.
     #[error("{ADDRESS_VARIABLE}='{text}' is no IP address such as 127.7.0.1 or ::1")]
     Address {
         /// Its value.
@@ -159,7 +163,7 @@ pub enum ConfigError {
     Faults {
         /// Its value.
         text: String,
-        /// What is wrong.
+        /// The mistake.
         source: FaultsError,
     },
 }
@@ -172,44 +176,44 @@ pub enum OpenError {
         "a device cannot have the address {address}: it must be a unicast address of this host, such as 127.7.0.1"
     )]
     Address {
-        /// The address asked for.
+        /// The requested address.
         address: IpAddr,
     },
-    /// The RoCEv2 port of the address could not be taken.
+    /// The RoCEv2 port of the address could not be bound.
     #[error(
         "cannot take UDP port 4791 of {address}: {source}; another device may have it, choose another address"
     )]
     Bind {
-        /// The address asked for.
+        /// The requested address.
         address: IpAddr,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// No address could be taken.
+    /// No free address was found.
     #[error("cannot take UDP port 4791 of any address in 127.0.0.0/8: {source}")]
     NoAddress {
-        /// The kernel's last answer.
+        /// The kernel's last error.
         source: io::Error,
     },
-    /// The fabric has such a port already.
+    /// The fabric already has a port with this address.
     #[error("the fabric has a device with the address {address} already")]
     AddressTaken {
-        /// The address asked for.
+        /// The requested address.
         address: IpAddr,
     },
-    /// There is no key for the packets.
+    /// No key for the packets could be read or created.
     #[error("a device needs a key for its packets: {source}")]
     Key {
-        /// What went wrong.
+        /// The cause.
         #[from]
         source: KeyError,
     },
-    /// The capture file cannot be made.
+    /// The capture file could not be created.
     #[error("cannot write the capture file '{}': {source}", path.display())]
     Capture {
         /// The file, as configured.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The fabric has no address left.
@@ -218,7 +222,7 @@ pub enum OpenError {
     /// The device's thread could not be started.
     #[error("cannot start the device's thread: {source}")]
     Thread {
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -1,8 +1,8 @@
-//! What a device counted since it was opened.
+//! Counters of a device.
 
 use barewire_layouts::cqe::Syndrome;
 
-/// Counts of failed WQEs by syndrome.
+/// Failed WQEs by syndrome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyndromeCounts([u64; SYNDROMES.len()]);
 
@@ -23,7 +23,7 @@ const SYNDROMES: [Syndrome; 13] = [
 ];
 
 impl SyndromeCounts {
-    /// WQEs that failed so.
+    /// Returns the WQEs that failed with `syndrome`.
     pub fn of(&self, syndrome: Syndrome) -> u64 {
         SYNDROMES
             .iter()
@@ -33,7 +33,7 @@ impl SyndromeCounts {
             .sum()
     }
 
-    /// WQEs that failed in any way.
+    /// Returns all WQEs that failed.
     pub fn all(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -45,7 +45,7 @@ impl SyndromeCounts {
     }
 }
 
-/// Event counts of one device. They only grow.
+/// Event counts of one device since it was opened. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets handed to the wire.
@@ -60,11 +60,11 @@ pub struct Counters {
     pub bad_icrc: u64,
     /// Packets dropped because headers, lengths or opcode made no sense.
     pub malformed: u64,
-    /// Packets dropped because no queue pair has that number.
+    /// Packets dropped because no queue pair has the number.
     pub unknown_qp: u64,
-    /// Packets dropped because they did not come from the queue pair's peer.
+    /// Packets dropped because their source is not the queue pair's peer.
     pub wrong_source: u64,
-    /// Packets dropped because the queue pair was in no state to take them.
+    /// Packets dropped because of the queue pair's state.
     pub wrong_state: u64,
     /// Packets dropped because they are of another transport service than their queue pair.
     pub wrong_service: u64,
@@ -90,7 +90,7 @@ pub struct Counters {
     pub stale_responses: u64,
     /// Request packets sent again.
     pub retransmitted: u64,
-    /// Times that no acknowledgement came in time.
+    /// Acknowledgment timeouts.
     pub timeouts: u64,
     /// Responses found missing because a later one arrived.
     pub implied_naks: u64,
@@ -108,7 +108,7 @@ pub struct Counters {
     pub sequence_naks_received: u64,
     /// Requests refused as invalid.
     pub invalid_requests: u64,
-    /// Requests refused because their keys did not do.
+    /// Requests refused because of their keys.
     pub access_errors: u64,
     /// Messages that found no receive WQE.
     pub out_of_buffer: u64,
@@ -122,9 +122,9 @@ pub struct Counters {
     pub reads: u64,
     /// Atomic operations executed.
     pub atomics: u64,
-    /// Memory keys that work requests asked to change.
+    /// Changes of memory keys by WQEs.
     pub key_changes: u64,
-    /// Atomic requests dropped, to come again, because earlier reads were not answered yet.
+    /// Atomic requests dropped, to be retried, because earlier reads had no response yet.
     pub atomics_postponed: u64,
     /// Atomic responses sent again from the responder's store, without executing.
     pub atomics_replayed: u64,

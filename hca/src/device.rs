@@ -1,4 +1,4 @@
-//! A device as its users hold it.
+//! The handle of a device.
 
 use std::fmt;
 use std::io;
@@ -24,10 +24,11 @@ use crate::wire::fault::SplitMix;
 use crate::wire::udp::Udp;
 use crate::wire::{Decoration, Faults, PhysicalPort, Wire, assemble};
 
-/// A software HCA. Clones are handles to the same device; it closes with the last of them, and its thread ends before that
-/// handle's drop returns.
+/// A software HCA. Clones are handles of the same device. The device closes with its last handle,
+/// whose drop waits for the thread to end.
 ///
-/// In a child by fork the device has stopped: commands are refused, and dropping the handle leaks it.
+/// In a forked child the device has stopped: commands are refused, and dropping the handle leaks
+/// it.
 ///
 /// ```
 /// use barewire_hca::{Config, Device, Fabric, WireKind};
@@ -35,7 +36,8 @@ use crate::wire::{Decoration, Faults, PhysicalPort, Wire, assemble};
 /// use barewire_layouts::command::{answer, request};
 /// use barewire_layouts::prm::Layout;
 ///
-/// let device = Device::open(Config { wire: WireKind::Fabric(Fabric::new()), ..Config::default() })?;
+/// let device = Device::open(Config { wire: WireKind::Fabric(Fabric::new()), ..Config::default()
+/// })?;
 /// let (mut input, mut output) = ([0; AllocPdIn::BYTES], [0; AllocPdOut::BYTES]);
 /// request::<AllocPdIn>(&mut input).expect("sized by the layout");
 /// // SAFETY: the command names no object.
@@ -49,12 +51,12 @@ pub struct Device {
     handle: Arc<Handle>,
 }
 
-/// What all handles share and the thread does not: its drop ends the thread.
+/// State of all handles that the thread does not share; its drop ends the thread.
 struct Handle {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// The process that opened it. In a child by fork the device has stopped: there is no thread,
-    /// which may have held the lock and been in the middle of a change.
+    /// The process that opened the device. A forked child has no thread, and the thread may have
+    /// held the lock during a change.
     process: u32,
     address: IpAddr,
     strict: Strict,
@@ -64,7 +66,7 @@ impl Device {
     /// Opens a device.
     ///
     /// # Errors
-    /// [`OpenError`] if the address or its port cannot be had, or the thread cannot be started.
+    /// [`OpenError`] if the address or its port is not available, or the thread cannot be started.
     pub fn open(config: Config) -> Result<Self, OpenError> {
         let Config {
             address,
@@ -116,16 +118,17 @@ impl Device {
         Ok(Self { handle: Arc::new(Handle { shared, thread, process: std::process::id(), address, strict }) })
     }
 
-    /// Carries out the PRM command in `input` and puts its answer into `output`, zeros behind it.
+    /// Executes the PRM command in `input` and writes its output to `output`, followed by zeros.
     ///
-    /// What goes wrong is in the answer: `status`, and a [`CommandSyndrome`] as `syndrome`. If `output` is shorter than the
-    /// 8-byte header, its first byte is the status BAD_OUTPUT_LEN. No bytes make the device panic.
+    /// Errors are in the output: `status`, and a [`CommandSyndrome`] as `syndrome`. If `output` is
+    /// shorter than the 8-byte header, its first byte is the status BAD_OUTPUT_LEN. No input makes
+    /// the device panic.
     ///
     /// # Safety
-    /// Commands name objects by number, and the device does not know who made them. The command names no
-    /// object (registered memory, key, protection domain, queue or any other) that another user of the
-    /// device made, unless that user allows what the command does. Otherwise the device could be made
-    /// to write memory whose owner relies on nobody else having a key to it.
+    /// Commands name objects by number, and the device does not know which user created them. The
+    /// command must not name an object (registered memory, key, protection domain, queue or any
+    /// other) of another user of the device, unless that user allows the command. Otherwise the
+    /// device could write to memory whose owner relies on there being no other key to it.
     ///
     /// ```compile_fail,E0133
     /// fn anyone(device: &barewire_hca::Device, command: &[u8]) {
@@ -140,21 +143,24 @@ impl Device {
         self.handle.wake();
     }
 
-    /// Lets the device access the `length` bytes at `start` and gives the registration's number for `..._umem_id` fields.
+    /// Lets the device access the `length` bytes at `start`. Returns the UMEM number, for
+    /// `..._umem_id` fields.
     ///
-    /// The device accesses registered memory only, and checks every address of a command, a work request
-    /// or a packet against it. It accesses this memory when a command of [`Device::execute`] has named it
-    /// by its number: that command makes a queue in it, or a key to it. Whoever can post to a queue pair of
-    /// the key's protection domain, and every peer that the key has rights for, can then name the key.
+    /// The device accesses registered memory only, and checks every address of a command, a WQE or
+    /// a packet against it. It accesses this memory after a command of [`Device::execute`] has
+    /// named its number to create a queue in it or a key to it. Any queue pair of the key's
+    /// protection domain can then use the key, and so can every peer that the key grants rights to.
     ///
     /// # Errors
     /// [`UmemError`] if the range is empty or too long, or the device has no number left.
     ///
     /// # Safety
-    /// Until [`Device::deregister_umem`] (or DESTROY_UMEM) returned success, or the last handle of the device is gone,
-    /// - `[start, start + length)` is mapped and readable; it is writable if `access` is;
-    /// - it is accessed only in ways that expect a device to read and write it at any time: through raw pointers or atomics,
-    ///   never through references to plain data that the device may change at the moment.
+    /// Until [`Device::deregister_umem`] (or DESTROY_UMEM) returns success, or the last handle of
+    /// the device is dropped,
+    /// - `[start, start + length)` is mapped and readable, and writable if `access` is;
+    /// - it is accessed only in ways that allow a device to read and write it at any time: through
+    /// raw pointers or atomics, not through references to plain data that the device may change
+    /// meanwhile.
     pub unsafe fn register_umem(
         &self,
         start: NonNull<u8>,
@@ -162,19 +168,21 @@ impl Device {
         access: UmemAccess,
     ) -> Result<u32, UmemError> {
         let mut state = self.handle.lock().map_err(|_| UmemError::Stopped)?;
-        // SAFETY: the caller's promise. The number is given back by deregistration only, and the table is dropped with the
-        // device, after its thread ended (`Handle::drop`).
+        // SAFETY: the caller's contract. Only deregistration returns the number, and the table is
+        // dropped with the device, after its thread ended (`Handle::drop`).
         unsafe { state.objects.memory.register(start, length, access, false) }
     }
 
-    /// The same for memory that need not be there: it is brought in when who has a memory key accesses it, and an access to what is not
-    /// there then is refused. No queue can lie in it.
+    /// Registers memory that need not be mapped (on-demand paging). It is paged in when it is
+    /// accessed through a memory key; an access to unmapped memory is refused. No queue can lie in
+    /// it.
     ///
     /// # Errors
     /// As [`Device::register_umem`].
     ///
     /// # Safety
-    /// As for [`Device::register_umem`], but that the range is mapped need hold only while an atomic operation is carried out in it.
+    /// As for [`Device::register_umem`], but the range must be mapped only while an atomic
+    /// operation executes in it.
     pub unsafe fn register_umem_on_demand(
         &self,
         start: NonNull<u8>,
@@ -186,14 +194,15 @@ impl Device {
         unsafe { state.objects.memory.register(start, length, access, true) }
     }
 
-    /// Withdraws a registration: when this returns success the device does not touch the memory any more.
+    /// Ends a registration. After success the device does not access the memory any more.
     ///
     /// # Errors
-    /// [`UmemError::Busy`] while memory keys or queues use it, [`UmemError::Unknown`] for a number that is not registered.
+    /// [`UmemError::Busy`] while memory keys or queues use it, [`UmemError::Unknown`] for a number
+    /// that is not registered.
     ///
     /// # Safety
-    /// `id` names a registration that the caller made, or none. The number of a registration that another
-    /// user lost would come to name other memory.
+    /// `id` is a registration of the caller, or of no one. Otherwise the number of a registration
+    /// that another user lost could later name other memory.
     ///
     /// ```compile_fail,E0133
     /// fn anyone(device: &barewire_hca::Device) {
@@ -204,11 +213,12 @@ impl Device {
         self.handle.lock().map_err(|_| UmemError::Stopped)?.objects.memory.deregister(id)
     }
 
-    /// What two memory keys stand for changes places: memory, rights, protection domain. Their numbers stay. With it a region is
-    /// registered anew under its old key, as a kernel's driver does by work requests of its own. False if one of them does not exist.
+    /// Swaps the contexts of two memory keys: memory, rights and protection domain; their numbers
+    /// stay. A region can thereby be registered again under its old key, as the kernel's driver
+    /// does with internal work requests. Returns false if one of them does not exist.
     ///
     /// # Safety
-    /// The caller made both keys, or neither exists.
+    /// The caller created both keys, or neither exists.
     ///
     /// ```compile_fail,E0133
     /// fn anyone(device: &barewire_hca::Device) {
@@ -219,24 +229,26 @@ impl Device {
         self.handle.lock().is_ok_and(|mut state| state.objects.memory.exchange(a, b))
     }
 
-    /// The UAR page that ALLOC_UAR named, if it is allocated. The page stays valid as long as the result is held, even when
-    /// the device no longer looks at it.
+    /// Returns the UAR page of that number, if it is allocated. The page stays valid while the
+    /// result is held, even when the device no longer watches it.
     ///
-    /// A store to the page rings queues, and one to a BlueFlame register is a work request. Whoever stores
-    /// to it names only queues that are its own, as for [`Device::execute`].
+    /// A store to the page rings queues, and a store to a BlueFlame register is a WQE. A caller
+    /// that stores to it must name only its own queues, as for [`Device::execute`].
     pub fn uar_page(&self, index: u32) -> Option<Arc<UarPage>> {
         let state = self.handle.lock().ok()?;
         state.objects.uars.get(index).map(|uar| Arc::clone(&uar.page))
     }
 
-    /// The interrupt of event queue `eqn`, if there is one: what a program sleeps on until the device writes entries.
+    /// Returns the interrupt of event queue `eqn`, which a program sleeps on until the device
+    /// writes entries.
     pub fn event_channel(&self, eqn: u32) -> Option<Arc<EventChannel>> {
         let state = self.handle.lock().ok()?;
         state.objects.events.queues.get(eqn).map(|eq| Arc::clone(&eq.channel))
     }
 
-    /// Tells that software consumed all entries of event queue `eqn` up to `consumer` (modulo 2^24). The same as the EQ doorbell of its
-    /// UAR page; but there, of two event queues' doorbells, the later may overwrite the earlier.
+    /// Reports that software consumed all entries of event queue `eqn` up to `consumer` (modulo
+    /// 2^24), as the EQ doorbell of the UAR page does. On the page, the later of two event queues'
+    /// doorbells may overwrite the earlier.
     pub fn consume_events(&self, eqn: u32, consumer: u32) {
         if let Ok(mut state) = self.handle.lock()
             && let Some(eq) = state.objects.events.queues.get_mut(eqn)
@@ -245,24 +257,25 @@ impl Device {
         }
     }
 
-    /// The IP address of the device's first port: where its packets come from and go to.
+    /// Returns the IP address of the device's first port.
     pub fn address(&self) -> IpAddr {
         self.handle.address
     }
 
-    /// The device's GID, its only one: its IPv6 address, or `::ffff:a.b.c.d`.
+    /// Returns the GID of the first port: its IPv6 address, or `::ffff:a.b.c.d`.
     pub fn gid(&self) -> [u8; 16] {
         crate::address::gid(self.handle.address)
     }
 
-    /// Makes something go wrong, now. False if there is no such completion queue, or it is overrun already.
+    /// Injects a fault. Returns false if the completion queue does not exist, or has overrun
+    /// already.
     pub fn inject(&self, fault: Fault) -> bool {
         let injected = self.handle.lock().is_ok_and(|mut state| state.inject(fault));
         self.handle.wake();
         injected
     }
 
-    /// How the device notices a doorbell while its thread sleeps.
+    /// Returns how the device notices a doorbell while its thread sleeps.
     pub fn doorbell_wake(&self) -> DoorbellWake {
         if self.handle.is_parents() {
             return DoorbellWake::Stepped;
@@ -270,10 +283,10 @@ impl Device {
         self.handle.shared.doorbell_wake()
     }
 
-    /// One pass of the engine: notices doorbells, takes packets, sends what is due. False if neither this pass nor, as far as
-    /// timers go, a later one has anything to do unless something is posted or arrives.
+    /// Runs one pass of the engine: polls doorbells, receives packets, sends what is due. Returns
+    /// false if neither this pass nor a later timer has work before something is posted or arrives.
     ///
-    /// For [`Mode::Stepped`]. With a thread it does nothing and is false.
+    /// For [`Mode::Stepped`]. With a thread it does nothing and returns false.
     pub fn step(&self) -> bool {
         if self.handle.thread.is_some() {
             return false;
@@ -281,28 +294,30 @@ impl Device {
         self.handle.lock().is_ok_and(|mut state| state.step())
     }
 
-    /// Takes the findings of the strict checks since the last call. With [`Strict::Report`] each was one line on standard error.
+    /// Returns the findings of the strict checks since the last call. With [`Strict::Report`] each
+    /// was also a line on standard error.
     pub fn take_reports(&self) -> Vec<Report> {
         self.handle.lock_any().map(|mut state| state.reports.take()).unwrap_or_default()
     }
 
-    /// What the device counted since it was opened.
+    /// Returns the counters of the device since it was opened.
     pub fn counters(&self) -> Counters {
         self.handle.lock_any().map(|state| state.counters()).unwrap_or_default()
     }
 
-    /// The device's clock, in nanoseconds from any start: what completions' time stamps are taken from.
+    /// Returns the device's clock, in nanoseconds from an arbitrary start, which time stamps of
+    /// completions are taken from.
     pub fn clock(&self) -> u64 {
         self.handle.lock_any().map_or(0, |state| state.clock())
     }
 
-    /// How many objects the device holds: what a tidy user leaves at zero.
+    /// Returns how many objects the device holds.
     pub fn objects(&self) -> ObjectCounts {
         self.handle.lock_any().map(|state| state.objects.count()).unwrap_or_default()
     }
 }
 
-/// What carries the packets of ports.
+/// The transport of the ports' packets.
 struct Carrier {
     wire: WireKind,
     key: Option<Key>,
@@ -311,7 +326,7 @@ struct Carrier {
     stepped: bool,
 }
 
-/// Chooses where the numbers of objects begin: see [`Config::seed`].
+/// Chooses the first numbers of objects: see [`Config::seed`].
 enum Numbers {
     Lowest,
     Drawn(SplitMix),
@@ -340,12 +355,12 @@ impl Numbers {
 }
 
 impl Carrier {
-    /// Attaches port `number` at `address` or a free one, and gives a number that connections begin with: it is higher than those of
-    /// whatever device had the address before.
+    /// Attaches port `number` at `address` or a free one. Returns the first number of connections,
+    /// which is higher than those of an earlier device at the address.
     fn attach(&self, number: u8, address: Option<IpAddr>) -> Result<(PhysicalPort, u64), OpenError> {
         let Self { wire, key, faults, pcap, stepped } = self;
         let stepped = *stepped;
-        // Two ports do not write one file.
+        // Two ports must not write to one file.
         let pcap = pcap.as_ref().map(|path| {
             let own = number == 1 || path.to_string_lossy().contains("%a");
             if own { path.clone() } else { path.with_extension("2.pcap") }
@@ -406,7 +421,7 @@ impl Handle {
         self.shared.lock().map_err(|_| Stopped)
     }
 
-    /// Also of a device that has stopped, but not of the parent's.
+    /// Locks the state, also of a device that has stopped, but not of the parent's.
     fn lock_any(&self) -> Option<MutexGuard<'_, State>> {
         (!self.is_parents()).then(|| self.shared.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -421,13 +436,13 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.is_parents() {
-            // Neither may be dropped: the state may be half changed, and the thread is not there.
+            // Neither may be dropped: the state may be inconsistent, and the thread does not exist.
             std::mem::forget((Arc::clone(&self.shared), self.thread.take()));
             return;
         }
         let Some(thread) = self.thread.take() else { return };
         self.shared.stop();
-        // A test that asked for panics shall fail even if nobody looked at the device again.
+        // A test that asked for panics must fail even if it does not use the device again.
         if let Err(panic) = thread.join()
             && self.strict == Strict::Panic
             && !std::thread::panicking()

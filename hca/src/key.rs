@@ -1,4 +1,4 @@
-//! The secret that devices of one user share, and where it is kept.
+//! The secret key of a user's devices, and the file that holds it.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,7 +14,7 @@ use thiserror::Error;
 pub const KEY_VARIABLE: &str = "BAREWIRE_HCA_KEY";
 
 const BYTES: usize = 32;
-/// The file in a directory of its own.
+/// The file name of the key.
 const FILE: &str = "hca.key";
 
 /// The key of the tags that packets carry on the UDP wire: see [`crate::WireKind::Udp`]. It is a
@@ -28,13 +28,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// No key could be had.
+/// No key could be read or created.
 #[derive(Debug, Error)]
 pub enum KeyError {
-    /// A key is not written as it should be.
+    /// The text is not a key.
     #[error("a key is {} hexadecimal digits, such as `openssl rand -hex {}` prints", 2 * BYTES, BYTES)]
     Text,
-    /// The file or its directory is open to others.
+    /// Other users can access the file or its directory.
     #[error(
         "'{}' {why}, so that its key is no secret; remove it, or set {KEY_VARIABLE}",
         path.display()
@@ -42,7 +42,7 @@ pub enum KeyError {
     Exposed {
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         why: &'static str,
     },
     /// The file does not hold a key.
@@ -51,18 +51,18 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
-    /// The file can be neither read nor made.
+    /// The file can be neither read nor created.
     #[error("cannot keep a key in '{}': {source}; set {KEY_VARIABLE} to a key", path.display())]
     File {
         /// The file or directory.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel gives no random numbers.
+    /// The kernel provides no random numbers.
     #[error("the kernel gives no random numbers: {source}")]
     Random {
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -79,7 +79,7 @@ impl FromStr for Key {
 }
 
 impl Key {
-    /// A new key.
+    /// Creates a key.
     ///
     /// # Errors
     /// [`KeyError::Random`].
@@ -89,19 +89,19 @@ impl Key {
         Ok(Self(bytes))
     }
 
-    /// The key of the user that this process runs as. It is kept in a file that only this user can
-    /// read, and is made when it is first asked for: `hca.key` in `$XDG_RUNTIME_DIR/barewire`, in
-    /// `$HOME/.local/state/barewire` or in `/tmp/barewire-UID`, whichever can be had first.
+    /// Returns the key of the user that runs this process. It is kept in a file that only this user
+    /// can read, and created at the first call: `hca.key` in `$XDG_RUNTIME_DIR/barewire`,
+    /// `$HOME/.local/state/barewire` or `/tmp/barewire-UID`, whichever is available first.
     ///
     /// # Errors
-    /// [`KeyError`]: the file is open to other users, or there is no place for it.
+    /// [`KeyError`]: the file is open to other users, or no directory is available.
     pub fn of_user() -> Result<Self, KeyError> {
         // SAFETY: no pointers.
         let user = unsafe { libc::geteuid() };
         let under = |variable, path| Some(PathBuf::from(env::var_os(variable)?)).map(|base| (base, path));
         let places = [under("XDG_RUNTIME_DIR", "barewire"), under("HOME", ".local/state/barewire")];
         for (base, path) in places.into_iter().flatten() {
-            // What is another user's, as after `sudo`, is left alone.
+            // Directories of other users, as after `sudo`, are not used.
             let own = fs::metadata(&base).is_ok_and(|found| found.is_dir() && found.uid() == user);
             if base.is_absolute() && own && make(&base.join(path)).is_ok() {
                 return Self::kept_in(&base.join(path), user);
@@ -112,7 +112,7 @@ impl Key {
         Self::kept_in(&last, user)
     }
 
-    /// The key in `directory`, which is made if there is none.
+    /// Returns the key in `directory`, or creates one.
     fn kept_in(directory: &Path, user: u32) -> Result<Self, KeyError> {
         let failed = |path: &Path, source| KeyError::File { path: path.to_owned(), source };
         let found = fs::symlink_metadata(directory).map_err(|source| failed(directory, source))?;
@@ -128,7 +128,7 @@ impl Key {
         }
         let path = directory.join(FILE);
         let mut open = OpenOptions::new();
-        // Neither a link nor a pipe is followed or waited for.
+        // Does not follow links or wait for pipes.
         open.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = match open.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -156,7 +156,7 @@ impl Key {
         text.trim_end().parse().map_err(|_| KeyError::Content { path })
     }
 
-    /// Puts a new key at `path`, unless another process is faster.
+    /// Creates a key at `path`, unless another process does so first.
     fn put(directory: &Path, path: &Path) -> Result<(), KeyError> {
         let failed = |path: &Path, source| KeyError::File { path: path.to_owned(), source };
         let key = Self::random()?;
@@ -164,7 +164,7 @@ impl Key {
         fill(&mut suffix).map_err(|source| KeyError::Random { source })?;
         let name = format!("{FILE}.{}.{:016x}", process::id(), u64::from_ne_bytes(suffix));
         let draft = directory.join(name);
-        // It gets its name when it is whole: whoever finds it finds all of it.
+        // Renamed when complete, so that no reader sees a part of it.
         let written =
             File::options().write(true).create_new(true).mode(0o600).open(&draft).and_then(|mut file| {
                 writeln!(file, "{}", key.to_hex())?;
@@ -177,8 +177,8 @@ impl Key {
         written.map_err(|source| failed(path, source))
     }
 
-    /// The key as hexadecimal digits, for [`KEY_VARIABLE`]. Whoever reads them can make devices
-    /// take any packet.
+    /// Returns the key as hexadecimal digits, for [`KEY_VARIABLE`]. With it anyone can forge
+    /// packets.
     pub fn to_hex(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, byte| {
             let _ = write!(text, "{byte:02x}");
@@ -192,7 +192,7 @@ impl Key {
     }
 }
 
-/// Makes a directory for this user alone. One that is there already is left as it is.
+/// Creates a directory for this user only. An existing one is not changed.
 fn make(directory: &Path) -> io::Result<()> {
     if fs::symlink_metadata(directory).is_ok() {
         return Ok(());
@@ -200,12 +200,12 @@ fn make(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
-/// Fills `bytes` with random numbers of the kernel's.
+/// Fills `bytes` with the kernel's random numbers.
 pub(crate) fn fill(bytes: &mut [u8]) -> io::Result<()> {
     let mut at = 0;
     while at < bytes.len() {
         let rest = &mut bytes[at..];
-        // SAFETY: a buffer of so many bytes, which is borrowed exclusively.
+        // SAFETY: the buffer has the given length and is borrowed exclusively.
         let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
         match usize::try_from(got) {
             Ok(got) => at += got,

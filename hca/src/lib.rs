@@ -1,11 +1,12 @@
 //! A software model of a ConnectX HCA: PRM commands in, RoCEv2 packets out.
 //!
-//! A [`Device`] is the other side of the bytes that an mlx5 driver writes. It takes PRM commands ([`Device::execute`]) and user
-//! memory ([`Device::register_umem`]), watches the doorbells of its UAR pages, fetches and checks WQEs, moves the data and writes
-//! CQEs. Devices, of one process or of many, talk RoCEv2 over UDP port 4791, each on an address of its own.
+//! A [`Device`] is the counterpart of an mlx5 driver. It executes PRM commands
+//! ([`Device::execute`]), registers user memory ([`Device::register_umem`]), polls the doorbells of
+//! its UAR pages, fetches and checks WQEs, moves the data and writes CQEs. Devices of one or
+//! several processes exchange RoCEv2 packets over UDP port 4791, each on its own address.
 //!
-//! It is a model for correctness, not for wire speed: what it does is written down by the public headers and the InfiniBand
-//! specification, and it knows nothing of the driver in `barewire-mlx5`.
+//! It is a model for correctness, not for speed. It is written from the public headers and the
+//! InfiniBand specification, and does not depend on the driver in `barewire-mlx5`.
 
 mod address;
 mod command;

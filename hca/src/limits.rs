@@ -1,4 +1,4 @@
-//! What the device can do, in one place: the commands check against these numbers and QUERY_HCA_CAP tells them.
+//! Limits of the device: commands check them, and QUERY_HCA_CAP returns them.
 
 use barewire_layouts::doorbell::BLUEFLAME_STRIDE;
 
@@ -16,7 +16,7 @@ pub(crate) const LOG_SRQS: u8 = 14;
 pub(crate) const LOG_XRCDS: u8 = 10;
 /// Targets of dynamic connections.
 pub(crate) const LOG_DCTS: u8 = 10;
-/// The most connections that the targets of a device hold at a time.
+/// Most connections of all targets of a device.
 pub(crate) const DC_CONTEXTS: usize = 1 << 14;
 /// Memory keys.
 pub(crate) const LOG_MKEYS: u8 = 20;
@@ -46,41 +46,41 @@ pub(crate) const UMEMS: usize = 1 << LOG_UMEMS;
 /// UAR pages.
 pub(crate) const UARS: usize = 1 << LOG_UARS;
 
-/// log2 of the most ranges of an indirect memory key.
+/// log2 of the maximum number of ranges of an indirect memory key.
 pub(crate) const LOG_RANGES: u8 = 16;
-/// The most ranges of an indirect memory key, and of one access through such keys.
+/// Maximum number of ranges of an indirect memory key, and of one access through such keys.
 pub(crate) const RANGES: usize = 1 << LOG_RANGES;
-/// Indirect keys that an access may go through.
+/// Maximum nesting of indirect keys in an access.
 pub(crate) const INDIRECTION: u8 = 4;
 /// Counter sets of queues.
 pub(crate) const COUNTER_SETS: usize = 32;
 
-/// log2 of the most bytes of a user memory registration or a memory key.
+/// log2 of the maximum length of a user memory registration or a memory key.
 pub(crate) const LOG_UMEM_BYTES: u8 = 47;
-/// The most bytes of a user memory registration.
+/// Maximum length of a user memory registration.
 pub(crate) const UMEM_BYTES: usize = 1 << LOG_UMEM_BYTES;
 
-/// log2 of the most entries of an event queue.
+/// log2 of the maximum number of entries of an event queue.
 pub(crate) const LOG_EQ_ENTRIES: u8 = 22;
-/// log2 of the most entries of a completion queue.
+/// log2 of the maximum number of entries of a completion queue.
 pub(crate) const LOG_CQ_ENTRIES: u8 = 22;
-/// log2 of the most WQEBBs of a send ring, and of the most WQEs of a receive ring.
+/// log2 of the maximum number of WQEBBs of a send ring, and of WQEs of a receive ring.
 pub(crate) const LOG_WQ_ENTRIES: u8 = 15;
-/// The most bytes of a send WQE: 63 units of 16, rounded up.
+/// Maximum length of a send WQE: 63 units of 16 bytes, rounded up.
 pub(crate) const SEND_WQE_BYTES: u16 = 1024;
-/// The most bytes of a receive WQE.
+/// Maximum length of a receive WQE.
 pub(crate) const RECEIVE_WQE_BYTES: u16 = 512;
-/// log2 of the most bytes of a message.
+/// log2 of the maximum length of a message.
 pub(crate) const LOG_MESSAGE_BYTES: u8 = 30;
-/// log2 of the most reads and atomics that a queue pair keeps outstanding, in either role.
+/// log2 of the maximum number of outstanding reads and atomics of a queue pair, in either role.
 pub(crate) const LOG_RESPONDER_RESOURCES: u8 = 4;
 /// Entries of the GID table.
 pub(crate) const GIDS: u16 = 16;
-/// The most completions of a compressed block.
+/// Maximum number of completions of a compressed block.
 pub(crate) const COMPRESSED_CQES: u16 = 64;
-/// The most ports.
+/// Maximum number of ports.
 pub(crate) const PORTS: usize = 2;
 /// log2 of the smallest page.
 pub(crate) const LOG_PAGE_BYTES: u8 = 12;
-/// log2 of a BlueFlame register's bytes, both halves.
+/// log2 of the length of a BlueFlame register, both halves.
 pub(crate) const LOG_BLUEFLAME_BYTES: u8 = BLUEFLAME_STRIDE.trailing_zeros() as u8;

@@ -1,11 +1,14 @@
 //! Wakes a sleeping device by the first store to one of its UAR pages.
 //!
-//! A doorbell is a store to memory and wakes nobody. So before it sleeps, the device's thread takes write permission off the pages by
-//! a userfaultfd in write-protect mode: the next store faults, the thread reads of it, gives the permission back, and the store goes
-//! on. While the thread is awake the pages are open and a doorbell costs nothing but the store.
+//! A doorbell is a store to memory, which wakes no thread. Before the device's thread sleeps, it
+//! therefore write-protects the pages by a userfaultfd. The next store faults; the kernel reports
+//! the fault on the descriptor, the thread removes the protection, and the store completes. While
+//! the thread is awake the pages are writable, and a doorbell costs only the store.
 //!
-//! Nobody is stopped for good: the thread gives permission back after every sleep before it does anything else, above all before it
-//! takes a lock or stores to a page itself, and closing the descriptor, which its end does in any case, gives it back too.
+//! No store blocks forever: after each sleep the thread removes the protection first, before it
+//! takes a lock or stores to a page itself. Closing the descriptor, at the latest when the thread
+//! ends, removes it as well.
+//!
 //! Sources: userfaultfd(2), ioctl_userfaultfd(2), linux/userfaultfd.h.
 
 use std::io;
@@ -21,7 +24,7 @@ const API: u64 = 0xaa;
 const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
-/// A message: what happened is not looked at, since only these pages and only stores are watched.
+/// A message. Its contents are ignored: only stores to these pages are reported.
 const MESSAGE: usize = 32;
 
 #[repr(C)]
@@ -51,7 +54,8 @@ struct WriteProtect {
     mode: u64,
 }
 
-/// The number of an ioctl that takes a `T`, as asm-generic/ioctl.h makes it: `direction` is 2 to read, 3 to read and write.
+/// The number of an ioctl that takes a `T` (asm-generic/ioctl.h). `direction` is 2 to read, 3 to
+/// read and write.
 const fn request<T>(direction: u64, number: u64) -> u64 {
     direction << 30 | (size_of::<T>() as u64) << 16 | API << 8 | number
 }
@@ -61,12 +65,12 @@ const REGISTER: u64 = request::<Register>(3, 0x00);
 const UNREGISTER: u64 = request::<Range>(2, 0x01);
 const WRITEPROTECT: u64 = request::<WriteProtect>(3, 0x06);
 
-/// Watches UAR pages.
+/// Write-protects UAR pages and reports stores to them.
 #[derive(Debug)]
 pub(crate) struct Sentry {
     fd: OwnedFd,
     pages: Vec<Arc<UarPage>>,
-    /// Of the set of pages, as whoever names them counts it.
+    /// The caller's version of the set of pages.
     version: Option<u64>,
     closed: bool,
 }
@@ -75,7 +79,8 @@ impl Sentry {
     /// Opens the descriptor.
     ///
     /// # Errors
-    /// What the kernel says: it may have no userfaultfd, or not for this user, or not with write protection.
+    /// The kernel's error: it has no userfaultfd, or not for this user, or not with write
+    /// protection.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         let host_page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -90,7 +95,7 @@ impl Sentry {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that was just opened and belongs to nobody else.
+        // SAFETY: the descriptor was just opened and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
         let sentry = Self { fd, pages: Vec::new(), version: None, closed: false };
         let mut handshake = Handshake { api: API, features: FEATURE_PAGEFAULT_FLAG_WP, ioctls: 0 };
@@ -98,12 +103,13 @@ impl Sentry {
         Ok(sentry)
     }
 
-    /// What can be read when there was a store.
+    /// Returns the descriptor, which is readable after a store.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
-    /// Watches these pages instead of those before, unless `version` says that they are the same.
+    /// Watches these pages instead of the previous ones, unless `version` shows that they are the
+    /// same.
     pub(crate) fn watch<'a>(
         &mut self,
         version: u64,
@@ -125,20 +131,20 @@ impl Sentry {
         Ok(())
     }
 
-    /// Stops the next store to any page.
+    /// Blocks the next store to any page.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         self.closed = true;
         self.protect(WRITEPROTECT_MODE_WP)
     }
 
-    /// Lets stores through again, also one that waits. True if one did.
+    /// Lets stores proceed, including one that is blocked. Returns whether one was.
     pub(crate) fn open(&mut self) -> io::Result<bool> {
         if !std::mem::take(&mut self.closed) {
             return Ok(false);
         }
-        // A message vanishes when its fault is resolved, so it is read first.
+        // A message disappears when its fault is resolved, so it is read first.
         let mut messages = [0_u8; 16 * MESSAGE];
-        // SAFETY: the buffer is as long as said. It fails if there is no message.
+        // SAFETY: the buffer has the given length. It fails if there is no message.
         let length = unsafe { libc::read(self.descriptor(), messages.as_mut_ptr().cast(), messages.len()) };
         self.protect(0)?;
         Ok(length > 0)
@@ -151,7 +157,8 @@ impl Sentry {
     }
 
     fn control<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
-        // SAFETY: `T` is the structure that the request's number names by its size; the kernel reads and writes no more.
+        // SAFETY: the request's number contains the size of `T`; the kernel reads and writes no
+        // more than that.
         let result = unsafe { libc::ioctl(self.descriptor(), request as _, std::ptr::from_mut(argument)) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -193,9 +200,9 @@ mod tests {
                     stored.store(true, Ordering::SeqCst);
                 });
                 let mut poll = libc::pollfd { fd: sentry.descriptor(), events: libc::POLLIN, revents: 0 };
-                // SAFETY: one live entry.
+                // SAFETY: one live range.
                 assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 10_000) }, 1);
-                // Loads go through; the store waits.
+                // Loads proceed; the store blocks.
                 assert!(page.load(0x800) == round - 1 && !stored.load(Ordering::SeqCst));
                 assert!(sentry.open().unwrap());
                 let deadline = Instant::now() + Duration::from_secs(10);
@@ -207,7 +214,7 @@ mod tests {
             assert_eq!(page.load(0x800), round);
             assert!(!sentry.open().unwrap());
         }
-        // A page that is no longer watched, and an end while a page is closed.
+        // A page that is no longer watched, and a drop while a page is protected.
         sentry.close().unwrap();
         sentry.open().unwrap();
         let other = Uar::new().page;

@@ -1,4 +1,4 @@
-//! What a device is made of, behind its lock.
+//! The state of a device, behind its lock.
 
 use std::io;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::limits;
 use crate::sentry::Sentry;
 use crate::wire::{Faults, PhysicalPort};
 
-/// The whole device.
+/// All state of a device.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) objects: Objects,
@@ -19,33 +19,34 @@ pub(crate) struct State {
     ports: Vec<PhysicalPort>,
     counters: Counters,
     clock: Clock,
-    /// Whether the links were up after the last pass.
+    /// Whether each link was up after the last pass.
     links_up: Vec<bool>,
-    /// Completions after which something goes wrong, and what; 0 for never.
+    /// Completions until an injected fault, and the fault; 0 for never.
     overrun_after: u64,
     fatal_after: u64,
-    /// The device broke down: commands go on, nothing else does.
+    /// The device broke down: only commands are executed.
     broken: bool,
 }
 
-/// Something that goes wrong when asked to, for [`crate::Device::inject`].
+/// A fault for [`crate::Device::inject`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The links of all ports go down: what is sent or arrives is lost. Told by an asynchronous event.
+    /// The links of all ports go down: packets in either direction are lost. Reported by an
+    /// asynchronous event.
     LinkDown,
-    /// The links come up again. Told by an asynchronous event.
+    /// The links come up again. Reported by an asynchronous event.
     LinkUp,
-    /// Completion queue `cqn` is overrun: it takes no more entries, and the queue pairs that complete to it fail.
+    /// Completion queue `cqn` overruns: it takes no more entries, and its queue pairs fail.
     CqOverrun {
         /// The completion queue.
         cqn: u32,
     },
-    /// The device breaks down, which an asynchronous event tells: it executes and answers nothing more. Commands still run, so
-    /// that a driver can tear down.
+    /// The device breaks down and reports this by an asynchronous event. It executes no WQE and
+    /// responds to no packet. Commands still run, so that a driver can tear down.
     Fatal,
 }
 
-/// The device's clock, in nanoseconds from any start.
+/// The device's clock, in nanoseconds from an arbitrary start.
 #[derive(Debug)]
 enum Clock {
     Running(Instant),
@@ -81,7 +82,7 @@ impl State {
         }
     }
 
-    /// Calls the engine with everything else.
+    /// Calls the engine with the rest of the state.
     fn with_engine<R>(&mut self, work: impl FnOnce(&mut Engine, &mut Context<'_>) -> R) -> R {
         let mut context = Context {
             objects: &mut self.objects,
@@ -93,19 +94,20 @@ impl State {
         work(&mut self.engine, &mut context)
     }
 
-    /// Carries out a command.
+    /// Executes a command.
     pub(crate) fn execute(&mut self, input: &[u8], output: &mut [u8]) {
         self.with_engine(|engine, context| command::execute(engine, context, input, output));
     }
 
-    /// One pass of the engine: whether it did anything, and the nanoseconds until one is due although nothing happens.
+    /// Runs one pass of the engine. Returns whether there was work, and in how many nanoseconds the
+    /// next pass is due without an event.
     pub(crate) fn pass(&mut self) -> (bool, Option<u64>) {
         let busy = self.run();
         let deadline = self.deadline();
         (busy, deadline.map(|deadline| deadline.saturating_sub(self.clock.now())))
     }
 
-    /// One pass and a step of the virtual clock: whether another pass may bring anything.
+    /// Runs one pass and a step of the virtual clock. Returns whether another pass may find work.
     pub(crate) fn step(&mut self) -> bool {
         let busy = self.run();
         let deadline = self.deadline();
@@ -130,7 +132,7 @@ impl State {
         busy
     }
 
-    /// Lets what the configuration asked for go wrong, once its time has come.
+    /// Injects the configured faults whose time has come.
     fn go_wrong(&mut self) {
         let due = |after: &mut u64, cqes| *after > 0 && *after <= cqes && std::mem::take(after) > 0;
         if due(&mut self.overrun_after, self.counters.cqes) {
@@ -144,7 +146,7 @@ impl State {
         }
     }
 
-    /// Makes something go wrong. False if there is nothing that could.
+    /// Injects a fault. Returns false if its object does not exist.
     pub(crate) fn inject(&mut self, fault: Fault) -> bool {
         match fault {
             Fault::LinkDown | Fault::LinkUp => {
@@ -164,13 +166,13 @@ impl State {
         true
     }
 
-    /// Takes from `faults` what is not the wire's.
+    /// Applies those of `faults` that are not the wire's.
     pub(crate) fn set_faults(&mut self, faults: &Faults) {
         self.engine.set_slow_dma(faults.slow_dma_us.saturating_mul(1000));
         (self.overrun_after, self.fatal_after) = (faults.cq_overrun_after, faults.fatal_after);
     }
 
-    /// When the engine or the moderation of events is due next.
+    /// Returns when the engine or the moderation of events is due next.
     fn deadline(&self) -> Option<u64> {
         if self.broken {
             return None;
@@ -180,37 +182,39 @@ impl State {
         deadlines.into_iter().chain(wires).flatten().min()
     }
 
-    /// Whether there is anything for a pass to look at.
+    /// Returns whether a pass can find work.
     pub(crate) fn is_idle(&self) -> bool {
-        // Targets of dynamic connections answer packets, with no queue pair of the device's own.
+        // Targets of dynamic connections respond to packets without any queue pair.
         self.objects.qps.len() == 0 && self.objects.dcts.len() == 0
     }
 
-    /// Stops the next store to a UAR page, if nothing waits to be done. False if something does.
+    /// Protects the UAR pages if no work is pending. Returns false if there is.
     pub(crate) fn arm(&mut self, sentry: &mut Sentry) -> io::Result<bool> {
         let (version, pages) = self.engine.uar_pages();
         sentry.watch(version, pages)?;
         sentry.close()?;
-        // What was stored before the pages closed shows now. Loads only: this thread must not wait for itself.
+        // Finds stores made before the pages were protected. Only loads: a store would block this
+        // thread.
         Ok(self.engine.is_quiet(&self.objects))
     }
 
-    /// Whether there are queue pairs in error, whose receive queues are flushed without a doorbell.
+    /// Returns whether there are queue pairs in error, whose receive queues are flushed without a
+    /// doorbell.
     pub(crate) fn has_failed(&self) -> bool {
         self.engine.has_failed()
     }
 
-    /// A doorbell ended the thread's sleep.
+    /// Counts a doorbell that ended the thread's sleep.
     pub(crate) fn count_doorbell_wake(&mut self) {
         self.counters.doorbell_wakes += 1;
     }
 
-    /// The device's clock.
+    /// Returns the time on the device's clock.
     pub(crate) fn clock(&self) -> u64 {
         self.clock.now()
     }
 
-    /// A copy of all counters.
+    /// Returns a copy of all counters.
     pub(crate) fn counters(&self) -> Counters {
         let mut counters = self.counters;
         for port in &self.ports {
@@ -220,7 +224,7 @@ impl State {
         counters
     }
 
-    /// What can be polled for packets.
+    /// Returns the descriptors that are readable when packets arrive.
     pub(crate) fn descriptors(&self) -> [Option<std::os::fd::RawFd>; limits::PORTS] {
         std::array::from_fn(|at| self.ports.get(at).and_then(|port| port.wire.descriptor()))
     }

@@ -1,13 +1,14 @@
-//! Numbered objects.
+//! Tables of numbered objects.
 
 use std::fmt;
 
 /// Objects of one kind by number.
 ///
-/// Numbers go up and come back only after the whole range went by, so that a stale one is not soon another object's. A number's
-/// slot is its low bits: a look-up is one index and one comparison.
+/// Numbers increase and are reused only after the whole range, so that a stale number does not soon
+/// name another object. The slot of a number is its low bits: a lookup is one index and one
+/// comparison.
 pub(crate) struct Table<T> {
-    /// A power of two of slots, at least twice as many as there are objects.
+    /// A power of two of slots, at least twice the number of objects.
     slots: Vec<Option<(u32, T)>>,
     live: usize,
     limit: usize,
@@ -19,19 +20,19 @@ pub(crate) struct Table<T> {
 impl<T> Table<T> {
     const SMALLEST: usize = 16;
 
-    /// An empty table for at most `limit` objects, numbered `first` to `last`.
+    /// Creates an empty table for at most `limit` objects, numbered `first` to `last`.
     pub(crate) fn new(first: u32, last: u32, limit: usize) -> Self {
         debug_assert!(first <= last && limit <= (last - first) as usize / 4);
         Self { slots: Vec::new(), live: 0, limit, first, last, next: first }
     }
 
-    /// The same table, whose first object has the number that `random` chooses.
+    /// Sets the number of the first object by `random`.
     pub(crate) fn starting_at(self, random: u64) -> Self {
         let numbers = u64::from(self.last - self.first) + 1;
         Self { next: self.first + (random % numbers) as u32, ..self }
     }
 
-    /// Makes an object with the next number, and gives both; `None` if the table is full.
+    /// Creates an object with the next number and returns both; `None` if the table is full.
     pub(crate) fn insert_with(&mut self, object: impl FnOnce(u32) -> T) -> Option<(u32, &mut T)> {
         if self.is_full() {
             return None;
@@ -43,7 +44,8 @@ impl<T> Table<T> {
         let number = loop {
             let number = self.next;
             self.next = if number == self.last { self.first } else { number + 1 };
-            // Half of the slots are free and consecutive numbers have consecutive slots, so this ends.
+            // Terminates: half of the slots are free, and consecutive numbers have consecutive
+            // slots.
             if self.slots[(number & mask) as usize].is_none() {
                 break number;
             }
@@ -53,7 +55,7 @@ impl<T> Table<T> {
         Some((number, &mut slot.1))
     }
 
-    /// Whether another object would exceed the limit.
+    /// Returns whether the table is full.
     pub(crate) fn is_full(&self) -> bool {
         self.live >= self.limit
     }
@@ -63,7 +65,7 @@ impl<T> Table<T> {
         let mut slots = Vec::with_capacity(length);
         slots.resize_with(length, || None);
         for entry in self.slots.drain(..).flatten() {
-            // Numbers that differ in the old low bits differ in the new ones.
+            // Numbers that differ in the old low bits also differ in the new ones.
             let slot = entry.0 as usize & (length - 1);
             slots[slot] = Some(entry);
         }
@@ -75,36 +77,36 @@ impl<T> Table<T> {
         matches!(&self.slots[slot], Some((held, _)) if *held == number).then_some(slot)
     }
 
-    /// The object of that number.
+    /// Returns the object of that number.
     #[inline]
     pub(crate) fn get(&self, number: u32) -> Option<&T> {
         self.slot(number).and_then(|slot| self.slots[slot].as_ref()).map(|(_, object)| object)
     }
 
-    /// The object of that number.
+    /// Returns the object of that number.
     #[inline]
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         self.slot(number).and_then(|slot| self.slots[slot].as_mut()).map(|(_, object)| object)
     }
 
-    /// Takes the object out.
+    /// Removes the object.
     pub(crate) fn remove(&mut self, number: u32) -> Option<T> {
         let slot = self.slot(number)?;
         self.live -= 1;
         self.slots[slot].take().map(|(_, object)| object)
     }
 
-    /// Every object, in an order that depends on nothing but what was inserted and removed.
+    /// Returns all objects, in an order that depends only on past insertions and removals.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().flatten().map(|(number, object)| (*number, object))
     }
 
-    /// Every object, in the same order.
+    /// Returns all objects, in the same order.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().flatten().map(|(_, object)| object)
     }
 
-    /// Number of objects.
+    /// Returns the number of objects.
     pub(crate) fn len(&self) -> usize {
         self.live
     }

@@ -1,7 +1,9 @@
-//! The thread that runs a device's engine: busy while there is work, asleep soon after there is none.
+//! The thread that runs a device's engine.
 //!
-//! It looks at doorbells for [`SPIN`], then between short naps for [`WATCHFUL`], and then sleeps until a doorbell, a packet, a command
-//! or a timer wakes it: see [`Sentry`]. Where the kernel gives no userfaultfd it goes on with naps that grow longer.
+//! While there is work it polls. Without work it polls the doorbells for [`SPIN`], then sleeps
+//! between polls for [`WATCHFUL`], and then sleeps until a doorbell, a packet, a command or a timer
+//! wakes it: see [`Sentry`]. Without a userfaultfd it keeps polling, with growing sleeps in
+//! between.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -15,22 +17,26 @@ use crate::sentry::Sentry;
 use crate::state::State;
 use crate::wake::Wake;
 
-/// How long the thread looks at doorbells after the last work before it starts to sleep. Every look gives the processor away
-/// once, so that two processes share two processors well.
+/// How long the thread polls after the last work before it sleeps. It yields in every poll, so that
+/// two processes can share two processors.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it naps between looks before it sleeps: a device that is used now and then does without faults.
+/// How long it sleeps only briefly between polls, so that a device with occasional work takes no
+/// faults.
 const WATCHFUL: Duration = Duration::from_millis(1);
-/// First and longest nap between two looks. A doorbell is a store to memory and wakes nobody, so this bounds how late it is seen.
+/// First and longest sleep between two polls. A doorbell is a store to memory, which wakes no
+/// thread, so this bounds the latency.
 const NAP: Duration = Duration::from_micros(50);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// After so long without work a thread that only naps naps deeper: an idle device costs next to nothing.
+/// After this long without work a thread without a userfaultfd sleeps longer: an idle device costs
+/// next to nothing.
 const DROWSY: Duration = Duration::from_secs(1);
 const DEEP_NAP: Duration = Duration::from_millis(4);
-/// Longest sleep when whatever happens wakes the thread: a command does, a packet does, and a doorbell if there is a queue pair.
+/// Longest sleep if every event wakes the thread: commands, packets and doorbells.
 const SLEEP: Duration = Duration::from_secs(1);
-/// Longest sleep while there are queue pairs in error: what is posted to their receive queues rings no doorbell.
+/// Longest sleep while there are queue pairs in error: receive WQEs posted to them ring no
+/// doorbell.
 const FLUSH_NAP: Duration = Duration::from_millis(10);
-/// The precision that is asked for naps, instead of 50 us.
+/// Timer slack of the thread's sleeps, instead of the default 50 us.
 const TIMER_SLACK_NS: libc::c_ulong = 1000;
 
 /// How a sleeping device notices a doorbell.
@@ -38,17 +44,17 @@ const TIMER_SLACK_NS: libc::c_ulong = 1000;
 pub enum DoorbellWake {
     /// The store itself wakes the device's thread, by a userfaultfd on the UAR page.
     Store,
-    /// The thread looks now and then, for this reason.
+    /// The thread polls, for this reason.
     Polling(String),
     /// There is no thread: see [`crate::Mode::Stepped`].
     Stepped,
 }
 
-/// What callers and thread share.
+/// State that callers and the thread share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Callers that wait for the lock. The standard mutex lets the thread have it again and again; it steps back for them.
+    /// Callers that wait for the lock. A standard mutex is not fair; the thread yields to them.
     waiting: AtomicUsize,
     stop: AtomicBool,
     wake: Option<Wake>,
@@ -66,7 +72,7 @@ impl Shared {
         })
     }
 
-    /// Takes the lock before the thread can have it again.
+    /// Locks the state before the thread can lock it again.
     pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, State>> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let guard = self.state.lock();
@@ -74,7 +80,7 @@ impl Shared {
         guard
     }
 
-    /// How a doorbell ends the thread's sleep.
+    /// Returns how a doorbell ends the thread's sleep.
     pub(crate) fn doorbell_wake(&self) -> DoorbellWake {
         self.doorbell_wake.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -90,14 +96,14 @@ impl Shared {
         }
     }
 
-    /// Tells the thread to end.
+    /// Asks the thread to end.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.wake();
     }
 }
 
-/// Starts the thread; doorbells wake it if they may and the kernel gives a userfaultfd.
+/// Starts the thread. If `woken` is set and the kernel provides a userfaultfd, doorbells wake it.
 pub(crate) fn spawn(shared: Arc<Shared>, woken: bool) -> io::Result<JoinHandle<()>> {
     let sentry = if woken { Sentry::new() } else { Err(io::Error::other("not asked for")) };
     let sentry = match sentry {
@@ -114,7 +120,7 @@ pub(crate) fn spawn(shared: Arc<Shared>, woken: bool) -> io::Result<JoinHandle<(
 }
 
 fn run(shared: &Shared, mut sentry: Option<Sentry>) {
-    // SAFETY: no pointers. If it fails, naps are longer.
+    // SAFETY: no pointers. If it fails, sleeps last longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK_NS) };
     let wake = shared.wake.as_ref();
     let mut last_work = Instant::now();
@@ -123,10 +129,11 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
         while shared.waiting.load(Ordering::SeqCst) > 0 {
             thread::yield_now();
         }
-        // A poisoned lock is a panic of a caller inside the state: the device is over.
+        // A poisoned lock means that a caller panicked while it changed the state: the device has
+        // stopped.
         let Ok(mut state) = shared.state.lock() else { return };
         let (busy, due) = state.pass();
-        // A device without queue pairs is rung by commands only, as far as polling needs to know.
+        // Without queue pairs only commands can bring work, and they wake the thread.
         let (wires, idle) = (state.descriptors(), sentry.is_none() && state.is_idle());
         if busy {
             last_work = Instant::now();
@@ -150,7 +157,7 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
             } else {
                 false
             };
-            // Before anything else: whoever stores to a page waits for this.
+            // Before anything else: a thread that stores to a page is blocked until then.
             match armed.and(sentry.open()) {
                 Ok(true) => {
                     shared.state.lock().unwrap_or_else(PoisonError::into_inner).count_doorbell_wake();
@@ -174,13 +181,14 @@ fn run(shared: &Shared, mut sentry: Option<Sentry>) {
             nap = if rest > DROWSY { DEEP_NAP } else { (nap * 2).min(LONGEST_NAP) };
         }
         if broken {
-            // Closing it opens all pages.
+            // Closing the descriptor makes all pages writable.
             sentry = None;
         }
     }
 }
 
-/// Sleeps until `wake` is rung, one of the other descriptors can be read or the time is over; true if it was not the time.
+/// Sleeps until `wake` is rung, another descriptor is readable or `time` has passed. Returns false
+/// for the last.
 fn sleep(
     wake: Option<&Wake>,
     wires: [Option<RawFd>; limits::PORTS],
@@ -193,7 +201,7 @@ fn sleep(
     let mut polled =
         descriptors.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 });
     let time = libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() };
-    // SAFETY: the array and the time live until the call returns; no signal mask is given.
+    // SAFETY: the array and the time live until the call returns; no signal mask is passed.
     let ready = unsafe {
         libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, &raw const time, std::ptr::null())
     };

@@ -34,7 +34,8 @@ impl Wake {
     /// Resets the descriptor to not readable.
     pub(crate) fn drain(&self) {
         let mut count = 0_u64;
-        // SAFETY: writes the eight bytes of a live local. Fails only if the counter is zero already.
+        // SAFETY: writes the eight bytes of a live local. Fails only if the counter is zero
+        // already.
         unsafe { libc::read(self.descriptor(), (&raw mut count).cast(), size_of_val(&count)) };
     }
 }

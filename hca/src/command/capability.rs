@@ -11,7 +11,8 @@ use barewire_layouts::roce::UDP_PORT;
 use super::{CommandSyndrome, Outcome};
 use crate::limits;
 
-/// PRM: QUERY_HCA_CAP. Nothing can be set, so the maximum and the current values of a page are the same.
+/// PRM: QUERY_HCA_CAP. Capabilities cannot be set, so the maximum and the current values are the
+/// same.
 pub(super) fn query(
     port_type: PortType,
     ports: u8,
@@ -29,7 +30,7 @@ pub(super) fn query(
         CapabilityPage::Atomic => atomic(&mut output.nested(QueryHcaCapOut::ATOMIC)),
         CapabilityPage::Odp => odp(&mut output.nested(QueryHcaCapOut::ODP)),
         CapabilityPage::Roce if roce_port => roce(&mut output.nested(QueryHcaCapOut::ROCE)),
-        // All zero: nothing of it is supported.
+        // All zeros: not supported.
         _ => {}
     }
     Ok(())
@@ -96,7 +97,7 @@ fn general(page: &mut ViewMut<'_, HcaCap>) {
         .set(HcaCap::NUM_OF_UARS_PER_PAGE, 1);
 }
 
-/// Every service can do everything that it does with memory that is brought in on demand.
+/// Every service supports all its operations on memory that is paged on demand.
 fn odp(page: &mut ViewMut<'_, OdpCap>) {
     let datagrams = OdpServices::SEND | OdpServices::RECEIVE | OdpServices::SRQ_RECEIVE;
     page.set(OdpCap::RC_ODP_CAPS, OdpServices::all().bits())

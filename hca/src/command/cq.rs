@@ -12,7 +12,8 @@ use crate::limits;
 use crate::memory::Window;
 use crate::object::{Compression, Cq, Notify, UNARMED};
 
-/// PRM: CREATE_CQ with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
+/// PRM: CREATE_CQ with ring and doorbell record in umems (the valid bits are for the kernel and
+/// ignored).
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateCqIn>,
@@ -67,14 +68,15 @@ pub(super) fn create(
     Ok(())
 }
 
-/// What the context says of compression.
+/// Decodes the compression fields of the context.
 fn compression(context: View<'_, Cqc>) -> Result<Compression, CommandSyndrome> {
     let layout = context.get(Cqc::CQE_COMPRESSION_LAYOUT).map_err(|_| CommandSyndrome::CqCompression)?;
     let format = MiniFormat::from_bits(context.get(Cqc::MINI_CQE_RES_FORMAT));
     Ok(Compression::new(layout, format.ok_or(CommandSyndrome::CqCompression)?))
 }
 
-/// What the context says of events. With an event queue the device owns the record's arm word until software first arms.
+/// Decodes the event fields of the context. With an event queue, the device initialises the
+/// record's arm word.
 fn notify(
     objects: &Objects,
     context: View<'_, Cqc>,

@@ -14,7 +14,8 @@ use crate::engine::{Context, Engine, Objects};
 use crate::limits;
 use crate::object::{Attributes, Dct, Scatter};
 
-/// `cs_res` of messages of up to 32 bytes: queue pairs have it, targets do not (mlx5_ifc.h: `MLX5_DCTC_CS_RES_NA`).
+/// `cs_res` for messages of up to 32 bytes, which targets do not support (mlx5_ifc.h:
+/// `MLX5_DCTC_CS_RES_NA`).
 const NO_SUCH_SCATTER: u8 = 1;
 
 /// PRM: CREATE_DCT.
@@ -122,7 +123,7 @@ pub(super) fn query(
     Ok(())
 }
 
-/// PRM: DRAIN_DCT. An event tells when no connection is left, at once if there is none.
+/// PRM: DRAIN_DCT. An event reports when no connection is left, immediately if there is none.
 pub(super) fn drain(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, DrainDctIn>) -> Outcome {
     let number = input.get(DrainDctIn::DCTN);
     let dct = device.objects.dcts.get_mut(number).ok_or(CommandSyndrome::UnknownDct)?;
@@ -134,7 +135,7 @@ pub(super) fn drain(engine: &mut Engine, device: &mut Context<'_>, input: View<'
     Ok(())
 }
 
-/// PRM: DESTROY_DCT, in any state. Connections end, and their initiators are told.
+/// PRM: DESTROY_DCT, in any state. Closes the connections and notifies their initiators.
 pub(super) fn destroy(
     engine: &mut Engine,
     device: &mut Context<'_>,

@@ -12,7 +12,7 @@ use crate::engine::Objects;
 use crate::limits;
 use crate::object::{Eq, EventChannel};
 
-/// PRM: CREATE_EQ with the ring in a umem (the valid bit is not looked at).
+/// PRM: CREATE_EQ with the ring in a umem (the valid bit is ignored).
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateEqIn>,
@@ -53,7 +53,7 @@ pub(super) fn create(
         .ok_or(CommandSyndrome::NoEqs)?;
     page.users += 1;
     objects.memory.hold(ring_umem);
-    // Eight bits: `Events` gives out no more.
+    // Eight bits: `Events` allocates no more.
     output.set(CreateEqOut::EQ_NUMBER, number);
     Ok(())
 }
@@ -80,7 +80,7 @@ pub(super) fn query(
     Ok(())
 }
 
-/// PRM: DESTROY_EQ. Its channel stays open for whoever holds it, and rings no more.
+/// PRM: DESTROY_EQ. Handles of its channel stay valid, but are not signalled again.
 pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyEqIn>) -> Outcome {
     let number = input.get(DestroyEqIn::EQ_NUMBER);
     if objects.events.queues.get(number).ok_or(CommandSyndrome::UnknownEq)?.users > 0 {

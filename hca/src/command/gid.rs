@@ -9,7 +9,7 @@ use super::{CommandSyndrome, Outcome};
 use crate::engine::Context;
 use crate::object::InvalidGid;
 
-/// The index of the table of a port.
+/// Returns the index of a port's table.
 fn table(device: &Context<'_>, number: u8) -> Result<usize, CommandSyndrome> {
     device.port_index(number).ok_or(CommandSyndrome::GidPort)
 }
@@ -28,7 +28,7 @@ pub(super) fn query(
     Ok(())
 }
 
-/// PRM: SET_ROCE_ADDRESS. Queue pairs that are connected keep the address that they have.
+/// PRM: SET_ROCE_ADDRESS. Connected queue pairs keep their address.
 pub(super) fn set(device: &mut Context<'_>, input: View<'_, SetRoceAddressIn>) -> Outcome {
     let at = table(device, input.get(SetRoceAddressIn::VHCA_PORT_NUM))?;
     let gids = device.objects.gids.get_mut(at).ok_or(CommandSyndrome::GidPort)?;

@@ -11,7 +11,7 @@ use crate::engine::Objects;
 use crate::limits;
 use crate::memory::{Access, Backing, Memory, Mkey, Ranges, Refused};
 
-/// The context's right bits.
+/// Returns the access rights of the context.
 const RIGHTS: [(Field<Mkc, bool>, Access); 5] = [
     (Mkc::LR, Access::LOCAL_READ),
     (Mkc::LW, Access::LOCAL_WRITE),
@@ -20,11 +20,12 @@ const RIGHTS: [(Field<Mkc, bool>, Access); 5] = [
     (Mkc::A, Access::REMOTE_ATOMIC),
 ];
 
-/// Bytes of the unit in which translations are counted.
+/// Bytes of the unit of translations.
 const OCTWORD: usize = size_of::<Klm>();
 
-/// PRM: CREATE_MKEY. Direct keys (MTT) cover a umem (`mkey_umem_id`; the valid bit is the kernel's business and not looked at). Indirect
-/// ones (KLM, KSM) have their list in a umem or, without one, in `list`, which follows the request; it is read now and not again.
+/// PRM: CREATE_MKEY. A direct key (MTT) covers a umem (`mkey_umem_id`; the valid bit is for the
+/// kernel and ignored). An indirect key (KLM, KSM) has its list in a umem or, without one, in
+/// `list`, which follows the request; the list is read once, here.
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateMkeyIn>,
@@ -39,7 +40,7 @@ pub(super) fn create(
         return Err(CommandSyndrome::MkeyFeature);
     }
     let (start, length) = (context.get(Mkc::START_ADDR), context.get(Mkc::LEN));
-    // One past the last byte may be 2^64 itself.
+    // One past the last byte may be 2^64.
     if length > 0 && start.checked_add(length - 1).is_none() {
         return Err(CommandSyndrome::MkeyAddress);
     }
@@ -79,7 +80,7 @@ pub(super) fn create(
     Ok(())
 }
 
-/// The umem that a direct key covers. A key that work requests will fill, or that is free, may come without.
+/// Returns the umem of a direct key. A key to be filled by WQEs, or a free one, may have none.
 fn direct(
     memory: &Memory,
     input: View<'_, CreateMkeyIn>,
@@ -99,7 +100,7 @@ fn direct(
     }
 }
 
-/// The list of an indirect key. The ranges' own keys are looked up when the key is used.
+/// Returns the list of an indirect key. The keys of the ranges are looked up on use.
 fn indirect(
     memory: &Memory,
     input: View<'_, CreateMkeyIn>,
@@ -109,7 +110,7 @@ fn indirect(
 ) -> Result<Backing, CommandSyndrome> {
     let context = input.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
     let count = input.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize;
-    // What work requests may fill in.
+    // The capacity for lists of WQEs.
     let capacity = context.get(Mkc::TRANSLATIONS_OCTWORD_SIZE) as usize;
     if count.max(capacity) > limits::RANGES {
         return Err(CommandSyndrome::MkeyListSize);
@@ -133,7 +134,7 @@ fn indirect(
     } else {
         Ranges::sized(list, capacity).ok_or(CommandSyndrome::MkeyList)?
     };
-    // One that work requests will fill may be longer than its list is now.
+    // A key to be filled by WQEs may be longer than its current list.
     if length > ranges.bytes() && !context.get(Mkc::UMR_EN) && !context.get(Mkc::FREE) {
         return Err(CommandSyndrome::MkeyListBytes);
     }
@@ -177,7 +178,7 @@ pub(super) fn query(
     Ok(())
 }
 
-/// PRM: DESTROY_MKEY. Work requests that name the key fail from here on.
+/// PRM: DESTROY_MKEY. WQEs that name the key fail from here on.
 pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyMkeyIn>) -> Outcome {
     let mkey = objects
         .memory

@@ -1,8 +1,8 @@
-//! The command interface: takes PRM commands apart, checks them and carries them out.
+//! The command interface: decodes, checks and executes PRM commands.
 //!
-//! A command either does everything it says or changes nothing and answers with a status and a [`CommandSyndrome`]. Any bytes
-//! are a command: what is too short, unknown or out of range is refused, and nothing is allocated but the objects themselves,
-//! whose numbers are limited.
+//! A command either takes full effect, or changes nothing and returns a status and a
+//! [`CommandSyndrome`]. Any bytes are accepted as input: short, unknown and out-of-range commands
+//! are refused. Nothing is allocated except the objects, whose number is limited.
 
 use barewire_layouts::command::mkey::CreateMkeyIn;
 use barewire_layouts::command::pd::AllocPdIn;
@@ -39,10 +39,10 @@ mod xrc;
 
 pub use syndrome::CommandSyndrome;
 
-/// Done, or why not.
+/// The outcome of a command.
 type Outcome = Result<(), CommandSyndrome>;
 
-/// Carries out the command in `input` and fills `output` with its answer, zeros behind it.
+/// Executes the command in `input` and writes its output to `output`, followed by zeros.
 pub(crate) fn execute(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output: &mut [u8]) {
     output.fill(0);
     if let Err(syndrome) = dispatch(engine, device, input, output) {
@@ -50,13 +50,13 @@ pub(crate) fn execute(engine: &mut Engine, device: &mut Context<'_>, input: &[u8
     }
 }
 
-/// Answers with a refusal, as far as it fits.
+/// Writes a refusal, as far as it fits.
 pub(crate) fn refuse(output: &mut [u8], syndrome: CommandSyndrome) {
     output.fill(0);
     if let Some(mut header) = ViewMut::<OutHeader>::new(output) {
         header.set(OutHeader::STATUS, syndrome.status()).set(OutHeader::SYNDROME, syndrome as u32);
     } else if let Some(status) = output.first_mut() {
-        // Not even the header fits; its first byte is the status.
+        // No room for the header; its first byte is the status.
         *status = CommandStatus::BadOutputLength as u8;
     }
 }
@@ -216,13 +216,14 @@ fn dispatch(engine: &mut Engine, device: &mut Context<'_>, input: &[u8], output:
     }
 }
 
-/// Whether the command knows operation modifiers, and checks them itself.
+/// Returns whether the command has operation modifiers, which it checks itself.
 fn has_modifier(opcode: CommandOpcode) -> bool {
     use CommandOpcode::{ArmRq, ArmXrcSrq, ModifyCq, QueryHcaCap};
     matches!(opcode, QueryHcaCap | ModifyCq | ArmRq | ArmXrcSrq)
 }
 
-/// Gives `command` its request and answer, if both are as long as they must be. A list after the request's fixed part is let be.
+/// Calls `command` with its request and output, if both are long enough. A list after the request's
+/// fixed part is ignored.
 fn run<R: Request>(
     input: &[u8],
     output: &mut [u8],
@@ -233,7 +234,8 @@ fn run<R: Request>(
     command(request, answer)
 }
 
-/// As [`run`], for an answer that programs know as far as their headers do: it is cut to the room that there is.
+/// As [`run`], for commands of whose output programs may only read the header: it is cut to the
+/// available room.
 fn cut<R: Request>(
     input: &[u8],
     output: &mut [u8],
@@ -249,7 +251,7 @@ fn cut<R: Request>(
     Ok(())
 }
 
-/// A request, and its answer with the room for a list behind it.
+/// A request, and its output with the room for a list after it.
 fn parts<'a, R: Request>(
     input: &'a [u8],
     output: &'a mut [u8],
@@ -258,7 +260,7 @@ fn parts<'a, R: Request>(
     if output.len() < R::Answer::BYTES { Err(CommandSyndrome::OutputLength) } else { Ok((request, output)) }
 }
 
-/// The memory of a ring, `length` bytes at `offset` of a umem.
+/// Returns the memory of a ring: `length` bytes at `offset` of a umem.
 fn ring_window(
     memory: &Memory,
     umem: u32,
@@ -277,10 +279,10 @@ fn ring_window(
     if window.is_aligned(RING_ALIGNMENT) { Ok(window) } else { Err(CommandSyndrome::RingAlignment) }
 }
 
-/// Rings start at a multiple of this: the unit of `page_offset`.
+/// Alignment of rings: the unit of `page_offset`.
 const RING_ALIGNMENT: usize = 64;
 
-/// The memory of a doorbell record, at an offset of a umem. The device only reads it.
+/// Returns the memory of a doorbell record at an offset of a umem, which the device only reads.
 fn doorbell_window(memory: &Memory, (umem, offset): (u32, u64)) -> Result<Window, CommandSyndrome> {
     let length = DoorbellRecord::BYTES;
     let window = memory.umem_window(umem, offset, length as u64, false).map_err(|refused| match refused {

@@ -39,13 +39,14 @@ fn parameters(objects: &mut Objects, now: u64, input: View<'_, ModifyCqIn>) -> O
     if selected.contains(CqParameters::OVERRUN) {
         cq.ignore_overrun = context.get(Cqc::OI);
     }
-    // What the old moderation held back may be due by the new one.
+    // An event that the old moderation delayed may be due under the new one.
     objects.events.check(number, cq, now);
     Ok(())
 }
 
-/// Ends the old ring with an entry that says so, which counts as one, and goes on in the new one: entry n lies at n modulo the new size.
-/// What waits in the old ring stays there; software moves it, one place further, before it tells its consumer counter again.
+/// Ends the old ring with an entry that reports the resize, which counts as one, and continues in
+/// the new ring: entry n is at index n modulo the new size. Software moves unread entries of the
+/// old ring, one index further, before it updates its consumer counter.
 fn resize(objects: &mut Objects, input: View<'_, ModifyCqIn>) -> Outcome {
     let number = input.get(ModifyCqIn::CQN);
     let cq = objects.cqs.get(number).ok_or(CommandSyndrome::UnknownCq)?;
@@ -72,7 +73,7 @@ fn resize(objects: &mut Objects, input: View<'_, ModifyCqIn>) -> Outcome {
     let ring = ring_window(&objects.memory, umem, offset, bytes, true)?;
     let Some(cq) = objects.cqs.get_mut(number) else { return Err(CommandSyndrome::UnknownCq) };
     let end = Cqe64 { op_own: (CqeOpcode::Resize as u8) << 4, ..Cqe64::INITIAL };
-    // There is room: it was looked at above, and a consumer counter only leaves more of it.
+    // There is room: checked above, and a consumer counter only increases it.
     cq.push(end).map_err(|_| CommandSyndrome::CqResizeFull)?;
     let old = std::mem::replace(&mut cq.ring_umem, umem);
     (cq.ring, cq.log_size) = (ring, log_size);

@@ -1,5 +1,6 @@
-//! The moves of a queue pair: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP, and changes without a move: INIT2INIT_QP,
-//! RTS2RTS_QP. No public command leads to a draining send queue.
+//! State transitions of queue pairs: RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP, and
+//! changes within a state: INIT2INIT_QP, RTS2RTS_QP. No public command leads to a draining send
+//! queue.
 
 use std::net::IpAddr;
 
@@ -15,7 +16,7 @@ use crate::engine::{Context, Engine, lid_address};
 use crate::limits;
 use crate::object::Attributes;
 
-/// PRM: RST2INIT_QP. Takes access rights, port and partition key.
+/// PRM: RST2INIT_QP. Sets access rights, port and partition key.
 pub(super) fn rst2init(
     engine: &mut Engine,
     device: &mut Context<'_>,
@@ -30,7 +31,7 @@ pub(super) fn rst2init(
     })
 }
 
-/// PRM: INIT2INIT_QP. Takes the same as RST2INIT_QP, as far as the mask names it.
+/// PRM: INIT2INIT_QP. Sets the same as RST2INIT_QP, if the mask selects it.
 pub(super) fn init2init(
     engine: &mut Engine,
     device: &mut Context<'_>,
@@ -43,7 +44,7 @@ pub(super) fn init2init(
     })
 }
 
-/// PRM: RTS2RTS_QP. Takes what may change in the middle of traffic, as far as the mask names it.
+/// PRM: RTS2RTS_QP. Sets what may change during traffic, if the mask selects it.
 pub(super) fn rts2rts(
     engine: &mut Engine,
     device: &mut Context<'_>,
@@ -62,7 +63,7 @@ pub(super) fn rts2rts(
     })
 }
 
-/// Takes one of so many ports, partition and queue key, if their bits are set in `optional`.
+/// Sets port, partition key and queue key, if their bits are set in `optional`.
 fn take_port(
     ports: usize,
     context: View<'_, Qpc>,
@@ -87,7 +88,7 @@ fn take_port(
     Ok(())
 }
 
-/// PRM: INIT2RTR_QP. Takes the peer and what the responder does.
+/// PRM: INIT2RTR_QP. Sets the peer and the responder's attributes.
 pub(super) fn init2rtr(
     engine: &mut Engine,
     device: &mut Context<'_>,
@@ -113,7 +114,7 @@ pub(super) fn init2rtr(
             return Err(CommandSyndrome::ResponderDepth);
         }
         attributes.mtu = context.get(Qpc::MTU).map(Mtu::bytes).map_err(|_| CommandSyndrome::PathMtu)?;
-        // Datagrams have no peer, and each request of dynamic connections names its own.
+        // Datagrams have no peer, and each DC request names its own.
         if !matches!(service, ServiceType::Ud | ServiceType::Dci) {
             attributes.remote_address = peer(own, path).ok_or(CommandSyndrome::RemoteGid)?;
             attributes.remote_qpn = context.get(Qpc::REMOTE_QPN);
@@ -126,7 +127,7 @@ pub(super) fn init2rtr(
     })
 }
 
-/// Where an address path leads: to its GID or, on InfiniBand without a global route, to its LID.
+/// Returns the address of a path: from its GID or, on InfiniBand without a global route, its LID.
 fn peer(own: IpAddr, path: View<'_, AddressPath>) -> Option<IpAddr> {
     let (gid, lid) = (path.array(AddressPath::RGID_RIP), path.get(AddressPath::RLID));
     if gid == [0; 16] && lid != 0 && !path.get(AddressPath::GRH) {
@@ -135,7 +136,7 @@ fn peer(own: IpAddr, path: View<'_, AddressPath>) -> Option<IpAddr> {
     crate::address::from_gid(gid)
 }
 
-/// PRM: RTR2RTS_QP. Takes what the requester does.
+/// PRM: RTR2RTS_QP. Sets the requester's attributes.
 pub(super) fn rtr2rts(
     engine: &mut Engine,
     device: &mut Context<'_>,
@@ -164,7 +165,7 @@ pub(super) fn to_err(engine: &mut Engine, device: &mut Context<'_>, input: View<
     go(engine, device, input.get(ToErrQpIn::QPN), QpState::Err)
 }
 
-/// PRM: 2RST_QP, from any state. What was posted is forgotten without a completion.
+/// PRM: 2RST_QP, from any state. Posted WQEs are dropped without a completion.
 pub(super) fn to_rst(engine: &mut Engine, device: &mut Context<'_>, input: View<'_, ToRstQpIn>) -> Outcome {
     let qpn = input.get(ToRstQpIn::QPN);
     go(engine, device, qpn, QpState::Rst)?;
@@ -174,7 +175,8 @@ pub(super) fn to_rst(engine: &mut Engine, device: &mut Context<'_>, input: View<
     Ok(())
 }
 
-/// Moves a queue pair from one state to the next with what `take` finds in the context; changes nothing if it refuses.
+/// Moves a queue pair to the next state, with the attributes that `take` reads from the context;
+/// changes nothing if `take` fails.
 fn step<R: ModifyQp>(
     engine: &mut Engine,
     device: &mut Context<'_>,
@@ -198,7 +200,7 @@ fn step<R: ModifyQp>(
     go(engine, device, number, to)
 }
 
-/// Sets the state and lets the engine know.
+/// Sets the state and notifies the engine.
 fn go(engine: &mut Engine, device: &mut Context<'_>, number: u32, to: QpState) -> Outcome {
     let qp = device.objects.qps.get_mut(number).ok_or(CommandSyndrome::UnknownQp)?;
     let from = std::mem::replace(&mut qp.state, to);
@@ -206,7 +208,7 @@ fn go(engine: &mut Engine, device: &mut Context<'_>, number: u32, to: QpState) -
     Ok(())
 }
 
-/// Takes the rights whose bits are set in `optional`.
+/// Sets the rights whose bits are set in `optional`.
 fn take_rights(context: View<'_, Qpc>, optional: OptionalParameters, attributes: &mut Attributes) -> Outcome {
     if optional.contains(OptionalParameters::REMOTE_READ) {
         attributes.remote_read = context.get(Qpc::RRE);

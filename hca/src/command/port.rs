@@ -1,5 +1,6 @@
-//! What a driver asks of the port and the card: QUERY_VPORT_STATE, QUERY_NIC_VPORT_CONTEXT, QUERY_HCA_VPORT_CONTEXT,
-//! QUERY_HCA_VPORT_GID, QUERY_HCA_VPORT_PKEY, QUERY_ADAPTER. (QUERY_LAG answers zeros: nothing is bonded.)
+//! Queries of the port and the card: QUERY_VPORT_STATE, QUERY_NIC_VPORT_CONTEXT,
+//! QUERY_HCA_VPORT_CONTEXT, QUERY_HCA_VPORT_GID, QUERY_HCA_VPORT_PKEY, QUERY_ADAPTER. (QUERY_LAG
+//! returns zeros: there is no bonding.)
 
 use std::net::IpAddr;
 
@@ -18,31 +19,31 @@ use crate::limits;
 
 /// Payload of the largest frame, which holds a packet of the largest MTU.
 const ETHERNET_MTU: u16 = 4200;
-/// The maker of ConnectX cards, at the IEEE and in PCI numbers.
+/// Mellanox, as IEEE OUI and PCI vendor id.
 const IEEE_VENDOR: u32 = 0x02c9;
 const PCI_VENDOR: u16 = 0x15b3;
 /// The board's name.
 const BOARD: [u8; 16] = *b"BAREWIRE_SOFT\0\0\0";
 
-/// The index of a port of the function's own. Commands that name none are about the first.
+/// Returns the index of a port of the function. Commands without a port number mean the first.
 fn own(device: &Context<'_>, other: bool, number: u8) -> Result<usize, CommandSyndrome> {
     device.port_index(number).filter(|_| !other).ok_or(CommandSyndrome::VportPort)
 }
 
-/// The address of a port, and whether its link is up.
+/// Returns the address of a port, and whether its link is up.
 fn look(device: &Context<'_>, other: bool, number: u8) -> Result<(IpAddr, bool), CommandSyndrome> {
     let port = device.ports.get(own(device, other, number)?).ok_or(CommandSyndrome::VportPort)?;
     Ok((port.address, port.wire.is_link_up()))
 }
 
-/// An EUI-64 made of the Ethernet address (IBTA 4.1.1).
+/// Returns the EUI-64 of the Ethernet address (IBTA 4.1.1).
 fn guid(address: IpAddr) -> u64 {
     let mac = crate::address::mac(address).into_iter().fold(0, |number, byte| number << 8 | u64::from(byte));
     let (company, card) = (mac >> 24, mac & 0x00ff_ffff);
     (company ^ 0x02_0000) << 40 | 0xff_fe00_0000 | card
 }
 
-/// The LID of a device at `address`: the last 16 bits, by which peers of its network name it.
+/// Returns the LID of a device at `address`: the last 16 bits.
 fn lid(address: IpAddr) -> u16 {
     let [.., high, low] = crate::address::gid(address);
     u16::from_be_bytes([high, low])
@@ -87,7 +88,7 @@ pub(super) fn hca(
 ) -> Outcome {
     let number = input.get(QueryHcaVportContextIn::PORT_NUM);
     let (address, up) = look(device, input.get(QueryHcaVportContextIn::OTHER_VPORT), number)?;
-    // The card is called after its first port.
+    // The node GUID is that of the first port.
     let (card, _) = look(device, false, 0)?;
     let infiniband = device.objects.port_type == PortType::InfiniBand;
     let (physical, logical) = if up {
@@ -108,7 +109,7 @@ pub(super) fn hca(
     Ok(())
 }
 
-/// PRM: QUERY_HCA_VPORT_GID. Of all entries, as many as the answer has room for.
+/// PRM: QUERY_HCA_VPORT_GID. Returns as many entries as there is room for.
 pub(super) fn gids(device: &Context<'_>, input: View<'_, QueryHcaVportGidIn>, output: &mut [u8]) -> Outcome {
     const FIXED: usize = QueryHcaVportGidOut::BYTES - size_of::<[u8; 16]>();
     let number = input.get(QueryHcaVportGidIn::PORT_NUM);

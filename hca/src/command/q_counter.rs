@@ -9,7 +9,7 @@ use super::{CommandSyndrome, Outcome};
 use crate::engine::Objects;
 use crate::object::CounterSet;
 
-/// The counter set `number`, which a queue pair or a target names; 0 for none.
+/// Returns counter set `number` of a queue pair or target; 0 for none.
 pub(super) fn counter_set(objects: &Objects, number: u8) -> Result<u8, CommandSyndrome> {
     if number == 0 || objects.counter_sets.get(number.into()).is_some() {
         Ok(number)
@@ -22,12 +22,12 @@ pub(super) fn counter_set(objects: &Objects, number: u8) -> Result<u8, CommandSy
 pub(super) fn alloc(objects: &mut Objects, mut output: ViewMut<'_, AllocQCounterOut>) -> Outcome {
     let set = objects.counter_sets.insert_with(|_| CounterSet::default());
     let (set, _) = set.ok_or(CommandSyndrome::NoCounterSets)?;
-    // Eight bits: the table gives out no more.
+    // Eight bits: the table allocates no more.
     output.set(AllocQCounterOut::COUNTER_SET_ID, set as u8);
     Ok(())
 }
 
-/// PRM: DEALLOC_Q_COUNTER. Queue pairs that name it are counted nowhere from here on.
+/// PRM: DEALLOC_Q_COUNTER. Queue pairs that name it are not counted any more.
 pub(super) fn dealloc(objects: &mut Objects, input: View<'_, DeallocQCounterIn>) -> Outcome {
     let set = input.get(DeallocQCounterIn::COUNTER_SET_ID);
     objects.counter_sets.remove(set.into()).map(|_| ()).ok_or(CommandSyndrome::UnknownCounterSet)

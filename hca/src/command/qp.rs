@@ -19,7 +19,7 @@ const LOG_STRIDE_UNIT: u8 = 4;
 
 /// The rings of a new queue pair: the receive ring first, the send ring right after it.
 struct Rings {
-    /// log2 of entries and of bytes per entry.
+    /// log2 of the entries and of the bytes per entry.
     rq: Option<(u8, u8)>,
     sq: Option<(u8, u8)>,
 }
@@ -53,7 +53,8 @@ impl Rings {
     }
 }
 
-/// PRM: CREATE_QP with rings and doorbell record in umems (the valid bits are the kernel's business and not looked at).
+/// PRM: CREATE_QP with rings and doorbell record in umems (the valid bits are for the kernel and
+/// ignored).
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateQpIn>,
@@ -75,7 +76,7 @@ pub(super) fn create(
     let (rq_bytes, sq_bytes) = (Rings::bytes(rings.rq), Rings::bytes(rings.sq));
     let ring_umem = (input.get(CreateQpIn::WQ_UMEM_ID), input.get(CreateQpIn::WQ_UMEM_OFFSET));
     let doorbell_umem = (context.get(Qpc::DBR_UMEM_ID), context.get(Qpc::DBR_ADDR));
-    // The receiver of an extended reliable connection has no queue of its own, and nothing that goes with one.
+    // An XRC receiver has no queue of its own, and none of its attributes.
     let bare = service == Xrc && rq_bytes + sq_bytes == 0;
     let (memory, doorbell, ring_umem, doorbell_umem) = if bare {
         (Window::EMPTY, Window::EMPTY, (0, 0), (0, 0))
@@ -93,11 +94,11 @@ pub(super) fn create(
     }
     objects.cqs.get(send_cq).ok_or(CommandSyndrome::UnknownSendCq)?;
     objects.cqs.get(receive_cq).ok_or(CommandSyndrome::UnknownReceiveCq)?;
-    // Packets name the shared receive queue of extended reliable connections, and initiators of dynamic ones receive nothing: the kernel
-    // fills the field with any that it has.
+    // Packets name the XRC SRQ, and DC initiators receive nothing: the kernel sets the field to an
+    // arbitrary queue.
     let shared = context.get(Qpc::RQ_TYPE) == Ok(ReceiveQueueType::Shared) && !matches!(service, Xrc | Dci);
     let srq = shared.then(|| context.get(Qpc::SRQN_RMPN_XRQN));
-    // One that only sends needs no domain.
+    // A queue pair that only sends needs no XRC domain.
     let xrcd = context.get(Qpc::XRCD);
     let xrcd = (service == Xrc && (xrcd != 0 || context.get(Qpc::NO_SQ))).then_some(xrcd);
     if xrcd.is_some_and(|xrcd| objects.xrcds.get(xrcd).is_none()) {
@@ -139,7 +140,7 @@ pub(super) fn create(
     Ok(())
 }
 
-/// PRM: QUERY_QP. Packet sequence numbers and counters are where the engine stands.
+/// PRM: QUERY_QP. Packet sequence numbers and counters are the engine's.
 pub(super) fn query(
     objects: &Objects,
     input: View<'_, QueryQpIn>,
@@ -210,12 +211,12 @@ pub(super) fn query(
     Ok(())
 }
 
-/// log2 of a power of two; 0 of 0, which a context cannot tell from 1.
+/// Returns log2 of a power of two; 0 for 0, which a context cannot distinguish from 1.
 fn log2(number: u32) -> u8 {
     number.checked_ilog2().unwrap_or(0) as u8
 }
 
-/// PRM: DESTROY_QP, in any state. What was posted is forgotten without a completion.
+/// PRM: DESTROY_QP, in any state. Posted WQEs are dropped without a completion.
 pub(super) fn destroy(
     engine: &mut Engine,
     device: &mut Context<'_>,

@@ -10,7 +10,8 @@ use super::{CommandSyndrome, Outcome};
 use crate::engine::Objects;
 use crate::object::{Order, SrqKind};
 
-/// PRM: CREATE_RMP with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
+/// PRM: CREATE_RMP with ring and doorbell record in umems (the valid bits are for the kernel and
+/// ignored).
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateRmpIn>,
@@ -50,7 +51,7 @@ fn state(failed: bool) -> RmpState {
     if failed { RmpState::Failed } else { RmpState::Ready }
 }
 
-/// PRM: MODIFY_RMP. The limit is set if its bit says so.
+/// PRM: MODIFY_RMP. Sets the limit if the mask selects it.
 pub(super) fn modify(objects: &mut Objects, input: View<'_, ModifyRmpIn>) -> Outcome {
     let number = input.get(ModifyRmpIn::RMPN);
     let context = input.nested(ModifyRmpIn::CTX);

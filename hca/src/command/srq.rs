@@ -1,4 +1,4 @@
-//! CREATE_SRQ, QUERY_SRQ, DESTROY_SRQ, ARM_RQ, and what they share with the commands of receive memory pools.
+//! CREATE_SRQ, QUERY_SRQ, DESTROY_SRQ, ARM_RQ, and code shared with receive memory pools.
 
 use barewire_layouts::command::srq::{
     ArmRqIn, ArmRqKind, CreateSrqIn, CreateSrqOut, DestroySrqIn, QuerySrqIn, QuerySrqOut, SrqState, Srqc,
@@ -16,7 +16,7 @@ pub(super) const LOG_STRIDE_UNIT: u8 = 4;
 /// log2 of the smallest WQE with a header.
 const LOG_SMALLEST: u8 = 5;
 
-/// What a create command asks for.
+/// Parameters of a create command.
 pub(super) struct Wanted {
     pub(super) kind: SrqKind,
     pub(super) order: Order,
@@ -28,7 +28,7 @@ pub(super) struct Wanted {
     pub(super) doorbell_umem: (u32, u64),
 }
 
-/// Makes a shared receive queue of either kind and gives its number.
+/// Creates a shared receive queue of either kind and returns its number.
 pub(super) fn make(objects: &mut Objects, wanted: &Wanted) -> Result<u32, CommandSyndrome> {
     let Wanted { kind, order, log_entries, log_stride, pd, limit, ring_umem, doorbell_umem } = *wanted;
     if log_entries > limits::LOG_WQ_ENTRIES {
@@ -53,7 +53,7 @@ pub(super) fn make(objects: &mut Objects, wanted: &Wanted) -> Result<u32, Comman
     Ok(number)
 }
 
-/// The queue of that number, if it is of that kind.
+/// Returns the queue of that number and kind.
 pub(super) fn find(objects: &Objects, number: u32, kind: SrqKind) -> Result<&Srq, CommandSyndrome> {
     objects.srqs.get(number).filter(|srq| srq.kind == kind).ok_or(CommandSyndrome::UnknownSrq)
 }
@@ -71,7 +71,7 @@ pub(super) fn unmake(objects: &mut Objects, number: u32, kind: SrqKind) -> Outco
     Ok(())
 }
 
-/// Sets the limit; if fewer WQEs are left already the event is sent at once.
+/// Sets the limit. If fewer WQEs are left already, the event is sent immediately.
 pub(super) fn set_limit(objects: &mut Objects, number: u32, kind: SrqKind, limit: u16) -> Outcome {
     if u32::from(limit) > find(objects, number, kind)?.ring.entries() {
         return Err(CommandSyndrome::SrqLimit);
@@ -85,7 +85,8 @@ pub(super) fn set_limit(objects: &mut Objects, number: u32, kind: SrqKind, limit
     Ok(())
 }
 
-/// PRM: CREATE_SRQ with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
+/// PRM: CREATE_SRQ with ring and doorbell record in umems (the valid bits are for the kernel and
+/// ignored).
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateSrqIn>,
@@ -138,7 +139,7 @@ pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroySrqIn>) -> O
     unmake(objects, input.get(DestroySrqIn::SRQN), SrqKind::Srq)
 }
 
-/// PRM: ARM_RQ of a shared receive queue.
+/// PRM: ARM_RQ for a shared receive queue.
 pub(super) fn arm(objects: &mut Objects, input: View<'_, ArmRqIn>) -> Outcome {
     if input.get(ArmRqIn::OP_MOD) != Ok(ArmRqKind::Srq) {
         return Err(CommandSyndrome::UnknownModifier);

@@ -1,7 +1,7 @@
-//! Why a command was refused: this device's own syndrome numbers, all in one table.
+//! Why a command was refused: this device's syndrome numbers, in one table.
 //!
-//! Real firmware has numbers of its own that vendors decode; these have the group in the second byte, so that a reader of a log
-//! sees at once what kind of object it is about.
+//! Firmware has its own numbers, which vendors decode. These have a group in the second byte, so
+//! that a reader of a log recognises the kind of object.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use barewire_layouts::command::CommandStatus;
 
 macro_rules! syndromes {
     ($($name:ident = $number:literal, $status:ident, $text:literal;)+) => {
-        /// Why a command was refused: the `syndrome` of its answer. `Display` tells it in words.
+        /// Why a command was refused: the `syndrome` of its output. `Display` describes it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
         #[non_exhaustive]
@@ -21,7 +21,7 @@ macro_rules! syndromes {
             /// Every syndrome, in ascending order.
             pub const ALL: &'static [Self] = &[$(Self::$name),+];
 
-            /// The syndrome of that number, if it is one of this device's.
+            /// Returns the syndrome of that number, if it is one of this device's.
             pub const fn from_bits(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$name),)+
@@ -29,7 +29,7 @@ macro_rules! syndromes {
                 }
             }
 
-            /// The status that goes with it.
+            /// Returns the status of the syndrome.
             pub const fn status(self) -> CommandStatus {
                 match self {
                     $(Self::$name => CommandStatus::$status,)+

@@ -21,7 +21,7 @@ pub(super) fn alloc(
     Ok(())
 }
 
-/// PRM: DEALLOC_UAR. Whoever holds the page still may write to it; nobody looks any more.
+/// PRM: DEALLOC_UAR. Handles of the page stay valid, but the device no longer reads it.
 pub(super) fn dealloc(objects: &mut Objects, engine: &mut Engine, input: View<'_, DeallocUarIn>) -> Outcome {
     let index = input.get(DeallocUarIn::UAR);
     let uar = objects.uars.get(index).ok_or(CommandSyndrome::UnknownUar)?;

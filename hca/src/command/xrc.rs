@@ -29,7 +29,8 @@ pub(super) fn dealloc(objects: &mut Objects, input: View<'_, DeallocXrcdIn>) -> 
     Ok(())
 }
 
-/// PRM: CREATE_XRC_SRQ with ring and doorbell record in umems (the valid bits are the kernel's business and not looked at).
+/// PRM: CREATE_XRC_SRQ with ring and doorbell record in umems (the valid bits are for the kernel
+/// and ignored).
 pub(super) fn create(
     objects: &mut Objects,
     input: View<'_, CreateXrcSrqIn>,
@@ -101,7 +102,7 @@ pub(super) fn query(
     Ok(())
 }
 
-/// PRM: DESTROY_XRC_SRQ. A message that it has begun to take comes to nothing.
+/// PRM: DESTROY_XRC_SRQ. A message being received is dropped.
 pub(super) fn destroy(objects: &mut Objects, input: View<'_, DestroyXrcSrqIn>) -> Outcome {
     let number = input.get(DestroyXrcSrqIn::XRC_SRQN);
     let xrc = find(objects, number, SrqKind::Xrc)?.xrc;

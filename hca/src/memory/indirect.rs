@@ -4,35 +4,36 @@ use barewire_layouts::command::klm::Klm;
 use barewire_layouts::wqe::{REPEAT_BLOCK, RepeatBlock, RepeatEntry};
 use zerocopy::{FromBytes, transmute};
 
-/// Entries that lists of work requests come in.
+/// Units in which lists of WQEs come.
 const ROUNDING: usize = 4;
 
-/// Where the bytes of a memory key are.
+/// What a memory key maps to.
 #[derive(Clone, Debug)]
 pub(crate) enum Backing {
-    /// Nowhere yet: the key waits to be given translations.
+    /// Nothing: the key has no translations yet.
     Nothing,
-    /// In umem `id`, from `offset` on.
+    /// Bytes of umem `id`, from `offset` on.
     Umem {
-        /// The umem, which the key holds.
+        /// The umem, which the key keeps registered.
         id: u32,
-        /// Where the key's first byte is.
+        /// Offset of the key's first byte.
         offset: u64,
     },
-    /// In ranges of other keys.
+    /// Ranges of other keys.
     Ranges(Ranges),
 }
 
 /// A list of ranges.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranges {
-    /// The entries as they were given.
+    /// The entries in their original form.
     entries: Vec<Klm>,
-    /// Where each range or strided block ends, counted from the first one's start, and its entry; empty if all have one size.
+    /// The end of each range or strided block, counted from the start of the first, and its entry;
+    /// empty if all have one size.
     ends: Vec<(u64, u32)>,
     /// log2 of that size.
     log_size: Option<u8>,
-    /// Entries that the list may grow to.
+    /// Maximum number of entries.
     capacity: usize,
 }
 
@@ -45,8 +46,8 @@ pub(crate) struct Part {
 }
 
 impl Ranges {
-    /// Reads a list of KLMs and strided blocks; what is left over at the end is no entry. `None` if a block is not whole, or more is
-    /// addressed than 64 bits count.
+    /// Reads a list of KLMs and strided blocks; an incomplete entry at the end is ignored. `None`
+    /// if a block is incomplete, or the total length exceeds 64 bits.
     pub(crate) fn sized(bytes: &[u8], capacity: usize) -> Option<Self> {
         let entries = Self::entries(bytes);
         Some(Self { ends: ends(&entries)?, capacity: capacity.max(entries.len()), entries, log_size: None })
@@ -59,7 +60,8 @@ impl Ranges {
         Self { entries, ends: Vec::new(), log_size: Some(log_size), capacity }
     }
 
-    /// This list with `bytes` from entry `at` on. `None` if there is no room, or they are no list.
+    /// Returns this list with `bytes` from entry `at` on. `None` if there is no room, or the result
+    /// is not a list.
     pub(crate) fn replaced(&self, at: usize, bytes: &[u8]) -> Option<Self> {
         let new = Self::entries(bytes);
         let end = at.checked_add(new.len()).filter(|&end| end <= self.room())?;
@@ -74,22 +76,22 @@ impl Ranges {
         bytes.chunks_exact(size_of::<Klm>()).filter_map(|entry| Klm::read_from_bytes(entry).ok()).collect()
     }
 
-    /// Entries that the key was made for.
+    /// Returns the entries that the key was created for.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// The same, with what work requests may add: their lists come in units of 64 bytes.
+    /// Returns the capacity for lists of WQEs, which come in units of 64 bytes.
     pub(crate) fn room(&self) -> usize {
         self.capacity.next_multiple_of(ROUNDING)
     }
 
-    /// log2 of the ranges' size, if they have one.
+    /// Returns log2 of the ranges' size, if they have one size.
     pub(crate) fn log_size(&self) -> Option<u8> {
         self.log_size
     }
 
-    /// Bytes of all ranges.
+    /// Returns the bytes of all ranges.
     pub(crate) fn bytes(&self) -> u64 {
         match self.log_size {
             Some(log_size) => (self.entries.len() as u64).saturating_mul(1 << log_size),
@@ -97,7 +99,8 @@ impl Ranges {
         }
     }
 
-    /// The longest part of one range that starts at byte `offset` of the list; `None` behind the end.
+    /// Returns the longest part of one range from byte `offset` of the list on; `None` beyond the
+    /// end.
     pub(crate) fn part(&self, offset: u64, most: u64) -> Option<Part> {
         if let Some(log_size) = self.log_size {
             let index = offset >> log_size;
@@ -105,7 +108,7 @@ impl Ranges {
             let entry = self.entries.get(usize::try_from(index).ok()?)?;
             return Some(range(entry, within, (1 << log_size) - within, most));
         }
-        // The first range that ends behind the offset; empty ones end before.
+        // The first range that ends beyond the offset; empty ranges end before.
         let index = self.ends.partition_point(|&(end, _)| end <= offset);
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before].0);
         let &(end, at) = self.ends.get(index)?;
@@ -117,12 +120,12 @@ impl Ranges {
     }
 }
 
-/// The part of `entry` from `within` on, at most `left` and `most` bytes.
+/// Returns the part of `entry` from `within` on, at most `left` and `most` bytes.
 fn range(entry: &Klm, within: u64, left: u64, most: u64) -> Part {
     Part { key: entry.key.get(), address: entry.address.get().wrapping_add(within), length: most.min(left) }
 }
 
-/// The part at `offset` of a strided block whose entries are the first of `entries`.
+/// Returns the part at `offset` of a strided block that starts with the first of `entries`.
 fn strided(block: RepeatBlock, entries: &[Klm], offset: u64, most: u64) -> Option<Part> {
     let bytes = u64::from(block.byte_count.get());
     let (row, mut within) = (offset.checked_div(bytes)?, offset.checked_rem(bytes)?);
@@ -139,7 +142,7 @@ fn strided(block: RepeatBlock, entries: &[Klm], offset: u64, most: u64) -> Optio
     None
 }
 
-/// Where the ranges and blocks of a list end.
+/// Returns the ends of the ranges and blocks of a list.
 fn ends(entries: &[Klm]) -> Option<Vec<(u64, u32)>> {
     let (mut ends, mut end, mut at) = (Vec::new(), 0_u64, 0);
     while let Some((entry, behind)) = entries.get(at..)?.split_first() {
@@ -244,7 +247,7 @@ mod tests {
         let mut wrong = whole.clone();
         wrong[0].byte_count = 1.into();
         assert!(Ranges::sized(wrong.as_bytes(), 0).is_none());
-        // Nothing to take, however often.
+        // A block of no bytes, whatever its repeat count.
         assert_eq!(sized(&block(u32::MAX, &[])).part(0, 1), None);
     }
 

@@ -1,4 +1,4 @@
-//! Memory keys: what a work request may touch.
+//! Memory keys: the memory that a WQE or packet may access, and its rights.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ bitflags! {
     /// Rights of a memory key (mkc.lr, lw, rr, rw, a).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Access: u8 {
-        /// Gather from it.
+        /// Local reads: gather.
         const LOCAL_READ = 1 << 0;
-        /// Scatter to it.
+        /// Local writes: scatter.
         const LOCAL_WRITE = 1 << 1;
-        /// A peer may read it.
+        /// Remote reads.
         const REMOTE_READ = 1 << 2;
-        /// A peer may write it.
+        /// Remote writes.
         const REMOTE_WRITE = 1 << 3;
-        /// A peer may run atomics on it.
+        /// Remote atomics.
         const REMOTE_ATOMIC = 1 << 4;
     }
 }
@@ -28,8 +28,9 @@ impl Access {
     /// The rights that change memory.
     pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 
-    /// What the keys behind an indirect one must grant. Peers have their rights from the key that they name: that is how a memory window
-    /// opens a region that peers may not touch (IBTA 10.6.7.2.4).
+    /// The rights required of the keys below an indirect one. A peer's rights come from the key
+    /// that it names: so a memory window opens a region that peers cannot access directly (IBTA
+    /// 10.6.7.2.4).
     pub(super) fn behind(self) -> Self {
         let mut need = Self::empty();
         need.set(Self::LOCAL_READ, self.intersects(Self::LOCAL_READ.union(Self::REMOTE_READ)));
@@ -38,7 +39,7 @@ impl Access {
     }
 }
 
-/// Who uses a memory key.
+/// The user of a memory key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct User {
     /// Protection domain.
@@ -50,39 +51,39 @@ pub(crate) struct User {
 /// A memory key.
 #[derive(Clone, Debug)]
 pub(crate) struct Mkey {
-    /// The device's part of the key.
+    /// The device's part of the key: its index.
     pub(crate) index: u32,
     /// The driver's byte of the key.
     pub(crate) variant: u8,
-    /// The key is made but opens nothing.
+    /// The key is allocated but gives no access.
     pub(crate) free: bool,
     /// Protection domain.
     pub(crate) pd: u32,
     /// The only queue pair that may use it, or [`mkey::ANY_QPN`].
     pub(crate) qpn: u32,
-    /// Address of the first byte, as work requests give it.
+    /// Address of the first byte in WQEs and packets.
     pub(crate) start: u64,
     /// Bytes covered.
     pub(crate) length: u64,
     /// Rights.
     pub(crate) access: Access,
-    /// Work requests may change it.
+    /// Whether WQEs may change it.
     pub(crate) updatable: bool,
-    /// A peer's send may invalidate it.
+    /// Whether a peer's send may invalidate it.
     pub(crate) remote_invalidate: bool,
-    /// Reads and writes may be reordered on the bus. The device keeps their order anyway.
+    /// Relaxed ordering is allowed. The device keeps the order anyway.
     pub(crate) relaxed: (bool, bool),
-    /// Where its bytes are.
+    /// The memory that it maps to.
     pub(crate) backing: Backing,
 }
 
 impl Mkey {
-    /// The local and remote key.
+    /// Returns the lkey and rkey.
     pub(crate) fn key(&self) -> u32 {
         mkey::key(self.index, self.variant)
     }
 
-    /// Checks an access and gives its offset in the key.
+    /// Checks an access and returns its offset in the key.
     pub(crate) fn check(
         &self,
         key: u32,
@@ -118,24 +119,24 @@ impl Mkey {
     }
 }
 
-/// Why an access was refused. Which CQE or NAK that makes is the engine's matter.
+/// Why an access was refused. The engine chooses the CQE or NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TranslationError {
-    /// There is no such key, or its low byte is not the driver's.
+    /// The key does not exist, or its low byte differs.
     UnknownKey { key: u32 },
     /// The key is free.
     Free { key: u32 },
-    /// The key is of another protection domain.
+    /// The key belongs to another protection domain.
     ProtectionDomain { key: u32, pd: u32, of_key: u32 },
-    /// The key is of another queue pair.
+    /// The key belongs to another queue pair.
     QueuePair { key: u32, qpn: u32, of_key: u32 },
     /// The key does not grant this.
     Rights { key: u32, missing: Access },
-    /// The key has no translation for the range: it was never given one, or its list is too short.
+    /// The key has no translation for the range.
     Unmapped { key: u32 },
-    /// Indirect keys lead to indirect keys too often, or to too many ranges.
+    /// Indirect keys are nested too deeply, or map to too many ranges.
     Indirection { key: u32 },
-    /// The range is not inside the key's.
+    /// The range is not within the key's.
     Range { key: u32, address: u64, length: u64, start: u64, covered: u64 },
 }
 

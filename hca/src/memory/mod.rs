@@ -1,4 +1,4 @@
-//! Memory as the device sees it: registered user memory, and the keys that open parts of it.
+//! Memory as the device sees it: registered user memory, and the keys to parts of it.
 
 use std::ptr::NonNull;
 
@@ -23,7 +23,8 @@ pub(crate) use update::{Change, List, Refusal as UpdateRefusal};
 pub(crate) use window::leaked;
 pub(crate) use window::{Span, Window};
 
-/// Index of the first memory key. Keys below are not given out: [`barewire_layouts::wqe::INVALID_LKEY`] is one of them.
+/// Index of the first memory key. Lower ones are reserved: [`barewire_layouts::wqe::INVALID_LKEY`]
+/// is one of them.
 const FIRST_MKEY: u32 = 0x10;
 
 /// All registered memory and memory keys of a device.
@@ -33,19 +34,19 @@ pub(crate) struct Memory {
     pub(crate) mkeys: Table<Mkey>,
 }
 
-/// A umem does not have what a queue needs.
+/// A umem is not suitable for a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// There is no such umem.
+    /// The umem does not exist.
     Unknown,
-    /// The range is not inside.
+    /// The range is not within the umem.
     Bounds,
-    /// The device shall write, but may not.
+    /// The device must write to it, but may not.
     ReadOnly,
 }
 
 impl Memory {
-    /// None; the first key has the number that `first` chooses.
+    /// Creates an empty memory; `first` chooses the number of the first key.
     pub(crate) fn new(first: u64) -> Self {
         Self {
             umems: Table::new(1, 0x00ff_ffff, limits::UMEMS),
@@ -53,10 +54,11 @@ impl Memory {
         }
     }
 
-    /// Takes user memory in and gives its number.
+    /// Registers user memory and returns its number.
     ///
     /// # Safety
-    /// The contract of `Device::register_umem`, or of `Device::register_umem_on_demand`, until [`Memory::deregister`] gave the number back or `self` was dropped.
+    /// The contract of `Device::register_umem`, or of `Device::register_umem_on_demand`, holds
+    /// until [`Memory::deregister`] returns success or `self` is dropped.
     pub(crate) unsafe fn register(
         &mut self,
         start: NonNull<u8>,
@@ -68,7 +70,7 @@ impl Memory {
         if length == 0 || length > limits::UMEM_BYTES || wraps {
             return Err(UmemError::BadRange { start: start.addr().get(), length, limit: limits::UMEM_BYTES });
         }
-        // SAFETY: the caller's promise; the value is dropped when the number is given back, or with the table.
+        // SAFETY: the caller's contract; the value is dropped on deregistration, or with the table.
         let umem = unsafe { Umem::new(start, length, access, on_demand) };
         self.umems
             .insert_with(|_| umem)
@@ -76,7 +78,7 @@ impl Memory {
             .ok_or(UmemError::NoResources { limit: limits::UMEMS })
     }
 
-    /// Forgets user memory that nothing refers to.
+    /// Deregisters user memory without references.
     pub(crate) fn deregister(&mut self, id: u32) -> Result<(), UmemError> {
         match self.umems.get(id) {
             None => Err(UmemError::Unknown { id }),
@@ -88,7 +90,8 @@ impl Memory {
         }
     }
 
-    /// What two keys stand for changes places; their numbers stay. False if one of them does not exist.
+    /// Swaps the contexts of two keys; their numbers stay. Returns false if one of them does not
+    /// exist.
     pub(crate) fn exchange(&mut self, a: u32, b: u32) -> bool {
         let (Some(one), Some(other)) = (self.mkeys.get(a).cloned(), self.mkeys.get(b).cloned()) else {
             return false;
@@ -103,12 +106,12 @@ impl Memory {
         true
     }
 
-    /// Number of registrations.
+    /// Returns the number of registrations.
     pub(crate) fn umem_count(&self) -> usize {
         self.umems.len()
     }
 
-    /// What a queue is about to keep: part of a umem, writable if asked.
+    /// Returns the memory of a queue: part of a umem, writable if asked for.
     pub(crate) fn umem_window(
         &self,
         id: u32,
@@ -124,14 +127,14 @@ impl Memory {
         Ok(window)
     }
 
-    /// Counts a memory key or a queue that refers to umem `id`, so that it stays.
+    /// Adds a reference to umem `id`.
     pub(crate) fn hold(&mut self, id: u32) {
         if let Some(umem) = self.umems.get_mut(id) {
             umem.users += 1;
         }
     }
 
-    /// Undoes one [`Memory::hold`].
+    /// Removes a reference to umem `id`.
     pub(crate) fn release(&mut self, id: u32) {
         if let Some(umem) = self.umems.get_mut(id) {
             debug_assert!(umem.users > 0, "umem {id} released more often than held");
@@ -139,10 +142,11 @@ impl Memory {
         }
     }
 
-    /// The memory behind `length` bytes at `address` under `key`, for `user`.
+    /// Returns the memory of `length` bytes at `address` under `key`, for `user`.
     ///
-    /// The order of checks is that of the hardware: key, protection domain, queue pair, rights, range. A length of 0 is always granted
-    /// (IBTA 9.4.3, 9.7.4.1.5: the remote key of an empty request is not looked at).
+    /// The order of checks is that of the hardware: key, protection domain, queue pair, rights,
+    /// range. A length of 0 is always granted (IBTA 9.4.3, 9.7.4.1.5: the R_Key of an empty request
+    /// is not checked).
     pub(crate) fn translate(
         &self,
         key: u32,
@@ -169,8 +173,9 @@ impl Memory {
         }
     }
 
-    /// Part of a key's umem, for an access that needs these rights. A key lies inside it and keeps it registered, so this fails only if the
-    /// memory is brought in on demand and not there.
+    /// Returns part of a key's umem, for an access that needs these rights. Fails only if the
+    /// memory is paged on demand and not mapped, since a key lies within its umem and keeps it
+    /// registered.
     fn window(
         &self,
         key: u32,
@@ -187,7 +192,8 @@ impl Memory {
             .ok_or(TranslationError::Unmapped { key })
     }
 
-    /// Appends the memory behind `part`, which is reached through `depth` indirect keys. Every key on the way is checked.
+    /// Appends the memory of `part`, which was reached through `depth` indirect keys. Checks every
+    /// key on the way.
     fn gather(
         &self,
         windows: &mut Vec<Window>,
@@ -231,7 +237,7 @@ mod tests {
     fn memory(bytes: &'static mut [u8]) -> (Memory, u32) {
         let mut memory = Memory::new(0);
         let length = bytes.len();
-        // SAFETY: a leaked buffer that only the device model touches.
+        // SAFETY: a leaked buffer that only the device accesses.
         let umem =
             unsafe { memory.register(NonNull::from(bytes).cast(), length, UmemAccess::LOCAL_WRITE, false) };
         (memory, umem.unwrap())
@@ -294,7 +300,7 @@ mod tests {
     fn impossible_ranges_are_refused() {
         let mut memory = Memory::new(0);
         for length in [0, usize::MAX, limits::UMEM_BYTES + 1] {
-            // SAFETY: refused before anything could be touched.
+            // SAFETY: refused before any access.
             let refused = unsafe { memory.register(NonNull::dangling(), length, UmemAccess::empty(), false) };
             assert!(matches!(refused, Err(UmemError::BadRange { .. })), "{length}");
         }

@@ -1,4 +1,4 @@
-//! User memory: what the device may touch at all.
+//! User memory: what the device may access at all.
 
 use std::ptr::NonNull;
 
@@ -10,8 +10,8 @@ use super::window::Window;
 bitflags! {
     /// What a registration of user memory allows (verbs.h: `IBV_ACCESS_*`, same bits).
     ///
-    /// As with a kernel that pins pages, any right to write makes all of the memory writable for the device; memory keys then
-    /// grant rights one by one.
+    /// As in a kernel that pins pages, any right to write makes the memory writable for the device;
+    /// memory keys grant the rights individually.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct UmemAccess: u32 {
         /// The device writes received data and completions.
@@ -32,42 +32,43 @@ impl UmemAccess {
     }
 }
 
-/// Memory could not be registered or given back.
+/// Memory could not be registered or deregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UmemError {
-    /// The range is empty, wraps around the end of the address space, or is longer than the device's limit.
+    /// The range is empty, wraps around the end of the address space, or exceeds the device's
+    /// limit.
     #[error(
         "user memory of {length} bytes at {start:#x} is empty or exceeds what the device can address ({limit} bytes)"
     )]
     BadRange {
         /// Address of the first byte.
         start: usize,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
-        /// The most bytes of one registration.
+        /// Maximum length of a registration.
         limit: usize,
     },
     /// The device has no number left.
     #[error("the device holds {limit} user memory registrations already; deregister some")]
     NoResources {
-        /// The most registrations.
+        /// Maximum number of registrations.
         limit: usize,
     },
-    /// There is no such registration.
+    /// No registration has this number.
     #[error("there is no user memory {id}")]
     Unknown {
-        /// The number given.
+        /// The given number.
         id: u32,
     },
-    /// The device's engine panicked: its message is on standard error.
+    /// The device's engine panicked; its message is on standard error.
     #[error("the device stopped after a panic in its engine; its message is on standard error")]
     Stopped,
-    /// Something still refers to it.
+    /// The registration has references.
     #[error("user memory {id} is in use by {users} memory keys or queues; destroy them first")]
     Busy {
-        /// The number given.
+        /// The given number.
         id: u32,
-        /// How many refer to it.
+        /// The number of references.
         users: u32,
     },
 }
@@ -83,16 +84,17 @@ pub(crate) struct Umem {
 
 impl Umem {
     /// # Safety
-    /// The contract of `Device::register_umem`, or of `Device::register_umem_on_demand`, holds until the value is dropped.
+    /// The contract of `Device::register_umem`, or of `Device::register_umem_on_demand`, holds
+    /// until the value is dropped.
     pub(super) unsafe fn new(start: NonNull<u8>, length: usize, access: UmemAccess, on_demand: bool) -> Self {
-        // SAFETY: the caller promises what either asks for; windows do not outlive the registration: spans borrow the tables, and what a
-        // queue keeps counts as a user, without which the umem is not removed.
+        // SAFETY: the caller's contract. No window outlives the registration: spans borrow the
+        // tables, and a queue's windows count as references, with which the umem is not removed.
         let memory =
             unsafe { if on_demand { Window::on_demand(start, length) } else { Window::new(start, length) } };
         Self { memory, access, users: 0 }
     }
 
-    /// Part of the memory; `None` if it is not inside.
+    /// Returns part of the memory; `None` if it is not within.
     pub(super) fn window(&self, offset: u64, length: u64) -> Option<Window> {
         self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(length).ok()?)
     }

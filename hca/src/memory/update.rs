@@ -1,4 +1,4 @@
-//! Changes of memory keys that work requests ask for: user-mode memory registration, memory windows, invalidation.
+//! Changes of memory keys by WQEs: user-mode memory registration, memory windows, invalidation.
 
 use barewire_layouts::command::mkey::{ANY_QPN, Mkc};
 use barewire_layouts::prm::{Field, Layout, View};
@@ -6,10 +6,10 @@ use barewire_layouts::wqe::{UmrFlags, UmrMask};
 
 use super::{Access, Backing, Memory, Mkey, TranslationError, User};
 
-/// Bytes of a list's unit.
+/// Bytes of a unit of a list.
 const OCTOWORD: usize = 16;
 
-/// The rights that a work request may change, and how it says so. Local reads are the creator's matter.
+/// The rights that a WQE may change, with their mask bits. Local read is set by the creator only.
 const RIGHTS: [(UmrMask, Field<Mkc, bool>, Access); 4] = [
     (UmrMask::LOCAL_WRITE, Mkc::LW, Access::LOCAL_WRITE),
     (UmrMask::REMOTE_READ, Mkc::RR, Access::REMOTE_READ),
@@ -20,52 +20,52 @@ const RIGHTS: [(UmrMask, Field<Mkc, bool>, Access); 4] = [
 /// New translations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum List {
-    /// In the work request.
+    /// In the WQE.
     Inline(Vec<u8>),
     /// In registered memory.
     Memory {
-        /// Where.
+        /// Its address.
         address: u64,
         /// Bytes.
         length: u32,
-        /// The key of the list's own memory.
+        /// The lkey of the list.
         lkey: u32,
     },
 }
 
-/// What a work request asks to be changed.
+/// A change that a WQE requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// The key, by its index: the low byte is not looked at.
+    /// The key's index and its low byte, which is ignored.
     pub(crate) key: u32,
-    /// What is to be checked.
+    /// The checks.
     pub(crate) flags: UmrFlags,
-    /// What is to be changed.
+    /// The fields to be changed.
     pub(crate) mask: UmrMask,
     /// The new values: a memory key context.
     pub(crate) context: [u8; Mkc::BYTES],
-    /// The new translations, if there are any, and the entry of the list where they begin.
+    /// The new translations, if any, and the index of the first.
     pub(crate) list: Option<(usize, List)>,
 }
 
 /// Why a key was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The list cannot be read.
+    /// The list is not accessible.
     List(TranslationError),
-    /// The key does not allow it.
+    /// The key does not allow the change.
     Key,
 }
 
 impl Memory {
-    /// Changes a key, or does nothing.
+    /// Changes a key, or returns an error and changes nothing.
     pub(crate) fn change(&mut self, user: User, change: &Change) -> Result<(), Refusal> {
         let mut fetched = Vec::new();
         let list = match &change.list {
             None => None,
             Some((at, List::Inline(bytes))) => Some((*at, bytes.as_slice())),
             Some((at, List::Memory { address, length, lkey })) => {
-                // The size is checked before it is allocated.
+                // The size is checked before the allocation.
                 let room = self.mkeys.get(change.key >> 8).map_or(0, |mkey| room(&mkey.backing));
                 if *length as usize > room * OCTOWORD {
                     return Err(Refusal::Key);
@@ -89,7 +89,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees `rkey` because a peer's send to `user` asks for it. False if it does not allow that.
+    /// Frees `rkey` for a peer's send to `user`. Returns false if the key does not allow it.
     pub(crate) fn invalidate(&mut self, user: User, rkey: u32) -> bool {
         let Some(mkey) = self.mkeys.get_mut(rkey >> 8).filter(|mkey| mkey.remote_invalidate) else {
             return false;
@@ -99,7 +99,8 @@ impl Memory {
         allowed
     }
 
-    /// Whether the memory behind a direct key is as long and as writable as the key says, and the addresses of any do not wrap.
+    /// Returns whether the memory of a direct key is as long and as writable as the key says, and
+    /// the addresses of any key do not wrap.
     fn covers(&self, mkey: &Mkey) -> bool {
         let wraps = mkey.length > 0 && mkey.start.checked_add(mkey.length - 1).is_none();
         let behind = match mkey.backing {
@@ -112,7 +113,7 @@ impl Memory {
     }
 }
 
-/// Entries that the list of a key may have.
+/// Returns the maximum number of entries of a key's list.
 fn room(backing: &Backing) -> usize {
     match backing {
         Backing::Ranges(ranges) => ranges.room(),
@@ -120,7 +121,7 @@ fn room(backing: &Backing) -> usize {
     }
 }
 
-/// `old` with what `change` makes of it; `None` if it does not allow that.
+/// Returns `old` with `change` applied; `None` if it does not allow that.
 fn changed(old: &Mkey, user: User, change: &Change, list: Option<(usize, &[u8])>) -> Option<Mkey> {
     let checks = [
         (UmrFlags::CHECK_FREE, old.free),
@@ -156,7 +157,7 @@ fn changed(old: &Mkey, user: User, change: &Change, list: Option<(usize, &[u8])>
     if let Some((at, bytes)) = list {
         new.backing = match &old.backing {
             Backing::Ranges(ranges) => Backing::Ranges(ranges.replaced(at, bytes)?),
-            // Pages have bus addresses, which no user knows.
+            // Physical addresses are not available to users.
             Backing::Nothing | Backing::Umem { .. } => return None,
         };
     }

@@ -1,10 +1,10 @@
-//! Access to registered memory: with `words`, the files that follow a pointer into it.
+//! Access to registered memory. This file and `words` are the only ones that dereference pointers
+//! into it.
 //!
-//! The device reads and writes host memory while the program does the same. Copies access it by
-//! the rule of `words`, so that they do not race with the program's atomics; a program that
-//! reads what is being written gets a mixture of old and new words. Where a queue's protocol fixes
-//! the size (the four bytes of a doorbell record, the owner byte of an EQE), both sides use that
-//! size.
+//! The device reads and writes host memory while the program does the same. Copies follow the rule
+//! of `words`, so that they do not race with the program's atomics; a program that reads what is
+//! being written gets a mixture of old and new words. If a queue's protocol fixes the size (the
+//! four bytes of a doorbell record, the owner byte of an EQE), both sides use that size.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -13,73 +13,75 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use super::paging;
 use super::words::Words;
 
-/// A range of registered memory. Every access is held within it.
+/// A range of registered memory. Every access is bounds-checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     start: NonNull<u8>,
     length: usize,
-    /// The registration's whole words.
+    /// The whole words of the registration.
     words: Words,
-    /// It may be gone: `paging` accesses it.
+    /// It may be unmapped: accessed by `paging`.
     on_demand: bool,
 }
 
 // SAFETY: a window is an address and a length. The memory is valid for any thread (`Window::new`),
 // and every access is atomic, in the sizes that the program uses.
 unsafe impl Send for Window {}
-// SAFETY: as above; no method needs exclusive access.
+// SAFETY: every access through a shared reference is atomic; no method needs exclusive access.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Nothing.
+    /// The empty window.
     pub(crate) const EMPTY: Self =
         Self { start: NonNull::dangling(), length: 0, words: Words::of(0, 0), on_demand: false };
 
-    /// The memory at `start`.
+    /// Creates a window of the memory at `start`.
     ///
     /// # Safety
-    /// `[start, start + length)` is inside memory that `Device::register_umem` was told of, and stays registered for as long as
-    /// the window is used: valid for reads and writes of any thread, and shared only with code that expects a device.
+    /// `[start, start + length)` is within memory registered by `Device::register_umem` and stays
+    /// registered while the window is used: valid for reads and writes of any thread, and shared
+    /// only with code that allows a device to access it.
     pub(super) unsafe fn new(start: NonNull<u8>, length: usize) -> Self {
         Self { start, length, words: Words::of(start.addr().get(), length), on_demand: false }
     }
 
-    /// Memory at `start` that is brought in when it is accessed, if it is there.
+    /// Creates a window of memory that is paged in on access, if it is mapped.
     ///
     /// # Safety
-    /// What is there is shared only with code that expects a device. Atomic operations need it to stay while they are carried out.
+    /// Mapped memory is shared only with code that allows a device to access it, and stays mapped
+    /// during atomic operations on it.
     pub(super) unsafe fn on_demand(start: NonNull<u8>, length: usize) -> Self {
         Self { start, length, words: Words::of(start.addr().get(), length), on_demand: true }
     }
 
-    /// Whether the memory may be gone.
+    /// Returns whether the memory may be unmapped.
     pub(crate) fn is_on_demand(self) -> bool {
         self.on_demand
     }
 
-    /// Brings memory in that may be gone. False if it is.
+    /// Pages in memory that may be unmapped. Returns false if it is.
     pub(super) fn bring_in(self, write: bool) -> bool {
         !self.on_demand || paging::bring_in(self.start, self.length, write)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(self) -> usize {
         self.length
     }
 
-    /// Part of the window; `None` if it is not inside.
+    /// Returns part of the window; `None` if it is not within.
     pub(crate) fn slice(self, offset: usize, length: usize) -> Option<Self> {
         let end = offset.checked_add(length)?;
         // SAFETY: offset <= end <= self.length, so the result stays in the same memory.
         (end <= self.length).then(|| Self { start: unsafe { self.start.add(offset) }, length, ..self })
     }
 
-    /// Whether the window starts at a multiple of `alignment`, a power of two.
+    /// Returns whether the start is a multiple of `alignment`, a power of two.
     pub(crate) fn is_aligned(self, alignment: usize) -> bool {
         self.start.addr().get() & (alignment - 1) == 0
     }
 
-    /// Copies from the window's start; bytes beyond its end are left.
+    /// Copies from the window's start; bytes beyond its end are not changed.
     pub(crate) fn read(self, bytes: &mut [u8]) {
         let length = bytes.len().min(self.length);
         if self.on_demand {
@@ -90,14 +92,14 @@ impl Window {
         unsafe { self.words.read(self.start, &mut bytes[..length]) }
     }
 
-    /// Copies to the window's start; bytes that do not fit are left out.
+    /// Copies to the window's start; bytes that do not fit are dropped.
     ///
-    /// The last word is stored after all others: programs wait for an RDMA write by watching its
+    /// The last word is stored after all others: programs wait for an RDMA write by polling its
     /// last bytes.
     pub(crate) fn write(self, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.length)];
         if self.on_demand {
-            // The last word, as far as it is part of the copy.
+            // The part of the last word that belongs to the copy.
             let end = self.start.addr().get() + bytes.len();
             let last = (end - 1) % 8 + 1;
             let (body, tail) = bytes.split_at(bytes.len().saturating_sub(last));
@@ -110,46 +112,50 @@ impl Window {
         unsafe { self.words.write(self.start, bytes) }
     }
 
-    /// The window for memory in which the program accesses neighbours of these bytes by other
-    /// sizes: words that reach out of the window are accessed by the byte.
+    /// Returns the window for memory in which the program accesses neighbours of these bytes in
+    /// other sizes: words that extend beyond the window are accessed bytewise.
     pub(crate) fn alone(self) -> Self {
         Self { words: Words::of(self.start.addr().get(), self.length), ..self }
     }
 
-    /// The big-endian word at byte `offset`, and what was stored before it; 0 if it is outside the window or not aligned.
+    /// Returns the big-endian word at byte `offset` with acquire ordering; 0 if it is outside the
+    /// window or not aligned.
     pub(crate) fn load_be32(self, offset: usize) -> u32 {
         self.slice(offset, 4)
             .and_then(Self::atomic_u32)
             .map_or(0, |word| u32::from_be(word.load(Ordering::Acquire)))
     }
 
-    /// Stores the window's first byte after everything that was stored before.
+    /// Stores the window's first byte with release ordering.
     pub(crate) fn publish_byte(self, byte: u8) {
         if self.length >= 1 {
-            // SAFETY: the byte is inside the window and valid for reads and writes (`new`); a byte is always aligned.
+            // SAFETY: the byte is within the window and valid for reads and writes (`new`); a byte
+            // is always aligned.
             unsafe { AtomicU8::from_ptr(self.start.as_ptr()) }.store(byte, Ordering::Release);
         }
     }
 
     fn atomic_u32<'a>(self) -> Option<&'a AtomicU32> {
         let fits = self.length >= 4 && self.is_aligned(align_of::<AtomicU32>());
-        // SAFETY: four valid and aligned bytes (`new`). The reference lives inside one method of this file.
+        // SAFETY: four valid and aligned bytes (`new`). The reference is not returned from this
+        // file.
         fits.then(|| unsafe { AtomicU32::from_ptr(self.start.as_ptr().cast()) })
     }
 
     fn atomic_u64<'a>(self) -> Option<&'a AtomicU64> {
         let fits = self.length >= 8 && self.is_aligned(align_of::<AtomicU64>());
-        // SAFETY: eight valid and aligned bytes (`new`). The reference lives inside one method of this file.
+        // SAFETY: eight valid and aligned bytes (`new`). The reference is not returned from this
+        // file.
         fits.then(|| unsafe { AtomicU64::from_ptr(self.start.as_ptr().cast()) })
     }
 }
 
-/// A translated range: what a work request's address and key stand for. It borrows the memory tables, so nothing can be
-/// deregistered while it is in hand.
+/// A translated range: the memory of an address and key. It borrows the memory tables, so that no
+/// memory is deregistered meanwhile.
 #[derive(Clone, Debug)]
 pub(crate) struct Span<'m> {
     window: Window,
-    /// What an indirect key adds.
+    /// The further windows of an indirect key.
     more: Vec<Window>,
     tables: PhantomData<&'m ()>,
 }
@@ -159,12 +165,12 @@ impl Span<'_> {
         Self { window, more: Vec::new(), tables: PhantomData }
     }
 
-    /// The windows one after the other.
+    /// Returns the windows in order.
     pub(super) fn of(windows: Vec<Window>) -> Self {
         Self { window: Window::EMPTY, more: windows, tables: PhantomData }
     }
 
-    /// Gathers: copies from registered memory.
+    /// Gathers: copies from the memory.
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
         self.window.read(bytes);
         let mut at = self.window.len().min(bytes.len());
@@ -175,7 +181,7 @@ impl Span<'_> {
         }
     }
 
-    /// Scatters: copies to registered memory, the last word last.
+    /// Scatters: copies to the memory, the last word last.
     pub(crate) fn copy_from(&self, bytes: &[u8]) {
         self.window.write(bytes);
         let mut rest = bytes.get(self.window.len()..).unwrap_or_default();
@@ -185,13 +191,14 @@ impl Span<'_> {
         }
     }
 
-    /// Replaces the number at the start, of `bytes` (4 or 8) in host order, by what `next` makes of it, and gives what was there. Where
-    /// `next` is `None` it stays. `None` if it is not aligned, not inside or of another size.
+    /// Replaces the number of `bytes` (4 or 8) at the start, in host order, by the result of
+    /// `next`, and returns the old one. If `next` returns `None` it stays. `None` if it is not
+    /// aligned, not within one window, or of another size.
     pub(crate) fn update(&self, bytes: u64, next: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let order = Ordering::SeqCst;
         let window = match *self.more {
             [] => self.window,
-            // A number that lies in two places cannot be changed at once.
+            // A number in two windows cannot be changed atomically.
             [window] => window,
             _ => return None,
         };
@@ -224,7 +231,8 @@ impl Span<'_> {
     }
 }
 
-/// For tests: a window over `length` zero bytes, aligned to 64, that are leaked so that they stay valid.
+/// For tests: creates a window of `length` zero bytes, aligned to 64 and leaked so that they stay
+/// valid.
 #[cfg(test)]
 pub(crate) fn leaked(length: usize) -> Window {
     #[derive(Clone)]
@@ -233,13 +241,13 @@ pub(crate) fn leaked(length: usize) -> Window {
         _bytes: [u8; 64],
     }
     let lines = Box::leak(vec![Line { _bytes: [0; 64] }; length.div_ceil(64)].into_boxed_slice());
-    // SAFETY: leaked memory is never freed, and only the window follows it from here on.
+    // SAFETY: leaked memory is never freed, and only the window accesses it from here on.
     unsafe { Window::new(NonNull::from(lines).cast(), length) }
 }
 
 #[cfg(test)]
 impl Window {
-    /// For tests: a copy of all bytes.
+    /// For tests: returns a copy of all bytes.
     pub(crate) fn bytes(self) -> Vec<u8> {
         let mut bytes = vec![0; self.length];
         self.read(&mut bytes);

@@ -1,10 +1,10 @@
 //! Copies to and from registered memory, which the program accesses at the same time.
 //!
-//! The device runs as a thread of the program, so that its accesses must be atomic where the
-//! program's are. The rule is that of the program's own copies (`src/transport/common/copy.rs` of barewire): an
-//! aligned 8-byte word that lies inside the registration is always accessed as a whole, and the
-//! bytes before the first and after the last such word singly. Accesses of one size to each byte
-//! never race in the sense of the memory model.
+//! The device runs as a thread of the program, so its accesses must be atomic where the program's
+//! are. The rule is that of the program's own copies (`src/transport/common/copy.rs` of barewire):
+//! an aligned 8-byte word within the registration is always accessed as a whole, and the bytes
+//! before the first and after the last such word singly. Accesses of one size to each byte are not
+//! data races in the memory model.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// The whole words of `length` bytes at `start`. The range does not wrap around.
+    /// Returns the whole words of `length` bytes at `start`. The range does not wrap around.
     pub(super) const fn of(start: usize, length: usize) -> Self {
         let first = start.saturating_add(WORD - 1) & !(WORD - 1);
         let end = (start + length) & !(WORD - 1);
@@ -30,11 +30,11 @@ impl Words {
         address >= self.first && address < self.end
     }
 
-    /// The word around the byte at `place`, and the number of the byte in it. `None` if bytes are
+    /// Returns the word around the byte at `place`, and the byte's index in it. `None` if bytes are
     /// accessed singly there.
     ///
     /// # Safety
-    /// If `place` is inside, its word is valid for reads and writes for `'a`.
+    /// If `place` is within, its word is valid for reads and writes for `'a`.
     pub(super) unsafe fn around<'a>(self, place: NonNull<u8>) -> Option<(&'a AtomicU64, usize)> {
         let address = place.addr().get();
         let skip = address % WORD;
@@ -46,8 +46,8 @@ impl Words {
     /// Copies from `from` to `bytes`.
     ///
     /// # Safety
-    /// `from` is valid for reads of `bytes.len()` bytes, and each word that is `contained` and has
-    /// one of them for reads of all of it. Others access them by the rule above.
+    /// `from` is valid for reads of `bytes.len()` bytes, and each whole word that contains one of
+    /// them for reads of all of it. Other threads access them by the rule above.
     pub(super) unsafe fn read(self, from: NonNull<u8>, bytes: &mut [u8]) {
         let mut at = 0;
         while at < bytes.len() {
@@ -77,8 +77,8 @@ impl Words {
         }
     }
 
-    /// Copies `bytes` to `to`. The last word, or byte outside the words, is stored after all
-    /// others and releases them.
+    /// Copies `bytes` to `to`. The last word, or byte outside the words, is stored after all others
+    /// and releases them.
     ///
     /// # Safety
     /// As [`Self::read`], for writes.
@@ -97,7 +97,7 @@ impl Words {
                     1
                 }
                 Some((_, 0)) if rest.len() > WORD && place.addr().get() + WORD < self.end => {
-                    // All whole words but the last of the copy, which is stored alone.
+                    // All whole words except the last of the copy, which is stored separately.
                     let count = ((rest.len() - 1) / WORD).min((self.end - place.addr().get()) / WORD);
                     // SAFETY: `count` words lie inside the caller's range and inside `rest`.
                     unsafe { store_words(rest.as_ptr(), place, count) };
@@ -125,8 +125,8 @@ impl Words {
 /// Loads `count` words from shared memory.
 ///
 /// # Safety
-/// `from` is aligned to a word and valid for reads of `count` words, which others access as whole
-/// words; `to` is valid for writes of as many bytes that others do not access.
+/// `from` is aligned to a word and valid for reads of `count` words, which other threads access as
+/// whole words; `to` is valid for writes of as many bytes, which no other thread accesses.
 unsafe fn load_words(from: NonNull<u8>, to: *mut u8, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, barewire_sanitize))))]
     // SAFETY: the caller's contract.
@@ -146,7 +146,7 @@ unsafe fn load_words(from: NonNull<u8>, to: *mut u8, count: usize) {
 /// Stores `count` words to shared memory.
 ///
 /// # Safety
-/// As [`load_words`], the other way round.
+/// As [`load_words`], in the other direction.
 unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, barewire_sanitize))))]
     // SAFETY: the caller's contract.
@@ -163,16 +163,17 @@ unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
     }
 }
 
-/// `rep movsq` does what the loops above do, only faster: it accesses each word once and whole, and
-/// the compiler can neither split nor repeat an access inside an `asm` block. Miri and
-/// ThreadSanitizer do not see into assembly, so that they get the loops.
+/// `rep movsq` does the same as the loops above, faster: it accesses each word once and as a whole,
+/// and the compiler can neither split nor repeat an access inside an `asm` block. Miri and
+/// ThreadSanitizer do not understand assembly, so they run the loops.
 ///
 /// # Safety
 /// As [`load_words`] or [`store_words`].
 #[cfg(all(target_arch = "x86_64", not(any(miri, barewire_sanitize))))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: both ranges are valid by the caller's contract and do not overlap, as others access
-    // one of them and not the other. The direction flag is clear on entry to any `asm` block.
+    // SAFETY: both ranges are valid by the caller's contract and do not overlap, since other
+    // threads access one of them and not the other. The direction flag is clear on entry to any
+    // `asm` block.
     unsafe {
         std::arch::asm!(
             "rep movsq",
@@ -191,17 +192,17 @@ mod tests {
     /// Every offset and length, over a range whose ends are not aligned, equals a plain copy.
     #[test]
     fn equals_a_plain_copy_at_every_offset_and_length() {
-        // Miri takes minutes for all.
+        // Miri would take minutes for all.
         let step = if cfg!(miri) { 7 } else { 1 };
         for start in (0..8).step_by(step) {
-            // Memory of its own for each range, as ranges with other bounds have other words.
+            // New memory for each range, since ranges with other bounds have other words.
             let mut backing = [0_u64; 8];
             let base = NonNull::from(&mut backing).cast::<u8>();
             // SAFETY: inside `backing`.
             let memory = unsafe { base.add(start) };
             let words = Words::of(memory.addr().get(), 50);
             let mut oracle = vec![0_u8; 50];
-            // SAFETY: 50 bytes of `backing`, which nothing else accesses.
+            // SAFETY: 50 bytes of `backing`, which no other thread accesses.
             unsafe { words.write(memory, &oracle) };
             let mut value = 0_u8;
             for offset in (0..50).step_by(step) {
@@ -232,7 +233,7 @@ mod tests {
         }
     }
 
-    /// A reader that sees the last byte sees the others, whatever the alignment.
+    /// A reader that sees the last byte sees all others, whatever the alignment.
     #[test]
     fn the_last_byte_releases_the_others() {
         let rounds = if cfg!(miri) { 3 } else { 2000 };
@@ -254,12 +255,12 @@ mod tests {
                 let mut seen = vec![0; length];
                 let last = (rounds - 1) as u8;
                 while seen[length - 1] != last {
-                    // SAFETY: as above.
+                    // SAFETY: a part of `backing`, which both threads access through `Words`.
                     unsafe { words.read(base.add(start), &mut seen) };
                     std::thread::yield_now();
                 }
                 std::sync::atomic::fence(Ordering::Acquire);
-                // SAFETY: as above.
+                // SAFETY: a part of `backing`, which both threads access through `Words`.
                 unsafe { words.read(base.add(start), &mut seen) };
                 assert!(rounds > 256 || seen.iter().all(|&byte| byte == last), "{seen:?}");
             });

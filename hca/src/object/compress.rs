@@ -1,7 +1,9 @@
-//! Compression of completions: those that differ little wait for each other until a pass ends, and are written as one block.
+//! Compression of completions: similar completions are held back until a pass ends and are written
+//! as one block.
 //!
-//! See [`barewire_layouts::cqe::compressed`] for what blocks look like. A block is closed by a completion that does not fit, by its own
-//! size, or by the end of the pass; a single completion is written as it is.
+//! [`barewire_layouts::cqe::compressed`] has the format of blocks. A block is closed by a
+//! completion that does not fit, by its maximum size, or by the end of the pass. A single
+//! completion is written uncompressed.
 
 use barewire_layouts::command::cq::CompressionLayout;
 use barewire_layouts::cqe::compressed::{
@@ -15,24 +17,25 @@ use crate::limits;
 /// Completions of a block in the basic layout.
 const MAX_BASIC: usize = limits::COMPRESSED_CQES as usize;
 
-/// A queue's compression, and the completions that wait to be written.
+/// The compression state of a queue, with the completions held back.
 #[derive(Debug)]
 pub(crate) struct Compression {
     pub(crate) layout: CompressionLayout,
     pub(crate) format: MiniFormat,
-    /// What the waiting completions differ little from. In the enhanced layout it was written before them.
+    /// The completion that the others are compared with. In the enhanced layout it is written
+    /// before them.
     title: Option<Cqe64>,
     waiting: Vec<Cqe64>,
-    /// Index of the receive WQE that must come next.
+    /// Index that the next receive WQE must have.
     next: u16,
 }
 
-/// What is to be written to a slot.
+/// An entry to be written to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
-    /// An entry with a byte that says whose it is.
+    /// An entry with an owner byte.
     Entry(Cqe64),
-    /// Mini CQEs and nothing else.
+    /// Only mini CQEs.
     Array(MiniArray),
 }
 
@@ -41,13 +44,14 @@ impl Compression {
         Self { layout, format, title: None, waiting: Vec::new(), next: 0 }
     }
 
-    /// Completions that wait to be written.
+    /// Returns the number of completions held back.
     pub(crate) fn waiting(&self) -> u32 {
         self.waiting.len() as u32
     }
 
-    /// Takes `cqe` in, if it can wait; the number of those that wait is one more then. Otherwise the block must be closed first, and `cqe`
-    /// be offered again; if none waits, it is to be written as it is.
+    /// Holds back `cqe` and returns true if it fits the block. Otherwise the block must be closed
+    /// first and `cqe` be offered again; if no completion is held back, it must be written
+    /// uncompressed.
     pub(crate) fn offer(&mut self, cqe: &Cqe64) -> bool {
         let (first, most) = match self.layout {
             CompressionLayout::Basic => (self.waiting.is_empty(), MAX_BASIC),
@@ -68,7 +72,7 @@ impl Compression {
             }
             self.waiting.push(*cqe);
         } else if self.waiting.is_empty() {
-            // It is written as it is, and those that follow differ little from it.
+            // It is written uncompressed, as the title of those that follow.
             self.title = Some(*cqe);
         } else {
             return false;
@@ -77,12 +81,13 @@ impl Compression {
         fits
     }
 
-    /// Whether `title` and a mini CQE tell all of `cqe`.
+    /// Returns whether `title` and a mini CQE represent all of `cqe`.
     fn is_alike(&self, title: &Cqe64, cqe: &Cqe64) -> bool {
         mini(cqe, self.format).expand(title, self.format, self.next, 0) == *cqe
     }
 
-    /// Ends the block and gives what is to be written, in this order, to slots counted from the first waiting completion's.
+    /// Ends the block and returns its entries, in the order of writing, with slots counted from
+    /// that of the first completion held back.
     pub(crate) fn close(&mut self) -> Vec<(u32, Slot)> {
         let waiting = std::mem::take(&mut self.waiting);
         let minis: Vec<MiniCqe> = waiting.iter().map(|cqe| mini(cqe, self.format)).collect();
@@ -105,7 +110,7 @@ impl Compression {
                 let mut title = title;
                 title.byte_count = (minis.len() as u32).into();
                 title.op_own |= CqeFormat::Compressed.bits();
-                // The title last: software looks there.
+                // The title last: software polls its owner byte.
                 arrays.chain([(0, Slot::Entry(title))]).collect()
             }
         };
@@ -116,14 +121,14 @@ impl Compression {
     }
 }
 
-/// Whether `cqe` tells of a success, and nothing more than that.
+/// Returns whether `cqe` reports success and nothing else.
 fn is_plain(cqe: &Cqe64) -> bool {
     use CqeOpcode::{Requester, ResponderSend, ResponderSendImmediate, ResponderWriteImmediate};
     let opcodes = [Requester, ResponderWriteImmediate, ResponderSend, ResponderSendImmediate];
     cqe.format() == CqeFormat::Plain && opcodes.iter().any(|&opcode| opcode as u8 == cqe.opcode())
 }
 
-/// What `cqe` has of its own.
+/// Returns the mini CQE of `cqe`.
 fn mini(cqe: &Cqe64, format: MiniFormat) -> MiniCqe {
     let fields = if cqe.opcode() == CqeOpcode::Requester as u8 {
         transmute!(MiniRequester { wqe_counter: cqe.wqe_counter, opcode: cqe.send_opcode(), reserved: 0 })
@@ -173,7 +178,7 @@ mod tests {
             .map(|at| cqe(CqeOpcode::ResponderSend, 65_530_u16.wrapping_add(at), 100 + u32::from(at)))
             .collect();
         assert!(cqes[..5].iter().all(|cqe| basic.offer(cqe)));
-        // 65535 comes before 0, and 7 does not.
+        // 65535 precedes 0; 7 does not.
         assert!(!basic.offer(&cqe(CqeOpcode::ResponderSend, 7, 1)));
         assert_eq!(basic.waiting(), 5);
         let [(1, Slot::Array(minis)), (0, Slot::Entry(title))] = basic.close()[..] else {
@@ -231,10 +236,10 @@ mod tests {
         // The next block has the same title.
         assert!((8..10).all(|at| enhanced.offer(&cqe(CqeOpcode::ResponderSend, at, 9))));
         assert_eq!(count(&enhanced.close()), 2);
-        // One that waits alone is written as it is, and is a title itself.
+        // A single completion is written uncompressed, and becomes a title.
         assert!(enhanced.offer(&cqe(CqeOpcode::ResponderSend, 10, 9)));
         assert_eq!(enhanced.close(), [(0, Slot::Entry(cqe(CqeOpcode::ResponderSend, 10, 9)))]);
-        // After an error nothing is alike.
+        // No block spans an error.
         assert!(!enhanced.offer(&cqe(CqeOpcode::ResponderError, 11, 9)));
         assert!(!enhanced.offer(&cqe(CqeOpcode::ResponderSend, 11, 9)));
         assert!(enhanced.offer(&cqe(CqeOpcode::ResponderSend, 12, 9)));

@@ -1,4 +1,4 @@
-//! Counter sets (Q counters): counts of some queue pairs, apart from those of the device.
+//! Counter sets (Q counters): counts of some queue pairs, separate from the device's.
 
 use barewire_layouts::command::q_counter::QueryQCounterOut;
 use barewire_layouts::cqe::Syndrome;

@@ -11,35 +11,36 @@ use crate::memory::Window;
 /// A completion queue: a ring of entries in user memory that the device writes and software reads.
 #[derive(Debug)]
 pub(crate) struct Cq {
-    /// Entries: a power of two times `entry` bytes, in a umem that this queue holds.
+    /// The ring: a power of two of entries of `entry` bytes, in a umem that this queue keeps
+    /// registered.
     pub(crate) ring: Window,
-    /// Consumer counter and arm word, in a umem that this queue holds.
+    /// Consumer counter and arm word, in a umem that this queue keeps registered.
     pub(crate) doorbell: Window,
     /// log2 of the number of entries.
     pub(crate) log_size: u8,
     /// Size of an entry.
     pub(crate) entry: CqeSize,
-    /// Software promises that there is room.
+    /// Software guarantees that the ring has room.
     pub(crate) ignore_overrun: bool,
-    /// Entries written, or waiting to be, modulo 2^32.
+    /// Entries written or held back, modulo 2^32.
     pub(crate) producer: u32,
-    /// How it compresses entries, if it does.
+    /// Compression of entries, if enabled.
     pub(crate) compression: Option<Box<Compression>>,
-    /// Whether it works.
+    /// Whether the queue has not overrun.
     pub(crate) status: CqStatus,
-    /// Whom it tells of completions, if anybody.
+    /// The event queue and its moderation, if any.
     pub(crate) notify: Option<Notify>,
     /// The UAR page that arms it.
     pub(crate) uar: u32,
     /// The umem of the ring.
     pub(crate) ring_umem: u32,
-    /// The umem of the doorbell record, and where it is there.
+    /// The umem of the doorbell record, and the offset there.
     pub(crate) doorbell_umem: (u32, u64),
     /// Queue pairs that complete to it, counted once for each direction.
     pub(crate) users: u32,
 }
 
-/// A completion was lost: the ring was full.
+/// A completion was lost because the ring was full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overrun;
 
@@ -47,22 +48,22 @@ impl Cq {
     /// The counters in the doorbell record and the context have 24 bits.
     pub(crate) const COUNTER: u32 = 0x00ff_ffff;
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub(crate) fn entries(&self) -> u32 {
         1 << self.log_size
     }
 
-    /// Entries that software consumed, as its doorbell record says.
+    /// Returns the entries that software consumed, from the doorbell record.
     pub(crate) fn consumer(&self) -> u32 {
         self.doorbell.load_be32(0) & Self::COUNTER
     }
 
-    /// The last request for an event, as its doorbell record has it.
+    /// Returns the last request for an event, from the doorbell record.
     pub(crate) fn arm_word(&self) -> u32 {
         self.doorbell.load_be32(4)
     }
 
-    /// Bytes of data that an entry can hold.
+    /// Returns the bytes of data that an entry can hold.
     pub(crate) fn inline_room(&self) -> usize {
         match self.entry {
             CqeSize::Bytes64 => Inline::SMALL,
@@ -70,17 +71,17 @@ impl Cq {
         }
     }
 
-    /// Entries that software did not consume yet.
+    /// Returns the entries that software has not consumed.
     pub(crate) fn waiting(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer()) & Self::COUNTER
     }
 
-    /// Entries that wait for [`Cq::close_block`].
+    /// Returns the entries that wait for [`Cq::close_block`].
     pub(crate) fn open_block(&self) -> u32 {
         self.compression.as_ref().map_or(0, |compression| compression.waiting())
     }
 
-    /// Writes the entries that waited for more like them.
+    /// Writes the entries held back for compression.
     pub(crate) fn close_block(&mut self) {
         let Some(compression) = &mut self.compression else { return };
         let first = self.producer.wrapping_sub(compression.waiting());
@@ -97,14 +98,14 @@ impl Cq {
         }
     }
 
-    /// Writes the next entry; its owner bit is set here.
+    /// Writes the next entry and sets its owner bit.
     ///
-    /// An overrun stops the queue and is told once: from then on entries are dropped in silence.
+    /// An overrun stops the queue and is reported once; later entries are dropped without a report.
     pub(crate) fn push(&mut self, cqe: Cqe64) -> Result<(), Overrun> {
         self.push_with(cqe, None)
     }
 
-    /// Writes the next entry with data in it, which [`Cq::inline_room`] has room for.
+    /// Writes the next entry with inline data, for which [`Cq::inline_room`] has room.
     pub(crate) fn push_with(&mut self, mut cqe: Cqe64, data: Option<&Inline>) -> Result<(), Overrun> {
         if self.status != CqStatus::Ok {
             return Ok(());
@@ -117,7 +118,7 @@ impl Cq {
             cqe.op_own = cqe.op_own & !FORMAT | data.format().bits();
             match data.format() {
                 CqeFormat::Inline64 => {
-                    // The first half of a 128-byte entry, and of no compressed one.
+                    // The first half of a 128-byte entry, which is never compressed.
                     let index = (self.producer & (self.entries() - 1)) as usize;
                     if let Some(first) = self.ring.slice(index * self.entry.bytes(), size_of::<Cqe64>()) {
                         first.write(data.bytes());
@@ -137,7 +138,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Whether `cqe` waits for more like it. What waited before and is not like it is written first.
+    /// Holds back `cqe` for compression, if possible. Writes a block that it does not fit first.
     fn waits(&mut self, cqe: &Cqe64) -> bool {
         let Some(compression) = &mut self.compression else { return false };
         if compression.offer(cqe) {
@@ -150,14 +151,14 @@ impl Cq {
         self.compression.as_mut().is_some_and(|compression| compression.offer(cqe))
     }
 
-    /// Where entry `number` lies.
+    /// Returns the offset of entry `number`.
     fn slot(&self, number: u32) -> Option<Window> {
         let index = (number & (self.entries() - 1)) as usize;
-        // A 128-byte entry is the 64-byte one in its second half.
+        // A 128-byte entry has the 64-byte one in its second half.
         self.ring.slice((index + 1) * self.entry.bytes() - size_of::<Cqe64>(), size_of::<Cqe64>())
     }
 
-    /// Writes entry `number` to its slot. The last word, which makes it software's, is stored last and
+    /// Writes entry `number` to its slot. The last word has the owner bit; it is stored last and
     /// releases the others.
     fn write_entry(&self, number: u32, cqe: &Cqe64) {
         let lap = (number >> self.log_size) as u8;
@@ -199,7 +200,7 @@ mod tests {
         Cqe64 { byte_count: Be32::new(number), op_own: 0x03, ..Cqe64::INITIAL }
     }
 
-    /// Software took `count` entries.
+    /// Counts `count` entries as consumed.
     fn consume(cq: &Cq, count: u32) {
         cq.doorbell.write(&(count & Cq::COUNTER).to_be_bytes());
     }

@@ -11,35 +11,37 @@ use crate::memory::Window;
 /// An event queue: a ring of entries in user memory that the device writes and software reads.
 #[derive(Debug)]
 pub(crate) struct Eq {
-    /// Entries: a power of two times [`EQE_BYTES`], in a umem that this queue holds.
+    /// The ring: a power of two of entries of [`EQE_BYTES`], in a umem that this queue keeps
+    /// registered.
     pub(crate) ring: Window,
     /// log2 of the number of entries.
     pub(crate) log_size: u8,
-    /// Software promises that there is room.
+    /// Software guarantees that the ring has room.
     pub(crate) ignore_overrun: bool,
-    /// Asynchronous events of types 0 to 63 that it takes: bit n for type n. There are no higher ones.
+    /// Asynchronous event types that it receives: bit n for type n, up to 63. There are no higher
+    /// types.
     pub(crate) mask: u64,
-    /// Interrupt vector: a number of the user's own.
+    /// Interrupt vector, chosen by the user.
     pub(crate) vector: u16,
     /// Entries written, modulo 2^32.
     pub(crate) producer: u32,
-    /// Entries consumed as software told last, modulo 2^24.
+    /// Entries consumed according to the last doorbell, modulo 2^24.
     pub(crate) consumer: u32,
-    /// Whether it works.
+    /// Whether the queue has not overrun.
     pub(crate) status: EqStatus,
     /// Whether it is armed.
     pub(crate) state: EqState,
-    /// What sleeps until there are entries.
+    /// The interrupt.
     pub(crate) channel: Arc<EventChannel>,
     /// The UAR page with its doorbells.
     pub(crate) uar: u32,
     /// The umem of the ring.
     pub(crate) ring_umem: u32,
-    /// Completion queues that tell it of completions.
+    /// Completion queues that report to it.
     pub(crate) users: u32,
 }
 
-/// An event was lost: the ring was full.
+/// An event was lost because the ring was full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventLost;
 
@@ -51,7 +53,8 @@ impl Eq {
         1 << self.log_size
     }
 
-    /// Writes the next entry, its owner byte last, and rings. A full queue stops: every event from then on is lost.
+    /// Writes the next entry, its owner byte last, and signals the interrupt. A full queue stops:
+    /// all later events are lost.
     pub(crate) fn push(&mut self, event: Eqe) -> Result<(), EventLost> {
         let waiting = self.producer.wrapping_sub(self.consumer) & Self::COUNTER;
         if self.status != EqStatus::Ok || !self.ignore_overrun && waiting >= self.entries() {
@@ -79,7 +82,8 @@ impl Eq {
         self.channel.ring();
     }
 
-    /// Software consumed up to `consumer` and, if `arm`, wants to be told of what comes, or is there already.
+    /// Notes that software consumed up to `consumer` and, if `arm`, wants an interrupt for present
+    /// or later entries.
     pub(crate) fn consumed(&mut self, consumer: u32, arm: bool) {
         self.consumer = consumer & Self::COUNTER;
         if arm {

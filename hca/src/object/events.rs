@@ -1,4 +1,4 @@
-//! Every event queue of a device, and what reaches them.
+//! All event queues of a device, and the delivery of events to them.
 
 use barewire_layouts::eqe::{Eqe, EventType};
 
@@ -7,7 +7,8 @@ use super::notify::Verdict;
 use super::{Eq, Table};
 use crate::limits;
 
-/// Numbers of event queues have 8 bits and start here: in a completion queue's context 0 stands for none.
+/// Numbers of event queues have 8 bits and start here: 0 in a completion queue's context means
+/// none.
 const FIRST: u32 = 1;
 const LAST: u32 = 0xff;
 
@@ -15,11 +16,11 @@ const LAST: u32 = 0xff;
 #[derive(Debug)]
 pub(crate) struct Events {
     pub(crate) queues: Table<Eq>,
-    /// Completion queues whose moderation ends at a time, and when.
+    /// Ends of the moderation of completion queues, with their times.
     moderated: Vec<(u64, u32)>,
-    /// Completion queues with entries that wait for more like them.
+    /// Completion queues that hold back entries for compression.
     open: Vec<u32>,
-    /// Events that found their queue full.
+    /// Events lost because their queue was full.
     lost: u64,
 }
 
@@ -33,17 +34,17 @@ impl Events {
         }
     }
 
-    /// Events that found their queue full.
+    /// Returns the events lost because their queue was full.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// An entry of completion queue `cqn` waits for more like it, until [`Events::close_blocks`].
+    /// Notes that completion queue `cqn` holds back entries until [`Events::close_blocks`].
     pub(crate) fn opened(&mut self, cqn: u32) {
         self.open.push(cqn);
     }
 
-    /// Lets the completion queues write what waits. To be called when a pass or a command ends.
+    /// Makes the completion queues write what they hold back. Called when a pass or a command ends.
     pub(crate) fn close_blocks(&mut self, cqs: &mut Table<Cq>, now: u64) {
         while let Some(cqn) = self.open.pop() {
             if let Some(cq) = cqs.get_mut(cqn) {
@@ -53,7 +54,8 @@ impl Events {
         }
     }
 
-    /// Completion queue `cqn` got an entry, or may have been armed.
+    /// Sends the event of completion queue `cqn` if it is due; called after an entry or a possible
+    /// arm.
     pub(crate) fn check(&mut self, cqn: u32, cq: &mut Cq, now: u64) {
         let (producer, word) = (cq.producer, cq.arm_word());
         let Some(notify) = &mut cq.notify else { return };
@@ -65,7 +67,7 @@ impl Events {
                 }
             }
             Verdict::Fire => {
-                // A completion queue keeps its event queue.
+                // A completion queue keeps its event queue alive.
                 if let Some(eq) = self.queues.get_mut(notify.eq) {
                     self.lost += u64::from(eq.push(Eqe::completion(cqn)).is_err());
                 }
@@ -73,25 +75,25 @@ impl Events {
         }
     }
 
-    /// Tells every event queue that takes events of this type.
+    /// Sends an event to every event queue that receives events of its type.
     pub(crate) fn tell(&mut self, event_type: EventType, event: Eqe) {
         for eq in self.queues.iter_mut().filter(|eq| eq.mask & event_type.mask() != 0) {
             self.lost += u64::from(eq.push(event).is_err());
         }
     }
 
-    /// When the next moderation ends.
+    /// Returns when the next moderation ends.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.moderated.iter().map(|&(deadline, _)| deadline).min()
     }
 
-    /// Ends the moderations whose time has come. True if there were any.
+    /// Ends the moderations whose time has come. Returns whether there were any.
     pub(crate) fn expire(&mut self, cqs: &mut Table<Cq>, now: u64) -> bool {
         let mut any = false;
         while let Some(at) = self.moderated.iter().position(|&(deadline, _)| deadline <= now) {
             let (_, cqn) = self.moderated.swap_remove(at);
             any = true;
-            // One whose moderation is over, or began anew, comes back with its new time.
+            // If its moderation is over or started again, it is inserted again with its new time.
             if let Some(cq) = cqs.get_mut(cqn) {
                 self.check(cqn, cq, now);
             }

@@ -1,4 +1,4 @@
-//! The table of the port's addresses.
+//! The table of a port's source addresses.
 
 use std::net::IpAddr;
 
@@ -8,26 +8,26 @@ use barewire_layouts::prm::{Layout, View, ViewMut};
 use crate::address::{from_gid, gid, mac};
 use crate::limits;
 
-/// An entry as commands have it. All zero: there is none.
+/// An entry in the format of commands. All zero: no entry.
 pub(crate) type Entry = [u8; RoceAddress::BYTES];
 
-/// The addresses that queue pairs may name as their own.
+/// The addresses that queue pairs may use as their source.
 #[derive(Debug)]
 pub(crate) struct Gids {
     entries: [Entry; limits::GIDS as usize],
 }
 
-/// An entry does not make sense.
+/// An entry is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalid {
-    /// No host has such an address, or it is of another version than the entry says.
+    /// No single host has the address, or its IP version is not the entry's.
     Address,
-    /// Packets do not look so here.
+    /// The RoCE version or VLAN is not supported.
     Version,
 }
 
 impl Gids {
-    /// The table of a device at `address`, which is its first entry.
+    /// Creates the table of a device at `address`, which is the first entry.
     pub(crate) fn new(address: IpAddr) -> Self {
         let mut first = [0; RoceAddress::BYTES];
         if let Some(mut entry) = ViewMut::<RoceAddress>::new(&mut first) {
@@ -42,25 +42,25 @@ impl Gids {
         Self { entries }
     }
 
-    /// The entry at `index`; `None` beyond the table.
+    /// Returns the entry at `index`; `None` beyond the table.
     pub(crate) fn entry(&self, index: u16) -> Option<Entry> {
         self.entries.get(usize::from(index)).copied()
     }
 
-    /// The GIDs of all entries.
+    /// Returns the GIDs of all entries.
     pub(crate) fn all(&self) -> impl Iterator<Item = [u8; 16]> {
         self.entries.iter().filter_map(|entry| {
             View::<RoceAddress>::new(entry).map(|entry| entry.array(RoceAddress::SOURCE_L3_ADDRESS))
         })
     }
 
-    /// The address of the entry at `index`, if there is one.
+    /// Returns the address of the entry at `index`, if there is one.
     pub(crate) fn address(&self, index: u16) -> Option<IpAddr> {
         let entry = self.entry(index)?;
         from_gid(View::<RoceAddress>::new(&entry)?.array(RoceAddress::SOURCE_L3_ADDRESS))
     }
 
-    /// Sets the entry at `index`, which is in the table, or clears it if it is all zero.
+    /// Sets the entry at `index`, which is within the table; an all-zero entry clears it.
     pub(crate) fn set(&mut self, index: u16, entry: Entry) -> Result<(), Invalid> {
         if let Some(view) = View::<RoceAddress>::new(&entry)
             && entry != [0; RoceAddress::BYTES]

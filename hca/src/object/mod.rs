@@ -1,4 +1,4 @@
-//! The objects that commands make: each kind in a table of its own, and who uses whom counted.
+//! The objects that commands create, in a table for each kind, with reference counts.
 
 use std::net::IpAddr;
 
@@ -39,9 +39,10 @@ pub(crate) use srq::{Order, Srq, SrqKind, Xrc};
 pub(crate) use uar::Uar;
 pub use uar::UarPage;
 
-/// Numbers of queue pairs start here: 0 and 1 are the management ones.
+/// Numbers of queue pairs start here: 0 and 1 are the management queue pairs.
 const FIRST_QP: u32 = 0x40;
-/// Packets name queue pairs, targets of dynamic connections and their responder contexts alike: the number tells which it is.
+/// Packets name queue pairs, targets of dynamic connections and their responder contexts in one
+/// number space.
 pub(crate) const FIRST_DCT: u32 = 0x0040_0000;
 const FIRST_CONTEXT: u32 = 0x0080_0000;
 /// Numbers of all objects have 24 bits.
@@ -61,21 +62,21 @@ pub(crate) struct Objects<E> {
     pub(crate) srqs: Table<Srq>,
     pub(crate) counter_sets: Table<CounterSet>,
     pub(crate) qps: Table<Qp<E>>,
-    /// What the port shows to be.
+    /// The reported port type.
     pub(crate) port_type: PortType,
-    /// Of every port.
+    /// One table for each port.
     pub(crate) gids: Vec<Gids>,
     pub(crate) dcts: Table<Dct>,
-    /// Of all targets.
+    /// The responder contexts of all targets.
     pub(crate) contexts: Table<ResponderContext<E>>,
-    /// The number of the last connection that was asked for.
+    /// The number of the last requested connection.
     pub(crate) last_connection: u64,
     pub(crate) memory: Memory,
 }
 
 impl<E> Objects<E> {
-    /// None, of a device whose ports have these addresses. Of responder contexts there are at most
-    /// `contexts`. What packets name begins at numbers of `first`.
+    /// Creates the objects of a device whose ports have these addresses: at most `contexts`
+    /// responder contexts. Object numbers that packets carry start at numbers from `first`.
     pub(crate) fn new(
         addresses: impl Iterator<Item = IpAddr>,
         contexts: usize,
@@ -99,7 +100,7 @@ impl<E> Objects<E> {
         }
     }
 
-    /// The queue pair of that number, or the one that a responder context is.
+    /// Returns the queue pair or responder context of that number.
     pub(crate) fn queue_pair(&self, number: u32) -> Option<&Qp<E>> {
         if number < FIRST_DCT {
             self.qps.get(number)
@@ -108,7 +109,7 @@ impl<E> Objects<E> {
         }
     }
 
-    /// Counts a new queue pair with everything that it refers to.
+    /// Adds the references of a new queue pair.
     pub(crate) fn hold_for_qp(&mut self, pd: u32, uar: u32, cqs: [u32; 2], umems: [u32; 2]) {
         self.hold_pd(pd);
         if let Some(uar) = self.uars.get_mut(uar) {
@@ -122,7 +123,7 @@ impl<E> Objects<E> {
         }
     }
 
-    /// Undoes [`Objects::hold_for_qp`].
+    /// Reverts [`Objects::hold_for_qp`].
     pub(crate) fn release_for_qp(&mut self, pd: u32, uar: u32, cqs: [u32; 2], umems: [u32; 2]) {
         self.release_pd(pd);
         self.release_uar(uar);
@@ -134,63 +135,63 @@ impl<E> Objects<E> {
         }
     }
 
-    /// Protection domain `pd` has a user more.
+    /// Adds a reference to protection domain `pd`.
     pub(crate) fn hold_pd(&mut self, pd: u32) {
         if let Some(pd) = self.pds.get_mut(pd) {
             pd.users += 1;
         }
     }
 
-    /// Completion queue `cq` has a user more.
+    /// Adds a reference to completion queue `cq`.
     pub(crate) fn hold_cq(&mut self, cq: u32) {
         if let Some(cq) = self.cqs.get_mut(cq) {
             cq.users += 1;
         }
     }
 
-    /// One user of completion queue `cq` is gone.
+    /// Removes a reference to completion queue `cq`.
     pub(crate) fn release_cq(&mut self, cq: u32) {
         if let Some(cq) = self.cqs.get_mut(cq) {
             cq.users -= 1;
         }
     }
 
-    /// One user of protection domain `pd` is gone.
+    /// Removes a reference to protection domain `pd`.
     pub(crate) fn release_pd(&mut self, pd: u32) {
         if let Some(pd) = self.pds.get_mut(pd) {
             pd.users -= 1;
         }
     }
 
-    /// Domain `xrcd` has a user more, or one less.
+    /// Adds (`used`) or removes a reference to XRC domain `xrcd`.
     pub(crate) fn use_xrcd(&mut self, xrcd: Option<u32>, used: bool) {
         if let Some(xrcd) = xrcd.and_then(|xrcd| self.xrcds.get_mut(xrcd)) {
             xrcd.users = if used { xrcd.users + 1 } else { xrcd.users.saturating_sub(1) };
         }
     }
 
-    /// One user of UAR page `uar` is gone.
+    /// Removes a reference to UAR page `uar`.
     pub(crate) fn release_uar(&mut self, uar: u32) {
         if let Some(uar) = self.uars.get_mut(uar) {
             uar.users -= 1;
         }
     }
 
-    /// A queue pair takes from shared receive queue `srq` now, or no longer.
+    /// Adds (`taken`) or removes a reference to shared receive queue `srq`.
     pub(crate) fn share(&mut self, srq: Option<u32>, taken: bool) {
         if let Some(srq) = srq.and_then(|srq| self.srqs.get_mut(srq)) {
             srq.users = if taken { srq.users + 1 } else { srq.users.saturating_sub(1) };
         }
     }
 
-    /// One user of event queue `eq` is gone.
+    /// Removes a reference to event queue `eq`.
     pub(crate) fn release_eq(&mut self, eq: u32) {
         if let Some(eq) = self.events.queues.get_mut(eq) {
             eq.users -= 1;
         }
     }
 
-    /// How many there are of each kind.
+    /// Returns the number of objects of each kind.
     pub(crate) fn count(&self) -> ObjectCounts {
         ObjectCounts {
             protection_domains: self.pds.len(),
@@ -230,7 +231,7 @@ pub struct ObjectCounts {
     pub xrc_domains: usize,
     /// Targets of dynamic connections.
     pub dynamic_targets: usize,
-    /// Responder contexts of those targets: connections that are open.
+    /// Responder contexts of those targets: open connections.
     pub dynamic_connections: usize,
     /// Memory keys.
     pub memory_keys: usize,

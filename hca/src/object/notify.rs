@@ -1,51 +1,54 @@
-//! When a completion queue tells its event queue: arming, solicited completions, moderation.
+//! When a completion queue sends an event: arming, solicited completions, moderation.
 //!
-//! Software arms by storing a word to the doorbell record (sequence number, whether only solicited completions count, entries consumed) and
-//! then ringing the CQ doorbell of the UAR page. One doorbell overwrites another, so it only means 'look at all queues of the page': what
-//! is armed stands in the records. A record's word is a new request if it differs from the last one that was seen; the sequence number,
-//! which software counts up with each event, sees to that. It starts as [`UNARMED`], for the first request may be all zeros.
+//! Software arms a queue by storing a word to the doorbell record (sequence number, solicited
+//! completions only or all, entries consumed) and ringing the CQ doorbell of the UAR page. Since
+//! one doorbell overwrites another, a doorbell only means "check all queues of the page"; the
+//! records say which are armed. The word is a new request if it differs from the last one seen,
+//! which the sequence number ensures. The last word starts as [`UNARMED`], since the first request
+//! may be all zeros.
 
 use barewire_layouts::doorbell::CqArm;
 
 use crate::limits;
 
-/// No request is this word: its sequence and command bits are set beyond what an arm word has.
+/// Not a valid request: sets bits that an arm word does not have.
 pub(crate) const UNARMED: u32 = u32::MAX;
 const COUNTER: u32 = 0x00ff_ffff;
-/// No ring is longer.
+/// Longer than any ring.
 const LONGEST: u32 = 1 << limits::LOG_CQ_ENTRIES;
 const MICROSECOND: u64 = 1000;
 
-/// What a completion queue does about events.
+/// The event state of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Notify {
     /// The event queue.
     pub(crate) eq: u32,
-    /// Moderation: at the latest so many microseconds after the first completion; 0 for no such rule.
+    /// Moderation: an event is due at most this many microseconds after the first completion; 0 for
+    /// no limit.
     pub(crate) period: u16,
-    /// Moderation: at so many completions; 0 for no such rule.
+    /// Moderation: an event is due after this many completions; 0 for no limit.
     pub(crate) max_count: u16,
-    /// The request that was not answered yet.
+    /// The pending request.
     armed: Option<CqArm>,
-    /// The arm word that was last looked at.
+    /// The last arm word seen.
     seen: u32,
-    /// By when moderation must end, on the device's clock.
+    /// When moderation ends, on the device's clock.
     deadline: Option<u64>,
-    /// One past the last solicited entry, unless that is long consumed.
+    /// One past the last solicited entry; not updated for entries consumed long ago.
     solicited: Option<u32>,
-    /// Entries written when the last event was sent.
+    /// Entries written before the last event.
     notified: u32,
     fired: bool,
 }
 
-/// What is to be done about a completion queue's event.
+/// What to do about a completion queue's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Nothing now.
     Nothing,
-    /// Look again at this time.
+    /// Check again at this time.
     Later(u64),
-    /// Send it.
+    /// Send the event.
     Fire,
 }
 
@@ -64,7 +67,8 @@ impl Notify {
         }
     }
 
-    /// An entry was written, `producer` in all; `solicited` if its sender asked for an event or it tells of an error.
+    /// Notes that `producer` entries are written, the last of them `solicited` if its sender asked
+    /// for an event or it reports an error.
     pub(crate) fn wrote(&mut self, producer: u32, solicited: bool) {
         let producer = producer & COUNTER;
         if solicited {
@@ -74,7 +78,7 @@ impl Notify {
         }
     }
 
-    /// Decides, with `producer` entries written and `word` in the doorbell record.
+    /// Decides what to do, with `producer` entries written and `word` in the doorbell record.
     pub(crate) fn judge(&mut self, word: u32, producer: u32, now: u64) -> Verdict {
         if word != self.seen {
             self.seen = word;
@@ -85,7 +89,7 @@ impl Notify {
         let newest = if arm.solicited_only { self.solicited } else { Some(producer) };
         let Some(newest) = newest else { return Verdict::Nothing };
         let waiting = newest.wrapping_sub(arm.consumer) & COUNTER;
-        // Half of the numbers lie before the consumer: nothing has come for it.
+        // Half of the numbers lie before the consumer: no new entry.
         if waiting == 0 || waiting > COUNTER / 2 {
             return Verdict::Nothing;
         }
@@ -104,22 +108,22 @@ impl Notify {
         Verdict::Fire
     }
 
-    /// What QUERY_CQ tells: armed, and for solicited completions only.
+    /// Returns the armed state for QUERY_CQ: armed, and for solicited completions only.
     pub(crate) fn request(&self) -> Option<bool> {
         self.armed.map(|arm| arm.solicited_only)
     }
 
-    /// Whether the last request was answered.
+    /// Returns whether no request is pending.
     pub(crate) fn fired(&self) -> bool {
         self.fired
     }
 
-    /// Entries written when the last event was sent, modulo 2^24.
+    /// Returns the entries written before the last event, modulo 2^24.
     pub(crate) fn last_notified(&self) -> u32 {
         self.notified
     }
 
-    /// One past the last solicited entry, modulo 2^24; 0 if there was none of late.
+    /// Returns one past the last solicited entry, modulo 2^24; 0 if there was none recently.
     pub(crate) fn last_solicited(&self) -> u32 {
         self.solicited.unwrap_or(0)
     }
@@ -137,7 +141,7 @@ mod tests {
     fn one_request_is_one_event() {
         let mut notify = Notify::new(1, 0, 0, UNARMED);
         assert_eq!(notify.judge(UNARMED, 3, 0), Verdict::Nothing);
-        // The first request may be all zeros, and completions may be there already.
+        // The first request may be all zeros, and there may be completions already.
         assert_eq!(notify.judge(arm(0, false, 0), 0, 0), Verdict::Nothing);
         assert_eq!(notify.request(), Some(false));
         assert_eq!(notify.judge(0, 1, 0), Verdict::Fire);
@@ -167,7 +171,7 @@ mod tests {
         let second = arm(1, false, 3);
         assert_eq!(notify.judge(second, 4, 20_000), Verdict::Later(30_000));
         assert_eq!(notify.judge(second, 4, 30_000), Verdict::Fire);
-        // By count alone.
+        // Moderation by count only.
         let mut notify = Notify::new(1, 0, 2, UNARMED);
         assert_eq!(notify.judge(first, 1, 0), Verdict::Nothing);
         assert_eq!(notify.judge(first, 2, 0), Verdict::Fire);

@@ -1,4 +1,4 @@
-//! Queue pairs: what commands set and the engine works by.
+//! Queue pairs: the attributes that commands set and the engine uses.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{Ordering, fence};
@@ -19,7 +19,7 @@ pub(crate) struct Qp<E> {
     pub(crate) service: ServiceType,
     /// Protection domain.
     pub(crate) pd: u32,
-    /// The user's own number, for CQEs.
+    /// The user index, for CQEs.
     pub(crate) user_index: u32,
     /// The send queue's completion queue.
     pub(crate) send_cq: u32,
@@ -27,13 +27,13 @@ pub(crate) struct Qp<E> {
     pub(crate) receive_cq: u32,
     /// The XRC domain to whose shared receive queues it delivers.
     pub(crate) xrcd: Option<u32>,
-    /// Of a responder context: the target of dynamic connections.
+    /// For a responder context: its target of dynamic connections.
     pub(crate) dct: Option<u32>,
-    /// The shared receive queue that it takes from, if it does.
+    /// The shared receive queue, if it uses one.
     pub(crate) srq: Option<u32>,
-    /// Which results go into the completion itself.
+    /// Which results are scattered to the CQE.
     pub(crate) scatter: Scatter,
-    /// The UAR page that rings the send queue.
+    /// The UAR page of the send queue's doorbells.
     pub(crate) uar: u32,
     /// Send ring: entries are WQEBBs.
     pub(crate) sq: Ring,
@@ -41,49 +41,49 @@ pub(crate) struct Qp<E> {
     pub(crate) rq: Ring,
     /// Software's producer counters.
     pub(crate) doorbell: DoorbellRecord,
-    /// What the state moves set.
+    /// The attributes that state transitions set.
     pub(crate) attributes: Attributes,
-    /// The umem of the rings, and where they start there.
+    /// The umem of the rings, and their offset there.
     pub(crate) ring_umem: (u32, u64),
-    /// The umem of the doorbell record, and where it is there.
+    /// The umem of the doorbell record, and its offset there.
     pub(crate) doorbell_umem: (u32, u64),
     /// The engine's state.
     pub(crate) engine: E,
 }
 
 impl<E> Qp<E> {
-    /// The number that its user knows it by.
+    /// Returns the number that the user knows: that of the target, for a responder context.
     pub(crate) fn known_as(&self) -> u32 {
         self.dct.unwrap_or(self.number)
     }
 
-    /// As whom it uses memory keys.
+    /// Returns the user of memory keys that it represents.
     pub(crate) fn user(&self) -> User {
         User { pd: self.pd, qpn: self.known_as() }
     }
 
-    /// As whom it uses the buffers of a receive WQE, which are in protection domain `pd`.
+    /// Returns the user of the buffers of a receive WQE, which are in protection domain `pd`.
     pub(crate) fn receiver(&self, pd: u32) -> User {
         User { pd, ..self.user() }
     }
 }
 
-/// What the commands that move a queue pair's state set. Zeros until then.
+/// The attributes that state transitions set; zero until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attributes {
     /// The index of the port.
     pub(crate) port: usize,
     /// Payload bytes of a full packet.
     pub(crate) mtu: usize,
-    /// log2 of the most bytes of a message.
+    /// log2 of the maximum message length.
     pub(crate) log_message_max: u8,
-    /// The peer's queue pair.
+    /// The peer's queue pair number.
     pub(crate) remote_qpn: u32,
-    /// The peer's device.
+    /// The peer's address.
     pub(crate) remote_address: IpAddr,
-    /// The PSN of the first packet that is sent.
+    /// The PSN of the first packet sent.
     pub(crate) next_send_psn: u32,
-    /// The PSN of the first packet that is expected.
+    /// The PSN of the first packet expected.
     pub(crate) next_receive_psn: u32,
     /// Local acknowledgment timeout, 4.096 us * 2^n; 0 for never.
     pub(crate) ack_timeout: u8,
@@ -91,15 +91,15 @@ pub(crate) struct Attributes {
     pub(crate) retry_count: u8,
     /// Retransmissions after RNR NAKs before giving up; 7 for no limit.
     pub(crate) rnr_retry: u8,
-    /// RNR timer code that is sent when there is no receive WQE.
+    /// The code of the RNR timer sent if no receive WQE is posted.
     pub(crate) min_rnr_nak: u8,
-    /// Reads and atomics that may be outstanding.
+    /// Maximum number of outstanding reads and atomics.
     pub(crate) max_initiator_depth: u32,
-    /// Reads and atomics that are answered at a time.
+    /// Maximum number of the peer's outstanding reads and atomics.
     pub(crate) max_responder_depth: u32,
     /// Queue key of datagrams.
     pub(crate) qkey: u32,
-    /// The counter set that counts what happens here; 0 for none.
+    /// The counter set; 0 for none.
     pub(crate) counter_set: u8,
     /// Peers may read.
     pub(crate) remote_read: bool,
@@ -134,7 +134,8 @@ impl Default for Attributes {
     }
 }
 
-/// A ring of work queue entries in user memory. The umem stays registered while the queue pair exists.
+/// A ring of work queue entries in user memory. The umem stays registered while the queue pair
+/// exists.
 #[derive(Debug)]
 pub(crate) struct Ring {
     memory: Window,
@@ -143,34 +144,35 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// No queue.
+    /// No ring.
     pub(crate) const NONE: Self = Self { memory: Window::EMPTY, log_entries: None, log_stride: 0 };
 
-    /// A ring of `1 << log_entries` entries of `1 << log_stride` bytes, which is the length of `memory`.
+    /// Creates a ring of `1 << log_entries` entries of `1 << log_stride` bytes, which is the length
+    /// of `memory`.
     pub(crate) fn new(memory: Window, log_entries: u8, log_stride: u8) -> Self {
         debug_assert_eq!(memory.len(), 1 << (log_entries + log_stride));
         Self { memory, log_entries: Some(log_entries), log_stride }
     }
 
-    /// Number of entries; 0 if there is no queue.
+    /// Returns the number of entries; 0 if there is no ring.
     pub(crate) fn entries(&self) -> u32 {
         self.log_entries.map_or(0, |log_entries| 1 << log_entries)
     }
 
-    /// log2 of the number of entries, if there is a queue.
+    /// Returns log2 of the number of entries, if there is a ring.
     pub(crate) fn log_entries(&self) -> Option<u8> {
         self.log_entries
     }
 
-    /// Bytes of an entry.
+    /// Returns the bytes of an entry.
     pub(crate) fn stride(&self) -> usize {
         1 << self.log_stride
     }
 
-    /// Copies what starts `offset` bytes into entry `index` (modulo the ring's entries), and goes on at the ring's start where
-    /// it ends.
+    /// Copies bytes from `offset` in entry `index` (modulo the number of entries) on, wrapping at
+    /// the end of the ring.
     ///
-    /// Sees what software stored before it stored the doorbell record that was read last.
+    /// Includes everything that software stored before the doorbell record that was read last.
     pub(crate) fn read(&self, index: u16, offset: usize, mut bytes: &mut [u8]) {
         fence(Ordering::Acquire);
         let length = self.memory.len();
@@ -197,17 +199,17 @@ impl DoorbellRecord {
     /// Bytes of a record; it is aligned to as many.
     pub(crate) const BYTES: usize = size_of::<barewire_layouts::doorbell::DoorbellRecord>();
 
-    /// The record in `memory`, which is [`DoorbellRecord::BYTES`] long and aligned.
+    /// Creates a record in `memory`, which is [`DoorbellRecord::BYTES`] long and aligned.
     pub(crate) fn new(memory: Window) -> Self {
         Self(memory)
     }
 
-    /// Receive WQEs posted, modulo 2^16, and what was stored before.
+    /// Returns the receive WQEs posted, modulo 2^16; acquires what was stored before.
     pub(crate) fn receive(&self) -> u16 {
         self.0.load_be32(0) as u16
     }
 
-    /// Send WQEBBs posted, modulo 2^16, and what was stored before.
+    /// Returns the send WQEBBs posted, modulo 2^16; acquires what was stored before.
     pub(crate) fn send(&self) -> u16 {
         self.0.load_be32(4) as u16
     }

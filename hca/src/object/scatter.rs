@@ -1,18 +1,19 @@
-//! Scatter to CQE: small results lie in the completion, not in the buffers of the WQE.
+//! Scatter to CQE: small results are written to the completion instead of the WQE's buffers.
 
 use barewire_layouts::cqe::CqeFormat;
 
-/// Which results go into the completion: the most bytes, 0 for none (mlx5_ifc.h: `MLX5_QPC_CS_REQ_*`, `MLX5_QPC_CS_RES_*`).
+/// The maximum bytes scattered to the completion, 0 for none (mlx5_ifc.h: `MLX5_QPC_CS_REQ_*`,
+/// `MLX5_QPC_CS_RES_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scatter {
-    /// Of a read or atomic that is signalled.
+    /// Results of signalled reads and atomics.
     pub(crate) requester: usize,
-    /// Of a message that arrives.
+    /// Received messages.
     pub(crate) responder: usize,
 }
 
 impl Scatter {
-    /// The modes of a queue pair's context; `None` for unknown ones.
+    /// Decodes the modes of a queue pair's context; `None` for unknown ones.
     pub(crate) fn new(requester: u8, responder: u8) -> Option<Self> {
         let requester = match requester {
             0x00 => 0,
@@ -29,7 +30,7 @@ impl Scatter {
         Some(Self { requester, responder })
     }
 
-    /// The modes as the context has them.
+    /// Returns the modes in the format of the context.
     pub(crate) fn modes(self) -> (u8, u8) {
         let mode = |bytes: usize| match bytes {
             0 => 0,
@@ -48,12 +49,13 @@ pub(crate) struct Inline {
 }
 
 impl Inline {
-    /// Bytes that the completion itself has room for.
+    /// Capacity of the completion itself.
     pub(crate) const SMALL: usize = 32;
-    /// Bytes that the first half of a long entry has room for.
+    /// Capacity of the first half of a 128-byte entry.
     pub(crate) const LARGE: usize = 64;
 
-    /// `bytes`, if they are not more than `most`, which is at most [`Inline::LARGE`], and not none.
+    /// Creates the data from `bytes`, if there are any and at most `most`, which is at most
+    /// [`Inline::LARGE`].
     pub(crate) fn new(bytes: &[u8], most: usize) -> Option<Self> {
         let mut inline = Self { bytes: [0; Self::LARGE], length: bytes.len() };
         if bytes.is_empty() || bytes.len() > most {
@@ -63,12 +65,12 @@ impl Inline {
         Some(inline)
     }
 
-    /// The data.
+    /// Returns the data.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
-    /// Where it lies.
+    /// Returns where the data is in the entry.
     pub(crate) fn format(&self) -> CqeFormat {
         if self.length <= Self::SMALL { CqeFormat::Inline32 } else { CqeFormat::Inline64 }
     }

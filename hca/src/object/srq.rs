@@ -5,7 +5,7 @@ use zerocopy::transmute;
 
 use super::{DoorbellRecord, Ring};
 
-/// Whose commands the object obeys.
+/// The commands that the object belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SrqKind {
     /// CREATE_SRQ.
@@ -16,14 +16,14 @@ pub(crate) enum SrqKind {
     Xrc,
 }
 
-/// What a shared receive queue of an XRC domain has beside the others: the queue pairs through which its messages come know neither
-/// its completion queue nor its user.
+/// Attributes of a shared receive queue of an XRC domain. The queue pairs that deliver to it know
+/// neither its completion queue nor its user index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Xrc {
     pub(crate) domain: u32,
-    /// The completion queue of what arrives.
+    /// The completion queue of received messages.
     pub(crate) cqn: u32,
-    /// The user's own number, for CQEs.
+    /// The user index, for CQEs.
     pub(crate) user_index: u32,
 }
 
@@ -32,44 +32,44 @@ pub(crate) struct Xrc {
 pub(crate) enum Order {
     /// The header of each WQE names the next one.
     Linked,
-    /// In the order of the ring. `header`: segments begin behind a header nevertheless.
+    /// In ring order. `header`: the segments follow a header all the same.
     Cyclic {
-        /// Whether there is one.
+        /// Whether there is a header.
         header: bool,
     },
 }
 
-/// A receive queue that many queue pairs take from.
+/// A receive queue that several queue pairs use.
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) kind: SrqKind,
     pub(crate) order: Order,
-    /// Entries are WQEs.
+    /// The ring of WQEs.
     pub(crate) ring: Ring,
-    /// Software's producer counter: its first word.
+    /// Software's producer counter, in the first word.
     pub(crate) doorbell: DoorbellRecord,
     /// The protection domain of the WQEs' buffers.
     pub(crate) pd: u32,
-    /// An event is sent, once, when fewer WQEs are left; 0 for never.
+    /// An event is sent once if fewer WQEs are left; 0 for never.
     pub(crate) limit: u16,
-    /// Gives no WQE.
+    /// Set if it provides no more WQEs.
     pub(crate) failed: bool,
     /// WQEs taken, modulo 2^16.
     pub(crate) taken: u16,
     /// Index of the next WQE of a linked list.
     next: u16,
-    /// Of one that belongs to an XRC domain.
+    /// For a queue of an XRC domain.
     pub(crate) xrc: Option<Xrc>,
-    /// The umem of the ring, and where it starts there.
+    /// The umem of the ring, and its offset there.
     pub(crate) ring_umem: (u32, u64),
-    /// The umem of the doorbell record, and where it is there.
+    /// The umem of the doorbell record, and its offset there.
     pub(crate) doorbell_umem: (u32, u64),
-    /// Queue pairs that take from it.
+    /// Queue pairs that use it.
     pub(crate) users: u32,
 }
 
 impl Srq {
-    /// A queue of which nothing is taken yet.
+    /// Creates a queue with no WQE taken.
     pub(crate) fn new(
         kind: SrqKind,
         order: Order,
@@ -94,12 +94,13 @@ impl Srq {
         }
     }
 
-    /// WQEs posted and not taken. More than the ring's entries: software has lost count.
+    /// Returns the WQEs posted and not taken. More than the ring's entries means that software's
+    /// counter is wrong.
     pub(crate) fn available(&self) -> u16 {
         self.doorbell.receive().wrapping_sub(self.taken)
     }
 
-    /// Where a WQE's segments begin.
+    /// Returns the offset of a WQE's segments.
     pub(crate) fn header_bytes(&self) -> usize {
         match self.order {
             Order::Cyclic { header: false } => 0,
@@ -107,7 +108,7 @@ impl Srq {
         }
     }
 
-    /// Takes a WQE, of which there is one, and gives its index.
+    /// Takes a WQE, which must exist, and returns its index.
     pub(crate) fn take(&mut self) -> u16 {
         let index = match self.order {
             Order::Cyclic { .. } => self.taken,
@@ -116,7 +117,7 @@ impl Srq {
                 let mut bytes = [0; size_of::<SharedReceiveHeader>()];
                 self.ring.read(index, 0, &mut bytes);
                 let header: SharedReceiveHeader = transmute!(bytes);
-                // At most 2^15 entries; any index leads to one of them.
+                // At most 2^15 entries; every index names one of them.
                 self.next = header.next_wqe_index.get() & (self.ring.entries() as u16).wrapping_sub(1);
                 index
             }
@@ -125,7 +126,7 @@ impl Srq {
         index
     }
 
-    /// Whether the limit's event is due; it is not again until the limit is set anew.
+    /// Returns whether the limit's event is due. It is due once for each setting of the limit.
     pub(crate) fn passed_limit(&mut self) -> bool {
         let passed = self.limit > 0 && self.available() < self.limit;
         if passed {

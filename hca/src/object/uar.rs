@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use barewire_layouts::doorbell::UAR_PAGE;
 
-/// A UAR page: [`UAR_PAGE`] bytes, aligned to as many, zero at first.
+/// A UAR page: [`UAR_PAGE`] bytes, aligned to their number, initially zero.
 ///
-/// On hardware it is a device register; here it is memory that the engine watches. It lives as long as any handle to it, so a
-/// doorbell written after the device is gone does no harm.
+/// On hardware it is a device register; here it is memory that the engine polls. It lives as long
+/// as any handle, so a doorbell after the device's end is harmless.
 pub struct UarPage {
     start: NonNull<u8>,
 }
 
-// SAFETY: the page is written through raw pointers and read through atomics; no method needs to be on a certain thread.
+// SAFETY: the page is written through raw pointers and read through atomics, from any thread.
 unsafe impl Send for UarPage {}
-// SAFETY: as above.
+// SAFETY: no method needs exclusive access, and every access is atomic or a raw store.
 unsafe impl Sync for UarPage {}
 
 impl UarPage {
@@ -35,24 +35,27 @@ impl UarPage {
         }
     }
 
-    /// The page's first byte. Valid for writes of [`UAR_PAGE`] bytes while the page is held; the device only looks.
+    /// Returns the page's first byte. Valid for writes of [`UAR_PAGE`] bytes while the page is
+    /// held; the device only reads.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// The 8 bytes at `offset` as memory holds them, in host order; 0 if they are not in the page or not aligned.
+    /// Returns the 8 bytes at `offset` in host order; 0 if they are not in the page or not aligned.
     pub(crate) fn load(&self, offset: usize) -> u64 {
         self.word(offset).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Replaces the 8 bytes at `offset` by `value` and gives what was there; 0 if they are not in the page or not aligned.
+    /// Replaces the 8 bytes at `offset` by `value` and returns the old ones; 0 if they are not in
+    /// the page or not aligned.
     pub(crate) fn swap(&self, offset: usize, value: u64) -> u64 {
         self.word(offset).map_or(0, |word| word.swap(value, Ordering::AcqRel))
     }
 
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let inside = offset.is_multiple_of(8) && offset < UAR_PAGE;
-        // SAFETY: eight aligned bytes of the page, which lives as long as self and is written by raw stores only.
+        // SAFETY: eight aligned bytes of the page, which lives as long as `self` and is otherwise
+        // written by raw stores only.
         inside.then(|| unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) })
     }
 }
@@ -70,14 +73,14 @@ impl fmt::Debug for UarPage {
     }
 }
 
-/// A UAR page that is given out.
+/// An allocated UAR page.
 #[derive(Debug)]
 pub(crate) struct Uar {
     /// The page.
     pub(crate) page: Arc<UarPage>,
-    /// Queues that are rung through it.
+    /// Queues whose doorbells are in it.
     pub(crate) users: u32,
-    /// Completion queues with an event queue, which its CQ doorbell arms.
+    /// Completion queues with an event queue that its CQ doorbell arms.
     pub(crate) armable: Vec<u32>,
 }
 

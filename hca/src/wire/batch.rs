@@ -1,4 +1,4 @@
-//! Datagrams by the batch: one system call for many.
+//! Batches of datagrams: one system call for several.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,17 +9,17 @@ use socket2::{SockAddr, SockAddrStorage, Socket};
 
 use super::{MAX_FRAME, ROCE_PORT};
 
-/// Datagrams of a batch.
+/// Datagrams in a batch.
 const BATCH: usize = 32;
 /// Words of ancillary data: room for the traffic class.
 const CONTROL: usize = 8;
-/// The two bits of the traffic class that tell of congestion (RFC 3168), and their values.
+/// The ECN bits of the traffic class (RFC 3168), and their values.
 const ECN: u8 = 3;
 const CONGESTION_EXPERIENCED: u8 = 3;
 const ECN_CAPABLE: libc::c_int = 2;
 
-/// Makes the kernel tell each datagram's traffic class, and mark those that are sent as able to tell of congestion. Where it does not, the
-/// device does without.
+/// Makes the kernel report each datagram's traffic class, and set ECN on sent ones. The device
+/// works without either.
 pub(super) fn use_congestion_bits(socket: &Socket, address: IpAddr) {
     let (level, options) = if address.is_ipv4() {
         (libc::IPPROTO_IP, [(libc::IP_RECVTOS, 1), (libc::IP_TOS, ECN_CAPABLE)])
@@ -28,31 +28,33 @@ pub(super) fn use_congestion_bits(socket: &Socket, address: IpAddr) {
     };
     for (option, value) in options {
         let size = size_of_val(&value) as libc::socklen_t;
-        // SAFETY: the descriptor is open as long as `socket` lives; the option is an int of the given size.
+        // SAFETY: the descriptor is open while `socket` lives; the option is an int of the given
+        // size.
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
     }
 }
 
-/// A datagram that arrived.
+/// A received datagram.
 #[derive(Debug)]
 struct Arrived {
     frame: Vec<u8>,
     source: SocketAddr,
-    /// It met congestion on its way.
+    /// Whether it is marked with congestion.
     congested: bool,
 }
 
-/// Datagrams that arrived and were not asked for yet.
+/// Received datagrams that were not returned yet.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    /// The newest first.
+    /// In reverse order.
     arrived: Vec<Arrived>,
     buffers: [Vec<u8>; BATCH],
     spare: Vec<Vec<u8>>,
 }
 
 impl Inbox {
-    /// Swaps the next datagram into `frame`, and tells where it came from and whether it met congestion.
+    /// Swaps the next datagram into `frame`; returns its source and whether it is marked with
+    /// congestion.
     pub(super) fn receive(&mut self, socket: &Socket, frame: &mut Vec<u8>) -> Option<(SocketAddr, bool)> {
         if self.arrived.is_empty() {
             self.fill(socket.as_raw_fd());
@@ -63,12 +65,12 @@ impl Inbox {
         Some((source, congested))
     }
 
-    /// Takes what the kernel has, as much as a batch.
+    /// Receives up to a batch from the kernel.
     fn fill(&mut self, descriptor: RawFd) {
         let mut names: [SockAddrStorage; BATCH] = std::array::from_fn(|_| SockAddrStorage::zeroed());
         let mut controls = [[0_u64; CONTROL]; BATCH];
         let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
-        // SAFETY: all zero is a header of no buffers.
+        // SAFETY: all zeros is a valid header without buffers.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
         for (at, header) in headers.iter_mut().enumerate() {
             let buffer = &mut self.buffers[at];
@@ -86,7 +88,8 @@ impl Inbox {
             header.msg_hdr.msg_controllen = size_of_val(&controls[at]);
         }
         let count = loop {
-            // SAFETY: each header names a buffer of MAX_FRAME bytes, an address and ancillary room, all of which outlive the call.
+            // SAFETY: each header refers to a buffer of MAX_FRAME bytes, an address and room for
+            // ancillary data, all of which outlive the call.
             let count = unsafe {
                 libc::recvmmsg(
                     descriptor,
@@ -97,16 +100,16 @@ impl Inbox {
                 )
             };
             if count >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                // Nothing there, or a queued error of an earlier send: retries will tell.
+                // No datagram, or an error of an earlier send, which its retries handle.
                 break count.max(0) as usize;
             }
         };
         for (at, name) in names.into_iter().enumerate().take(count).rev() {
             let header = &headers[at];
             let mut frame = std::mem::take(&mut self.buffers[at]);
-            // SAFETY: the kernel initialised so many bytes of the buffer, at most its MAX_FRAME.
+            // SAFETY: the kernel initialised this many bytes of the buffer, at most its MAX_FRAME.
             unsafe { frame.set_len((header.msg_len as usize).min(MAX_FRAME)) };
-            // SAFETY: the kernel filled in an address of this length.
+            // SAFETY: the kernel wrote an address of this length.
             let source = unsafe { SockAddr::new(name, header.msg_hdr.msg_namelen) };
             let Some(source) = source.as_socket() else { continue };
             let congested = traffic_class(&header.msg_hdr) & ECN == CONGESTION_EXPERIENCED;
@@ -115,9 +118,10 @@ impl Inbox {
     }
 }
 
-/// The traffic class in the ancillary data of a message that was received; 0 if there is none.
+/// Returns the traffic class from the ancillary data of a received message; 0 if there is none.
 fn traffic_class(header: &libc::msghdr) -> u8 {
-    // SAFETY: the header and its ancillary data are the kernel's answer and still in place; every message is looked at within them.
+    // SAFETY: the kernel filled in the header, and its ancillary data is still in place; every
+    // message is read within its bounds.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while let Some(found) = message.as_ref() {
@@ -134,7 +138,7 @@ fn traffic_class(header: &libc::msghdr) -> u8 {
     0
 }
 
-/// Datagrams that wait to be sent together.
+/// Datagrams to be sent together.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     waiting: Vec<(SockAddr, Vec<u8>)>,
@@ -142,8 +146,8 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Takes a datagram of `frame` and `tag`. Gives the number of datagrams that could not be sent,
-    /// if it was time to send.
+    /// Adds a datagram of `frame` and `tag`. Sends the batch if it is full, and returns the number
+    /// of datagrams that could not be sent.
     pub(super) fn send(&mut self, socket: &Socket, to: IpAddr, frame: &[u8], tag: &[u8]) -> u64 {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
@@ -153,13 +157,13 @@ impl Outbox {
         if self.waiting.len() < BATCH { 0 } else { self.flush(socket) }
     }
 
-    /// Sends what waits. Gives the number of datagrams that could not be sent.
+    /// Sends the batch. Returns the number of datagrams that could not be sent.
     pub(super) fn flush(&mut self, socket: &Socket) -> u64 {
         let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; BATCH];
-        // SAFETY: all zero is a header of no buffers.
+        // SAFETY: all zeros is a valid header without buffers.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
         for ((header, part), (to, frame)) in headers.iter_mut().zip(&mut parts).zip(&self.waiting) {
-            // The kernel only reads what it is given here.
+            // The kernel only reads these buffers.
             *part = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
             header.msg_hdr.msg_iov = part;
             header.msg_hdr.msg_iovlen = 1;
@@ -170,7 +174,8 @@ impl Outbox {
         let count = self.waiting.len().min(BATCH);
         while done < count {
             let rest = &mut headers[done..count];
-            // SAFETY: as many headers as are said, each with a frame and an address that `self` holds.
+            // SAFETY: the given number of headers, each with a frame and an address that `self`
+            // owns.
             let sent = unsafe {
                 libc::sendmmsg(
                     socket.as_raw_fd(),
@@ -182,7 +187,7 @@ impl Outbox {
             if sent > 0 {
                 done += sent as usize;
             } else if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                // The first of them cannot be sent, which says nothing of the next.
+                // The first of them cannot be sent; the next may be.
                 (done, failures) = (done + 1, failures + 1);
             }
         }

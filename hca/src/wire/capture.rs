@@ -1,5 +1,5 @@
-//! Writes what the wire saw to a file that packet tools read: classic pcap, each frame behind Ethernet, IP and UDP headers as a network
-//! would have carried them.
+//! Captures frames to a file for packet tools: classic pcap, each frame with the Ethernet, IP and
+//! UDP headers that a network would have carried.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -13,44 +13,44 @@ use super::{ROCE_PORT, Wire, headers};
 use crate::address::mac;
 use crate::counters::Counters;
 
-/// In a file name: the device's address.
+/// Stands for the device's address in a file name.
 const ADDRESS: &str = "%a";
-/// Microseconds, in the byte order of the writer.
+/// Microseconds, in the writer's byte order.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const VERSION: [u16; 2] = [2, 4];
 const LONGEST: u32 = 65_535;
 const ETHERNET: u32 = 1;
 
-/// Passes frames on and writes them down.
+/// Forwards frames and captures them.
 #[derive(Debug)]
 pub(crate) struct Capture<W> {
     inner: W,
     address: IpAddr,
     file: BufWriter<File>,
-    /// Frames so far, where time stands still.
+    /// The number of frames, which is the clock of a stepped device.
     stepped: Option<u64>,
     /// Frames that could not be written.
     lost: u64,
 }
 
-/// The file that `pattern` names for the device at `address`.
+/// Returns the file name of `pattern` for the device at `address`.
 fn name(pattern: &Path, address: IpAddr) -> PathBuf {
     PathBuf::from(pattern.to_string_lossy().replace(ADDRESS, &address.to_string()))
 }
 
-/// Opens a file for packets, whose payload is for its owner only. A link is not followed, and a file
-/// of another user is refused.
+/// Opens a file for packets that only its owner can read. Links and files of other users are
+/// refused.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(path)?;
     let found = file.metadata()?;
     if found.is_file() {
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: has no arguments and cannot fail.
         if found.uid() != unsafe { libc::geteuid() } {
             return Err(io::Error::new(ErrorKind::PermissionDenied, "the file belongs to another user"));
         }
-        // A file that was there keeps its mode.
+        // An existing file keeps its mode.
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(0)?;
     }
@@ -58,10 +58,11 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 impl<W: Wire> Capture<W> {
-    /// Starts the file anew. `stepped`: frames come a microsecond apart, so that the same run gives the same file.
+    /// Starts a new file. `stepped`: frames are a microsecond apart, so that the same run gives the
+    /// same file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The error of the file system.
     pub(crate) fn create(inner: W, address: IpAddr, pattern: &Path, stepped: bool) -> io::Result<Self> {
         let mut file = BufWriter::new(create(&name(pattern, address))?);
         file.write_all(&MAGIC.to_ne_bytes())?;
@@ -112,7 +113,7 @@ impl<W: Wire> Wire for Capture<W> {
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let from = self.inner.receive(frame)?;
-        // What comes from here was written when it was sent.
+        // Frames from this device were captured when they were sent.
         if from.ip() != self.address {
             self.note(from, self.address, frame);
         }
@@ -148,7 +149,7 @@ mod tests {
         let mode = || file.metadata().unwrap().permissions().mode() & 0o777;
         create(&file).unwrap();
         assert_eq!(mode(), 0o600);
-        // One that others could read.
+        // A file that others can read.
         std::fs::write(&file, "old").unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
         create(&file).unwrap();

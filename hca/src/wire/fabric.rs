@@ -1,4 +1,5 @@
-//! An in-process switch: devices that hang on the same [`Fabric`] reach each other without a socket, in a fixed order.
+//! A switch within the process: devices on the same [`Fabric`] communicate without sockets, in a
+//! fixed order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -9,15 +10,15 @@ use super::{ROCE_PORT, Wire};
 use crate::counters::Counters;
 use crate::wake::Wake;
 
-/// Most frames that wait for one port; further ones are lost.
+/// Maximum number of frames queued for a port; further ones are lost.
 const DEPTH: usize = 4096;
 
-/// First and last address that a port gets which asks for none.
+/// First and last address assigned to ports that request none.
 const FIRST: u32 = u32::from_be_bytes([10, 0, 0, 1]);
 const LAST: u32 = u32::from_be_bytes([10, 255, 255, 254]);
 
-/// A switch inside this process. Clones are the same switch. Delivery is in order of sending, so two stepped devices on it behave
-/// the same in every run.
+/// A switch within this process. Clones are the same switch. Frames are delivered in the order of
+/// sending, so two stepped devices behave the same in every run.
 #[derive(Clone, Debug, Default)]
 pub struct Fabric {
     switch: Arc<Mutex<Switch>>,
@@ -26,33 +27,34 @@ pub struct Fabric {
 #[derive(Debug, Default)]
 struct Switch {
     ports: BTreeMap<IpAddr, Slot>,
-    /// Ports that ever were.
+    /// Ports created so far.
     attached: u64,
     spare: Vec<Vec<u8>>,
 }
 
-/// What waits for one port.
+/// The queue of a port.
 #[derive(Debug, Default)]
 struct Slot {
     frames: VecDeque<(IpAddr, Vec<u8>)>,
-    /// Ends the sleep of the port's device.
+    /// Wakes the port's device.
     wake: Option<Arc<Wake>>,
-    /// It was rung since the port was last found empty.
+    /// Whether it was signalled since the port was last found empty.
     rung: bool,
 }
 
 impl Fabric {
-    /// A switch with no ports.
+    /// Creates a switch without ports.
     pub fn new() -> Self {
         Self::default()
     }
 
     fn lock(&self) -> MutexGuard<'_, Switch> {
-        // Every change is complete before a panic could strike: queues only.
+        // A panic leaves the queues consistent.
         self.switch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a port with `address`, or with the lowest free one from 10.0.0.1 on; `None` if the address is taken.
+    /// Adds a port with `address`, or with the lowest free one from 10.0.0.1 on; `None` if the
+    /// address is taken.
     pub(crate) fn attach(&self, address: Option<IpAddr>) -> Option<FabricPort> {
         let mut switch = self.lock();
         let address = match address {
@@ -70,7 +72,7 @@ impl Fabric {
     }
 }
 
-/// One device's port. Dropping it takes its address off the switch.
+/// A device's port. Dropping it releases its address.
 #[derive(Debug)]
 pub(crate) struct FabricPort {
     fabric: Fabric,
@@ -81,7 +83,7 @@ pub(crate) struct FabricPort {
 }
 
 impl FabricPort {
-    /// Lets arriving frames end the sleep of the device's thread.
+    /// Makes arriving frames wake the device's thread.
     pub(crate) fn with_wake(mut self, wake: Wake) -> Self {
         let wake = Arc::new(wake);
         if let Some(slot) = self.fabric.lock().ports.get_mut(&self.address) {
@@ -95,7 +97,8 @@ impl FabricPort {
         self.address
     }
 
-    /// How many ports there were with it: higher than that of whoever had the address before.
+    /// Returns the number of this port, which is higher than that of an earlier port with the
+    /// address.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -110,7 +113,7 @@ impl Drop for FabricPort {
 impl Wire for FabricPort {
     fn send(&mut self, to: IpAddr, frame: &[u8]) {
         let switch = &mut *self.fabric.lock();
-        // As on a real network, nobody tells the sender that there is no such host.
+        // As on a network, the sender does not learn that the host does not exist.
         let Some(slot) = switch.ports.get_mut(&to) else { return };
         if slot.frames.len() == DEPTH {
             self.failures += 1;

@@ -1,4 +1,4 @@
-//! A wire that misbehaves on demand, the same way for the same seed.
+//! A wire with injected faults, the same for the same seed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -6,14 +6,14 @@ use std::os::fd::RawFd;
 use super::Wire;
 use crate::counters::Counters;
 
-/// The longest time that a fault takes.
+/// Maximum duration of a fault.
 pub(super) const LONGEST_US: u64 = 60_000_000;
-/// A time of a fault that is not said.
+/// Default duration of a fault.
 const DEFAULT_US: u64 = 1000;
-/// Most packets that are held back at a time; more pass.
+/// Maximum number of packets held back; more are sent at once.
 const HELD: usize = 4096;
 
-/// How often outgoing packets come to harm: probabilities from 0 to 1, drawn in the order of the fields.
+/// Faults of outgoing packets: probabilities from 0 to 1, drawn in the order of the fields.
 ///
 /// Parsed from text such as `drop=0.01,corrupt=0.001,seed=7`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,40 +22,42 @@ pub struct Faults {
     pub drop: f64,
     /// The packet arrives twice.
     pub duplicate: f64,
-    /// The packet is overtaken by up to [`Faults::REORDER_DEPTH`] later ones.
+    /// The packet is overtaken by up to [`Faults::REORDER_DEPTH`] later packets.
     pub reorder: f64,
     /// One bit of the packet is flipped.
     pub corrupt: f64,
-    /// The packet arrives [`Faults::delay_us`] later.
+    /// The packet is sent [`Faults::delay_us`] later.
     pub delay: f64,
-    /// The link goes down, for [`Faults::flap_us`]: whatever is sent or arrives in that time is lost.
+    /// The link goes down for [`Faults::flap_us`]: packets in either direction are lost.
     pub flap: f64,
-    /// How long a delayed packet is late, in microseconds; 0 means 1000.
+    /// Delay of a delayed packet in microseconds; 0 means 1000.
     pub delay_us: u64,
-    /// How long the link stays down, in microseconds; 0 means 1000.
+    /// Duration of a link failure in microseconds; 0 means 1000.
     pub flap_us: u64,
-    /// How long the device takes to move one packet's bytes, in microseconds: slow memory. 0 means no time.
+    /// Time that the device takes to move the bytes of a packet, in microseconds: slow memory. 0
+    /// means none.
     pub slow_dma_us: u64,
-    /// After so many completions, the completion queue with the lowest number that has entries is overrun. 0 means never.
+    /// After this many completions, the completion queue with the lowest number that has entries
+    /// overruns. 0 means never.
     pub cq_overrun_after: u64,
-    /// After so many completions the device breaks down. 0 means never.
+    /// After this many completions the device breaks down. 0 means never.
     pub fatal_after: u64,
-    /// Start of the random sequence.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
 impl Faults {
-    /// Most packets that overtake a held one.
+    /// Maximum number of packets that overtake a held one.
     pub const REORDER_DEPTH: u32 = 4;
 
-    /// Whether packets pass unharmed.
+    /// Returns whether no packet can be affected.
     pub fn is_none(&self) -> bool {
         let Self { drop, duplicate, reorder, corrupt, delay, flap, .. } = *self;
         [drop, duplicate, reorder, corrupt, delay, flap].iter().all(|&probability| probability <= 0.0)
     }
 }
 
-/// The SplitMix64 generator: small, and good enough to pick packets.
+/// The SplitMix64 generator: sufficient to select packets.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitMix(u64);
 
@@ -64,7 +66,7 @@ impl SplitMix {
         Self(seed)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -73,9 +75,9 @@ impl SplitMix {
         bits ^ bits >> 31
     }
 
-    /// True with `probability`.
+    /// Returns true with `probability`.
     fn chance(&mut self, probability: f64) -> bool {
-        // 53 bits are what a double holds.
+        // A double holds 53 bits.
         ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
@@ -84,7 +86,7 @@ impl SplitMix {
     }
 }
 
-/// A packet that others overtake, or that comes late.
+/// A packet that is overtaken or delayed.
 #[derive(Debug)]
 struct Held {
     until: Until,
@@ -92,33 +94,33 @@ struct Held {
     frame: Vec<u8>,
 }
 
-/// How long a packet is held.
+/// How long a packet is held back.
 #[derive(Clone, Copy, Debug)]
 enum Until {
-    /// For so many packets or flushes more.
+    /// For this many packets or flushes.
     Overtaken(u32),
     /// Until this time.
     Time(u64),
 }
 
-/// Harms what is sent through it, and is the place where the link is cut.
+/// Injects faults into sent packets, and takes the link down.
 #[derive(Debug)]
 pub(crate) struct Faulty<W> {
     inner: W,
     faults: Faults,
-    /// Whether any packet may come to harm.
+    /// Whether any packet can be affected.
     harmful: bool,
     random: SplitMix,
     held: Vec<Held>,
     now: u64,
-    /// The link was taken down by hand.
+    /// Whether the link was taken down by a call.
     cut: bool,
-    /// The link is down until then.
+    /// When the link comes up again.
     down_until: Option<u64>,
     counted: Counters,
 }
 
-/// Nanoseconds of a fault's time.
+/// Returns a fault's duration in nanoseconds.
 fn nanoseconds(microseconds: u64) -> u64 {
     1000 * if microseconds == 0 { DEFAULT_US } else { microseconds.min(LONGEST_US) }
 }
@@ -130,7 +132,7 @@ impl<W: Wire> Faulty<W> {
         Self { inner, faults, harmful, random, held, now: 0, cut: false, down_until: None, counted }
     }
 
-    /// Lets one packet, or a flush, overtake what is held, and sends what has waited enough.
+    /// Lets a packet or a flush overtake the held ones, and sends those that are due.
     fn overtake(&mut self) {
         let Self { inner, held, now, .. } = self;
         held.retain_mut(|packet| {
@@ -163,7 +165,7 @@ impl<W: Wire> Faulty<W> {
         }
         if self.random.chance(self.faults.reorder) && self.held.len() < HELD {
             self.counted.fault_reordered += 1;
-            // One more than the packets that overtake: the next `send` counts too.
+            // One more than the packets that overtake it, since the next `send` counts too.
             let left = 2 + self.random.below(u64::from(Faults::REORDER_DEPTH)) as u32;
             self.hold(Until::Overtaken(left), to, frame);
         } else if self.random.chance(self.faults.corrupt) && !frame.is_empty() {
@@ -232,7 +234,7 @@ impl<W: Wire> Wire for Faulty<W> {
     }
 
     fn flush(&mut self) {
-        // Without this the last packet of a burst would wait for a retransmission.
+        // Otherwise the last packet of a burst would wait for a retransmission.
         if !self.held.is_empty() {
             self.overtake();
         }

@@ -1,4 +1,4 @@
-//! Faults as text, for the environment.
+//! Text format of faults, for the environment.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::fault::{Faults, LONGEST_US};
 
-/// A text that does not describe [`Faults`].
+/// The text does not describe [`Faults`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FaultsError {
     /// An item without `=`.
@@ -18,28 +18,28 @@ pub enum FaultsError {
          cq_overrun_after, fatal_after or seed"
     )]
     Name(String),
-    /// A probability that is none.
+    /// The probability is not valid.
     #[error("{name}={value}: a probability is a number from 0 to 1")]
     Probability {
-        /// Which.
+        /// The item's name.
         name: String,
-        /// The text given.
+        /// The given text.
         value: String,
     },
-    /// A seed, or a number of completions, that is no integer.
+    /// The seed or number of completions is not an integer.
     #[error("{name}={value}: it is an integer from 0 to 2^64-1")]
     Number {
-        /// Which.
+        /// The item's name.
         name: String,
-        /// The text given.
+        /// The given text.
         value: String,
     },
-    /// A time that is no integer, or longer than a minute.
+    /// The time is not an integer, or longer than a minute.
     #[error("{name}={value}: a time is an integer from 0 to 60000000, in microseconds")]
     Time {
-        /// Which.
+        /// The item's name.
         name: String,
-        /// The text given.
+        /// The given text.
         value: String,
     },
 }

@@ -1,19 +1,21 @@
-//! The headers below the transport that a socket does not show: what a datagram's receiver and a capture file want to see.
+//! The headers below the transport that a socket does not show, for receivers of datagrams and
+//! capture files.
 
 use std::net::IpAddr;
 
 use super::ROCE_PORT;
 
-/// Bytes that a datagram's receiver finds before the payload: room for a global routing header (IBTA 8.3).
+/// Bytes before a received datagram's payload: room for a global routing header (IBTA 8.3).
 pub(crate) const GRH: usize = 40;
-/// Bytes of an IPv4 header, the last of the above.
+/// Bytes of an IPv4 header, which is at the end of that room.
 pub(crate) const IPV4: usize = 20;
 const UDP: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
 const HOP_LIMIT: u8 = 64;
 
-/// The network header of a datagram of `length` bytes of UDP payload, as devices deliver it: an IPv6 header, or an IPv4 header behind
-/// 20 bytes of nothing (IBTA A17.4.5.2). Nothing for addresses of different families.
+/// Returns the network header of a datagram of `length` bytes of UDP payload, as devices deliver
+/// it: an IPv6 header, or 20 unused bytes and an IPv4 header (IBTA A17.4.5.2). Empty for addresses
+/// of different families.
 pub(crate) fn network(source: IpAddr, destination: IpAddr, length: usize) -> [u8; GRH] {
     let mut header = [0; GRH];
     let udp = (UDP + length) as u16;
@@ -22,7 +24,7 @@ pub(crate) fn network(source: IpAddr, destination: IpAddr, length: usize) -> [u8
             let ip = &mut header[GRH - IPV4..];
             ip[0] = 0x45;
             ip[2..4].copy_from_slice(&(IPV4 as u16 + udp).to_be_bytes());
-            // Do not fragment: what the invariant CRC takes for granted.
+            // Do not fragment, as the invariant CRC assumes.
             ip[6] = 0x40;
             ip[8] = HOP_LIMIT;
             ip[9] = UDP_PROTOCOL;
@@ -44,7 +46,7 @@ pub(crate) fn network(source: IpAddr, destination: IpAddr, length: usize) -> [u8
     header
 }
 
-/// The UDP header before `length` bytes that came from `source_port`. Its checksum is zero, 'none'.
+/// Returns the UDP header of `length` bytes from `source_port`. Its checksum is zero, for none.
 pub(crate) fn udp(source_port: u16, length: usize) -> [u8; UDP] {
     let mut header = [0; UDP];
     header[..2].copy_from_slice(&source_port.to_be_bytes());
@@ -53,7 +55,7 @@ pub(crate) fn udp(source_port: u16, length: usize) -> [u8; UDP] {
     header
 }
 
-/// The internet checksum (RFC 1071) of a header whose own checksum is zero.
+/// Returns the internet checksum (RFC 1071) of a header whose checksum field is zero.
 fn checksum(header: &[u8]) -> u16 {
     let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
@@ -70,7 +72,7 @@ mod tests {
         assert_eq!(header[..20], [0; 20]);
         assert_eq!(header[20..30], [0x45, 0, 0, 52, 0, 0, 0x40, 0, 64, 17]);
         assert_eq!(header[32..], [127, 2, 0, 1, 127, 2, 0, 2]);
-        // Over a header with its checksum the sum is all ones.
+        // The sum over a header with its checksum is all ones.
         assert_eq!(checksum(&header[20..]), 0);
     }
 

@@ -1,4 +1,4 @@
-//! Frames to the own address: they never leave the process.
+//! Frames to the port's own address, which never leave the process.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -7,18 +7,18 @@ use std::os::fd::RawFd;
 use super::{ROCE_PORT, Wire};
 use crate::counters::Counters;
 
-/// Most frames on their way to ourselves; further ones are lost, as with a full socket buffer.
+/// Maximum number of queued frames; further ones are lost, as with a full socket buffer.
 const DEPTH: usize = 1024;
 
-/// Turns frames to its own address round and passes the others on.
+/// Delivers frames for its own address, and forwards the others.
 #[derive(Debug)]
 pub(crate) struct Loopback<W> {
     inner: W,
     address: IpAddr,
     queue: VecDeque<Vec<u8>>,
-    /// Buffers that were delivered, to be filled again.
+    /// Delivered buffers, for reuse.
     spare: Vec<Vec<u8>>,
-    /// Whose turn it is, so that neither side starves the other.
+    /// Alternates between both sources, so that neither starves.
     own_turn: bool,
     dropped: u64,
 }

@@ -1,8 +1,8 @@
 //! The wire: RoCEv2 packets between devices.
 //!
-//! A *frame* is what UDP carries: base transport header to invariant CRC. Decorators put fault injection, capture and the way
-//! to the own address in front of the carrier: `Faulty<Capture<Loopback<Udp>>>`. Between devices of one
-//! key the carrier appends a tag to each frame, which nothing in front of it sees: see `tag`.
+//! A *frame* is the payload of UDP: base transport header to invariant CRC. Decorators add fault
+//! injection, capture and loopback to a carrier: `Faulty<Capture<Loopback<Udp>>>`. With a key, the
+//! carrier appends a tag to each frame, which the decorators do not see: see `tag`.
 
 mod batch;
 pub(crate) mod capture;
@@ -33,26 +33,27 @@ pub const WIRE_VARIABLE: &str = "BAREWIRE_HCA_WIRE";
 /// The UDP port of RoCEv2 (IBTA annex A17).
 pub(crate) const ROCE_PORT: u16 = 4791;
 
-/// Largest frame that is sent or taken: a packet of 4096 bytes with every extended header.
+/// Largest frame: a packet of 4096 bytes with all extended headers.
 pub(crate) const MAX_FRAME: usize = 4096 + 256;
 
-/// Something that carries frames between IP addresses. Frames may be lost, doubled and reordered; none blocks.
+/// Carries frames between IP addresses. Frames may be lost, duplicated and reordered; no method
+/// blocks.
 pub(crate) trait Wire: Send + Debug {
     /// Sends one frame.
     fn send(&mut self, to: IpAddr, frame: &[u8]);
 
-    /// Puts the next frame that arrived into `frame` and tells where it came from.
+    /// Receives the next frame into `frame` and returns its source.
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr>;
 
-    /// Starts a pass of the engine: the time, in nanoseconds on the device's clock.
+    /// Starts a pass of the engine at time `_now`, in nanoseconds on the device's clock.
     fn tick(&mut self, _now: u64) {}
 
-    /// When the wire has something to do although nothing happens.
+    /// Returns when the wire has work without an event.
     fn deadline(&self) -> Option<u64> {
         None
     }
 
-    /// Whether frames are held that the next passes let go.
+    /// Returns whether frames are held back for later passes.
     fn is_holding(&self) -> bool {
         false
     }
@@ -60,24 +61,24 @@ pub(crate) trait Wire: Send + Debug {
     /// Takes the link down or up.
     fn set_link(&mut self, _up: bool) {}
 
-    /// Whether the link is up.
+    /// Returns whether the link is up.
     fn is_link_up(&self) -> bool {
         true
     }
 
-    /// Ends a pass of the engine: what was held back for batching leaves.
+    /// Ends a pass of the engine: sends frames that were held back for batching.
     fn flush(&mut self) {}
 
-    /// What can be polled for arriving frames.
+    /// Returns the descriptor that is readable when frames arrive.
     fn descriptor(&self) -> Option<RawFd> {
         None
     }
 
-    /// Adds what the wire itself counted.
+    /// Adds the wire's own counts.
     fn count(&self, counters: &mut Counters);
 }
 
-/// A port of a device: its address, and what carries its packets.
+/// A port of a device.
 #[derive(Debug)]
 pub(crate) struct PhysicalPort {
     pub(crate) address: IpAddr,
@@ -126,10 +127,10 @@ impl Wire for Box<dyn Wire> {
     }
 }
 
-/// Puts loopback to `address` and, where asked for, capture and faults in front of `carrier`.
+/// Adds loopback to `address` and, if configured, capture and faults to `carrier`.
 ///
 /// # Errors
-/// The capture file cannot be made.
+/// The capture file cannot be created.
 pub(crate) fn assemble<W: Wire + 'static>(
     carrier: W,
     address: IpAddr,
@@ -139,15 +140,15 @@ pub(crate) fn assemble<W: Wire + 'static>(
     if let Some(pcap) = pcap {
         wire = Box::new(capture::Capture::create(wire, address, pcap, stepped)?);
     }
-    // Always there: a link can be taken down without faults.
+    // Always added: a link can be taken down without faults.
     Ok(Box::new(fault::Faulty::new(wire, faults.clone())))
 }
 
-/// What goes in front of a carrier.
+/// The decorators of a carrier.
 #[derive(Clone, Copy)]
 pub(crate) struct Decoration<'a> {
     pub(crate) faults: &'a Faults,
     pub(crate) pcap: Option<&'a Path>,
-    /// There is no clock.
+    /// Whether the device is stepped and has no clock.
     pub(crate) stepped: bool,
 }

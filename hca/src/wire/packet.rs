@@ -1,4 +1,4 @@
-//! RoCEv2 packets: taken apart with every check that needs no queue pair, and put together.
+//! RoCEv2 packets: parsing, with every check that needs no queue pair, and building.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,21 +11,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::ROCE_PORT;
 
-/// The partition key's membership bit; the rest must be equal (IBTA 10.9.3).
+/// The partition key's membership bit; the other bits must be equal (IBTA 10.9.3).
 const PKEY_MEMBERSHIP: u16 = 0x8000;
 
-/// A packet that arrived whole.
+/// A well-formed packet.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet<'a> {
-    /// The index of the port that it came by.
+    /// The index of the port that received it.
     pub(crate) port: usize,
     pub(crate) source: IpAddr,
     pub(crate) bth: Bth,
     pub(crate) transport: Transport,
     pub(crate) opcode: BthOpcode,
-    /// The extended headers that it has.
+    /// The extended headers that are present.
     pub(crate) headers: Headers,
-    /// Bytes of the whole frame.
+    /// Bytes of the frame.
     pub(crate) length: usize,
     pub(crate) xrc: XrcEth,
     pub(crate) dc: DcEth,
@@ -33,26 +33,27 @@ pub(crate) struct Packet<'a> {
     pub(crate) reth: Reth,
     pub(crate) atomic: AtomicEth,
     pub(crate) masked: MaskedAtomicEth,
-    /// Of responses: what the responder says. `None` in responses without the header.
+    /// For responses: the AETH. `None` if the response has none.
     pub(crate) syndrome: Option<AethSyndrome>,
-    /// Of an atomic acknowledge: the value before.
+    /// For an atomic acknowledge: the old value.
     pub(crate) original: u64,
     pub(crate) immediate: u32,
-    /// The key that the receiver shall invalidate.
+    /// The R_Key that the receiver must invalidate.
     pub(crate) invalidated: u32,
     pub(crate) payload: &'a [u8],
 }
 
-/// Why a packet is dropped without further ado.
+/// Why a packet is dropped by the parser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Malformed {
     /// The invariant CRC is wrong.
     Icrc,
-    /// Too short for its headers, a foreign opcode, version, partition or reserved code.
+    /// Too short for its headers, or an unknown opcode, version, partition or reserved code.
     Header,
 }
 
-/// The invariant CRC of what goes from `source` to the RoCEv2 port of `destination`; `None` if they are of different families.
+/// Returns the invariant CRC of a frame from `source` to the RoCEv2 port of `destination`; `None`
+/// if they are of different families.
 fn invariant_crc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> Option<[u8; ICRC_BYTES]> {
     let port = source.port();
     match (source.ip(), destination) {
@@ -66,14 +67,14 @@ fn invariant_crc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> O
     }
 }
 
-/// Cuts a header off the front of `rest`.
+/// Splits a header off the front of `rest`.
 fn cut<T: FromBytes + KnownLayout + Immutable + Unaligned>(rest: &mut &[u8]) -> Result<T, Malformed> {
     let (header, tail) = T::read_from_prefix(rest).map_err(|_| Malformed::Header)?;
     *rest = tail;
     Ok(header)
 }
 
-/// Takes `frame`, which came from `source` to the device at `destination`, apart. Total: any bytes give a packet or a reason.
+/// Parses `frame`, which was sent from `source` to the device at `destination`. Accepts any bytes.
 pub(crate) fn parse(frame: &[u8], source: SocketAddr, destination: IpAddr) -> Result<Packet<'_>, Malformed> {
     let length = frame.len().checked_sub(ICRC_BYTES).ok_or(Malformed::Header)?;
     let (transport, icrc) = frame.split_at(length);
@@ -153,7 +154,7 @@ pub(crate) fn start(frame: &mut Vec<u8>, bth: Bth, payload: usize) {
     header(frame, &bth.padded_for(payload));
 }
 
-/// Puts a packet that makes or ends a dynamic connection into `frame`.
+/// Builds a packet that opens or closes a dynamic connection in `frame`.
 pub(crate) fn connection(frame: &mut Vec<u8>, bth: Bth, dc: &DcEth, (source, destination): (IpAddr, IpAddr)) {
     start(frame, bth.with_transport(Transport::Dc), 0);
     header(frame, dc);
@@ -165,18 +166,18 @@ pub(crate) fn header<T: IntoBytes + Immutable>(frame: &mut Vec<u8>, header: &T) 
     frame.extend_from_slice(header.as_bytes());
 }
 
-/// Appends room for `length` bytes of payload, to be filled by the caller.
+/// Appends `length` bytes of payload, to be filled by the caller.
 pub(crate) fn payload(frame: &mut Vec<u8>, length: usize) -> &mut [u8] {
     let start = frame.len();
     frame.resize(start + length, 0);
     &mut frame[start..]
 }
 
-/// Ends a packet: padding and invariant CRC.
+/// Completes a packet: padding and invariant CRC.
 pub(crate) fn finish(frame: &mut Vec<u8>, source: IpAddr, destination: IpAddr) {
     // All headers are multiples of four bytes.
     frame.resize(frame.len().next_multiple_of(4), 0);
-    // Between address families there is no way; whatever carries the frame says so.
+    // There is no route between address families; the carrier reports it.
     let source = SocketAddr::new(source, ROCE_PORT);
     frame.extend(invariant_crc(source, destination, frame).unwrap_or_default());
 }
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(parse(&frame, from(A), A).unwrap_err(), Malformed::Icrc);
     }
 
-    /// Recomputes the CRC, so that the checks behind it are reached.
+    /// Recomputes the CRC, so that the checks after it are reached.
     fn sealed(mut transport: Vec<u8>) -> Vec<u8> {
         let icrc = invariant_crc(from(A), B, &transport).unwrap();
         transport.extend(icrc);

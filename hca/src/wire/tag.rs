@@ -1,10 +1,10 @@
-//! The tag that keeps strangers out: what devices of one key append to a packet on the UDP wire.
+//! The tag that devices with the same key append to each packet on the UDP wire.
 //!
 //! Any local user can send from an address of 127.0.0.0/8, and nothing in a RoCE packet is secret.
-//! So each packet is followed by twelve bytes: `bwt` and the version, 1, and a 64-bit keyed hash,
+//! So each packet is followed by twelve bytes: `bwt`, the version 1, and a 64-bit keyed hash,
 //! little-endian, over the version, both addresses and the packet (HighwayHash under a key of 256
-//! bits). A packet that was recorded and is sent again passes; as one that the network doubled, it
-//! has a sequence number that was used.
+//! bits). A replayed packet passes; like one that the network duplicated, it has a used sequence
+//! number.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use highway::{HighwayHash, HighwayHasher};
 use crate::key::Key;
 
 const MARK: [u8; 4] = *b"bwt\x01";
-/// Bytes of a mark and a hash.
+/// Bytes of mark and hash.
 pub(super) const BYTES: usize = MARK.len() + 8;
 
 /// Makes and checks tags.
@@ -25,9 +25,9 @@ impl Tags {
         Self(key)
     }
 
-    /// What goes behind `frame`.
+    /// Returns the tag of `frame`.
     pub(super) fn tag(&self, source: IpAddr, destination: IpAddr, frame: &[u8]) -> [u8; BYTES] {
-        // The addresses and the mark have one length, so that no two inputs are the same bytes.
+        // The addresses and the mark have a fixed length, so that no two inputs are the same bytes.
         let mut before = [0; 36];
         let octets = |address| match address {
             IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -45,11 +45,12 @@ impl Tags {
         tag
     }
 
-    /// Takes the tag off `frame`. False if it has none, or not the right one.
+    /// Removes the tag of `frame`. Returns false if it has none or a wrong one.
     pub(super) fn take(&self, source: IpAddr, destination: IpAddr, frame: &mut Vec<u8>) -> bool {
         let Some((packet, tag)) = frame.split_last_chunk::<BYTES>() else { return false };
         let wanted = self.tag(source, destination, packet);
-        // Without a branch for each byte, so that the time does not tell how much of it was right.
+        // Constant time: no branch for each byte, so that timing does not reveal how many were
+        // right.
         let different = tag.iter().zip(wanted).fold(0, |different, (&a, b)| different | a ^ b);
         let length = packet.len();
         frame.truncate(length);
@@ -71,7 +72,7 @@ mod tests {
         IpAddr::from([127, 7, 0, last])
     }
 
-    /// Devices of other versions must make the same bytes.
+    /// Devices of other versions must produce the same bytes.
     #[test]
     fn golden_bytes() {
         let v6 = "fd00::1".parse().unwrap();

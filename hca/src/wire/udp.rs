@@ -15,13 +15,13 @@ use super::{ROCE_PORT, WIRE_VARIABLE, Wire};
 use crate::counters::Counters;
 use crate::key::{KEY_VARIABLE, Key};
 
-/// Room that is asked for in the kernel; what it grants may be less.
+/// Requested size of the kernel's buffers; the kernel may grant less.
 const SOCKET_BUFFER: usize = 8 << 20;
 
-/// Random addresses that are tried before giving up.
+/// Random addresses to try.
 const ADDRESS_TRIES: u32 = 64;
 
-/// Packets without a valid tag that are dropped in one call before other work has its turn.
+/// Maximum number of packets without a valid tag that are dropped in a call.
 const MOST_DROPPED: usize = 64;
 
 /// Port 4791 of one local address.
@@ -29,7 +29,7 @@ const MOST_DROPPED: usize = 64;
 pub(crate) struct Udp {
     socket: Socket,
     address: IpAddr,
-    /// Of devices of one key; `None` among RoCE peers.
+    /// The tagger, if the device has a key.
     tags: Option<Tags>,
     bad_tags: u64,
     inbox: Inbox,
@@ -38,11 +38,11 @@ pub(crate) struct Udp {
 }
 
 impl Udp {
-    /// Takes port 4791 of `address`, or of a free address of its own in 127.0.0.0/8. With a `key`
-    /// packets have tags.
+    /// Binds port 4791 of `address`, or of a free address in 127.0.0.0/8. With a `key` packets have
+    /// tags.
     ///
     /// # Errors
-    /// What the kernel says: mostly that the address is in use or not a local one.
+    /// The kernel's error: usually the address is in use or not local.
     pub(crate) fn bind(address: Option<IpAddr>, key: Option<Key>) -> io::Result<Self> {
         let Some(address) = address else { return Self::bind_free(key) };
         let local = SocketAddr::new(address, ROCE_PORT);
@@ -50,7 +50,7 @@ impl Udp {
         socket.set_nonblocking(true)?;
         match address {
             IpAddr::V4(_) => send_unfragmented(&socket)?,
-            // No other sockets' packets, mapped to IPv6.
+            // No packets of IPv4, mapped to IPv6.
             IpAddr::V6(_) => socket.set_only_v6(true)?,
         }
         enlarge(&socket);
@@ -65,7 +65,7 @@ impl Udp {
         let mut random = SplitMix::new(clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 32);
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for _ in 0..ADDRESS_TRIES {
-            // 127.0.x.x and 127.1.x.x hold what people and distributions use by hand.
+            // 127.0.x.x and 127.1.x.x are used by people and distributions.
             let [a, b, c, ..] = random.next().to_ne_bytes();
             let address = IpAddr::V4(Ipv4Addr::new(127, 2 + a % 250, b, 1 + c % 250));
             match Self::bind(Some(address), key) {
@@ -76,7 +76,7 @@ impl Udp {
         Err(last)
     }
 
-    /// The next packet of a peer, as it was before it got its tag, and whether it met congestion.
+    /// Receives the next packet, without its tag, and whether it is marked with congestion.
     fn next(&mut self, frame: &mut Vec<u8>) -> Option<(SocketAddr, bool)> {
         for _ in 0..MOST_DROPPED {
             let (source, congested) = self.inbox.receive(&self.socket, frame)?;
@@ -91,7 +91,7 @@ impl Udp {
             }
             self.bad_tags += 1;
             if self.bad_tags == 1 {
-                // Two programs with different keys would else find no more than that time runs out.
+                // Otherwise two programs with different keys would only time out.
                 eprintln!(
                     "software HCA: {} drops packets without a valid tag, the first from {source}; \
                      a device that should reach it needs the same {KEY_VARIABLE}, or both need \
@@ -103,17 +103,17 @@ impl Udp {
         None
     }
 
-    /// The address whose port was taken.
+    /// Returns the bound address.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
 }
 
-/// The invariant CRC covers identification and 'do not fragment': with path MTU discovery on, an unconnected socket sends
-/// identification 0 and that flag in every datagram.
+/// The invariant CRC covers identification and 'do not fragment': with path MTU discovery enabled,
+/// an unconnected socket sends identification 0 and that flag in every datagram.
 fn send_unfragmented(socket: &Socket) -> io::Result<()> {
     let value = libc::IP_PMTUDISC_DO;
-    // SAFETY: the descriptor is open as long as `socket` lives; the option is an int of the given size.
+    // SAFETY: the descriptor is open while `socket` lives; the option is an int of the given size.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -126,12 +126,14 @@ fn send_unfragmented(socket: &Socket) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Asks for large buffers, beyond the system's limit where this process may. Whatever it gets will do: loss is repaired.
+/// Requests large buffers, beyond the kernel's limit if this process may. Any size works, since
+/// losses are repaired.
 fn enlarge(socket: &Socket) {
     let size = SOCKET_BUFFER as libc::c_int;
     for (force, plain) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
         for option in [force, plain] {
-            // SAFETY: the descriptor is open as long as `socket` lives; the option is an int of the given size.
+            // SAFETY: the descriptor is open while `socket` lives; the option is an int of the
+            // given size.
             let result = unsafe {
                 libc::setsockopt(
                     socket.as_raw_fd(),
@@ -148,8 +150,9 @@ fn enlarge(socket: &Socket) {
     }
 }
 
-/// The invariant CRC of a foreign packet covers the identification of its datagram, which a socket does not show, and which counts up
-/// where devices of this crate (they send from the RoCEv2 port) have zero. If it is right under any, it becomes the one under zero.
+/// The invariant CRC of another RoCE implementation covers the identification of its datagram,
+/// which a socket does not show. Devices of this crate, which send from the RoCEv2 port, always
+/// send zero. If the CRC is right for any identification, it is replaced by the one for zero.
 fn take_number_off(frame: &mut [u8], from: SocketAddr, to: IpAddr) {
     let (IpAddr::V4(source), IpAddr::V4(to)) = (from.ip(), to) else { return };
     let Some((transport, icrc)) = frame.split_last_chunk_mut::<ICRC_BYTES>() else { return };
@@ -168,7 +171,8 @@ impl Wire for Udp {
 
     fn receive(&mut self, frame: &mut Vec<u8>) -> Option<SocketAddr> {
         let (source, congested) = self.next(frame)?;
-        // What the network header says of congestion is told by the transport header's bit for it, which the invariant CRC leaves out.
+        // Congestion in the network header is reported by the bit of the transport header, which
+        // the invariant CRC does not cover.
         if let Some(byte) = frame.get_mut(FECN_OFFSET).filter(|_| congested) {
             *byte |= FECN;
         }
@@ -230,7 +234,7 @@ mod tests {
         take_number_off(&mut [1, 2, 3], from, [10, 98, 0, 2].into());
     }
 
-    /// Waits for the next packet, or for packets to have been dropped.
+    /// Waits for the next packet, or until packets were dropped.
     fn wait(udp: &mut Udp, frame: &mut Vec<u8>, dropped: u64) -> Option<SocketAddr> {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {
@@ -251,7 +255,7 @@ mod tests {
         let mut device = Udp::bind(None, key).unwrap();
         let mut peer = Udp::bind(None, key).unwrap();
         let mut frame = Vec::new();
-        // Without a tag, under another key, and from another port.
+        // Without a tag, with another key, and from another port.
         for (count, stranger) in [(1, None), (2, Key::random().ok())] {
             let mut stranger = Udp::bind(None, stranger).unwrap();
             stranger.send(device.address(), &[1; 20]);
@@ -287,7 +291,7 @@ mod tests {
             assert!(std::time::Instant::now() < deadline, "{} of {} datagrams came", got.len(), frames.len());
         }
         assert!(got == frames);
-        // What cannot go is counted, and does not keep back what can.
+        // A packet that cannot be sent is counted, and does not hold up others.
         a.send("::1".parse().unwrap(), &[1]);
         a.send(b.address(), &[2]);
         a.flush();
