@@ -2,6 +2,7 @@
 
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::atomic::{Change, Fetch};
+use crate::capability::{Flush, Pending};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};

@@ -7,6 +7,7 @@ macro_rules! operations {
             use std::hint::black_box;
             use std::slice::from_ref;
 
+            use barewire::capability::Flush as _;
             use barewire::transport::$transport::{Domain, Endpoint, Interface, Memory, Progress, RemoteKey};
             use barewire::{Access, Completion, InterfaceConfig, OpenError, Slice};
 

@@ -2,6 +2,8 @@
 
 use core::any::Any;
 use core::cell::OnceCell;
+use core::fmt;
+use core::net::Ipv6Addr;
 use core::ptr::NonNull;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
@@ -50,6 +52,13 @@ pub struct PortAddress {
     pub mac: [u8; 6],
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
+}
+
+/// The GID as an IP address.
+impl fmt::Display for PortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.gid).to_canonical().fmt(f)
+    }
 }
 
 /// The port that a context's queue pairs send through.

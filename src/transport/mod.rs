@@ -33,6 +33,7 @@
 pub mod cma;
 pub(crate) mod common;
 mod object;
+pub mod rc;
 pub mod rc_mlx5;
 #[cfg(feature = "verbs")]
 pub mod rc_verbs;

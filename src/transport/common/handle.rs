@@ -3,6 +3,7 @@
 /// What is the same for every `Endpoint` that is a handle to an `Rc<State>`: why it failed, requests that wait, cloning, dropping and showing it.
 /// `State` has `gate`, `pending`, `handles`, `error` and `may_wait`; its `shared` has `arbiter`, `call_attention` and `close_endpoint`. `own` is the
 /// field that is shown.
+#[cfg(feature = "verbs")]
 macro_rules! endpoint_handle {
     ($name:expr, $own:ident) => {
         impl Endpoint {
@@ -79,6 +80,7 @@ macro_rules! endpoint_handle {
         }
     };
 }
+#[cfg(feature = "verbs")]
 pub(crate) use endpoint_handle;
 
 /// The handlers of an `Interface` that is a handle to an `Rc<Shared>` with `handlers` and `call_attention`.

@@ -12,3 +12,4 @@ pub(crate) mod pending;
 pub(crate) mod pieces;
 pub(crate) mod pool;
 pub(crate) mod random;
+pub(crate) mod registered;

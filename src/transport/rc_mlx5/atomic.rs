@@ -3,9 +3,8 @@
 use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
-use super::domain::RemoteKey;
-use super::endpoint::Endpoint;
 use super::post::{NO_FLAGS, Posting};
+use super::{Endpoint, RemoteKey};
 use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;

@@ -4,10 +4,11 @@ use barewire_mlx5::setup::{self, SetupWay};
 use barewire_verbs as verbs;
 
 use super::NAME;
-use super::domain::{Domain, SOFT_DEVICE, refused};
+use super::domain::{Domain, SOFT_DEVICE};
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
+use crate::transport::common::registered::refused;
 
 /// How devices of this machine are set up: `devx` or `init_obj`; `verbs` leaves them to transports over generic verbs. Without it, the
 /// first of these that works.
@@ -31,10 +32,7 @@ pub(crate) fn found() -> Vec<Found> {
     });
     let found = ports.map(|(name, port)| {
         let setup = set_up(name, port).map(|opened| {
-            let mut attributes = super::attributes(&InterfaceConfig::default());
-            if !opened.context.capabilities().masked_atomics {
-                super::without_masked_atomics(&mut attributes);
-            }
+            let attributes = super::attributes_of(&InterfaceConfig::default(), opened.context.capabilities());
             (format!("set up by {}: {}", opened.way, opened.reason), attributes)
         });
         Found { device: format!("{name}:{port}"), setup }

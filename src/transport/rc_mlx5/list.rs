@@ -4,9 +4,8 @@ use barewire_mlx5::doorbell::BlueFlame;
 use barewire_mlx5::queue::send::Batch;
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
-use super::domain::RemoteKey;
-use super::endpoint::Endpoint;
 use super::post::{NO_FLAGS, Posting, data_segment};
+use super::{Endpoint, RemoteKey};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Transfer;
@@ -52,7 +51,7 @@ impl Endpoint {
             self.segment(&transfer.local, limit)?;
         }
         let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
-        let (blocks, room) = self.0.with_pair(|pair| (pair.send.blocks(), pair.send.room()));
+        let (blocks, room) = self.0.with_queue(|pair| (pair.send.blocks(), pair.send.room()));
         // A block each.
         if transfers.len() > room as usize {
             if transfers.len() > blocks as usize {
@@ -62,7 +61,7 @@ impl Endpoint {
             self.0.signal_last()?;
             return Err(self.0.gate.refuse());
         }
-        let WqeIndex(index) = self.0.with_pair(|pair| {
+        let WqeIndex(index) = self.0.with_queue(|pair| {
             let mut batch = pair.send.batch();
             let mut post = |transfer: &Transfer<'_, RemoteKey>, flags| {
                 let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);

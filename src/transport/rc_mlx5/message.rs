@@ -1,18 +1,18 @@
 //! Active messages, sent.
 
 use barewire_mlx5::queue::send::PREFIX;
-use barewire_mlx5::{ControlFlags, DataSegment, SendQueue};
+use barewire_mlx5::{ControlFlags, SendQueue};
 
-use super::endpoint::Endpoint;
-use super::post::{EMPTY, NO_FLAGS, PooledBuffer, Posting};
-use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_AM_SHORT, MAX_AM_SLICES, MESSAGE};
+use super::post::{EMPTY, NO_FLAGS, Posting};
+use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES, RcMlx5};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
-use crate::message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::message::SHORT_HEADER;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
+use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header, check_id};
 
 impl Endpoint {
     /// Sends `header` and `payload` to the peer's handler `id`.
@@ -117,24 +117,10 @@ impl Endpoint {
         self.am_segments(buffer, bytes, completion, |queue, flags| queue.send_gather(local, flags))
     }
 
-    /// A buffer with the header of a message to handler `id`, and its segment.
-    #[inline(always)]
-    fn header_buffer(&self, id: u8, header: &[u8]) -> Result<(PooledBuffer<'_>, DataSegment), PostError> {
-        let shared = &*self.0.shared;
-        let mut buffer = shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
-        self.signal_if_last(shared);
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
-        if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {
-            place.copy_from_slice(header);
-        }
-        let segment = self.in_buffer(&buffer, MESSAGE, AM_HEADER + header.len());
-        Ok((buffer, segment))
-    }
-
     #[inline(always)]
     fn am_segments(
         &self,
-        buffer: PooledBuffer<'_>,
+        buffer: PooledBuffer<'_, RcMlx5>,
         bytes: usize,
         completion: Option<&Completion>,
         run: impl Fn(&mut SendQueue, ControlFlags) -> Posting,
@@ -151,21 +137,9 @@ impl Endpoint {
     }
 }
 
-/// What goes in front of the payload of `am_short`.
+/// The bytes in front of the payload of `am_short`.
 #[inline(always)]
 fn am_prefix(id: u8, header: u64) -> [u8; PREFIX] {
     let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
     *prefix.first_chunk().unwrap_or(&[0; PREFIX])
-}
-
-#[inline(always)]
-fn check_id(id: u8) -> Result<(), PostError> {
-    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
-}
-
-/// Where the header of a message lies in its buffer.
-#[inline(always)]
-fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
-    let (header, _) = buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
-    header
 }

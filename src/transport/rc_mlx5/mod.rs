@@ -1,11 +1,6 @@
 //! `rc_mlx5`: reliable connected queue pairs of mlx5 devices, through barewire's own driver.
 //!
-//! A domain is one device and one protection domain; an interface has one UAR page, one completion queue for both directions
-//! and one pool of registered buffers; an endpoint is one queue pair. Credits are bounded so that the completion
-//! queue, which the device does not check for overruns, cannot overrun: it has an entry for every WQE that the queue
-//! pairs of the interface can have outstanding.
-//!
-//! On the wire an active message is a SEND with 4 bytes in front: the handler id and 3 reserved zeros.
+//! An interface has one UAR page. What it shares with `rc_verbs` is in [`rc`](super::rc).
 //!
 //! ```
 //! use barewire::transport::rc_mlx5::{Domain, Endpoint, Interface, SOFT_DEVICE};
@@ -13,7 +8,7 @@
 //!
 //! let domain = Domain::open(SOFT_DEVICE)?;
 //! let (interface, mut progress) = Interface::open(&domain, &InterfaceConfig::default())?;
-//! // Two ends, which would be in two processes; each gets the other's addresses.
+//! // Two ends, usually in two processes. Each gets the other's addresses.
 //! let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
 //! here.connect(&interface.device_address(), &there.address())?;
 //! there.connect(&interface.device_address(), &here.address())?;
@@ -30,60 +25,43 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod address;
 mod atomic;
 mod domain;
-mod endpoint;
+mod driver;
 mod failure;
-mod flush;
 #[cfg(feature = "verbs")]
 pub(crate) mod hardware;
-mod interface;
 mod list;
 mod message;
 mod post;
 mod progress;
 mod receive;
 mod rma;
-mod state;
 
-pub use domain::{Domain, Memory, RemoteKey, SOFT_DEVICE};
-pub use endpoint::Endpoint;
-pub use interface::Interface;
-pub use progress::Progress;
+pub use super::common::registered::RemoteKey;
+pub use domain::{Domain, Memory, SOFT_DEVICE};
 
+use barewire_mlx5::Capabilities;
 use barewire_mlx5::queue::send::{MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE};
 
+use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
 use crate::address::{DeviceAddress, EndpointAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::capability::RemoteMemory;
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError};
-use crate::message::{HOME, SHORT_HEADER};
+use crate::message::SHORT_HEADER;
 use crate::transport::Transport;
 
 /// The name of the transport.
 pub const NAME: &str = TransportId::RcMlx5.name();
 
-/// Bytes that a buffered operation or an active message carries, the message's header included.
-const SEGMENT: usize = 8256;
-/// Handler id and reserved bytes in front of every active message.
-const AM_HEADER: usize = 4;
-/// Where data starts in a buffer.
-const DATA: usize = HOME;
-/// Where a message starts in a buffer, so that what follows its header is aligned to 8 bytes.
-const MESSAGE: usize = DATA - AM_HEADER;
-/// Bytes of a buffer: `DATA` and a segment, in whole cache lines.
-const BUFFER: usize = (DATA + SEGMENT).next_multiple_of(64);
-
-const MAX_PUT_SHORT: usize = MAX_WRITE_INLINE;
-const MAX_AM_SHORT: usize = MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER;
-const MAX_AM: usize = SEGMENT - AM_HEADER;
-const MAX_RMA_SLICES: usize = MAX_RDMA_SEGMENTS;
-/// One segment is the header's.
-const MAX_AM_SLICES: usize = MAX_SEND_SEGMENTS - 1;
-const MAX_AM_HEADER: usize = 256;
-/// Longest message of a zero-copy put or get, unless the device says less.
-const MAX_ZCOPY: usize = 1 << 30;
+/// One end of a connection: a queue pair.
+pub type Endpoint = rc::Endpoint<RcMlx5>;
+/// A handle to an open interface.
+pub type Interface = rc::Interface<RcMlx5>;
+/// The progress of an interface.
+pub type Progress = rc::Progress<RcMlx5>;
 
 /// The transport as a type, for code that is generic over it.
 #[derive(Debug)]
@@ -125,7 +103,33 @@ impl Transport for RcMlx5 {
 
 super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
-/// What an interface of this transport with these settings can do, on a device with common limits and masked atomics.
+impl Interface {
+    /// Opens an interface.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+        Self::open_on(domain, config)
+    }
+}
+
+impl RemoteMemory for Endpoint {
+    type Key = RemoteKey;
+}
+
+crate::capability::delegate!(
+    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64,
+    AtomicFetch64, Atomics
+);
+
+const MAX_PUT_SHORT: usize = MAX_WRITE_INLINE;
+const MAX_AM_SHORT: usize = MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER;
+const MAX_RMA_SLICES: usize = MAX_RDMA_SEGMENTS;
+/// The header takes one segment.
+const MAX_AM_SLICES: usize = MAX_SEND_SEGMENTS - 1;
+
+/// What an interface of this transport with these settings can do, on a device with common limits and masked
+/// atomics.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
     let rma = RmaLimits {
         max_short: 0,
@@ -172,8 +176,15 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
     }
 }
 
-/// The same on a device without masked atomics.
-fn without_masked_atomics(attributes: &mut Attributes) {
-    attributes.atomic32 = AtomicOperations::empty();
-    attributes.atomic64 = AtomicOperations::INFINIBAND;
+/// What it can do on a device with these capabilities.
+fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attributes {
+    let mut attributes = attributes(config);
+    let max_message = usize::try_from(capabilities.max_message).unwrap_or(usize::MAX);
+    attributes.put.max_zcopy = MAX_ZCOPY.min(max_message);
+    attributes.get.max_zcopy = attributes.put.max_zcopy;
+    if !capabilities.masked_atomics {
+        attributes.atomic32 = AtomicOperations::empty();
+        attributes.atomic64 = AtomicOperations::INFINIBAND;
+    }
+    attributes
 }

@@ -1,66 +1,28 @@
 //! What the posts of every operation are made of.
 
-use std::hint::cold_path;
-
 use barewire_mlx5 as mlx5;
 use barewire_mlx5::{ControlFlags, DataSegment, SendQueue, WqeIndex};
 
-use super::domain::Registered;
-use super::endpoint::Endpoint;
-use super::interface::Shared;
-use super::{BUFFER, DATA, SEGMENT};
+use super::Endpoint;
+use super::driver::State;
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
-use crate::transport::common::operation::{Done, InFlight};
-use crate::transport::common::pool::Buffer;
+use crate::transport::common::operation::Done;
 
-pub(super) type PooledBuffer<'a> = Buffer<'a, Registered, BUFFER>;
 pub(super) type Posting = Result<WqeIndex, mlx5::PostError>;
 
+impl State {
+    /// Posts one WQE. `run` calls a posting function of the queue and nothing else.
+    #[inline(always)]
+    pub(super) fn post(&self, run: impl FnOnce(&mut SendQueue) -> Posting) -> Result<u16, mlx5::PostError> {
+        self.with_queue(|pair| run(&mut pair.send)).map(|WqeIndex(index)| index)
+    }
+}
+
 impl Endpoint {
-    /// Lets `pack` fill a buffer; nothing is taken if nothing could be posted.
-    #[inline(always)]
-    pub(super) fn pack(
-        &self,
-        limit: usize,
-        pack: impl FnOnce(&mut [u8]) -> usize,
-    ) -> Result<(PooledBuffer<'_>, usize), PostError> {
-        let state = &*self.0;
-        state.gate.check()?;
-        if !state.has_room() {
-            return Err(state.gate.refuse());
-        }
-        let shared = &*state.shared;
-        let mut buffer = shared.buffers.take().ok_or_else(|| state.gate.refuse())?;
-        self.signal_if_last(shared);
-        let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];
-        let length = pack(data.get_mut(..limit).unwrap_or_default());
-        if length > limit {
-            return Err(PostError::too_long(length, limit));
-        }
-        // The user's function may have posted, failed or closed this endpoint.
-        state.gate.check()?;
-        Ok((buffer, length))
-    }
-
-    /// `length` bytes at `offset` of a buffer.
-    #[inline(always)]
-    pub(super) fn in_buffer(&self, buffer: &PooledBuffer<'_>, offset: usize, length: usize) -> DataSegment {
-        DataSegment::new(buffer.address() + offset as u64, length as u32, self.0.shared.buffers_key)
-    }
-
-    /// Whoever took the last buffer asks for a completion, so that buffers come back.
-    #[inline(always)]
-    pub(super) fn signal_if_last(&self, shared: &Shared) {
-        if shared.buffers.is_empty() {
-            cold_path();
-            self.0.with_pair(|pair| pair.send.request_completion());
-        }
-    }
-
-    /// Posts an operation of so many bytes that was found to be within the limits, so that a refusal means a full queue.
+    /// Posts an operation of `bytes` bytes, which are within the limits, so that a refusal means a full queue.
     #[inline(always)]
     pub(super) fn post_sized(
         &self,
@@ -73,7 +35,7 @@ impl Endpoint {
         Ok(index)
     }
 
-    /// Posts so many bytes from, or to, the user's memory.
+    /// Posts an operation of `bytes` bytes from, or to, the user's memory.
     #[inline(always)]
     pub(super) fn zcopy(
         &self,
@@ -90,12 +52,6 @@ impl Endpoint {
         Ok(Posted::InProgress)
     }
 
-    /// Remembers what is to be done once the WQE at `index` is done.
-    #[inline(always)]
-    pub(super) fn await_done(&self, index: u16, done: Done) {
-        self.0.in_flight.push(InFlight { index, done });
-    }
-
     /// The segment of a slice of at most `limit` bytes.
     #[inline(always)]
     pub(super) fn segment(&self, slice: &Slice<'_>, limit: usize) -> Result<DataSegment, PostError> {
@@ -108,7 +64,8 @@ impl Endpoint {
         Ok(data_segment(slice))
     }
 
-    /// The segments of the slices, in `into`, and their bytes, if there is room and together they have at most `limit`.
+    /// The segments of the slices, in `into`, and their bytes. There must be room, and they have at most
+    /// `limit` bytes together.
     #[inline(always)]
     pub(super) fn segments<'s>(
         &self,
@@ -139,7 +96,7 @@ pub(super) const NO_FLAGS: ControlFlags = ControlFlags::empty();
 /// A segment without bytes; posting leaves it out.
 pub(super) const EMPTY: DataSegment = DataSegment::new(0, 0, 0);
 
-/// The segment of a slice whose length was found to be within a limit.
+/// The segment of a slice whose length is within a limit.
 #[inline(always)]
 pub(super) fn data_segment(slice: &Slice<'_>) -> DataSegment {
     DataSegment::new(slice.address, slice.length as u32, slice.key)

@@ -2,15 +2,14 @@
 
 use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 
-use super::domain::RemoteKey;
-use super::endpoint::Endpoint;
 use super::post::{EMPTY, NO_FLAGS};
-use super::{DATA, MAX_PUT_SHORT, MAX_RMA_SLICES, SEGMENT};
+use super::{Endpoint, MAX_PUT_SHORT, MAX_RMA_SLICES, RemoteKey};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
+use crate::transport::rc::{DATA, SEGMENT};
 
 impl Endpoint {
     /// Writes `payload` to `remote`.

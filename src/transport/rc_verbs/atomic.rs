@@ -2,7 +2,7 @@
 
 use barewire_verbs::{self as verbs, Data, Remote};
 
-use super::endpoint::Endpoint;
+use super::Endpoint;
 use crate::atomic::{Change, Fetch, Kind};
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};

@@ -2,16 +2,16 @@
 
 use barewire_verbs::Data;
 
-use super::endpoint::Endpoint;
 use super::post::no_elements;
-use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MAX_AM_HEADER, MAX_ELEMENTS, MESSAGE};
+use super::{Endpoint, MAX_ELEMENTS};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
-use crate::message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::message::SHORT_HEADER;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
+use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header, check_id};
 use crate::transport::rdma::SEND;
 
 /// Bytes in front of a short message's payload.
@@ -90,13 +90,8 @@ impl Endpoint {
         let [first, rest @ ..] = &mut local;
         let most = self.0.shared.attributes.am.max_iov;
         let count = 1 + self.elements(rest, slices, most, MAX_AM - header.len())?.len();
-        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
-        self.signal_if_last();
-        *am_header(buffer.bytes()) = [id, 0, 0, 0];
-        if let Some(place) = buffer.bytes()[DATA..].get_mut(..header.len()) {
-            place.copy_from_slice(header);
-        }
-        *first = self.in_buffer(&buffer, MESSAGE, AM_HEADER + header.len());
+        let (buffer, header) = self.header_buffer(id, header)?;
+        *first = header;
         let data = Data::Elements(&local[..count.min(MAX_ELEMENTS)]);
         let index = self.post(Operation::ActiveMessage, SEND, data, completion.is_some())?;
         let buffer = buffer.into_lease();
@@ -109,16 +104,4 @@ impl Endpoint {
         );
         Ok(Posted::InProgress)
     }
-}
-
-#[inline(always)]
-fn check_id(id: u8) -> Result<(), PostError> {
-    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
-}
-
-/// Where the header of a message lies in its buffer.
-#[inline(always)]
-fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
-    let (header, _) = buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");
-    header
 }

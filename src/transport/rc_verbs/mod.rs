@@ -1,81 +1,37 @@
-//! `rc_verbs`: reliable connected queue pairs of any RDMA device, through libibverbs.
+//! `rc_verbs`: reliable connected queue pairs of any RDMA device, through libibverbs, for devices that
+//! barewire's own driver does not drive. What it shares with `rc_mlx5` is in [`rc`](super::rc).
 //!
-//! For devices that barewire's own driver does not drive. It is shaped as `rc_mlx5` is: a domain is one port of a device and one protection
-//! domain; an interface has one completion queue for both directions and one pool of registered buffers; an endpoint is one queue pair. The
-//! completion queue has an entry for every request that the queue pairs of the interface can have outstanding.
-//!
-//! A request's number (`wr_id`) says whose it is and which: the endpoint's place in the upper half; in the lower one the count of the send
-//! request and what it does, or the buffer of the receive request.
-//!
-//! On the wire an active message is a SEND with 4 bytes in front: the handler id and 3 reserved zeros.
+//! The number of a request (`wr_id`) names the endpoint's slot in its upper half; in the lower half the
+//! count and the operation of a send request, or the buffer of a receive request.
 
-mod address;
 mod atomic;
-mod endpoint;
-mod flush;
-mod interface;
+mod driver;
 mod message;
 mod post;
 mod progress;
 mod receive;
 mod rma;
-mod state;
 
 pub use super::rdma::{Domain, Memory, RemoteKey};
-pub use endpoint::Endpoint;
-pub use interface::Interface;
-pub use progress::Progress;
 
+use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
 use crate::address::{DeviceAddress, EndpointAddress, TransportId};
 use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::capability::RemoteMemory;
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError};
-use crate::message::{HOME, SHORT_HEADER};
+use crate::message::SHORT_HEADER;
 use crate::transport::Transport;
 
 /// The name of the transport.
 pub const NAME: &str = TransportId::RcVerbs.name();
 
-/// Bytes that a buffered operation or an active message carries, the message's header included.
-const SEGMENT: usize = 8256;
-/// Handler id and reserved bytes in front of every active message.
-const AM_HEADER: usize = 4;
-/// Where data starts in a buffer.
-const DATA: usize = HOME;
-/// Where a message starts in a buffer, so that what follows its header is aligned to 8 bytes.
-const MESSAGE: usize = DATA - AM_HEADER;
-/// Bytes of a buffer: `DATA` and a segment, in whole cache lines.
-const BUFFER: usize = (DATA + SEGMENT).next_multiple_of(64);
-
-/// Bytes that a request is asked to carry itself; a device may grant fewer.
-const INLINE: usize = 240;
-const MAX_AM: usize = SEGMENT - AM_HEADER;
-/// Scatter/gather elements that a request is asked to have; a device may have fewer.
-const MAX_ELEMENTS: usize = 12;
-const MAX_AM_HEADER: usize = 256;
-/// Longest message of a zero-copy put or get, unless the device says less.
-const MAX_ZCOPY: usize = 1 << 30;
-
-/// What a device grants.
-#[derive(Clone, Copy, Debug)]
-struct Grants {
-    inline: usize,
-    elements: usize,
-    read_elements: usize,
-    max_message: usize,
-    atomics: bool,
-}
-
-impl Grants {
-    /// What devices commonly grant.
-    const COMMON: Self = Self {
-        inline: INLINE,
-        elements: MAX_ELEMENTS,
-        read_elements: MAX_ELEMENTS,
-        max_message: MAX_ZCOPY,
-        atomics: true,
-    };
-}
+/// One end of a connection: a queue pair.
+pub type Endpoint = rc::Endpoint<RcVerbs>;
+/// A handle to an open interface.
+pub type Interface = rc::Interface<RcVerbs>;
+/// The progress of an interface.
+pub type Progress = rc::Progress<RcVerbs>;
 
 /// The transport as a type, for code that is generic over it.
 #[derive(Debug)]
@@ -117,6 +73,51 @@ impl Transport for RcVerbs {
 
 super::object::objects!(Interface, Progress, Endpoint);
 
+impl Interface {
+    /// Opens an interface.
+    ///
+    /// # Errors
+    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+        Self::open_on(domain, config)
+    }
+}
+
+impl RemoteMemory for Endpoint {
+    type Key = RemoteKey;
+}
+
+crate::capability::delegate!(
+    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64,
+    AtomicFetch64
+);
+
+/// Inline bytes that are requested of a queue pair; a device may grant fewer.
+const INLINE: usize = 240;
+/// Scatter/gather elements that are requested of a queue pair; a device may have fewer.
+const MAX_ELEMENTS: usize = 12;
+
+/// What a device grants.
+#[derive(Clone, Copy, Debug)]
+struct Grants {
+    inline: usize,
+    elements: usize,
+    read_elements: usize,
+    max_message: usize,
+    atomics: bool,
+}
+
+impl Grants {
+    /// What devices commonly grant.
+    const COMMON: Self = Self {
+        inline: INLINE,
+        elements: MAX_ELEMENTS,
+        read_elements: MAX_ELEMENTS,
+        max_message: MAX_ZCOPY,
+        atomics: true,
+    };
+}
+
 /// What an interface of this transport with these settings can do, on a device with common limits.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
     attributes_of(config, &Grants::COMMON)
@@ -156,7 +157,7 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
             max_bcopy: MAX_AM,
             min_zcopy: 0,
             max_zcopy: MAX_AM,
-            // One element is the header's.
+            // The header takes one element.
             max_iov: grants.elements - 1,
             max_header: MAX_AM_HEADER,
         },

@@ -2,60 +2,17 @@
 
 use barewire_verbs::{self as verbs, Data, Element};
 
-use super::endpoint::Endpoint;
-use super::{AM_HEADER, BUFFER, DATA, MAX_ELEMENTS, SEGMENT};
+use super::{Endpoint, MAX_ELEMENTS};
 use crate::attributes::RmaLimits;
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
 use crate::status::{Post, Posted};
-use crate::transport::common::operation::{Done, InFlight};
-use crate::transport::common::pool::Buffer;
-use crate::transport::rdma::Pair;
-use crate::transport::rdma::Registered;
-
-pub(super) type PooledBuffer<'a> = Buffer<'a, Registered, BUFFER>;
+use crate::transport::common::operation::Done;
+use crate::transport::rc::AM_HEADER;
 
 impl Endpoint {
-    /// Lets `pack` fill a buffer; nothing is taken if nothing could be posted.
-    #[inline(always)]
-    pub(super) fn pack(
-        &self,
-        limit: usize,
-        pack: impl FnOnce(&mut [u8]) -> usize,
-    ) -> Result<(PooledBuffer<'_>, usize), PostError> {
-        let state = &*self.0;
-        state.gate.check()?;
-        if !state.has_room() {
-            return Err(state.gate.refuse());
-        }
-        let mut buffer = state.shared.buffers.take().ok_or_else(|| state.gate.refuse())?;
-        self.signal_if_last();
-        let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];
-        let length = pack(data.get_mut(..limit).unwrap_or_default());
-        if length > limit {
-            return Err(PostError::too_long(length, limit));
-        }
-        // The user's function may have posted, failed or closed this endpoint.
-        state.gate.check()?;
-        Ok((buffer, length))
-    }
-
-    /// `length` bytes at `offset` of a buffer.
-    #[inline(always)]
-    pub(super) fn in_buffer(&self, buffer: &PooledBuffer<'_>, offset: usize, length: usize) -> Element {
-        Element::new(buffer.address() + offset as u64, length as u32, self.0.shared.buffers_key)
-    }
-
-    /// Whoever took the last buffer asks for a completion, so that buffers come back.
-    #[inline(always)]
-    pub(super) fn signal_if_last(&self) {
-        if self.0.shared.buffers.is_empty() {
-            self.0.with_pair(Pair::request_completion);
-        }
-    }
-
-    /// Posts what was found to be within the limits, so that a refusal means a full queue.
+    /// Posts an operation within the limits, so that a refusal means a full queue.
     #[inline(always)]
     pub(super) fn post(
         &self,
@@ -66,7 +23,7 @@ impl Endpoint {
     ) -> Result<u16, PostError> {
         let header = if matches!(name, Operation::ActiveMessage) { AM_HEADER } else { 0 };
         let bytes = data.length() - header;
-        let posted = self.0.with_pair(|pair| pair.post(name, operation, data, completion));
+        let posted = self.0.with_queue(|pair| pair.post(name, operation, data, completion));
         let index = posted.map_err(|_| self.0.gate.refuse())?;
         self.0.gate.tally.posted(bytes);
         Ok(index)
@@ -83,7 +40,7 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         self.0.gate.check()?;
-        // As a rule it is one, for which there need not be room for many.
+        // Usually there is one, which needs no room for many.
         let (mut one, mut many);
         let local = if slices.len() == 1 {
             one = [Element::new(0, 0, 0)];
@@ -99,13 +56,7 @@ impl Endpoint {
         Ok(Posted::InProgress)
     }
 
-    /// Remembers what is to be done once the request of this count is done.
-    #[inline(always)]
-    pub(super) fn await_done(&self, index: u16, done: Done) {
-        self.0.in_flight.push(InFlight { index, done });
-    }
-
-    /// The elements of the slices, in `into`, if there are at most `most` and together they have at most `limit` bytes.
+    /// The elements of the slices, in `into`. There are at most `most`, with at most `limit` bytes together.
     #[inline(always)]
     pub(super) fn elements<'s>(
         &self,
@@ -125,11 +76,11 @@ impl Endpoint {
                 return Err(PostError::ForeignMemory);
             }
             total = total.saturating_add(slice.length);
-            // An element of no bytes would be one of 2 GiB to some devices.
+            // Some devices take an element of no bytes for one of 2 GiB.
             if slice.length > 0
-                && let Some(place) = into.get_mut(count)
+                && let Some(element) = into.get_mut(count)
             {
-                *place = Element::new(slice.address, slice.length as u32, slice.key);
+                *element = Element::new(slice.address, slice.length as u32, slice.key);
                 count += 1;
             }
         }

@@ -12,12 +12,14 @@ use std::rc::{Rc, Weak};
 
 use barewire_verbs::{Element, Receive, ReceiveQueue, SharedReceiveQueue, SharedReceiveQueueRef};
 
-use super::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, NAME, SEGMENT};
+use super::NAME;
 use crate::config::{Choice, InterfaceConfig};
 use crate::error::{MemoryError, OpenError};
 use crate::message::{Keeper, KeptMessage, Message, Reclaim, write_home};
 use crate::transport::common::handlers::Running;
 use crate::transport::common::pool::{Block, Lease};
+use crate::transport::common::registered::Domain as _;
+use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 use crate::transport::rdma::{Domain, Registered, Whose};
 
 /// Most buffers that are given back to the device at a time.
@@ -141,7 +143,7 @@ impl Receiver {
 
     /// Registers `count` more buffers and posts what fits.
     fn add(&self, count: u32) -> Result<(), MemoryError> {
-        let memory = Registered::allocate(&self.domain, count as usize * BUFFER)?;
+        let memory = self.domain.blocks(count as usize * BUFFER)?;
         let mut slots = self.slots.borrow_mut();
         for at in 0..count as usize {
             let number = slots.len() as u32;

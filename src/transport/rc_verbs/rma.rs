@@ -2,17 +2,15 @@
 
 use barewire_verbs::Data;
 
-use super::DATA;
-use super::SEGMENT;
-use super::endpoint::Endpoint;
+use super::Endpoint;
 use super::post::no_elements;
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
-use crate::transport::rdma::RemoteKey;
-use crate::transport::rdma::{read, write};
+use crate::transport::rc::{DATA, SEGMENT};
+use crate::transport::rdma::{RemoteKey, read, write};
 
 impl Endpoint {
     /// Writes `payload` to `remote`.
@@ -156,7 +154,7 @@ impl Endpoint {
         let elements = all.chunks_exact_mut(1).zip(transfers);
         let elements = elements.map(|(place, transfer)| self.elements(place, &[transfer.local], 1, limit));
         let elements = elements.collect::<Result<Vec<_>, _>>()?;
-        let room = self.0.with_pair(|pair| pair.room());
+        let room = self.0.with_queue(|pair| pair.room());
         if transfers.len() > room as usize {
             let most = self.0.shared.config.send_ring;
             if transfers.len() > most as usize {
@@ -171,7 +169,7 @@ impl Endpoint {
             .zip(elements)
             .map(|(transfer, elements)| (operation(transfer.remote, transfer.key.0), elements))
             .collect();
-        let posted = self.0.with_pair(|pair| pair.post_all(name, &list, completion.is_some()));
+        let posted = self.0.with_queue(|pair| pair.post_all(name, &list, completion.is_some()));
         let index = posted.map_err(|_| self.0.gate.refuse())?;
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
         self.0.gate.tally.posted_many(transfers.len(), bytes);

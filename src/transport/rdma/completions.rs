@@ -11,12 +11,13 @@ use barewire_verbs::{
 use super::{Domain, What, Whose};
 use crate::error::OpenError;
 use crate::event::EventError;
+use crate::transport::common::registered::Domain as _;
 
 /// Completions that are taken from the queue at a time.
 const BATCH: usize = 16;
 
 /// The completion queue of an interface.
-pub(in super::super) struct Completions {
+pub(crate) struct Completions {
     queue: CompletionQueue,
     /// Those from `next` to `count` are still to be looked at.
     taken: RefCell<Box<[WorkCompletion; BATCH]>>,
@@ -29,24 +30,24 @@ pub(in super::super) struct Completions {
 
 /// One completion.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Taken {
+pub(crate) struct Taken {
     /// The request's number.
-    pub(in super::super) id: u64,
+    pub(crate) id: u64,
     /// The endpoint's place.
-    pub(in super::super) place: u32,
-    pub(in super::super) what: What,
-    pub(in super::super) outcome: Result<(), Failure>,
+    pub(crate) place: u32,
+    pub(crate) what: What,
+    pub(crate) outcome: Result<(), Failure>,
     /// Bytes of a message; 0 if it is none of ours.
-    pub(in super::super) length: u32,
+    pub(crate) length: u32,
     /// The own queue pair.
-    pub(in super::super) qpn: u32,
+    pub(crate) qpn: u32,
     /// The sender's queue pair, of a datagram.
-    pub(in super::super) from: u32,
+    pub(crate) from: u32,
 }
 
 impl Completions {
     /// With room for so many.
-    pub(in super::super) fn new(domain: &Domain, entries: u32) -> Result<Self, OpenError> {
+    pub(crate) fn new(domain: &Domain, entries: u32) -> Result<Self, OpenError> {
         let channel = CompletionChannel::new(domain.context())
             .map_err(|e| domain.refused("create a completion channel", e))?;
         let queue = CompletionQueue::with_channel(&channel, entries)
@@ -55,13 +56,13 @@ impl Completions {
         Ok(Self { queue, taken, next: Cell::new(0), count: Cell::new(0), messages: Cell::new(0), channel })
     }
 
-    pub(in super::super) fn reference(&self) -> CompletionQueueRef {
+    pub(crate) fn reference(&self) -> CompletionQueueRef {
         self.queue.reference()
     }
 
     /// Takes the next completion.
     #[inline]
-    pub(in super::super) fn take(&self) -> Option<Taken> {
+    pub(crate) fn take(&self) -> Option<Taken> {
         if self.is_empty() && self.fill() == 0 {
             return None;
         }
@@ -85,19 +86,19 @@ impl Completions {
 
     /// One more message was taken: how many since nothing was there.
     #[inline(always)]
-    pub(in super::super) fn count_message(&self) -> u32 {
+    pub(crate) fn count_message(&self) -> u32 {
         self.messages.set(self.messages.get().wrapping_add(1));
         self.messages.get()
     }
 
     /// Everything that was taken from the queue was looked at.
-    pub(in super::super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.next.get() == self.count.get()
     }
 
     /// Takes completions from the queue, once [`Self::is_empty`]; their number.
     #[inline]
-    pub(in super::super) fn fill(&self) -> usize {
+    pub(crate) fn fill(&self) -> usize {
         // A queue that failed has no completions; its device tells by an event.
         let count = self.queue.poll(&mut self.taken.borrow_mut()[..]).map_or(0, <[_]>::len);
         self.count.set(count);
@@ -109,7 +110,7 @@ impl Completions {
     }
 
     /// Readable when there is something, once armed.
-    pub(in super::super) fn descriptor(&self) -> BorrowedFd<'_> {
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
@@ -117,7 +118,7 @@ impl Completions {
     ///
     /// # Errors
     /// [`EventError::Busy`] if there is something already, [`EventError::System`]
-    pub(in super::super) fn arm(&self) -> Result<(), EventError> {
+    pub(crate) fn arm(&self) -> Result<(), EventError> {
         let failed = |step| move |source: io::Error| EventError::System { step, source };
         let event = || self.channel.next_event().map_err(io::Error::other);
         while let Some(event) = event().map_err(failed("read a completion channel"))? {

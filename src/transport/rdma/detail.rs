@@ -9,7 +9,7 @@ use barewire_verbs::PortState;
 use super::{Domain, PortAddress};
 
 /// In one line. `tried` says how, with the settings that can be changed.
-pub(in super::super) fn unanswered(domain: &Domain, tried: &str) -> String {
+pub(crate) fn unanswered(domain: &Domain, tried: &str) -> String {
     let number = domain.port().number;
     let mut text = format!("{tried}, from {} on {}", PortAddress::of(domain), domain.device());
     if let Some(trouble) = port(domain) {
@@ -25,7 +25,7 @@ pub(in super::super) fn unanswered(domain: &Domain, tried: &str) -> String {
 }
 
 /// What is wrong with the own port, if something is.
-pub(in super::super) fn port(domain: &Domain) -> Option<String> {
+pub(crate) fn port(domain: &Domain) -> Option<String> {
     let device = domain.device();
     match domain.context().query_port(domain.port().number) {
         Ok(port) if port.state == PortState::Active => None,

@@ -20,7 +20,7 @@ fn cause(status: Status) -> Cause {
 }
 
 /// The error of one operation. The syndrome is verbs' number of the status.
-pub(in super::super) fn error(failure: Failure) -> OperationError {
+pub(crate) fn error(failure: Failure) -> OperationError {
     let syndrome = Syndrome { code: failure.status.code() as u8, vendor: failure.vendor as u8 };
     OperationError { cause: cause(failure.status), syndrome: Some(syndrome) }
 }

@@ -9,14 +9,15 @@ mod failure;
 mod port;
 mod queue;
 
-pub(super) use completions::{Completions, Taken};
-pub(super) use detail::{port as port_trouble, unanswered};
+pub use super::common::registered::RemoteKey;
+pub(crate) use completions::{Completions, Taken};
+pub(crate) use detail::{port as port_trouble, unanswered};
+pub(crate) use domain::Registered;
 pub(crate) use domain::found;
-pub(super) use domain::{Buffer, Registered};
-pub use domain::{Domain, Memory, RemoteKey};
-pub(super) use failure::error;
-pub(super) use port::PortAddress;
-pub(super) use queue::{Full, Pair, QueuePair, SEND, What, Whose, read, write};
+pub use domain::{Domain, Memory};
+pub(crate) use failure::error;
+pub(crate) use port::PortAddress;
+pub(crate) use queue::{Full, Pair, QueuePair, SEND, What, Whose, read, write};
 
 /// The name under which both appear where it is about devices and memory, not about endpoints.
 const NAME: &str = "verbs";

@@ -10,29 +10,29 @@ use crate::error::ConnectError;
 
 /// Where a port is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct PortAddress {
+pub(crate) struct PortAddress {
     /// All zero for a port that goes by LID.
-    pub(in super::super) gid: Gid,
-    pub(in super::super) lid: u16,
+    pub(crate) gid: Gid,
+    pub(crate) lid: u16,
 }
 
 impl PortAddress {
     /// Bytes of an address, the last few reserved.
-    pub(in super::super) const LENGTH: usize = 24;
+    pub(crate) const LENGTH: usize = 24;
 
     /// Of this side's port.
-    pub(in super::super) fn of(domain: &Domain) -> Self {
+    pub(crate) fn of(domain: &Domain) -> Self {
         Self { gid: domain.gid().map_or(Gid([0; 16]), |entry| entry.gid), lid: domain.port().lid }
     }
 
-    pub(in super::super) fn to_bytes(self) -> [u8; Self::LENGTH] {
+    pub(crate) fn to_bytes(self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[..16].copy_from_slice(&self.gid.0);
         bytes[16..18].copy_from_slice(&self.lid.to_be_bytes());
         bytes
     }
 
-    pub(in super::super) fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Self {
+    pub(crate) fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Self {
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[..16]);
         Self { gid: Gid(gid), lid: u16::from_be_bytes([bytes[16], bytes[17]]) }
@@ -42,11 +42,7 @@ impl PortAddress {
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] with the reason.
-    pub(in super::super) fn route(
-        &self,
-        domain: &Domain,
-        transport: &'static str,
-    ) -> Result<Route, ConnectError> {
+    pub(crate) fn route(&self, domain: &Domain, transport: &'static str) -> Result<Route, ConnectError> {
         let number = domain.port().number;
         let unreachable = |reason: &str| ConnectError::Unreachable {
             transport,

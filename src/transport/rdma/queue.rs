@@ -5,7 +5,7 @@ use barewire_verbs::{self as verbs, Data, Element, LocalPoster, Operation, Remot
 use crate::error::Operation as Name;
 
 /// A queue pair that stays on its thread, as everything of an interface does.
-pub(in super::super) type QueuePair = verbs::QueuePair<LocalPoster>;
+pub(crate) type QueuePair = verbs::QueuePair<LocalPoster>;
 
 /// In a request's number: it is a receive request.
 const RECEIVE: u64 = 1 << 31;
@@ -26,14 +26,14 @@ const NAMES: [Name; 8] = [
 
 /// Whose completion it is, by the number of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Whose {
+pub(crate) struct Whose {
     /// The endpoint's place.
-    pub(in super::super) place: u32,
-    pub(in super::super) what: What,
+    pub(crate) place: u32,
+    pub(crate) what: What,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum What {
+pub(crate) enum What {
     /// The send request of this count.
     Send(u16),
     /// The receive request with this buffer.
@@ -42,7 +42,7 @@ pub(in super::super) enum What {
 
 impl Whose {
     #[inline(always)]
-    pub(in super::super) fn of(id: u64) -> Self {
+    pub(crate) fn of(id: u64) -> Self {
         let what = if id & RECEIVE == 0 {
             What::Send(id as u16)
         } else {
@@ -52,23 +52,23 @@ impl Whose {
     }
 
     /// What the send request with this number is.
-    pub(in super::super) fn name(id: u64) -> Name {
+    pub(crate) fn name(id: u64) -> Name {
         NAMES.get((id >> NAME) as usize & 0xff).copied().unwrap_or(Name::Unnamed)
     }
 
     /// The number of the receive request with this buffer.
     #[inline(always)]
-    pub(in super::super) fn receive(place: u32, buffer: u32) -> u64 {
+    pub(crate) fn receive(place: u32, buffer: u32) -> u64 {
         u64::from(place) << PLACE | RECEIVE | u64::from(buffer)
     }
 }
 
 /// No room, or the provider refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Full;
+pub(crate) struct Full;
 
 /// A queue pair whose requests are counted, so that the room in its queue and what is done are known without asking.
-pub(in super::super) struct Pair {
+pub(crate) struct Pair {
     qp: QueuePair,
     /// The upper half of every request's number.
     place: u64,
@@ -90,7 +90,7 @@ pub(in super::super) struct Pair {
 
 impl Pair {
     /// `requests`, a power of two, is the room of the queue; `place` the endpoint's.
-    pub(in super::super) fn new(qp: QueuePair, requests: u32, place: u32, signal_every: u32) -> Self {
+    pub(crate) fn new(qp: QueuePair, requests: u32, place: u32, signal_every: u32) -> Self {
         Self {
             qp,
             place: u64::from(place) << PLACE,
@@ -108,13 +108,13 @@ impl Pair {
         }
     }
 
-    pub(in super::super) fn qp(&self) -> &QueuePair {
+    pub(crate) fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
     /// Posts a send request; its count.
     #[inline(always)]
-    pub(in super::super) fn post(
+    pub(crate) fn post(
         &mut self,
         name: Name,
         operation: Operation<'_>,
@@ -167,7 +167,7 @@ impl Pair {
     }
 
     /// Posts a list with one doorbell. There is room for it. Answers the count of the last one, which gives a completion if that is asked for.
-    pub(in super::super) fn post_all<'a>(
+    pub(crate) fn post_all<'a>(
         &mut self,
         name: Name,
         list: &[(Operation<'a>, &'a [Element])],
@@ -199,46 +199,46 @@ impl Pair {
 
     /// Requests that can be posted.
     #[inline]
-    pub(in super::super) fn room(&self) -> u32 {
+    pub(crate) fn room(&self) -> u32 {
         self.room
     }
 
     /// Requests ever posted.
-    pub(in super::super) fn posted(&self) -> u64 {
+    pub(crate) fn posted(&self) -> u64 {
         self.posted
     }
 
     /// Count of the last request; any before the first.
-    pub(in super::super) fn last(&self) -> u16 {
+    pub(crate) fn last(&self) -> u16 {
         self.next.wrapping_sub(1)
     }
 
     /// All are done.
     #[inline]
-    pub(in super::super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.first == self.next
     }
 
     /// The last one gives a completion.
-    pub(in super::super) fn last_is_signaled(&self) -> bool {
+    pub(crate) fn last_is_signaled(&self) -> bool {
         self.unsignaled == 0
     }
 
     /// The next one gives a completion.
-    pub(in super::super) fn request_completion(&mut self) {
+    pub(crate) fn request_completion(&mut self) {
         self.wants_completion = true;
         self.plain = 0;
     }
 
     /// The next one waits for reads and atomics before it.
-    pub(in super::super) fn fence(&mut self) {
+    pub(crate) fn fence(&mut self) {
         self.fenced = !self.is_idle();
         self.plain = 0;
     }
 
     /// Everything up to this one is done, and its room free.
     #[inline(always)]
-    pub(in super::super) fn reap(&mut self, index: u16) {
+    pub(crate) fn reap(&mut self, index: u16) {
         let done = index.wrapping_add(1).wrapping_sub(self.first);
         // A completion that is told twice is none.
         if u32::from(done) <= self.requests - self.room {
@@ -248,37 +248,37 @@ impl Pair {
     }
 
     /// It is done.
-    pub(in super::super) fn is_done(&self, index: u16) -> bool {
+    pub(crate) fn is_done(&self, index: u16) -> bool {
         let outstanding = self.next.wrapping_sub(self.first);
         index.wrapping_sub(self.first) >= outstanding
     }
 
     /// The queue pair was reset: nothing is outstanding.
-    pub(in super::super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         (self.first, self.room, self.unsignaled) = (self.next, self.requests, 0);
     }
 
     /// Posts a receive request for a buffer.
     #[inline(always)]
-    pub(in super::super) fn receive(&self, buffer: u32, element: Element) -> Result<(), verbs::PostError> {
+    pub(crate) fn receive(&self, buffer: u32, element: Element) -> Result<(), verbs::PostError> {
         self.qp.post_receive(self.place | RECEIVE | u64::from(buffer), &[element])
     }
 }
 
 /// Writes to the peer.
 #[inline(always)]
-pub(in super::super) fn write(address: u64, key: u32) -> Operation<'static> {
+pub(crate) fn write(address: u64, key: u32) -> Operation<'static> {
     Operation::Write { remote: Remote { address, key }, immediate: None }
 }
 
 /// Reads from the peer.
 #[inline(always)]
-pub(in super::super) fn read(address: u64, key: u32) -> Operation<'static> {
+pub(crate) fn read(address: u64, key: u32) -> Operation<'static> {
     Operation::Read { remote: Remote { address, key } }
 }
 
 /// A message to the peer.
-pub(in super::super) const SEND: Operation<'static> = Operation::Send { immediate: None };
+pub(crate) const SEND: Operation<'static> = Operation::Send { immediate: None };
 
 #[cfg(test)]
 mod tests {

@@ -12,6 +12,7 @@ use super::state::{Peer, State};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::error::ConnectError;
 use crate::transport::common::gate::Block;
+use crate::transport::common::registered::Domain as _;
 use crate::transport::rdma::PortAddress;
 use crate::transport::reliable::{Claim, Kind, Request, Requesting};
 

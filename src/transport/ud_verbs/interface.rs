@@ -28,7 +28,8 @@ use crate::transport::common::gate::Block;
 use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::random;
-use crate::transport::rdma::{Completions, Domain, Pair, QueuePair, Registered};
+use crate::transport::common::registered::Domain as _;
+use crate::transport::rdma::{Completions, Domain, Pair, QueuePair};
 use crate::transport::reliable::{Directory, Patience, TICK, Time};
 
 pub(super) struct Shared {
@@ -77,7 +78,8 @@ impl Interface {
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let receives = check_settings(domain, config)?;
         let mtu = config.path_mtu.min(domain.port().active_mtu).clamp(256, MAX_MTU as u32);
-        let sends = Registered::allocate(domain, config.checked_bcopy_buffers(NAME)? * BUFFER)
+        let sends = domain
+            .blocks(config.checked_bcopy_buffers(NAME)? * BUFFER)
             .map_err(|e| domain.refused("register buffers", e))?;
         let completions = Completions::new(domain, config.send_ring + receives)?;
         let (qp, inline) = queue_pair(domain, &completions, config, receives)?;

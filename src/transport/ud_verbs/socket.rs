@@ -13,6 +13,7 @@ use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
 use crate::error::{MemoryError, Operation as Name};
 use crate::message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
+use crate::transport::common::registered::Domain as _;
 use crate::transport::rdma::{Completions, Domain, Full, Pair, QueuePair, Registered, Taken, What};
 
 /// Where a receive buffer is: which block, and which buffer of it.
@@ -202,7 +203,7 @@ impl Socket {
     /// Registers more receive buffers, unless there are `blocks` of them already or the queue is full.
     pub(super) fn grow(&self, domain: &Domain, blocks: usize, count: u32) -> Result<(), MemoryError> {
         if self.blocks.borrow().len() < blocks && self.room.get() > 0 {
-            let memory = Registered::allocate(domain, count as usize * BUFFER)?;
+            let memory = domain.blocks(count as usize * BUFFER)?;
             let key = memory.key();
             self.blocks.borrow_mut().push(Block { pool: Pool::new(memory), key, count });
             self.refill();

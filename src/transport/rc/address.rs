@@ -1,0 +1,182 @@
+//! The bodies of addresses. Integers are big-endian.
+
+use std::fmt;
+
+use super::{Driver, Port};
+use crate::address::{AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed};
+use crate::error::ConnectError;
+
+/// 24-bit numbers: QPN and PSN.
+pub(crate) const MASK24: u32 = 0x00ff_ffff;
+
+/// The address of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueAddress {
+    pub(crate) qpn: u32,
+    /// Packet sequence number of its first request.
+    pub(crate) psn: u32,
+    /// Path MTU, in the driver's code.
+    pub(crate) mtu: u8,
+    /// Reads and atomics in flight, in the driver's code.
+    pub(crate) reads: u8,
+    /// Address and key of a word that the peer reads to flush what it wrote.
+    pub(crate) flush_address: u64,
+    pub(crate) flush_key: u32,
+}
+
+pub(super) fn device<D: Driver>(port: D::Port) -> DeviceAddress {
+    DeviceAddress(Packed::new(Kind::Device, D::ID, &port.to_bytes()))
+}
+
+/// The interface's address has no content: endpoints connect to endpoints.
+pub(super) fn interface<D: Driver>() -> InterfaceAddress {
+    InterfaceAddress(Packed::new(Kind::Interface, D::ID, &[]))
+}
+
+/// The body of `packed`, if it is this transport's.
+fn body<D: Driver>(packed: &Packed) -> Result<&[u8; 24], ConnectError> {
+    match packed.body() {
+        Some(body) if packed.transport() == D::ID => Ok(body),
+        _ => Err(ConnectError::ForeignTransport { transport: D::NAME, found: packed.transport().name() }),
+    }
+}
+
+pub(super) fn port<D: Driver>(address: &DeviceAddress) -> Result<D::Port, ConnectError> {
+    body::<D>(&address.0).map(D::Port::from_bytes)
+}
+
+impl QueueAddress {
+    pub(super) fn pack<D: Driver>(&self) -> EndpointAddress {
+        let mut body = [0; 24];
+        body[..4].copy_from_slice(&self.qpn.to_be_bytes());
+        body[4..8].copy_from_slice(&self.psn.to_be_bytes());
+        body[8] = self.mtu;
+        body[9] = self.reads;
+        body[12..20].copy_from_slice(&self.flush_address.to_be_bytes());
+        body[20..].copy_from_slice(&self.flush_key.to_be_bytes());
+        EndpointAddress(Packed::new(Kind::Endpoint, D::ID, &body))
+    }
+
+    pub(super) fn unpack<D: Driver>(address: &EndpointAddress) -> Result<Self, ConnectError> {
+        let body = body::<D>(&address.0)?;
+        let word = |at: usize| u32::from_be_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
+        let bad = |field| ConnectError::Address { transport: D::NAME, source: AddressError::Field(field) };
+        let number = |at, field| Some(word(at)).filter(|n| *n <= MASK24).ok_or_else(|| bad(field));
+        let code = |at: usize, codes: std::ops::RangeInclusive<u8>, field| {
+            Some(body[at]).filter(|code| codes.contains(code)).ok_or_else(|| bad(field))
+        };
+        Ok(Self {
+            qpn: number(0, "QPN")?,
+            psn: number(4, "PSN")?,
+            mtu: code(8, D::MTU_CODES, "MTU")?,
+            reads: code(9, D::READS_CODES, "reads")?,
+            flush_address: u64::from(word(12)) << 32 | u64::from(word(16)),
+            flush_key: word(20),
+        })
+    }
+}
+
+/// A peer as error messages name it: its port and queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer<P> {
+    pub(super) port: P,
+    pub(super) qpn: u32,
+}
+
+impl<P: Port> fmt::Display for Peer<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} QP {:#08x}", self.port, self.qpn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::transport::rc_mlx5::RcMlx5;
+    #[cfg(feature = "verbs")]
+    use crate::transport::rc_verbs::RcVerbs;
+
+    /// The bytes of an endpoint's address with these codes.
+    fn golden_bytes<D: Driver>(mtu: u8, reads: u8) {
+        let sample = QueueAddress {
+            qpn: 0x48,
+            psn: 0x00ab_cdef,
+            mtu,
+            reads,
+            flush_address: 0x0102_0304_0506_0708,
+            flush_key: 0x1122_3344,
+        };
+        let bytes = sample.pack::<D>().to_bytes();
+        let [front, back] = [[0, 0, 0, 0x48, 0, 0xab, 0xcd, 0xef], [mtu, reads, 0, 0, 1, 2, 3, 4]];
+        assert_eq!(bytes[6..22], [front, back].concat());
+        assert_eq!(bytes[22..], [5, 6, 7, 8, 0x11, 0x22, 0x33, 0x44]);
+        let back = EndpointAddress::from_bytes(&bytes).unwrap();
+        assert_eq!(QueueAddress::unpack::<D>(&back).unwrap(), sample);
+        assert_eq!(interface::<D>().to_bytes().len(), 6);
+    }
+
+    #[test]
+    fn golden_bytes_both_ways() {
+        // MTU 1024 and 8 reads.
+        golden_bytes::<RcMlx5>(3, 3);
+        #[cfg(feature = "verbs")]
+        golden_bytes::<RcVerbs>(10, 8);
+    }
+
+    #[test]
+    fn ports_of_devices_both_ways() {
+        let address =
+            barewire_mlx5::PortAddress { gid: *b"0123456789abcdef", mac: [1, 2, 3, 4, 5, 6], lid: 7 };
+        let bytes = device::<RcMlx5>(address).to_bytes();
+        assert_eq!(bytes[6..], *b"0123456789abcdef\x01\x02\x03\x04\x05\x06\x00\x07");
+        let back = DeviceAddress::from_bytes(&bytes).unwrap();
+        assert_eq!(port::<RcMlx5>(&back).unwrap(), address);
+    }
+
+    #[test]
+    fn peers_are_named_as_people_write_them() {
+        let mut gid = [0; 16];
+        gid[10..].copy_from_slice(&[0xff, 0xff, 127, 1, 2, 3]);
+        let port = barewire_mlx5::PortAddress { gid, mac: [0; 6], lid: 0 };
+        assert_eq!(Peer { port, qpn: 0x48 }.to_string(), "127.1.2.3 QP 0x000048");
+    }
+
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn peers_over_verbs_are_named_as_people_write_them() {
+        use crate::transport::rdma::PortAddress;
+        use barewire_verbs::Gid;
+
+        let port = PortAddress { gid: Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 1)), lid: 0 };
+        assert_eq!(Peer { port, qpn: 0x48 }.to_string(), "10.0.0.1 QP 0x000048");
+        let port = PortAddress { gid: Gid([0; 16]), lid: 7 };
+        assert_eq!(Peer { port, qpn: 0x48 }.to_string(), "LID 7 QP 0x000048");
+    }
+
+    /// Reads `body` as an endpoint's address: it is within the limits, or an error names the field.
+    fn read_or_name<D: Driver>(body: [u8; 24]) -> Result<(), TestCaseError> {
+        let packed = Packed::new(Kind::Endpoint, D::ID, &body);
+        match QueueAddress::unpack::<D>(&EndpointAddress(packed)) {
+            Ok(address) => {
+                prop_assert!(address.qpn <= MASK24 && address.psn <= MASK24);
+                prop_assert!(D::MTU_CODES.contains(&address.mtu) && D::READS_CODES.contains(&address.reads));
+            }
+            Err(error) => {
+                let named = matches!(error, ConnectError::Address { source: AddressError::Field(_), .. });
+                prop_assert!(named);
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bodies_are_read_or_named(body: [u8; 24]) {
+            read_or_name::<RcMlx5>(body)?;
+            #[cfg(feature = "verbs")]
+            read_or_name::<RcVerbs>(body)?;
+        }
+    }
+}

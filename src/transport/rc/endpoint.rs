@@ -1,0 +1,127 @@
+//! The endpoint: connecting, waiting and closing. Posts are the transports'.
+
+use std::fmt;
+use std::rc::Rc;
+
+use super::{Driver, Interface, QueueAddress, State, address};
+use crate::address::{DeviceAddress, EndpointAddress};
+use crate::capability::{Flush, Pending};
+use crate::completion::Completion;
+use crate::counters::Counters;
+use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
+use crate::status::{FlushMode, PendingResult, Post};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::pending::{HasPending, PendingQueue};
+
+/// One end of a connection: a queue pair. A clone is another handle to the same one.
+///
+/// Dropping the last handle stops the queue pair: what was outstanding completes as cancelled in the next
+/// progress. Flush first what must arrive.
+pub struct Endpoint<D: Driver>(pub(crate) Rc<State<D>>);
+
+impl<D: Driver> Endpoint<D> {
+    /// Makes an endpoint that can be connected. It takes its share of the interface's completion queue.
+    ///
+    /// # Errors
+    /// [`OpenError::TooManyEndpoints`], [`OpenError::Device`], [`OpenError::Closed`]
+    pub fn new(interface: &Interface<D>) -> Result<Self, OpenError> {
+        interface.0.open_endpoint().map(Self::handle)
+    }
+
+    fn handle(state: Rc<State<D>>) -> Self {
+        state.handles.set(state.handles.get() + 1);
+        Self(state)
+    }
+
+    /// The address that the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> EndpointAddress {
+        self.0.own.pack::<D>()
+    }
+
+    /// Connects to the peer's endpoint. Both ends connect to each other; once both did, both can post.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`] and [`ConnectError::Unreachable`] for
+    /// addresses that are not usable here, [`ConnectError::Connected`] the second time,
+    /// [`ConnectError::Device`] if the device refuses.
+    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
+        let port = address::port::<D>(device)?;
+        let peer = QueueAddress::unpack::<D>(address)?;
+        if !self.0.gate.has(Block::Unconnected) || !self.0.gate.is_alive() {
+            return Err(ConnectError::Connected { transport: D::NAME });
+        }
+        self.0.connect(port, &peer)
+    }
+
+    /// Why the endpoint failed, if it did.
+    pub fn error(&self) -> Option<EndpointError> {
+        self.0.error()
+    }
+
+    /// What this endpoint did so far.
+    pub fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+}
+
+impl<D: Driver> Flush for Endpoint<D> {
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        self.0.flush(mode, completion)
+    }
+
+    fn fence(&self) -> Result<(), PostError> {
+        self.0.gate.check()?;
+        self.0.fence();
+        Ok(())
+    }
+}
+
+impl<D: Driver> Pending for Endpoint<D> {
+    fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+        if !self.0.may_wait() {
+            return Err(Busy);
+        }
+        self.0.shared.arbiter.add(self.clone(), Box::new(request));
+        self.0.shared.call_attention();
+        Ok(())
+    }
+
+    fn pending_purge(&self, purged: impl FnMut()) {
+        HasPending::purge(self, purged);
+    }
+}
+
+impl<D: Driver> HasPending for Endpoint<D> {
+    fn pending(&self) -> &PendingQueue<Self> {
+        &self.0.pending
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+}
+
+impl<D: Driver> Clone for Endpoint<D> {
+    fn clone(&self) -> Self {
+        Self::handle(Rc::clone(&self.0))
+    }
+}
+
+impl<D: Driver> Drop for Endpoint<D> {
+    fn drop(&mut self) {
+        let handles = self.0.handles.get() - 1;
+        self.0.handles.set(handles);
+        if handles == 0 {
+            self.0.shared.close_endpoint(&self.0);
+        }
+    }
+}
+
+impl<D: Driver> fmt::Debug for Endpoint<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("transport", &D::NAME)
+            .field("own", &self.0.own)
+            .finish_non_exhaustive()
+    }
+}

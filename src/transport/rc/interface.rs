@@ -1,0 +1,319 @@
+//! The interface: what its endpoints share.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::time::Instant;
+
+use super::{BUFFER, Driver, Endpoint, MASK24, Opened, Progress, QueueAddress, State, address};
+use crate::address::{DeviceAddress, InterfaceAddress};
+use crate::attributes::Attributes;
+use crate::completion::Completion;
+use crate::config::{InterfaceConfig, check};
+use crate::counters::{Counters, Past};
+use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::event::EventError;
+use crate::fork;
+use crate::memory::Access;
+use crate::message::Message;
+use crate::status::{Post, Posted};
+use crate::transport::common::gate::Block;
+use crate::transport::common::handlers::Handlers;
+use crate::transport::common::operation::InFlightQueue;
+use crate::transport::common::peers::Peers;
+use crate::transport::common::pending::Arbiter;
+use crate::transport::common::pool::Pool;
+use crate::transport::common::registered::{Buffer, Domain, Registered};
+
+/// An interface of the driver `D` behind its handles.
+pub(crate) struct Shared<D: Driver> {
+    pub(crate) driver: D::Interface,
+    /// Pending requests, or endpoints to be closed, are waiting for progress.
+    pub(crate) attention: Cell<bool>,
+    /// A callback panicked; see [`State::catch_up`].
+    pub(crate) unwound: Cell<bool>,
+    /// Endpoints by the user index of completions. The pointers are to those in `endpoints`.
+    pub(crate) peers: Peers<State<D>>,
+    pub(crate) handlers: Handlers,
+    pub(crate) buffers: Pool<Registered<<D::Domain as Domain>::Region>, BUFFER>,
+    pub(crate) buffers_key: u32,
+    pub(crate) arbiter: Arbiter<Endpoint<D>>,
+    /// Every endpoint that is not closed.
+    pub(crate) endpoints: RefCell<Vec<Rc<State<D>>>>,
+    /// Endpoints without handles that are still in `endpoints`.
+    pub(crate) closing: Cell<u32>,
+    pub(crate) closed: Cell<bool>,
+    /// The word that peers read to flush.
+    flush_word: Buffer<<D::Domain as Domain>::Region>,
+    pub(crate) domain: D::Domain,
+    /// The domain's tag: endpoints accept slices with this tag only.
+    pub(crate) tag: u32,
+    pub(crate) config: InterfaceConfig,
+    pub(crate) attributes: Attributes,
+    /// What the endpoints did that were dropped.
+    pub(super) past: Past,
+}
+
+/// A handle to an open interface. A clone is another handle to the same one.
+pub struct Interface<D: Driver>(pub(crate) Rc<Shared<D>>);
+
+impl<D: Driver> Clone for Interface<D> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<D: Driver> Interface<D> {
+    /// Opens an interface. Each transport's public `open` is this.
+    pub(crate) fn open_on(
+        domain: &D::Domain,
+        config: &InterfaceConfig,
+    ) -> Result<(Self, Progress<D>), OpenError> {
+        let entries = check_settings::<D>(domain, config)?;
+        let buffers = domain
+            .blocks(config.checked_bcopy_buffers(D::NAME)? * BUFFER)
+            .map_err(|e| domain.refused("register buffers", e))?;
+        let flush_word = domain
+            .buffer(size_of::<u64>(), Access::REMOTE_READ)
+            .map_err(|e| domain.refused("register a flush word", e))?;
+        let Opened { attributes, has_user_index, interface } = D::open(domain, config, entries)?;
+        let shared = Rc::new(Shared {
+            driver: interface,
+            attention: Cell::new(false),
+            unwound: Cell::new(false),
+            peers: Peers::new(config.max_endpoints, has_user_index),
+            handlers: Handlers::new(),
+            buffers_key: buffers.key(),
+            buffers: Pool::new(buffers),
+            arbiter: Arbiter::new(),
+            endpoints: RefCell::new(Vec::with_capacity(config.max_endpoints as usize)),
+            closing: Cell::new(0),
+            closed: Cell::new(false),
+            flush_word,
+            domain: domain.clone(),
+            tag: domain.tag(),
+            config: config.clone(),
+            attributes,
+            past: Past::default(),
+        });
+        fork::watch(&shared);
+        Ok((Self(Rc::clone(&shared)), Progress(shared)))
+    }
+
+    /// What the interface can do.
+    pub fn attributes(&self) -> &Attributes {
+        &self.0.attributes
+    }
+
+    /// The address of the device's port.
+    pub fn device_address(&self) -> DeviceAddress {
+        address::device::<D>(D::port(&self.0.domain))
+    }
+
+    /// An address without content: endpoints connect to endpoints.
+    pub fn address(&self) -> InterfaceAddress {
+        address::interface::<D>()
+    }
+
+    /// What all endpoints of the interface did so far, including those that were dropped.
+    pub fn counters(&self) -> Counters {
+        self.0.endpoints.borrow().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
+    }
+
+    /// Sets the handler of active messages `id`; it replaces an older one with the next progress. It runs
+    /// inside progress and may post.
+    ///
+    /// # Errors
+    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
+    pub fn set_handler(
+        &self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError> {
+        self.0.handlers.set(id, Box::new(handler))?;
+        self.0.call_attention();
+        Ok(())
+    }
+
+    /// Sets the handler that is called once for each endpoint that fails.
+    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
+        self.0.handlers.set_error(Box::new(handler));
+    }
+
+    /// Messages that were dropped because their id has no handler or they are not this transport's.
+    pub fn unhandled(&self) -> u64 {
+        self.0.handlers.unhandled()
+    }
+
+    /// Waits for what every endpoint has outstanding. The completion is counted down once, when all is
+    /// finished.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`], [`PostError::Closed`]
+    pub fn flush(&self, completion: Option<&Completion>) -> Post {
+        self.0.check_open()?;
+        let endpoints = self.0.endpoints.borrow();
+        let busy = || endpoints.iter().filter(|state| !state.is_idle());
+        let count = busy().count();
+        if count == 0 {
+            return Ok(Posted::Done);
+        }
+        if !busy().all(|state| state.can_flush()) {
+            return Err(PostError::NoResource);
+        }
+        let all = match completion.cloned() {
+            Some(completion) => Completion::new(count as u32, move |result| completion.count_down(result)),
+            None => Completion::counter(count as u32),
+        };
+        busy().try_for_each(|state| state.flush_all(&all))?;
+        Ok(Posted::InProgress)
+    }
+
+    /// On every endpoint, what is posted next takes effect after what is outstanding.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        self.0.check_open()?;
+        self.0.endpoints.borrow().iter().for_each(|state| state.fence());
+        Ok(())
+    }
+
+    /// A descriptor to sleep on after [`Self::arm`].
+    ///
+    /// # Errors
+    /// [`EventError::Missing`] if the device has none.
+    pub fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        D::event_fd(&self.0)
+    }
+
+    /// Makes the next completion set [`Self::event_fd`] readable.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if progress has something to do, [`EventError::Missing`],
+    /// [`EventError::Closed`], [`EventError::System`]
+    pub fn arm(&self) -> Result<Option<Instant>, EventError> {
+        if self.0.closed.get() {
+            return Err(EventError::Closed { transport: D::NAME });
+        }
+        D::arm(&self.0)
+    }
+}
+
+/// Checks the settings against each other and the device. Returns the entries of the completion queue: one
+/// for every request that may be outstanding, as each may give an error completion.
+fn check_settings<D: Driver>(domain: &D::Domain, config: &InterfaceConfig) -> Result<u32, OpenError> {
+    let limits = D::limits(domain);
+    let refuse = |setting, value: u32, reason: &str| {
+        let (value, reason) = (value.into(), reason.to_owned());
+        Err(OpenError::Setting { transport: D::NAME, setting, value, reason })
+    };
+    for (setting, value, least) in
+        [("send_ring", config.send_ring, 16), ("receive_ring", config.receive_ring, 4)]
+    {
+        check(D::NAME, setting, value, least, limits.requests)?;
+        if !value.is_power_of_two() {
+            return refuse(setting, value, "it must be a power of two");
+        }
+    }
+    check(D::NAME, "spare_receive_buffers", config.spare_receive_buffers, 0, 65536)?;
+    check(D::NAME, "signal_every", config.signal_every, 1, 1 << 15)?;
+    check(D::NAME, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
+    check(D::NAME, "retry_count", config.retry_count.into(), 0, 7)?;
+    check(D::NAME, "rnr_retry", config.rnr_retry.into(), 0, 7)?;
+    check(D::NAME, "min_rnr_timer", config.min_rnr_timer.into(), 0, 31)?;
+    check(D::NAME, "max_rd_atomic", config.max_rd_atomic.into(), 1, 16)?;
+    if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
+        return refuse("path_mtu", config.path_mtu, "it must be 256, 512, 1024, 2048 or 4096");
+    }
+    let per_endpoint = config.send_ring + config.receive_ring;
+    check(D::NAME, "max_endpoints", config.max_endpoints, 1, limits.completions / per_endpoint)?;
+    Ok(config.max_endpoints * per_endpoint)
+}
+
+impl<D: Driver> fork::Inherited for Shared<D> {
+    fn close_in_child(&self) {
+        self.closed.set(true);
+        // Progress in the child finds the interface closed.
+        self.call_attention();
+        if let Ok(endpoints) = self.endpoints.try_borrow() {
+            endpoints.iter().for_each(|state| state.gate.close_in_child());
+        }
+    }
+}
+
+impl<D: Driver> Shared<D> {
+    fn check_open(&self) -> Result<(), PostError> {
+        if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
+    }
+
+    /// Asks progress to handle pending requests and closing endpoints.
+    pub(super) fn call_attention(&self) {
+        self.attention.set(true);
+    }
+
+    /// Asks progress to finish the operations that a callback which panicked left behind.
+    pub(super) fn catch_up_later(&self) {
+        self.unwound.set(true);
+        self.call_attention();
+    }
+
+    /// A new endpoint, not connected.
+    pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State<D>>, OpenError> {
+        if self.closed.get() {
+            return Err(OpenError::Closed { transport: D::NAME });
+        }
+        // The completion queue was sized for this many.
+        let Some(slot) = self.peers.claim() else {
+            return Err(OpenError::TooManyEndpoints { transport: D::NAME, limit: self.config.max_endpoints });
+        };
+        let state = self.build_endpoint(slot).inspect_err(|_| self.peers.release(slot, None))?;
+        if let Some(user_index) = state.user_index.get() {
+            self.peers.set(user_index, NonNull::from(&*state));
+        }
+        self.endpoints.borrow_mut().push(Rc::clone(&state));
+        Ok(state)
+    }
+
+    fn build_endpoint(self: &Rc<Self>, slot: u32) -> Result<Rc<State<D>>, OpenError> {
+        let in_flight = InFlightQueue::new(self.config.send_ring);
+        // One for the results that no operation wants.
+        let words = in_flight.slots() as usize + 1;
+        let results = self
+            .domain
+            .buffer(words * size_of::<u64>(), Access::LOCAL_WRITE)
+            .map_err(|e| self.domain.refused("register result words", e))?;
+        let created = D::create(self, slot)?;
+        let own = QueueAddress {
+            qpn: created.qpn,
+            psn: crate::transport::common::random::number() as u32 & MASK24,
+            mtu: created.mtu,
+            reads: created.reads,
+            flush_address: self.flush_word.address(),
+            flush_key: self.flush_word.remote_key(),
+        };
+        Ok(State::new(created, own, slot, in_flight, results, Rc::clone(self)))
+    }
+
+    /// Called when the last handle of `state` is dropped: the queue pair stops at once, and progress
+    /// finishes what was outstanding.
+    pub(super) fn close_endpoint(&self, state: &State<D>) {
+        if self.closed.get() {
+            return;
+        }
+        state.stop(Block::Failed);
+        self.closing.set(self.closing.get() + 1);
+        self.call_attention();
+    }
+}
+
+impl<D: Driver> fmt::Debug for Interface<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interface")
+            .field("transport", &D::NAME)
+            .field("device", &self.0.domain.device())
+            .finish_non_exhaustive()
+    }
+}

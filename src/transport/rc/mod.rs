@@ -1,0 +1,50 @@
+//! Reliable connections: what [`rc_mlx5`](super::rc_mlx5) and `rc_verbs` have in common.
+//!
+//! A domain is one device and one protection domain; an interface has one completion queue for both
+//! directions and one pool of registered buffers; an endpoint is one queue pair. The completion queue has
+//! an entry for every request that the queue pairs of the interface can have outstanding, so that it
+//! cannot overrun, which a device does not check.
+//!
+//! On the wire an active message is a SEND with 4 bytes in front: the handler id and 3 reserved zeros.
+//!
+//! A transport has a driver: its queue pair, its completion queue, its receive buffers
+//! and its posts. Connecting, flushing, failing, closing and everything that follows a completion is here.
+
+#![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
+
+mod address;
+mod driver;
+mod endpoint;
+mod flush;
+mod interface;
+mod post;
+mod progress;
+mod state;
+
+pub(crate) use address::{MASK24, QueueAddress};
+pub(crate) use driver::{Created, Driver, Limits, Opened, Path, Port, Queue, QueueFull};
+pub use endpoint::Endpoint;
+pub use interface::Interface;
+pub(crate) use interface::Shared;
+pub(crate) use post::{PooledBuffer, am_header, check_id};
+pub use progress::Progress;
+pub(crate) use state::State;
+
+use crate::message::HOME;
+
+/// Bytes that a buffered operation or an active message carries, the message's header included.
+pub(crate) const SEGMENT: usize = 8256;
+/// Handler id and reserved bytes in front of every active message.
+pub(crate) const AM_HEADER: usize = 4;
+/// Offset of data in a buffer.
+pub(crate) const DATA: usize = HOME;
+/// Offset of a message in a buffer, so that what follows its header is aligned to 8 bytes.
+pub(crate) const MESSAGE: usize = DATA - AM_HEADER;
+/// Bytes of a buffer: `DATA` and a segment, in whole cache lines.
+pub(crate) const BUFFER: usize = (DATA + SEGMENT).next_multiple_of(64);
+/// Longest active message, without its header.
+pub(crate) const MAX_AM: usize = SEGMENT - AM_HEADER;
+/// Longest user header of a zero-copy active message.
+pub(crate) const MAX_AM_HEADER: usize = 256;
+/// Longest message of a zero-copy put or get, unless the device has a lower limit.
+pub(crate) const MAX_ZCOPY: usize = 1 << 30;

@@ -1,0 +1,374 @@
+//! An endpoint behind its handles: the queue pair, the operations in flight, and what completions do to
+//! them.
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering;
+
+use super::address::Peer;
+use super::{Created, DATA, Driver, Endpoint, Path, Queue, QueueAddress, QueueFull, Shared};
+use crate::counters::Counters;
+use crate::error::{ConnectError, EndpointError, Operation, OperationError, PostError, Source};
+use crate::panics::{self, Panics};
+use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
+use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::registered::{Buffer, Domain};
+
+/// An endpoint of the driver `D`.
+pub(crate) struct State<D: Driver> {
+    pub(crate) gate: Gate,
+    /// [`Queue::posted`] when the last remote flush was posted.
+    flushed: Cell<u64>,
+    /// Posts of flushes, which counters leave out.
+    internal: Cell<u64>,
+    /// Before the memory that it uses, so that it is dropped first.
+    queue: UnsafeCell<D::Queue>,
+    pub(crate) in_flight: InFlightQueue,
+    /// A word for the result of the operation in each slot of `in_flight`, and one for discarded results.
+    results: Buffer<<D::Domain as Domain>::Region>,
+    pub(crate) driver: D::Endpoint,
+    pub(super) pending: PendingQueue<Endpoint<D>>,
+    /// `Endpoint`s that refer to this state. The last one to be dropped closes it.
+    pub(super) handles: Cell<u32>,
+    /// This side ended the connection: errors from now on are reported as cancelled.
+    canceled: Cell<bool>,
+    pub(crate) own: QueueAddress,
+    /// What completions carry, as soon as it is known.
+    pub(crate) user_index: Cell<Option<u32>>,
+    /// The endpoint's share of the interface's completion queue.
+    pub(super) slot: u32,
+    peer: Cell<Option<Peer<D::Port>>>,
+    /// Address and key of the word that a remote flush reads.
+    flush_target: Cell<(u64, u32)>,
+    error: RefCell<Option<EndpointError>>,
+    pub(crate) shared: Rc<Shared<D>>,
+    pub(crate) me: Weak<Self>,
+}
+
+impl<D: Driver> State<D> {
+    /// An endpoint that is not connected. Its queue pair can receive.
+    pub(super) fn new(
+        created: Created<D>,
+        own: QueueAddress,
+        slot: u32,
+        in_flight: InFlightQueue,
+        results: Buffer<<D::Domain as Domain>::Region>,
+        shared: Rc<Shared<D>>,
+    ) -> Rc<Self> {
+        let state = Rc::new_cyclic(|me| Self {
+            gate: Gate::new(&shared.past),
+            flushed: Cell::new(0),
+            internal: Cell::new(0),
+            queue: UnsafeCell::new(created.queue),
+            in_flight,
+            results,
+            driver: created.endpoint,
+            pending: PendingQueue::new(),
+            handles: Cell::new(0),
+            canceled: Cell::new(false),
+            own,
+            user_index: Cell::new(created.user_index),
+            slot,
+            peer: Cell::new(None),
+            flush_target: Cell::new((0, 0)),
+            error: RefCell::new(None),
+            shared,
+            me: me.clone(),
+        });
+        state.gate.set(Block::Unconnected, true);
+        D::created(&state);
+        state
+    }
+
+    /// Runs `run` on the queue pair. This is the only access to it.
+    #[inline(always)]
+    pub(crate) fn with_queue<R>(&self, run: impl FnOnce(&mut D::Queue) -> R) -> R {
+        // SAFETY: the state stays on its thread, and every `run` (all are closures of this module, its
+        // neighbours and the drivers' transports) calls the driver only, which calls no code of the
+        // transport or of the user. So no second reference to the queue pair exists while this one does.
+        run(unsafe { &mut *self.queue.get() })
+    }
+
+    /// Posts a request that does not belong to an operation of the user.
+    pub(super) fn post_internal(
+        &self,
+        run: impl FnOnce(&mut D::Queue) -> Result<(), QueueFull>,
+    ) -> Result<(), PostError> {
+        self.with_queue(run).map_err(|QueueFull| self.gate.refuse())?;
+        self.internal.set(self.internal.get() + 1);
+        Ok(())
+    }
+
+    /// What was done so far.
+    pub(super) fn counters(&self) -> Counters {
+        if let Some(operations) = self.with_queue(|queue| queue.operations()) {
+            self.gate.tally.set_posted(operations.wrapping_sub(self.internal.get()));
+        }
+        self.gate.tally.read()
+    }
+
+    /// Something was posted since [`Self::note_flush`].
+    pub(super) fn is_dirty(&self) -> bool {
+        self.with_queue(|queue| queue.posted()) != self.flushed.get()
+    }
+
+    /// Notes that a remote flush was posted.
+    pub(super) fn note_flush(&self) {
+        self.flushed.set(self.with_queue(|queue| queue.posted()));
+    }
+
+    /// Posts the read of the peer's flush word.
+    pub(super) fn read_flush_word(&self) -> Result<(), PostError> {
+        let (local, (address, key)) = (self.unwanted_result(), self.flush_target.get());
+        self.post_internal(|queue| queue.read_word(local, address, key))?;
+        self.note_flush();
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.with_queue(|queue| queue.room() > 0)
+    }
+
+    /// Index of the last post; any number before the first.
+    pub(super) fn last(&self) -> u16 {
+        self.with_queue(|queue| queue.last())
+    }
+
+    /// Nothing is outstanding.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.with_queue(|queue| queue.is_idle())
+    }
+
+    /// The result word of the next operation in flight.
+    #[inline]
+    pub(crate) fn next_result(&self) -> <D::Queue as Queue>::Segment {
+        self.result(self.in_flight.next_slot())
+    }
+
+    /// The word of discarded results.
+    #[inline]
+    pub(crate) fn unwanted_result(&self) -> <D::Queue as Queue>::Segment {
+        self.result(self.in_flight.slots())
+    }
+
+    #[inline]
+    fn result(&self, slot: u32) -> <D::Queue as Queue>::Segment {
+        D::Queue::segment(self.results.address() + u64::from(slot) * 8, 8, self.results.local_key())
+    }
+
+    /// Clears the next result word, for a result that does not fill it.
+    pub(crate) fn clear_next_result(&self) {
+        if let Some(word) = self.results.word(self.in_flight.next_slot() as usize * 8) {
+            word.store(0, Ordering::Release);
+        }
+    }
+
+    /// A request may wait: some post would be refused for lack of resources, and for no other reason.
+    pub(super) fn may_wait(&self) -> bool {
+        let short = self.with_queue(|queue| queue.room() < D::Queue::LARGEST_POST)
+            || self.shared.buffers.is_empty()
+            || !self.in_flight.has_flush_room();
+        self.gate.is_usable() && (short || !self.pending.is_idle())
+    }
+
+    /// Connects to the peer's queue pair.
+    pub(super) fn connect(&self, port: D::Port, peer: &QueueAddress) -> Result<(), ConnectError> {
+        let path = Path {
+            port,
+            qpn: peer.qpn,
+            receive_psn: peer.psn,
+            send_psn: self.own.psn,
+            mtu: self.own.mtu.min(peer.mtu),
+            reads: self.own.reads.min(peer.reads),
+        };
+        D::connect(self, &path)?;
+        self.peer.set(Some(Peer { port, qpn: peer.qpn }));
+        self.flush_target.set((peer.flush_address, peer.flush_key));
+        self.gate.set(Block::Unconnected, false);
+        Ok(())
+    }
+
+    /// The device refused to connect.
+    pub(crate) fn refused(path: &Path<D::Port>, error: impl Into<Source>) -> ConnectError {
+        let peer = Peer { port: path.port, qpn: path.qpn };
+        ConnectError::Device { transport: D::NAME, peer: peer.to_string(), source: error.into() }
+    }
+
+    pub(super) fn error(&self) -> Option<EndpointError> {
+        self.error.borrow().clone()
+    }
+
+    // Completions.
+
+    /// The post at `index` and all before it are done. Their room is free after the callbacks ran, so that
+    /// a post of a callback does not overtake requests that wait for room.
+    #[inline(always)]
+    pub(crate) fn complete(&self, index: u16) {
+        if !self.in_flight.is_empty() {
+            let unwinding = Unwinding { state: self, index };
+            while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
+                self.finish(entry, slot, Ok(()));
+            }
+            std::mem::forget(unwinding);
+        }
+        self.with_queue(|queue| queue.reap(index));
+    }
+
+    /// The post at `index` failed. All before it succeeded, since a connection executes its requests in
+    /// order.
+    #[cold]
+    pub(crate) fn fail_send(&self, index: u16, operation: Operation, error: OperationError) {
+        let mut panics = Panics::default();
+        while let Some((entry, slot)) = self.in_flight.pop_covered(index.wrapping_sub(1)) {
+            panics.catch(|| self.finish(entry, slot, Ok(())));
+        }
+        let error = if self.canceled.get() { OperationError::CANCELED } else { error };
+        let report = self.enter_failed(operation, error);
+        while let Some((entry, slot)) = self.in_flight.pop_covered(index) {
+            panics.catch(|| self.finish(entry, slot, Err(error)));
+        }
+        if let Some(report) = report {
+            panics.catch(|| self.shared.handlers.dispatch_error(&report));
+        }
+        self.with_queue(|queue| queue.reap(index));
+    }
+
+    /// Finishes the operations that a callback which panicked left behind.
+    #[cold]
+    pub(super) fn catch_up(&self) {
+        let result = if self.gate.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
+        let is_done = |index| self.with_queue(|queue| queue.is_done(index));
+        let mut panics = Panics::default();
+        while let Some((entry, slot)) = self.in_flight.pop_done(is_done) {
+            panics.catch(|| self.finish(entry, slot, result));
+        }
+    }
+
+    /// A receive request failed, or was flushed after an error.
+    #[cold]
+    pub(crate) fn fail_receive(&self, error: OperationError) {
+        if let Some(report) = self.enter_failed(Operation::Receive, error) {
+            self.shared.handlers.dispatch_error(&report);
+        }
+    }
+
+    /// The first failure ends posting and is reported; those that follow from it are not.
+    fn enter_failed(&self, operation: Operation, error: OperationError) -> Option<EndpointError> {
+        if !self.gate.is_alive() {
+            return None;
+        }
+        self.gate.set(Block::Failed, true);
+        D::stop_receiving(self);
+        let report = EndpointError {
+            transport: D::NAME,
+            peer: self.peer.get().map_or_else(|| "nobody".to_owned(), |peer| peer.to_string()),
+            operation,
+            cause: error.cause,
+            syndrome: error.syndrome,
+            detail: D::detail(&self.shared, error.cause),
+        };
+        self.error.replace(Some(report.clone()));
+        Some(report)
+    }
+
+    /// Moves the queue pair to error on the user's behalf, so that everything outstanding completes as
+    /// flushed.
+    pub(super) fn cancel_outstanding(&self) -> Result<(), PostError> {
+        self.gate.set(Block::Failed, true);
+        self.canceled.set(true);
+        D::stop_receiving(self);
+        if self.gate.has(Block::Unconnected) {
+            return Ok(());
+        }
+        self.with_queue(D::Queue::to_error).map_err(|_| PostError::EndpointFailed)
+    }
+
+    #[inline(always)]
+    fn finish(&self, entry: InFlight, slot: u32, result: Result<(), OperationError>) {
+        match entry.done {
+            Done::Notify(completion) => completion.count_down(result),
+            Done::Release { buffer } => self.shared.buffers.give(buffer),
+            done => self.finish_other(done, slot, result),
+        }
+    }
+
+    #[inline(never)]
+    fn finish_other(&self, done: Done, slot: u32, result: Result<(), OperationError>) {
+        let buffers = &self.shared.buffers;
+        let completion = match done {
+            Done::Notify(completion) | Done::Flushed(completion) => Some(completion),
+            Done::Canceled(completion) => return completion.count_down(Ok(())),
+            Done::Release { buffer } => return buffers.give(buffer),
+            Done::ReleaseNotify { buffer, completion } => {
+                buffers.give(buffer);
+                Some(completion)
+            }
+            Done::Unpack { buffer, length, unpack, completion } => {
+                let mut buffer = buffers.adopt(buffer);
+                if result.is_ok()
+                    && let Some(data) = buffer.bytes()[DATA..].get(..length as usize)
+                {
+                    let count_down = || {
+                        if let Some(completion) = &completion {
+                            completion.count_down(result);
+                        }
+                    };
+                    panics::or_else(|| unpack.call(data), count_down);
+                }
+                completion
+            }
+            Done::Fetch { result: value, completion } => {
+                if result.is_ok()
+                    && let Some(word) = self.results.word(slot as usize * 8)
+                {
+                    value.set(word.load(Ordering::Acquire));
+                }
+                completion
+            }
+        };
+        if let Some(completion) = completion {
+            completion.count_down(result);
+        }
+    }
+
+    // Closing.
+
+    /// Ends the connection for `reason`: the device executes no more of its requests. [`Self::abandon`], in
+    /// progress, finishes what is outstanding.
+    pub(super) fn stop(&self, reason: Block) {
+        self.gate.set(reason, true);
+        self.canceled.set(true);
+        D::stop(self);
+    }
+
+    /// Completes everything outstanding as cancelled.
+    pub(super) fn abandon(&self) {
+        let mut panics = Panics::default();
+        while let Some((entry, slot)) = self.in_flight.pop() {
+            panics.catch(|| self.finish(entry, slot, Err(OperationError::CANCELED)));
+        }
+    }
+}
+
+/// Reaps a completion also if a callback panics, and lets progress finish the operations left behind.
+struct Unwinding<'a, D: Driver> {
+    state: &'a State<D>,
+    index: u16,
+}
+
+impl<D: Driver> Drop for Unwinding<'_, D> {
+    #[cold]
+    fn drop(&mut self) {
+        self.state.with_queue(|queue| queue.reap(self.index));
+        self.state.shared.catch_up_later();
+    }
+}
+
+impl<D: Driver> Drop for State<D> {
+    fn drop(&mut self) {
+        // The gate adds what it counted to the interface's counters when it is dropped.
+        let _ = self.counters();
+    }
+}

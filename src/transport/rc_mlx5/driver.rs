@@ -1,0 +1,285 @@
+//! The driver of mlx5 devices, for the core of reliable connections.
+
+use std::cell::UnsafeCell;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use barewire_mlx5::queue::send::MAX_WQE_BLOCKS;
+use barewire_mlx5::{
+    CompletionQueue, ControlFlags, DataSegment, Mtu, Notifier, PortAddress, RcConfig, RcPath, RcQueuePair,
+    RemoteAddressSegment, Uar, WqeIndex,
+};
+
+use super::domain::Domain;
+use super::receive::Receiver;
+use super::{NAME, RcMlx5, attributes_of};
+use crate::address::TransportId;
+use crate::attributes::Flags;
+use crate::config::InterfaceConfig;
+use crate::error::{ConnectError, OpenError, Source};
+use crate::event::EventError;
+use crate::transport::common::registered::Domain as _;
+use crate::transport::rc;
+use crate::transport::rc::{Created, Limits, Opened, Path, QueueFull};
+
+/// An endpoint of this transport, behind its handles.
+pub(super) type State = rc::State<RcMlx5>;
+/// An interface of this transport, behind its handles.
+pub(super) type Shared = rc::Shared<RcMlx5>;
+
+/// What an interface has of its own.
+pub(crate) struct Interface {
+    /// Polled by progress alone.
+    pub(super) completions: UnsafeCell<CompletionQueue>,
+    uar: Uar,
+    /// Code of the path MTU.
+    mtu: u8,
+    /// What a thread can sleep on, if the device has such.
+    notifier: Option<Notifier>,
+}
+
+impl Interface {
+    fn notifier(&self) -> Result<&Notifier, EventError> {
+        let reason = "this command channel has no completion events";
+        self.notifier.as_ref().ok_or(EventError::Missing { transport: NAME, reason })
+    }
+}
+
+/// What an endpoint has of its own.
+pub(crate) struct Endpoint {
+    pub(super) receiver: Receiver,
+}
+
+impl rc::Queue for RcQueuePair {
+    type Segment = DataSegment;
+    const LARGEST_POST: u32 = MAX_WQE_BLOCKS;
+    const HAS_NOP: bool = true;
+
+    #[inline(always)]
+    fn segment(address: u64, length: u32, key: u32) -> DataSegment {
+        DataSegment::new(address, length, key)
+    }
+
+    #[inline(always)]
+    fn room(&self) -> u32 {
+        self.send.room()
+    }
+
+    #[inline]
+    fn posted(&self) -> u64 {
+        self.send.posted()
+    }
+
+    #[inline]
+    fn operations(&self) -> Option<u64> {
+        Some(self.send.wqes())
+    }
+
+    #[inline]
+    fn last(&self) -> u16 {
+        self.send.last_index().map_or(0, |WqeIndex(index)| index)
+    }
+
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.send.is_idle()
+    }
+
+    fn last_is_signaled(&self) -> bool {
+        self.send.last_is_signaled()
+    }
+
+    #[inline]
+    fn is_done(&self, index: u16) -> bool {
+        self.send.is_done(WqeIndex(index))
+    }
+
+    #[inline]
+    fn request_completion(&mut self) {
+        self.send.request_completion();
+    }
+
+    fn fence(&mut self) {
+        self.send.fence();
+    }
+
+    #[inline(always)]
+    fn reap(&mut self, index: u16) {
+        self.send.reap(index);
+    }
+
+    fn read_word(&mut self, local: DataSegment, remote: u64, key: u32) -> Result<(), QueueFull> {
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.send.read(local, remote, ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
+    }
+
+    fn nop(&mut self) -> Result<(), QueueFull> {
+        self.send.nop(ControlFlags::COMPLETION).map(drop).map_err(|_| QueueFull)
+    }
+
+    fn to_error(&mut self) -> Result<(), Source> {
+        Ok(RcQueuePair::to_error(self)?)
+    }
+}
+
+impl rc::Port for PortAddress {
+    fn to_bytes(self) -> [u8; 24] {
+        let mut body = [0; 24];
+        body[..16].copy_from_slice(&self.gid);
+        body[16..22].copy_from_slice(&self.mac);
+        body[22..].copy_from_slice(&self.lid.to_be_bytes());
+        body
+    }
+
+    fn from_bytes(body: &[u8; 24]) -> Self {
+        let mut port = Self { gid: [0; 16], mac: [0; 6], lid: u16::from_be_bytes([body[22], body[23]]) };
+        port.gid.copy_from_slice(&body[..16]);
+        port.mac.copy_from_slice(&body[16..22]);
+        port
+    }
+}
+
+const MTUS: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
+
+/// The path MTU of a code in an address, the PRM's.
+fn mtu_of(code: u8) -> Mtu {
+    MTUS.into_iter().find(|mtu| *mtu as u8 == code).unwrap_or(Mtu::Bytes256)
+}
+
+/// The code of the MTU of `bytes`, a power of two from 256 to 4096.
+fn mtu_code(bytes: u32) -> u8 {
+    let place = bytes.ilog2().saturating_sub(8) as usize;
+    MTUS.get(place).copied().unwrap_or(Mtu::Bytes4096) as u8
+}
+
+impl rc::Driver for RcMlx5 {
+    const ID: TransportId = TransportId::RcMlx5;
+    const MTU_CODES: std::ops::RangeInclusive<u8> = Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8;
+    /// As log2 (3 bits).
+    const READS_CODES: std::ops::RangeInclusive<u8> = 0..=7;
+
+    type Domain = Domain;
+    type Port = PortAddress;
+    type Queue = RcQueuePair;
+    type Interface = Interface;
+    type Endpoint = Endpoint;
+
+    fn limits(domain: &Domain) -> Limits {
+        let capabilities = domain.context().capabilities();
+        Limits { requests: capabilities.max_queue_entries, completions: capabilities.max_cq_entries }
+    }
+
+    fn port(domain: &Domain) -> PortAddress {
+        domain.context().port_address()
+    }
+
+    fn open(domain: &Domain, config: &InterfaceConfig, entries: u32) -> Result<Opened<Self>, OpenError> {
+        let context = domain.context();
+        let uar = Uar::allocate(context).map_err(|e| domain.refused("take a UAR page", e))?;
+        let (completions, notifier) = CompletionQueue::create_with_notifier(context, &uar, entries)
+            .map_err(|e| domain.refused("create a completion queue", e))?;
+        let mut attributes = attributes_of(config, context.capabilities());
+        attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
+        let completions = UnsafeCell::new(completions);
+        let mtu = mtu_code(config.path_mtu);
+        Ok(Opened {
+            attributes,
+            has_user_index: context.takes_user_index(),
+            interface: Interface { completions, uar, mtu, notifier },
+        })
+    }
+
+    fn create(shared: &Shared, slot: u32) -> Result<Created<Self>, OpenError> {
+        let (config, domain, interface) = (&shared.config, &shared.domain, &shared.driver);
+        let receiver = Receiver::new(domain, config.receive_ring, config.spare_receive_buffers)
+            .map_err(|e| domain.refused("register receive buffers", e))?;
+        let pair_config = RcConfig {
+            send_blocks: config.send_ring,
+            receive_entries: config.receive_ring,
+            signal_period: config.signal_every,
+            access: barewire_mlx5::Access::all(),
+            user_index: slot,
+        };
+        // SAFETY: the queue is only borrowed mutably while `Progress` polls it, which calls nothing that
+        // comes here.
+        let completions = unsafe { &*interface.completions.get() };
+        let pair =
+            RcQueuePair::create(domain.protection(), &interface.uar, completions, completions, &pair_config)
+                .map_err(|e| domain.refused("create a queue pair", e))?;
+        Ok(Created {
+            qpn: pair.number(),
+            mtu: interface.mtu,
+            reads: config.max_rd_atomic.ilog2() as u8,
+            user_index: pair.user_index(),
+            queue: pair,
+            endpoint: Endpoint { receiver },
+        })
+    }
+
+    fn created(state: &State) {
+        state.with_queue(|pair| state.driver.receiver.refill(&mut pair.receive, state));
+    }
+
+    fn connect(state: &State, path: &Path<PortAddress>) -> Result<(), ConnectError> {
+        let config = &state.shared.config;
+        let connection = RcPath {
+            receive_psn: path.receive_psn,
+            send_psn: path.send_psn,
+            mtu: mtu_of(path.mtu),
+            ack_timeout: config.ack_timeout,
+            retry_count: config.retry_count,
+            rnr_retry: config.rnr_retry,
+            min_rnr_nak: config.min_rnr_timer,
+            log_max_reads: path.reads,
+            ..RcPath::new(path.port, path.qpn)
+        };
+        state.with_queue(|pair| pair.connect(&connection)).map_err(|error| State::refused(path, error))
+    }
+
+    fn stop(state: &State) {
+        state.driver.receiver.close();
+        // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
+        let _ = state.with_queue(RcQueuePair::reset);
+    }
+
+    #[inline(always)]
+    fn take(progress: &mut super::Progress) -> usize {
+        progress.take()
+    }
+
+    fn is_drained(shared: &Shared) -> bool {
+        // SAFETY: as in `Progress::take`.
+        unsafe { &*shared.driver.completions.get() }.is_empty()
+    }
+
+    fn event_fd(shared: &Shared) -> Result<Option<BorrowedFd<'_>>, EventError> {
+        Ok(Some(shared.driver.notifier()?.as_fd()))
+    }
+
+    fn arm(shared: &Shared) -> Result<Option<Instant>, EventError> {
+        let notifier = shared.driver.notifier()?;
+        // Requests that wait for completions are no reason to stay awake.
+        let unsettled = shared.attention.get() && shared.arbiter.is_empty();
+        // SAFETY: as in `Progress::take`: borrowed until the end of this function, which runs no code of the
+        // user's.
+        let completions = unsafe { &mut *shared.driver.completions.get() };
+        if unsettled || shared.closing.get() > 0 || shared.unwound.get() || !completions.is_empty() {
+            return Err(EventError::Busy);
+        }
+        // A completion that came since makes it readable, too.
+        notifier.arm(completions);
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_path_mtus() {
+        for (code, bytes) in (1..=5).zip([256, 512, 1024, 2048, 4096]) {
+            assert_eq!((mtu_code(bytes), mtu_of(code) as u8), (code, code));
+        }
+    }
+}
