@@ -159,8 +159,8 @@ impl Device {
     /// the device is dropped,
     /// - `[start, start + length)` is mapped and readable, and writable if `access` is;
     /// - it is accessed only in ways that allow a device to read and write it at any time: through
-    /// raw pointers or atomics, not through references to plain data that the device may change
-    /// meanwhile.
+    ///   raw pointers or atomics, not through references to plain data that the device may change
+    ///   meanwhile.
     pub unsafe fn register_umem(
         &self,
         start: NonNull<u8>,
