@@ -66,7 +66,7 @@ impl Endpoint {
     /// [`PostError`]
     pub fn check(&self) -> Result<(), PostError> {
         self.0.gate.check()?;
-        self.0.ask()
+        self.0.send_keepalive()
     }
 
     /// Why the endpoint failed, if it did.

@@ -1,6 +1,7 @@
 //! Waiting for, ordering and giving up what is outstanding.
 
-use super::state::{State, Trouble, Waiter};
+use super::poller::Token;
+use super::state::{PendingFailure, State, Waiter};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::panics;
@@ -32,8 +33,8 @@ impl State {
         if !self.gate.has(Block::Failed) {
             self.gate.set(Block::Failed, true);
             self.canceled.set(true);
-            self.shared.ailing.borrow_mut().push(self.index);
-            self.shared.bell.ring();
+            self.shared.failed.borrow_mut().push(self.index);
+            self.shared.poller.wake();
         }
         if self.is_idle() {
             return Ok(Posted::Done);
@@ -46,7 +47,7 @@ impl State {
 
     /// Counts `completion` down when everything outstanding is finished.
     pub(super) fn wait_for_all(&self, completion: &Completion, cancels: bool) -> Result<(), PostError> {
-        let sent = self.messages.try_borrow().map(|lane| lane.outbox.posted());
+        let sent = self.messages.try_borrow().map(|connection| connection.outbox().posted());
         let (Ok(sent), Some((finished, _))) = (sent, self.requests()) else { return Err(self.refuse()) };
         let mut flushes = self.flushes.borrow_mut();
         if flushes.len() >= self.shared.config.send_ring as usize {
@@ -65,47 +66,47 @@ impl State {
     }
 
     /// The system says that one of the connections has room.
-    pub(super) fn make_room(&self, to_memory: bool) {
-        if !to_memory {
-            if let Ok(mut lane) = self.messages.try_borrow_mut() {
-                lane.has_room();
+    pub(super) fn make_room(&self, token: Token) {
+        if let Token::Messages(_) = token {
+            if let Ok(mut connection) = self.messages.try_borrow_mut() {
+                connection.has_room();
             }
         } else if let Ok(mut memory) = self.memory.try_borrow_mut()
             && let Some(memory) = memory.as_mut()
         {
-            memory.lane.has_room();
+            memory.connection.has_room();
         }
     }
 
     /// Sends what waits on both connections, as far as they take it.
     pub(super) fn send_all(&self) {
-        let (epoll, spare, round) = (&self.shared.epoll, &self.shared.spare, self.shared.round.get());
-        if let Ok(mut lane) = self.messages.try_borrow_mut()
-            && let Err(error) = lane.send(epoll, spare, round)
+        let (poller, spare, round) = (&self.shared.poller, &self.shared.spare, self.shared.round.get());
+        if let Ok(mut connection) = self.messages.try_borrow_mut()
+            && let Err(error) = connection.send(poller, spare, round)
         {
-            self.fail_later(Trouble::of_sending(Operation::ActiveMessage, &error));
+            self.fail(PendingFailure::of_sending(Operation::ActiveMessage, &error));
         }
         if let Ok(mut memory) = self.memory.try_borrow_mut()
             && let Some(memory) = memory.as_mut()
-            && let Err(error) = memory.lane.send(epoll, spare, round)
+            && let Err(error) = memory.connection.send(poller, spare, round)
         {
-            self.fail_later(Trouble::of_sending(Operation::Unnamed, &error));
+            self.fail(PendingFailure::of_sending(Operation::Unnamed, &error));
         }
-        if self.somebody_waits() {
-            self.look_later();
+        if self.has_waiters() {
+            self.progress_later();
         }
     }
 
     /// Completes what has been sent or finished since; if a callback panics, the rest with the next
     /// progress.
     pub(super) fn settle(&self) {
-        panics::or_else(|| self.settle_all(), || self.look_later());
+        panics::or_else(|| self.settle_all(), || self.progress_later());
     }
 
     fn settle_all(&self) {
-        let Ok(lane) = self.messages.try_borrow() else { return };
-        let sent = lane.outbox.sent();
-        drop(lane);
+        let Ok(connection) = self.messages.try_borrow() else { return };
+        let sent = connection.outbox().sent();
+        drop(connection);
         loop {
             let done = self.sending.borrow_mut().pop_front_if(|(end, _)| *end <= sent);
             let Some((_, completion)) = done else { break };

@@ -4,25 +4,21 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use barewire_tcp::connector::Connector;
 use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
 use barewire_tcp::outbox::Spare;
-use rustix::event::epoll;
 
 use super::address::{self, End};
-use super::close::Lingering;
+use super::connection::Connection;
 use super::domain::Domain;
 use super::endpoint::Endpoint;
-use super::event::Bell;
-use super::favourite::Favourite;
-use super::lane::Link;
+use super::poller::{Interest, Poller, Token};
 use super::progress::Progress;
 use super::receive::{Scratch, SpareLarge};
-use super::state::{Early, State, Trouble};
+use super::state::{Early, PendingFailure, State};
 use super::{NAME, address as addresses};
 use crate::address::{DeviceAddress, InterfaceAddress};
 use crate::attributes::Attributes;
@@ -39,13 +35,8 @@ use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::random;
 
-/// The door's number among the connections'.
-pub(super) const DOOR: u64 = u64::MAX;
-
 pub(super) struct Shared {
-    pub(super) epoll: OwnedFd,
-    pub(super) bell: Bell,
-    pub(super) favourite: Favourite,
+    pub(super) poller: Poller,
     pub(super) spare: Spare,
     pub(super) spare_large: SpareLarge,
     pub(super) handlers: Handlers,
@@ -62,14 +53,15 @@ pub(super) struct Shared {
     /// A connection is in the making.
     pub(super) connecting: RefCell<Vec<u32>>,
     /// The peer will connect.
-    pub(super) awaiting: RefCell<Vec<u32>>,
+    pub(super) expecting: RefCell<Vec<u32>>,
     /// Failed or cancelled, and nobody was told yet.
-    pub(super) ailing: RefCell<Vec<u32>>,
+    pub(super) failed: RefCell<Vec<u32>>,
     /// Messages wait for buffers that have come back.
     pub(super) resuming: RefCell<Vec<u32>>,
     /// Without handles.
     pub(super) closing: RefCell<Vec<u32>>,
-    pub(super) lingering: RefCell<Vec<Lingering>>,
+    /// Connections that this end closed in order.
+    pub(super) draining: RefCell<Vec<Connection>>,
     pub(super) arbiter: Arbiter<Endpoint>,
     /// A handler was set.
     pub(super) renewed: Cell<bool>,
@@ -103,17 +95,15 @@ impl Interface {
         let limits = Limits { silence: config.peer_timeout, protected, ..Limits::default() };
         let door = Door::open(domain.ip(), domain.key().clone(), limits)
             .map_err(|e| domain.refused("listen for peers", e))?;
-        let watch = || -> io::Result<OwnedFd> {
-            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            epoll::add(&epoll, &door, epoll::EventData::new_u64(DOOR), epoll::EventFlags::IN)?;
-            Ok(epoll)
+        let watch = || -> io::Result<Poller> {
+            let poller = Poller::new()?;
+            poller.add(&door, Token::Door, Interest::IN)?;
+            Ok(poller)
         };
-        let epoll = watch().map_err(|e| domain.refused("watch for peers", e))?;
+        let poller = watch().map_err(|e| domain.refused("watch for peers", e))?;
         let scratch = Scratch::new().map_err(|e| domain.refused("allocate a receive buffer", e))?;
         let shared = Rc::new(Shared {
-            epoll,
-            bell: Bell::default(),
-            favourite: Favourite::none(),
+            poller,
             spare: Spare::default(),
             spare_large: SpareLarge::default(),
             handlers: Handlers::new(),
@@ -123,11 +113,11 @@ impl Interface {
             opened: Cell::new(0),
             dirty: RefCell::default(),
             connecting: RefCell::default(),
-            awaiting: RefCell::default(),
-            ailing: RefCell::default(),
+            expecting: RefCell::default(),
+            failed: RefCell::default(),
             resuming: RefCell::default(),
             closing: RefCell::default(),
-            lingering: RefCell::default(),
+            draining: RefCell::default(),
             arbiter: Arbiter::new(),
             renewed: Cell::new(false),
             closed: Cell::new(false),
@@ -243,11 +233,6 @@ impl fork::Inherited for Shared {
 }
 
 impl Shared {
-    /// By what number a connection of the endpoint at `index` is known in the epoll.
-    pub(super) fn event_number(index: u32, to_memory: bool) -> u64 {
-        u64::from(index) << 1 | u64::from(to_memory)
-    }
-
     pub(super) fn check_open(&self) -> Result<(), PostError> {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
@@ -259,7 +244,7 @@ impl Shared {
     /// Messages of the endpoint at `index` may go on.
     pub(super) fn resume_later(&self, index: u32) {
         self.resuming.borrow_mut().push(index);
-        self.bell.ring();
+        self.poller.wake();
     }
 
     /// Begins to connect.
@@ -305,19 +290,19 @@ impl Shared {
         if self.closed.get() {
             return;
         }
-        state.stop(Block::Failed);
+        state.shut_down(Block::Failed);
         self.closing.borrow_mut().push(state.index);
-        self.bell.ring();
+        self.poller.wake();
     }
 
     /// Finishes and forgets endpoints without handles.
-    pub(super) fn bury(&self) -> usize {
+    pub(super) fn reap_closed(&self) -> usize {
         let mut panics = Panics::default();
         let closing = self.closing.take();
         for &index in &closing {
             let state = self.endpoints.borrow_mut().get_mut(index as usize).and_then(Option::take);
             if let Some(state) = state {
-                panics.catch(|| state.abandon());
+                panics.catch(|| state.finish_closed());
                 self.free.borrow_mut().push(index);
             }
         }
@@ -351,26 +336,21 @@ impl State {
     /// The peer connects.
     fn accept(&self, newcomer: Admitted) {
         // A `pack` function makes progress. Without a verdict the peer tries again.
-        let Ok(mut lane) = self.messages.try_borrow_mut() else { return };
+        let Ok(mut connection) = self.messages.try_borrow_mut() else { return };
         // A second time: it heard nothing of the first, and nothing was said there.
-        let silent = lane.outbox.sent() == 0 && self.rest.borrow().is_untouched();
-        let free = match lane.link {
-            Link::Awaiting => true,
-            Link::Open(_) => silent,
-            _ => false,
-        };
-        if !free {
-            drop(lane);
+        let is_silent = connection.outbox().sent() == 0 && self.rest.borrow().is_untouched();
+        if !(connection.is_expected() || connection.is_open() && is_silent) {
+            drop(connection);
             return newcomer.refuse(Verdict::Taken);
         }
         let Ok(socket) = newcomer.welcome() else { return };
-        let opened = lane.open(&self.shared.epoll, socket).map_err(Into::into);
-        let sent =
-            opened.and_then(|()| lane.send(&self.shared.epoll, &self.shared.spare, self.shared.round.get()));
+        let (poller, spare, round) = (&self.shared.poller, &self.shared.spare, self.shared.round.get());
+        let opened = connection.open(poller, socket).map_err(Into::into);
+        let sent = opened.and_then(|()| connection.send(poller, spare, round));
         if let Err(error) = sent {
-            self.fail_later(Trouble::of_sending(Operation::Connect, &error));
+            self.fail(PendingFailure::of_sending(Operation::Connect, &error));
         }
-        self.look_later();
+        self.progress_later();
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use barewire_tcp::region::Region;
 use barewire_tcp::request::{ANSWER_BYTES, Answer, Operation as Asked, Outcome, REQUEST_BYTES};
 
+use super::connection::Connection;
 use super::domain::RemoteKey;
-use super::lane::{Lane, Link};
 use super::progress::Scratch;
-use super::state::{State, Trouble};
+use super::state::{PendingFailure, State};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Cause, Operation};
 use crate::panics::Panics;
@@ -59,8 +59,8 @@ impl InFlight {
 
 /// The connection to the memory of one process.
 #[derive(Debug)]
-pub(super) struct MemoryLane {
-    pub(super) lane: Lane,
+pub(super) struct RemoteMemoryClient {
+    pub(super) connection: Connection,
     /// Where the process serves it: its target's port and its domain.
     port: u16,
     domain: u64,
@@ -78,11 +78,11 @@ pub(super) struct MemoryLane {
     coming: Option<usize>,
 }
 
-impl MemoryLane {
-    pub(super) fn new(lane: Lane, key: &RemoteKey, limit: u64) -> Self {
+impl RemoteMemoryClient {
+    pub(super) fn new(connection: Connection, key: &RemoteKey, limit: u64) -> Self {
         let (port, domain) = (key.port, key.domain);
         Self {
-            lane,
+            connection,
             port,
             domain,
             posted: 0,
@@ -137,17 +137,17 @@ enum Step {
         finished: u64,
         value: Option<u64>,
     },
-    Fail(Trouble),
+    Fail(PendingFailure),
 }
 
 /// The peer does not keep to the protocol.
 fn foreign() -> Step {
-    Step::Fail(Trouble::new(Operation::Unnamed, Cause::RemoteOperation, "its answers make no sense"))
+    Step::Fail(PendingFailure::new(Operation::Unnamed, Cause::RemoteOperation, "its answers make no sense"))
 }
 
 impl State {
     /// Takes the answers that came. Answers how many events there were.
-    pub(super) fn hear_memory(&self, scratch: &mut Scratch) -> usize {
+    pub(super) fn receive_answers(&self, scratch: &mut Scratch) -> usize {
         let heard = match self.memory.try_borrow_mut().as_deref_mut() {
             Ok(Some(memory)) => memory.receive(scratch),
             // Not connected, or a `pack` function makes progress.
@@ -156,8 +156,8 @@ impl State {
         let bytes = match heard {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return 0,
-            Err(trouble) => {
-                self.fail_later(trouble);
+            Err(failure) => {
+                self.fail(failure);
                 return 1;
             }
         };
@@ -186,7 +186,7 @@ impl State {
                     at += took;
                     events += self.finish_up_to(finished, value, &mut panics);
                 }
-                Step::Fail(trouble) => self.fail_later(trouble),
+                Step::Fail(failure) => self.fail(failure),
             }
         }
         if let Some(memory) = self.memory.borrow_mut().as_mut() {
@@ -232,15 +232,19 @@ impl State {
     }
 }
 
-impl MemoryLane {
+impl RemoteMemoryClient {
     /// Takes what came: the bytes to be looked at, which are none if the system put them where they belong. `None` if nothing came.
-    fn receive<'s>(&mut self, scratch: &'s mut Scratch) -> Result<Option<&'s [u8]>, Trouble> {
+    fn receive<'s>(&mut self, scratch: &'s mut Scratch) -> Result<Option<&'s [u8]>, PendingFailure> {
         let gone = || {
-            Trouble::new(Operation::Unnamed, Cause::Disconnected, "it closed the connection to its memory")
+            PendingFailure::new(
+                Operation::Unnamed,
+                Cause::Disconnected,
+                "it closed the connection to its memory",
+            )
         };
         if self.rest.is_empty()
             && let Some(left @ 1..) = self.coming
-            && let Link::Open(socket) = &mut self.lane.link
+            && let Some(socket) = self.connection.socket()
             && !socket.is_protected()
             && let Some(InFlight { done: Done::Scatter { ranges, .. }, .. }) = self.in_flight.front_mut()
             && let Some(range) = ranges.front_mut()
@@ -250,7 +254,7 @@ impl MemoryLane {
                 Ok(Some(0)) => return Err(gone()),
                 Ok(Some(count)) => count,
                 Err(None) => return Err(freed()),
-                Err(Some(error)) => return Err(Trouble::of_sending(Operation::Get, &error.into())),
+                Err(Some(error)) => return Err(PendingFailure::of_sending(Operation::Get, &error.into())),
             };
             range.offset += count;
             range.length -= count;
@@ -260,7 +264,7 @@ impl MemoryLane {
             self.coming = Some(left - count);
             return Ok(Some(&[]));
         }
-        let Link::Open(socket) = &mut self.lane.link else { return Ok(None) };
+        let Some(socket) = self.connection.socket() else { return Ok(None) };
         match scratch.fill(&self.rest, socket, usize::MAX) {
             Ok(None) => Ok(None),
             Ok(Some(0)) => Err(gone()),
@@ -269,7 +273,7 @@ impl MemoryLane {
                 self.rest.clear();
                 Ok(Some(scratch.bytes(held + count)))
             }
-            Err(error) => Err(Trouble::of_sending(Operation::Unnamed, &error.into())),
+            Err(error) => Err(PendingFailure::of_sending(Operation::Unnamed, &error.into())),
         }
     }
 
@@ -286,7 +290,7 @@ impl MemoryLane {
         }
         if answer.outcome == Outcome::Altered {
             let detail = "its end found the bytes of the connection to its memory changed on the way";
-            return Step::Fail(Trouble::new(Operation::Unnamed, Cause::Altered, detail));
+            return Step::Fail(PendingFailure::new(Operation::Unnamed, Cause::Altered, detail));
         }
         if answer.outcome == Outcome::Refused {
             let operation = match answer.operation {
@@ -294,7 +298,11 @@ impl MemoryLane {
                 Asked::Get => Operation::Get,
                 Asked::Atomic => Operation::Atomic,
             };
-            return Step::Fail(Trouble::new(operation, Cause::RemoteAccess, "its memory refused the access"));
+            return Step::Fail(PendingFailure::new(
+                operation,
+                Cause::RemoteAccess,
+                "its memory refused the access",
+            ));
         }
         // The first in flight that this answer does not merely cover.
         let before = self.in_flight.front().is_some_and(|entry| entry.number < answer.finished);
@@ -380,6 +388,6 @@ impl MemoryLane {
     }
 }
 
-fn freed() -> Trouble {
-    Trouble::new(Operation::Get, Cause::LocalAccess, "local memory was freed while data came for it")
+fn freed() -> PendingFailure {
+    PendingFailure::new(Operation::Get, Cause::LocalAccess, "local memory was freed while data came for it")
 }

@@ -2,9 +2,9 @@
 
 use barewire_tcp::message::{HEADER_BYTES, Header, Kind, padded};
 
+use super::connection::Connection;
 use super::endpoint::Endpoint;
-use super::lane::{Lane, Link};
-use super::state::{State, Trouble};
+use super::state::{PendingFailure, State};
 use super::{COPIED, EAGER, MAX_AM, MAX_AM_HEADER, SEGMENT};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
@@ -150,8 +150,8 @@ impl State {
 
     /// Messages may be posted: the link is not gone, and no fence stands before them.
     #[inline]
-    fn may_send(&self, lane: &Lane) -> Result<(), PostError> {
-        if let Link::Parted | Link::Closed = lane.link {
+    fn may_send(&self, connection: &Connection) -> Result<(), PostError> {
+        if connection.is_closed() {
             return Err(self.find_closed(Operation::ActiveMessage));
         }
         if self.fence.get() > 0 && !self.is_past_fence() {
@@ -163,7 +163,7 @@ impl State {
     /// The peer had closed the connection: only who uses it is told.
     #[cold]
     pub(super) fn find_closed(&self, operation: Operation) -> PostError {
-        self.fail_later(Trouble::new(operation, Cause::Disconnected, "it had closed the connection"));
+        self.fail(PendingFailure::new(operation, Cause::Disconnected, "it had closed the connection"));
         PostError::EndpointFailed
     }
 
@@ -185,62 +185,62 @@ impl State {
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
     ) -> Result<usize, PostError> {
         // Borrowed if this is called by the `fill` of another post.
-        let Ok(mut lane) = self.messages.try_borrow_mut() else { return Err(self.refuse()) };
-        let lane = &mut *lane;
-        self.may_send(lane)?;
-        let Some(room) = lane.outbox.room(&self.shared.spare, HEADER_BYTES + padded(most)) else {
+        let Ok(mut connection) = self.messages.try_borrow_mut() else { return Err(self.refuse()) };
+        let connection = &mut *connection;
+        self.may_send(connection)?;
+        let Some(room) = connection.outbox_mut().room(&self.shared.spare, HEADER_BYTES + padded(most)) else {
             return Err(self.refuse());
         };
         let (head, body) = room.split_at_mut(HEADER_BYTES);
         let length = fill(&mut body[..most])?;
         body[length..padded(length)].fill(0);
         head.copy_from_slice(&Header::message(id, length as u32).to_bytes());
-        lane.outbox.commit(HEADER_BYTES + padded(length));
+        connection.outbox_mut().commit(HEADER_BYTES + padded(length));
         self.gate.tally.posted(length);
-        self.push(lane, Operation::ActiveMessage);
+        self.push(connection, Operation::ActiveMessage);
         Ok(length)
     }
 
     /// Sends at once the first time in a round of progress, and when much has come together; else soon.
     #[inline]
-    pub(super) fn push(&self, lane: &mut Lane, operation: Operation) {
+    pub(super) fn push(&self, connection: &mut Connection, operation: Operation) {
         let round = self.shared.round.get();
-        if lane.round == round && lane.outbox.copied() < EAGER {
-            return self.look_later();
+        if connection.has_sent_in(round) && connection.outbox().copied() < EAGER {
+            return self.progress_later();
         }
-        if let Err(error) = lane.send(&self.shared.epoll, &self.shared.spare, round) {
-            self.fail_later(Trouble::of_sending(operation, &error));
+        if let Err(error) = connection.send(&self.shared.poller, &self.shared.spare, round) {
+            self.fail(PendingFailure::of_sending(operation, &error));
         }
-        if self.somebody_waits() {
-            self.look_later();
+        if self.has_waiters() {
+            self.progress_later();
         }
     }
 
     /// Progress is to send what waits, and to tell those who wait for it.
     #[inline]
-    pub(super) fn look_later(&self) {
+    pub(super) fn progress_later(&self) {
         if !self.dirty.replace(true) {
             self.shared.dirty.borrow_mut().push(self.index);
-            self.shared.bell.ring();
+            self.shared.poller.wake();
         }
     }
 
     /// Somebody waits for what is sent.
     #[inline]
-    pub(super) fn somebody_waits(&self) -> bool {
+    pub(super) fn has_waiters(&self) -> bool {
         !self.sending.borrow().is_empty() || !self.flushes.borrow().is_empty()
     }
 
     /// Sends nothing, so that the system learns whether the peer's is there. What waits already asks that.
-    pub(super) fn ask(&self) -> Result<(), PostError> {
-        let Ok(mut lane) = self.messages.try_borrow_mut() else { return Ok(()) };
-        let lane = &mut *lane;
-        if let Link::Parted | Link::Closed = lane.link {
+    pub(super) fn send_keepalive(&self) -> Result<(), PostError> {
+        let Ok(mut connection) = self.messages.try_borrow_mut() else { return Ok(()) };
+        let connection = &mut *connection;
+        if connection.is_closed() {
             return Err(self.find_closed(Operation::Unnamed));
         }
         let nothing = Header { kind: Kind::Nothing, length: 0 }.to_bytes();
-        if lane.outbox.is_empty() && lane.outbox.push(&self.shared.spare, &nothing) {
-            self.push(lane, Operation::Unnamed);
+        if connection.outbox().is_empty() && connection.outbox_mut().push(&self.shared.spare, &nothing) {
+            self.push(connection, Operation::Unnamed);
         }
         Ok(())
     }
@@ -253,32 +253,32 @@ impl State {
         length: usize,
         completion: Option<&Completion>,
     ) -> Post {
-        let Ok(mut lane) = self.messages.try_borrow_mut() else { return Err(self.refuse()) };
-        let lane = &mut *lane;
-        self.may_send(lane)?;
+        let Ok(mut connection) = self.messages.try_borrow_mut() else { return Err(self.refuse()) };
+        let connection = &mut *connection;
+        self.may_send(connection)?;
         let spare = &self.shared.spare;
         if self.sending.borrow().len() >= self.shared.config.send_ring as usize
-            || lane.outbox.is_crowded(HEADER_BYTES + header.len() + HEADER_BYTES)
+            || connection.outbox().is_crowded(HEADER_BYTES + header.len() + HEADER_BYTES)
         {
             return Err(self.refuse());
         }
         let ranges = self.ranges(slices)?;
-        lane.outbox.push(spare, &Header::message(id, length as u32).to_bytes());
-        lane.outbox.push(spare, header);
+        connection.outbox_mut().push(spare, &Header::message(id, length as u32).to_bytes());
+        connection.outbox_mut().push(spare, header);
         for range in ranges {
-            lane.outbox.push_range(range.region, range.offset, range.length);
+            connection.outbox_mut().push_range(range.region, range.offset, range.length);
         }
-        lane.outbox.push(spare, &[0; HEADER_BYTES][..padded(length) - length]);
-        let end = lane.outbox.posted();
+        connection.outbox_mut().push(spare, &[0; HEADER_BYTES][..padded(length) - length]);
+        let end = connection.outbox().posted();
         self.gate.tally.posted(length);
-        let sent = lane.send(&self.shared.epoll, spare, self.shared.round.get());
+        let sent = connection.send(&self.shared.poller, spare, self.shared.round.get());
         if let Err(error) = sent {
-            self.fail_later(Trouble::of_sending(Operation::ActiveMessage, &error));
-        } else if lane.outbox.sent() >= end {
+            self.fail(PendingFailure::of_sending(Operation::ActiveMessage, &error));
+        } else if connection.outbox().sent() >= end {
             return Ok(Posted::Done);
         }
         self.sending.borrow_mut().push_back((end, completion.cloned()));
-        self.look_later();
+        self.progress_later();
         Ok(Posted::InProgress)
     }
 }

@@ -33,15 +33,15 @@
 mod address;
 mod atomic;
 mod close;
+mod connection;
 mod domain;
 mod endpoint;
 mod event;
-mod favourite;
 mod flush;
 mod interface;
-mod lane;
 mod memory;
 mod message;
+mod poller;
 mod progress;
 mod receive;
 mod rma;

@@ -5,25 +5,20 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_tcp::door::Admitted;
-use barewire_tcp::patience::Patience;
-use rustix::event::{Timespec, epoll};
 
 use super::NAME;
-use super::event::BELL;
-use super::interface::{DOOR, Shared};
-use super::lane::Link;
+use super::interface::Shared;
+use super::poller::{EVENTS, Event, Interest, Token};
 pub(super) use super::receive::Scratch;
-use super::state::{State, Trouble};
+use super::state::{PendingFailure, State};
 use crate::error::{Cause, Operation, OperationError};
 use crate::panics::Panics;
 use crate::transport::common::gate::Block;
 use crate::transport::common::handlers::Running;
 
-/// Events taken from the system at once.
-const EVENTS: usize = 64;
-/// Rounds in which only the favourite is listened to, before all are again.
-const PATIENCE: u32 = 32;
-/// How often deadlines are looked at.
+/// Rounds in which one connection alone is polled directly, before all are polled again.
+const DIRECT_POLLS: u32 = 32;
+/// How often deadlines are checked.
 pub(super) const TICK: Duration = Duration::from_millis(10);
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
@@ -31,9 +26,9 @@ pub(super) const TICK: Duration = Duration::from_millis(10);
 pub struct Progress {
     shared: Rc<Shared>,
     scratch: Scratch,
-    events: Vec<epoll::Event>,
+    events: Vec<Event>,
     admitted: Vec<Admitted>,
-    /// Rounds since the system was asked.
+    /// Rounds since all connections were polled.
     rounds: u32,
     next_tick: Instant,
 }
@@ -59,8 +54,8 @@ impl Progress {
             return 0;
         }
         shared.round.set(shared.round.get() + 1);
-        let mut events = self.listen(&shared);
-        if !shared.is_calm() {
+        let mut events = self.poll(&shared);
+        if !shared.is_quiet() {
             events += self.attend(&shared);
         }
         shared.send_dirty();
@@ -78,73 +73,71 @@ impl Progress {
     }
 
     /// Hears what came.
-    fn listen(&mut self, shared: &Rc<Shared>) -> usize {
+    fn poll(&mut self, shared: &Rc<Shared>) -> usize {
         // One of them handles messages here already, and it made progress: there is nothing to be done for it.
         let Some(mut running) = shared.handlers.run() else { return 0 };
         if shared.renewed.replace(false) {
             running.renew();
         }
         self.rounds += 1;
-        if shared.bell.disarm() {
-            // Whoever woke it may be any of them.
-            self.rounds = PATIENCE;
+        if shared.poller.disarm() {
+            // Any connection may have woken the thread.
+            self.rounds = DIRECT_POLLS;
         }
         let mut events = 0;
-        if let Some(state) = shared.favourite.get() {
-            events = state.hear(&mut self.scratch, &mut running);
-            if self.rounds < PATIENCE {
+        if let Some(slot) = shared.poller.direct()
+            && let Some(state) = shared.endpoint(slot)
+        {
+            events = state.receive(&mut self.scratch, &mut running);
+            if self.rounds < DIRECT_POLLS {
                 return events;
             }
         }
         self.rounds = 0;
-        events + self.listen_to_all(shared, &mut running)
+        events + self.poll_all(shared, &mut running)
     }
 
-    fn listen_to_all(&mut self, shared: &Rc<Shared>, running: &mut Running<'_, true>) -> usize {
+    fn poll_all(&mut self, shared: &Rc<Shared>, running: &mut Running<'_, true>) -> usize {
         let mut found = std::mem::take(&mut self.events);
-        found.clear();
-        // A handler that panicked took them with it.
-        found.reserve(EVENTS);
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interruption is as good as no event.
-        let _ = epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut found), Some(&now));
+        shared.poller.poll(&mut found);
         let mut events = 0;
         for event in &found {
-            // Copies: the system packs them.
-            let (flags, data) = (event.flags, event.data);
-            let number = data.u64();
-            if number == DOOR {
-                shared.door.borrow_mut().work(Instant::now(), &mut self.admitted);
-                for newcomer in self.admitted.drain(..) {
-                    events += 1;
-                    shared.admit(newcomer);
+            let token = Token::of(event);
+            let slot = match token {
+                Token::Door => {
+                    shared.door.borrow_mut().work(Instant::now(), &mut self.admitted);
+                    for newcomer in self.admitted.drain(..) {
+                        events += 1;
+                        shared.admit(newcomer);
+                    }
+                    continue;
                 }
-                continue;
-            }
-            if number == BELL {
-                shared.bell.still();
-                continue;
-            }
-            let Some(state) = shared.endpoint((number >> 1) as u32) else { continue };
+                Token::Wakeup => {
+                    shared.poller.clear_wakeup();
+                    continue;
+                }
+                Token::Messages(slot) | Token::Memory(slot) => slot,
+            };
+            let Some(state) = shared.endpoint(slot) else { continue };
+            // A copy: the kernel packs the fields of an event.
+            let flags = event.flags;
             if state.is_packing() {
-                // The system reports it again.
+                // Epoll reports it again.
                 continue;
             }
-            if flags.contains(epoll::EventFlags::OUT) {
-                // There was room again, and it was used.
+            if flags.contains(Interest::OUT) {
                 events += 1;
-                state.make_room(number & 1 == 1);
+                state.make_room(token);
                 state.send_all();
                 state.short.set(false);
                 state.settle();
             }
-            if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                shared.favourite.note(number, &state);
-                if number & 1 == 0 {
-                    events += state.hear(&mut self.scratch, running);
-                } else {
-                    events += state.hear_memory(&mut self.scratch);
-                }
+            if flags.intersects(Interest::IN | Interest::HUP | Interest::ERR) {
+                shared.poller.note(token, |slot, on| shared.poll_directly(slot, on));
+                events += match token {
+                    Token::Memory(_) => state.receive_answers(&mut self.scratch),
+                    _ => state.receive(&mut self.scratch, running),
+                };
             }
         }
         self.events = found;
@@ -174,25 +167,26 @@ impl Progress {
             let Some(state) = shared.endpoint(index) else { continue };
             match shared.handlers.run() {
                 Some(mut running) if !state.is_packing() => {
-                    panics.catch(|| events += state.hear_rest(&mut self.scratch, &mut running));
+                    panics.catch(|| events += state.resume(&mut self.scratch, &mut running));
                 }
                 _ => shared.resuming.borrow_mut().push(index),
             }
         }
-        for index in shared.ailing.take() {
+        for index in shared.failed.take() {
             let Some(state) = shared.endpoint(index) else { continue };
             if state.is_packing() {
-                shared.ailing.borrow_mut().push(index);
+                shared.failed.borrow_mut().push(index);
                 continue;
             }
             events += 1;
-            panics.catch(|| state.end());
+            panics.catch(|| state.report_end());
         }
         if !shared.closing.borrow().is_empty() {
-            if shared.favourite.get().is_some_and(|state| state.handles.get() == 0) {
-                shared.favourite.forget();
+            let direct = shared.poller.direct().and_then(|slot| shared.endpoint(slot));
+            if direct.is_none_or(|state| state.handles.get() == 0) {
+                shared.poller.forget_direct();
             }
-            panics.catch(|| events += shared.bury());
+            panics.catch(|| events += shared.reap_closed());
         }
         let now = Instant::now();
         if now >= self.next_tick {
@@ -214,12 +208,12 @@ impl Drop for Progress {
 
 impl State {
     /// Tells everybody that the endpoint failed or was cancelled.
-    fn end(&self) {
+    fn report_end(&self) {
         if self.canceled.get() {
-            self.hang_up(self.is_idle());
-            self.give_up(OperationError::CANCELED);
+            self.close_connections(self.is_idle());
+            self.finish_outstanding(OperationError::CANCELED);
         } else {
-            self.fail();
+            self.report_failure();
         }
     }
 }
@@ -227,14 +221,14 @@ impl State {
 impl Shared {
     /// Nothing of what happens seldom is to be done.
     #[inline]
-    fn is_calm(&self) -> bool {
+    fn is_quiet(&self) -> bool {
         let none = |list: &std::cell::RefCell<Vec<u32>>| list.borrow().is_empty();
         none(&self.connecting)
             && none(&self.resuming)
-            && none(&self.ailing)
+            && none(&self.failed)
             && none(&self.closing)
-            && none(&self.awaiting)
-            && self.lingering.borrow().is_empty()
+            && none(&self.expecting)
+            && self.draining.borrow().is_empty()
             && self.door.borrow().is_idle()
     }
 
@@ -261,13 +255,13 @@ impl Shared {
     /// Looks at deadlines.
     fn tick(&self, now: Instant, admitted: &mut Vec<Admitted>) {
         self.door.borrow_mut().work(now, admitted);
-        self.lingering.borrow_mut().retain(|lingering| !lingering.is_over(now));
-        let awaiting = self.awaiting.take();
-        for index in awaiting {
+        self.draining.borrow_mut().retain(|connection| !connection.is_drained(now));
+        let expecting = self.expecting.take();
+        for index in expecting {
             if let Some(state) = self.endpoint(index)
-                && state.is_awaiting(now)
+                && state.is_expecting_peer(now)
             {
-                self.awaiting.borrow_mut().push(index);
+                self.expecting.borrow_mut().push(index);
             }
         }
     }
@@ -277,51 +271,59 @@ impl Shared {
             // Closed by a fork: the connections are the parent's.
             return;
         }
-        self.favourite.forget();
+        self.poller.forget_direct();
         let endpoints: Vec<_> = self.endpoints.take().into_iter().flatten().collect();
         for state in &endpoints {
-            state.stop(Block::Closed);
+            state.shut_down(Block::Closed);
         }
         let mut panics = Panics::default();
         // An endpoint whose `pack` function drops the worker is abandoned when that returns.
         for state in endpoints.iter().filter(|state| !state.is_packing()) {
-            panics.catch(|| state.abandon());
+            panics.catch(|| state.finish_closed());
         }
         panics.catch(|| self.arbiter.clear());
         panics.catch(|| self.handlers.close());
         if let Some(mut running) = self.handlers.run() {
             panics.catch(|| running.renew());
         }
-        self.lingering.take();
+        self.draining.take();
     }
 }
 
 impl State {
-    /// Something waits for the peer, which is to connect.
-    pub(super) fn is_waited_for(&self) -> bool {
-        let Ok(lane) = self.messages.try_borrow() else { return self.gate.is_alive() };
-        self.gate.is_alive() && matches!(lane.link, Link::Awaiting) && !lane.outbox.is_empty()
+    /// Something waits for the peer to connect.
+    pub(super) fn is_waiting_for_peer(&self) -> bool {
+        let Ok(connection) = self.messages.try_borrow() else { return self.gate.is_alive() };
+        self.gate.is_alive() && connection.is_expected() && !connection.outbox().is_empty()
     }
 
-    /// The peer has not connected yet. Once something waits for it, it has as long as a connection may take.
-    fn is_awaiting(&self, now: Instant) -> bool {
-        let Ok(mut lane) = self.messages.try_borrow_mut() else { return true };
-        if !self.gate.is_alive() || !matches!(lane.link, Link::Awaiting) {
+    /// Returns true if the peer is expected to connect. Once something waits for it, it has as long as a
+    /// connection may take.
+    fn is_expecting_peer(&self, now: Instant) -> bool {
+        let Ok(mut connection) = self.messages.try_borrow_mut() else { return true };
+        if !self.gate.is_alive() || !connection.is_expected() {
             return false;
         }
-        if lane.outbox.is_empty() {
-            lane.awaited = None;
+        if !connection.is_overdue(now, self.shared.config.connect_timeout) {
             return true;
         }
-        let limit = self.shared.config.connect_timeout;
-        if !lane.awaited.get_or_insert_with(|| Patience::new(limit, now)).is_over(now) {
-            return true;
-        }
-        drop(lane);
-        let trouble =
-            Trouble::new(Operation::Connect, Cause::PeerUnreachable, "it never connected to this endpoint");
-        self.fail_later(trouble);
+        drop(connection);
+        let detail = "it never connected to this endpoint";
+        self.fail(PendingFailure::new(Operation::Connect, Cause::PeerUnreachable, detail));
         false
+    }
+}
+
+impl Shared {
+    /// Polls an endpoint's connection for messages directly, or by epoll. Returns false if the connection
+    /// is in use.
+    pub(super) fn poll_directly(&self, slot: u32, on: bool) -> bool {
+        let Some(state) = self.endpoint(slot) else { return true };
+        let Ok(mut connection) = state.messages.try_borrow_mut() else { return false };
+        if let Err(error) = connection.poll_directly(&self.poller, on) {
+            state.fail(PendingFailure::of_sending(Operation::Receive, &error.into()));
+        }
+        true
     }
 }
 

@@ -9,8 +9,7 @@ use barewire_tcp::message::{self, Header, Kind};
 use barewire_tcp::socket::Socket;
 
 use super::MAX_AM;
-use super::lane::Link;
-use super::state::{State, Trouble};
+use super::state::{PendingFailure, State};
 use crate::error::{Cause, MemoryError, Operation};
 use crate::message::{HOME, Keeper, KeptMessage, Message, Reclaim, write_home};
 use crate::transport::common::allocation::Allocation;
@@ -148,20 +147,20 @@ impl Large {
 impl State {
     /// Takes what came on the connection for messages, and delivers what is whole. Answers how many events there were.
     #[inline]
-    pub(super) fn hear(&self, scratch: &mut Scratch, running: &mut Running<'_, true>) -> usize {
+    pub(super) fn receive(&self, scratch: &mut Scratch, running: &mut Running<'_, true>) -> usize {
         let mut rest = self.rest.borrow_mut();
         if rest.waits {
             return 0;
         }
         let heard = {
             // Borrowed while a `pack` function makes progress.
-            let Ok(mut lane) = self.messages.try_borrow_mut() else { return 0 };
-            let Link::Open(socket) = &mut lane.link else { return 0 };
+            let Ok(mut connection) = self.messages.try_borrow_mut() else { return 0 };
+            let Some(socket) = connection.socket() else { return 0 };
             if socket.is_protected() {
                 // Everything that came is taken at once: the system does not report it again.
                 let heard = scratch.fill(&rest.bytes, socket, READ);
-                drop((rest, lane));
-                return self.hear_protected(heard, scratch, running);
+                drop((rest, connection));
+                return self.receive_protected(heard, scratch, running);
             }
             if let Some(large) = &mut rest.large {
                 large.receive(socket)
@@ -170,9 +169,11 @@ impl State {
                 scratch.fill(&rest.bytes, socket, most)
             }
         };
-        let trouble = match heard {
+        let failure = match heard {
             Ok(None) => return 0,
-            Ok(Some(0)) => Trouble::new(Operation::Receive, Cause::Disconnected, "it closed the connection"),
+            Ok(Some(0)) => {
+                PendingFailure::new(Operation::Receive, Cause::Disconnected, "it closed the connection")
+            }
             Ok(Some(_)) if rest.large.is_some() => {
                 drop(rest);
                 return self.deliver_large(running);
@@ -185,24 +186,26 @@ impl State {
                 drop(rest);
                 return self.deliver(scratch, length, running);
             }
-            Err(error) => Trouble::of_sending(Operation::Receive, &error.into()),
+            Err(error) => PendingFailure::of_sending(Operation::Receive, &error.into()),
         };
         drop(rest);
-        self.fail_later(trouble);
+        self.fail(failure);
         1
     }
 
-    /// As [`Self::hear`] on a protected connection: `heard` bytes lie in the scratch, behind what was held.
+    /// As [`Self::receive`] on a protected connection: `heard` bytes lie in the scratch, behind what was held.
     #[inline(never)]
-    fn hear_protected(
+    fn receive_protected(
         &self,
         heard: io::Result<Option<usize>>,
         scratch: &mut Scratch,
         running: &mut Running<'_, true>,
     ) -> usize {
-        let trouble = match heard {
+        let failure = match heard {
             Ok(None) => return 0,
-            Ok(Some(0)) => Trouble::new(Operation::Receive, Cause::Disconnected, "it closed the connection"),
+            Ok(Some(0)) => {
+                PendingFailure::new(Operation::Receive, Cause::Disconnected, "it closed the connection")
+            }
             Ok(Some(count)) => {
                 let mut rest = self.rest.borrow_mut();
                 let mut length = rest.bytes.len() + count;
@@ -226,14 +229,14 @@ impl State {
                 }
                 return events + self.deliver(scratch, length, running);
             }
-            Err(error) => Trouble::of_sending(Operation::Receive, &error.into()),
+            Err(error) => PendingFailure::of_sending(Operation::Receive, &error.into()),
         };
-        self.fail_later(trouble);
+        self.fail(failure);
         1
     }
 
     /// Goes on with messages that waited for buffers.
-    pub(super) fn hear_rest(&self, scratch: &mut Scratch, running: &mut Running<'_, true>) -> usize {
+    pub(super) fn resume(&self, scratch: &mut Scratch, running: &mut Running<'_, true>) -> usize {
         let mut rest = self.rest.borrow_mut();
         if !std::mem::take(&mut rest.waits) {
             return 0;
@@ -249,9 +252,9 @@ impl State {
         }
         let events = events + self.deliver(scratch, bytes.len(), running);
         if !self.rest.borrow().waits && self.gate.is_alive() {
-            let listening = self.messages.borrow_mut().listen(&self.shared.epoll, true);
-            if let Err(error) = listening {
-                self.fail_later(Trouble::of_sending(Operation::Receive, &error.into()));
+            let resumed = self.messages.borrow_mut().pause(&self.shared.poller, false);
+            if let Err(error) = resumed {
+                self.fail(PendingFailure::of_sending(Operation::Receive, &error.into()));
             }
         }
         events
@@ -275,7 +278,7 @@ impl State {
                 };
                 self.dispatch(running, handler, message);
             } else if header.kind == Kind::Farewell {
-                self.part();
+                self.on_peer_close();
             }
         }
         events
@@ -326,9 +329,9 @@ impl State {
     #[cold]
     fn wait_for_buffers(&self) {
         self.rest.borrow_mut().waits = true;
-        let deafened = self.messages.borrow_mut().listen(&self.shared.epoll, false);
-        if let Err(error) = deafened {
-            self.fail_later(Trouble::of_sending(Operation::Receive, &error.into()));
+        let paused = self.messages.borrow_mut().pause(&self.shared.poller, true);
+        if let Err(error) = paused {
+            self.fail(PendingFailure::of_sending(Operation::Receive, &error.into()));
         }
     }
 }
@@ -355,8 +358,9 @@ impl Delivery<'_> {
         let header = match Header::parse(header, MAX_AM as u32) {
             Ok(header) => header,
             Err(error) => {
-                let trouble = Trouble::new(Operation::Receive, Cause::RemoteOperation, error.to_string());
-                self.state.fail_later(trouble);
+                let failure =
+                    PendingFailure::new(Operation::Receive, Cause::RemoteOperation, error.to_string());
+                self.state.fail(failure);
                 self.at = self.bytes.len();
                 return None;
             }
@@ -382,8 +386,9 @@ impl Delivery<'_> {
         match Large::begin(&self.state.shared.spare_large, header, &self.bytes[self.at..]) {
             Ok(large) => self.state.rest.borrow_mut().large = Some(large),
             Err(error) => {
-                let trouble = Trouble::new(Operation::Receive, Cause::LocalOperation, error.to_string());
-                self.state.fail_later(trouble);
+                let failure =
+                    PendingFailure::new(Operation::Receive, Cause::LocalOperation, error.to_string());
+                self.state.fail(failure);
             }
         }
         self.at = self.bytes.len();

@@ -6,13 +6,13 @@ use barewire_tcp::connector::ConnectFailure;
 use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::request::{Action, REQUEST_BYTES, Request};
 
+use super::connection::Connection;
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use super::interface::Shared;
-use super::lane::{Lane, Link};
-use super::memory::{Done, MemoryLane, Range};
+use super::memory::{Done, Range, RemoteMemoryClient};
 use super::message::gather;
-use super::state::{State, Trouble};
+use super::poller::Token;
+use super::state::{PendingFailure, State};
 use super::{COPIED, MAX_ZCOPY, SEGMENT};
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
@@ -110,7 +110,13 @@ impl Endpoint {
         transfers: &[Transfer<'_, RemoteKey>],
         completion: Option<&Completion>,
         operation: Operation,
-        mut run: impl FnMut(&State, &mut MemoryLane, &Transfer<'_, RemoteKey>, usize, Option<&Completion>) -> Post,
+        mut run: impl FnMut(
+            &State,
+            &mut RemoteMemoryClient,
+            &Transfer<'_, RemoteKey>,
+            usize,
+            Option<&Completion>,
+        ) -> Post,
     ) -> Post {
         let state = &*self.0;
         state.gate.check()?;
@@ -133,7 +139,7 @@ impl Endpoint {
             // Every slice is alive before the first is posted.
             state.ranges(&local)?;
             // Each is copied if it is short, and else takes a request's bytes.
-            if memory.lane.outbox.is_crowded(transfers.len() * (REQUEST_BYTES + COPIED)) {
+            if memory.connection.outbox().is_crowded(transfers.len() * (REQUEST_BYTES + COPIED)) {
                 return Err(state.refuse());
             }
             for transfer in others {
@@ -214,7 +220,7 @@ impl State {
         key: &RemoteKey,
         requests: usize,
         operation: Operation,
-        run: impl FnOnce(&Self, &mut MemoryLane) -> Result<T, PostError>,
+        run: impl FnOnce(&Self, &mut RemoteMemoryClient) -> Result<T, PostError>,
     ) -> Result<T, PostError> {
         if key.port == 0 {
             // Its domain could not open any memory to peers.
@@ -233,12 +239,16 @@ impl State {
             return Err(self.refuse());
         }
         let value = run(self, memory)?;
-        self.push(&mut memory.lane, operation);
+        self.push(&mut memory.connection, operation);
         Ok(value)
     }
 
     #[cold]
-    fn reach_memory(&self, key: &RemoteKey, operation: Operation) -> Result<Box<MemoryLane>, PostError> {
+    fn reach_memory(
+        &self,
+        key: &RemoteKey,
+        operation: Operation,
+    ) -> Result<Box<RemoteMemoryClient>, PostError> {
         let peer = self.peer.get().ok_or(PostError::NotConnected)?;
         let claim = Claim {
             purpose: Purpose::Memory,
@@ -249,27 +259,30 @@ impl State {
         };
         let mut address = peer.address;
         address.set_port(key.port);
-        let mut lane = Lane::new(Shared::event_number(self.index, true));
+        let mut connection = Connection::new(Token::Memory(self.index));
         match self.shared.connector(address, claim) {
-            Ok(connector) => lane.link = Link::Connecting(Box::new(connector)),
+            Ok(connector) => connection.connect(connector),
             Err(error) => {
-                self.fail_later(Trouble { operation, ..Trouble::of_connecting(&ConnectFailure::Io(error)) });
+                self.fail(PendingFailure {
+                    operation,
+                    ..PendingFailure::of_connecting(&ConnectFailure::Io(error))
+                });
                 return Err(PostError::EndpointFailed);
             }
         }
         self.shared.connecting.borrow_mut().push(self.index);
-        self.shared.bell.ring();
-        Ok(Box::new(MemoryLane::new(lane, key, self.shared.config.send_ring.into())))
+        self.shared.poller.wake();
+        Ok(Box::new(RemoteMemoryClient::new(connection, key, self.shared.config.send_ring.into())))
     }
 
     /// Posts a request without data. `done` says what to do when it is finished, if anything.
     pub(super) fn request(
         &self,
-        memory: &mut MemoryLane,
+        memory: &mut RemoteMemoryClient,
         request: Request,
         done: Option<Done>,
     ) -> Result<(), PostError> {
-        if !memory.lane.outbox.push(&self.shared.spare, &request.to_bytes()) {
+        if !memory.connection.outbox_mut().push(&self.shared.spare, &request.to_bytes()) {
             return Err(self.refuse());
         }
         self.gate.tally.posted(match request.action {
@@ -297,13 +310,13 @@ impl State {
 
     fn append_put(
         &self,
-        memory: &mut MemoryLane,
+        memory: &mut RemoteMemoryClient,
         most: usize,
         remote: u64,
         key: &RemoteKey,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
     ) -> Result<usize, PostError> {
-        let outbox = &mut memory.lane.outbox;
+        let outbox = memory.connection.outbox_mut();
         let Some(room) = outbox.room(&self.shared.spare, REQUEST_BYTES + most) else {
             return Err(self.refuse());
         };
@@ -317,7 +330,7 @@ impl State {
 
     fn put(
         &self,
-        memory: &mut MemoryLane,
+        memory: &mut RemoteMemoryClient,
         slices: &[Slice<'_>],
         length: usize,
         remote: u64,
@@ -333,11 +346,11 @@ impl State {
             let ranges = self.ranges(slices)?;
             let action = Action::Put { length: length as u64 };
             let request = Request { token: key.token, address: remote, action };
-            if !memory.lane.outbox.push(&self.shared.spare, &request.to_bytes()) {
+            if !memory.connection.outbox_mut().push(&self.shared.spare, &request.to_bytes()) {
                 return Err(self.refuse());
             }
             for range in ranges {
-                memory.lane.outbox.push_range(range.region, range.offset, range.length);
+                memory.connection.outbox_mut().push_range(range.region, range.offset, range.length);
             }
         }
         self.gate.tally.posted(length);
@@ -347,7 +360,7 @@ impl State {
 
     fn get(
         &self,
-        memory: &mut MemoryLane,
+        memory: &mut RemoteMemoryClient,
         slices: &[Slice<'_>],
         length: usize,
         remote: u64,

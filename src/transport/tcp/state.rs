@@ -11,10 +11,11 @@ use barewire_tcp::outbox::SendError;
 use barewire_tcp::socket::Socket;
 
 use super::address::End;
+use super::connection::{Advance, Connection};
 use super::endpoint::Endpoint;
 use super::interface::Shared;
-use super::lane::{Lane, Link};
-use super::memory::MemoryLane;
+use super::memory::RemoteMemoryClient;
+use super::poller::Token;
 use super::{NAME, SEGMENT};
 use crate::completion::Completion;
 use crate::error::{Cause, ConnectError, EndpointError, Operation, OperationError, PostError};
@@ -38,13 +39,13 @@ pub(super) struct Early {
 
 /// Why an endpoint fails, until progress says so.
 #[derive(Debug, Clone)]
-pub(super) struct Trouble {
+pub(super) struct PendingFailure {
     pub(super) operation: Operation,
     pub(super) cause: Cause,
     pub(super) detail: String,
 }
 
-impl Trouble {
+impl PendingFailure {
     pub(super) fn new(operation: Operation, cause: Cause, detail: impl Into<String>) -> Self {
         Self { operation, cause, detail: detail.into() }
     }
@@ -84,11 +85,11 @@ pub(super) struct Waiter {
 pub(super) struct State {
     pub(super) gate: Gate,
     /// The connection for messages.
-    pub(super) messages: RefCell<Lane>,
+    pub(super) messages: RefCell<Connection>,
     /// Messages that are being sent from their memory: where each ends, and who is told.
     pub(super) sending: RefCell<VecDeque<(u64, Option<Completion>)>>,
     /// The connection to the peer's memory.
-    pub(super) memory: RefCell<Option<Box<MemoryLane>>>,
+    pub(super) memory: RefCell<Option<Box<RemoteMemoryClient>>>,
     pub(super) flushes: RefCell<VecDeque<Waiter>>,
     /// Messages wait until so many requests are finished.
     pub(super) fence: Cell<u64>,
@@ -110,7 +111,7 @@ pub(super) struct State {
     pub(super) index: u32,
     pub(super) peer: Cell<Option<Peer>>,
     pub(super) early: RefCell<Option<Early>>,
-    trouble: RefCell<Option<Trouble>>,
+    failure: RefCell<Option<PendingFailure>>,
     error: RefCell<Option<EndpointError>>,
     pub(super) shared: Rc<Shared>,
     pub(super) me: Weak<State>,
@@ -121,7 +122,7 @@ impl State {
     pub(super) fn new(shared: &Rc<Shared>, index: u32, own: End) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {
             gate: Gate::new(&shared.past),
-            messages: RefCell::new(Lane::new(Shared::event_number(index, false))),
+            messages: RefCell::new(Connection::new(Token::Messages(index))),
             sending: RefCell::default(),
             memory: RefCell::default(),
             flushes: RefCell::default(),
@@ -137,7 +138,7 @@ impl State {
             index,
             peer: Cell::new(None),
             early: RefCell::default(),
-            trouble: RefCell::default(),
+            failure: RefCell::default(),
             error: RefCell::default(),
             shared: Rc::clone(shared),
             me: me.clone(),
@@ -158,15 +159,16 @@ impl State {
         if peer.end == self.own {
             return Err(unreachable("an endpoint cannot be connected to itself: make two".to_owned()));
         }
-        let mut lane = self.messages.borrow_mut();
+        let mut connection = self.messages.borrow_mut();
         match self.early.take() {
             Some(early) if early.from == peer.end => {
-                lane.open(&self.shared.epoll, early.socket)
+                connection
+                    .open(&self.shared.poller, early.socket)
                     .map_err(|error| device_error(peer.address, error))?;
             }
             _ if peer.end < self.own => {
-                lane.link = Link::Awaiting;
-                self.shared.awaiting.borrow_mut().push(self.index);
+                connection.expect_peer();
+                self.shared.expecting.borrow_mut().push(self.index);
             }
             _ => {
                 let claim = Claim {
@@ -177,7 +179,7 @@ impl State {
                     from_endpoint: self.own.endpoint,
                 };
                 let connector = self.shared.connector(peer.address, claim);
-                lane.link = Link::Connecting(Box::new(connector.map_err(|error| match error.kind() {
+                connection.connect(connector.map_err(|error| match error.kind() {
                     std::io::ErrorKind::NetworkUnreachable
                     | std::io::ErrorKind::HostUnreachable
                     | std::io::ErrorKind::InvalidInput
@@ -186,12 +188,12 @@ impl State {
                         self.shared.domain.device()
                     )),
                     _ => device_error(peer.address, error),
-                })?));
+                })?);
                 self.shared.connecting.borrow_mut().push(self.index);
-                self.shared.bell.ring();
+                self.shared.poller.wake();
             }
         }
-        drop(lane);
+        drop(connection);
         self.peer.set(Some(peer));
         self.gate.set(Block::Unconnected, false);
         Ok(())
@@ -202,22 +204,17 @@ impl State {
         let now = std::time::Instant::now();
         let mut unfinished = false;
         let mut failure = None;
-        let mut step = |lane: &mut Lane| {
-            let Link::Connecting(connector) = &mut lane.link else { return };
-            match connector.advance(now) {
-                Ok(None) => unfinished = true,
-                Ok(Some(socket)) => {
-                    let opened = lane.open(&self.shared.epoll, socket).map_err(SendError::from);
-                    self.look_later();
-                    let sent = opened.and_then(|()| {
-                        lane.send(&self.shared.epoll, &self.shared.spare, self.shared.round.get())
-                    });
-                    if let Err(error) = sent {
-                        failure = Some(Trouble::of_sending(Operation::Connect, &error));
-                    }
+        let (poller, spare, round) = (&self.shared.poller, &self.shared.spare, self.shared.round.get());
+        let mut step = |connection: &mut Connection| match connection.advance(poller, now) {
+            Ok(Advance::None) => {}
+            Ok(Advance::Unfinished) => unfinished = true,
+            Ok(Advance::Opened) => {
+                self.progress_later();
+                if let Err(error) = connection.send(poller, spare, round) {
+                    failure = Some(PendingFailure::of_sending(Operation::Connect, &error));
                 }
-                Err(error) => failure = Some(Trouble::of_connecting(&error)),
             }
+            Err(error) => failure = Some(PendingFailure::of_connecting(&error)),
         };
         let (Ok(mut messages), Ok(mut memory)) =
             (self.messages.try_borrow_mut(), self.memory.try_borrow_mut())
@@ -227,11 +224,11 @@ impl State {
         };
         step(&mut messages);
         if let Some(memory) = &mut *memory {
-            step(&mut memory.lane);
+            step(&mut memory.connection);
         }
         drop((messages, memory));
-        if let Some(trouble) = failure {
-            self.fail_later(trouble);
+        if let Some(failure) = failure {
+            self.fail(failure);
         }
         unfinished
     }
@@ -267,13 +264,13 @@ impl State {
     #[cold]
     pub(super) fn after_failed_pack(&self) {
         if self.gate.has(Block::Closed) {
-            self.abandon();
+            self.finish_closed();
         }
     }
 
     /// Nothing that was posted is outstanding.
     pub(super) fn is_idle(&self) -> bool {
-        let sent = self.messages.try_borrow().is_ok_and(|lane| lane.outbox.is_empty());
+        let sent = self.messages.try_borrow().is_ok_and(|connection| connection.outbox().is_empty());
         sent && self.requests().is_some_and(|(posted, finished)| posted == finished)
     }
 
@@ -285,11 +282,12 @@ impl State {
 
     /// A request may wait: some post was or would be refused for want of resources, and nothing else.
     pub(super) fn may_wait(&self) -> bool {
-        let full = |lane: &Lane| lane.outbox.is_crowded(SEGMENT + 2 * super::memory::OVERHEAD);
+        let full =
+            |connection: &Connection| connection.outbox().is_crowded(SEGMENT + 2 * super::memory::OVERHEAD);
         let short = self.short.get()
-            || self.messages.try_borrow().map_or(true, |lane| full(&lane))
+            || self.messages.try_borrow().map_or(true, |connection| full(&connection))
             || self.memory.try_borrow().map_or(true, |memory| {
-                memory.as_ref().is_some_and(|memory| full(&memory.lane) || memory.is_full())
+                memory.as_ref().is_some_and(|memory| full(&memory.connection) || memory.is_full())
             });
         self.gate.is_usable() && (short || !self.pending.is_idle())
     }
@@ -305,38 +303,38 @@ impl State {
 
     /// Takes no posts from now on; progress tells everybody.
     #[cold]
-    pub(super) fn fail_later(&self, trouble: Trouble) {
+    pub(super) fn fail(&self, failure: PendingFailure) {
         if !self.gate.is_alive() {
             return;
         }
         self.gate.set(Block::Failed, true);
-        self.trouble.replace(Some(trouble));
-        self.shared.ailing.borrow_mut().push(self.index);
-        self.shared.bell.ring();
+        self.failure.replace(Some(failure));
+        self.shared.failed.borrow_mut().push(self.index);
+        self.shared.poller.wake();
     }
 
-    /// Tells everybody what [`Self::fail_later`] was told.
+    /// Tells everybody what [`Self::fail`] was told.
     #[cold]
-    pub(super) fn fail(&self) {
-        let Some(trouble) = self.trouble.take() else { return };
-        self.hang_up(false);
+    pub(super) fn report_failure(&self) {
+        let Some(failure) = self.failure.take() else { return };
+        self.close_connections(false);
         let peer = self.peer.get().map_or_else(|| "nobody".to_owned(), |peer| peer.address.to_string());
         let report = EndpointError {
             transport: NAME,
-            peer: format!("{peer} ({})", trouble.detail),
-            operation: trouble.operation,
-            cause: trouble.cause,
+            peer: format!("{peer} ({})", failure.detail),
+            operation: failure.operation,
+            cause: failure.cause,
             syndrome: None,
             detail: None,
         };
         self.error.replace(Some(report.clone()));
         let mut panics = Panics::default();
-        panics.catch(|| self.give_up(OperationError { cause: trouble.cause, syndrome: None }));
+        panics.catch(|| self.finish_outstanding(OperationError { cause: failure.cause, syndrome: None }));
         panics.catch(|| self.shared.handlers.dispatch_error(&report));
     }
 
     /// Finishes whatever is outstanding: the first with `error`, what was behind it as flushed.
-    pub(super) fn give_up(&self, error: OperationError) {
+    pub(super) fn finish_outstanding(&self, error: OperationError) {
         let mut panics = Panics::default();
         let mut next = Err(error);
         let mut result = || {

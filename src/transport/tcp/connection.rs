@@ -1,0 +1,247 @@
+//! One TCP connection of an endpoint, from the first attempt to the last byte.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::outbox::{Outbox, SendError, Spare};
+use barewire_tcp::patience::Patience;
+use barewire_tcp::socket::Socket;
+
+use super::poller::{Interest, Poller, Token};
+
+/// How long a connection that was closed in order waits for the peer to close it, too.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// The phases of a connection, in this order.
+#[derive(Debug)]
+enum Phase {
+    /// Not wanted yet.
+    Idle,
+    /// This end connects.
+    Connecting(Box<Connector>),
+    /// The peer will connect. The timer runs while something waits to be sent.
+    Expected(Option<Patience>),
+    Open(Socket),
+    /// Closed in order by this end. What the peer still sends is discarded: if unread bytes were left,
+    /// the kernel would reset the connection, and the reset may overtake the last messages.
+    Draining(Socket, Instant),
+    /// Closed, by either end.
+    Closed,
+}
+
+/// What [`Connection::advance`] found.
+#[derive(Debug)]
+pub(super) enum Advance {
+    /// The connection is not being made.
+    None,
+    /// It is not made yet.
+    Unfinished,
+    /// It is open now.
+    Opened,
+}
+
+/// A connection and the bytes that wait to be sent on it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    phase: Phase,
+    outbox: Outbox,
+    /// What the socket is watched for.
+    interest: Interest,
+    /// The socket took no more; epoll reports when it does.
+    is_full: bool,
+    /// No buffer for what is received: the socket is not watched for it.
+    is_paused: bool,
+    /// Read without epoll.
+    is_direct: bool,
+    token: Token,
+    /// The round of progress in which it sent last.
+    round: u64,
+}
+
+impl Connection {
+    pub(super) fn new(token: Token) -> Self {
+        Self {
+            phase: Phase::Idle,
+            outbox: Outbox::default(),
+            interest: Interest::empty(),
+            is_full: false,
+            is_paused: false,
+            is_direct: false,
+            token,
+            round: 0,
+        }
+    }
+
+    // Opening.
+
+    /// This end connects.
+    pub(super) fn connect(&mut self, connector: Connector) {
+        self.phase = Phase::Connecting(Box::new(connector));
+    }
+
+    /// The peer will connect.
+    pub(super) fn expect_peer(&mut self) {
+        self.phase = Phase::Expected(None);
+    }
+
+    /// The peer is expected, and did not connect yet.
+    pub(super) fn is_expected(&self) -> bool {
+        matches!(self.phase, Phase::Expected(_))
+    }
+
+    /// Returns true once something has waited for the peer to connect for as long as `limit`.
+    pub(super) fn is_overdue(&mut self, now: Instant, limit: Duration) -> bool {
+        let Phase::Expected(timer) = &mut self.phase else { return false };
+        if self.outbox.is_empty() {
+            *timer = None;
+            return false;
+        }
+        timer.get_or_insert_with(|| Patience::new(limit, now)).is_over(now)
+    }
+
+    /// Advances a connection that this end makes.
+    pub(super) fn advance(&mut self, poller: &Poller, now: Instant) -> Result<Advance, ConnectFailure> {
+        let Phase::Connecting(connector) = &mut self.phase else { return Ok(Advance::None) };
+        match connector.advance(now)? {
+            None => Ok(Advance::Unfinished),
+            Some(socket) => {
+                self.open(poller, socket).map_err(ConnectFailure::Io)?;
+                Ok(Advance::Opened)
+            }
+        }
+    }
+
+    /// The connection is made.
+    pub(super) fn open(&mut self, poller: &Poller, socket: Socket) -> io::Result<()> {
+        self.interest = Interest::IN;
+        self.is_full = false;
+        self.is_direct = false;
+        poller.add(&socket, self.token, self.interest)?;
+        self.phase = Phase::Open(socket);
+        Ok(())
+    }
+
+    // Open.
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open(_))
+    }
+
+    /// The socket of an open connection.
+    #[inline]
+    pub(super) fn socket(&mut self) -> Option<&mut Socket> {
+        match &mut self.phase {
+            Phase::Open(socket) => Some(socket),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    #[inline]
+    pub(super) fn outbox_mut(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+
+    /// It has sent in this round of progress already.
+    #[inline]
+    pub(super) fn has_sent_in(&self, round: u64) -> bool {
+        self.round == round
+    }
+
+    /// Sends what the socket takes, if it is open and is not known to be full. Returns true once nothing
+    /// waits.
+    #[inline]
+    pub(super) fn send(&mut self, poller: &Poller, spare: &Spare, round: u64) -> Result<bool, SendError> {
+        self.round = round;
+        let Phase::Open(socket) = &mut self.phase else { return Ok(self.outbox.is_empty()) };
+        if self.is_full {
+            return Ok(false);
+        }
+        let done = self.outbox.flush(socket, spare)?;
+        self.is_full = !done;
+        if done == self.interest.contains(Interest::OUT) {
+            self.update_interest(poller)?;
+        }
+        Ok(done)
+    }
+
+    /// Epoll reported that the socket has room.
+    pub(super) fn has_room(&mut self) {
+        self.is_full = false;
+    }
+
+    /// Stops or resumes to receive.
+    pub(super) fn pause(&mut self, poller: &Poller, on: bool) -> io::Result<()> {
+        self.is_paused = on;
+        self.update_interest(poller)
+    }
+
+    /// Whether the socket is read without epoll.
+    pub(super) fn poll_directly(&mut self, poller: &Poller, on: bool) -> io::Result<()> {
+        self.is_direct = on;
+        self.update_interest(poller)
+    }
+
+    #[cold]
+    fn update_interest(&mut self, poller: &Poller) -> io::Result<()> {
+        let mut wanted = Interest::empty();
+        wanted.set(Interest::IN, !self.is_paused && !self.is_direct);
+        wanted.set(Interest::OUT, !self.outbox.is_empty());
+        let Phase::Open(socket) = &self.phase else { return Ok(()) };
+        poller.change(socket, self.token, self.interest, wanted)?;
+        self.interest = wanted;
+        Ok(())
+    }
+
+    // Closing.
+
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closed)
+    }
+
+    /// Closes the connection and discards what waits to be sent.
+    pub(super) fn close(&mut self, poller: &Poller, spare: &Spare) {
+        self.outbox.clear(spare);
+        if let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) {
+            poller.remove(&socket);
+        }
+    }
+
+    /// Sends what waits and `farewell`, and closes the connection. If the socket takes all of it and the
+    /// peer did not close its end yet, returns the connection as one that drains.
+    pub(super) fn finish(
+        &mut self,
+        poller: &Poller,
+        spare: &Spare,
+        farewell: &[u8],
+        now: Instant,
+    ) -> Option<Self> {
+        let is_sent = self.is_open()
+            && self.outbox.push(spare, farewell)
+            && self.send(poller, spare, self.round).unwrap_or(false);
+        if !is_sent {
+            self.close(poller, spare);
+            return None;
+        }
+        self.outbox.clear(spare);
+        let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) else { return None };
+        poller.remove(&socket);
+        socket.finish();
+        let draining = Self { phase: Phase::Draining(socket, now + DRAIN), ..Self::new(self.token) };
+        (!draining.is_drained(now)).then_some(draining)
+    }
+
+    /// Returns true once a connection that drains may be dropped.
+    pub(super) fn is_drained(&self, now: Instant) -> bool {
+        match &self.phase {
+            // Drained in any case: progress may not have been called for long.
+            Phase::Draining(socket, until) => socket.drain() || now >= *until,
+            _ => true,
+        }
+    }
+}
