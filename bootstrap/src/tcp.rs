@@ -1,0 +1,654 @@
+//! A job whose ranks connect to rank 0 over TCP.
+//!
+//! Connections are authenticated by the job's key, and encrypted off the loopback interface
+//! ([`barewire_tcp`]). Each rank sends what it has put at a fence; rank 0 waits for all of them and sends
+//! the whole table to each. Values are read from this rank's copy of the table. Rank 0 serves the others
+//! in its own calls of [`fence`](crate::Bootstrap::fence) and has no thread. It holds one connection per
+//! rank, and the table passes through it once per rank, which suits jobs of up to about a thousand ranks.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use barewire_tcp::Key;
+use barewire_tcp::connector::{ConnectFailure, Connector};
+use barewire_tcp::door::{Admitted, Door, Limits};
+use barewire_tcp::handshake::{Claim, Purpose, Verdict};
+use barewire_tcp::outbox::{Outbox, SendError, Spare};
+use barewire_tcp::socket::{RECEIVE, Socket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::directory::ranks;
+use crate::parts::{Parts, push, push_number};
+use crate::{Bootstrap, Error, MAX_VALUE, Runtime, check, check_key, check_rank};
+
+/// Tells connections of a bootstrap from the other users of [`Purpose::Control`].
+const SERVICE: u64 = u64::from_le_bytes(*b"bootstrp");
+const CLAIM: Claim =
+    Claim { purpose: Purpose::Control, service: SERVICE, endpoint: 0, from_service: 0, from_endpoint: 0 };
+/// Bytes that are handed to the socket at a time.
+const PIECE: usize = 64 << 10;
+/// Bytes of the longest message: a table of the largest jobs.
+const LONGEST: usize = 1 << 30;
+/// Bytes of the identity of a host.
+const HOST: usize = 64;
+/// The longest sleep between two looks at connections that are being made.
+const TICK: Duration = Duration::from_millis(20);
+
+/// How a rank joins a job over TCP.
+#[derive(Debug, Clone)]
+pub struct TcpConfig {
+    /// The number of this process, below `size`.
+    pub rank: u32,
+    /// How many processes the job has.
+    pub size: u32,
+    /// Where rank 0 listens.
+    pub master: SocketAddr,
+    /// The secret that all ranks share.
+    pub key: Key,
+    /// How long the ranks may take to join.
+    pub timeout: Duration,
+}
+
+/// Messages between rank 0 and another rank: a list whose first number is one of these.
+mod kind {
+    /// To rank 0: rank, size, host.
+    pub(super) const JOIN: u32 = 1;
+    /// From rank 0: the hosts of all ranks.
+    pub(super) const WELCOME: u32 = 2;
+    /// To rank 0: fence, then keys and values.
+    pub(super) const FENCE: u32 = 3;
+    /// From rank 0: fence, then rank, key and value of each entry that is new.
+    pub(super) const TABLE: u32 = 4;
+    /// Either way: the job cannot go on, and why.
+    pub(super) const ABORT: u32 = 5;
+}
+
+type Table = BTreeMap<(u32, String), Vec<u8>>;
+
+/// A rank of a job whose ranks connect to rank 0.
+#[derive(Debug)]
+pub struct Tcp {
+    rank: u32,
+    size: u32,
+    node_peers: Vec<u32>,
+    table: Table,
+    /// Put since the last fence.
+    unpublished: BTreeMap<String, Vec<u8>>,
+    fences: u32,
+    /// At rank 0, the connections to ranks 1, 2, ...; elsewhere the one to rank 0.
+    peers: Vec<Channel>,
+    failed: Option<String>,
+}
+
+/// Sends and receives messages over one connection, until a deadline.
+#[derive(Debug)]
+struct Channel {
+    socket: Socket,
+    outbox: Outbox,
+    spare: Spare,
+    received: Vec<u8>,
+}
+
+/// What ends a wait.
+#[derive(Debug)]
+enum Stop {
+    Deadline,
+    Closed,
+    Io(io::Error),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => Self::Closed,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// Waits until `fd` is ready, or the deadline. Returns false after the deadline.
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> io::Result<bool> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::from(i32::MAX), tv_nsec: 0 });
+    let mut fds = [PollFd::new(&fd, flags)];
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+impl Channel {
+    fn new(socket: Socket) -> Self {
+        Self { socket, outbox: Outbox::default(), spare: Spare::default(), received: Vec::new() }
+    }
+
+    /// Sends a message, and returns when the kernel has all of it.
+    fn send(&mut self, message: &[u8], deadline: Instant) -> Result<(), Stop> {
+        let length = (message.len() as u32).to_le_bytes();
+        for piece in std::iter::once(&length[..]).chain(message.chunks(PIECE)) {
+            // Nothing waits in the outbox, which has room for a piece then.
+            if !self.outbox.push(&self.spare, piece) {
+                return Err(Stop::Io(ErrorKind::OutOfMemory.into()));
+            }
+            loop {
+                match self.outbox.flush(&mut self.socket, &self.spare) {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(SendError::Io(error)) => return Err(error.into()),
+                    Err(error @ SendError::Revoked) => return Err(Stop::Io(io::Error::other(error))),
+                }
+                if !wait(self.socket.as_fd(), PollFlags::OUT, deadline)? {
+                    return Err(Stop::Deadline);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a message out of what was received, if it is whole.
+    fn take(&mut self) -> Result<Option<Vec<u8>>, Stop> {
+        let Some((length, rest)) = self.received.split_first_chunk() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > LONGEST {
+            let error = format!("a message of {length} bytes is over the limit of {LONGEST}");
+            return Err(Stop::Io(io::Error::new(ErrorKind::InvalidData, error)));
+        }
+        let Some(message) = rest.get(..length) else { return Ok(None) };
+        let message = message.to_vec();
+        self.received.drain(..size_of::<u32>() + length);
+        Ok(Some(message))
+    }
+
+    /// Reads what is there without waiting.
+    fn read(&mut self) -> Result<(), Stop> {
+        loop {
+            let at = self.received.len();
+            self.received.resize(at + RECEIVE, 0);
+            let outcome = self.socket.receive(&mut self.received[at..]);
+            self.received.truncate(at + outcome.as_ref().map_or(0, |count| count.unwrap_or(0)));
+            match outcome? {
+                Some(0) => return Err(Stop::Closed),
+                Some(_) => {}
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<Vec<u8>, Stop> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            if !wait(self.socket.as_fd(), PollFlags::IN, deadline)? {
+                return Err(Stop::Deadline);
+            }
+            // What came before the end of the stream counts.
+            let ended = self.read();
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            ended?;
+        }
+    }
+}
+
+fn message(kind: u32) -> Vec<u8> {
+    let mut message = Vec::new();
+    push_number(&mut message, kind);
+    message
+}
+
+/// Identifies this host to the other ranks.
+fn host() -> Vec<u8> {
+    let mut host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    host.truncate(HOST);
+    host
+}
+
+fn limits(address: IpAddr) -> Limits {
+    Limits { protected: !address.is_loopback(), ..Limits::default() }
+}
+
+fn refused(operation: &'static str, reason: impl Into<String>) -> Error {
+    Error::Refused { runtime: Runtime::Tcp, operation, reason: reason.into() }
+}
+
+fn malformed(rank: u32) -> String {
+    format!("rank {rank} sent a message that does not belong to this exchange: use one version of barewire")
+}
+
+impl Tcp {
+    /// Joins the job, and waits until all ranks have.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] names the ranks that are missing; [`Error::Refused`] if a rank is taken, the
+    /// sizes differ, or the key is wrong; [`Error::Io`] if the address is not usable.
+    pub fn open(config: TcpConfig) -> Result<Self, Error> {
+        check_rank(config.rank, config.size)?;
+        let (hosts, peers) = if config.rank == 0 { serve(&config)? } else { join(&config)? };
+        let own = hosts.get(config.rank as usize).cloned();
+        let is_here = |host: &Vec<u8>| !host.is_empty() && Some(host) == own.as_ref();
+        let node_peers = (0..config.size).zip(&hosts).filter(|(_, host)| is_here(host));
+        Ok(Self {
+            rank: config.rank,
+            size: config.size,
+            node_peers: node_peers.map(|(rank, _)| rank).collect(),
+            table: Table::new(),
+            unpublished: BTreeMap::new(),
+            fences: 0,
+            peers,
+            failed: None,
+        })
+    }
+
+    fn check_usable(&self) -> Result<(), Error> {
+        match &self.failed {
+            None => Ok(()),
+            Some(reason) => Err(Error::Unusable { runtime: Runtime::Tcp, reason: reason.clone() }),
+        }
+    }
+
+    /// The rank at the other end of a connection.
+    fn rank_of(&self, peer: usize) -> u32 {
+        if self.rank == 0 { peer as u32 + 1 } else { 0 }
+    }
+
+    /// What a failure of the connection to a peer means.
+    fn error(&self, peer: usize, stop: Stop, timeout: Duration) -> Error {
+        let rank = self.rank_of(peer);
+        match stop {
+            Stop::Deadline => Error::TimedOut {
+                runtime: Runtime::Tcp,
+                operation: "a fence",
+                waited: timeout,
+                missing: if self.rank == 0 {
+                    String::new()
+                } else {
+                    ": rank 0 did not complete it".to_owned()
+                },
+            },
+            Stop::Closed => refused("a fence", format!("rank {rank} closed its connection or ended")),
+            Stop::Io(source) => Error::Io { runtime: Runtime::Tcp, operation: "a fence", source },
+        }
+    }
+
+    /// Remembers an error, tells the other ranks, and returns it.
+    fn fail(&mut self, error: Error) -> Error {
+        let reason = error.to_string();
+        if self.failed.is_none() {
+            self.send_abort(&reason);
+            self.failed = Some(reason);
+        }
+        error
+    }
+
+    /// Sends the reason for the end of the job to whom this rank is connected, without waiting for long.
+    fn send_abort(&mut self, reason: &str) {
+        let mut abort = message(kind::ABORT);
+        push(&mut abort, reason.as_bytes());
+        let deadline = Instant::now() + Duration::from_millis(200);
+        for peer in &mut self.peers {
+            // A peer that ended needs no reason.
+            let _ = peer.send(&abort, deadline);
+        }
+    }
+
+    /// Takes what is behind an ABORT as this rank's failure.
+    fn aborted(&mut self, rank: u32, parts: &mut Parts<'_>) -> Error {
+        let reason = parts.text().unwrap_or_else(|| "no reason given".to_owned());
+        let error = refused("a fence", format!("rank {rank} ended the job: {reason}"));
+        if self.rank == 0 { self.fail(error) } else { self.ended(error) }
+    }
+
+    fn ended(&mut self, error: Error) -> Error {
+        self.failed.get_or_insert_with(|| error.to_string());
+        error
+    }
+
+    /// Rank 0's part of a fence.
+    fn gather(&mut self, timeout: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + timeout;
+        let mut new: Vec<(u32, String, Vec<u8>)> = Vec::new();
+        for (key, value) in std::mem::take(&mut self.unpublished) {
+            new.push((0, key, value));
+        }
+        let mut missing: Vec<usize> = (0..self.peers.len()).collect();
+        while !missing.is_empty() {
+            let mut index = 0;
+            while let Some(&peer) = missing.get(index) {
+                let ended = self.peers[peer].read();
+                let message = match self.peers[peer].take() {
+                    Ok(Some(message)) => message,
+                    Ok(None) => match ended {
+                        Ok(()) => {
+                            index += 1;
+                            continue;
+                        }
+                        Err(stop) => return Err(self.lost(peer, stop, timeout)),
+                    },
+                    Err(stop) => return Err(self.lost(peer, stop, timeout)),
+                };
+                self.take_fence(peer, &message, &mut new)?;
+                missing.swap_remove(index);
+            }
+            if missing.is_empty() {
+                break;
+            }
+            if Instant::now() >= deadline {
+                let late: Vec<u32> = missing.iter().map(|&peer| self.rank_of(peer)).collect();
+                let error = Error::TimedOut {
+                    runtime: Runtime::Tcp,
+                    operation: "a fence",
+                    waited: timeout,
+                    missing: format!(": {} is missing", ranks(&late)),
+                };
+                return Err(self.fail(error));
+            }
+            self.wait_for(&missing, deadline).map_err(|source| Error::Io {
+                runtime: Runtime::Tcp,
+                operation: "a fence",
+                source,
+            })?;
+        }
+        let mut table = message(kind::TABLE);
+        push_number(&mut table, self.fences);
+        for (rank, key, value) in &new {
+            push_number(&mut table, *rank);
+            push(&mut table, key.as_bytes());
+            push(&mut table, value);
+        }
+        for peer in 0..self.peers.len() {
+            if let Err(stop) = self.peers[peer].send(&table, deadline) {
+                return Err(self.lost(peer, stop, timeout));
+            }
+        }
+        self.table.extend(new.into_iter().map(|(rank, key, value)| ((rank, key), value)));
+        Ok(())
+    }
+
+    fn lost(&mut self, peer: usize, stop: Stop, timeout: Duration) -> Error {
+        let error = self.error(peer, stop, timeout);
+        self.fail(error)
+    }
+
+    /// Sleeps until one of the peers has sent something.
+    fn wait_for(&self, missing: &[usize], deadline: Instant) -> io::Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).ok();
+        let mut fds: Vec<PollFd<'_>> =
+            missing.iter().map(|&peer| PollFd::new(&self.peers[peer].socket, PollFlags::IN)).collect();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Reads what a rank sent at a fence.
+    fn take_fence(
+        &mut self,
+        peer: usize,
+        message: &[u8],
+        new: &mut Vec<(u32, String, Vec<u8>)>,
+    ) -> Result<(), Error> {
+        let rank = self.rank_of(peer);
+        let mut parts = Parts(message);
+        match parts.number() {
+            Some(kind::FENCE) if parts.number() == Some(self.fences) => {}
+            Some(kind::ABORT) => return Err(self.aborted(rank, &mut parts)),
+            _ => return Err(self.fail(refused("a fence", malformed(rank)))),
+        }
+        while !parts.is_empty() {
+            let entry = parts.text().filter(|key| check_key(key).is_ok()).zip(parts.part());
+            match entry {
+                Some((key, value)) if value.len() <= MAX_VALUE => new.push((rank, key, value.to_vec())),
+                _ => return Err(self.fail(refused("a fence", malformed(rank)))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Another rank's part of a fence.
+    fn exchange(&mut self, timeout: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + timeout;
+        let mut fence = message(kind::FENCE);
+        push_number(&mut fence, self.fences);
+        for (key, value) in std::mem::take(&mut self.unpublished) {
+            push(&mut fence, key.as_bytes());
+            push(&mut fence, &value);
+        }
+        let sent = self.peers[0].send(&fence, deadline);
+        // Rank 0 may have said why the job ends before it closed the connection.
+        let received = self.peers[0].receive(deadline);
+        let table = match received {
+            Ok(table) => table,
+            Err(stop) => {
+                let stop = sent.err().unwrap_or(stop);
+                return Err(self.lost(0, stop, timeout));
+            }
+        };
+        let mut parts = Parts(&table);
+        match parts.number() {
+            Some(kind::TABLE) if parts.number() == Some(self.fences) => {}
+            Some(kind::ABORT) => return Err(self.aborted(0, &mut parts)),
+            _ => return Err(self.fail(refused("a fence", malformed(0)))),
+        }
+        while !parts.is_empty() {
+            let rank = parts.number().filter(|&rank| rank < self.size);
+            match rank.zip(parts.text()).zip(parts.part()) {
+                Some(((rank, key), value)) => {
+                    self.table.insert((rank, key), value.to_vec());
+                }
+                None => return Err(self.fail(refused("a fence", malformed(0)))),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Bootstrap for Tcp {
+    fn runtime(&self) -> Runtime {
+        Runtime::Tcp
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn node_peers(&self) -> Option<&[u32]> {
+        if self.node_peers.is_empty() { None } else { Some(&self.node_peers) }
+    }
+
+    fn put(&mut self, key: &str, value: &[u8]) -> Result<(), Error> {
+        check(key, value)?;
+        self.check_usable()?;
+        let is_taken = self.table.contains_key(&(self.rank, key.to_owned()));
+        if is_taken || self.unpublished.contains_key(key) {
+            return Err(Error::KeyTaken { key: key.to_owned() });
+        }
+        self.unpublished.insert(key.to_owned(), value.to_vec());
+        Ok(())
+    }
+
+    fn fence(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.check_usable()?;
+        let done = if self.rank == 0 { self.gather(timeout) } else { self.exchange(timeout) };
+        self.fences += 1;
+        done
+    }
+
+    fn get(&mut self, rank: u32, key: &str) -> Result<Vec<u8>, Error> {
+        check_key(key)?;
+        check_rank(rank, self.size)?;
+        let value = self.table.get(&(rank, key.to_owned())).cloned();
+        value.ok_or_else(|| Error::NotFound { rank, key: key.to_owned() })
+    }
+
+    fn abort(&mut self, code: i32, reason: &str) {
+        let reason = format!("{reason} (exit code {code})");
+        self.send_abort(&reason);
+        self.failed.get_or_insert(reason);
+    }
+}
+
+/// Rank 0 lets the other ranks join. Returns the hosts of all, and the connections.
+fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
+    let failed = |source| Error::Io { runtime: Runtime::Tcp, operation: "listening for other ranks", source };
+    let others = config.size as usize - 1;
+    if others == 0 {
+        return Ok((vec![host()], Vec::new()));
+    }
+    let mut door =
+        Door::open_at(config.master, config.key.clone(), limits(config.master.ip())).map_err(failed)?;
+    let deadline = Instant::now() + config.timeout;
+    let mut hosts = vec![Vec::new(); config.size as usize];
+    hosts[0] = host();
+    let mut joined: Vec<Option<Channel>> = (0..others).map(|_| None).collect();
+    // Connected, and not yet joined.
+    let mut waiting: Vec<Channel> = Vec::new();
+    let mut admitted: Vec<Admitted> = Vec::new();
+    while joined.iter().any(Option::is_none) {
+        let now = Instant::now();
+        if now >= deadline {
+            let late: Vec<u32> = (1..config.size)
+                .zip(&joined)
+                .filter(|(_, peer)| peer.is_none())
+                .map(|(rank, _)| rank)
+                .collect();
+            return Err(Error::TimedOut {
+                runtime: Runtime::Tcp,
+                operation: "the start of the job",
+                waited: config.timeout,
+                missing: format!(": {} did not connect to {}", ranks(&late), config.master),
+            });
+        }
+        door.work(now, &mut admitted);
+        for newcomer in admitted.drain(..) {
+            if newcomer.claim.purpose != Purpose::Control || newcomer.claim.service != SERVICE {
+                newcomer.refuse(Verdict::Unknown);
+            } else if let Ok(socket) = newcomer.welcome() {
+                waiting.push(Channel::new(socket));
+            }
+        }
+        let mut index = 0;
+        while let Some(channel) = waiting.get_mut(index) {
+            let ended = channel.read();
+            match channel.take() {
+                Ok(Some(message)) => {
+                    let mut channel = waiting.swap_remove(index);
+                    match admit(config, &message, &joined) {
+                        Ok((rank, host)) => {
+                            hosts[rank as usize] = host;
+                            joined[rank as usize - 1] = Some(channel);
+                        }
+                        Err(reason) => {
+                            let mut abort = self::message(kind::ABORT);
+                            push(&mut abort, reason.as_bytes());
+                            // The rank that is refused may have ended.
+                            let _ = channel.send(&abort, now + TICK);
+                        }
+                    }
+                }
+                Ok(None) if ended.is_ok() => index += 1,
+                Ok(None) | Err(_) => drop(waiting.swap_remove(index)),
+            }
+        }
+        wait(door.as_fd(), PollFlags::IN, deadline.min(now + TICK)).map_err(failed)?;
+    }
+    let mut peers: Vec<Channel> = joined.into_iter().flatten().collect();
+    let mut welcome = message(kind::WELCOME);
+    hosts.iter().for_each(|host| push(&mut welcome, host));
+    for (peer, rank) in peers.iter_mut().zip(1..) {
+        peer.send(&welcome, deadline).map_err(|_| {
+            refused("the start of the job", format!("rank {rank} closed its connection or ended"))
+        })?;
+    }
+    Ok((hosts, peers))
+}
+
+/// Checks what a rank says about itself when it joins. Returns its rank and host.
+fn admit(config: &TcpConfig, message: &[u8], joined: &[Option<Channel>]) -> Result<(u32, Vec<u8>), String> {
+    let mut parts = Parts(message);
+    let kind = parts.number();
+    let (Some(kind::JOIN), Some(rank), Some(size), Some(host)) =
+        (kind, parts.number(), parts.number(), parts.part().filter(|host| host.len() <= HOST))
+    else {
+        return Err("rank 0 cannot read the request to join: use one version of barewire".to_owned());
+    };
+    if size != config.size {
+        return Err(format!(
+            "the job has {} ranks according to rank 0, and {size} according to rank {rank}",
+            config.size
+        ));
+    }
+    match (rank as usize).checked_sub(1).and_then(|index| joined.get(index)) {
+        Some(None) => Ok((rank, host.to_vec())),
+        Some(Some(_)) => Err(format!("there are two processes with RANK={rank}")),
+        None => Err(format!("{rank} is not a rank that connects to rank 0 of a job of {size} ranks")),
+    }
+}
+
+/// Another rank joins. Returns the hosts of all, and the connection to rank 0.
+fn join(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
+    const OPERATION: &str = "connecting to rank 0";
+    let deadline = Instant::now() + config.timeout;
+    let limits = limits(config.master.ip());
+    let socket = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let connecting = Connector::start(config.master, None, &config.key, CLAIM, left, limits)
+            .map_err(ConnectFailure::Io)
+            .and_then(|connector| connector.wait(|| std::thread::sleep(Duration::from_millis(1))));
+        match connecting {
+            Ok(socket) => break socket,
+            // Rank 0 may not have started yet.
+            Err(ConnectFailure::Refused) if Instant::now() < deadline => std::thread::sleep(TICK),
+            Err(ConnectFailure::Refused | ConnectFailure::TimedOut { .. }) => {
+                return Err(Error::TimedOut {
+                    runtime: Runtime::Tcp,
+                    operation: OPERATION,
+                    waited: config.timeout,
+                    missing: format!(": rank 0 does not answer at {}", config.master),
+                });
+            }
+            Err(ConnectFailure::Io(source)) => {
+                return Err(Error::Io { runtime: Runtime::Tcp, operation: OPERATION, source });
+            }
+            Err(error) => return Err(refused(OPERATION, format!("{}: {error}", config.master))),
+        }
+    };
+    let mut channel = Channel::new(socket);
+    let mut request = message(kind::JOIN);
+    push_number(&mut request, config.rank);
+    push_number(&mut request, config.size);
+    push(&mut request, &host());
+    let failed = |stop| match stop {
+        Stop::Deadline => Error::TimedOut {
+            runtime: Runtime::Tcp,
+            operation: "the start of the job",
+            waited: config.timeout,
+            missing: ": other ranks did not connect to rank 0".to_owned(),
+        },
+        Stop::Closed => refused("the start of the job", "rank 0 closed the connection or ended"),
+        Stop::Io(source) => Error::Io { runtime: Runtime::Tcp, operation: OPERATION, source },
+    };
+    channel.send(&request, deadline).map_err(failed)?;
+    let welcome = channel.receive(deadline).map_err(failed)?;
+    let mut parts = Parts(&welcome);
+    match parts.number() {
+        Some(kind::WELCOME) => {}
+        Some(kind::ABORT) => {
+            let reason = parts.text().unwrap_or_else(|| "rank 0 gives no reason".to_owned());
+            return Err(refused("joining the job", reason));
+        }
+        _ => return Err(refused("joining the job", malformed(0))),
+    }
+    let hosts: Option<Vec<Vec<u8>>> = (0..config.size).map(|_| parts.part().map(<[u8]>::to_vec)).collect();
+    hosts.map(|hosts| (hosts, vec![channel])).ok_or_else(|| refused("joining the job", malformed(0)))
+}
