@@ -1,8 +1,12 @@
-//! What a transport can do, as traits.
+//! The operations of endpoints, as traits.
 //!
-//! Over the static door each operation is a trait that a transport's endpoint implements or does not: posting
-//! what it lacks does not compile. Over the dynamic door the same facts are data, [`Attributes`](crate::Attributes),
-//! and the operation answers [`PostError::Unsupported`].
+//! In the static API each operation is a trait that a transport's endpoint implements or does not:
+//! a post that it lacks does not compile. In the dynamic API the same facts are data,
+//! [`Attributes`](crate::Attributes), and the operation returns [`PostError::Unsupported`].
+//!
+//! A post returns [`Posted::Done`](crate::Posted::Done) if it is finished: the buffers are the caller's
+//! again, and the completion is not touched. `self` and `shm` finish every operation so, as this CPU
+//! carries it out. After [`Posted::InProgress`](crate::Posted::InProgress) progress finishes it.
 //!
 //! ```
 //! use barewire::capability::PutShort;
@@ -28,10 +32,10 @@
 use crate::atomic::{AtomicOp, AtomicWord};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, PostError};
-use crate::memory::Slice;
+use crate::memory::{Slice, Transfer};
 use crate::status::{FlushMode, PendingResult, Post};
 
-/// Operations on remote memory name it by a key of this type.
+/// The key by which operations name remote memory.
 pub trait RemoteMemory {
     /// The transport's remote key.
     type Key;
@@ -39,7 +43,7 @@ pub trait RemoteMemory {
 
 /// Put from the argument.
 pub trait PutShort: RemoteMemory {
-    /// Writes `payload` to `remote`. Done at once.
+    /// Writes `payload` to `remote`. The payload is copied: the post is always done.
     ///
     /// # Errors
     /// [`PostError`]
@@ -48,7 +52,8 @@ pub trait PutShort: RemoteMemory {
 
 /// Put through a buffer of the interface.
 pub trait PutBcopy: RemoteMemory {
-    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
+    /// Writes to `remote` what `pack` puts into a buffer. `pack` returns the number of bytes, and so
+    /// does the post, which is done.
     ///
     /// # Errors
     /// [`PostError`]
@@ -77,7 +82,8 @@ pub trait PutZcopy: RemoteMemory {
 
 /// Get through a buffer of the interface.
 pub trait GetBcopy: RemoteMemory {
-    /// Reads `length` bytes at `remote` and gives them to `unpack`.
+    /// Reads `length` bytes at `remote` and passes them to `unpack`: before the post returns, or in
+    /// progress.
     ///
     /// # Errors
     /// [`PostError`]
@@ -106,9 +112,26 @@ pub trait GetZcopy: RemoteMemory {
     ) -> Post;
 }
 
+/// Lists of puts and gets.
+pub trait Lists: RemoteMemory {
+    /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All are
+    /// posted or none; `self`, `shm` and `cma` stop at the first that cannot be posted. The completion is
+    /// counted down once, when all are finished.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::TooManyTransfers`] for a list longer than the send queue.
+    fn put_list(&self, transfers: &[Transfer<'_, Self::Key>], completion: Option<&Completion>) -> Post;
+
+    /// Reads into every transfer's slice from its remote address, as [`Self::put_list`] writes.
+    ///
+    /// # Errors
+    /// As there.
+    fn get_list(&self, transfers: &[Transfer<'_, Self::Key>], completion: Option<&Completion>) -> Post;
+}
+
 /// Active message from the argument.
 pub trait AmShort {
-    /// Sends `header` and `payload` to the peer's handler `id`. Done at once.
+    /// Sends `header` and `payload` to the peer's handler `id`. They are copied: the post is always done.
     ///
     /// # Errors
     /// [`PostError`]
@@ -118,7 +141,7 @@ pub trait AmShort {
 /// Active message from arguments in pieces.
 pub trait AmShortIov {
     /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one payload of
-    /// [`AmShort::am_short`]. Done at once.
+    /// [`AmShort::am_short`].
     ///
     /// # Errors
     /// [`PostError`]
@@ -127,7 +150,8 @@ pub trait AmShortIov {
 
 /// Active message through a buffer of the interface.
 pub trait AmBcopy {
-    /// Lets `pack` fill a buffer and sends as many bytes as it says.
+    /// Sends to the peer's handler `id` what `pack` puts into a buffer. `pack` returns the number of
+    /// bytes, and so does the post, which is done.
     ///
     /// # Errors
     /// [`PostError`]
@@ -136,7 +160,9 @@ pub trait AmBcopy {
 
 /// Active message straight from registered memory.
 pub trait AmZcopy {
-    /// Sends `header` followed by the slices.
+    /// Sends `header`, which is copied, followed by the slices to the peer's handler `id`. Over
+    /// `ud_verbs` the slices are copied, too, and the completion is counted down when the peer has
+    /// acknowledged the message.
     ///
     /// # Errors
     /// [`PostError`]
@@ -154,7 +180,7 @@ pub trait Atomic64: RemoteMemory {
 
 /// 64-bit atomics that fetch the old value.
 pub trait AtomicFetch64: RemoteMemory {
-    /// Adds `operand` to the word at `remote` and fetches what was there.
+    /// Adds `operand` to the word at `remote` and fetches the value before.
     ///
     /// # Errors
     /// [`PostError`]
@@ -167,7 +193,7 @@ pub trait AtomicFetch64: RemoteMemory {
         completion: Option<&Completion>,
     ) -> Post;
 
-    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
+    /// Stores `swap` at `remote` if the word is `compare`, and fetches the value before.
     ///
     /// # Errors
     /// [`PostError`]
@@ -184,13 +210,13 @@ pub trait AtomicFetch64: RemoteMemory {
 
 /// Every atomic, on words of 4 and 8 bytes.
 pub trait Atomics: RemoteMemory {
-    /// Changes the word at `remote`, which is a multiple of its size. Swaps have no form without result.
+    /// Changes the word at `remote`, a multiple of the word's size. Swaps exist with a result only.
     ///
     /// # Errors
     /// [`PostError`]
     fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &Self::Key) -> Post;
 
-    /// As [`Self::atomic_post`], and fetches what was there.
+    /// As [`Self::atomic_post`], and fetches the value before.
     ///
     /// # Errors
     /// [`PostError`]
@@ -204,9 +230,10 @@ pub trait Atomics: RemoteMemory {
     ) -> Post;
 }
 
-/// Waiting for, ordering and giving up operations.
+/// Waiting for, ordering and cancelling operations.
 pub trait Flush {
-    /// Waits for what `mode` says.
+    /// Waits for what was posted so far; see [`FlushMode`]. After [`FlushMode::Cancel`] the endpoint
+    /// accepts no posts. Over `ud_verbs` a message is finished when the peer has acknowledged it.
     ///
     /// # Errors
     /// [`PostError`]
@@ -219,15 +246,25 @@ pub trait Flush {
     fn fence(&self) -> Result<(), PostError>;
 }
 
-/// Requests that wait for resources.
-pub trait Pending: Sized {
-    /// Queues a request that is run when resources come back.
+/// Checking that the peer is alive.
+pub trait Check {
+    /// Checks the peer as [`Endpoint::check`](crate::Endpoint::check) does, or returns why posts are
+    /// refused.
     ///
     /// # Errors
-    /// [`Busy`] if resources are there now.
+    /// [`PostError`]
+    fn check(&self) -> Result<(), PostError>;
+}
+
+/// Requests that wait for resources.
+pub trait Pending: Sized {
+    /// Queues a request that progress runs, in order, when resources come back.
+    ///
+    /// # Errors
+    /// [`Busy`] if a post would not return [`PostError::NoResource`] now.
     fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy>;
 
-    /// Takes every waiting request off the queue; `purged` is called once for each, in order.
+    /// Drops every waiting request and calls `purged` once for each, in order.
     fn pending_purge(&self, purged: impl FnMut());
 }
 
@@ -413,20 +450,6 @@ macro_rules! delegate {
             #[inline]
             fn fence(&self) -> Result<(), $crate::PostError> {
                 self.fence()
-            }
-        }
-    };
-    (@ Pending $endpoint:ty) => {
-        impl $crate::capability::Pending for $endpoint {
-            fn pending_add(
-                &self,
-                request: impl FnMut(&Self) -> $crate::PendingResult + 'static,
-            ) -> Result<(), $crate::Busy> {
-                self.pending_add(request)
-            }
-
-            fn pending_purge(&self, purged: impl FnMut()) {
-                self.pending_purge(purged);
             }
         }
     };

@@ -2,7 +2,10 @@
 
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::atomic::{Change, Fetch};
-use crate::capability::{Flush, Pending};
+use crate::capability::{
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Atomic64, AtomicFetch64, Check, Flush, GetBcopy, GetZcopy, Lists,
+    Pending, PutBcopy, PutShort, PutZcopy,
+};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};

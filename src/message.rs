@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
+use crate::error::PostError;
 use crate::fork::Maker;
 use crate::transport::common::pool::Lease;
 
@@ -13,6 +14,13 @@ use crate::transport::common::pool::Lease;
 pub const MAX_HANDLERS: u8 = 32;
 /// Bytes of the header that `am_short` puts before the payload.
 pub const SHORT_HEADER: usize = size_of::<u64>();
+
+/// # Errors
+/// [`PostError::UnknownHandlerId`]
+#[inline(always)]
+pub(crate) fn check_id(id: u8) -> Result<(), PostError> {
+    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
+}
 
 /// A message as its handler sees it. Its bytes are borrowed from it: they are valid until the
 /// handler returns, and longer only as a [`KeptMessage`], which [`Self::keep`] makes of it.

@@ -15,6 +15,7 @@ mod gate;
 use std::cell::Cell;
 use std::rc::Rc;
 
+use barewire::capability::{AmShort, AtomicFetch64, Flush, PutShort};
 use barewire::transport::shm::{Domain, Endpoint, Interface, Progress, RemoteKey};
 use barewire::{Access, FetchResult, FlushMode, InterfaceConfig};
 use budget::{Level, ROUNDS, Shape};
@@ -124,7 +125,7 @@ fn gate(bench: &str) -> LibraryBenchmarkConfig {
 
 /// What is counted, with its call and return, and nothing of the loop around it.
 mod counted {
-    use super::{Endpoint, FetchResult, Progress, RemoteKey};
+    use super::{AmShort, AtomicFetch64, Endpoint, FetchResult, Progress, PutShort, RemoteKey};
 
     #[inline(never)]
     pub(super) fn held_am_short_8(endpoint: &Endpoint, id: u8, header: u64, payload: u64) -> bool {

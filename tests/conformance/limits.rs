@@ -40,8 +40,7 @@ struct Ends {
 fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dyn Error>> {
     let mut worker = Worker::new();
     let domain = Domain::open(transport, device)?;
-    let mut config = InterfaceConfig::default();
-    config.connect_timeout = Duration::from_secs(1);
+    let config = InterfaceConfig { connect_timeout: Duration::from_secs(1), ..InterfaceConfig::default() };
     let interface = Interface::open(&mut worker, &domain, &config)?;
     let reported = Rc::<RefCell<Option<String>>>::default();
     let reports = Rc::clone(&reported);

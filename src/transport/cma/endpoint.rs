@@ -13,17 +13,15 @@ use super::interface::{Interface, Shared};
 use super::transfer::{self, Failure, Remote, Step, Transfer};
 use super::{MAX_IN_PROGRESS, MAX_IOV, NAME, SLICE};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Packed};
-use crate::capability::RemoteMemory;
+use crate::capability::{Check, Flush, GetZcopy, Lists, PutZcopy, RemoteMemory};
 use crate::completion::Completion;
 use crate::counters::Counters;
-use crate::error::{
-    Busy, Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError,
-};
+use crate::error::{Cause, ConnectError, EndpointError, OpenError, Operation, OperationError, PostError};
 use crate::memory::{Access, Slice, Transfer as ListTransfer};
 use crate::panics::Panics;
-use crate::status::{FlushMode, PendingResult, Post, Posted};
+use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::gate::{Block, Gate};
-use crate::transport::common::pending::{HasPending, PendingQueue};
+use crate::transport::common::pending::PendingQueue;
 
 pub(super) struct State {
     pub(super) gate: Gate,
@@ -107,53 +105,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Asks the kernel whether the peer's process has ended or executed another program.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn check(&self) -> Result<(), PostError> {
-        let state = &*self.0;
-        state.gate.check()?;
-        let probe = state.peer.borrow().as_ref().map_or(Ok(()), |(process, _)| process.probe());
-        probe.map_err(|error| {
-            state.fail(Operation::Unnamed, &Failure::Process(error));
-            PostError::EndpointFailed
-        })
-    }
-
-    /// Why the endpoint failed, if it did.
-    pub fn error(&self) -> Option<EndpointError> {
-        self.0.error.borrow().clone()
-    }
-
-    /// Writes the slices, one after the other, to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.post(true, slices, remote, key, completion)
-    }
-
-    /// Reads from `remote` into the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.post(false, slices, remote, key, completion)
-    }
-
     fn post(
         &self,
         put: bool,
@@ -217,32 +168,8 @@ impl Endpoint {
         transfer.skip(done);
         state.steps.borrow_mut().push_back(Step::Transfer(transfer));
         state.gate.tally.posted(total);
-        state.shared.busy.set(true);
+        state.shared.call_attention();
         Ok(Posted::InProgress)
-    }
-
-    /// Writes every transfer's slice to its remote address. Stops at the first that cannot be posted.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_list(
-        &self,
-        transfers: &[ListTransfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.list(transfers, completion, true)
-    }
-
-    /// Reads into every transfer's slice from its remote address. Stops at the first that cannot be posted.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_list(
-        &self,
-        transfers: &[ListTransfer<'_, RemoteKey>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.list(transfers, completion, false)
     }
 
     fn list(
@@ -264,12 +191,56 @@ impl Endpoint {
         // Whatever of them is in progress is before the mark.
         self.flush(FlushMode::Local, completion)
     }
+}
 
-    /// Waits for what was posted so far. `Cancel` ends the endpoint.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+impl Check for Endpoint {
+    fn check(&self) -> Result<(), PostError> {
+        let state = &*self.0;
+        state.gate.check()?;
+        let probe = state.peer.borrow().as_ref().map_or(Ok(()), |(process, _)| process.probe());
+        probe.map_err(|error| {
+            state.fail(Operation::Unnamed, &Failure::Process(error));
+            PostError::EndpointFailed
+        })
+    }
+}
+
+impl PutZcopy for Endpoint {
+    fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.post(true, slices, remote, key, completion)
+    }
+}
+
+impl GetZcopy for Endpoint {
+    fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.post(false, slices, remote, key, completion)
+    }
+}
+
+impl Lists for Endpoint {
+    fn put_list(&self, transfers: &[ListTransfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        self.list(transfers, completion, true)
+    }
+
+    fn get_list(&self, transfers: &[ListTransfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        self.list(transfers, completion, false)
+    }
+}
+
+impl Flush for Endpoint {
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
         let state = &*self.0;
         if mode == FlushMode::Cancel {
             if !state.gate.is_alive() {
@@ -281,7 +252,7 @@ impl Endpoint {
                 return Ok(Posted::Done);
             }
             state.steps.borrow_mut().push_back(Step::Canceled(completion.cloned()));
-            state.shared.busy.set(true);
+            state.shared.call_attention();
             return Ok(Posted::InProgress);
         }
         state.gate.check()?;
@@ -295,48 +266,32 @@ impl Endpoint {
         Ok(Posted::InProgress)
     }
 
-    /// Operations posted later take effect after those posted before: they are carried out in order.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         self.0.gate.check()
-    }
-
-    /// What this endpoint did so far.
-    pub fn counters(&self) -> Counters {
-        self.0.gate.tally.read()
-    }
-
-    /// Queues a request that progress runs, in order, when resources come back.
-    ///
-    /// # Errors
-    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
-    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
-        let state = &*self.0;
-        let room = state.steps.borrow().len() < MAX_IN_PROGRESS;
-        if !state.gate.is_usable() || (state.pending.is_idle() && room) {
-            return Err(Busy);
-        }
-        state.shared.arbiter.add(self.clone(), Box::new(request));
-        state.shared.busy.set(true);
-        Ok(())
-    }
-
-    /// Drops every waiting request, calling `purged` once for each, in order.
-    pub fn pending_purge(&self, purged: impl FnMut()) {
-        self.purge(purged);
     }
 }
 
 impl State {
+    fn error(&self) -> Option<EndpointError> {
+        self.error.borrow().clone()
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.gate.tally.read()
+    }
+
+    fn may_wait(&self) -> bool {
+        let full = self.steps.borrow().len() >= MAX_IN_PROGRESS;
+        self.gate.is_usable() && (full || !self.pending.is_idle())
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.steps.borrow().is_empty()
     }
 
     pub(super) fn mark(&self, completion: Option<&Completion>) {
         self.steps.borrow_mut().push_back(Step::Mark(completion.cloned()));
-        self.shared.busy.set(true);
+        self.shared.call_attention();
     }
 
     /// Up to so many bytes of what is first. Answers how many events there were.
@@ -383,7 +338,7 @@ impl State {
             }));
             self.gate.set(Block::Failed, true);
             self.unreported.set(true);
-            self.shared.busy.set(true);
+            self.shared.call_attention();
         }
     }
 
@@ -415,21 +370,11 @@ fn finish(step: Step, result: Result<(), OperationError>) {
     }
 }
 
-impl HasPending for Endpoint {
-    fn pending(&self) -> &PendingQueue<Self> {
-        &self.0.pending
-    }
-
-    fn gate(&self) -> &Gate {
-        &self.0.gate
-    }
-}
+crate::transport::common::handle::endpoint_state!();
 
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
-
-crate::capability::delegate!(Endpoint: PutZcopy, GetZcopy, Flush, Pending);
 
 impl Drop for State {
     fn drop(&mut self) {

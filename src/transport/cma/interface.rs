@@ -18,10 +18,9 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
-use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::error::{OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
-use crate::message::Message;
 use crate::panics::{self, Panics};
 use crate::status::{Post, Posted};
 use crate::transport::common::gate::Block;
@@ -51,6 +50,8 @@ pub struct Interface(pub(super) Rc<Shared>);
 /// The one owner of an interface's progress. Dropping it closes the interface: what is in progress completes as cancelled, and posts
 /// answer [`PostError::Closed`].
 pub struct Progress(Rc<Shared>);
+
+crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface. Where Yama restricts access to memory (`kernel.yama.ptrace_scope` is 1), every process of
@@ -90,31 +91,9 @@ impl Interface {
         address::interface(&self.0.domain.table().address())
     }
 
-    /// There are no messages: the handler is kept, and never called.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
-    pub fn set_handler(
-        &self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        self.0.handlers.set(id, Box::new(handler))
-    }
-
-    /// Sets the handler that is called once for each endpoint that fails.
-    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
-        self.0.handlers.set_error(Box::new(handler));
-    }
-
-    /// Always 0.
-    pub fn unhandled(&self) -> u64 {
-        self.0.handlers.unhandled()
-    }
-
     /// What all endpoints of the interface did so far, also those that are gone.
     pub fn counters(&self) -> Counters {
-        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
+        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
     /// Waits for what every endpoint has in progress. The completion is counted down once, when all is finished.
@@ -176,6 +155,11 @@ impl fork::Inherited for Shared {
 }
 
 impl Shared {
+    /// Has progress do something.
+    pub(super) fn call_attention(&self) {
+        self.busy.set(true);
+    }
+
     /// The process at an address, opened once for all endpoints that lead to it.
     pub(super) fn process(&self, address: TableAddress) -> Result<Rc<Process>, ProcessError> {
         let mut processes = self.processes.borrow_mut();

@@ -1,46 +1,19 @@
-//! Handles: endpoints, of which several name one state, and the last one to go closes it; interfaces, and their handlers.
+//! Handles: endpoints and interfaces are handles to a state that several handles may share.
 
-/// What is the same for every `Endpoint` that is a handle to an `Rc<State>`: why it failed, requests that wait, cloning, dropping and showing it.
-/// `State` has `gate`, `pending`, `handles`, `error` and `may_wait`; its `shared` has `arbiter`, `call_attention` and `close_endpoint`. `own` is the
-/// field that is shown.
-#[cfg(feature = "verbs")]
-macro_rules! endpoint_handle {
-    ($name:expr, $own:ident) => {
+/// What every `Endpoint` that is a handle to an `Rc<State>` has in common: why it failed, its counters and its
+/// pending requests. `State` has `gate`, `pending`, `error`, `counters` and `may_wait`; its `shared` has
+/// `arbiter` and `call_attention`.
+macro_rules! endpoint_state {
+    () => {
         impl Endpoint {
-            fn handle(state: std::rc::Rc<State>) -> Self {
-                state.handles.set(state.handles.get() + 1);
-                Self(state)
-            }
-
             /// Why the endpoint failed, if it did.
             pub fn error(&self) -> Option<$crate::EndpointError> {
                 self.0.error()
             }
 
-            /// What this endpoint did so far.
+            /// What this endpoint did.
             pub fn counters(&self) -> $crate::Counters {
                 self.0.counters()
-            }
-
-            /// Queues a request that progress runs, in order, when resources come back.
-            ///
-            /// # Errors
-            /// [`Busy`](crate::Busy) if a post would not answer [`PostError::NoResource`](crate::PostError::NoResource) now.
-            pub fn pending_add(
-                &self,
-                request: impl FnMut(&Self) -> $crate::PendingResult + 'static,
-            ) -> Result<(), $crate::Busy> {
-                if !self.0.may_wait() {
-                    return Err($crate::Busy);
-                }
-                self.0.shared.arbiter.add(self.clone(), Box::new(request));
-                self.0.shared.call_attention();
-                Ok(())
-            }
-
-            /// Drops every waiting request, calling `purged` once for each, in order.
-            pub fn pending_purge(&self, purged: impl FnMut()) {
-                $crate::transport::common::pending::HasPending::purge(self, purged);
             }
         }
 
@@ -51,6 +24,32 @@ macro_rules! endpoint_handle {
 
             fn gate(&self) -> &$crate::transport::common::gate::Gate {
                 &self.0.gate
+            }
+
+            fn may_wait(&self) -> bool {
+                self.0.may_wait()
+            }
+
+            fn wait(&self, request: $crate::transport::common::pending::Request<Self>) {
+                self.0.shared.arbiter.add(self.clone(), request);
+                self.0.shared.call_attention();
+            }
+        }
+    };
+}
+pub(crate) use endpoint_state;
+
+/// As [`endpoint_state`], for an `Endpoint` whose last handle closes it. `State` has `handles`, and its `shared`
+/// has `close_endpoint`. `own` is the field that `Debug` shows.
+#[cfg(feature = "verbs")]
+macro_rules! endpoint_handle {
+    ($name:expr, $own:ident) => {
+        $crate::transport::common::handle::endpoint_state!();
+
+        impl Endpoint {
+            fn handle(state: std::rc::Rc<State>) -> Self {
+                state.handles.set(state.handles.get() + 1);
+                Self(state)
             }
         }
 
@@ -87,11 +86,12 @@ pub(crate) use endpoint_handle;
 macro_rules! interface_handlers {
     () => {
         impl Interface {
-            /// Sets the handler of active messages `id`, replacing an older one with the next progress. It runs inside progress and may post.
+            /// Sets the handler of active messages `id`; the next progress replaces an older one. It runs
+            /// inside progress (of `self`, inside the send) and may post.
             ///
             /// # Errors
-            /// [`HandlerError::UnknownHandlerId`](crate::HandlerError::UnknownHandlerId) if `id` is 32 or more,
-            /// [`HandlerError::Closed`](crate::HandlerError::Closed).
+            /// [`HandlerError::UnknownHandlerId`](crate::HandlerError::UnknownHandlerId) if `id` is 32 or
+            /// more, [`HandlerError::Closed`](crate::HandlerError::Closed).
             pub fn set_handler(
                 &self,
                 id: u8,
@@ -102,12 +102,13 @@ macro_rules! interface_handlers {
                 Ok(())
             }
 
-            /// Sets the handler that is called once for each endpoint that fails, and over `shm` for each sender that breaks the rules.
+            /// Sets the handler that is called once for each endpoint that fails, and over `shm` for each
+            /// sender that breaks the protocol.
             pub fn set_error_handler(&self, handler: impl FnMut(&$crate::EndpointError) + 'static) {
                 self.0.handlers.set_error(Box::new(handler));
             }
 
-            /// Messages that came for an id without handler, or that are none of this transport's, and were dropped.
+            /// Messages for an id without handler, or of another protocol, which were dropped.
             pub fn unhandled(&self) -> u64 {
                 self.0.handlers.unhandled()
             }

@@ -3,11 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
+use crate::capability::Pending;
+use crate::error::Busy;
 use crate::panics::Panics;
 use crate::status::PendingResult;
 use crate::transport::common::gate::{Block, Gate};
 
-type Request<E> = Box<dyn FnMut(&E) -> PendingResult>;
+pub(crate) type Request<E> = Box<dyn FnMut(&E) -> PendingResult>;
 
 /// The queue of one endpoint, first in first out.
 pub(crate) struct PendingQueue<E> {
@@ -35,6 +37,10 @@ impl<E> PendingQueue<E> {
 pub(crate) trait HasPending: Sized {
     fn pending(&self) -> &PendingQueue<Self>;
     fn gate(&self) -> &Gate;
+    /// A request may wait: a post would return [`PostError::NoResource`](crate::PostError::NoResource).
+    fn may_wait(&self) -> bool;
+    /// Queues a request with the arbiter of the interface, and has progress run it.
+    fn wait(&self, request: Request<Self>);
 
     /// Drops every waiting request, calling `purged` for each in order, also if some of it panics.
     fn purge(&self, mut purged: impl FnMut()) {
@@ -73,6 +79,20 @@ pub(crate) trait HasPending: Sized {
         }
         drop(turn);
         Some(result)
+    }
+}
+
+impl<E: HasPending + 'static> Pending for E {
+    fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+        if !self.may_wait() {
+            return Err(Busy);
+        }
+        self.wait(Box::new(request));
+        Ok(())
+    }
+
+    fn pending_purge(&self, purged: impl FnMut()) {
+        self.purge(purged);
     }
 }
 
@@ -211,6 +231,14 @@ mod tests {
 
         fn gate(&self) -> &Gate {
             &self.0.2
+        }
+
+        fn may_wait(&self) -> bool {
+            true
+        }
+
+        fn wait(&self, _: Request<Self>) {
+            unreachable!("the tests call the arbiter themselves")
         }
     }
 

@@ -5,13 +5,13 @@ use std::rc::Rc;
 
 use super::{Driver, Interface, QueueAddress, State, address};
 use crate::address::{DeviceAddress, EndpointAddress};
-use crate::capability::{Flush, Pending};
+use crate::capability::Flush;
 use crate::completion::Completion;
 use crate::counters::Counters;
-use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
-use crate::status::{FlushMode, PendingResult, Post};
+use crate::error::{ConnectError, EndpointError, OpenError, PostError};
+use crate::status::{FlushMode, Post};
 use crate::transport::common::gate::{Block, Gate};
-use crate::transport::common::pending::{HasPending, PendingQueue};
+use crate::transport::common::pending::{HasPending, PendingQueue, Request};
 
 /// One end of a connection: a queue pair. A clone is another handle to the same one.
 ///
@@ -76,21 +76,6 @@ impl<D: Driver> Flush for Endpoint<D> {
     }
 }
 
-impl<D: Driver> Pending for Endpoint<D> {
-    fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
-        if !self.0.may_wait() {
-            return Err(Busy);
-        }
-        self.0.shared.arbiter.add(self.clone(), Box::new(request));
-        self.0.shared.call_attention();
-        Ok(())
-    }
-
-    fn pending_purge(&self, purged: impl FnMut()) {
-        HasPending::purge(self, purged);
-    }
-}
-
 impl<D: Driver> HasPending for Endpoint<D> {
     fn pending(&self) -> &PendingQueue<Self> {
         &self.0.pending
@@ -98,6 +83,15 @@ impl<D: Driver> HasPending for Endpoint<D> {
 
     fn gate(&self) -> &Gate {
         &self.0.gate
+    }
+
+    fn may_wait(&self) -> bool {
+        self.0.may_wait()
+    }
+
+    fn wait(&self, request: Request<Self>) {
+        self.0.shared.arbiter.add(self.clone(), request);
+        self.0.shared.call_attention();
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) use driver::{Created, Driver, Limits, Opened, Path, Port, Queue, Queu
 pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub(crate) use interface::Shared;
-pub(crate) use post::{PooledBuffer, am_header, check_id};
+pub(crate) use post::{PooledBuffer, am_header};
 pub use progress::Progress;
 pub(crate) use state::State;
 

@@ -4,7 +4,6 @@ use std::hint::cold_path;
 
 use super::{AM_HEADER, BUFFER, DATA, Driver, Endpoint, MESSAGE, Queue, SEGMENT};
 use crate::error::PostError;
-use crate::message::MAX_HANDLERS;
 use crate::transport::common::operation::{Done, InFlight};
 use crate::transport::common::pool::Buffer;
 use crate::transport::common::registered::{Domain, Registered};
@@ -84,11 +83,6 @@ impl<D: Driver> Endpoint<D> {
     pub(crate) fn await_done(&self, index: u16, done: Done) {
         self.0.in_flight.push(InFlight { index, done });
     }
-}
-
-#[inline(always)]
-pub(crate) fn check_id(id: u8) -> Result<(), PostError> {
-    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
 }
 
 /// The header of a message in its buffer.

@@ -8,11 +8,11 @@ use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES, RcMlx5};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
-use crate::message::SHORT_HEADER;
+use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
-use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header, check_id};
+use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header};
 
 impl Endpoint {
     /// Sends `header` and `payload` to the peer's handler `id`.

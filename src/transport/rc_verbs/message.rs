@@ -7,11 +7,11 @@ use super::{Endpoint, MAX_ELEMENTS};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
-use crate::message::SHORT_HEADER;
+use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
-use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header, check_id};
+use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, am_header};
 use crate::transport::rdma::SEND;
 
 /// Bytes in front of a short message's payload.

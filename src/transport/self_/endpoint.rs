@@ -9,21 +9,41 @@ use super::interface::{Interface, Shared};
 use super::{MAX_IOV, NAME, SEGMENT};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId};
 use crate::atomic::{Change, Fetch};
-use crate::capability::RemoteMemory;
+use crate::capability::{
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Atomic64, AtomicFetch64, Check, Flush, GetBcopy, GetZcopy, Lists,
+    PutBcopy, PutShort, PutZcopy, RemoteMemory,
+};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
-use crate::error::{Busy, ConnectError, EndpointError, PostError};
+use crate::error::{ConnectError, EndpointError, PostError};
 use crate::memory::{Access, Slice, Transfer};
-use crate::message::{MAX_HANDLERS, SHORT_HEADER};
-use crate::status::{FlushMode, PendingResult, Post, Posted};
+use crate::message::{SHORT_HEADER, check_id};
+use crate::status::{FlushMode, Post, Posted};
 use crate::transport::common::gate::{Block, Gate};
-use crate::transport::common::pending::{HasPending, PendingQueue};
+use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pieces;
 
 pub(super) struct State {
     shared: Rc<Shared>,
     pending: PendingQueue<Endpoint>,
     pub(super) gate: Gate,
+}
+
+impl State {
+    /// An endpoint to this process never fails.
+    #[expect(clippy::unused_self, reason = "as in the other transports")]
+    fn error(&self) -> Option<EndpointError> {
+        None
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.gate.tally.read()
+    }
+
+    fn may_wait(&self) -> bool {
+        let dead = !self.gate.is_usable() || self.shared.check_open().is_err();
+        !dead && (!self.pending.is_idle() || self.shared.segments.0.is_empty())
+    }
 }
 
 /// An endpoint to the interface it was made on. Cloning gives another handle to the same one.
@@ -62,11 +82,6 @@ impl Endpoint {
         });
         interface.0.adopt(&state);
         Ok(Self(state))
-    }
-
-    /// Why the endpoint failed: it never does.
-    pub fn error(&self) -> Option<EndpointError> {
-        None
     }
 
     /// This endpoint, in the form that transports which connect endpoints exchange.
@@ -109,12 +124,57 @@ impl Endpoint {
         Ok(total)
     }
 
-    /// Writes `payload` to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+    /// A segment that `fill` writes, to handler `id`.
+    #[inline]
+    fn send(
+        &self,
+        id: u8,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
+    ) -> Result<usize, PostError> {
+        let segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
+        self.0.shared.send(id, segment, |segment| {
+            let length = fill(segment)?;
+            self.0.gate.tally.posted(length);
+            Ok(length)
+        })
+    }
+
+    /// Runs `operate` on the word at `remote`.
+    #[inline]
+    fn word<T>(
+        &self,
+        remote: u64,
+        key: &RemoteKey,
+        operate: impl FnOnce(&AtomicU64) -> T,
+    ) -> Result<T, PostError> {
+        self.check_open()?;
+        let (bytes, at, _hold) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
+        // SAFETY: `_hold` keeps the region's bytes alive until `operate` has returned.
+        let word = unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?;
+        self.0.gate.tally.posted(size_of_val(word));
+        Ok(operate(word))
+    }
+
+    crate::atomic::atomic_methods!(RemoteKey);
+
+    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        self.check_open()?;
+        change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
+        let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
+        // SAFETY: `_hold` keeps the region's bytes alive.
+        let old = unsafe { crate::transport::common::copy::update(bytes, at, change) }
+            .ok_or(PostError::Unaligned)?;
+        self.0.gate.tally.posted(change.width);
+        if let Some((result, _)) = fetch {
+            result.set(old);
+        }
+        Ok(Posted::Done)
+    }
+}
+
+impl PutShort for Endpoint {
     #[inline(never)]
-    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
         self.check_open()?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
         // SAFETY: `_hold` keeps the region's bytes alive, and the range was checked.
@@ -122,12 +182,10 @@ impl Endpoint {
         self.0.gate.tally.posted(payload.len());
         Ok(Posted::Done)
     }
+}
 
-    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_bcopy(
+impl PutBcopy for Endpoint {
+    fn put_bcopy(
         &self,
         pack: impl FnOnce(&mut [u8]) -> usize,
         remote: u64,
@@ -144,12 +202,10 @@ impl Endpoint {
         self.0.gate.tally.posted(length);
         Ok(length)
     }
+}
 
-    /// Writes the slices, one after the other, to `remote`. Done at once: the completion is not used.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_zcopy(
+impl PutZcopy for Endpoint {
+    fn put_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -168,34 +224,26 @@ impl Endpoint {
         self.0.gate.tally.posted(total);
         Ok(Posted::Done)
     }
+}
 
-    /// Writes every transfer's slice to its remote address, in order, at once. Stops at the first that cannot be done.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+impl Lists for Endpoint {
+    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
         let put = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.put_zcopy(&[local], remote, key, None).map(drop)
         };
         transfers.iter().try_for_each(put).map(|()| Posted::Done)
     }
 
-    /// Reads into every transfer's slice from its remote address, in order, at once. Stops at the first that cannot be done.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
         let get = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.get_zcopy(&[local], remote, key, None).map(drop)
         };
         transfers.iter().try_for_each(get).map(|()| Posted::Done)
     }
+}
 
-    /// Reads `length` bytes at `remote` and gives them to `unpack` before it returns.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_bcopy(
+impl GetBcopy for Endpoint {
+    fn get_bcopy(
         &self,
         unpack: &Unpack,
         length: usize,
@@ -216,12 +264,10 @@ impl Endpoint {
         unpack.call(target);
         Ok(Posted::Done)
     }
+}
 
-    /// Reads from `remote` into the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_zcopy(
+impl GetZcopy for Endpoint {
+    fn get_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -240,34 +286,12 @@ impl Endpoint {
         self.0.gate.tally.posted(total);
         Ok(Posted::Done)
     }
+}
 
-    /// A segment that `fill` writes, to handler `id`.
-    #[inline]
-    fn send(
-        &self,
-        id: u8,
-        fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
-    ) -> Result<usize, PostError> {
-        let segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
-        self.0.shared.send(id, segment, |segment| {
-            let length = fill(segment)?;
-            self.0.gate.tally.posted(length);
-            Ok(length)
-        })
-    }
-
-    #[inline]
-    fn check_id(id: u8) -> Result<(), PostError> {
-        if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
-    }
-
-    /// Sends `header` and `payload` to handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmShort for Endpoint {
     #[inline(never)]
-    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        Self::check_id(id)?;
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        check_id(id)?;
         if payload.len() > SEGMENT - SHORT_HEADER {
             return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
         }
@@ -280,13 +304,11 @@ impl Endpoint {
         })?;
         Ok(Posted::Done)
     }
+}
 
-    /// Sends `header` and the pieces to handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
-        Self::check_id(id)?;
+impl AmShortIov for Endpoint {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        check_id(id)?;
         self.check_open()?;
         self.send(id, |segment| {
             let (front, payload) = segment.split_at_mut(SHORT_HEADER);
@@ -295,32 +317,28 @@ impl Endpoint {
         })?;
         Ok(Posted::Done)
     }
+}
 
-    /// Lets `pack` fill a buffer and sends as many bytes as it says to handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
-        Self::check_id(id)?;
+impl AmBcopy for Endpoint {
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        check_id(id)?;
         self.check_open()?;
         self.send(id, |segment| {
             let length = pack(segment);
             if length > segment.len() { Err(PostError::too_long(length, SEGMENT)) } else { Ok(length) }
         })
     }
+}
 
-    /// Sends `header` followed by the slices to handler `id`. Done at once: the completion is not used.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_zcopy(
+impl AmZcopy for Endpoint {
+    fn am_zcopy(
         &self,
         id: u8,
         header: &[u8],
         slices: &[Slice<'_>],
         _completion: Option<&Completion>,
     ) -> Post {
-        Self::check_id(id)?;
+        check_id(id)?;
         let max_header = self.0.shared.attributes.am.max_header;
         if header.len() > max_header {
             return Err(PostError::too_long(header.len(), max_header));
@@ -344,37 +362,17 @@ impl Endpoint {
         })?;
         Ok(Posted::Done)
     }
+}
 
-    /// Runs `operate` on the word at `remote`.
-    #[inline]
-    fn word<T>(
-        &self,
-        remote: u64,
-        key: &RemoteKey,
-        operate: impl FnOnce(&AtomicU64) -> T,
-    ) -> Result<T, PostError> {
-        self.check_open()?;
-        let (bytes, at, _hold) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
-        // SAFETY: `_hold` keeps the region's bytes alive until `operate` has returned.
-        let word = unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?;
-        self.0.gate.tally.posted(size_of_val(word));
-        Ok(operate(word))
-    }
-
-    /// Adds `operand` to the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+impl Atomic64 for Endpoint {
+    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
         self.word(remote, key, |word| word.fetch_add(operand, Ordering::SeqCst))?;
         Ok(Posted::Done)
     }
+}
 
-    /// Adds `operand` to the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_fetch_add64(
+impl AtomicFetch64 for Endpoint {
+    fn atomic_fetch_add64(
         &self,
         operand: u64,
         remote: u64,
@@ -386,11 +384,7 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
-    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_compare_swap64(
+    fn atomic_compare_swap64(
         &self,
         compare: u64,
         swap: u64,
@@ -405,29 +399,10 @@ impl Endpoint {
         result.set(found.unwrap_or_else(|found| found));
         Ok(Posted::Done)
     }
+}
 
-    crate::atomic::atomic_methods!(RemoteKey);
-
-    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        self.check_open()?;
-        change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
-        let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
-        // SAFETY: `_hold` keeps the region's bytes alive.
-        let old = unsafe { crate::transport::common::copy::update(bytes, at, change) }
-            .ok_or(PostError::Unaligned)?;
-        self.0.gate.tally.posted(change.width);
-        if let Some((result, _)) = fetch {
-            result.set(old);
-        }
-        Ok(Posted::Done)
-    }
-
-    /// Everything posted is finished already. `Cancel` ends the endpoint.
-    ///
-    /// # Errors
-    /// [`PostError::NoResource`] while requests are pending, [`PostError::Closed`],
-    /// [`PostError::EndpointFailed`].
-    pub fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
+impl Flush for Endpoint {
+    fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
         if mode == FlushMode::Cancel {
             self.0.shared.check_open()?;
             self.0.gate.set(Block::Failed, true);
@@ -437,67 +412,26 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
-    /// Operations take effect in the order of their posts; other threads see them so, too.
-    ///
-    /// # Errors
-    /// [`PostError::Closed`], [`PostError::EndpointFailed`]
-    pub fn fence(&self) -> Result<(), PostError> {
+    fn fence(&self) -> Result<(), PostError> {
         self.check_open()?;
         std::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
     }
+}
 
-    /// Checks the peer, which is this process.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn check(&self) -> Result<(), PostError> {
+impl Check for Endpoint {
+    fn check(&self) -> Result<(), PostError> {
         self.check_open()
     }
-
-    /// What this endpoint did so far.
-    pub fn counters(&self) -> Counters {
-        self.0.gate.tally.read()
-    }
-
-    /// Queues a request that runs when resources come back.
-    ///
-    /// # Errors
-    /// [`Busy`] if a post would not answer `NoResource` now.
-    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
-        let state = &*self.0;
-        let dead = !state.gate.is_usable() || state.shared.check_open().is_err();
-        if dead || (state.pending.is_idle() && !state.shared.segments.0.is_empty()) {
-            return Err(Busy);
-        }
-        state.shared.pending.add(self.clone(), Box::new(request));
-        Ok(())
-    }
-
-    /// Drops every waiting request, calling `purged` once for each, in order.
-    pub fn pending_purge(&self, purged: impl FnMut()) {
-        self.purge(purged);
-    }
 }
 
-impl HasPending for Endpoint {
-    fn pending(&self) -> &PendingQueue<Self> {
-        &self.0.pending
-    }
-
-    fn gate(&self) -> &Gate {
-        &self.0.gate
-    }
-}
+crate::transport::common::handle::endpoint_state!();
 
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
 
-crate::capability::delegate!(
-    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
-    Atomics, Flush, Pending
-);
+crate::capability::delegate!(Endpoint: Atomics);
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

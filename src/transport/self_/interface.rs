@@ -16,7 +16,7 @@ use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
-use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::error::{OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
 use crate::message::{HOME, Keeper, KeptMessage, Message, Reclaim, write_home};
@@ -52,7 +52,7 @@ pub(super) struct Shared {
     handlers: Handlers,
     pub(super) segments: Rc<Segments>,
     queue: RefCell<VecDeque<Queued>>,
-    pub(super) pending: Arbiter<Endpoint>,
+    pub(super) arbiter: Arbiter<Endpoint>,
     endpoints: RefCell<Vec<Weak<State>>>,
     closed: Cell<bool>,
 }
@@ -64,6 +64,8 @@ pub struct Interface(pub(super) Rc<Shared>);
 /// The one owner of an interface's progress. Dropping it closes the interface: handlers are dropped and posts
 /// answer [`PostError::Closed`].
 pub struct Progress(Rc<Shared>);
+
+crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
     /// Opens an interface. Messages can only be sent to itself.
@@ -86,7 +88,7 @@ impl Interface {
             handlers: Handlers::new(),
             segments: Rc::new(Segments(Pool::new(allocation))),
             queue: RefCell::new(VecDeque::with_capacity(count)),
-            pending: Arbiter::new(),
+            arbiter: Arbiter::new(),
             endpoints: RefCell::default(),
             closed: Cell::new(false),
         });
@@ -109,33 +111,11 @@ impl Interface {
         InterfaceAddress(Packed::new(Kind::Interface, TransportId::Self_, &self.0.id.to_be_bytes()))
     }
 
-    /// Sets the handler of active messages `id`, replacing an older one. It runs inside the send and may post.
-    ///
-    /// # Errors
-    /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
-    pub fn set_handler(
-        &self,
-        id: u8,
-        handler: impl FnMut(Message<'_>) + 'static,
-    ) -> Result<(), HandlerError> {
-        self.0.handlers.set(id, Box::new(handler))
-    }
-
-    /// Sets the handler of endpoint errors. This transport has none to report.
-    pub fn set_error_handler(&self, handler: impl FnMut(&EndpointError) + 'static) {
-        self.0.handlers.set_error(Box::new(handler));
-    }
-
-    /// Messages that came for an id without handler, and were dropped.
-    pub fn unhandled(&self) -> u64 {
-        self.0.handlers.unhandled()
-    }
-
     /// What all endpoints of the interface did so far, also those that are gone.
     pub fn counters(&self) -> Counters {
         let endpoints = self.0.endpoints.borrow();
         let live = endpoints.iter().filter_map(Weak::upgrade);
-        live.fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
+        live.fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
     /// Waits for every operation of every endpoint; here they are finished when posted.
@@ -174,7 +154,7 @@ impl Interface {
             return Err(EventError::Closed { transport: NAME });
         }
         let shared = &*self.0;
-        let stuck = shared.pending.is_empty() || shared.segments.0.is_empty();
+        let stuck = shared.arbiter.is_empty() || shared.segments.0.is_empty();
         let quiet = stuck && shared.queue.try_borrow().is_ok_and(|queue| queue.is_empty());
         if quiet { Ok(None) } else { Err(EventError::Busy) }
     }
@@ -197,6 +177,10 @@ impl Shared {
     pub(super) fn id(&self) -> u64 {
         self.id
     }
+
+    /// Does nothing: progress tests whether handlers were set and requests wait.
+    #[expect(clippy::unused_self, reason = "as in the other transports")]
+    pub(super) fn call_attention(&self) {}
 
     #[inline]
     pub(super) fn check_open(&self) -> Result<(), PostError> {
@@ -252,7 +236,7 @@ impl Shared {
             return;
         }
         let mut panics = Panics::default();
-        panics.catch(|| self.pending.clear());
+        panics.catch(|| self.arbiter.clear());
         panics.catch(|| self.handlers.close());
         // If a handler runs, the loop that called it does the rest.
         if let Some(mut running) = self.handlers.run() {
@@ -295,13 +279,13 @@ impl Progress {
             return 0;
         }
         self.0.deliver();
-        self.0.pending.dispatch()
+        self.0.arbiter.dispatch()
     }
 
     /// Nothing is there to be done.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.0.pending.is_empty() && self.0.queue.try_borrow().is_ok_and(|queue| queue.is_empty())
+        self.0.arbiter.is_empty() && self.0.queue.try_borrow().is_ok_and(|queue| queue.is_empty())
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use crate::atomic::{Change, Fetch, Kind};
+use crate::capability::{Atomic64, AtomicFetch64};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::memory::Access;
@@ -32,53 +33,6 @@ impl Endpoint {
         run(unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?);
         self.0.gate.tally.posted(size_of::<u64>());
         Ok(Posted::Done)
-    }
-
-    /// Adds `operand` to the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.with_word(remote, key, |word| {
-            word.fetch_add(operand, Ordering::SeqCst);
-        })
-    }
-
-    /// Adds `operand` to the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_fetch_add64(
-        &self,
-        operand: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        _completion: Option<&Completion>,
-    ) -> Post {
-        self.with_word(remote, key, |word| result.set(word.fetch_add(operand, Ordering::SeqCst)))
-    }
-
-    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_compare_swap64(
-        &self,
-        compare: u64,
-        swap: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        _completion: Option<&Completion>,
-    ) -> Post {
-        self.with_word(remote, key, |word| {
-            let found = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
-            result.set(found.unwrap_or_else(|found| found));
-        })
     }
 
     crate::atomic::atomic_methods!(RemoteKey);
@@ -119,5 +73,44 @@ impl Endpoint {
             result.set(old);
         }
         Ok(Posted::Done)
+    }
+}
+
+impl Atomic64 for Endpoint {
+    #[inline]
+    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+        self.with_word(remote, key, |word| {
+            word.fetch_add(operand, Ordering::SeqCst);
+        })
+    }
+}
+
+impl AtomicFetch64 for Endpoint {
+    #[inline]
+    fn atomic_fetch_add64(
+        &self,
+        operand: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.with_word(remote, key, |word| result.set(word.fetch_add(operand, Ordering::SeqCst)))
+    }
+
+    #[inline]
+    fn atomic_compare_swap64(
+        &self,
+        compare: u64,
+        swap: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        _completion: Option<&Completion>,
+    ) -> Post {
+        self.with_word(remote, key, |word| {
+            let found = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+            result.set(found.unwrap_or_else(|found| found));
+        })
     }
 }

@@ -133,7 +133,7 @@ impl Interface {
 
     /// What all endpoints of the interface did so far, also those that are gone.
     pub fn counters(&self) -> Counters {
-        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.gate.tally.read())
+        self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
     /// Waits for every operation of every endpoint; here they are finished when posted.

@@ -5,26 +5,15 @@ use barewire_shm::{INLINE, Now};
 use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::{MAX_AM_HEADER, MAX_AM_SHORT, MAX_IOV, SEGMENT};
+use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::{Access, Slice};
-use crate::message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::message::{MAX_HANDLERS, SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::pieces;
 
 impl Endpoint {
-    /// Sends `header` and `payload` to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline(always)]
-    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        match payload.try_into() {
-            Ok(word) => self.am_word(id, header, u64::from_ne_bytes(word)),
-            Err(_) => self.am_any(id, header, payload),
-        }
-    }
-
     #[inline(always)]
     fn am_word(&self, id: u8, header: u64, word: u64) -> Post {
         let state = &*self.0;
@@ -82,20 +71,44 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
-    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    /// The bytes of all slices, if each is of this domain and allows `need`.
+    pub(super) fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
+        if slices.len() > MAX_IOV {
+            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
+        }
+        let mut total = 0usize;
+        for slice in slices {
+            if slice.domain != self.0.shared.tag {
+                return Err(PostError::ForeignMemory);
+            }
+            if !Access::from_bits_truncate(slice.key).contains(need) {
+                return Err(PostError::AccessDenied);
+            }
+            total = total.saturating_add(slice.length);
+        }
+        Ok(total)
+    }
+}
+
+impl AmShort for Endpoint {
+    #[inline(always)]
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        match payload.try_into() {
+            Ok(word) => self.am_word(id, header, u64::from_ne_bytes(word)),
+            Err(_) => self.am_any(id, header, payload),
+        }
+    }
+}
+
+impl AmShortIov for Endpoint {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
         pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
     }
+}
 
-    /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmBcopy for Endpoint {
     #[inline]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
@@ -117,12 +130,10 @@ impl Endpoint {
         state.gate.tally.posted(length);
         Ok(length)
     }
+}
 
-    /// Sends `header` followed by the slices to the peer's handler `id`. Done at once: the completion is not used.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_zcopy(
+impl AmZcopy for Endpoint {
+    fn am_zcopy(
         &self,
         id: u8,
         header: &[u8],
@@ -151,24 +162,6 @@ impl Endpoint {
         })?;
         Ok(Posted::Done)
     }
-
-    /// The bytes of all slices, if each is of this domain and allows `need`.
-    pub(super) fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
-        if slices.len() > MAX_IOV {
-            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
-        }
-        let mut total = 0usize;
-        for slice in slices {
-            if slice.domain != self.0.shared.tag {
-                return Err(PostError::ForeignMemory);
-            }
-            if !Access::from_bits_truncate(slice.key).contains(need) {
-                return Err(PostError::AccessDenied);
-            }
-            total = total.saturating_add(slice.length);
-        }
-        Ok(total)
-    }
 }
 
 /// A buffer that goes back unless it was sent, also when packing panics.
@@ -183,9 +176,4 @@ impl Drop for Taken<'_> {
             self.connection.with_peer(|peer| peer.put_back(number));
         }
     }
-}
-
-#[inline(always)]
-fn check_id(id: u8) -> Result<(), PostError> {
-    if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
 }

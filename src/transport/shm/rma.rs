@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::SEGMENT;
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
+use crate::capability::{GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
 use crate::memory::{Access, Slice, Transfer};
@@ -44,18 +45,6 @@ impl Endpoint {
         self.reach_mapped(key, range, need).ok_or(PostError::KeyExpired)
     }
 
-    /// Writes `payload` to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline(always)]
-    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        match payload.try_into() {
-            Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
-            Err(_) => self.put_any(payload, remote, key),
-        }
-    }
-
     #[inline(always)]
     fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
         if let Some((bytes, at)) = self.reach_mapped(key, (remote, size_of::<u64>()), Access::REMOTE_WRITE)
@@ -83,12 +72,20 @@ impl Endpoint {
         self.0.gate.tally.posted(payload.len());
         Ok(Posted::Done)
     }
+}
 
-    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_bcopy(
+impl PutShort for Endpoint {
+    #[inline(always)]
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        match payload.try_into() {
+            Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
+            Err(_) => self.put_any(payload, remote, key),
+        }
+    }
+}
+
+impl PutBcopy for Endpoint {
+    fn put_bcopy(
         &self,
         pack: impl FnOnce(&mut [u8]) -> usize,
         remote: u64,
@@ -100,12 +97,10 @@ impl Endpoint {
         let packed = buffer.bytes().get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         self.put_short(packed, remote, key).map(|_| length)
     }
+}
 
-    /// Writes the slices, one after the other, to `remote`. Done at once: the completion is not used.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_zcopy(
+impl PutZcopy for Endpoint {
+    fn put_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -123,12 +118,10 @@ impl Endpoint {
         self.0.gate.tally.posted(total);
         Ok(Posted::Done)
     }
+}
 
-    /// Reads `length` bytes at `remote` and gives them to `unpack` before it returns.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_bcopy(
+impl GetBcopy for Endpoint {
+    fn get_bcopy(
         &self,
         unpack: &Unpack,
         length: usize,
@@ -146,12 +139,10 @@ impl Endpoint {
         unpack.call(target);
         Ok(Posted::Done)
     }
+}
 
-    /// Reads from `remote` into the slices, one after the other. Done at once: the completion is not used.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_zcopy(
+impl GetZcopy for Endpoint {
+    fn get_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -169,23 +160,17 @@ impl Endpoint {
         self.0.gate.tally.posted(total);
         Ok(Posted::Done)
     }
+}
 
-    /// Writes every transfer's slice to its remote address, in order, at once. Stops at the first that cannot be done.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+impl Lists for Endpoint {
+    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
         let put = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.put_zcopy(&[local], remote, key, None).map(drop)
         };
         transfers.iter().try_for_each(put).map(|()| Posted::Done)
     }
 
-    /// Reads into every transfer's slice from its remote address, in order, at once. Stops at the first that cannot be done.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
+    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], _completion: Option<&Completion>) -> Post {
         let get = |&Transfer { local, remote, key }: &Transfer<'_, RemoteKey>| {
             self.get_zcopy(&[local], remote, key, None).map(drop)
         };

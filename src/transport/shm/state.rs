@@ -12,6 +12,7 @@ use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::views::Views;
+use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, Operation, PostError};
 use crate::memory::Access;
 use crate::transport::common::gate::{Block, Gate};
@@ -122,6 +123,14 @@ impl State {
         self.error.replace(Some(error));
         self.gate.set(Block::Failed, true);
         true
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.gate.tally.read()
+    }
+
+    pub(super) fn may_wait(&self) -> bool {
+        self.gate.is_usable() && (!self.has_room() || !self.pending.is_idle())
     }
 
     pub(super) fn error(&self) -> Option<EndpointError> {

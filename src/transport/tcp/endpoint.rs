@@ -13,10 +13,10 @@ use crate::address::{DeviceAddress, EndpointAddress};
 use crate::capability::RemoteMemory;
 use crate::completion::Completion;
 use crate::counters::Counters;
-use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
-use crate::status::{FlushMode, PendingResult, Post};
+use crate::error::{ConnectError, EndpointError, OpenError, PostError};
+use crate::status::{FlushMode, Post};
 use crate::transport::common::gate::{Block, Gate};
-use crate::transport::common::pending::{HasPending, PendingQueue};
+use crate::transport::common::pending::{HasPending, PendingQueue, Request};
 
 /// One end of a connection. Cloning gives another handle to the same one.
 ///
@@ -96,23 +96,6 @@ impl Endpoint {
     pub fn counters(&self) -> Counters {
         self.0.gate.tally.read()
     }
-
-    /// Queues a request that progress runs, in order, when resources come back.
-    ///
-    /// # Errors
-    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
-    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
-        if !self.0.may_wait() {
-            return Err(Busy);
-        }
-        self.0.shared.arbiter.add(self.clone(), Box::new(request));
-        Ok(())
-    }
-
-    /// Drops every waiting request, calling `purged` once for each, in order.
-    pub fn pending_purge(&self, purged: impl FnMut()) {
-        self.purge(purged);
-    }
 }
 
 impl HasPending for Endpoint {
@@ -123,6 +106,14 @@ impl HasPending for Endpoint {
     fn gate(&self) -> &Gate {
         &self.0.gate
     }
+
+    fn may_wait(&self) -> bool {
+        self.0.may_wait()
+    }
+
+    fn wait(&self, request: Request<Self>) {
+        self.0.shared.arbiter.add(self.clone(), request);
+    }
 }
 
 impl RemoteMemory for Endpoint {
@@ -131,7 +122,7 @@ impl RemoteMemory for Endpoint {
 
 crate::capability::delegate!(
     Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
-    Atomics, Flush, Pending
+    Atomics, Flush
 );
 
 impl Clone for Endpoint {

@@ -6,6 +6,7 @@ use super::NAME;
 use super::interface::Interface;
 use super::state::State;
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use crate::capability::Flush;
 use crate::completion::Completion;
 use crate::error::{ConnectError, OpenError, PostError};
 use crate::status::{FlushMode, Post, Posted};
@@ -53,29 +54,6 @@ impl Endpoint {
         self.0.connect(device, address)
     }
 
-    /// Waits until what was posted so far is acknowledged: the peer's handlers ran, or are about to. After `Cancel` the endpoint takes
-    /// no more posts.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        let state = &*self.0;
-        if mode == FlushMode::Cancel {
-            return self.cancel(completion);
-        }
-        state.gate.check()?;
-        if state.is_idle() {
-            return Ok(Posted::Done);
-        }
-        if let Some(completion) = completion {
-            if !state.can_flush() {
-                return Err(state.gate.refuse());
-            }
-            state.flush_later(completion.clone());
-        }
-        Ok(Posted::InProgress)
-    }
-
     fn cancel(&self, completion: Option<&Completion>) -> Post {
         let state = &*self.0;
         if state.gate.has(Block::Closed) {
@@ -94,16 +72,30 @@ impl Endpoint {
         }
         Ok(Posted::InProgress)
     }
+}
 
-    /// What is posted next is handled after what is outstanding, as it is anyway.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn fence(&self) -> Result<(), PostError> {
+impl Flush for Endpoint {
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        let state = &*self.0;
+        if mode == FlushMode::Cancel {
+            return self.cancel(completion);
+        }
+        state.gate.check()?;
+        if state.is_idle() {
+            return Ok(Posted::Done);
+        }
+        if let Some(completion) = completion {
+            if !state.can_flush() {
+                return Err(state.gate.refuse());
+            }
+            state.flush_later(completion.clone());
+        }
+        Ok(Posted::InProgress)
+    }
+
+    fn fence(&self) -> Result<(), PostError> {
         self.0.gate.check()
     }
 }
 
 crate::transport::common::handle::endpoint_handle!(NAME, name);
-
-crate::capability::delegate!(Endpoint: AmShort, AmShortIov, AmBcopy, AmZcopy, Flush, Pending);

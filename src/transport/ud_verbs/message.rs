@@ -4,109 +4,16 @@ use super::endpoint::Endpoint;
 use super::socket::SendBuffer;
 use super::state::Sent;
 use super::{DATA, MAX_AM_HEADER, MAX_IOV};
+use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
 use crate::memory::Slice;
-use crate::message::{MAX_HANDLERS, SHORT_HEADER};
+use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{Post, Posted};
 use crate::transport::common::pieces;
 use crate::transport::reliable::HEADER;
 
 impl Endpoint {
-    /// Sends `header` and `payload` to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline(never)]
-    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        let limit = self.limits().max_short;
-        if payload.len() > limit {
-            self.0.gate.check()?;
-            return Err(PostError::too_long(payload.len(), limit));
-        }
-        let mut buffer = self.start(id)?;
-        let data = &mut buffer.bytes()[DATA..];
-        if let Some((place, rest)) = data.split_first_chunk_mut() {
-            *place = header.to_le_bytes();
-            if let Some(rest) = rest.get_mut(..payload.len()) {
-                rest.copy_from_slice(payload);
-            }
-        }
-        self.finish(id, buffer, SHORT_HEADER + payload.len(), None)?;
-        Ok(Posted::Done)
-    }
-
-    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
-        pieces::am_short_iov(self, self.limits().max_short, id, header, pieces)
-    }
-
-    /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline(never)]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
-        let mut buffer = self.start(id)?;
-        let limit = self.limits().max_bcopy;
-        let length = pack(buffer.bytes().get_mut(DATA..DATA + limit).unwrap_or_default());
-        if length > limit {
-            return Err(PostError::too_long(length, limit));
-        }
-        // The user's function may have posted, failed or closed this endpoint.
-        self.check()?;
-        self.finish(id, buffer, length, None)?;
-        Ok(length)
-    }
-
-    /// Sends `header` followed by the slices to the peer's handler `id`. Both are copied: the message is kept until the peer acknowledged
-    /// it, and the completion counted down then.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline(never)]
-    pub fn am_zcopy(
-        &self,
-        id: u8,
-        header: &[u8],
-        slices: &[Slice<'_>],
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.0.gate.check()?;
-        if header.len() > MAX_AM_HEADER {
-            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
-        }
-        if slices.len() > MAX_IOV {
-            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
-        }
-        if slices.iter().any(|slice| slice.domain != self.0.shared.tag) {
-            return Err(PostError::ForeignMemory);
-        }
-        let limit = self.limits().max_zcopy;
-        let total = slices.iter().fold(header.len(), |sum, slice| sum.saturating_add(slice.length));
-        if total > limit {
-            return Err(PostError::too_long(total - header.len(), limit.saturating_sub(header.len())));
-        }
-        let mut buffer = self.start(id)?;
-        let mut at = DATA + header.len();
-        if let Some(place) = buffer.bytes().get_mut(DATA..at) {
-            place.copy_from_slice(header);
-        }
-        for slice in slices {
-            let offset = slice.memory.offset_of(slice.address, slice.length).ok_or(PostError::OutOfRange)?;
-            if let Some(place) = buffer.bytes().get_mut(at..at + slice.length) {
-                // SAFETY: the slice borrows the memory, and lies inside of it.
-                unsafe { slice.memory.read(offset, place) };
-            }
-            at += slice.length;
-        }
-        self.finish(id, buffer, total, completion.cloned())?;
-        Ok(Posted::InProgress)
-    }
-
     fn limits(&self) -> &crate::attributes::AmLimits {
         &self.0.shared.attributes.am
     }
@@ -115,9 +22,7 @@ impl Endpoint {
     #[inline]
     fn start(&self, id: u8) -> Result<SendBuffer<'_>, PostError> {
         self.0.gate.check()?;
-        if id >= MAX_HANDLERS {
-            return Err(PostError::UnknownHandlerId(id));
-        }
+        check_id(id)?;
         self.check()?;
         self.0.shared.socket.take().ok_or_else(|| self.0.gate.refuse())
     }
@@ -154,5 +59,84 @@ impl Endpoint {
         })?;
         self.0.gate.tally.posted(length);
         Ok(())
+    }
+}
+
+impl AmShort for Endpoint {
+    #[inline(never)]
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        let limit = self.limits().max_short;
+        if payload.len() > limit {
+            self.0.gate.check()?;
+            return Err(PostError::too_long(payload.len(), limit));
+        }
+        let mut buffer = self.start(id)?;
+        let data = &mut buffer.bytes()[DATA..];
+        if let Some((place, rest)) = data.split_first_chunk_mut() {
+            *place = header.to_le_bytes();
+            if let Some(rest) = rest.get_mut(..payload.len()) {
+                rest.copy_from_slice(payload);
+            }
+        }
+        self.finish(id, buffer, SHORT_HEADER + payload.len(), None)?;
+        Ok(Posted::Done)
+    }
+}
+
+impl AmShortIov for Endpoint {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+        pieces::am_short_iov(self, self.limits().max_short, id, header, pieces)
+    }
+}
+
+impl AmBcopy for Endpoint {
+    #[inline(never)]
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        let mut buffer = self.start(id)?;
+        let limit = self.limits().max_bcopy;
+        let length = pack(buffer.bytes().get_mut(DATA..DATA + limit).unwrap_or_default());
+        if length > limit {
+            return Err(PostError::too_long(length, limit));
+        }
+        // The user's function may have posted, failed or closed this endpoint.
+        self.check()?;
+        self.finish(id, buffer, length, None)?;
+        Ok(length)
+    }
+}
+
+impl AmZcopy for Endpoint {
+    #[inline(never)]
+    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
+        self.0.gate.check()?;
+        if header.len() > MAX_AM_HEADER {
+            return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
+        }
+        if slices.len() > MAX_IOV {
+            return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
+        }
+        if slices.iter().any(|slice| slice.domain != self.0.shared.tag) {
+            return Err(PostError::ForeignMemory);
+        }
+        let limit = self.limits().max_zcopy;
+        let total = slices.iter().fold(header.len(), |sum, slice| sum.saturating_add(slice.length));
+        if total > limit {
+            return Err(PostError::too_long(total - header.len(), limit.saturating_sub(header.len())));
+        }
+        let mut buffer = self.start(id)?;
+        let mut at = DATA + header.len();
+        if let Some(place) = buffer.bytes().get_mut(DATA..at) {
+            place.copy_from_slice(header);
+        }
+        for slice in slices {
+            let offset = slice.memory.offset_of(slice.address, slice.length).ok_or(PostError::OutOfRange)?;
+            if let Some(place) = buffer.bytes().get_mut(at..at + slice.length) {
+                // SAFETY: the slice borrows the memory, and lies inside of it.
+                unsafe { slice.memory.read(offset, place) };
+            }
+            at += slice.length;
+        }
+        self.finish(id, buffer, total, completion.cloned())?;
+        Ok(Posted::InProgress)
     }
 }

@@ -15,12 +15,15 @@
 //! What it has compiles, and what it lacks does not:
 //!
 //! ```
+//! use barewire::capability::AmShort;
+//!
 //! fn send(endpoint: &barewire::transport::ud_verbs::Endpoint) {
 //!     let _ = endpoint.am_short(1, 0, &[7; 8]);
 //! }
 //! ```
 //!
 //! ```compile_fail,E0599
+//! use barewire::capability::PutShort;
 //! use barewire::transport::{rc_verbs::RemoteKey, ud_verbs::Endpoint};
 //!
 //! fn put(endpoint: &Endpoint, key: &RemoteKey) {
