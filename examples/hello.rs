@@ -1,4 +1,5 @@
-//! The least: two endpoints of one process over the software HCA; one writes to the other's memory, and sends it a message.
+//! The smallest program: two endpoints of one process over the software HCA. One writes to the
+//! other's memory and sends it a message.
 //!
 //! `cargo run --example hello`
 
@@ -10,7 +11,7 @@ use std::rc::Rc;
 const GREETING: u8 = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // A device, the transport at work on it, and two ends of a connection.
+    // A device, the transport on it, and the two ends of a connection.
     let domain = Domain::open("rc_mlx5", "soft0:1")?;
     let mut worker = Worker::new();
     let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
@@ -18,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     here.connect(&interface.device_address(), &there.address())?;
     there.connect(&interface.device_address(), &here.address())?;
 
-    // A put: the other side's program has no part in it.
+    // A put: the target's program is not involved.
     let memory = domain.allocate(64, Access::REMOTE_WRITE)?;
     let key = domain.unpack_key(&memory.pack_key())?;
     let _ = here.put_short(b"hello", memory.address(), &key)?;
@@ -29,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     memory.read(0, &mut text)?;
     println!("in memory: {}", String::from_utf8_lossy(&text));
 
-    // An active message: a handler there runs.
+    // An active message: it runs a handler at the target.
     let arrived = Rc::new(Cell::new(false));
     let seen = Rc::clone(&arrived);
     interface.set_handler(GREETING, move |message| {

@@ -1,6 +1,7 @@
-//! A table in the memory of a server that changes it all the time; a client looks keys up by reading that memory, and the server's program
-//! does not notice. Each entry has a version, as in a seqlock: it is odd while the entry is written, and a checksum tells a read that met a
-//! write.
+//! A table in the memory of a server that changes it continuously. A client looks up keys by
+//! reading that memory, without involving the server's program. Each entry has a version, as in a
+//! seqlock, which is odd while the entry is being written. A checksum detects a read that
+//! overlapped a write.
 //!
 //! `cargo run --example kv_get`
 
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 
 const ENTRIES: u64 = 64;
 const LOOKUPS: u64 = 2000;
-/// A lookup that meets a write again and again gives up.
+/// Reads of one lookup before it gives up, if each overlaps a write.
 const TRIES: u32 = 10_000;
 
-/// An entry: version, key, value, checksum of the three.
+/// An entry: version, key, value, checksum of all three.
 const VERSION: usize = 0;
 const KEY: usize = 8;
 const VALUE: usize = 16;
@@ -41,7 +42,8 @@ fn server(mut peer: Peer) -> Result<()> {
         write(&table, key, 0)?;
     }
     peer.barrier()?;
-    // Change entries until the client is through. Reads need no progress here, but some transports connect by it.
+    // Change entries until the client has finished. Reads need no progress here, but some
+    // transports need it to connect.
     let done = std::thread::spawn(move || peer.receive());
     let mut count = 0;
     while !done.is_finished() {
@@ -55,7 +57,8 @@ fn server(mut peer: Peer) -> Result<()> {
     Ok(())
 }
 
-/// Gives a key a new value. Readers see that the version is odd meanwhile, or that the checksum is of other bytes.
+/// Gives a key a new value. A concurrent reader sees an odd version or a checksum that does not
+/// match.
 fn write(table: &Memory, key: u64, count: u64) -> Result<()> {
     let at = key as usize * ENTRY;
     let version = table.load_u64(at + VERSION)? & !1;
@@ -71,12 +74,12 @@ fn write(table: &Memory, key: u64, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// The same letter over and over, so that a mixture of two values would show.
+/// One letter repeated, so that a mixture of two values is visible.
 fn value(count: u64) -> [u8; VALUE_BYTES] {
     [b'a' + (count % 26) as u8; VALUE_BYTES]
 }
 
-/// FNV-1a over words. A program that trusts its data less takes a CRC.
+/// FNV-1a over words. A CRC detects more errors.
 fn checksum(entry: &Entry) -> [u8; 8] {
     let (words, _) = entry[..CHECKSUM].as_chunks::<8>();
     let mix = |hash: u64, word: &[u8; 8]| (hash ^ u64::from_le_bytes(*word)).wrapping_mul(0x100_0000_01b3);
@@ -104,7 +107,8 @@ fn client(mut peer: Peer) -> Result<()> {
     Ok(())
 }
 
-/// Reads the entry of a key until a read meets no write. Answers the value, and how many did.
+/// Reads the entry of a key until a read overlaps no write. Returns the value and the number of
+/// repeated reads.
 fn get(side: &mut Side, table: &Remote, buffer: &Memory, key: u64) -> Result<([u8; VALUE_BYTES], u32)> {
     let address = table.address + key * ENTRY as u64;
     for retries in 0..TRIES {

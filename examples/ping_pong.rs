@@ -1,4 +1,4 @@
-//! Two processes send each other an active message to and fro, and tell the time of one way.
+//! Two processes send an active message back and forth, and print the one-way latency.
 //!
 //! `cargo run --release --example ping_pong`
 
@@ -24,7 +24,7 @@ fn play(mut peer: Peer, serve: bool) -> Result<()> {
     let mut side = Side::open()?;
     let arrived = Rc::new(Cell::new(0));
     let round = Rc::clone(&arrived);
-    // The handler is there before anything can come.
+    // Set the handler before a message can arrive.
     side.interface.set_handler(BALL, move |message| {
         round.set(message.split_short().map_or(0, |(header, _)| header));
     })?;
@@ -42,7 +42,7 @@ fn play(mut peer: Peer, serve: bool) -> Result<()> {
     }
     let one_way = start.elapsed() / (2 * ROUNDS as u32);
 
-    // What was sent last must be there before this end is closed.
+    // The last message must have arrived before this end is closed.
     side.flush()?;
     peer.barrier()?;
     if serve {

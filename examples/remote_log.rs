@@ -1,5 +1,6 @@
-//! A log that one process writes into the memory of three others, as a storage engine replicates it: records by zero-copy puts, then a
-//! fetch-add to the tail that makes them valid. The replicas' programs have no part in it. One of them crashes, and the log goes on.
+//! A log that one process writes into the memory of three others, as a storage engine replicates
+//! it: zero-copy puts write a record, then a fetch-add to the tail makes it valid. The replicas'
+//! programs are not involved. One of them crashes, and the log continues.
 //!
 //! `cargo run --example remote_log`
 
@@ -9,13 +10,13 @@ use barewire::{Access, AtomicOp, Completion, FetchResult, Memory, Posted};
 use exchange::{Peer, Remote, Result, Side};
 
 const REPLICAS: usize = 3;
-/// With fewer the log has no majority and stops.
+/// With fewer replicas, the log has no majority and stops.
 const MAJORITY: usize = REPLICAS / 2 + 1;
 const APPENDS: u64 = 200;
-/// After this many one of the replicas crashes.
+/// One of the replicas crashes after this many appends.
 const CRASH: u64 = 50;
 
-/// A replica's memory: the tail, a word that counts valid bytes, and then those.
+/// A replica's memory: the tail, a word that counts valid bytes, followed by these bytes.
 const TAIL: u64 = 8;
 const CAPACITY: usize = 1 << 20;
 
@@ -23,25 +24,26 @@ fn main() -> Result<()> {
     if std::env::args().nth(1).as_deref() == Some("replica") { replica(Peer::parent()?) } else { writer() }
 }
 
-/// Has memory, and is asked at the end what is in it.
+/// Provides memory, and at the end reports its contents.
 fn replica(mut peer: Peer) -> Result<()> {
     let mut side = Side::open()?;
     side.connect(&mut peer)?;
     let memory = side.expose(TAIL as usize + CAPACITY, &mut peer)?;
-    // Nothing is to be done until the writer asks. A program that reads the log meanwhile looks at the tail.
+    // There is nothing to do until the writer asks. A program that reads the log meanwhile polls
+    // the tail.
     if side.listen(&mut peer).is_ok() {
         let (records, digest) = read_log(&memory)?;
         peer.send(&records.to_le_bytes())?;
         peer.send(&digest.to_le_bytes())?;
-        // The memory has to stay until the writer is through.
+        // The memory must stay until the writer has finished.
         side.listen(&mut peer)?;
     }
     Ok(())
 }
 
-/// Checks every valid record, and answers their number and a digest of them all.
+/// Checks every valid record. Returns the number of records and a digest of all of them.
 fn read_log(memory: &Memory) -> Result<(u64, u64)> {
-    // The tail is loaded with acquire ordering: what is before it is there.
+    // The tail is loaded with acquire ordering, so everything before it is visible.
     let tail = memory.load_u64(0)? as usize;
     let mut log = vec![0; tail];
     memory.read(TAIL as usize, &mut log)?;
@@ -61,20 +63,20 @@ fn text(number: u64) -> String {
     format!("record {number} {}", "x".repeat(number as usize % 100))
 }
 
-/// FNV-1a: enough to compare copies.
+/// FNV-1a suffices to compare copies.
 fn digest(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A replica as the writer sees it.
+/// A replica as seen by the writer.
 struct Replica {
     number: usize,
     peer: Peer,
     side: Side,
     remote: Remote,
-    /// What is sent must be registered memory; it holds one record.
+    /// Registered memory with one record, since puts send only registered memory.
     buffer: Memory,
 }
 
@@ -88,7 +90,7 @@ impl Replica {
         Ok(Self { number, peer, side, remote, buffer })
     }
 
-    /// Starts to append at `tail`. The operations end together in `completion`.
+    /// Starts to append a record at `tail`. `completion` tracks its operations.
     fn append(
         &mut self,
         tail: u64,
@@ -102,7 +104,7 @@ impl Replica {
         completion.add(2);
         let put =
             self.side.post(|to| to.put_zcopy(&[slice], address + TAIL + tail, &key, Some(completion)))?;
-        // The tail may not be seen before the record.
+        // The tail must not become visible before the record.
         self.side.endpoint.fence()?;
         let length = AtomicOp::Add(record.len() as u64);
         let add = self.side.post(|to| to.atomic_fetch(length, address, &key, found, Some(completion)))?;
@@ -114,7 +116,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Waits for the end of an append. The tail was where the writer thinks it is, unless there is another writer.
+    /// Waits until an append has finished. Fails if the tail was not at `tail`, which means that
+    /// there is another writer.
     fn appended(&mut self, tail: u64, completion: &Completion, found: &FetchResult) -> Result<()> {
         self.side.until(|| {
             completion.status()?;
@@ -140,7 +143,8 @@ fn writer() -> Result<()> {
         if number == CRASH {
             replicas[REPLICAS - 1].peer.kill()?;
         }
-        // All at once, then wait for all: an append takes as long as the slowest replica, not as all of them.
+        // Append to all replicas, then wait for all: this takes as long as the slowest one, not as
+        // the sum.
         let ends: Vec<_> = replicas.iter().map(|_| (Completion::counter(0), FetchResult::new())).collect();
         let mut outcomes = Vec::new();
         for (replica, (completion, found)) in replicas.iter_mut().zip(&ends) {
@@ -151,7 +155,7 @@ fn writer() -> Result<()> {
                 *outcome = replica.appended(tail, completion, found);
             }
         }
-        // A replica that failed has lost its place in the log: it is left out from now on.
+        // A failed replica is left out from now on, as its log has a gap.
         let mut outcomes = outcomes.into_iter();
         replicas.retain(|replica| match outcomes.next() {
             Some(Err(error)) => {
@@ -165,7 +169,8 @@ fn writer() -> Result<()> {
         }
         tail += record.len() as u64;
     }
-    // Over shared memory puts go on into the memory of a dead process until its death is noticed; asking it finds out.
+    // Over shared memory, puts to a dead process succeed until its death is detected; a request
+    // detects it.
     let mut copies = 0;
     for Replica { number, peer, .. } in &mut replicas {
         match ask(peer) {
@@ -179,7 +184,7 @@ fn writer() -> Result<()> {
     if copies >= MAJORITY { Ok(()) } else { Err(format!("only {copies} replicas have the log").into()) }
 }
 
-/// The number of records that a replica has, and their digest.
+/// Requests the number of a replica's records and their digest.
 fn ask(peer: &mut Peer) -> Result<(u64, u64)> {
     peer.send(b"what do you have?")?;
     let word = |bytes: Vec<u8>| bytes.try_into().map(u64::from_le_bytes).map_err(|_| "not a word");

@@ -1,4 +1,5 @@
-//! A server in tokio: its one thread sleeps until a request comes over shared memory, and has time for other tasks. Three clients ask.
+//! A server in tokio. Its only thread sleeps until a request arrives over shared memory, and runs
+//! other tasks in between. Three clients send requests.
 //!
 //! `cargo run --features tokio --example tokio_server`
 
@@ -10,7 +11,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The transport that can wake who sleeps and needs no device; tcp/127.0.0.1 with a key, and rc_verbs, can, too.
+/// `shm` can wake a sleeping thread and needs no device. So can tcp/127.0.0.1 with a key, and
+/// `rc_verbs` with a device.
 const PLACE: &str = "shm/memory";
 const REQUEST: u8 = 0;
 const REPLY: u8 = 1;
@@ -20,18 +22,18 @@ const REQUESTS: u64 = 1000;
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         Some("client") => client(Peer::parent()?),
-        // A worker stays on its thread, so the runtime has one.
+        // A worker belongs to one thread, so the runtime has one.
         _ => tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(server()),
     }
 }
 
-/// Progress whenever there is some to be made, sleep in between. It ends with an error only.
+/// Makes progress when there are events, and sleeps in between. Returns only with an error.
 async fn drive(worker: Worker, wakes: &Cell<u64>) -> Result<()> {
     let mut worker = AsyncWorker::new(worker)?;
     loop {
         worker.wait().await?;
         wakes.set(wakes.get() + 1);
-        // Other tasks have their turn even while requests keep coming.
+        // Let other tasks run even if requests keep arriving.
         tokio::task::yield_now().await;
     }
 }
@@ -49,7 +51,7 @@ async fn server() -> Result<()> {
         reply(endpoint, text.to_ascii_uppercase());
     })?;
 
-    // Each client has an endpoint of the same interface.
+    // Each client has its own endpoint of the same interface.
     clients.borrow_mut().push(first);
     for _ in 1..CLIENTS {
         clients.borrow_mut().push(Endpoint::new(&interface)?);
@@ -89,10 +91,10 @@ async fn server() -> Result<()> {
     Ok(())
 }
 
-/// Sends the reply, or has it sent once there are resources: a handler cannot wait.
+/// Sends the reply, or queues it until there are resources: a handler cannot wait.
 fn reply(endpoint: &Endpoint, text: Vec<u8>) {
     if endpoint.am_short(REPLY, 0, &text) != Err(PostError::NoResource) {
-        // Sent, or the client is gone.
+        // Sent, or the client has ended.
         return;
     }
     let later = text.clone();
@@ -101,7 +103,7 @@ fn reply(endpoint: &Endpoint, text: Vec<u8>) {
         _ => PendingResult::Done,
     });
     if queued.is_err() {
-        // There are resources by now.
+        // There are resources again.
         reply(endpoint, text);
     }
 }
@@ -125,7 +127,7 @@ fn client(mut peer: Peer) -> Result<()> {
         }
     }
     peer.send(b"done")?;
-    // The server closes the socket when every client is through.
+    // The server closes the socket when every client has finished.
     let _ = side.listen(&mut peer);
     Ok(())
 }

@@ -1,6 +1,8 @@
-//! What the examples of several processes share: another process, a socket to it, and an endpoint that leads to its.
+//! Shared by the examples with several processes: a second process, a socket to it, and an endpoint
+//! that leads to the second process's endpoint.
 //!
-//! A program of yours has a channel of its own for the few bytes that are exchanged here, and its own way to start.
+//! A real program has its own channel for the few bytes that are exchanged here, and its own way to
+//! start processes.
 
 #![allow(dead_code, reason = "each example uses some of it")]
 
@@ -15,9 +17,10 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// The software HCA that comes with barewire. `BAREWIRE_EXAMPLE=shm/memory` takes another transport and device.
+/// The software HCA that is part of barewire. `BAREWIRE_EXAMPLE=shm/memory` selects another
+/// transport and device.
 const TRANSPORT_AND_DEVICE: &str = "rc_mlx5/soft0:1";
-/// Nothing here takes as long as this, unless the other process is stuck.
+/// Nothing here takes this long unless the other process is stuck.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -30,7 +33,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts this program once more, with this argument.
+    /// Starts this program again, with this argument.
     pub(crate) fn start(argument: &str) -> io::Result<Self> {
         let (near, far) = UnixStream::pair()?;
         near.set_read_timeout(Some(PATIENCE))?;
@@ -38,7 +41,7 @@ impl Peer {
         Ok(Self { socket: near, child: Some(child) })
     }
 
-    /// In the process that was started: the one that started it.
+    /// Returns the process that started this one.
     pub(crate) fn parent() -> io::Result<Self> {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         socket.set_read_timeout(Some(PATIENCE))?;
@@ -60,13 +63,13 @@ impl Peer {
         if read as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Both sides are here when both return.
+    /// Waits until the peer has called `barrier`, too.
     pub(crate) fn barrier(&mut self) -> io::Result<()> {
         self.send(b"here")?;
         self.receive().map(|_| ())
     }
 
-    /// Kills the process, as a crash would.
+    /// Kills the process, like a crash.
     pub(crate) fn kill(&mut self) -> io::Result<()> {
         self.child.as_mut().map_or(Ok(()), Child::kill)
     }
@@ -75,32 +78,32 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Whoever waits for this side sees the end of the socket, and ends.
+            // A child that waits for this side reads the end of the socket and exits.
             let _ = self.socket.shutdown(std::net::Shutdown::Both);
             let _ = child.wait();
         }
     }
 }
 
-/// A place in the peer's memory, and the right to it.
+/// An address in the peer's memory, and the key to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Remote {
     pub(crate) address: u64,
     pub(crate) key: RemoteKey,
 }
 
-/// Connects an endpoint to the peer's.
+/// Connects an endpoint to the peer's endpoint.
 pub(crate) fn connect(interface: &Interface, endpoint: &Endpoint, peer: &mut Peer) -> Result<()> {
     peer.send(&interface.device_address().to_bytes())?;
     peer.send(&endpoint.address().to_bytes())?;
     let device = DeviceAddress::from_bytes(&peer.receive()?)?;
     let address = EndpointAddress::from_bytes(&peer.receive()?)?;
     endpoint.connect(&device, &address)?;
-    // Nothing may be sent before the other end is connected, too.
+    // Return when the other end is connected, too.
     Ok(peer.barrier()?)
 }
 
-/// One end of a connection, with everything below it.
+/// One end of a connection, and the objects that it was opened from.
 #[derive(Debug)]
 pub(crate) struct Side {
     pub(crate) endpoint: Endpoint,
@@ -114,7 +117,7 @@ impl Side {
         Self::open_at(TRANSPORT_AND_DEVICE)
     }
 
-    /// As `open`, on another transport and device unless the environment says which.
+    /// As `open`, with another default for the transport and device.
     pub(crate) fn open_at(place: &str) -> Result<Self> {
         let place = std::env::var("BAREWIRE_EXAMPLE").unwrap_or_else(|_| place.into());
         let (transport, device) = place.split_once('/').ok_or("BAREWIRE_EXAMPLE is TRANSPORT/DEVICE")?;
@@ -125,12 +128,12 @@ impl Side {
         Ok(Self { endpoint, interface, domain, worker })
     }
 
-    /// Connects to the peer's endpoint, which does the same.
+    /// Connects to the peer's endpoint. The peer must do the same.
     pub(crate) fn connect(&self, peer: &mut Peer) -> Result<()> {
         connect(&self.interface, &self.endpoint, peer)
     }
 
-    /// Memory that the peer may write, read and add to, told to the peer.
+    /// Allocates memory for every remote operation, and sends its address and key to the peer.
     pub(crate) fn expose(&self, length: usize, peer: &mut Peer) -> Result<Memory> {
         let memory = self.domain.allocate(length, Access::all())?;
         peer.send(&memory.address().to_le_bytes())?;
@@ -138,14 +141,14 @@ impl Side {
         Ok(memory)
     }
 
-    /// What the peer exposed.
+    /// Receives the address and key that the peer exposed.
     pub(crate) fn reach(&self, peer: &mut Peer) -> Result<Remote> {
         let address = peer.receive()?.try_into().map_err(|_| "an address has 8 bytes")?;
         let key = self.domain.unpack_key(&peer.receive()?)?;
         Ok(Remote { address: u64::from_le_bytes(address), key })
     }
 
-    /// Posts. While there are no resources for it, makes progress, which brings them back.
+    /// Posts an operation. Makes progress until there are resources for it.
     pub(crate) fn post(&mut self, mut operation: impl FnMut(&Endpoint) -> Post) -> Result<Posted> {
         let mut posted = None;
         let endpoint = self.endpoint.clone();
@@ -159,7 +162,7 @@ impl Side {
         posted.ok_or_else(|| "nothing was posted".into())
     }
 
-    /// Posts an operation and waits until it is finished.
+    /// Posts an operation and waits until it has finished.
     pub(crate) fn finish(&mut self, operation: impl Fn(&Endpoint, &Completion) -> Post) -> Result<()> {
         let completion = Completion::counter(1);
         match self.post(|endpoint| operation(endpoint, &completion))? {
@@ -171,13 +174,13 @@ impl Side {
         }
     }
 
-    /// Waits until everything posted so far is in the peer's memory.
+    /// Waits until everything posted so far has reached the peer's memory.
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.finish(|endpoint, completion| endpoint.flush(FlushMode::Remote, Some(completion)))
     }
 
-    /// Waits for the peer to say something, and makes progress meanwhile: what it does to this side's memory needs none, but some
-    /// transports connect by it.
+    /// Waits for a message on the socket and makes progress meanwhile. Operations of the peer on
+    /// this side's memory need no progress, but some transports need it to connect.
     pub(crate) fn listen(&mut self, peer: &mut Peer) -> io::Result<Vec<u8>> {
         std::thread::scope(|scope| {
             let word = scope.spawn(|| peer.receive());
@@ -189,14 +192,14 @@ impl Side {
         })
     }
 
-    /// Makes progress until `ready` says so.
+    /// Makes progress until `ready` returns true.
     pub(crate) fn until(&mut self, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
         let mut give_up: Option<Instant> = None;
         loop {
             match ready() {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                // The endpoint tells more than the operation that it failed with.
+                // The endpoint's error has more details than the operation's.
                 Err(error) => return Err(self.endpoint.error().map_or(error, |why| why.to_string().into())),
             }
             if self.worker.progress() > 0 {
@@ -209,7 +212,7 @@ impl Side {
             if Instant::now() > *give_up.get_or_insert_with(|| Instant::now() + PATIENCE) {
                 return Err("the other process does nothing".into());
             }
-            // The software HCA is a thread and wants a CPU; on hardware one would spin.
+            // The software HCA is a thread and needs a CPU; with hardware, spin instead.
             std::thread::yield_now();
         }
     }
