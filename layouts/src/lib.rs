@@ -2,7 +2,8 @@
 //! commands that set it up, and the RoCEv2 packets that it sends.
 //!
 //! Every type is plain bytes with big-endian fields; sizes and offsets are asserted at compile
-//! time. The crate has no `unsafe`, no standard library and no opinion on where the bytes live.
+//! time. The crate has no `unsafe`, uses no standard library, and does not depend on where the
+//! bytes are stored.
 #![no_std]
 #![deny(unsafe_code)]
 

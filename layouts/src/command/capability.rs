@@ -106,7 +106,7 @@ field_enum! {
 }
 
 bitflags::bitflags! {
-    /// What a transport service can do with memory that is brought in on demand (mlx5_ifc.h:
+    /// Operations of a transport service on memory that is paged in on demand (mlx5_ifc.h:
     /// `odp_per_transport_service_cap`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct OdpServices: u32 {
@@ -208,9 +208,9 @@ impl HcaCap {
     pub const GID_TABLE_SIZE: Field<Self, u16> = Field::new(0x170, 16);
     /// Entries of the partition key table, coded by the kernel as `128 << value`.
     pub const PKEY_TABLE_SIZE: Field<Self, u16> = Field::new(0x190, 16);
-    /// Time that the device needs to answer, 4.096 us * 2^n.
+    /// Time that the device needs to respond, 4.096 us * 2^n.
     pub const LOCAL_CA_ACK_DELAY: Field<Self, u8> = Field::new(0x1ab, 5);
-    /// What the ports speak.
+    /// The link layer of the ports.
     pub const PORT_TYPE: Field<Self, PortType> = Field::new(0x1b6, 2);
     /// Number of ports.
     pub const NUM_PORTS: Field<Self, u8> = Field::new(0x1b8, 8);
@@ -226,7 +226,7 @@ impl HcaCap {
     pub const ATOMIC: Field<Self, bool> = Field::new(0x21e, 1);
     /// A completion queue may ignore overruns.
     pub const CQ_OI: Field<Self, bool> = Field::new(0x220, 1);
-    /// Indirect memory keys may be used as local keys: what memory windows are made of.
+    /// Indirect memory keys, of which memory windows consist, may be used as local keys.
     pub const IMAICL: Field<Self, bool> = Field::new(0x231, 1);
     /// Extended reliable connected queue pairs.
     pub const XRC: Field<Self, bool> = Field::new(0x23c, 1);

@@ -11,7 +11,7 @@ field_enum! {
     DctState: u8, "DCT state" {
         /// It does.
         Active = 0x0, "active";
-        /// It takes no new ones, and waits for the others to end.
+        /// It accepts no new connections, and waits for the others to end.
         Draining = 0x1, "draining";
         /// All have ended.
         Drained = 0x2, "drained";
@@ -99,7 +99,8 @@ impl Dctc {
     pub const RAE: Field<Self, bool> = Field::new(0x6e, 1);
     /// Scatter small received messages into the CQE: 0 for no, 2 for up to 64 bytes.
     pub const CS_RES: Field<Self, u8> = Field::new(0x88, 8);
-    /// The pause that it asks for when it has no receive WQE: a code of IBTA's RNR timer table.
+    /// The pause that the target requests when it has no receive WQE: a code of IBTA's RNR timer
+    /// table.
     pub const MIN_RNR_NAK: Field<Self, u8> = Field::new(0x93, 5);
     /// The shared receive queue.
     pub const SRQN_XRQN: Field<Self> = Field::new(0xa8, 24);

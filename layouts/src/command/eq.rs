@@ -1,9 +1,9 @@
 //! Event queues: CREATE_EQ, DESTROY_EQ, QUERY_EQ (mlx5_ifc.h: `create_eq_*`, `destroy_eq_*`,
 //! `query_eq_*`, `eqc`).
 //!
-//! Public headers know rings of page addresses only, for event queues are the kernel's. `EQ_UMEM_*`
-//! are barewire's own names for fields that are reserved there; they stand as in CREATE_CQ as far
-//! as there is room.
+//! Public headers define rings of page addresses only, since the kernel owns all event queues.
+//! `EQ_UMEM_*` are barewire's own names for fields that are reserved there; their places are those
+//! of CREATE_CQ as far as there is room.
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};

@@ -12,7 +12,7 @@ use crate::be::{Be32, Be64};
 )]
 #[repr(C)]
 pub struct Klm {
-    /// Bytes of the range; reserved in a KSM, whose ranges have the size that the context says.
+    /// Bytes of the range; reserved in a KSM, whose ranges have the size given by the context.
     pub byte_count: Be32,
     /// The other key.
     pub key: Be32,

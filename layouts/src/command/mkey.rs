@@ -1,8 +1,8 @@
 //! Memory keys: CREATE_MKEY, QUERY_MKEY, DESTROY_MKEY (mlx5_ifc.h: `create_mkey_*`, `query_mkey_*`,
 //! `destroy_mkey_*`, `mkc`).
 //!
-//! A key of 32 bits is the 24-bit index that the device gives and 8 bits that the driver chooses:
-//! [`key`].
+//! A key of 32 bits consists of the 24-bit index that the device assigns and 8 bits that the driver
+//! chooses: [`key`].
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};

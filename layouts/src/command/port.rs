@@ -1,4 +1,4 @@
-//! Ports and what a driver asks of the card at start: QUERY_VPORT_STATE, QUERY_NIC_VPORT_CONTEXT,
+//! Ports, and what a driver queries at start: QUERY_VPORT_STATE, QUERY_NIC_VPORT_CONTEXT,
 //! QUERY_HCA_VPORT_CONTEXT, QUERY_HCA_VPORT_GID, QUERY_HCA_VPORT_PKEY, QUERY_LAG, QUERY_ADAPTER
 //! (mlx5_ifc.h: structures of these names).
 

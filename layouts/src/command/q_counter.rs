@@ -63,7 +63,7 @@ impl QueryQCounterOut {
     pub const PACKET_SEQ_ERR: Field<Self> = Field::new(0x280, 32);
     /// Responses found missing because a later one came.
     pub const IMPLIED_NAK_SEQ_ERR: Field<Self> = Field::new(0x2c0, 32);
-    /// Acknowledgments that did not come in time.
+    /// Acknowledgments that did not arrive in time.
     pub const LOCAL_ACK_TIMEOUT_ERR: Field<Self> = Field::new(0x300, 32);
     /// Send WQEs that failed because the receiver was not ready for too long.
     pub const REQ_RNR_RETRIES_EXCEEDED: Field<Self> = Field::new(0x380, 32);

@@ -56,7 +56,7 @@ requests! {
 }
 
 impl CreateRmpIn {
-    /// What the pool shall be.
+    /// The pool's context.
     pub const CTX: Nested<Self, Rmpc> = Nested::new(0x100);
 }
 
@@ -111,7 +111,7 @@ impl Wq {
     pub const PD: Field<Self> = Field::new(0x48, 24);
     /// Offset of the doorbell record in its umem, bytes.
     pub const DBR_ADDR: Field<Self, u64> = Field::new(0x80, 64);
-    /// WQEs that the device took.
+    /// WQEs consumed by the device.
     pub const HW_COUNTER: Field<Self> = Field::new(0xc0, 32);
     /// WQEs that software posted.
     pub const SW_COUNTER: Field<Self> = Field::new(0xe0, 32);

@@ -2,13 +2,13 @@
 //! `query_srq_*`, `destroy_srq_*`, `arm_rq_*`, `srqc`). They are linked lists; [`super::rmp`] is
 //! the newer form.
 //!
-//! `SRQ_UMEM_*` and `DBR_UMEM_*` stand where CREATE_XRC_SRQ, of the same layout, has them.
+//! `SRQ_UMEM_*` and `DBR_UMEM_*` have the offsets of CREATE_XRC_SRQ, which has the same layout.
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, Layout, Nested, field_enum, layouts};
 
 field_enum! {
-    /// Whether a shared receive queue works (mlx5_ifc.h: `MLX5_SRQC_STATE_*`).
+    /// State of a shared receive queue (mlx5_ifc.h: `MLX5_SRQC_STATE_*`).
     SrqState: u8, "SRQ state" {
         /// It gives WQEs.
         Good = 0x0, "good";
@@ -68,7 +68,7 @@ requests! {
 }
 
 impl CreateSrqIn {
-    /// What the queue shall be.
+    /// The queue's context.
     pub const SRQ_CONTEXT_ENTRY: Nested<Self, Srqc> = Nested::new(0x80);
     /// Where the ring starts in its umem, bytes.
     pub const SRQ_UMEM_OFFSET: Field<Self, u64> = Field::new(0x280, 64);
@@ -108,7 +108,7 @@ impl ArmRqIn {
 }
 
 impl Srqc {
-    /// Whether it works.
+    /// The state.
     pub const STATE: Field<Self, SrqState> = Field::new(0x0, 4);
     /// log2 of the number of WQEs.
     pub const LOG_SRQ_SIZE: Field<Self, u8> = Field::new(0x4, 4);

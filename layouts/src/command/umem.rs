@@ -1,7 +1,7 @@
 //! User memory: DESTROY_UMEM (mlx5_ifc.h: `destroy_umem_in`).
 //!
 //! Registration is not here: the kernel pins the pages and sends CREATE_UMEM itself, so a driver
-//! asks its command channel.
+//! registers memory through its command channel.
 
 use super::{StatusOut, requests};
 use crate::prm::{Field, layouts};

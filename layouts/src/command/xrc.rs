@@ -99,7 +99,7 @@ impl XrcSrqc {
     pub const LOG_XRC_SRQ_SIZE: Field<Self, u8> = Field::new(0x4, 4);
     /// WQEs carry a signature.
     pub const WQ_SIGNATURE: Field<Self, bool> = Field::new(0x20, 1);
-    /// A ring in its order, whose WQEs have no header before their segments; else a linked list.
+    /// A cyclic ring, whose WQEs have no header before their segments; otherwise a linked list.
     pub const BASIC_CYCLIC_RCV_WQE: Field<Self, bool> = Field::new(0x24, 1);
     /// A WQE has `16 << value` bytes.
     pub const LOG_RQ_STRIDE: Field<Self, u8> = Field::new(0x25, 3);

@@ -1,4 +1,4 @@
-//! Compressed CQEs: many completions that differ little, as one title and an array of 8-byte mini
+//! Compressed CQEs: completions that differ little, stored as one title and an array of 8-byte mini
 //! CQEs.
 //!
 //! In the *basic* layout the title is an entry of format
@@ -8,11 +8,11 @@
 //! it begins with, which is the 8th, 16th ... behind the title. The device writes no more slots
 //! than these, so software gives the others the owner bit of their lap.
 //!
-//! In the *enhanced* layout the title is the last entry that was not compressed, and a completion
-//! of its own. A block is one slot: up to seven mini CQEs, the lap in the signature byte, and in
-//! `op_own` the number of completions less one above the format. They take as many slots as they
-//! are. An entry is software's if its signature byte is the number of the lap (8 bits); there is no
-//! owner bit.
+//! In the *enhanced* layout the title is the last entry that was not compressed, and itself a
+//! completion. A block is one slot: up to seven mini CQEs, the lap in the signature byte, and in
+//! `op_own` the number of completions less one above the format. The completions take as many slots
+//! as there are completions. Software owns an entry if its signature byte is the number of the lap
+//! (8 bits); there is no owner bit.
 //!
 //! Sources: linux device.h `struct mlx5_mini_cqe8`, `MLX5_CQE_COMPRESS_LAYOUT_*`,
 //! `get_cqe_enhanced_num_mini_cqes`; en_rx.c `mlx5e_decompress_cqe`; mlx5dv.h

@@ -18,7 +18,7 @@ use crate::be::{Be16, Be32, Be64};
 /// must test opcode and owner bit.
 pub const INITIAL_OP_OWN: u8 = 0xf0;
 /// `op_own` of a CQE that the device owns on the first lap: opcode [`CqeOpcode::Invalid`], owner
-/// bit set, so that the owner bit alone tells whether an entry is software's.
+/// bit set, so that the owner bit alone determines the owner of an entry.
 pub const HARDWARE_OP_OWN: u8 = 0xf1;
 /// The owner bit of `op_own`. Hardware owns the entry while it differs from the parity of the
 /// consumer's lap.
@@ -189,8 +189,8 @@ impl Cqe64 {
         CqeFormat::from_op_own(self.op_own)
     }
 
-    /// What the entry says of the packet. Means something in a responder's completion, and not in
-    /// format [`CqeFormat::Inline32`].
+    /// Fields about the received packet. Valid in a responder's completion, except in format
+    /// [`CqeFormat::Inline32`].
     #[inline]
     pub const fn packet(&self) -> PacketFields {
         transmute!(self.metadata)
@@ -222,8 +222,8 @@ pub struct PacketFields {
     pub checksum: Be16,
     /// The sender's LID.
     pub source_lid: Be16,
-    /// Flags: how the global routing header came (bits 28-29), service level (24-27). Below it, the
-    /// sender's queue pair.
+    /// Flags: how the packet carried the global routing header (bits 28-29), service level (24-27).
+    /// Below it, the sender's queue pair.
     pub flags_source_qpn: Be32,
     /// Header checks.
     pub header_checks: u8,

@@ -2,8 +2,8 @@
 //!
 //! The PRM and the kernel's `mlx5_ifc.h` describe a structure as a string of bits, most significant
 //! bit of byte 0 first, kept in big-endian dwords. A [`Field`] names one run of those bits by the
-//! offset that the header gives, and its type says what the bits mean; a [`View`] reads fields from
-//! bytes and a [`ViewMut`] writes them. Nothing outside this file shifts or masks.
+//! offset in the header, and its type gives their meaning; a [`View`] reads fields from bytes and a
+//! [`ViewMut`] writes them. Only this file shifts and masks.
 //!
 //! ```
 //! use barewire_layouts::command::qp::{QpState, Qpc};
@@ -23,10 +23,10 @@ mod view;
 
 pub use view::{View, ViewMut};
 
-/// A structure of a fixed number of bytes; the implementing type is a mere name and has no values.
+/// A structure of a fixed number of bytes. The implementing type is only a name and has no values.
 pub trait Layout {
-    /// Length of the fixed part in bytes. A list that may follow (page addresses, translations) is
-    /// not counted.
+    /// Length of the fixed part in bytes, without a list that may follow (page addresses,
+    /// translations).
     const BYTES: usize;
     /// The structure's name in `mlx5_ifc.h`, for messages.
     const NAME: &'static str;
@@ -34,7 +34,7 @@ pub trait Layout {
 
 /// What the bits of a [`Field`] mean to the host.
 pub trait Value: Copy {
-    /// What reading gives: the value itself where every bit pattern has a meaning, else a `Result`.
+    /// The result of a read: the value itself if every bit pattern has a meaning, else a `Result`.
     type Read;
 
     /// The bits, right-aligned.

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 
 use super::{ByteField, Field, Layout, Nested, Value};
 
-/// Big-endian number made of at most eight bytes.
+/// Big-endian number of at most eight bytes.
 #[inline]
 fn load(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
@@ -79,7 +79,7 @@ impl<'a, L: Layout> ViewMut<'a, L> {
         Some(Self { bytes: bytes.get_mut(..L::BYTES)?, of: PhantomData })
     }
 
-    /// Stores a field and leaves every other bit.
+    /// Stores a field and leaves all other bits unchanged.
     ///
     /// # Panics
     /// In debug builds if the value does not fit; a release build keeps the bits that do.

@@ -1,4 +1,5 @@
-//! What a responder says: acknowledgments, negative ones, and the pauses that they ask for.
+//! The response of a responder: acknowledgments, negative acknowledgments, and the pauses that they
+//! request.
 
 use core::fmt;
 
@@ -25,7 +26,7 @@ impl Aeth {
         Self { word: Be32::new((syndrome.bits() as u32) << 24 | msn & MASK_24) }
     }
 
-    /// What the responder says; `None` for a code that is reserved.
+    /// The response; `None` for a reserved code.
     #[inline]
     pub const fn syndrome(&self) -> Option<AethSyndrome> {
         AethSyndrome::from_bits((self.word.get() >> 24) as u8)
@@ -44,11 +45,11 @@ impl fmt::Debug for Aeth {
     }
 }
 
-/// What a responder says of a request (IBTA table 43).
+/// The response to a request (IBTA table 43).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AethSyndrome {
-    /// Done, and how many more messages the responder has room for: a credit code of 5 bits,
-    /// [`INVALID_CREDITS`] for 'not said'.
+    /// Done, and the number of further messages for which the responder has room: a 5-bit credit
+    /// code, [`INVALID_CREDITS`] if the responder does not report it.
     Ack(u8),
     /// Receiver not ready: try again after the pause that the 5-bit code names, see
     /// [`rnr_delay_ns`].
@@ -57,7 +58,7 @@ pub enum AethSyndrome {
     Nak(NakCode),
 }
 
-/// The credit code of a responder that does not do end-to-end flow control (IBTA 9.7.7.2.5).
+/// The credit code of a responder without end-to-end flow control (IBTA 9.7.7.2.5).
 pub const INVALID_CREDITS: u8 = 0x1f;
 
 field_enum! {
@@ -79,7 +80,7 @@ impl AethSyndrome {
     const RNR: u8 = 0b001 << 5;
     const NAK: u8 = 0b011 << 5;
 
-    /// The header's byte; codes are cut to five bits.
+    /// The header's byte; codes are truncated to five bits.
     pub const fn bits(self) -> u8 {
         match self {
             Self::Ack(credits) => credits & Self::CODE,
@@ -112,7 +113,7 @@ const RNR_DELAYS: [u64; 32] = [
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// The pause in nanoseconds that a timer code of five bits asks for: 10 us to 655.36 ms.
+/// The pause in nanoseconds for a 5-bit timer code: 10 us to 655.36 ms.
 pub const fn rnr_delay_ns(code: u8) -> u64 {
     RNR_DELAYS[(code & 0x1f) as usize] * 10_000
 }

@@ -1,13 +1,13 @@
 //! How dynamic connections are made and ended.
 //!
-//! What devices send there is not public. This is the software HCA's own protocol, in packets of
+//! The packets of devices are not public. This is the software HCA's own protocol, in packets of
 //! [`super::Transport::Dc`]:
 //!
 //! | packet | from, to | says |
 //! |---|---|---|
-//! | connect | initiator, target | the access key, who asks, the first sequence number (in the base header) |
-//! | accept | target, initiator | the queue pair number that stands for the connection's responder context |
-//! | refuse | target, initiator | there is, or from now on there is, no connection ([`DcRefusal`]) |
+//! | connect | initiator, target | access key, initiator, first sequence number (in the base header) |
+//! | accept | target, initiator | queue pair number of the connection's responder context |
+//! | refuse | target, initiator | no connection exists, or it ends now ([`DcRefusal`]) |
 //! | disconnect | initiator, responder context | everything is acknowledged: the context is free |
 //! | disconnected | target, initiator | so it is |
 //! | accept, again | target, initiator | there was silence: is the connection still wanted? |
@@ -22,8 +22,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::be::{Be32, Be64};
 use crate::prm::field_enum;
 
-/// Dynamic connection extended transport header: all that follows the base header of a packet that
-/// makes or ends a connection.
+/// Dynamic connection extended transport header: follows the base header of a packet that creates
+/// or ends a connection.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -31,7 +31,7 @@ use crate::prm::field_enum;
 pub struct DcEth {
     /// Connect: the target's access key. Zero in the others.
     pub access_key: Be64,
-    /// The connection: a number that its initiator's device gives to no other, and that goes up.
+    /// The connection: a number that its initiator's device assigns once, in increasing order.
     pub connection: Be64,
     /// Connect, disconnect and keep alive: the initiator. Accept: the responder context. Zero in
     /// the others.
@@ -50,7 +50,7 @@ const_assert_eq!(core::mem::offset_of!(DcEth, detail), 20);
 field_enum! {
     /// Why a target has no connection for an initiator.
     DcRefusal: u8, "refusal of a dynamic connection" {
-        /// There is no such target.
+        /// The target does not exist.
         Unknown = 1, "no such target";
         /// It takes no connections any more.
         Closed = 2, "the target is closed";

@@ -1,7 +1,7 @@
 //! RoCEv2 transport headers: what follows the UDP header of a packet (IBTA chapter 9, annex A17).
 //!
-//! Every packet starts with a [`Bth`]; its opcode says which extended headers follow
-//! ([`BthOpcode::headers`]), then come the payload, up to three bytes of padding, and the
+//! Every packet starts with a [`Bth`]; its opcode determines which extended headers follow
+//! ([`BthOpcode::headers`]), then the payload, up to three bytes of padding, and the
 //! [`crate::icrc`].
 
 use static_assertions::const_assert_eq;
@@ -149,7 +149,7 @@ impl Bth {
         ((self.flags & Self::PAD) >> Self::PAD_SHIFT) as usize
     }
 
-    /// Sets the pad count to what makes `payload` bytes a multiple of four.
+    /// Sets the pad count that extends `payload` bytes to a multiple of four.
     #[inline]
     #[must_use]
     pub const fn padded_for(mut self, payload: usize) -> Self {
@@ -185,7 +185,8 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header (IBTA 9.3.3): where an RDMA write goes, or a read comes from.
+/// RDMA extended transport header (IBTA 9.3.3): the destination of an RDMA write, or the source of
+/// a read.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -211,7 +212,7 @@ pub struct AtomicEth {
     pub address: Be64,
     /// Remote key.
     pub rkey: Be32,
-    /// What to store, or to add.
+    /// The value to store, or to add.
     pub swap_or_add: Be64,
     /// What to compare with.
     pub compare: Be64,
@@ -247,7 +248,7 @@ pub struct Deth {
 
 const_assert_eq!(size_of::<Deth>(), 8);
 
-/// Operands of a masked atomic on the wire. What devices send there is not public: this is the
+/// Operands of a masked atomic on the wire. The packets of devices are not public: this is the
 /// software HCA's own header, in a packet of [`Transport::Vendor`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -263,7 +264,7 @@ pub struct MaskedAtomicEth {
     pub size: Be32,
     /// What to store, or to add.
     pub swap_or_add: Be64,
-    /// What to compare with, or the highest bits of the fields that are added to.
+    /// The value to compare with, or the highest bits of the fields that are added to.
     pub compare: Be64,
     /// The bits that are stored.
     pub swap_mask: Be64,

@@ -17,7 +17,7 @@ field_enum! {
         Congestion = 0b100, "CNP";
         /// Extended reliable connected.
         Xrc = 0b101, "XRC";
-        /// Left to manufacturers. Here: the masked atomics of every reliable service.
+        /// Reserved for manufacturers. Here: the masked atomics of every reliable service.
         Vendor = 0b110, "vendor";
         /// Left to manufacturers. Here: dynamically connected, see [`DcEth`].
         Dc = 0b111, "DC";
@@ -153,8 +153,8 @@ const HEADER_BYTES: [usize; 10] = [
 ];
 
 impl BthOpcode {
-    /// The extended headers of such a packet of `transport`; `None` if that has no such operation
-    /// (IBTA table 38).
+    /// The extended headers of a packet of `transport` with this operation; `None` if `transport`
+    /// has no such operation (IBTA table 38).
     pub const fn headers_in(self, transport: Transport) -> Option<Headers> {
         match (transport, self) {
             (Transport::Dc, _) => Some(self.headers()),
@@ -171,7 +171,7 @@ impl BthOpcode {
         }
     }
 
-    /// The extended headers of such a reliable connected packet (IBTA table 38).
+    /// The extended headers of a reliable connected packet with this operation (IBTA table 38).
     pub const fn headers(self) -> Headers {
         match self {
             Self::SendFirst
@@ -204,7 +204,7 @@ impl BthOpcode {
         self as u8 >= Self::ReadResponseFirst as u8 && self as u8 <= Self::AtomicAcknowledge as u8
     }
 
-    /// Whether the packet makes or ends a dynamic connection.
+    /// Whether the packet creates or ends a dynamic connection.
     pub const fn is_connection(self) -> bool {
         self as u8 >= Self::Connect as u8
     }

@@ -16,7 +16,7 @@ pub const EXTENDED_ADDRESS_VECTOR: u32 = 1 << 31;
 /// there always is one.
 const GLOBAL: u32 = 1 << 30;
 
-/// The first 16 bytes of an address vector, and all there is of the compact form.
+/// The first 16 bytes of an address vector; the compact form has only these.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

@@ -1,6 +1,6 @@
 //! Operands of atomic operations.
 //!
-//! The extended atomics work on 4 or 8 bytes and under masks; how wide, the opcode modifier says.
+//! The extended atomics work on 4 or 8 bytes and under masks; the opcode modifier gives the width.
 //! Sources: mlx5dv.h `struct mlx5_wqe_atomic_seg`, rdma-core wqe.h `struct
 //! mlx5_wqe_masked_atomic_seg`, UCX `uct_ib_mlx5_atomic_masked_*_seg` and
 //! `UCT_IB_MLX5_OPMOD_EXT_ATOMIC`.
@@ -10,8 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::be::{Be32, Be64};
 
-/// The opcode modifier of an extended atomic on `1 << log_bytes` bytes; 2 and 3 are what devices
-/// have.
+/// The opcode modifier of an extended atomic on `1 << log_bytes` bytes; devices support 2 and 3.
 #[inline]
 pub const fn extended_atomic_modifier(log_bytes: u8) -> u8 {
     8 | log_bytes.wrapping_sub(2)

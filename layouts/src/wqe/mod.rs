@@ -66,7 +66,7 @@ pub enum Opcode {
     AtomicCompareSwap = 0x11,
     /// 8-byte fetch and add.
     AtomicFetchAdd = 0x12,
-    /// Compare and swap of the bits that two masks select; the modifier says how wide: see
+    /// Compare and swap of the bits that two masks select; the modifier gives the width: see
     /// [`extended_atomic_modifier`].
     MaskedCompareSwap = 0x14,
     /// Fetch and add in fields that a mask divides; width as above.
@@ -108,7 +108,7 @@ bitflags! {
         const SOLICITED = 0x02;
         /// Write a completion queue entry.
         const COMPLETION = 0x08;
-        /// Wait for what this queue does locally, such as an invalidation posted just before
+        /// Wait for local operations of this queue, such as an invalidation posted just before
         /// (`INITIATOR_SMALL_FENCE`).
         const SMALL_FENCE = 0x20;
         /// Wait for all earlier RDMA reads and atomics of this queue.
@@ -272,8 +272,8 @@ impl DataSegment {
     }
 }
 
-/// Starts data that lies in the WQE (mlx5dv.h: `struct mlx5_wqe_inl_data_seg`). The bytes follow at
-/// once; the segment is padded to a multiple of 16.
+/// Starts data inside the WQE (mlx5dv.h: `struct mlx5_wqe_inl_data_seg`). The bytes follow
+/// directly; the segment is padded to a multiple of 16.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -317,7 +317,7 @@ mod golden {
         core::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
     }
 
-    /// Both directions: the typed form gives the bytes, the bytes give the typed form.
+    /// Both directions: the typed form yields the bytes, and the bytes yield the typed form.
     pub(super) fn golden<T, const N: usize>(typed: T, text: &str)
     where
         T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + PartialEq + core::fmt::Debug,

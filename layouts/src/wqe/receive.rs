@@ -2,7 +2,7 @@
 //!
 //! A receive queue's WQE is a list of [`super::DataSegment`]s, as many as the queue's stride has
 //! room for; a shorter list ends with [`super::DataSegment::END`]. In a shared receive queue a
-//! header comes first. Sources: mlx5dv.h `struct mlx5_wqe_srq_next_seg`, rdma-core srq.c.
+//! header precedes the list. Sources: mlx5dv.h `struct mlx5_wqe_srq_next_seg`, rdma-core srq.c.
 
 use static_assertions::const_assert_eq;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -18,7 +18,7 @@ use crate::be::Be16;
 pub struct SharedReceiveHeader {
     /// Reserved.
     pub reserved_0: [u8; 2],
-    /// Index of the WQE that comes after this one.
+    /// Index of the next WQE.
     pub next_wqe_index: Be16,
     /// Signature.
     pub signature: u8,

@@ -1,11 +1,11 @@
 //! User-mode memory registration (UMR): the segments with which a queue pair changes a memory key.
 //!
-//! A [`UmrControlSegment`] says what changes, a [`MkeyContextSegment`] the new values, and a list
-//! of translations may follow, in the WQE or by a data segment: [`crate::command::klm::Klm`]s, or a
-//! [`RepeatBlock`] with its entries. Memory windows are bound and local keys invalidated so, too
-//! (libmlx5 `set_bind_wr`), as devices do not take `MLX5_OPCODE_LOCAL_INVAL` from user space.
-//! Sources: mlx5dv.h `struct mlx5_wqe_umr_ctrl_seg`, `struct mlx5_wqe_mkey_context_seg`, `struct
-//! mlx5_wqe_umr_repeat_block_seg`; linux device.h `MLX5_UMR_*`, `MLX5_MKEY_MASK_*`.
+//! A [`UmrControlSegment`] selects the changes, a [`MkeyContextSegment`] has the new values, and a
+//! list of translations may follow, in the WQE or by a data segment: [`crate::command::klm::Klm`]s,
+//! or a [`RepeatBlock`] with its entries. Memory windows are bound and local keys invalidated in
+//! the same way (libmlx5 `set_bind_wr`), as devices do not take `MLX5_OPCODE_LOCAL_INVAL` from user
+//! space. Sources: mlx5dv.h `struct mlx5_wqe_umr_ctrl_seg`, `struct mlx5_wqe_mkey_context_seg`,
+//! `struct mlx5_wqe_umr_repeat_block_seg`; linux device.h `MLX5_UMR_*`, `MLX5_MKEY_MASK_*`.
 
 use bitflags::bitflags;
 use static_assertions::const_assert_eq;
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::be::{Be16, Be32, Be64};
 
 bitflags! {
-    /// How the segments are to be read (mlx5dv.h: `MLX5_WQE_UMR_CTRL_FLAG_*`).
+    /// The interpretation of the segments (mlx5dv.h: `MLX5_WQE_UMR_CTRL_FLAG_*`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct UmrFlags: u8 {
         /// The key must be of this queue pair.
@@ -150,8 +150,8 @@ impl MkeyContextSegment {
 /// `op`.
 pub const REPEAT_BLOCK: u32 = 0x400;
 
-/// Starts a part of a list that is strided: the entries behind it, over and over again (mlx5dv.h:
-/// `struct mlx5_wqe_umr_repeat_block_seg`).
+/// Starts a strided part of a list: the entries after it repeat (mlx5dv.h: `struct
+/// mlx5_wqe_umr_repeat_block_seg`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -169,8 +169,8 @@ pub struct RepeatBlock {
     pub entries: Be16,
 }
 
-/// Bytes that every repetition of a [`RepeatBlock`] takes `stride` further on (mlx5dv.h: `struct
-/// mlx5_wqe_umr_repeat_ent_seg`).
+/// A range of bytes; each repetition of a [`RepeatBlock`] is `stride` bytes after the previous one
+/// (mlx5dv.h: `struct mlx5_wqe_umr_repeat_ent_seg`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

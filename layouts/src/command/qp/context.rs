@@ -28,7 +28,7 @@ impl Qpc {
     pub const LOG_SQ_SIZE: Field<Self, u8> = Field::new(0x51, 4);
     /// May use the reserved local key.
     pub const RLKY: Field<Self, bool> = Field::new(0x5b, 1);
-    /// The counter set that counts what happens to the queue pair; 0 for none.
+    /// The counter set for events of the queue pair; 0 for none.
     pub const COUNTER_SET_ID: Field<Self, u8> = Field::new(0x60, 8);
     /// The UAR page whose BlueFlame registers ring the send queue.
     pub const UAR_PAGE: Field<Self> = Field::new(0x68, 24);
@@ -56,7 +56,7 @@ impl Qpc {
     pub const CUR_RETRY_COUNT: Field<Self, u8> = Field::new(0x398, 3);
     /// The requester's next packet sequence number.
     pub const NEXT_SEND_PSN: Field<Self> = Field::new(0x3c8, 24);
-    /// log2 of the channels whose requests a DC initiator keeps apart; 0 for none.
+    /// log2 of the number of channels whose requests a DC initiator keeps apart; 0 for none.
     pub const LOG_NUM_DCI_STREAM_CHANNELS: Field<Self, u8> = Field::new(0x3e3, 5);
     /// The send queue's completion queue.
     pub const CQN_SND: Field<Self> = Field::new(0x3e8, 24);
@@ -76,7 +76,7 @@ impl Qpc {
     pub const RAE: Field<Self, bool> = Field::new(0x492, 1);
     /// Where the ring starts in its first page, in 64-byte units.
     pub const PAGE_OFFSET: Field<Self, u8> = Field::new(0x494, 6);
-    /// The pause that the responder asks for when it has no receive WQE: a code of IBTA's RNR timer
+    /// The pause that the responder requests when it has no receive WQE: a code of IBTA's RNR timer
     /// table.
     pub const MIN_RNR_NAK: Field<Self, u8> = Field::new(0x4a3, 5);
     /// The packet sequence number that the responder expects.
@@ -89,7 +89,7 @@ impl Qpc {
     pub const DBR_ADDR: Field<Self, u64> = Field::new(0x500, 64);
     /// Queue key of datagrams.
     pub const Q_KEY: Field<Self> = Field::new(0x540, 32);
-    /// Where receive WQEs come from.
+    /// The source of receive WQEs.
     pub const RQ_TYPE: Field<Self, ReceiveQueueType> = Field::new(0x565, 3);
     /// The shared receive queue.
     pub const SRQN_RMPN_XRQN: Field<Self> = Field::new(0x568, 24);

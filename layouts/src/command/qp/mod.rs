@@ -14,7 +14,7 @@ field_enum! {
         Rst = 0x0, "RST";
         /// Init: receive WQEs may be posted.
         Init = 0x1, "INIT";
-        /// Ready to receive: answers the peer.
+        /// Ready to receive: responds to the peer.
         Rtr = 0x2, "RTR";
         /// Ready to send.
         Rts = 0x3, "RTS";
@@ -92,9 +92,9 @@ field_enum! {
 }
 
 field_enum! {
-    /// Where receive WQEs come from (mlx5_ifc.h: qpc.rq_type).
+    /// The source of receive WQEs (mlx5_ifc.h: qpc.rq_type).
     ReceiveQueueType: u8, "receive queue type" {
-        /// The queue pair has a ring of its own.
+        /// The queue pair has its own ring.
         Regular = 0x0, "regular";
         /// A shared receive queue.
         Shared = 0x1, "SRQ/RMP/XRQ";
@@ -132,9 +132,9 @@ layouts! {
     DestroyQpIn: 16, "destroy_qp_in";
     /// RST to INIT: sets access rights, port, partition key.
     Rst2InitQpIn: 272, "rst2init_qp_in";
-    /// INIT to RTR: sets the peer, the path, what is expected from it.
+    /// INIT to RTR: sets the peer, the path, and the responder's parameters.
     Init2RtrQpIn: 272, "init2rtr_qp_in";
-    /// RTR to RTS: sets what the requester does.
+    /// RTR to RTS: sets the requester's parameters.
     Rtr2RtsQpIn: 272, "rtr2rts_qp_in";
     /// INIT to INIT: changes access rights, port, partition key.
     Init2InitQpIn: 272, "init2init_qp_in";
@@ -188,12 +188,12 @@ impl DestroyQpIn {
     pub const QPN: Field<Self> = Field::new(0x48, 24);
 }
 
-/// The commands that carry a context, and move a queue pair to a next state or change it where it
-/// is: they share one layout.
+/// The commands that carry a context and move a queue pair to another state or modify it in its
+/// state: they share one layout.
 pub trait ModifyQp: Layout + Sized {
     /// The queue pair.
     const QPN: Field<Self> = Field::new(0x48, 24);
-    /// Which optional parameters of the context are meant: [`OptionalParameters`].
+    /// The optional parameters of the context that apply: [`OptionalParameters`].
     const OPT_PARAM_MASK: Field<Self> = Field::new(0x80, 32);
     /// The parameters.
     const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
@@ -206,9 +206,10 @@ impl ModifyQp for Init2InitQpIn {}
 impl ModifyQp for Rts2RtsQpIn {}
 
 bitflags::bitflags! {
-    /// Parameters that a state move may leave out (mlx5 qp.h: `MLX5_QP_OPTPAR_*`).
+    /// Parameters that are optional in a state move (mlx5 qp.h: `MLX5_QP_OPTPAR_*`).
     ///
-    /// What a move needs in any case is taken from the context whether or not its bit is set.
+    /// The required parameters of a move are taken from the context whether or not their bits are
+    /// set.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct OptionalParameters: u32 {
         /// `secondary_address_path`.
