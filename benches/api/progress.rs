@@ -1,7 +1,7 @@
-//! Progress: with nothing to do, with one thing at a time, and with a batch.
+//! Progress: with nothing to do, with one event at a time, and with a batch.
 //!
-//! Where the device must work between the rounds, only the functions of the modules `counted` are counted: one progress and the
-//! sum of its events each. Handlers do nothing: what they do is their own business.
+//! If the device must work between the rounds, only the functions of the modules `counted` count: a
+//! call of progress and the sum of its events each. Handlers are empty.
 
 #![allow(clippy::no_mangle_with_rust_abi, reason = "the name is for the checks of the assembly")]
 
@@ -10,6 +10,11 @@ use barewire::transport::rc_mlx5::Progress;
 
 use crate::budget::ROUNDS;
 use crate::sides::{ID, Static, connected};
+
+#[inline(always)]
+fn progress(progress: &mut Progress) -> usize {
+    progress.progress()
+}
 
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -25,7 +30,7 @@ fn with_empty_handler() -> &'static mut Static {
 
 type Counted = fn(&mut Progress, &mut u64);
 
-/// Receives `size` messages at a time.
+/// Receives all messages, `size` at a time.
 fn receive_batches(sides: &mut Static, progress: Counted, size: u64) {
     let mut events = 0;
     for round in 0..ROUNDS / size {
@@ -40,7 +45,7 @@ fn receive_batches(sides: &mut Static, progress: Counted, size: u64) {
     }
 }
 
-/// Finishes every operation by itself.
+/// Completes each operation by a call of its own.
 fn complete(sides: &mut Static, progress: Counted) {
     let mut events = 0;
     for round in 0..ROUNDS {
@@ -54,117 +59,65 @@ fn complete(sides: &mut Static, progress: Counted) {
     }
 }
 
-pub(crate) mod held {
-    use barewire::transport::rc_mlx5::Progress;
-    use iai_callgrind::{LibraryBenchmarkConfig, library_benchmark};
+/// Defines the benches of a shape, with `$progress` as the call.
+macro_rules! benches {
+    ($group:ident, $shape:expr, $progress:ident) => {
+        pub(crate) mod $group {
+            use iai_callgrind::{LibraryBenchmarkConfig, library_benchmark};
 
-    use super::{complete, held_progress, receive_batches, with_empty_handler};
-    use crate::budget::{BATCH, Level, ROUNDS, Shape};
-    use crate::sides::{Static, completed, connected, idle, posted};
+            use super::{complete, receive_batches, with_empty_handler, $progress as call};
+            use crate::budget::{BATCH, Level, ROUNDS, Shape};
+            use crate::sides::{Static, completed, connected, idle, posted};
 
-    fn gate(bench: &str) -> LibraryBenchmarkConfig {
-        crate::gate::gate(Level::Api, Shape::Held, bench)
-    }
+            fn gate(bench: &str) -> LibraryBenchmarkConfig {
+                crate::gate::gate(Level::Api, $shape, bench)
+            }
 
-    fn gate_counted(bench: &str) -> LibraryBenchmarkConfig {
-        crate::gate::gate_counted(Level::Api, Shape::Held, bench)
-    }
+            fn gate_counted(bench: &str) -> LibraryBenchmarkConfig {
+                crate::gate::gate_counted(Level::Api, $shape, bench)
+            }
 
-    mod counted {
-        use super::{Progress, held_progress};
+            mod counted {
+                use barewire::transport::rc_mlx5::Progress;
 
-        #[inline(never)]
-        pub(super) fn progress(progress: &mut Progress, events: &mut u64) {
-            *events += held_progress(progress) as u64;
-        }
-    }
+                #[inline(never)]
+                pub(super) fn progress(progress: &mut Progress, events: &mut u64) {
+                    *events += super::call(progress) as u64;
+                }
+            }
 
-    #[library_benchmark(config = gate("progress_empty"))]
-    #[bench::run(args = (connected()), teardown = idle)]
-    fn progress_empty(sides: &'static mut Static) -> &'static mut Static {
-        for _ in 0..ROUNDS {
-            held_progress(&mut sides.client.progress);
-        }
-        sides
-    }
+            #[library_benchmark(config = gate("progress_empty"))]
+            #[bench::run(args = (connected()), teardown = idle)]
+            fn progress_empty(sides: &'static mut Static) -> &'static mut Static {
+                for _ in 0..ROUNDS {
+                    call(&mut sides.client.progress);
+                }
+                sides
+            }
 
-    #[library_benchmark(config = gate_counted("progress_receive"))]
-    #[bench::run(args = (with_empty_handler()), teardown = posted)]
-    fn progress_receive(sides: &'static mut Static) -> &'static mut Static {
-        receive_batches(sides, counted::progress, 1);
-        sides
-    }
+            #[library_benchmark(config = gate_counted("progress_receive"))]
+            #[bench::run(args = (with_empty_handler()), teardown = posted)]
+            fn progress_receive(sides: &'static mut Static) -> &'static mut Static {
+                receive_batches(sides, counted::progress, 1);
+                sides
+            }
 
-    #[library_benchmark(config = gate_counted("progress_batch"))]
-    #[bench::run(args = (with_empty_handler()), teardown = posted)]
-    fn progress_batch(sides: &'static mut Static) -> &'static mut Static {
-        receive_batches(sides, counted::progress, BATCH);
-        sides
-    }
+            #[library_benchmark(config = gate_counted("progress_batch"))]
+            #[bench::run(args = (with_empty_handler()), teardown = posted)]
+            fn progress_batch(sides: &'static mut Static) -> &'static mut Static {
+                receive_batches(sides, counted::progress, BATCH);
+                sides
+            }
 
-    #[library_benchmark(config = gate_counted("progress_complete"))]
-    #[bench::run(args = (connected()), teardown = completed)]
-    fn progress_complete(sides: &'static mut Static) -> &'static mut Static {
-        complete(sides, counted::progress);
-        sides
-    }
-}
-
-pub(crate) mod inlined {
-    use barewire::transport::rc_mlx5::Progress;
-    use iai_callgrind::{LibraryBenchmarkConfig, library_benchmark};
-
-    use super::{complete, receive_batches, with_empty_handler};
-    use crate::budget::{BATCH, Level, ROUNDS, Shape};
-    use crate::sides::{Static, completed, connected, idle, posted};
-
-    fn gate(bench: &str) -> LibraryBenchmarkConfig {
-        crate::gate::gate(Level::Api, Shape::Inlined, bench)
-    }
-
-    fn gate_counted(bench: &str) -> LibraryBenchmarkConfig {
-        crate::gate::gate_counted(Level::Api, Shape::Inlined, bench)
-    }
-
-    mod counted {
-        use super::Progress;
-
-        #[inline(never)]
-        pub(super) fn progress(progress: &mut Progress, events: &mut u64) {
-            *events += progress.progress() as u64;
-        }
-    }
-
-    #[library_benchmark(config = gate("progress_empty"))]
-    #[bench::run(args = (connected()), teardown = idle)]
-    fn progress_empty(sides: &'static mut Static) -> &'static mut Static {
-        for _ in 0..ROUNDS {
-            let progress = &mut sides.client.progress;
-            if progress.progress() > 0 {
-                break;
+            #[library_benchmark(config = gate_counted("progress_complete"))]
+            #[bench::run(args = (connected()), teardown = completed)]
+            fn progress_complete(sides: &'static mut Static) -> &'static mut Static {
+                complete(sides, counted::progress);
+                sides
             }
         }
-        sides
-    }
-
-    #[library_benchmark(config = gate_counted("progress_receive"))]
-    #[bench::run(args = (with_empty_handler()), teardown = posted)]
-    fn progress_receive(sides: &'static mut Static) -> &'static mut Static {
-        receive_batches(sides, counted::progress, 1);
-        sides
-    }
-
-    #[library_benchmark(config = gate_counted("progress_batch"))]
-    #[bench::run(args = (with_empty_handler()), teardown = posted)]
-    fn progress_batch(sides: &'static mut Static) -> &'static mut Static {
-        receive_batches(sides, counted::progress, BATCH);
-        sides
-    }
-
-    #[library_benchmark(config = gate_counted("progress_complete"))]
-    #[bench::run(args = (connected()), teardown = completed)]
-    fn progress_complete(sides: &'static mut Static) -> &'static mut Static {
-        complete(sides, counted::progress);
-        sides
-    }
+    };
 }
+
+benches!(held, Shape::Held, held_progress);
+benches!(inlined, Shape::Inlined, progress);

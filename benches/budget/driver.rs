@@ -1,68 +1,51 @@
 //! The driver's budgets.
 
-use super::{BATCH, Budget, Level, ROUNDS, Shape};
+use super::{BATCH, Budget, Level, Limit, ROUNDS, limit};
 
-const HELD: (Level, Shape) = (Level::Driver, Shape::Held);
-const INLINED: (Level, Shape) = (Level::Driver, Shape::Inlined);
+/// An operation with its limits in both shapes.
+const fn row(bench: &'static str, operation: &'static str, held: Limit, inlined: Limit) -> [Budget; 2] {
+    Budget::both(Level::Driver, bench, operation, ROUNDS, (held, inlined))
+}
 
-const WRITE_8: &str = "RDMA write, 8 B inline";
-const WRITE_8_RUN_TIME: &str = "RDMA write, 8 B inline, length at run time";
-const WRITE_8_PLAIN: &str = "RDMA write, 8 B inline, plain doorbell";
-const WRITE_64: &str = "RDMA write, 64 B inline";
-const WRITE_SEGMENT: &str = "RDMA write, one SGE";
-const READ_SEGMENT: &str = "RDMA read, one SGE";
-const SEND_8: &str = "send, 8 B inline";
-const SEND_PREFIXED: &str = "send, 8 B header and 8 B inline";
-const SEND_SEGMENT: &str = "send, one SGE";
-const FETCH_ADD: &str = "atomic fetch and add";
-const COMPARE_SWAP: &str = "atomic compare and swap";
-const MASKED_FETCH_ADD: &str = "masked atomic fetch and add, 8 B";
-const SEND_DATAGRAM: &str = "datagram (UD), 8 B inline";
-const WRITE_BATCH: &str = "batch of 16 inline writes, per write";
-const POLL_EMPTY: &str = "CQ poll, nothing there";
-const REAP: &str = "one send CQE polled and reaped";
-const RECEIVE: &str = "post one receive";
-const RECEIVE_BATCH: &str = "post one receive, share of a batch of 16";
-const SHARED_RECEIVE: &str = "post one shared receive";
+/// As [`row`], for a bench that runs a batch in each round.
+const fn batch(bench: &'static str, operation: &'static str, held: Limit, inlined: Limit) -> [Budget; 2] {
+    Budget::both(Level::Driver, bench, operation, ROUNDS * BATCH, (held, inlined))
+}
 
-pub(super) const BUDGETS: &[Budget] = &[
-    Budget::new(HELD, "write_8", WRITE_8, (30, 70)).must(70).aim(52),
-    Budget::new(INLINED, "write_8", WRITE_8, (20, 42)),
+pub(super) const BUDGETS: &[[Budget; 2]] = &[
+    row("write_8", "RDMA write, 8 B inline", limit(30, 70).must(70).aim(52), limit(20, 42)),
     // A length at run time may cost at most 20 more.
-    Budget::new(HELD, "write_8_run_time", WRITE_8_RUN_TIME, (30, 90)).must(90).aim(72),
-    Budget::new(INLINED, "write_8_run_time", WRITE_8_RUN_TIME, (20, 41)),
-    Budget::new(HELD, "write_8_plain", WRITE_8_PLAIN, (25, 56)),
-    Budget::new(INLINED, "write_8_plain", WRITE_8_PLAIN, (15, 40)),
-    Budget::new(HELD, "write_64", WRITE_64, (40, 93)),
-    Budget::new(INLINED, "write_64", WRITE_64, (30, 87)),
-    Budget::new(HELD, "write_segment", WRITE_SEGMENT, (30, 70)).must(70).aim(52),
-    Budget::new(INLINED, "write_segment", WRITE_SEGMENT, (20, 38)),
-    Budget::new(HELD, "read_segment", READ_SEGMENT, (30, 65)),
-    Budget::new(INLINED, "read_segment", READ_SEGMENT, (20, 38)),
-    Budget::new(HELD, "send_8", SEND_8, (25, 70)),
-    Budget::new(INLINED, "send_8", SEND_8, (15, 46)),
-    Budget::new(HELD, "send_prefixed", SEND_PREFIXED, (30, 58)),
-    Budget::new(INLINED, "send_prefixed", SEND_PREFIXED, (20, 42)),
-    Budget::new(HELD, "send_segment", SEND_SEGMENT, (25, 56)),
-    Budget::new(INLINED, "send_segment", SEND_SEGMENT, (15, 50)),
-    Budget::new(HELD, "fetch_add", FETCH_ADD, (30, 68)),
-    Budget::new(INLINED, "fetch_add", FETCH_ADD, (20, 43)),
-    Budget::new(HELD, "compare_swap", COMPARE_SWAP, (30, 73)),
-    Budget::new(INLINED, "compare_swap", COMPARE_SWAP, (20, 47)),
-    Budget::new(HELD, "masked_fetch_add", MASKED_FETCH_ADD, (40, 69)),
-    Budget::new(INLINED, "masked_fetch_add", MASKED_FETCH_ADD, (30, 44)),
-    Budget::new(HELD, "send_datagram", SEND_DATAGRAM, (40, 85)),
-    Budget::new(INLINED, "send_datagram", SEND_DATAGRAM, (30, 59)),
-    Budget::new(HELD, "write_batch", WRITE_BATCH, (12, 40)).operations(ROUNDS * BATCH).must(40).aim(28),
-    Budget::new(INLINED, "write_batch", WRITE_BATCH, (12, 34)).operations(ROUNDS * BATCH),
-    Budget::new(HELD, "poll_empty", POLL_EMPTY, (5, 10)).must(10).aim(6),
-    Budget::new(INLINED, "poll_empty", POLL_EMPTY, (3, 5)),
-    Budget::new(HELD, "reap", REAP, (15, 45)).must(45).aim(30),
-    Budget::new(INLINED, "reap", REAP, (10, 27)),
-    Budget::new(HELD, "receive", RECEIVE, (10, 37)),
-    Budget::new(INLINED, "receive", RECEIVE, (6, 32)),
-    Budget::new(HELD, "receive_batch", RECEIVE_BATCH, (5, 20)).operations(ROUNDS * BATCH).must(20).aim(12),
-    Budget::new(INLINED, "receive_batch", RECEIVE_BATCH, (5, 16)).operations(ROUNDS * BATCH),
-    Budget::new(HELD, "shared_receive", SHARED_RECEIVE, (15, 81)),
-    Budget::new(INLINED, "shared_receive", SHARED_RECEIVE, (10, 80)),
+    row(
+        "write_8_run_time",
+        "RDMA write, 8 B inline, length at run time",
+        limit(30, 90).must(90).aim(72),
+        limit(20, 41),
+    ),
+    row("write_8_plain", "RDMA write, 8 B inline, plain doorbell", limit(25, 56), limit(15, 40)),
+    row("write_64", "RDMA write, 64 B inline", limit(40, 93), limit(30, 87)),
+    row("write_segment", "RDMA write, one SGE", limit(30, 70).must(70).aim(52), limit(20, 38)),
+    row("read_segment", "RDMA read, one SGE", limit(30, 65), limit(20, 38)),
+    row("send_8", "send, 8 B inline", limit(25, 70), limit(15, 46)),
+    row("send_prefixed", "send, 8 B header and 8 B inline", limit(30, 58), limit(20, 42)),
+    row("send_segment", "send, one SGE", limit(25, 56), limit(15, 50)),
+    row("fetch_add", "atomic fetch and add", limit(30, 68), limit(20, 43)),
+    row("compare_swap", "atomic compare and swap", limit(30, 73), limit(20, 47)),
+    row("masked_fetch_add", "masked atomic fetch and add, 8 B", limit(40, 69), limit(30, 44)),
+    row("send_datagram", "datagram (UD), 8 B inline", limit(40, 85), limit(30, 59)),
+    batch(
+        "write_batch",
+        "batch of 16 inline writes, per write",
+        limit(12, 40).must(40).aim(28),
+        limit(12, 34),
+    ),
+    row("poll_empty", "CQ poll, nothing there", limit(5, 10).must(10).aim(6), limit(3, 5)),
+    row("reap", "one send CQE polled and reaped", limit(15, 45).must(45).aim(30), limit(10, 27)),
+    row("receive", "post one receive", limit(10, 37), limit(6, 32)),
+    batch(
+        "receive_batch",
+        "post one receive, share of a batch of 16",
+        limit(5, 20).must(20).aim(12),
+        limit(5, 16),
+    ),
+    row("shared_receive", "post one shared receive", limit(15, 81), limit(10, 80)),
 ];

@@ -75,28 +75,54 @@ pub(crate) struct Budget {
     pub(crate) aim: Option<u64>,
 }
 
-impl Budget {
-    /// A bench of [`ROUNDS`] operations. Without a 'must' the limit guards what was reached.
-    const fn new(
-        (level, shape): (Level, Shape),
-        bench: &'static str,
-        operation: &'static str,
-        (floor, limit): (u64, u64),
-    ) -> Self {
-        Self { level, shape, bench, operation, operations: ROUNDS, floor, limit, must: None, aim: None }
-    }
+/// The limits of one operation in one shape, in instructions; see [`Budget`].
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    floor: u64,
+    most: u64,
+    must: Option<u64>,
+    aim: Option<u64>,
+}
 
-    /// The 'must' is held, and is the limit.
+/// Limits without a 'must': `most` guards what was reached.
+const fn limit(floor: u64, most: u64) -> Limit {
+    Limit { floor, most, must: None, aim: None }
+}
+
+impl Limit {
+    /// The 'must' is met, and is the limit.
     const fn must(self, must: u64) -> Self {
-        Self { must: Some(must), limit: must, ..self }
+        Self { must: Some(must), most: must, ..self }
     }
 
     const fn aim(self, aim: u64) -> Self {
         Self { aim: Some(aim), ..self }
     }
+}
 
-    const fn operations(self, operations: u64) -> Self {
-        Self { operations, ..self }
+impl Budget {
+    const fn new(
+        (level, shape): (Level, Shape),
+        bench: &'static str,
+        operation: &'static str,
+        operations: u64,
+        Limit { floor, most, must, aim }: Limit,
+    ) -> Self {
+        Self { level, shape, bench, operation, operations, floor, limit: most, must, aim }
+    }
+
+    /// The budgets of one operation in both shapes, held and inlined.
+    const fn both(
+        level: Level,
+        bench: &'static str,
+        operation: &'static str,
+        operations: u64,
+        (held, inlined): (Limit, Limit),
+    ) -> [Self; 2] {
+        [
+            Self::new((level, Shape::Held), bench, operation, operations, held),
+            Self::new((level, Shape::Inlined), bench, operation, operations, inlined),
+        ]
     }
 
     /// Most instructions that a run of the bench may count.
@@ -116,7 +142,7 @@ impl Budget {
 
 /// Every bench.
 pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
-    driver::BUDGETS.iter().chain(api::BUDGETS).chain(shm::BUDGETS)
+    driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened()).chain(shm::BUDGETS)
 }
 
 /// Two benches whose difference is limited, too.

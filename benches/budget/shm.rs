@@ -1,23 +1,27 @@
 //! The budgets of the transport `shm`.
 
-use super::{Budget, Level, Shape};
+use super::{Budget, Level, Limit, ROUNDS, Shape, limit};
 
-const HELD: (Level, Shape) = (Level::Shm, Shape::Held);
-
-const AM_SHORT_8: &str = "shm: am_short, 8 B header and 8 B";
-const PROGRESS_EMPTY: &str = "shm: progress with nothing to do";
-const PROGRESS_EMPTY_WITH_LANE: &str = "shm: progress with nothing to do, after messages by a lane";
-const PROGRESS_RECEIVE: &str = "shm: progress that receives one am_short, handler excluded";
-const PUT_SHORT_8: &str = "shm: put_short, 8 B";
-const FETCH_ADD: &str = "shm: atomic_fetch_add64";
+/// An operation, which is measured behind a call only.
+const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budget {
+    Budget::new((Level::Shm, Shape::Held), bench, operation, ROUNDS, held)
+}
 
 pub(super) const BUDGETS: &[Budget] = &[
-    Budget::new(HELD, "am_short_8", AM_SHORT_8, (15, 50)).must(50).aim(35),
-    Budget::new(HELD, "progress_empty", PROGRESS_EMPTY, (6, 12)).must(12).aim(8),
-    Budget::new(HELD, "progress_empty_with_lane", PROGRESS_EMPTY_WITH_LANE, (6, 13)),
-    Budget::new(HELD, "progress_receive", PROGRESS_RECEIVE, (20, 45)).must(45).aim(30),
+    row("am_short_8", "shm: am_short, 8 B header and 8 B", limit(15, 50).must(50).aim(35)),
+    row("progress_empty", "shm: progress with nothing to do", limit(6, 12).must(12).aim(8)),
+    row(
+        "progress_empty_with_lane",
+        "shm: progress with nothing to do, after messages by a lane",
+        limit(6, 13),
+    ),
+    row(
+        "progress_receive",
+        "shm: progress that receives one am_short, handler excluded",
+        limit(20, 45).must(45).aim(30),
+    ),
     // One more each than before: accesses to mapped memory succeed after the peer's death too, so each
     // is counted, and the post that finds the allowance spent reads the connection's socket.
-    Budget::new(HELD, "put_short_8", PUT_SHORT_8, (15, 45)),
-    Budget::new(HELD, "fetch_add_8", FETCH_ADD, (15, 51)),
+    row("put_short_8", "shm: put_short, 8 B", limit(15, 45)),
+    row("fetch_add_8", "shm: atomic_fetch_add64", limit(15, 51)),
 ];

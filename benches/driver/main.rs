@@ -1,20 +1,20 @@
 //! Instructions per operation of the mlx5 driver, over queues in plain memory.
 //!
-//! `cargo xtask bench` runs this and writes `benches/RESULTS.md`; the limits are in `benches/budget/`.
+//! `cargo xtask bench` runs this and writes `benches/RESULTS.md`; the limits are in
+//! `benches/budget/`.
 
-#![allow(missing_docs, reason = "the macros of iai-callgrind write public items")]
+#![allow(missing_docs, reason = "the macros of iai-callgrind define public items")]
 
 #[path = "../budget/mod.rs"]
 #[allow(dead_code, reason = "the rest is for the table that xtask writes")]
 mod budget;
-mod calls;
 #[path = "../budget/gate.rs"]
 mod gate;
-mod loops;
-mod operation;
+mod operations;
 mod queues;
+#[path = "../budget/rows.rs"]
+mod rows;
 
-use calls::held;
-use loops::inlined;
+use operations::{held, inlined};
 
 iai_callgrind::main!(library_benchmark_groups = held, inlined);

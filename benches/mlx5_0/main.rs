@@ -1,4 +1,5 @@
-//! Operations on `mlx5_0`, N calls of a function of its own each, for callgrind to count beside `peers/libmlx5.c` and `peers/uct.c`.
+//! Operations on `mlx5_0`, each N calls of a function that callgrind counts, beside
+//! `peers/libmlx5.c` and `peers/uct.c`.
 //!
 //! usage: `mlx5_0 devx|init_obj|verbs OPERATION N`, under `barewire hca run`
 
@@ -17,9 +18,9 @@ use barewire_mlx5::{
 
 const DEVICE: &str = "mlx5_0";
 const DEADLINE: Duration = Duration::from_mins(1);
-/// Of the messages.
+/// The id of the active messages.
 const ID: u8 = 1;
-/// What is posted is carried out before there is more.
+/// Operations that are posted before all of them are completed.
 const BATCH: u32 = 16;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -27,7 +28,7 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let [way, operation, count] = &arguments[..] else {
-        // `cargo bench` runs every bench; this one is a part of `cargo xtask bench`.
+        // `cargo bench` runs every bench; `cargo xtask bench` runs this one with arguments.
         println!("usage: mlx5_0 devx|init_obj|verbs OPERATION N");
         return ExitCode::SUCCESS;
     };
@@ -44,13 +45,13 @@ fn run(way: &str, operation: &str, count: &str) -> Outcome {
     let count = count.parse()?;
     let operation = operation.split_once('.');
     if let ("verbs", Some(("api", operation))) = (way, operation) {
-        return api::rc_verbs::run(|| rc_verbs::Domain::open(DEVICE), operation, count);
+        return api::run::<rc_verbs::RcVerbs>(|| rc_verbs::Domain::open(DEVICE), operation, count);
     }
     let context = setup::open(DEVICE, 1, Some(way.parse::<SetupWay>()?))?.context;
     match operation {
         Some(("driver", operation)) => Driver::new(&context)?.run(operation, count),
         Some(("api", operation)) => {
-            api::rc_mlx5::run(|| rc_mlx5::Domain::new(&context, DEVICE), operation, count)
+            api::run::<rc_mlx5::RcMlx5>(|| rc_mlx5::Domain::new(&context, DEVICE), operation, count)
         }
         _ => Err(format!("no operation {operation:?}").into()),
     }
@@ -107,7 +108,7 @@ impl Driver {
         let config = RcConfig { signal_period: BATCH, ..RcConfig::default() };
         let pair = |queue| RcQueuePair::create(&domain, &uar, queue, queue, &config);
         let (mut ours, mut theirs) = (pair(&completions)?, pair(&peer_completions)?);
-        // Time passes slowly under valgrind.
+        // Valgrind is slow: no acknowledgment timeout.
         let path = |number| RcPath { ack_timeout: 0, ..RcPath::new(context.port_address(), number) };
         ours.connect(&path(theirs.number()))?;
         theirs.connect(&path(ours.number()))?;
@@ -137,7 +138,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes completions until the ring is empty enough for the next batch, and gives receive buffers back.
+    /// Polls completions until the ring has room for the next batch, and posts receive buffers
+    /// again.
     fn drain(&mut self) -> Outcome {
         let segment = self.remote.region().segment(0, 64).ok_or("a segment")?;
         let half = self.ours.send.blocks() / 2;

@@ -1,0 +1,318 @@
+//! The driver's operations: a post, a poll or a receive each. `benches/asm/` has the assembly of
+//! some.
+
+#![allow(clippy::no_mangle_with_rust_abi, reason = "the name is for the assembly listings")]
+
+use std::hint::black_box;
+
+use barewire_mlx5::doorbell::PlainDoorbell;
+use barewire_mlx5::layouts::wqe::AddressVector;
+use barewire_mlx5::queue::send::{MaskedAdd, PREFIX};
+use barewire_mlx5::queue::shared_receive::SharedReceiveQueue;
+use barewire_mlx5::{
+    CompletionQueue, ControlFlags, DataSegment, Polled, ReceiveQueue, RemoteAddressSegment, SendQueue,
+};
+use iai_callgrind::{library_benchmark, library_benchmark_group};
+
+use crate::budget::{BATCH, Level, ROUNDS};
+use crate::queues::{
+    completed, destination, empty_completion_queue, posted, pushed, pushed_shared, reaped, receive_queue,
+    send_queue, shared_receive_queue, still_empty,
+};
+
+const NO_FLAGS: ControlFlags = ControlFlags::empty();
+
+/// Address and rkey of remote memory.
+const REMOTE: (u64, u32) = (0x1000, 7);
+/// Address, length and lkey of local memory.
+const LOCAL: (u64, u32, u32) = (0x2000, 64, 9);
+
+#[inline(always)]
+fn remote(address: u64, rkey: u32) -> RemoteAddressSegment {
+    RemoteAddressSegment::new(address, rkey)
+}
+
+#[inline(always)]
+fn local(address: u64, length: u32, lkey: u32) -> DataSegment {
+    DataSegment::new(address, length, lkey)
+}
+
+crate::rows::operations! {
+    Level::Driver;
+
+    write_8: held_write_8(queue: &mut SendQueue, payload: u64, address: u64, rkey: u32) -> bool {
+        queue.write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let (address, rkey) = black_box(REMOTE);
+        for round in 0..ROUNDS {
+            post(queue, round, address, rkey);
+        }
+    }
+
+    write_8_run_time: held_write_slice(queue: &mut SendQueue, payload: &[u8], address: u64, rkey: u32) -> bool {
+        queue.write_inline(payload, remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let (payload, (address, rkey)) = black_box((&[7; 8][..], REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, payload, address, rkey);
+        }
+    }
+
+    write_8_plain: held_write_8_plain(
+        queue: &mut SendQueue<PlainDoorbell>,
+        payload: u64,
+        address: u64,
+        rkey: u32,
+    ) -> bool {
+        queue.write_inline_8(payload.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue<PlainDoorbell>| {
+        let (address, rkey) = black_box(REMOTE);
+        for round in 0..ROUNDS {
+            post(queue, round, address, rkey);
+        }
+    }
+
+    write_64: held_write_64(queue: &mut SendQueue, payload: &[u8; 64], address: u64, rkey: u32) -> bool {
+        queue.write_inline(payload, remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<2, _>] |post, queue: SendQueue| {
+        let (payload, (address, rkey)) = black_box((&[7; 64], REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, payload, address, rkey);
+        }
+    }
+
+    write_segment: held_write_segment(
+        queue: &mut SendQueue,
+        source: u64,
+        length: u32,
+        lkey: u32,
+        address: u64,
+        rkey: u32,
+    ) -> bool {
+        queue.write(local(source, length, lkey), remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let ((source, length, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, source, length, lkey, address, rkey);
+        }
+    }
+
+    read_segment: held_read_segment(
+        queue: &mut SendQueue,
+        target: u64,
+        length: u32,
+        lkey: u32,
+        address: u64,
+        rkey: u32,
+    ) -> bool {
+        queue.read(local(target, length, lkey), remote(address, rkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let ((target, length, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, target, length, lkey, address, rkey);
+        }
+    }
+
+    send_8: held_send_8(queue: &mut SendQueue, payload: u64) -> bool {
+        queue.send_inline(&payload.to_ne_bytes(), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        for round in 0..ROUNDS {
+            post(queue, round);
+        }
+    }
+
+    // Id, header and payload, as `am_short` sends them.
+    send_prefixed: held_send_prefixed(queue: &mut SendQueue, id: u8, header: u64, payload: u64) -> bool {
+        let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
+        let prefix = *prefix.first_chunk().unwrap_or(&[0; PREFIX]);
+        queue.send_inline_prefixed(prefix, &payload.to_ne_bytes(), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let (id, payload) = black_box((1, 5));
+        for round in 0..ROUNDS {
+            post(queue, id, round, payload);
+        }
+    }
+
+    send_segment: held_send_segment(queue: &mut SendQueue, source: u64, length: u32, lkey: u32) -> bool {
+        queue.send(local(source, length, lkey), NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let (source, length, lkey) = black_box(LOCAL);
+        for _ in 0..ROUNDS {
+            post(queue, source, length, lkey);
+        }
+    }
+
+    fetch_add: held_fetch_add(
+        queue: &mut SendQueue,
+        result: u64,
+        lkey: u32,
+        address: u64,
+        rkey: u32,
+        operand: u64,
+    ) -> bool {
+        queue.fetch_add(local(result, 8, lkey), remote(address, rkey), operand, NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
+        for round in 0..ROUNDS {
+            post(queue, result, lkey, address, rkey, round);
+        }
+    }
+
+    compare_swap: held_compare_swap(
+        queue: &mut SendQueue,
+        result: u64,
+        lkey: u32,
+        address: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    ) -> bool {
+        queue.compare_swap(local(result, 8, lkey), remote(address, rkey), compare, swap, NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
+        for round in 0..ROUNDS {
+            post(queue, result, lkey, address, rkey, round, round + 1);
+        }
+    }
+
+    masked_fetch_add: held_masked_fetch_add(
+        queue: &mut SendQueue,
+        result: u64,
+        lkey: u32,
+        address: u64,
+        rkey: u32,
+        operand: u64,
+    ) -> bool {
+        let operands = MaskedAdd { operand, field_boundary: 1 << 31 };
+        queue.masked_fetch_add_64(local(result, 8, lkey), remote(address, rkey), operands, NO_FLAGS).is_ok()
+    }
+    with [send_queue()] until [posted::<1, _>] |post, queue: SendQueue| {
+        let ((result, _, lkey), (address, rkey)) = black_box((LOCAL, REMOTE));
+        for round in 0..ROUNDS {
+            post(queue, result, lkey, address, rkey, round);
+        }
+    }
+
+    // To a queue pair of the datagram service (UD), with a full address vector.
+    send_datagram: held_send_datagram(queue: &mut SendQueue, destination: &AddressVector, payload: u64) -> bool {
+        queue.send_inline_to(destination, &payload.to_ne_bytes(), NO_FLAGS).is_ok()
+    }
+    with [send_queue(), destination()] until [posted::<2, _>]
+    |post, queue: SendQueue, destination: AddressVector| {
+        for round in 0..ROUNDS {
+            post(queue, &destination, round);
+        }
+    }
+
+    // Consecutive words, with one doorbell.
+    write_batch: held_write_batch(
+        queue: &mut SendQueue,
+        words: &[u64; BATCH as usize],
+        address: u64,
+        rkey: u32,
+    ) -> bool {
+        let mut batch = queue.batch();
+        let mut address = address;
+        let mut posted = true;
+        for word in words {
+            posted &= batch.write_inline_8(word.to_ne_bytes(), remote(address, rkey), NO_FLAGS).is_ok();
+            address += 8;
+        }
+        posted
+    }
+    with [send_queue()] until [posted::<BATCH, _>] |post, queue: SendQueue| {
+        let (words, (address, rkey)) = black_box((&[7; _], REMOTE));
+        for _ in 0..ROUNDS {
+            post(queue, words, address, rkey);
+        }
+    }
+
+    poll_empty: held_poll(queue: &mut CompletionQueue) -> Option<Polled<'_>> {
+        queue.poll()
+    }
+    with [empty_completion_queue()] until [still_empty] |post, queue: CompletionQueue| {
+        // Eight in a round: the loop itself would be a quarter of the count.
+        for _ in 0..ROUNDS / 8 {
+            post(queue);
+            post(queue);
+            post(queue);
+            post(queue);
+            post(queue);
+            post(queue);
+            post(queue);
+            post(queue);
+        }
+    }
+
+    reap: held_reap(completions: &mut CompletionQueue, queue: &mut SendQueue) -> bool {
+        match completions.poll() {
+            Some(completion) => {
+                queue.reap(completion.wqe_counter());
+                true
+            }
+            None => false,
+        }
+    }
+    with [completed()] until [reaped] |post, queues: (CompletionQueue, SendQueue)| {
+        let (completions, queue) = &mut *queues;
+        for _ in 0..ROUNDS {
+            post(completions, queue);
+        }
+    }
+
+    receive: held_receive(queue: &mut ReceiveQueue, address: u64, length: u32, lkey: u32) -> bool {
+        let pushed = queue.push(local(address, length, lkey));
+        queue.publish();
+        pushed
+    }
+    with [receive_queue()] until [pushed::<1>] |post, queue: ReceiveQueue| {
+        let (address, length, lkey) = black_box(LOCAL);
+        for _ in 0..ROUNDS {
+            post(queue, address, length, lkey);
+        }
+    }
+
+    // Consecutive buffers, published together.
+    receive_batch: held_receive_batch(queue: &mut ReceiveQueue, address: u64, length: u32, lkey: u32) -> bool {
+        let mut pushed = true;
+        for at in 0..BATCH {
+            pushed &= queue.push(local(address + at * u64::from(length), length, lkey));
+        }
+        queue.publish();
+        pushed
+    }
+    with [receive_queue()] until [pushed::<BATCH>] |post, queue: ReceiveQueue| {
+        let (address, length, lkey) = black_box(LOCAL);
+        for _ in 0..ROUNDS {
+            post(queue, address, length, lkey);
+        }
+    }
+
+    shared_receive: held_shared_receive(
+        queue: &mut SharedReceiveQueue,
+        address: u64,
+        length: u32,
+        lkey: u32,
+    ) -> bool {
+        let pushed = queue.push(&[local(address, length, lkey)]);
+        queue.publish();
+        pushed.is_some()
+    }
+    with [shared_receive_queue()] until [pushed_shared] |post, queue: SharedReceiveQueue| {
+        let (address, length, lkey) = black_box(LOCAL);
+        for _ in 0..ROUNDS {
+            post(queue, address, length, lkey);
+        }
+    }
+}
