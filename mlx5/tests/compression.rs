@@ -48,16 +48,10 @@ impl<S: Slot, L: Layout> Reader<S, L> {
     }
 }
 
-/// The next of a row of numbers, below `limit`.
-fn next(state: &mut u64, limit: u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*state >> 33) % limit
-}
-
 /// A random operation.
-fn operation(state: &mut u64, source: &Region, target: &Region) -> (Wqe, bool) {
-    let length = next(state, 600) as usize;
-    let (opcode, receives) = match next(state, 8) {
+fn operation(random: &mut fastrand::Rng, source: &Region, target: &Region) -> (Wqe, bool) {
+    let length = random.u64(..600) as usize;
+    let (opcode, receives) = match random.u64(..8) {
         0..4 => (Opcode::Send, true),
         4 => (Opcode::SendImmediate, true),
         5 => (Opcode::RdmaWriteImmediate, true),
@@ -68,10 +62,10 @@ fn operation(state: &mut u64, source: &Region, target: &Region) -> (Wqe, bool) {
     if !matches!(opcode, Opcode::Send | Opcode::SendImmediate) {
         wqe = wqe.remote(target.address(), target.key);
     } else if opcode == Opcode::SendImmediate {
-        wqe = wqe.immediate(next(state, 2) as u32);
+        wqe = wqe.immediate(random.u64(..2) as u32);
     }
     wqe = wqe.data(source.address(), length, source.key);
-    if next(state, 5) == 0 {
+    if random.u64(..5) == 0 {
         wqe = wqe.unsignalled();
     }
     (wqe, receives)
@@ -103,10 +97,11 @@ fn run<S: Slot, L: Layout>(
         (Qp::with(&a, send_cq, Cq::new(&a, 5), |_| ()), Qp::with(&b, Cq::new(&b, 5), receive_cq, |_| ()));
     let mut pair = Pair::of(a, b, (qa, qb), &Connection::default());
     let (source, target) = (pair.a.region(1024), pair.b.region(1024));
-    let (mut state, mut all_sent, mut all_received) = (seed, Vec::new(), Vec::new());
+    let (mut random, mut all_sent, mut all_received) =
+        (fastrand::Rng::with_seed(seed), Vec::new(), Vec::new());
     for _ in 0..40 {
-        for _ in 0..=next(&mut state, 20) {
-            let (wqe, receives) = operation(&mut state, &source, &target);
+        for _ in 0..=random.u64(..20) {
+            let (wqe, receives) = operation(&mut random, &source, &target);
             if receives {
                 pair.qb.post_receive(&[(target.address(), 1024, target.key)]);
             }

@@ -77,19 +77,6 @@ impl Drop for Running {
     }
 }
 
-/// Numbers that follow from a seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) % limit
-    }
-}
-
 /// Runs the plan and prints the table; fails if a survivor ended late or without a reason.
 pub(crate) fn kill(plan: &Plan) -> ExitCode {
     match deaths(plan) {
@@ -164,13 +151,13 @@ impl Program {
 
     /// Everything about the kill follows from the seed, but for the moment within microseconds.
     fn kill_one(&mut self, seed: u64, transports: &[&'static str]) -> Result<Death, Failure> {
-        let mut random = Random(seed);
+        let mut random = fastrand::Rng::with_seed(seed);
         let cells = transports.len() as u64;
         // Every transport meets every test, in turn.
         let transport = transports[(seed % cells) as usize];
         let first = seed / cells;
         let ways = LAYOUTS.len() as u64;
-        let way = random.below(ways);
+        let way = random.u64(..ways);
         let candidates = (0..TESTS.len() as u64).flat_map(|test| (0..ways).map(move |layout| (test, layout)));
         let mut found = None;
         for (test, layout) in candidates {
@@ -204,8 +191,8 @@ impl Program {
                 words.join(" ")
             )));
         };
-        thread::sleep(Duration::from_micros(random.below(LATEST)));
-        let (victim, survivor, name) = match random.below(2) {
+        thread::sleep(Duration::from_micros(random.u64(..LATEST)));
+        let (victim, survivor, name) = match random.u64(..2) {
             0 => (pid, second, "second"),
             _ => (second, pid, "first"),
         };

@@ -46,7 +46,7 @@ fn furnished() -> (Rig, Vec<Vec<u8>>) {
 fn execute(rig: &Rig, request: &[u8], answer: usize) {
     let before = rig.device.objects();
     let mut output = vec![0xff; answer];
-    let most = allocation::most(|| rig.execute(request, &mut output));
+    let most = allocation::peak(|| rig.execute(request, &mut output));
     assert!(most < SHARE, "{most} bytes for one command");
     match View::<OutHeader>::new(&output) {
         Some(header) => {

@@ -98,7 +98,7 @@ fn any_packets() {
         let mut target = Target::new();
         while !script.is_over() {
             let frame = target.frame(&mut script);
-            let most = allocation::most(|| {
+            let most = allocation::peak(|| {
                 target.foreign.send_raw(&target.foreign.socket, &frame);
                 // What it answers is another test's business.
                 while target.foreign.socket.recv(&mut [0; 64]).is_ok() {}

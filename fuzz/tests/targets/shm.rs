@@ -146,7 +146,7 @@ fn anything_from_a_sender() {
             port.progress(inbox);
             return;
         }
-        let most = allocation::most(|| {
+        let most = allocation::peak(|| {
             while !script.is_over() {
                 say(&mut script, &link);
                 for _ in 0..script.byte() % 64 {
@@ -181,7 +181,7 @@ fn anything_from_a_port() {
         let mut script = Script::new(bytes);
         let mut peer = Peer::connect(there, &config()).unwrap();
         let link = rustix::net::accept(&listener).unwrap();
-        let most = allocation::most(|| {
+        let most = allocation::peak(|| {
             while !script.is_over() {
                 say(&mut script, &link);
                 let _ = peer.tend();

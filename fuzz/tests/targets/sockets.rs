@@ -75,7 +75,7 @@ fn any_strangers() {
                 .unwrap();
         }
         let mut admitted: Vec<Admitted> = Vec::new();
-        let most = allocation::most(|| {
+        let most = allocation::peak(|| {
             while !script.is_over() {
                 let part = usize::from(script.byte()) + 1;
                 let _ = stranger.write_all(script.bytes(part));
@@ -155,7 +155,7 @@ fn messages(script: &mut Script<'_>, peer: &mut Socket, channel: &mut Channel) {
         };
         say(peer, &header);
         say(peer, script.bytes(length as usize % 64));
-        let most = allocation::most(|| {
+        let most = allocation::peak(|| {
             while let Ok(Some(message)) = channel.try_receive() {
                 assert!(message.len() <= LIMIT);
             }
@@ -225,7 +225,7 @@ fn any_messages_of_a_peer() {
         let victim = &mut victim;
         let mut script = Script::new(bytes);
         let (endpoint, mut socket) = victim.endpoint();
-        let most = allocation::most(|| {
+        let most = allocation::peak(|| {
             while !script.is_over() {
                 let length = u32::from(script.number());
                 let header = match script.byte() % 5 {

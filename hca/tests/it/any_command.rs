@@ -17,11 +17,10 @@ const LONGEST: usize = 272;
 fn furnished(seed: u64) -> (Rig, Vec<Vec<u8>>) {
     let rig = Rig::new();
     // What the rings and doorbell records hold is arbitrary too.
-    let mut state = seed;
+    let mut random = fastrand::Rng::with_seed(seed);
     for offset in (0..MEMORY).step_by(8) {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // SAFETY: inside the rig's memory, aligned.
-        unsafe { rig.memory.add(offset).cast::<u64>().write_volatile(state ^ state >> 33) };
+        unsafe { rig.memory.add(offset).cast::<u64>().write_volatile(random.u64(..)) };
     }
     let (eqn, rmpn) = (rig.create_eq().expect("valid"), rig.create_rmp().expect("valid"));
     let cqn = rig.create_cq(|create| _ = create.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, eqn));

@@ -218,13 +218,8 @@ fn any_packet_is_survived() {
     let test = Stranger::new();
     let dci = initiator(&test.foreign.node, &Connection::default());
     let region = test.foreign.node.region(64);
-    let mut state = 0x1234_5678_9abc_def1_u64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut random = || rng.u64(..);
     let mut context = test.accepted(1, 0);
     for round in 0..4000_u64 {
         let numbers = [test.target.number, context, dci.number, test.foreign.qp.number, random() as u32];

@@ -11,6 +11,7 @@ use crate::support::{Completion, Connection, Node, Pair, Qp, Region, Wqe, patter
 use barewire_hca::{Config, Fabric, Faults, Mode, ObjectCounts, Strict, WireKind};
 use barewire_layouts::command::qp::ServiceType;
 use barewire_layouts::wqe::{AddressVector, MaskedFetchAdd64, Opcode};
+use fastrand::Rng;
 use zerocopy::IntoBytes;
 
 /// Seeds of an ordinary run.
@@ -26,25 +27,13 @@ const DATAGRAM: usize = 256;
 const GRH: usize = 40;
 const QKEY: u32 = 0x1111_1111;
 
-/// xorshift: the test's own choices, apart from the faults'.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % limit
-    }
-}
-
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 /// Faults of up to a tenth each.
-fn faults(random: &mut Random, seed: u64) -> Faults {
-    let mut chance = || [0.0, 0.0, 0.02, 0.05][random.below(4)];
+fn faults(random: &mut Rng, seed: u64) -> Faults {
+    let mut chance = || [0.0, 0.0, 0.02, 0.05][random.usize(..4)];
     Faults {
         drop: chance(),
         duplicate: chance(),
@@ -111,15 +100,15 @@ impl Reliable {
     }
 
     /// Posts a random operation and does the same to the copies. Fenced, so that what an earlier read or atomic fetches is there.
-    fn post(&mut self, random: &mut Random) {
-        let length = 1 + random.below(LONGEST);
+    fn post(&mut self, random: &mut Rng) {
+        let length = 1 + random.usize(..LONGEST);
         // The lower half is for transfers, the upper one for what arrives, its last words for atomics.
-        let (from, to) = (random.below(SIZE / 2 - LONGEST), random.below(SIZE / 2 - LONGEST));
-        let inbox = SIZE / 2 + random.below(SIZE / 2 - LONGEST - 64);
-        let word = SIZE - 8 * (1 + random.below(4));
+        let (from, to) = (random.usize(..SIZE / 2 - LONGEST), random.usize(..SIZE / 2 - LONGEST));
+        let inbox = SIZE / 2 + random.usize(..SIZE / 2 - LONGEST - 64);
+        let word = SIZE - 8 * (1 + random.usize(..4));
         let (remote, rkey) = (self.remote.address(), self.remote.key);
         let (local, lkey) = (self.local.address(), self.local.key);
-        let receiver = random.below(2);
+        let receiver = random.usize(..2);
         let towards = |opcode| match &self.way {
             Way::Connected => Wqe::new(opcode),
             Way::Extended { queue, .. } => Wqe::new(opcode).shared_queue(queue.number),
@@ -127,7 +116,7 @@ impl Reliable {
         };
         let there = |opcode, at: usize| towards(opcode).remote(remote + at as u64, rkey);
         let here = |wqe: Wqe, at: usize, length| wqe.data(local + at as u64, length, lkey);
-        let wqe = match random.below(5) {
+        let wqe = match random.usize(..5) {
             0 => {
                 self.theirs[to..to + length].copy_from_slice(&self.own[from..from + length]);
                 here(there(Opcode::RdmaWrite, to), from, length)
@@ -243,9 +232,9 @@ impl Unreliable {
         self.slots += 1;
     }
 
-    fn post(&mut self, random: &mut Random) {
+    fn post(&mut self, random: &mut Rng) {
         let number = self.sent.len() as u32;
-        let length = 1 + random.below(if self.datagrams { DATAGRAM } else { LONGEST });
+        let length = 1 + random.usize(..if self.datagrams { DATAGRAM } else { LONGEST });
         let data = pattern(length, u64::from(number) << 32 | length as u64);
         self.local.memory.write(0, &data);
         self.sent.insert(number, data);
@@ -287,10 +276,10 @@ impl Unreliable {
 /// One seed: the numbers of messages without acknowledgment that were sent and arrived.
 fn run(seed: u64) -> (usize, usize) {
     let context = format!("BAREWIRE_HCA_SOAK_FIRST={seed} BAREWIRE_HCA_SOAK_SEEDS=1");
-    let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut random = Rng::with_seed(seed);
     let fabric = Fabric::new();
     // Sometimes there is room for one dynamic connection only.
-    let dynamic_connections = [1, 4096][random.below(2)];
+    let dynamic_connections = [1, 4096][random.usize(..2)];
     let [a, b] = [seed, !seed].map(|seed| {
         Node::open(Config {
             mode: Mode::Stepped,
@@ -312,13 +301,13 @@ fn run(seed: u64) -> (usize, usize) {
         for one in &mut reliable {
             one.post(&mut random);
         }
-        let one = &mut unreliable[random.below(2)];
+        let one = &mut unreliable[random.usize(..2)];
         one.post(&mut random);
         // Sometimes much is on its way, sometimes nothing.
-        let passes = [0, 1, 5, 40][random.below(4)];
+        let passes = [0, 1, 5, 40][random.usize(..4)];
         one.pair.step(passes);
         // A ring holds 64 WQEBBs and 32 receive WQEs.
-        if random.below(8) == 0 {
+        if random.usize(..8) == 0 {
             one.pair.settle();
         }
         for one in &mut reliable {

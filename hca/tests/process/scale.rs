@@ -1,8 +1,7 @@
 //! Ten thousand queue pairs on one UAR page, and a hundred thousand memory keys.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::alone;
@@ -15,6 +14,9 @@ use barewire_layouts::command::qp::{
 };
 use barewire_layouts::doorbell::{BLUEFLAME_HALF, BLUEFLAME_OFFSET};
 use barewire_layouts::wqe::Opcode;
+
+#[path = "../../../tests/support/allocator.rs"]
+mod allocator;
 
 const QPS: usize = 10_000;
 const MKEYS: usize = 100_000;
@@ -127,32 +129,9 @@ fn least(many: &mut Many, wqe: &Wqe) -> Duration {
         .expect("300 rounds")
 }
 
-/// The system's allocator, and how many bytes are out.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-// SAFETY: everything is the system allocator's answer; only sizes are counted.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-/// Bytes that are allocated now.
-fn allocated() -> usize {
-    ALLOCATED.load(Ordering::Relaxed)
+/// Returns the bytes that are held beyond `before`. The devices are stepped by the test's own thread.
+fn held_since(before: isize) -> usize {
+    usize::try_from(allocator::held() - before).unwrap_or(0)
 }
 
 #[test]
@@ -160,10 +139,10 @@ fn ten_thousand_queue_pairs_ring_through_one_page() {
     let _alone = alone();
     let node = Node::stepped(&Fabric::new(), Faults::default());
     let target = node.region(8);
-    let before = allocated();
+    let before = allocator::held();
     let mut many = Many::new(&node, QPS);
     // The rings and doorbell records are the test's own.
-    let each = (allocated().saturating_sub(before + QPS * SLOT)) / QPS;
+    let each = held_since(before).saturating_sub(QPS * SLOT) / QPS;
     println!("a queue pair takes {each} bytes");
     assert!(each < 3072, "{each} bytes for each queue pair, README.md says 2.5 KiB");
     let wqe = |value: u64| {
@@ -228,9 +207,9 @@ fn a_hundred_thousand_keys_are_found() {
     let _alone = alone();
     let node = Node::stepped(&Fabric::new(), Faults::default());
     let memory = Memory::register(&node.device, 4096, UmemAccess::all());
-    let (start, before) = (Instant::now(), allocated());
+    let (start, before) = (Instant::now(), allocator::held());
     let mut keys: VecDeque<u32> = (0..MKEYS).map(|at| node.key(&memory, at % 4096, 1, Rights::ALL)).collect();
-    let each = allocated().saturating_sub(before) / MKEYS;
+    let each = held_since(before) / MKEYS;
     println!("{MKEYS} memory keys in {:?}, {each} bytes each", start.elapsed());
     assert!(each < 384, "{each} bytes for each memory key, README.md says 300");
     assert_eq!(node.device.objects().memory_keys, MKEYS);

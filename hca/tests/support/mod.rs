@@ -203,15 +203,9 @@ impl Pair {
 
 /// Pseudo-random bytes that depend on `salt`.
 pub fn pattern(length: usize, salt: u64) -> Vec<u8> {
-    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..length)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        })
-        .collect()
+    let mut bytes = vec![0; length];
+    fastrand::Rng::with_seed(salt).fill(&mut bytes);
+    bytes
 }
 
 pub const MTUS: [(Mtu, usize); 2] = [(Mtu::Bytes256, 256), (Mtu::Bytes4096, 4096)];
