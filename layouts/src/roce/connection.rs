@@ -1,17 +1,17 @@
-//! How dynamic connections are made and ended.
+//! How dynamic connections are created and ended.
 //!
 //! The packets of devices are not public. This is the software HCA's own protocol, in packets of
 //! [`super::Transport::Dc`]:
 //!
-//! | packet | from, to | says |
+//! | packet | from, to | meaning |
 //! |---|---|---|
 //! | connect | initiator, target | access key, initiator, first sequence number (in the base header) |
 //! | accept | target, initiator | queue pair number of the connection's responder context |
 //! | refuse | target, initiator | no connection exists, or it ends now ([`DcRefusal`]) |
-//! | disconnect | initiator, responder context | everything is acknowledged: the context is free |
-//! | disconnected | target, initiator | so it is |
-//! | accept, again | target, initiator | there was silence: is the connection still wanted? |
-//! | keep alive | initiator, responder context | it is; otherwise a disconnect answers |
+//! | disconnect | initiator, responder context | everything is acknowledged, and the context may be freed |
+//! | disconnected | target, initiator | the context is freed |
+//! | accept, again | target, initiator | asks a silent initiator whether it still needs the connection |
+//! | keep alive | initiator, responder context | it does; otherwise the response is a disconnect |
 //!
 //! Between accept and disconnect requests go to the responder context's number, responses to the
 //! initiator's, with the operations and headers of reliable connections.
