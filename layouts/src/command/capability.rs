@@ -48,9 +48,9 @@ field_enum! {
 field_enum! {
     /// Which values of a page (mlx5 device.h: `HCA_CAP_OPMOD_GET_*`).
     CapabilityMode: u16, "capability mode" {
-        /// The most that the device can be set to.
+        /// The largest values that can be set.
         Maximum = 0, "maximum";
-        /// What it is set to.
+        /// The current values.
         Current = 1, "current";
     }
 }
@@ -96,7 +96,7 @@ impl QueryHcaCapOut {
 }
 
 field_enum! {
-    /// What a port speaks (mlx5_ifc.h: cmd_hca_cap.port_type).
+    /// Link layer of a port (mlx5_ifc.h: cmd_hca_cap.port_type).
     PortType: u8, "port type" {
         /// InfiniBand.
         InfiniBand = 0, "InfiniBand";
@@ -163,11 +163,11 @@ impl HcaCap {
     pub const RETRANSMISSION_Q_COUNTERS: Field<Self, bool> = Field::new(0x182, 1);
     /// Counter sets.
     pub const MAX_QP_CNT: Field<Self, u16> = Field::new(0x186, 10);
-    /// Small results of dynamic connections may lie in the completion.
+    /// Small results of dynamic connections may be stored in the completion.
     pub const DC_REQ_SCAT_DATA_CQE: Field<Self, bool> = Field::new(0x20c, 1);
     /// Dynamic connections.
     pub const DCT: Field<Self, bool> = Field::new(0x21a, 1);
-    /// Small results may lie in the completion.
+    /// Small results may be stored in the completion.
     pub const SCTR_DATA_CQE: Field<Self, bool> = Field::new(0x215, 1);
     /// A completion queue may be resized.
     pub const CQ_RESIZE: Field<Self, bool> = Field::new(0x221, 1);

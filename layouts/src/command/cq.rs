@@ -83,7 +83,7 @@ field_enum! {
 }
 
 field_enum! {
-    /// How compressed entries lie (linux device.h: `MLX5_CQE_COMPRESS_LAYOUT_*`): see
+    /// The layout of compressed entries (linux device.h: `MLX5_CQE_COMPRESS_LAYOUT_*`): see
     /// [`crate::cqe::compressed`].
     CompressionLayout: u8, "CQE compression layout" {
         /// A title, and arrays of mini CQEs behind it.
@@ -107,7 +107,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// What of the ring is given when it is resized (mlx5 device.h: `MLX5_MODIFY_CQ_MASK_*`).
+    /// The parameters of the ring that a resize provides (mlx5 device.h: `MLX5_MODIFY_CQ_MASK_*`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct CqResize: u32 {
         /// `log_cq_size`.
@@ -137,7 +137,7 @@ impl ModifyCqIn {
 }
 
 impl CreateCqIn {
-    /// What the queue shall be.
+    /// The queue's context.
     pub const CQ_CONTEXT: Nested<Self, Cqc> = Nested::new(0x80);
     /// Where the ring starts in its umem, bytes.
     pub const CQ_UMEM_OFFSET: Field<Self, u64> = Field::new(0x280, 64);
@@ -163,7 +163,7 @@ impl QueryCqIn {
 }
 
 impl QueryCqOut {
-    /// What the queue is.
+    /// The queue's context.
     pub const CQ_CONTEXT: Nested<Self, Cqc> = Nested::new(0x80);
 }
 
@@ -183,7 +183,7 @@ impl Cqc {
     /// What mini CQEs carry (mlx5dv.h: `MLX5DV_CQE_RES_FORMAT_*`): see
     /// [`crate::cqe::compressed::MiniFormat`].
     pub const MINI_CQE_RES_FORMAT: Field<Self, u8> = Field::new(0x12, 2);
-    /// How compressed entries lie.
+    /// The layout of compressed entries.
     pub const CQE_COMPRESSION_LAYOUT: Field<Self, CompressionLayout> = Field::new(0x1e, 2);
     /// Event state.
     pub const ST: Field<Self, CqState> = Field::new(0x14, 4);

@@ -46,7 +46,7 @@ requests! {
 }
 
 impl CreateDctIn {
-    /// What the target shall be.
+    /// The target's context.
     pub const DCT_CONTEXT_ENTRY: Nested<Self, Dctc> = Nested::new(0x80);
 }
 
@@ -71,7 +71,7 @@ impl QueryDctIn {
 }
 
 impl QueryDctOut {
-    /// What the target is.
+    /// The target's context.
     pub const DCT_CONTEXT_ENTRY: Nested<Self, Dctc> = Nested::new(0x80);
 }
 
@@ -83,7 +83,7 @@ impl ArmDctIn {
 impl Dctc {
     /// Whether it takes connections; written by the device only.
     pub const STATE: Field<Self, DctState> = Field::new(0x4, 4);
-    /// A number of the user's own; CQEs carry it.
+    /// A number that the user chooses; CQEs carry it.
     pub const USER_INDEX: Field<Self> = Field::new(0x28, 24);
     /// The completion queue of what arrives.
     pub const CQN: Field<Self> = Field::new(0x48, 24);
@@ -110,7 +110,7 @@ impl Dctc {
     pub const TCLASS: Field<Self, u8> = Field::new(0xe0, 8);
     /// Flow label.
     pub const FLOW_LABEL: Field<Self> = Field::new(0xec, 20);
-    /// What an initiator must know.
+    /// The key that an initiator must send.
     pub const DC_ACCESS_KEY: Field<Self, u64> = Field::new(0x100, 64);
     /// Path MTU.
     pub const MTU: Field<Self, Mtu> = Field::new(0x145, 3);

@@ -55,7 +55,7 @@ requests! {
 }
 
 impl CreateEqIn {
-    /// What the queue shall be.
+    /// The queue's context.
     pub const EQ_CONTEXT_ENTRY: Nested<Self, Eqc> = Nested::new(0x80);
     /// Where the ring starts in its umem, bytes.
     pub const EQ_UMEM_OFFSET: Field<Self, u64> = Field::new(0x280, 64);
@@ -89,7 +89,7 @@ impl QueryEqIn {
 }
 
 impl QueryEqOut {
-    /// What the queue is.
+    /// The queue's context.
     pub const EQ_CONTEXT_ENTRY: Nested<Self, Eqc> = Nested::new(0x80);
     /// The asynchronous events of types 0 to 63 that the queue takes.
     pub const EVENT_BITMASK: Field<Self, u64> = Field::new(0x2c0, 64);

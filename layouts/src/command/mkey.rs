@@ -62,7 +62,7 @@ impl CreateMkeyIn {
     pub const PG_ACCESS: Field<Self, bool> = Field::new(0x60, 1);
     /// The pages are a umem's. The kernel sets it on behalf of a DEVX user.
     pub const MKEY_UMEM_VALID: Field<Self, bool> = Field::new(0x61, 1);
-    /// What the key shall be.
+    /// The key's context.
     pub const MEMORY_KEY_MKEY_ENTRY: Nested<Self, Mkc> = Nested::new(0x80);
     /// Length of the translations, in 16-byte units.
     pub const TRANSLATIONS_OCTWORD_ACTUAL_SIZE: Field<Self> = Field::new(0x300, 32);
@@ -83,7 +83,7 @@ impl QueryMkeyIn {
 }
 
 impl QueryMkeyOut {
-    /// What the key is.
+    /// The key's context.
     pub const MEMORY_KEY_MKEY_ENTRY: Nested<Self, Mkc> = Nested::new(0x80);
 }
 
@@ -93,7 +93,7 @@ impl DestroyMkeyIn {
 }
 
 impl Mkc {
-    /// The key is made but opens nothing until it is bound.
+    /// The key exists but permits nothing until it is bound.
     pub const FREE: Field<Self, bool> = Field::new(0x1, 1);
     /// High bits of [`AccessMode`].
     pub const ACCESS_MODE_4_2: Field<Self, u8> = Field::new(0x3, 3);
@@ -123,7 +123,7 @@ impl Mkc {
     pub const EN_RINVAL: Field<Self, bool> = Field::new(0x67, 1);
     /// The protection domain.
     pub const PD: Field<Self> = Field::new(0x68, 24);
-    /// The address that a work request gives for the first byte.
+    /// The address of the first byte in work requests.
     pub const START_ADDR: Field<Self, u64> = Field::new(0x80, 64);
     /// Bytes covered.
     pub const LEN: Field<Self, u64> = Field::new(0xc0, 64);

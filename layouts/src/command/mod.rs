@@ -107,7 +107,7 @@ field_enum! {
         CreateDct = 0x710, "CREATE_DCT";
         /// Destroys a DC target.
         DestroyDct = 0x711, "DESTROY_DCT";
-        /// Lets a DC target take no more.
+        /// Makes a DC target refuse new connections.
         DrainDct = 0x712, "DRAIN_DCT";
         /// Reads the context of a DC target.
         QueryDct = 0x713, "QUERY_DCT";
@@ -227,7 +227,7 @@ impl InHeader {
 impl OutHeader {
     /// How it ended.
     pub const STATUS: Field<Self, CommandStatus> = Field::new(0x0, 8);
-    /// Why it failed: a number of the firmware's own.
+    /// Why it failed: a number that the firmware defines.
     pub const SYNDROME: Field<Self> = Field::new(0x20, 32);
 }
 

@@ -5,7 +5,7 @@
 use super::requests;
 use crate::prm::{ByteField, Field, Nested, field_enum, layouts};
 
-/// A table index that stands for all entries.
+/// The table index that means all entries.
 pub const ALL_ENTRIES: u16 = 0xffff;
 /// The default partition key, of a full member (IBTA 10.9.1.2).
 pub const DEFAULT_PKEY: u16 = 0xffff;
@@ -99,9 +99,9 @@ impl QueryVportStateIn {
 }
 
 impl QueryVportStateOut {
-    /// What it shall be.
+    /// The state that the administrator requested.
     pub const ADMIN_STATE: Field<Self, VportState> = Field::new(0x78, 4);
-    /// What it is.
+    /// The actual state.
     pub const STATE: Field<Self, VportState> = Field::new(0x7c, 4);
 }
 

@@ -8,9 +8,9 @@ use crate::prm::{Field, Layout, Nested, field_enum, layouts};
 field_enum! {
     /// Whether a pool works (mlx5_ifc.h: `MLX5_RMPC_STATE_*`).
     RmpState: u8, "RMP state" {
-        /// It gives WQEs.
+        /// It provides WQEs.
         Ready = 0x1, "ready";
-        /// It gives none.
+        /// It provides none.
         Failed = 0x3, "error";
     }
 }
@@ -82,7 +82,7 @@ impl QueryRmpIn {
 }
 
 impl QueryRmpOut {
-    /// What the pool is.
+    /// The pool's context.
     pub const RMP_CONTEXT: Nested<Self, Rmpc> = Nested::new(0x100);
 }
 

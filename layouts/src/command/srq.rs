@@ -10,9 +10,9 @@ use crate::prm::{Field, Layout, Nested, field_enum, layouts};
 field_enum! {
     /// State of a shared receive queue (mlx5_ifc.h: `MLX5_SRQC_STATE_*`).
     SrqState: u8, "SRQ state" {
-        /// It gives WQEs.
+        /// It provides WQEs.
         Good = 0x0, "good";
-        /// It gives none.
+        /// It provides none.
         Failed = 0x1, "error";
     }
 }
@@ -89,7 +89,7 @@ impl QuerySrqIn {
 }
 
 impl QuerySrqOut {
-    /// What the queue is.
+    /// The queue's context.
     pub const SRQ_CONTEXT_ENTRY: Nested<Self, Srqc> = Nested::new(0x80);
 }
 
@@ -124,7 +124,7 @@ impl Srqc {
     pub const PD: Field<Self> = Field::new(0xc8, 24);
     /// Low water mark: the limit below which an event is sent.
     pub const LWM: Field<Self, u16> = Field::new(0xe0, 16);
-    /// WQEs posted and not taken.
+    /// WQEs posted and not yet consumed.
     pub const WQE_CNT: Field<Self, u16> = Field::new(0xf0, 16);
     /// Offset of the doorbell record in its umem, bytes.
     pub const DBR_ADDR: Field<Self, u64> = Field::new(0x140, 64);

@@ -50,7 +50,7 @@ impl DeallocXrcdIn {
 }
 
 impl CreateXrcSrqIn {
-    /// What the queue shall be.
+    /// The queue's context.
     pub const XRC_SRQ_CONTEXT_ENTRY: Nested<Self, XrcSrqc> = Nested::new(0x80);
     /// Where the ring starts in its umem, bytes.
     pub const XRC_SRQ_UMEM_OFFSET: Field<Self, u64> = Field::new(0x280, 64);
@@ -71,7 +71,7 @@ impl QueryXrcSrqIn {
 }
 
 impl QueryXrcSrqOut {
-    /// What the queue is.
+    /// The queue's context.
     pub const XRC_SRQ_CONTEXT_ENTRY: Nested<Self, XrcSrqc> = Nested::new(0x80);
 }
 
@@ -113,13 +113,13 @@ impl XrcSrqc {
     pub const DBR_UMEM_ID: Field<Self> = Field::new(0x60, 32);
     /// CQEs carry the queue's number in the place of the user index.
     pub const USER_INDEX_EQUAL_XRC_SRQN: Field<Self, bool> = Field::new(0x80, 1);
-    /// A number of the user's own; CQEs carry it.
+    /// A number that the user chooses; CQEs carry it.
     pub const USER_INDEX: Field<Self> = Field::new(0x88, 24);
     /// The protection domain of the WQEs' buffers.
     pub const PD: Field<Self> = Field::new(0xc8, 24);
     /// Low water mark: the limit below which an event is sent.
     pub const LWM: Field<Self, u16> = Field::new(0xe0, 16);
-    /// WQEs posted and not taken.
+    /// WQEs posted and not yet consumed.
     pub const WQE_CNT: Field<Self, u16> = Field::new(0xf0, 16);
     /// Offset of the doorbell record in its umem, bytes (`db_record_addr_h` and `_l`).
     pub const DBR_ADDR: Field<Self, u64> = Field::new(0x140, 64);

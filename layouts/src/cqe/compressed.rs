@@ -57,7 +57,7 @@ impl MiniFormat {
     }
 }
 
-/// What distinguishes a completion from its title.
+/// The fields in which a completion differs from its title.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -99,8 +99,8 @@ pub struct MiniRequester {
 pub type MiniArray = [MiniCqe; MINI_ARRAY];
 
 impl MiniCqe {
-    /// The completion that it and `title` make. `counter` is the receive WQE's index, as far as it
-    /// is not in the mini CQE; `owner` the owner bit of the lap.
+    /// The completion that results from the mini CQE and `title`. `counter` is the receive WQE's
+    /// index, as far as it is not in the mini CQE; `owner` is the owner bit of the lap.
     #[inline]
     pub fn expand(self, title: &Cqe64, format: MiniFormat, counter: u16, owner: u8) -> Cqe64 {
         let opcode = title.opcode();

@@ -212,7 +212,7 @@ pub struct PacketFields {
     pub reserved_4: [u8; 8],
     /// Receive hash.
     pub hash: Be32,
-    /// What was hashed.
+    /// The fields that were hashed.
     pub hash_type: u8,
     /// Destination path bits (7 bits), and whether the packet was for a multicast group.
     pub path_bits: u8,

@@ -297,7 +297,7 @@ mod tests {
     layouts! {
         /// A structure with every kind of field.
         Sample: 24, "sample";
-        /// What lies inside it.
+        /// The structure inside it.
         Inner: 8, "inner";
     }
 

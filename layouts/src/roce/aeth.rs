@@ -66,7 +66,7 @@ field_enum! {
     NakCode: u8, "NAK code" {
         /// A packet is missing before this one.
         PsnSequence = 0, "PSN sequence error";
-        /// The request makes no sense, or is not allowed on this queue pair.
+        /// The request is invalid, or not permitted on this queue pair.
         InvalidRequest = 1, "invalid request";
         /// The remote key does not allow it.
         RemoteAccess = 2, "remote access error";

@@ -129,7 +129,7 @@ impl Bth {
         self.flags & Self::VERSION
     }
 
-    /// Whether the receiver shall raise a solicited event.
+    /// Whether the receiver raises a solicited event.
     #[inline]
     pub const fn solicited(&self) -> bool {
         self.flags & Self::SOLICITED != 0
@@ -214,7 +214,7 @@ pub struct AtomicEth {
     pub rkey: Be32,
     /// The value to store, or to add.
     pub swap_or_add: Be64,
-    /// What to compare with.
+    /// The value to compare with.
     pub compare: Be64,
 }
 
@@ -262,7 +262,7 @@ pub struct MaskedAtomicEth {
     /// Bytes of the operand: 4 or 8. Smaller operands lie in the lower bits of the fields that
     /// follow.
     pub size: Be32,
-    /// What to store, or to add.
+    /// The value to store, or to add.
     pub swap_or_add: Be64,
     /// The value to compare with, or the highest bits of the fields that are added to.
     pub compare: Be64,
@@ -280,7 +280,7 @@ const_assert_eq!(size_of::<MaskedAtomicEth>(), 48);
 )]
 #[repr(C)]
 pub struct AtomicAckEth {
-    /// What was there before.
+    /// The previous value.
     pub original: Be64,
 }
 
@@ -304,7 +304,7 @@ const_assert_eq!(size_of::<ImmDt>(), 4);
 )]
 #[repr(C)]
 pub struct Ieth {
-    /// The key that the receiver shall invalidate.
+    /// The key that the receiver invalidates.
     pub rkey: Be32,
 }
 

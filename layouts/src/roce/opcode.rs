@@ -81,7 +81,7 @@ field_enum! {
         SendOnlyInvalidate = 0x17, "SEND only with invalidate";
         /// Dynamic connections only: an initiator asks a target for a connection.
         Connect = 0x18, "connect";
-        /// Dynamic connections only: the target has made the connection.
+        /// Dynamic connections only: the target has created the connection.
         Accept = 0x19, "accept";
         /// Dynamic connections only: the target has no connection for the initiator, or ends it
         /// (CNAK).

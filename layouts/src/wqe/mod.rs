@@ -44,7 +44,7 @@ pub const INLINE: u32 = 1 << 31;
 /// The local key that ends a receive WQE's scatter list early (mlx5dv.h: `MLX5_INVALID_LKEY`).
 pub const INVALID_LKEY: u32 = 0x100;
 
-/// What a send WQE asks for (mlx5dv.h: `MLX5_OPCODE_*`).
+/// The operation of a send WQE (mlx5dv.h: `MLX5_OPCODE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {

@@ -25,7 +25,7 @@ bitflags! {
         const CHECK_FREE = 1 << 5;
         /// The key must not be free (linux device.h, where the two have each other's names).
         const CHECK_NOT_FREE = 1 << 6;
-        /// Translations lie in the WQE.
+        /// Translations are in the WQE.
         const INLINE = 1 << 7;
     }
 }
@@ -97,7 +97,7 @@ pub struct MkeyContextSegment {
     pub free: u8,
     /// Zero.
     pub reserved_1: u8,
-    /// What the key allows.
+    /// The rights of the key.
     pub access: u8,
     /// Sub-function.
     pub sub_function: u8,
@@ -157,11 +157,11 @@ pub const REPEAT_BLOCK: u32 = 0x400;
 )]
 #[repr(C)]
 pub struct RepeatBlock {
-    /// Bytes of all entries, taken once.
+    /// Bytes of all entries in one repetition.
     pub byte_count: Be32,
     /// [`REPEAT_BLOCK`].
     pub operation: Be32,
-    /// How often the entries are taken.
+    /// Number of repetitions.
     pub repeat_count: Be32,
     /// Zero.
     pub reserved: Be16,

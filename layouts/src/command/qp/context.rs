@@ -32,7 +32,7 @@ impl Qpc {
     pub const COUNTER_SET_ID: Field<Self, u8> = Field::new(0x60, 8);
     /// The UAR page whose BlueFlame registers ring the send queue.
     pub const UAR_PAGE: Field<Self> = Field::new(0x68, 24);
-    /// A number of the user's own; CQEs carry it.
+    /// A number that the user chooses; CQEs carry it.
     pub const USER_INDEX: Field<Self> = Field::new(0x88, 24);
     /// log2 of the page size, minus 12.
     pub const LOG_PAGE_SIZE: Field<Self, u8> = Field::new(0xa3, 5);

@@ -84,7 +84,7 @@ field_enum! {
     PathMigration: u8, "path migration state" {
         /// An alternate path is armed.
         Armed = 0x0, "armed";
-        /// An alternate path shall be armed.
+        /// An alternate path is to be armed.
         Rearm = 0x1, "rearm";
         /// There is one path only.
         Migrated = 0x3, "migrated";
@@ -168,7 +168,7 @@ requests! {
 }
 
 impl CreateQpIn {
-    /// What the queue pair shall be.
+    /// The queue pair's context.
     pub const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
     /// Where the receive ring, and after it the send ring, starts in the umem, bytes.
     pub const WQ_UMEM_OFFSET: Field<Self, u64> = Field::new(0x800, 64);
@@ -263,7 +263,7 @@ impl QueryQpIn {
 }
 
 impl QueryQpOut {
-    /// What the queue pair is.
+    /// The queue pair's context.
     pub const QPC: Nested<Self, Qpc> = Nested::new(0xc0);
 }
 
