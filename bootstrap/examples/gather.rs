@@ -8,7 +8,7 @@ use barewire_bootstrap::{all_gather, detect};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let length: usize = std::env::args().nth(1).map_or(Ok(64), |length| length.parse())?;
     let mut job = detect()?;
-    let timeout = Duration::from_secs(60);
+    let timeout = Duration::from_mins(1);
     let own = value(job.rank(), length);
     let all = all_gather(&mut *job, "value", &own, timeout)?;
     for (rank, found) in (0..job.size()).zip(&all) {

@@ -9,7 +9,7 @@ use barewire_tcp::Key;
 use crate::{Bootstrap, DetectError, Directory, Error, Pmi1, Runtime, Single, Tcp, TcpConfig};
 
 /// How long the ranks of a job may take to start.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_mins(1);
 
 /// The variables that [`detect_in`] reads.
 pub trait Environment {
@@ -61,7 +61,7 @@ pub fn detect_in(environment: &dyn Environment) -> Result<(Box<dyn Bootstrap>, S
         }
         Runtime::Tcp => {
             let config = tcp(environment, timeout)?;
-            Tcp::open(config).map(|job| Box::new(job) as _)
+            Tcp::open(&config).map(|job| Box::new(job) as _)
         }
         Runtime::Directory => {
             let why = "the directory that all ranks share; each run needs an empty one";

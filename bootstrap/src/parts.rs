@@ -47,7 +47,9 @@ mod tests {
         #[test]
         fn a_list_comes_back(parts: Vec<Vec<u8>>) {
             let mut list = Vec::new();
-            parts.iter().for_each(|part| push(&mut list, part));
+            for part in &parts {
+                push(&mut list, part);
+            }
             let mut read = Parts(&list);
             for part in &parts {
                 prop_assert_eq!(read.part(), Some(&part[..]));

@@ -18,9 +18,9 @@ use crate::{Bootstrap, Error, MAX_KEY, MAX_VALUE, Runtime, check, check_key, che
 const SOON: Duration = Duration::from_secs(30);
 /// Bytes of the longest line.
 const LONGEST_LINE: usize = 1 << 20;
-/// Characters of a value that every server is known to keep. At their own limit of 1024, servers cut
-/// the last character off without an error.
-const VALUE: usize = 1022;
+/// Characters of the longest request. Slurm reads a request of more than 1024 as two, and other servers
+/// cut a value of 1024 characters without an error.
+const LONGEST_REQUEST: usize = 1000;
 /// Characters of the longest key on the wire: `bw-RANK-KEY-PIECE`.
 const WIRE_KEY: usize = 3 + 10 + 1 + MAX_KEY + 1 + 10;
 
@@ -161,7 +161,10 @@ impl Connection {
             self.received.truncate(at + outcome.unwrap_or(0));
             match outcome {
                 Ok(0) => {
-                    return Err(refused(operation, "the launcher closed its socket: it or the job has ended"));
+                    return Err(refused(
+                        operation,
+                        "the launcher closed its socket: it or the job has ended",
+                    ));
                 }
                 Ok(_) | Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                 Err(errno) => return Err(io(operation)(errno)),
@@ -215,12 +218,20 @@ impl Pmi1 {
         let space = ask("cmd=get_my_kvsname\n", "my_kvsname")?;
         let space =
             space.get("kvsname").ok_or_else(|| missing("the name of the key-value space"))?.to_owned();
+        let frame = put_request(&space, "", "").len() + WIRE_KEY;
+        let value = LONGEST_REQUEST.saturating_sub(frame).min(longest_value - 2);
+        if value < 2 * COUNT {
+            return Err(refused(
+                OPERATION,
+                format!("the name of the key-value space, '{space}', is too long"),
+            ));
+        }
         let mut this = Self {
             connection,
             rank,
             size,
             space,
-            value: (longest_value - 2).min(VALUE),
+            value,
             node_peers: None,
             put: BTreeSet::new(),
             read: BTreeMap::new(),
@@ -264,13 +275,17 @@ impl Pmi1 {
     }
 
     fn write_word(&mut self, key: &str, value: &str) -> Result<(), Error> {
-        let line = format!("cmd=put kvsname={} key={key} value={value}\n", self.space);
+        let line = put_request(&self.space, key, value);
         let words = self.request(&line, "put_result", "writing a value", SOON)?;
         if words.is_success() {
             return Ok(());
         }
         Err(refused("writing a value", words.get("msg").unwrap_or("the launcher gives no reason")))
     }
+}
+
+fn put_request(space: &str, key: &str, value: &str) -> String {
+    format!("cmd=put kvsname={space} key={key} value={value}\n")
 }
 
 fn wire_key(rank: u32, key: &str, piece: usize) -> String {
@@ -336,7 +351,7 @@ impl Bootstrap for Pmi1 {
         };
         let (count, first) = first.split_at_checked(COUNT).ok_or_else(malformed)?;
         let count: usize = count.parse().map_err(|_| malformed())?;
-        if count > (MAX_VALUE / 3 * 4 + COUNT) / 32 {
+        if count > MAX_VALUE / 3 * 4 / COUNT {
             return Err(malformed());
         }
         let mut text = first.to_owned();

@@ -227,9 +227,9 @@ impl Tcp {
     /// # Errors
     /// [`Error::TimedOut`] names the ranks that are missing; [`Error::Refused`] if a rank is taken, the
     /// sizes differ, or the key is wrong; [`Error::Io`] if the address is not usable.
-    pub fn open(config: TcpConfig) -> Result<Self, Error> {
+    pub fn open(config: &TcpConfig) -> Result<Self, Error> {
         check_rank(config.rank, config.size)?;
-        let (hosts, peers) = if config.rank == 0 { serve(&config)? } else { join(&config)? };
+        let (hosts, peers) = if config.rank == 0 { serve(config)? } else { join(config)? };
         let own = hosts.get(config.rank as usize).cloned();
         let is_here = |host: &Vec<u8>| !host.is_empty() && Some(host) == own.as_ref();
         let node_peers = (0..config.size).zip(&hosts).filter(|(_, host)| is_here(host));
@@ -564,7 +564,9 @@ fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
     }
     let mut peers: Vec<Channel> = joined.into_iter().flatten().collect();
     let mut welcome = message(kind::WELCOME);
-    hosts.iter().for_each(|host| push(&mut welcome, host));
+    for host in &hosts {
+        push(&mut welcome, host);
+    }
     for (peer, rank) in peers.iter_mut().zip(1..) {
         peer.send(&welcome, deadline).map_err(|_| {
             refused("the start of the job", format!("rank {rank} closed its connection or ended"))

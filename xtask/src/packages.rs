@@ -41,6 +41,9 @@ pub(crate) const PROGRAMS: Part = Part {
             present: || on_path("ibv_rc_pingpong"),
         },
         Need { what: "perftest", package: "perftest", present: || on_path("ib_write_lat") },
+        Need { what: "Open MPI's mpirun", package: "openmpi-bin", present: || on_path("orterun") },
+        Need { what: "Hydra's mpiexec", package: "mpich", present: || on_path("mpiexec.hydra") },
+        Need { what: "Slurm", package: "slurm-wlm", present: || on_path("srun") },
         Need { what: "ucx_info and ucx_perftest", package: "ucx-utils", present: || on_path("ucx_perftest") },
         Need {
             what: "pyverbs",

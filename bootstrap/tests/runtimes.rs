@@ -1,0 +1,394 @@
+//! What every runtime does alike, and what each does with peers and launchers that break the rules.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use barewire_bootstrap::{
+    Bootstrap, DetectError, Directory, Error, MAX_KEY, MAX_VALUE, Pmi1, Runtime, Single, Tcp, TcpConfig,
+    all_gather, detect_in,
+};
+use barewire_tcp::Key;
+
+/// Long enough for a busy machine.
+const LONG: Duration = Duration::from_mins(1);
+/// For what must not happen in time.
+const SHORT: Duration = Duration::from_millis(300);
+const RUNTIMES: [Runtime; 3] = [Runtime::Directory, Runtime::Tcp, Runtime::Pmi1];
+
+fn key() -> Key {
+    Key::from_bytes([7; 32])
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
+}
+
+fn new_directory() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("barewire-bootstrap-{}-{number}", std::process::id()))
+}
+
+/// What a test's ranks share to find each other.
+enum Meeting {
+    Directory(PathBuf),
+    Tcp(SocketAddr),
+    Pmi1(Arc<Server>),
+}
+
+impl Meeting {
+    fn new(runtime: Runtime, size: u32) -> Self {
+        match runtime {
+            Runtime::Directory => Self::Directory(new_directory()),
+            Runtime::Tcp => Self::Tcp(free_address()),
+            _ => Self::Pmi1(Server::new(size)),
+        }
+    }
+
+    fn join(&self, rank: u32, size: u32, timeout: Duration) -> Result<Box<dyn Bootstrap>, Error> {
+        Ok(match self {
+            Self::Directory(path) => Box::new(Directory::open(path, rank, size)?),
+            Self::Tcp(master) => {
+                Box::new(Tcp::open(&TcpConfig { rank, size, master: *master, key: key(), timeout })?)
+            }
+            Self::Pmi1(server) => Box::new(Pmi1::over(server.connect(), rank, size, timeout)?),
+        })
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        if let Self::Directory(path) = self {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// Runs `rank` in a thread per rank.
+fn with_job(runtime: Runtime, size: u32, rank: impl Fn(&mut dyn Bootstrap) + Sync) {
+    let meeting = Meeting::new(runtime, size);
+    thread::scope(|scope| {
+        for number in 0..size {
+            let (meeting, rank) = (&meeting, &rank);
+            scope.spawn(move || rank(&mut *meeting.join(number, size, LONG).unwrap()));
+        }
+    });
+}
+
+/// A PMI-1 server for ranks in this process, with the limits of Hydra.
+struct Server {
+    values: Mutex<BTreeMap<String, String>>,
+    barrier: Barrier,
+    size: u32,
+}
+
+impl Server {
+    fn new(size: u32) -> Arc<Self> {
+        Arc::new(Self { values: Mutex::default(), barrier: Barrier::new(size as usize), size })
+    }
+
+    fn connect(self: &Arc<Self>) -> OwnedFd {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = Arc::clone(self);
+        thread::spawn(move || server.serve(&ours));
+        theirs.into()
+    }
+
+    fn serve(&self, socket: &UnixStream) {
+        for line in BufReader::new(socket).lines().map_while(Result::ok) {
+            assert!(line.len() < 1024, "a request of {} characters", line.len());
+            let words: BTreeMap<&str, &str> =
+                line.split(' ').filter_map(|word| word.split_once('=')).collect();
+            let response = match words["cmd"] {
+                "init" => "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0".to_owned(),
+                "get_maxes" => "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024".to_owned(),
+                "get_my_kvsname" => "cmd=my_kvsname kvsname=kvs_1_0".to_owned(),
+                "put" => {
+                    assert!(words["key"].len() < 64 && words["value"].len() < 1024);
+                    let old = self
+                        .values
+                        .lock()
+                        .unwrap()
+                        .insert(words["key"].to_owned(), words["value"].to_owned());
+                    assert!(old.is_none(), "a key is put once");
+                    "cmd=put_result rc=0 msg=success".to_owned()
+                }
+                "barrier_in" => {
+                    self.barrier.wait();
+                    "cmd=barrier_out".to_owned()
+                }
+                "get" if words["key"] == "PMI_process_mapping" => {
+                    format!("rc=0 cmd=get_result msg=success value=(vector,(0,1,{}))", self.size)
+                }
+                "get" => match self.values.lock().unwrap().get(words["key"]) {
+                    Some(value) => format!("cmd=get_result rc=0 msg=success value={value}"),
+                    None => "cmd=get_result rc=-1 msg=not_found value=unknown".to_owned(),
+                },
+                "finalize" => "cmd=finalize_ack".to_owned(),
+                other => panic!("{other}"),
+            };
+            if writeln!(&*socket, "{response}").is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn pattern(rank: u32, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at as u32).wrapping_mul(7).wrapping_add(rank) as u8).collect()
+}
+
+#[test]
+fn values_of_every_length_come_back() {
+    for runtime in RUNTIMES {
+        with_job(runtime, 3, |job| {
+            for (number, length) in
+                [0, 1, 2, 3, 569, 570, 571, 765, 766, 767, 4096, 65_537, MAX_VALUE].into_iter().enumerate()
+            {
+                let own = pattern(job.rank(), length);
+                let all = all_gather(job, &format!("k{number}"), &own, LONG).unwrap();
+                for (rank, found) in (0..3).zip(all) {
+                    assert!(found == pattern(rank, length), "{runtime}, {length} bytes of rank {rank}");
+                }
+            }
+            // Earlier values stay readable.
+            assert_eq!(job.get(1, "k4").unwrap(), pattern(1, 569));
+        });
+    }
+}
+
+#[test]
+fn wrong_arguments_are_refused_and_harm_nothing() {
+    for runtime in RUNTIMES {
+        with_job(runtime, 2, |job| {
+            let long = "k".repeat(MAX_KEY + 1);
+            for wrong in ["", "a b", "a/b", "ü", "a\n", "a=b", ".", &long] {
+                assert!(matches!(job.put(wrong, b""), Err(Error::InvalidKey { .. })), "{wrong}");
+                assert!(matches!(job.get(0, wrong), Err(Error::InvalidKey { .. })), "{wrong}");
+            }
+            assert!(matches!(job.put("k", &vec![0; MAX_VALUE + 1]), Err(Error::ValueTooLong { .. })));
+            let longest = "k".repeat(MAX_KEY);
+            job.put(&longest, b"1").unwrap();
+            assert!(matches!(job.put(&longest, b"2"), Err(Error::KeyTaken { .. })));
+            job.fence(LONG).unwrap();
+            assert!(matches!(job.put(&longest, b"3"), Err(Error::KeyTaken { .. })));
+            assert_eq!(job.get(1, &longest).unwrap(), b"1");
+            assert!(matches!(job.get(2, "k"), Err(Error::NoSuchRank { rank: 2, size: 2 })));
+            assert!(matches!(job.get(1, "k"), Err(Error::NotFound { rank: 1, .. })));
+            assert!(job.node_peers().is_none_or(|peers| peers == [0, 1]));
+            job.fence(LONG).unwrap();
+        });
+    }
+}
+
+#[test]
+fn many_fences() {
+    for runtime in RUNTIMES {
+        with_job(runtime, 4, |job| {
+            for fence in 0..100 {
+                // Some put nothing.
+                if fence % 4 == job.rank() {
+                    job.put(&format!("f{fence}"), &fence.to_le_bytes()).unwrap();
+                }
+                job.fence(LONG).unwrap();
+                assert_eq!(job.get(fence % 4, &format!("f{fence}")).unwrap(), fence.to_le_bytes());
+            }
+        });
+    }
+}
+
+#[test]
+fn a_single_process_is_a_job() {
+    let mut job = Single::default();
+    assert_eq!((job.rank(), job.size(), job.node_peers()), (0, 1, Some(&[0][..])));
+    job.put("k", b"v").unwrap();
+    assert!(matches!(job.get(0, "k"), Err(Error::NotFound { .. })), "before the fence");
+    job.fence(SHORT).unwrap();
+    assert_eq!(job.get(0, "k").unwrap(), b"v");
+    assert!(matches!(job.put("k", b"w"), Err(Error::KeyTaken { .. })));
+}
+
+#[test]
+fn a_rank_that_stays_away_is_named_in_time() {
+    for runtime in RUNTIMES {
+        let meeting = Meeting::new(runtime, 3);
+        let done = Barrier::new(3);
+        thread::scope(|scope| {
+            for rank in 0..3 {
+                let (meeting, done) = (&meeting, &done);
+                scope.spawn(move || {
+                    let mut job = meeting.join(rank, 3, LONG).unwrap();
+                    if rank != 2 {
+                        let start = Instant::now();
+                        let error = job.fence(SHORT).unwrap_err();
+                        assert!(start.elapsed() < LONG / 2);
+                        let text = error.to_string();
+                        assert!(
+                            matches!(error, Error::TimedOut { .. }) || text.contains("rank 2 is missing"),
+                            "{text}"
+                        );
+                        assert!(rank != 0 || runtime == Runtime::Pmi1 || text.contains("rank 2"), "{text}");
+                        assert!(matches!(job.fence(SHORT), Err(Error::Unusable { .. })));
+                    }
+                    done.wait();
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_ends_over_tcp_is_named_to_all() {
+    with_job(Runtime::Tcp, 4, |job| {
+        if job.rank() == 2 {
+            return;
+        }
+        let start = Instant::now();
+        let text = job.fence(LONG).unwrap_err().to_string();
+        assert!(text.contains("rank 2 closed its connection or ended"), "{text}");
+        assert!(start.elapsed() < LONG / 2);
+    });
+    with_job(Runtime::Tcp, 3, |job| {
+        if job.rank() == 0 {
+            return;
+        }
+        let text = job.fence(LONG).unwrap_err().to_string();
+        assert!(text.contains("rank 0 closed its connection or ended"), "{text}");
+    });
+}
+
+#[test]
+fn an_abort_over_tcp_tells_the_reason_to_all() {
+    with_job(Runtime::Tcp, 3, |job| {
+        if job.rank() == 1 {
+            return job.abort(7, "no memory");
+        }
+        let text = job.fence(LONG).unwrap_err().to_string();
+        assert!(text.contains("no memory (exit code 7)"), "{text}");
+    });
+}
+
+/// Rank 0 of a job of two, and the error of the other rank with this configuration.
+fn refused_by_rank_0(change: impl Fn(&mut TcpConfig)) -> (Result<Tcp, Error>, Error) {
+    let master = free_address();
+    let config = |rank, timeout| TcpConfig { rank, size: 2, master, key: key(), timeout };
+    thread::scope(|scope| {
+        let server = scope.spawn(move || Tcp::open(&config(0, Duration::from_secs(3))));
+        let mut wrong = config(1, LONG);
+        change(&mut wrong);
+        let error = Tcp::open(&wrong).unwrap_err();
+        (server.join().unwrap(), error)
+    })
+}
+
+#[test]
+fn rank_0_refuses_ranks_that_do_not_belong_to_the_job() {
+    let (server, error) = refused_by_rank_0(|config| config.size = 3);
+    assert!(error.to_string().contains("2 ranks according to rank 0, and 3 according to rank 1"), "{error}");
+    assert!(server.unwrap_err().to_string().contains("rank 1 did not connect"));
+    let (server, error) = refused_by_rank_0(|config| config.key = Key::from_bytes([8; 32]));
+    assert!(error.to_string().contains("key"), "{error}");
+    assert!(matches!(server, Err(Error::TimedOut { .. })));
+}
+
+#[test]
+fn two_processes_with_one_rank() {
+    let master = free_address();
+    let config = |rank| TcpConfig { rank, size: 3, master, key: key(), timeout: Duration::from_secs(3) };
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let ranks = [0, 1, 1].map(|rank| scope.spawn(move || Tcp::open(&config(rank)).map(drop)));
+        ranks.map(|rank| rank.join().unwrap()).into()
+    });
+    let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert!(texts[0].contains("rank 2 did not connect"), "{texts:?}");
+    assert!(texts[1..].iter().any(|text| text.contains("two processes with RANK=1")), "{texts:?}");
+}
+
+#[test]
+fn nobody_listens_where_rank_0_should() {
+    let config = TcpConfig { rank: 1, size: 2, master: free_address(), key: key(), timeout: SHORT };
+    let text = Tcp::open(&config).unwrap_err().to_string();
+    assert!(text.contains("rank 0 does not answer"), "{text}");
+}
+
+#[test]
+fn a_directory_of_an_earlier_run_is_refused() {
+    let meeting = Meeting::new(Runtime::Directory, 1);
+    drop(meeting.join(0, 1, LONG).unwrap());
+    let text = meeting.join(0, 1, LONG).unwrap_err().to_string();
+    assert!(text.contains("use an empty one for each run"), "{text}");
+}
+
+/// The error with a launcher that says `lines` and then closes the socket, or stays silent.
+fn bad_launcher(lines: &[u8], closes: bool) -> Error {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (&ours).write_all(lines).unwrap();
+    let kept = if closes { None } else { Some(ours) };
+    let error = Pmi1::over(theirs.into(), 0, 2, SHORT).unwrap_err();
+    drop(kept);
+    error
+}
+
+#[test]
+fn launchers_that_break_the_protocol() {
+    let text = bad_launcher(b"cmd=go_away rc=0\n", false).to_string();
+    assert!(text.contains("responds 'go_away' instead of 'response_to_init'"), "{text}");
+    let text = bad_launcher(b"cmd=response_to_init rc=-1\n", false).to_string();
+    assert!(text.contains("does not support PMI version 1"), "{text}");
+    let text = bad_launcher(b"cmd=response_to_init rc=0\ncmd=maxes keylen_max=8 vallen_max=1024\n", false)
+        .to_string();
+    assert!(text.contains("too short"), "{text}");
+    let text = bad_launcher(b"cmd=response_to_init rc=0\ncmd=maxes\n", false).to_string();
+    assert!(text.contains("does not tell the longest key"), "{text}");
+    assert!(matches!(bad_launcher(b"cmd=response_to", false), Error::TimedOut { .. }));
+    let text = bad_launcher(b"\xff\xfe\n", true).to_string();
+    assert!(
+        text.contains("closed its socket") || text.contains("Broken pipe") || text.contains("nothing"),
+        "{text}"
+    );
+}
+
+#[test]
+fn detection_follows_the_environment() {
+    let detect = |pairs: &[(&str, &str)]| {
+        let pairs: BTreeMap<String, String> =
+            pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        detect_in(&move |name: &str| pairs.get(name).cloned())
+    };
+    let (job, why) = detect(&[]).unwrap();
+    assert_eq!(job.runtime(), Runtime::Single);
+    assert!(why.contains("none of PMIX_NAMESPACE"), "{why}");
+    let directory = new_directory();
+    let path = directory.to_str().unwrap();
+    let (job, why) = detect(&[("BAREWIRE_BOOTSTRAP_DIR", path), ("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap();
+    assert_eq!((job.runtime(), job.size()), (Runtime::Directory, 1));
+    assert!(why.contains("BAREWIRE_BOOTSTRAP_DIR is set"), "{why}");
+    std::fs::remove_dir_all(directory).unwrap();
+    let error = |pairs: &[(&str, &str)]| detect(pairs).unwrap_err();
+    for (pairs, expected) in [
+        (&[("BAREWIRE_BOOTSTRAP", "mpi")][..], "must be pmix, pmi1, tcp, directory or single"),
+        (&[("BAREWIRE_BOOTSTRAP", "tcp")], "WORLD_SIZE is not set"),
+        (&[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")], "must be a number from 0 to 1"),
+        (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")], "MASTER_PORT is not set"),
+        (&[("PMI_FD", "x")], "PMI_FD is 'x', must be a number"),
+        (
+            &[("PMI_FD", "987654"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")],
+            "opening PMI_FD failed: Bad file descriptor",
+        ),
+        (&[("PMI_FD", "3")], "PMI_SIZE is not set"),
+        (&[("BAREWIRE_BOOTSTRAP_TIMEOUT", "0")], "must be a number from 1"),
+    ] {
+        let text = error(pairs).to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+    let missing = error(&[("BAREWIRE_BOOTSTRAP", "pmi1")]);
+    assert!(matches!(missing, DetectError::Missing { variable: "PMI_FD", .. }));
+}
