@@ -82,6 +82,11 @@ impl Sentry {
     /// The kernel's error: it has no userfaultfd, or not for this user, or not with write
     /// protection.
     pub(crate) fn new() -> io::Result<Self> {
+        if cfg!(barewire_sanitize) {
+            // ThreadSanitizer holds a lock of its own while it carries out an atomic store. A store that
+            // waits for this device would keep the device from loading the same word.
+            return Err(io::Error::other("ThreadSanitizer does not let a store wait"));
+        }
         // SAFETY: no pointers.
         let host_page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         if usize::try_from(host_page) != Ok(UAR_PAGE) {
