@@ -33,6 +33,7 @@ mod sealed {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum AtomicOp<W> {
     /// Adds, around the end.
     Add(W),

@@ -85,6 +85,7 @@ impl AtomicOperations {
 
 /// Sizes of put or get, in bytes. Zero where the operation does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct RmaLimits {
     /// Longest short payload.
     pub max_short: usize,
@@ -100,6 +101,7 @@ pub struct RmaLimits {
 
 /// Sizes of active messages, in bytes. Zero where the operation does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct AmLimits {
     /// Longest short payload, besides the 8-byte header.
     pub max_short: usize,
@@ -117,6 +119,7 @@ pub struct AmLimits {
 
 /// What an interface can do, how much, and what it costs by its own model.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Attributes {
     /// Sizes of puts.
     pub put: RmaLimits,

@@ -28,6 +28,7 @@ impl Default for CacheLimits {
 
 /// What a [`RegistrationCache`] did and has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct CacheStatistics {
     /// Ranges that were registered already.
     pub hits: u64,

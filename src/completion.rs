@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::rc::Rc;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
 
 use crate::error::OperationError;
 use crate::panics::Panics;
@@ -15,6 +17,29 @@ struct State {
     callback: Cell<Option<Callback>>,
     /// Zero was reached again while the callback ran.
     again: Cell<bool>,
+    /// The task that awaits the completion.
+    waker: Cell<Option<Waker>>,
+    /// The callback is a [`Waking`].
+    wakes: Cell<bool>,
+}
+
+impl State {
+    fn new(count: u32, callback: Option<Callback>) -> Rc<Self> {
+        Rc::new(Self {
+            pending: Cell::new(count),
+            status: Cell::new(Ok(())),
+            callback: Cell::new(callback),
+            again: Cell::new(false),
+            waker: Cell::new(None),
+            wakes: Cell::new(false),
+        })
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
 }
 
 /// A counter of operations with a callback that runs when the last of them finished.
@@ -32,29 +57,33 @@ struct State {
 /// assert_eq!(completion.pending(), 1);
 /// # drop((completion, done));
 /// ```
+///
+/// A reference to a completion can be awaited: the future is ready when no operation is awaited any
+/// more, and returns the [`status`](Self::status). It needs no particular executor, but something must
+/// drive the worker on this thread. One task at a time can await a completion.
+///
+/// ```
+/// # use barewire::{Completion, OperationError};
+/// async fn both(completion: &Completion) -> Result<(), OperationError> {
+///     completion.add(2);
+///     // Post two operations with the completion here.
+///     completion.await
+/// }
+/// ```
 #[derive(Clone)]
+#[must_use = "a completion that no operation gets is never counted down"]
 pub struct Completion(Rc<State>);
 
 impl Completion {
     /// A completion that waits for `count` operations. The callback gets the first error, if any
     /// operation failed.
     pub fn new(count: u32, callback: impl FnMut(Result<(), OperationError>) + 'static) -> Self {
-        Self(Rc::new(State {
-            pending: Cell::new(count),
-            status: Cell::new(Ok(())),
-            callback: Cell::new(Some(Box::new(callback))),
-            again: Cell::new(false),
-        }))
+        Self(State::new(count, Some(Box::new(callback))))
     }
 
-    /// A completion without a callback, to be looked at.
+    /// A completion without a callback, to be polled or awaited.
     pub fn counter(count: u32) -> Self {
-        Self(Rc::new(State {
-            pending: Cell::new(count),
-            status: Cell::new(Ok(())),
-            callback: Cell::new(None),
-            again: Cell::new(false),
-        }))
+        Self(State::new(count, None))
     }
 
     /// Operations still awaited.
@@ -151,6 +180,68 @@ impl Drop for Running<'_> {
     }
 }
 
+/// The future of a [`Completion`].
+#[derive(Debug)]
+pub struct Completed<'a>(&'a Completion);
+
+impl<'a> IntoFuture for &'a Completion {
+    type Output = Result<(), OperationError>;
+    type IntoFuture = Completed<'a>;
+
+    fn into_future(self) -> Completed<'a> {
+        Completed(self)
+    }
+}
+
+impl Future for Completed<'_> {
+    type Output = Result<(), OperationError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let state = &self.0.0;
+        if state.pending.get() == 0 {
+            return Poll::Ready(state.status.get());
+        }
+        state.waker.set(Some(context.waker().clone()));
+        // Part of the callback, so that completions that nobody awaits do not pay for it.
+        if !state.wakes.replace(true) {
+            let waking = Waking { state: Rc::downgrade(state), callback: state.callback.take() };
+            state.callback.set(Some(waking.into_callback()));
+        }
+        Poll::Pending
+    }
+}
+
+/// A callback that wakes the awaiting task, after the callback that it replaces.
+struct Waking {
+    state: Weak<State>,
+    callback: Option<Callback>,
+}
+
+impl Waking {
+    fn into_callback(mut self) -> Callback {
+        Box::new(move |result| {
+            if let Some(callback) = &mut self.callback {
+                callback(result);
+            }
+            if let Some(state) = self.state.upgrade()
+                && state.pending.get() == 0
+            {
+                state.wake();
+            }
+        })
+    }
+}
+
+impl Drop for Waking {
+    /// The task polled while the callback ran, which took its place back: the next poll tries again.
+    fn drop(&mut self) {
+        if let Some(state) = self.state.upgrade() {
+            state.wakes.set(false);
+            state.wake();
+        }
+    }
+}
+
 impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Completion")
@@ -208,6 +299,11 @@ impl fmt::Debug for Unpack {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
     use super::*;
 
     #[test]
@@ -225,6 +321,69 @@ mod tests {
         assert_eq!((completion.pending(), seen.get()), (0, 1));
         completion.add(1);
         assert_eq!(completion.status(), Ok(()));
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicU32);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn can_be_awaited_again_and_again() {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let poll = |completion: &Completion| {
+            pin!(IntoFuture::into_future(completion)).poll(&mut Context::from_waker(&waker))
+        };
+        let calls = Rc::new(Cell::new(0));
+        let seen = Rc::clone(&calls);
+        let counter = Completion::counter(0);
+        let with_callback = Completion::new(0, move |_| seen.set(seen.get() + 1));
+        for completion in [&counter, &with_callback] {
+            assert_eq!(poll(completion), Poll::Ready(Ok(())));
+            for round in 1..=3 {
+                completion.add(2);
+                assert_eq!(poll(completion), Poll::Pending);
+                assert_eq!(poll(completion), Poll::Pending);
+                completion.count_down(Err(OperationError::CANCELED));
+                assert_eq!(poll(completion), Poll::Pending);
+                assert_eq!(woken.0.load(Ordering::Relaxed), round - 1);
+                completion.count_down(Ok(()));
+                assert_eq!(woken.0.load(Ordering::Relaxed), round);
+                assert_eq!(poll(completion), Poll::Ready(Err(OperationError::CANCELED)));
+            }
+            woken.0.store(0, Ordering::Relaxed);
+        }
+        assert_eq!(calls.get(), 3);
+    }
+
+    #[test]
+    fn a_task_that_polls_inside_of_the_callback_is_woken() {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let poll = move |completion: &Completion| {
+            pin!(IntoFuture::into_future(completion)).poll(&mut Context::from_waker(&waker))
+        };
+        let inside = poll.clone();
+        let cell: Rc<Cell<Option<Completion>>> = Rc::default();
+        let inner = Rc::clone(&cell);
+        let completion = Completion::new(1, move |_| {
+            if let Some(completion) = inner.take() {
+                completion.add(1);
+                assert_eq!(inside(&completion), Poll::Pending);
+            }
+        });
+        cell.set(Some(completion.clone()));
+        completion.count_down(Ok(()));
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "to poll again");
+        assert_eq!(poll(&completion), Poll::Pending);
+        completion.count_down(Ok(()));
+        assert_eq!(woken.0.load(Ordering::Relaxed), 2);
+        assert_eq!(poll(&completion), Poll::Ready(Ok(())));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::transport::{rc_verbs, rdma, ud_verbs};
 
 /// A family of devices.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Component {
     /// Name.
     pub name: &'static str,
@@ -23,6 +24,7 @@ pub struct Component {
 
 /// A device and the transports over it.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// Name for [`Domain::open`](crate::Domain::open).
     pub name: String,
@@ -34,6 +36,7 @@ pub struct DeviceInfo {
 
 /// A transport over a device.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct TransportInfo {
     /// Name for [`Domain::open`](crate::Domain::open).
     pub name: &'static str,

@@ -22,6 +22,7 @@ use crate::transport::{Transport, transfers_of};
 /// Every operation answers at once: see [`Posted`](crate::Posted) and [`PostError`]. While requests are pending
 /// on an endpoint, a post answers [`PostError::NoResource`], so nothing overtakes them.
 #[derive(Debug, Clone)]
+#[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint(pub(crate) Kind);
 
 transports!(one_of!

@@ -63,7 +63,7 @@ pub use asynchronous::AsyncWorker;
 pub use atomic::{AtomicOp, AtomicWord};
 pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
 pub use cache::{CacheLimits, CacheStatistics, Cached, RegistrationCache};
-pub use completion::{Completion, FetchResult, Unpack};
+pub use completion::{Completed, Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
 pub use config::{
     Choice, ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable, unknown_variables,

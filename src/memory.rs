@@ -200,6 +200,7 @@ pub(crate) fn no_word(bytes: &Bytes, offset: usize) -> MemoryError {
 /// Dropping it deregisters it, and frees memory that it owns. Where the device refuses, owned memory is
 /// leaked and the refusal is logged; [`Self::deregister`] returns it.
 #[derive(Debug)]
+#[must_use = "dropping the memory deregisters it"]
 pub struct Memory(pub(crate) Kind);
 
 transports!(one_of!

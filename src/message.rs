@@ -153,6 +153,7 @@ impl fmt::Debug for Message<'_> {
 }
 
 /// Bytes of a message that its handler kept. Dropping it gives the buffer back.
+#[must_use = "dropping the message gives its buffer back"]
 pub struct KeptMessage {
     data: NonNull<[u8]>,
     /// Taken when it is dropped; `None` if the owner has no use for it any more.

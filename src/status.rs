@@ -19,6 +19,7 @@ pub enum Posted {
 
 /// What a flush waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FlushMode {
     /// Every operation posted so far is finished here: its buffers may be reused and its results are
     /// there.

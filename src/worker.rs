@@ -42,6 +42,7 @@ impl Kind {
 /// send(barewire::Worker::new());
 /// ```
 #[derive(Default)]
+#[must_use = "dropping the worker closes its interfaces"]
 pub struct Worker {
     progress: Vec<Kind>,
     /// The same, as handles.

@@ -57,7 +57,7 @@ fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
     }
     out.line("settings of an interface: the variable's value overrules the default")?;
     for setting in config.settings() {
-        let Setting { name, unit, default, value, doc } = &setting;
+        let Setting { name, unit, default, value, doc, .. } = &setting;
         let from =
             if value == default { String::new() } else { format!(", by the environment; default {default}") };
         out.line(format!("\n{}={value}\n    {name}, {unit}{from}\n    {doc}", setting.variable()))?;
@@ -105,6 +105,7 @@ fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
         latency_ns,
         bandwidth,
         max_endpoints,
+        ..
     } = attributes;
     vec![
         ("put", rma(put)),
@@ -121,12 +122,12 @@ fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
 }
 
 fn rma(limits: &RmaLimits) -> String {
-    let RmaLimits { max_short, max_bcopy, min_zcopy, max_zcopy, max_iov } = *limits;
+    let RmaLimits { max_short, max_bcopy, min_zcopy, max_zcopy, max_iov, .. } = *limits;
     or_none(sizes(max_short, max_bcopy, min_zcopy, max_zcopy, max_iov))
 }
 
 fn active_message(limits: &AmLimits) -> String {
-    let AmLimits { max_short, max_bcopy, min_zcopy, max_zcopy, max_iov, max_header } = *limits;
+    let AmLimits { max_short, max_bcopy, min_zcopy, max_zcopy, max_iov, max_header, .. } = *limits;
     let sizes = or_none(sizes(max_short, max_bcopy, min_zcopy, max_zcopy, max_iov));
     if max_header == 0 { sizes } else { format!("{sizes}, header {}", range(0, max_header)) }
 }

@@ -11,6 +11,7 @@ const PREFIX: &str = "BAREWIRE_";
 
 /// An environment variable besides the settings of interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
@@ -64,6 +65,7 @@ pub(super) fn variable(setting: &str) -> String {
 /// A variable does not say what its setting takes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{variable}='{text}' is not possible: the setting takes {form} ({unit})")]
+#[non_exhaustive]
 pub struct ConfigError {
     /// Its name.
     pub variable: String,
@@ -96,6 +98,7 @@ pub(super) fn overrule<V: Value>(
 /// A variable with this library's prefix that it does not know.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{name} is no variable of barewire{}", like(.meant.as_deref()))]
+#[non_exhaustive]
 pub struct UnknownVariable {
     /// Its name.
     pub name: String,

@@ -13,6 +13,7 @@ use crate::error::OpenError;
 
 /// A setting as data.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Setting {
     /// The field's and the builder's name.
     pub name: &'static str,

@@ -15,6 +15,7 @@ pub(crate) trait Value: Sized {
 
 /// Whether something is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Choice {
     /// Where there is one, and where it is of use.
     #[default]

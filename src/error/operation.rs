@@ -4,6 +4,7 @@ use std::fmt;
 
 /// Why an operation that was posted did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OperationError {
     /// The cause in the API's own terms.
     pub cause: Cause,
@@ -31,6 +32,7 @@ impl std::error::Error for OperationError {}
 /// A device's error code as its completion carries it (PRM: error CQE, `syndrome` and
 /// `vendor_error_syndrome`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Syndrome {
     /// The architected code, 0x01 to 0x22.
     pub code: u8,
@@ -165,6 +167,7 @@ impl fmt::Display for Operation {
 /// The one report of an endpoint that failed. Its other operations complete with an error of their own;
 /// other endpoints go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EndpointError {
     /// Transport name, such as `rc_mlx5`.
     pub transport: &'static str,

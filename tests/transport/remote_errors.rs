@@ -119,7 +119,7 @@ fn remote_memory_errors_are_the_devices_own() {
                 };
                 assert!(text.contains(&peer) && text.contains("check the remote key"), "{text}");
                 if posted == Posted::InProgress {
-                    let Some(Err(OperationError { cause, syndrome })) = watch.result() else {
+                    let Some(Err(OperationError { cause, syndrome, .. })) = watch.result() else {
                         panic!("{case}: {watch:?}", watch = watch.result())
                     };
                     assert_eq!(cause, Cause::RemoteAccess, "{case}");
