@@ -1,4 +1,4 @@
-//! Where a port is found, and who may attach to it.
+//! Addresses and settings of ports.
 
 use std::fmt;
 use std::io;
@@ -6,20 +6,21 @@ use std::path::PathBuf;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Where a port is found: enough to find it, and a secret without which it answers nobody.
+/// The address of a port: the number in its socket's name, and the secret that a peer must present
+/// to be admitted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PortAddress {
-    /// In its socket's name.
+    /// The number in the socket's name.
     pub number: u64,
-    /// Known to those who were given the address.
+    /// The secret. Only processes that were given the address know it.
     pub secret: u128,
 }
 
 impl PortAddress {
-    /// An address that no other process has, with a secret that none can guess.
+    /// Returns an address with a random number and a random secret.
     ///
     /// # Errors
-    /// What getrandom(2) says.
+    /// The error of getrandom(2).
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 24];
         let mut filled = 0;
@@ -33,7 +34,7 @@ impl PortAddress {
     }
 }
 
-/// Without the secret.
+/// Omits the secret.
 impl fmt::Debug for PortAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = format_args!("{:016x}", self.number);
@@ -41,18 +42,18 @@ impl fmt::Debug for PortAddress {
     }
 }
 
-/// Where the sockets of ports are. Both sides need the same, or [`Place::Private`] on one and
-/// [`Place::Abstract`] on the other.
+/// The location of the sockets of ports. Both sides must use the same one, or [`Place::Private`] on
+/// one side and [`Place::Abstract`] on the other.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Place {
-    /// In a directory that only this user can enter: `barewire` in `$XDG_RUNTIME_DIR`, or
-    /// `/tmp/barewire-UID`. The abstract namespace where neither can be had.
+    /// A directory that only this user can enter: `barewire` in `$XDG_RUNTIME_DIR`, or
+    /// `/tmp/barewire-UID`. If neither is available, the abstract namespace.
     #[default]
     Private,
-    /// In this directory.
+    /// The given directory.
     Directory(PathBuf),
-    /// In the abstract namespace, which leaves nothing behind, and where every user of the network
-    /// namespace can connect, to be refused.
+    /// The abstract namespace, which leaves no files. Every user of the network namespace can
+    /// connect there; the port refuses users that may not attach.
     Abstract,
 }
 
@@ -62,7 +63,7 @@ pub enum Users {
     /// The user of this process, and root.
     #[default]
     Same,
-    /// Any user who has the address.
+    /// Any user that has the address.
     Any,
 }
 
@@ -72,23 +73,24 @@ impl Users {
     }
 }
 
-/// How a port is opened, and how peers connect to one.
+/// Settings of a port, and of the peers that connect to one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortConfig {
-    /// Messages that the FIFO of all senders holds, a power of two.
+    /// Capacity in messages of the FIFO that all senders share; a power of two.
     pub fifo_slots: usize,
-    /// Messages that the lane of one sender holds, a power of two.
-    pub lane_slots: usize,
-    /// Messages by FIFO after which a sender gets a lane.
-    pub lane_after: u32,
-    /// Buffers per sender for messages that do not fit into a slot, 1 to 64; made when the first such message is sent.
+    /// Capacity in messages of the SPSC ring of one sender; a power of two.
+    pub ring_slots: usize,
+    /// Messages that a sender sends through the FIFO before it creates its SPSC ring.
+    pub ring_after: u32,
+    /// Buffers per sender for messages that do not fit into a slot, 1 to 64. They are allocated
+    /// when the first such message is sent.
     pub buffers: usize,
-    /// Who may attach.
+    /// The users whose processes may attach.
     pub users: Users,
-    /// Where sockets are.
+    /// The location of the sockets.
     pub place: Place,
-    /// Takes regions of peers that lie in huge pages. A peer that gives such a page back while none is
-    /// free makes an access here end the process (SIGBUS).
+    /// Whether to map regions of peers that lie in huge pages. If the peer releases such a page
+    /// while no other is free, an access in this process raises SIGBUS, which ends the process.
     pub huge_pages: bool,
 }
 
@@ -96,8 +98,8 @@ impl Default for PortConfig {
     fn default() -> Self {
         Self {
             fifo_slots: 256,
-            lane_slots: 128,
-            lane_after: 32,
+            ring_slots: 128,
+            ring_after: 32,
             buffers: 32,
             users: Users::Same,
             place: Place::Private,

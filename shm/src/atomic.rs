@@ -1,4 +1,4 @@
-//! The atomics that the rings are made of: the standard library's, or loom's where a model checks them.
+//! The atomics of the rings: the standard library's, or loom's in a model.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};

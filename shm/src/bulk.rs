@@ -1,8 +1,10 @@
-//! Buffers for what does not fit into a slot: the sender fills one, names it in a message, and gets it back when the receiver is done.
+//! Buffers for messages that do not fit into a slot. The sender fills a buffer and sends a message
+//! with its number; the receiver returns the buffer after use.
 //!
-//! The segment has one word per buffer through which the receiver gives buffers back, in whole lines, and the buffers behind. A buffer
-//! belongs to one side at a time, and each side knows by its own books whose turn it is: a number that is out of turn is an error.
-#![allow(unsafe_code, reason = "the addresses of buffers in a mapping are made here")]
+//! The segment begins with one word per buffer, in whole cache lines, through which the receiver
+//! returns buffers. The buffers follow. Each side records which side owns each buffer and does not
+//! trust the other's record: a number that is out of turn is an error.
+#![allow(unsafe_code, reason = "computes the addresses of buffers in a mapping")]
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -15,20 +17,20 @@ use crate::segment::Segment;
 
 /// Bytes of a buffer.
 pub const BUFFER: usize = 8320;
-/// The most buffers between two processes: each side has a bit for each.
+/// The maximum number of buffers of a connection: each side keeps them in a 64-bit mask.
 pub const MAX_BUFFERS: usize = 64;
 
-/// Lines through which so many buffers are given back.
+/// Lines that hold the return words of `count` buffers.
 const fn head(count: usize) -> usize {
     count.div_ceil(WORDS)
 }
 
-/// Bytes of the segment with `count` buffers.
+/// Bytes of a segment with `count` buffers.
 pub(crate) const fn size(count: usize) -> usize {
     head(count) * LINE + count * BUFFER
 }
 
-/// What the segment holds, seen by either side.
+/// The layout of the segment, common to both sides.
 #[derive(Debug)]
 struct Buffers {
     returns: Lines,
@@ -42,20 +44,23 @@ impl Buffers {
         let fits = (1..=MAX_BUFFERS).contains(&count) && segment.size() == size(count);
         let returns = Lines::of(segment, head(count))?;
         fits.then(|| {
-            // SAFETY: inside the segment, as its size is that of so many buffers.
+            // SAFETY: the size of the segment was checked to be `head(count) * LINE + count *
+            // BUFFER`, so this offset lies inside its mapping.
             let start = unsafe { segment.as_ptr().add(head(count) * LINE) };
             Self { returns, count, start, _segment: Arc::clone(segment) }
         })
     }
 
-    /// The first byte of buffer `number`, which is below the count.
+    /// The first byte of buffer `number`, which must be less than the count.
     fn buffer(&self, number: u8) -> NonNull<u8> {
         assert!(usize::from(number) < self.count, "buffer {number} of {}", self.count);
-        // SAFETY: inside the segment.
+        // SAFETY: `number` is less than `count`, and `start` is followed by `count * BUFFER` bytes
+        // of the mapping that `_segment` keeps alive.
         unsafe { self.start.add(usize::from(number) * BUFFER) }
     }
 
-    /// The word for the `turn`th return, and what its low half is once it was made.
+    /// The word of the return with index `turn`, and the value of its low half once the return was
+    /// written.
     fn returned(&self, turn: u64) -> (&crate::atomic::AtomicU64, u32) {
         let (at, lap) = (turn as usize % self.count, turn / self.count as u64);
         (self.returns.line(at / WORDS).word(at % WORDS), (lap as u32).wrapping_add(1))
@@ -67,7 +72,7 @@ impl Buffers {
 pub(crate) struct BulkSender {
     buffers: Buffers,
     free: Vec<u8>,
-    /// A bit for each that the receiver has.
+    /// Mask of the buffers that the receiver has.
     out: u64,
     turn: u64,
 }
@@ -78,12 +83,13 @@ impl BulkSender {
         Some(Self { buffers, free: (0..count as u8).rev().collect(), out: 0, turn: 0 })
     }
 
-    /// Takes a buffer; the one that came back last, as it is in this core's caches.
+    /// Takes a free buffer. The most recently returned one is first, because it is most likely in
+    /// this core's caches.
     pub(crate) fn take(&mut self) -> Result<Option<u8>, Corrupt> {
         Ok(if self.has_buffer()? { self.free.pop() } else { None })
     }
 
-    /// True if [`Self::take`] would find one.
+    /// Returns true if [`Self::take`] would return a buffer.
     pub(crate) fn has_buffer(&mut self) -> Result<bool, Corrupt> {
         if self.free.is_empty() {
             self.collect()?;
@@ -91,7 +97,7 @@ impl BulkSender {
         Ok(!self.free.is_empty())
     }
 
-    /// Takes in what the receiver gave back.
+    /// Reads the buffers that the receiver has returned.
     fn collect(&mut self) -> Result<(), Corrupt> {
         while self.out != 0 {
             let (word, done) = self.buffers.returned(self.turn);
@@ -101,7 +107,7 @@ impl BulkSender {
             }
             let number = word >> 32;
             if number >= self.buffers.count as u64 || self.out & 1 << number == 0 {
-                return Err(Corrupt("which buffer it gives back"));
+                return Err(Corrupt("the number of a returned buffer"));
             }
             self.out &= !(1 << number);
             self.free.push(number as u8);
@@ -110,12 +116,12 @@ impl BulkSender {
         Ok(())
     }
 
-    /// The buffer was not used.
+    /// Puts back a buffer that was taken and not sent.
     pub(crate) fn put_back(&mut self, number: u8) {
         self.free.push(number);
     }
 
-    /// The buffer was named in a message.
+    /// Records that a message with the buffer was sent.
     pub(crate) fn sent(&mut self, number: u8) {
         self.out |= 1 << number;
     }
@@ -125,11 +131,12 @@ impl BulkSender {
     }
 }
 
-/// The side that gets filled buffers and gives them back, in any order. It keeps them mapped.
+/// The side that receives filled buffers and returns them in any order. It keeps the buffers
+/// mapped.
 #[derive(Debug)]
 pub struct BulkReceiver {
     buffers: Buffers,
-    /// A bit for each that is here.
+    /// Mask of the buffers that this side has.
     held: Cell<u64>,
     turn: Cell<u64>,
 }
@@ -140,17 +147,17 @@ impl BulkReceiver {
         Some(Self { buffers, held: Cell::new(0), turn: Cell::new(0) })
     }
 
-    /// Takes the buffer that a message named.
+    /// Takes the buffer that a message names, and returns its first byte.
     pub(crate) fn take(&self, number: u64) -> Result<NonNull<u8>, Corrupt> {
         let held = self.held.get();
         if number >= self.buffers.count as u64 || held & 1 << number != 0 {
-            return Err(Corrupt("which buffer its message is in"));
+            return Err(Corrupt("the number of the buffer of a message"));
         }
         self.held.set(held | 1 << number);
         Ok(self.buffers.buffer(number as u8))
     }
 
-    /// Gives a buffer back that a message came in. One that is not here stays where it is.
+    /// Returns a buffer to the sender. Does nothing if this side does not have buffer `number`.
     pub fn give(&self, number: u8) {
         let bit = 1u64.checked_shl(number.into()).unwrap_or(0);
         if self.held.get() & bit == 0 {
@@ -193,17 +200,17 @@ mod tests {
         let number = sender.take().unwrap().unwrap();
         sender.sent(number);
         receiver.take(number.into()).unwrap();
-        assert!(receiver.take(number.into()).is_err(), "twice");
+        assert!(receiver.take(number.into()).is_err(), "a buffer was taken twice");
         assert!(receiver.take(2).is_err() && receiver.take(u64::MAX).is_err(), "no such buffer");
-        // Never given back twice, whoever asks for it.
+        // A number that this side does not have is ignored.
         receiver.give(1 - number);
         receiver.give(200);
         assert!(sender.take().unwrap().is_some() && sender.take().unwrap().is_none());
-        // A receiver that gives back what it does not have.
+        // The sender refuses numbers that the receiver does not have.
         segment.write(0, &(u64::from(1 - number) << 32 | 1).to_ne_bytes()).unwrap();
-        assert_eq!(sender.take(), Err(Corrupt("which buffer it gives back")));
+        assert_eq!(sender.take(), Err(Corrupt("the number of a returned buffer")));
         segment.write(0, &(77u64 << 32 | 1).to_ne_bytes()).unwrap();
-        assert_eq!(sender.take(), Err(Corrupt("which buffer it gives back")));
+        assert_eq!(sender.take(), Err(Corrupt("the number of a returned buffer")));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What two processes tell each other over their [`Link`](crate::link::Link): 64 bytes, integers little-endian.
+//! The messages over a [`Link`](crate::link::Link): 64 bytes, integers little-endian.
 //!
 //! | byte | what |
 //! |---|---|
@@ -16,7 +16,7 @@ const NUMBERS: usize = 16;
 
 macro_rules! messages {
     ($($(#[$doc:meta])* $kind:ident = $code:literal { $($field:ident),* })+) => {
-        /// A message.
+        /// A message over the socket.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Message {
             $($(#[$doc])* $kind { $($field: u64),* },)+
@@ -37,18 +37,18 @@ macro_rules! messages {
                 bytes
             }
 
-            /// Reads a message.
+            /// Decodes a message.
             ///
             /// # Errors
-            /// For bytes that are not a message of this version.
-            #[allow(unused_mut, unused_variables, unused_assignments, reason = "kinds without numbers")]
+            /// [`Corrupt`] if the bytes are not a message of this version.
+            #[allow(unused_mut, unused_variables, unused_assignments, reason = "messages without fields")]
             pub(crate) fn decode(bytes: &[u8; MESSAGE]) -> Result<Self, Corrupt> {
                 const WRONG: Corrupt = Corrupt("a message over the socket");
                 if bytes[..7] != MAGIC {
                     return Err(WRONG);
                 }
                 if bytes[7] != VERSION {
-                    return Err(Corrupt("the version of its messages: run one release of barewire on both sides"));
+                    return Err(Corrupt("the protocol version: run the same release of barewire on both sides"));
                 }
                 let mut numbers = bytes[NUMBERS..].chunks_exact(8).map(|chunk| {
                     u64::from_le_bytes(chunk.try_into().unwrap_or_default())
@@ -63,40 +63,41 @@ macro_rules! messages {
 }
 
 messages! {
-    /// From who connects: the secret of the port's address.
+    /// From the peer: the secret of the port's address.
     Hello = 1 { secret_low, secret_high }
-    /// From the port: its memory, the sender's number in it and its slots. With the inbox.
-    Welcome = 2 { number, slots, shelf }
-    /// From the port: why the connection ends; see [`Refusal`].
+    /// From the port: the sender's number, the number of FIFO slots, and the number of the port's
+    /// region set. The descriptor of the inbox comes with it.
+    Welcome = 2 { number, slots, region_set }
+    /// From the port: the reason why it ends the connection, see [`Refusal`], and its user.
     Refused = 3 { reason, user }
-    /// From the port: the region that was asked for. With its segment.
+    /// From the port: the requested region. The descriptor of its segment comes with it.
     Region = 4 { region, size }
-    /// From the port: there is no such region, or not any more.
-    Gone = 5 { region }
-    /// From who connects: a lane. With its segment.
-    Lane = 6 { slots }
-    /// From who connects: buffers. With their segment.
+    /// From the port: the region does not exist or was dropped.
+    NoRegion = 5 { region }
+    /// From the peer: its SPSC ring. The descriptor of the ring's segment comes with it.
+    Ring = 6 { slots }
+    /// From the peer: its buffers. The descriptor of their segment comes with it.
     Bulk = 7 { buffers }
-    /// From who connects: asks for the region of a key.
-    Ask = 8 { region }
-    /// From who connects: messages lie in the port's memory, and it slept.
+    /// From the peer: requests the region of a key.
+    Request = 8 { region }
+    /// From the peer: wakes the port, which was asleep when a message was written.
     Wake = 9 {}
 }
 
-/// Why a port takes no more of someone.
+/// Why a port refuses or ends a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Of another user.
+    /// The peer runs as a user that may not attach.
     User = 1,
     /// The secret is wrong.
     Secret = 2,
-    /// Every number is taken.
+    /// The port has no free sender number.
     Full = 3,
-    /// What it wrote breaks the rules.
+    /// The peer wrote data that violates the protocol.
     Corrupt = 4,
-    /// The port's process has no descriptor free.
+    /// The port's process has no free file descriptor.
     Descriptors = 5,
-    /// The port's process failed to map what was handed over.
+    /// The port's process failed to map a segment of the peer.
     Failed = 6,
 }
 
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn golden_bytes_both_ways() {
-        let message = Message::Welcome { number: 0x1234, slots: 256, shelf: u64::MAX };
+        let message = Message::Welcome { number: 0x1234, slots: 256, region_set: u64::MAX };
         let mut bytes = [0; MESSAGE];
         bytes[..10].copy_from_slice(b"bwshm\r\n\x03\x02\x00");
         bytes[16..18].copy_from_slice(&[0x34, 0x12]);
@@ -119,7 +120,7 @@ mod tests {
             other[at] = value;
             assert!(Message::decode(&other).is_err());
         }
-        let ask = Message::Ask { region: 0x0102_0304_0506_0708 };
+        let ask = Message::Request { region: 0x0102_0304_0506_0708 };
         let mut bytes = [0; MESSAGE];
         bytes[..9].copy_from_slice(b"bwshm\r\n\x03\x08");
         bytes[16..24].copy_from_slice(&[8, 7, 6, 5, 4, 3, 2, 1]);

@@ -1,188 +1,190 @@
-//! What can go wrong with segments and connections.
+//! Errors of segments and connections.
 
 use std::io;
 
 use thiserror::Error;
 
-/// Why a segment could not be made or attached.
+/// Why a segment could not be created or attached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SegmentError {
-    /// A segment of no bytes cannot be mapped.
+    /// The size is zero. A mapping has at least one byte.
     #[error("a shared memory segment needs at least one byte")]
     Empty,
-    /// The machine does not have this much memory to give.
-    #[error("no memory for a shared segment of {wanted} bytes: {available} bytes are available")]
+    /// The machine does not have enough free memory.
+    #[error("not enough memory for a shared segment of {wanted} bytes: {available} bytes are available")]
     NoMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
-        /// Bytes that the kernel thinks can be had without swapping, or were left when it gave up.
+        /// Bytes that the kernel estimates to be available without swapping.
         available: u64,
     },
-    /// The machine has not so many huge pages to give.
+    /// The machine does not have enough free huge pages.
     #[error(
-        "no memory for a shared segment of {wanted} huge pages of {page} bytes: {free} are free; reserve more (sysctl vm.nr_hugepages)"
+        "not enough huge pages for a shared segment: {wanted} pages of {page} bytes are needed, {free} are free; reserve more (sysctl vm.nr_hugepages)"
     )]
     NoHugePages {
-        /// Pages asked for.
+        /// Huge pages requested.
         wanted: usize,
-        /// Bytes of one; 0 if the kernel has none.
+        /// Bytes of a huge page; 0 if the kernel does not support huge pages.
         page: usize,
-        /// Pages that are free, which others may have reserved.
+        /// Huge pages that are free, including those that other processes have reserved.
         free: u64,
     },
-    /// The process may not make files of this size, and shared memory counts as a file.
+    /// The size exceeds the process's file size limit, which applies to shared memory.
     #[error(
-        "a shared segment of {wanted} bytes is more than the {limit} bytes that a file may have: raise the limit (ulimit -f)"
+        "a shared segment of {wanted} bytes exceeds the file size limit of {limit} bytes: raise the limit (ulimit -f)"
     )]
     FileLimit {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
         /// The limit in bytes (RLIMIT_FSIZE).
         limit: u64,
     },
-    /// The peer's memory lies in huge pages, and this process did not agree to that.
+    /// The peer's memory lies in huge pages, which this process's settings do not allow.
     #[error(
-        "descriptor refused: it lies in huge pages, and an access ends the process by SIGBUS once the peer gives one back; accept_huge_pages allows it"
+        "descriptor refused: the memory lies in huge pages, and an access raises SIGBUS if the peer has released a page; accept_huge_pages allows it"
     )]
     HugePages,
     /// A system call failed.
     #[error("shared memory: {call}: {source}")]
     System {
-        /// The call.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The descriptor does not promise that the size stays: mapping it would risk a SIGBUS.
-    #[error("descriptor refused: not a memfd whose size is sealed (it lacks {missing})")]
+    /// The size of the file is not sealed: the peer could truncate it, and an access would raise
+    /// SIGBUS.
+    #[error("descriptor refused: not a memfd of sealed size (missing seals: {missing})")]
     Unsealed {
-        /// The seals that are missing, by their names in fcntl.h.
+        /// The missing seals, by their names in fcntl.h.
         missing: String,
     },
-    /// The file behind the descriptor has another size than its sender said.
-    #[error("descriptor refused: {actual} bytes long, announced as {announced}")]
+    /// The size of the file differs from the size that the peer announced.
+    #[error("descriptor refused: the file has {actual} bytes, but {announced} were announced")]
     WrongSize {
         /// Bytes announced.
         announced: usize,
-        /// Bytes found.
+        /// Bytes of the file.
         actual: u64,
     },
 }
 
 /// An access beyond the end of a segment; nothing was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{length} bytes at offset {offset} are outside of a segment of {size} bytes")]
+#[error("{length} bytes at offset {offset} are outside a segment of {size} bytes")]
 pub struct OutOfRange {
-    /// Where the access would have begun.
+    /// Offset of the access in bytes.
     pub offset: usize,
-    /// Its length in bytes.
+    /// Length of the access in bytes.
     pub length: usize,
-    /// The size of the segment in bytes.
+    /// Size of the segment in bytes.
     pub size: usize,
 }
 
-/// A peer broke the rules of the rings that it shares with this process: what it says cannot be.
+/// A peer violated the protocol: a value that it wrote is impossible. The field names the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the peer's word is impossible: {0}")]
+#[error("invalid data from the peer: {0}")]
 pub struct Corrupt(pub &'static str);
 
 /// Why a port could not be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PortError {
-    /// A setting is outside what is possible.
-    #[error("{setting} = {value} is not possible: it must be {possible}")]
+    /// A setting is out of range.
+    #[error("{setting} = {value} is out of range: it must be {possible}")]
     Setting {
         /// The field of [`PortConfig`](crate::PortConfig).
         setting: &'static str,
-        /// Its value.
+        /// The value of the field.
         value: usize,
-        /// What is possible.
+        /// The values that are allowed.
         possible: &'static str,
     },
-    /// Its memory could not be had.
+    /// The port's memory could not be created.
     #[error(transparent)]
     Segment(#[from] SegmentError),
     /// A system call failed.
     #[error("{call}: {source}")]
     System {
-        /// The call.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Why there is no connection to a port, or none any more.
+/// Why a connection could not be made, or why it ended.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// Nobody listens at the address.
+    /// No port listens at the address.
     #[error(
-        "nobody is there: the process has ended, or it does not share the directory of its socket with this one (nor its network namespace): see BAREWIRE_SHM_DIR"
+        "no process listens at the peer's address: the peer has ended, or it does not share the directory of its socket (or its network namespace) with this process: see BAREWIRE_SHM_DIR"
     )]
-    Nobody,
-    /// The queue of the peer's socket stayed full.
+    NotListening,
+    /// The queue of the port's socket stayed full.
     #[error(
-        "the queue of the peer's socket was full for {seconds} s: the peer does not call progress, or other processes flood it with connections"
+        "the connection queue of the peer was full for {seconds} s: the peer does not call progress, or other processes flood it with connections"
     )]
     Busy {
-        /// How long this process tried.
+        /// Seconds after which this process gave up.
         seconds: u64,
     },
-    /// This process has no descriptor free.
+    /// This process has no free file descriptor.
     #[error(
-        "this process has no file descriptor free for the peer's memory or socket: {open} of {limit} are open; raise the limit (ulimit -n)"
+        "this process has no free file descriptor for the peer's memory or socket: {open} of {limit} are open; raise the limit (ulimit -n)"
     )]
     Descriptors {
-        /// Descriptors that are open.
+        /// Open descriptors of this process.
         open: usize,
-        /// How many may be (RLIMIT_NOFILE).
+        /// The limit of open descriptors (RLIMIT_NOFILE).
         limit: u64,
     },
-    /// The peer has no descriptor free.
-    #[error(
-        "the peer's process has no file descriptor free for this connection: raise its limit there (ulimit -n)"
-    )]
+    /// The peer has no free file descriptor.
+    #[error("the peer has no free file descriptor for this connection: raise the limit there (ulimit -n)")]
     PeerDescriptors,
-    /// The peer could not map this process's memory.
+    /// The peer failed to map this process's memory.
     #[error(
-        "the peer's process failed to map the memory of this connection: its error handler has the reason"
+        "the peer failed to map the memory of this connection: the reason is reported to its error handler"
     )]
     PeerMemory,
-    /// The process at the other end is of a user that may not attach.
+    /// The peer runs as a user that may not attach.
     #[error("the peer runs as user {peer}, this process as user {own}, and only the same user may attach")]
     User {
-        /// The peer's user.
+        /// The peer's user id.
         peer: u32,
-        /// This process's user.
+        /// This process's user id.
         own: u32,
     },
-    /// The port does not know the secret.
-    #[error("the peer was given another address: it does not know this one's secret")]
+    /// The port has a different secret.
+    #[error(
+        "the peer does not accept the secret of this address: the address is outdated or belongs to another process"
+    )]
     Secret,
-    /// The port has no numbers left.
-    #[error("the peer has as many senders as it can have")]
+    /// The port has no free sender number.
+    #[error("the peer has reached its maximum number of senders")]
     Full,
-    /// The process at the other end is gone.
+    /// The peer ended or closed the connection.
     #[error("the peer's process has ended or closed its interface")]
     Ended,
-    /// The process at the other end gave this one up.
-    #[error("the peer found that this process breaks the rules of their shared memory, and gave it up")]
-    GivenUp,
-    /// What the peer wrote breaks the rules.
+    /// The peer ended the connection because it found a protocol violation.
+    #[error("the peer received invalid data from this process and ended the connection")]
+    Rejected,
+    /// The peer violated the protocol.
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
-    /// Memory for the connection could not be had, or what the peer handed over is not usable.
+    /// Memory for the connection could not be created, or a segment of the peer could not be
+    /// attached.
     #[error(transparent)]
     Segment(#[from] SegmentError),
     /// A system call failed.
     #[error("{call}: {source}")]
     System {
-        /// The call.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -190,10 +192,10 @@ pub enum LinkError {
 /// Why a message was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum SendError {
-    /// There is no room now.
-    #[error("no room: the peer has not taken the messages before")]
+    /// There is no room at present.
+    #[error("no room: the peer has not received earlier messages")]
     Full,
-    /// The connection is of no further use; [`Peer::error`](crate::Peer::error) has the reason.
-    #[error("the connection is lost")]
+    /// The connection has ended; [`Peer::error`](crate::Peer::error) returns the reason.
+    #[error("the connection has ended")]
     Lost,
 }

@@ -1,32 +1,34 @@
-//! The FIFO: a ring from whoever comes to one receiver.
+//! The FIFO: a ring with many senders and one receiver.
 //!
-//! Line 0 holds the senders' guess at the first free slot; the rest are slots, laid out as a lane's but for word 0: bits 0..2 are the
-//! state, 2..32 the lap, 32..40 the tag, 40..48 the length, 48..64 the sender's number. A slot goes from free (of this lap) to claimed
-//! to filled to free (of the next lap). Who claims a slot says so in the slot itself, in the same compare-and-swap, so that the
-//! receiver always knows whom it waits for: a slot whose sender died is emptied, one whose sender is stopped is set aside, and the
-//! messages behind it go on.
+//! Line 0 holds a hint of the first free slot, which the senders maintain. The other lines are
+//! slots, laid out as in an SPSC ring except for word 0: bits 0..2 are the state, 2..32 the lap,
+//! 32..40 the tag, 40..48 the length, 48..64 the sender's number. A slot goes from free (of this
+//! lap) to claimed to filled to free (of the next lap). The compare-and-swap that claims a slot
+//! also stores the sender's number, so the receiver always knows which sender it waits for. It
+//! frees a claimed slot whose sender has ended, and sets aside a slot whose sender is stopped, so
+//! that the messages behind it can be received.
 
 use crate::atomic::Ordering;
-use crate::hot::Cursor;
-use crate::lane::{Label, MESSAGE_WORDS, read_message, write_message};
 use crate::line::{Lines, Ring};
+use crate::poll::Cursor;
+use crate::spsc::{Label, MESSAGE_WORDS, read_message, write_message};
 
 const FREE: u64 = 0;
 const CLAIMED: u64 = 1;
 const FILLED: u64 = 2;
-/// Set aside by the receiver while its sender is stopped: both sides step over it.
-const ASIDE: u64 = 3;
+/// Set aside by the receiver because the sender is stopped. Both sides skip it.
+const SET_ASIDE: u64 = 3;
 const STATE: u64 = 3;
-/// State and lap.
-const PLACE: u64 = 0xffff_ffff;
+/// Mask of state and lap.
+const STATE_AND_LAP: u64 = 0xffff_ffff;
 const LAPS: u64 = 1 << 30;
-/// A lap behind, modulo laps.
+/// One lap behind, modulo laps.
 const BEHIND: u64 = LAPS - 1;
 const HEAD: usize = 1;
-/// How often a sender goes round before it says that the ring is full.
-const ROUNDS: usize = 8;
+/// How often a sender searches the ring before it reports that the ring is full.
+const MAX_SEARCHES: usize = 8;
 
-/// Lines that a FIFO with so many slots needs.
+/// Lines of a FIFO with `slots` slots.
 pub(crate) const fn lines(slots: usize) -> usize {
     HEAD + slots
 }
@@ -37,7 +39,7 @@ fn parts(lines: &Lines) -> Option<(Lines, Ring)> {
 }
 
 /// The low half of word 0.
-fn place(lap: u64, state: u64) -> u64 {
+fn low_half(lap: u64, state: u64) -> u64 {
     (lap % LAPS) << 2 | state
 }
 
@@ -45,7 +47,7 @@ fn sender_of(word: u64) -> u16 {
     (word >> 48) as u16
 }
 
-/// A sending end; there may be many.
+/// One of the sending ends.
 #[derive(Debug)]
 pub(crate) struct FifoSender {
     ring: Ring,
@@ -53,20 +55,21 @@ pub(crate) struct FifoSender {
     number: u16,
 }
 
-/// A slot that was claimed and is to be filled.
+/// A slot that this sender claimed and must fill.
 #[derive(Debug)]
 pub(crate) struct Claim {
     index: u64,
 }
 
 impl FifoSender {
-    /// Over the receiver's lines, as the sender of this number.
+    /// Creates the sending end with sender number `number` over the receiver's lines.
     pub(crate) fn new(lines: &Lines, number: u16) -> Option<Self> {
         let (head, ring) = parts(lines)?;
         Some(Self { ring, head, number })
     }
 
-    /// Sends a message of at most [`INLINE`](crate::lane::INLINE) bytes of payload. False if the ring is full.
+    /// Sends a message of at most [`INLINE`](crate::spsc::INLINE) bytes of payload. Returns false
+    /// if the ring is full.
     pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
         while let Some(claim) = self.claim() {
             if self.fill(&claim, label, header, payload) {
@@ -76,80 +79,83 @@ impl FifoSender {
         false
     }
 
-    /// Takes the first free slot; `None` if there is none. Whatever is in the ring: who broke it is the receiver's to find out.
+    /// Claims the first free slot. Returns `None` if there is none. Terminates for any contents of
+    /// the ring; the receiver detects corruption.
     pub(crate) fn claim(&mut self) -> Option<Claim> {
-        let guess = self.head.line(0).word(0);
-        for _ in 0..ROUNDS {
-            let start = guess.load(Ordering::Acquire);
-            // The guess is at most a little behind, and never ahead of a free slot.
+        let hint = self.head.line(0).word(0);
+        for _ in 0..MAX_SEARCHES {
+            let start = hint.load(Ordering::Acquire);
+            // Under the protocol the hint may lag behind, but never passes a free slot.
             for step in 0..self.ring.slots() {
                 let index = start.wrapping_add(step);
                 let lap = self.ring.lap(index);
                 let word = self.ring.slot(index).word(0);
                 let found = word.load(Ordering::Acquire);
-                let ahead = ((found & PLACE) >> 2).wrapping_sub(lap % LAPS) % LAPS;
+                let ahead = ((found & STATE_AND_LAP) >> 2).wrapping_sub(lap % LAPS) % LAPS;
                 match (ahead, found & STATE) {
                     (0, FREE) => {
-                        let claimed = place(lap, CLAIMED) | u64::from(self.number) << 48;
+                        let claimed = low_half(lap, CLAIMED) | u64::from(self.number) << 48;
                         if word.compare_exchange(found, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                         {
-                            guess.store(index.wrapping_add(1), Ordering::Release);
+                            hint.store(index.wrapping_add(1), Ordering::Release);
                             return Some(Claim { index });
                         }
                     }
-                    // Of the lap before and not emptied.
+                    // The slot still has its message of the previous lap: the ring is full.
                     (BEHIND, CLAIMED | FILLED) => return None,
-                    // Of this lap and taken, or emptied already, or of no use for now.
+                    // Claimed, filled or already freed in this lap, or set aside.
                     _ => {}
                 }
             }
-            if guess.load(Ordering::Acquire) == start {
+            if hint.load(Ordering::Acquire) == start {
                 return None;
             }
-            // Others were quick.
+            // Other senders claimed slots meanwhile: search again.
         }
         None
     }
 
-    /// Fills a claimed slot. False if the receiver set it aside meanwhile: the message must be sent anew.
+    /// Fills a claimed slot. Returns false if the receiver set the slot aside meanwhile; the
+    /// message must then be sent again.
     pub(crate) fn fill(&self, claim: &Claim, label: Label, header: u64, payload: &[u8]) -> bool {
         let (line, lap) = (self.ring.slot(claim.index), self.ring.lap(claim.index));
         let number = u64::from(self.number) << 48;
         write_message(line, header, payload);
-        let filled = place(lap, FILLED) | label.pack() | number;
-        let claimed = place(lap, CLAIMED) | number;
+        let filled = low_half(lap, FILLED) | label.pack() | number;
+        let claimed = low_half(lap, CLAIMED) | number;
         if line.word(0).compare_exchange(claimed, filled, Ordering::Release, Ordering::Relaxed).is_ok() {
             return true;
         }
-        // Set aside: tell the receiver that nobody writes here any more. It alone changes the slot after this.
-        line.word(0).store(place(lap, ASIDE), Ordering::Release);
+        // The slot was set aside. Removing the sender's number tells the receiver that this sender
+        // does not write to the slot any more; only the receiver changes it from now on.
+        line.word(0).store(low_half(lap, SET_ASIDE), Ordering::Release);
         false
     }
 }
 
 #[cfg(all(test, not(loom)))]
 impl FifoSender {
-    /// Writes a word somewhere into the slots, or into the guess.
+    /// Writes a word to an arbitrary slot or to the hint.
     pub(crate) fn scribble(&mut self, number: u64, step: u64) {
         match step % 16 {
             0 => self.head.line(0).store(0, number),
-            // A little off.
+            // A hint that is wrong by a few slots.
             1 => self.head.line(0).store(0, self.head.line(0).load(0).wrapping_add(number % 8)),
             _ => self.ring.slot(number >> 32).store(0, number.rotate_left(16)),
         }
     }
 }
 
-/// What is at the head of the FIFO.
+/// The state of the slot at the head of the FIFO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
-    /// Nothing.
+    /// No message.
     Empty,
-    /// A message of this sender.
+    /// A message of the sender with this number.
     Message(u16, Label),
-    /// A slot that this sender claimed and has not filled.
+    /// The sender with this number claimed the slot and has not filled it.
     Claimed(u16),
-    /// A slot that no protocol leaves behind.
+    /// A state that the protocol cannot produce.
     Corrupt,
 }
 
@@ -162,7 +168,8 @@ pub(crate) struct FifoReceiver {
 }
 
 impl FifoReceiver {
-    /// Over zeroed lines; `None` if they are not [`lines`] of a power of two.
+    /// Creates the receiving end over zeroed lines. Returns `None` unless their count is [`lines`]
+    /// of a power of two.
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
         let (head, ring) = parts(lines)?;
         Some(Self { ring, head, index: 0 })
@@ -174,17 +181,18 @@ impl FifoReceiver {
 
     /// The slot of the next message.
     pub(crate) fn cursor(&self) -> Cursor<'_> {
-        let filled = place(self.ring.lap(self.index), FILLED) as u32;
-        Cursor { line: self.ring.slot(self.index), filled, left: 1 }
+        let filled = low_half(self.ring.lap(self.index), FILLED) as u32;
+        Cursor { line: self.ring.slot(self.index), filled, remaining: 1 }
     }
 
-    /// Looks at the head. `is_gone` tells whether a sender will not write any more.
-    pub(crate) fn peek(&mut self, is_gone: impl Fn(u16) -> bool) -> Head {
+    /// Reads the state of the head, after skipping slots that were set aside. `has_ended` returns
+    /// true for a sender that will not write any more.
+    pub(crate) fn peek(&mut self, has_ended: impl Fn(u16) -> bool) -> Head {
         for _ in 0..self.ring.slots() {
             let lap = self.ring.lap(self.index);
             let found = self.ring.slot(self.index).word(0).load(Ordering::Acquire);
             let state = found & STATE;
-            if found & PLACE == place(lap, state) && state != ASIDE {
+            if found & STATE_AND_LAP == low_half(lap, state) && state != SET_ASIDE {
                 return match state {
                     FREE => Head::Empty,
                     CLAIMED => Head::Claimed(sender_of(found)),
@@ -194,12 +202,12 @@ impl FifoReceiver {
                     ),
                 };
             }
-            if state != ASIDE {
+            if state != SET_ASIDE {
                 return Head::Corrupt;
             }
-            // The sender's number is wiped when it comes back.
+            // A resumed sender clears its number in a slot that was set aside.
             let sender = sender_of(found);
-            if sender == 0 || is_gone(sender) {
+            if sender == 0 || has_ended(sender) {
                 self.advance();
             } else {
                 self.index += 1;
@@ -208,17 +216,18 @@ impl FifoReceiver {
         Head::Empty
     }
 
-    /// Puts the senders' guess right, should it be wrong: one who was stopped for long left it behind, or someone broke it. True for that: no
-    /// protocol has it ahead of what is free.
-    pub(crate) fn mend(&self) -> bool {
-        let guess = self.head.line(0).word(0);
-        let ahead = guess.load(Ordering::Acquire).wrapping_sub(self.index) as i64;
+    /// Repairs the senders' hint if it is wrong: a sender that was stopped for long may have stored
+    /// an old value, and a misbehaving one any value. Returns true if the hint was ahead of a free
+    /// slot, which the protocol cannot produce.
+    pub(crate) fn repair_hint(&self) -> bool {
+        let hint = self.head.line(0).word(0);
+        let ahead = hint.load(Ordering::Acquire).wrapping_sub(self.index) as i64;
         let slots = self.ring.slots() as i64;
-        let free = place(self.ring.lap(self.index), FREE);
-        let is_free = self.ring.slot(self.index).word(0).load(Ordering::Acquire) & PLACE == free;
+        let free = low_half(self.ring.lap(self.index), FREE);
+        let is_free = self.ring.slot(self.index).word(0).load(Ordering::Acquire) & STATE_AND_LAP == free;
         let broken = ahead > slots || (ahead > 0 && is_free);
         if broken || ahead < -slots {
-            guess.store(self.index, Ordering::Release);
+            hint.store(self.index, Ordering::Release);
         }
         broken
     }
@@ -228,20 +237,21 @@ impl FifoReceiver {
         read_message(self.ring.slot(self.index), length.into(), into);
     }
 
-    /// Empties the slot at the head.
+    /// Frees the slot at the head and moves to the next one.
     pub(crate) fn advance(&mut self) {
-        let free = place(self.ring.lap(self.index) + 1, FREE);
+        let free = low_half(self.ring.lap(self.index) + 1, FREE);
         self.ring.slot(self.index).word(0).store(free, Ordering::Release);
         self.index += 1;
     }
 
-    /// Steps over the claimed slot at the head. True if its sender did not fill it in the meantime.
+    /// Sets aside the claimed slot at the head and moves to the next one. Returns false if the
+    /// sender filled the slot in the meantime.
     pub(crate) fn set_aside(&mut self, sender: u16) -> bool {
         let lap = self.ring.lap(self.index);
         let number = u64::from(sender) << 48;
         let word = self.ring.slot(self.index).word(0);
-        let claimed = place(lap, CLAIMED) | number;
-        let aside = place(lap, ASIDE) | number;
+        let claimed = low_half(lap, CLAIMED) | number;
+        let aside = low_half(lap, SET_ASIDE) | number;
         if word.compare_exchange(claimed, aside, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -266,8 +276,8 @@ mod tests {
         Label { tag, length: 8 }
     }
 
-    fn take(receiver: &mut FifoReceiver, is_gone: impl Fn(u16) -> bool) -> Option<(u16, u64)> {
-        let Head::Message(sender, label) = receiver.peek(is_gone) else { return None };
+    fn take(receiver: &mut FifoReceiver, has_ended: impl Fn(u16) -> bool) -> Option<(u16, u64)> {
+        let Head::Message(sender, label) = receiver.peek(has_ended) else { return None };
         let mut message = [0; MESSAGE_WORDS];
         receiver.read(label.length, &mut message);
         receiver.advance();
@@ -275,7 +285,7 @@ mod tests {
     }
 
     proptest! {
-        /// Sends of three senders and takes in any order give what a queue gives, over many laps.
+        /// Three senders and the receiver, in any order and over many laps, behave like a queue.
         #[test]
         fn equals_a_queue(steps in proptest::collection::vec(0u16..6, 1..400)) {
             let lines = ring(8);
@@ -295,9 +305,9 @@ mod tests {
             }
         }
 
-        /// Whatever is written into the ring, both ends answer.
+        /// Both ends terminate for any contents of the ring.
         #[test]
-        fn any_words_are_answered(words in proptest::collection::vec(any::<u64>(), 9)) {
+        fn any_words_are_handled(words in proptest::collection::vec(any::<u64>(), 9)) {
             let lines = ring(8);
             for (at, word) in words.iter().enumerate() {
                 lines.line(at).store(0, *word);
@@ -317,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_a_dead_sender_is_passed_and_one_of_a_stopped_sender_is_set_aside() {
+    fn a_slot_of_an_ended_sender_is_skipped_and_one_of_a_stopped_sender_is_set_aside() {
         let lines = ring(4);
         let [mut dead, mut stopped, mut live] =
             [1, 2, 3].map(|number| FifoSender::new(&lines, number).unwrap());
@@ -330,12 +340,12 @@ mod tests {
         assert_eq!(receiver.peek(|_| false), Head::Claimed(2));
         assert!(receiver.set_aside(2));
         assert_eq!(take(&mut receiver, |_| false), Some((3, 77)));
-        // The others go on for many laps over what is left of the ring.
+        // The other senders use the rest of the ring for many laps.
         for header in 0..50 {
             assert!(live.send(label(1), header, &[]));
             assert_eq!(take(&mut receiver, |_| false), Some((3, header)));
         }
-        // The stopped one wakes up, is told, and sends anew; its slot is used again.
+        // The stopped sender resumes, finds its slot set aside and sends again; the slot is reused.
         assert!(!stopped.fill(&claim, label(1), 5, &[]));
         assert!(stopped.send(label(1), 6, &[]));
         assert_eq!(take(&mut receiver, |_| false), Some((2, 6)));
@@ -350,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_senders_lose_and_double_nothing() {
+    fn every_message_of_eight_senders_arrives_once() {
         const EACH: u64 = 20_000;
         let lines = ring(64);
         std::thread::scope(|scope| {
@@ -374,7 +384,7 @@ mod tests {
                     continue;
                 };
                 let due = &mut next[usize::from(sender) - 1];
-                assert_eq!(header, *due, "of sender {sender}");
+                assert_eq!(header, *due, "header of sender {sender}");
                 *due += 1;
                 taken += 1;
             }

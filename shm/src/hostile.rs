@@ -1,4 +1,4 @@
-//! A sender that writes into everything that was handed to it.
+//! Tests with a sender that writes to all the memory it shares with the port.
 
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -9,20 +9,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
 use crate::error::LinkError;
-use crate::lane::MESSAGE_WORDS;
 use crate::peer::Peer;
 use crate::port::{Deliver, Port};
-use crate::region::Shelf;
+use crate::region::RegionSet;
+use crate::spsc::MESSAGE_WORDS;
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Takes whatever comes.
+/// Accepts every message.
 #[derive(Default)]
 struct Anything {
     scratch: [u64; MESSAGE_WORDS],
     good: u64,
     broken: u64,
-    /// Messages that must come one after the other, without a gap.
+    /// Messages with id 10 so far; their headers must count up without a gap.
     in_order: u64,
 }
 
@@ -31,14 +31,14 @@ impl Deliver for Anything {
         &mut self.scratch
     }
 
-    fn goes_on(&self) -> bool {
+    fn wants_more(&self) -> bool {
         true
     }
 
     fn short(&mut self, id: u8, _: usize) {
         self.good += u64::from(id == 9);
         if id == 10 {
-            assert_eq!(self.scratch[0], self.in_order, "by lane");
+            assert_eq!(self.scratch[0], self.in_order, "header of a message in the ring");
             self.in_order += 1;
         }
     }
@@ -65,9 +65,9 @@ fn numbers(seed: u64) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
+fn a_sender_that_corrupts_its_memory_is_disconnected_and_the_others_continue() {
     let here = PortAddress { number: u64::from(std::process::id()) << 32 | 0x4d, secret: 42 };
-    let mut port = Port::open(here, &PortConfig::default(), &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &PortConfig::default(), &RegionSet::new(1)).unwrap();
     let mut all = Anything::default();
     let connect = || Peer::connect(here, &PortConfig::default()).unwrap();
     let mut good = connect();
@@ -76,7 +76,7 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
         while !peer.is_ready() {
             port.progress(&mut all);
             peer.tend().unwrap();
-            assert!(started.elapsed() < PATIENCE, "connecting");
+            assert!(started.elapsed() < TIMEOUT, "connecting");
         }
     };
     ready(&mut good, &mut port);
@@ -84,7 +84,7 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
     for seed in 1..20 {
         let mut bad = connect();
         ready(&mut bad, &mut port);
-        // Past the FIFO, so that its lane and its buffers are what it ruins.
+        // Enough messages for the sender to create its SPSC ring, which it then corrupts.
         for _ in 0..64 {
             let _ = bad.send(3, 0, &[]);
             let mut ignored = Anything::default();
@@ -100,8 +100,8 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
                 break;
             }
         }
-        // By chance what it writes looks like messages to the end.
-        assert!(broken <= 1, "it is given up once");
+        // In some runs all the words happen to look like valid messages.
+        assert!(broken <= 1, "the connection is ended once");
         noticed += broken;
     }
     assert!(noticed > 10, "{noticed} of 19");
@@ -112,43 +112,44 @@ fn a_sender_that_scribbles_is_given_up_and_the_others_go_on() {
             sent += 1;
         }
         port.progress(&mut rest);
-        assert!(started.elapsed() < PATIENCE, "{} came", rest.good);
+        assert!(started.elapsed() < TIMEOUT, "{} received", rest.good);
     }
     assert!(good.error().is_none());
 }
 
-/// What is in the FIFO can be lost, and that is said; who has a lane notices nothing, and who has none goes on afterwards.
+/// Messages in the FIFO can be lost, and the port reports it. Senders with an SPSC ring are not
+/// affected, and the others can send again afterwards.
 #[test]
-fn a_sender_that_scribbles_over_the_fifo_stops_nobody_for_long() {
+fn a_sender_that_corrupts_the_fifo_does_not_stop_the_others() {
     let here = PortAddress { number: u64::from(std::process::id()) << 32 | 0x4e, secret: 42 };
-    let mut port = Port::open(here, &PortConfig::default(), &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &PortConfig::default(), &RegionSet::new(1)).unwrap();
     let mut all = Anything::default();
-    let without_lane = PortConfig { lane_after: u32::MAX, ..PortConfig::default() };
-    let [mut by_lane, mut bad] = [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
-    let mut by_fifo = Peer::connect(here, &without_lane).unwrap();
+    let without_ring = PortConfig { ring_after: u32::MAX, ..PortConfig::default() };
+    let [mut by_ring, mut bad] = [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
+    let mut by_fifo = Peer::connect(here, &without_ring).unwrap();
     let started = Instant::now();
-    for peer in [&mut by_lane, &mut bad, &mut by_fifo] {
+    for peer in [&mut by_ring, &mut bad, &mut by_fifo] {
         while !peer.is_ready() {
             port.progress(&mut all);
             peer.tend().unwrap();
-            assert!(started.elapsed() < PATIENCE, "connecting");
+            assert!(started.elapsed() < TIMEOUT, "connecting");
         }
     }
     let mut header = 0;
     while header < 100 {
-        header += u64::from(by_lane.send(10, header, &[]).is_ok());
+        header += u64::from(by_ring.send(10, header, &[]).is_ok());
         port.progress(&mut all);
     }
     let mut sent = 0;
     for (number, step) in numbers(7).zip(0..20_000) {
         bad.scribble_fifo(number, step);
-        header += u64::from(by_lane.send(10, header, &[]).is_ok());
+        header += u64::from(by_ring.send(10, header, &[]).is_ok());
         sent += u64::from(by_fifo.send(9, step, &[]).is_ok());
         port.progress(&mut all);
     }
-    assert!(all.broken > 0, "it is said");
-    assert!(header > 5_000, "{header} by lane");
-    // Everything that was written is looked at once, and is right again.
+    assert!(all.broken > 0, "the port must report errors");
+    assert!(header > 5_000, "{header} sent through the ring");
+    // The port repairs the FIFO as it reads it.
     let (before, started) = (all.good, Instant::now());
     assert!(before <= sent);
     let mut after = 0;
@@ -157,22 +158,26 @@ fn a_sender_that_scribbles_over_the_fifo_stops_nobody_for_long() {
             after += u64::from(by_fifo.send(9, after, &[]).is_ok());
         }
         port.progress(&mut all);
-        assert!(started.elapsed() < PATIENCE, "{after} sent, {} of {header} by lane came", all.in_order);
+        assert!(
+            started.elapsed() < TIMEOUT,
+            "{after} sent; {} of {header} messages of the ring were received",
+            all.in_order
+        );
     }
     let started = Instant::now();
     while all.good < before + 1000 {
         port.progress(&mut all);
-        assert!(started.elapsed() < PATIENCE, "{} came", all.good - before);
+        assert!(started.elapsed() < TIMEOUT, "{} received", all.good - before);
     }
-    assert!(by_fifo.error().is_none() && by_lane.error().is_none());
+    assert!(by_fifo.error().is_none() && by_ring.error().is_none());
 }
 
-/// A sender that takes the bell and does not ring: what another one sent meanwhile is found by who looks all the same, and the next time it
-/// rings again.
+/// A sender clears the wake flag without waking the receiver. The receiver finds the message of
+/// another sender when it polls anyway, and the next wake-up works again.
 #[test]
-fn a_sender_that_silences_the_bell_holds_up_one_sleep() {
+fn a_suppressed_wake_up_delays_one_sleep() {
     let here = PortAddress { number: u64::from(std::process::id()) << 32 | 0x4f, secret: 42 };
-    let mut port = Port::open(here, &PortConfig::default(), &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &PortConfig::default(), &RegionSet::new(1)).unwrap();
     let watcher = port.watcher();
     let mut all = Anything::default();
     let [mut good, mut bad] = [(); 2].map(|()| Peer::connect(here, &PortConfig::default()).unwrap());
@@ -181,13 +186,13 @@ fn a_sender_that_silences_the_bell_holds_up_one_sleep() {
         while !peer.is_ready() {
             port.progress(&mut all);
             peer.tend().unwrap();
-            assert!(started.elapsed() < PATIENCE, "connecting");
+            assert!(started.elapsed() < TIMEOUT, "connecting");
         }
     }
     for silenced in [true, false] {
         while !watcher.arm().unwrap() {
             port.progress(&mut all);
-            assert!(started.elapsed() < PATIENCE, "it is never quiet");
+            assert!(started.elapsed() < TIMEOUT, "messages never cease");
         }
         if silenced {
             bad.silence();
@@ -195,11 +200,11 @@ fn a_sender_that_silences_the_bell_holds_up_one_sleep() {
         let before = all.good;
         good.send(9, 0, &[]).unwrap();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let rung = poll(&mut [PollFd::new(&watcher, PollFlags::IN)], Some(&now)).unwrap();
-        assert_eq!(rung, usize::from(!silenced));
+        let woken = poll(&mut [PollFd::new(&watcher, PollFlags::IN)], Some(&now)).unwrap();
+        assert_eq!(woken, usize::from(!silenced));
         while all.good == before {
             port.progress(&mut all);
-            assert!(started.elapsed() < PATIENCE, "it was lost");
+            assert!(started.elapsed() < TIMEOUT, "the message was lost");
         }
     }
 }

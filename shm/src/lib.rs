@@ -1,14 +1,16 @@
-//! Memory that processes of one machine share.
+//! Message passing and shared memory between processes of one machine.
 //!
-//! A [`Port`] receives messages from whoever has its address; a [`Peer`] is a connection to one. Their rings, buffers and regions lie in
-//! [`Segment`]s, anonymous files in memory (memfd) of a sealed size, whose descriptors go over a unix socket. Memory has no name, so none
-//! remains when all processes are gone, however they ended. The socket of a killed process is removed by the next port of the same user.
+//! A [`Port`] receives messages from every process that has its address. A [`Peer`] is a connection
+//! to a port. Rings, buffers and regions lie in [`Segment`]s: anonymous files in memory (memfd) of
+//! sealed size, whose descriptors are passed over a unix socket. The memory has no name, so the
+//! kernel frees it when the last process ends, however it ends. The socket of a killed process is
+//! removed by the next port of the same user.
 //!
-//! What is in a segment can change at any moment: another process writes to it. So no reference to its
-//! bytes is ever made; they are copied in and out.
+//! Another process may write to a segment at any time. Therefore no reference to its bytes is ever
+//! created; data is copied in and out.
 //!
 //! ```
-//! use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, Shelf};
+//! use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, RegionSet};
 //! use std::{ptr::NonNull, rc::Rc};
 //!
 //! #[derive(Default)]
@@ -21,7 +23,7 @@
 //!     fn scratch(&mut self) -> &mut [u64; MESSAGE_WORDS] {
 //!         &mut self.scratch
 //!     }
-//!     fn goes_on(&self) -> bool {
+//!     fn wants_more(&self) -> bool {
 //!         true
 //!     }
 //!     fn short(&mut self, _id: u8, _length: usize) {
@@ -39,7 +41,7 @@
 //! // The two ends would be two processes.
 //! let address = PortAddress { number: std::process::id().into(), secret: 42 };
 //! let (config, mut inbox) = (PortConfig::default(), Inbox::default());
-//! let mut port = Port::open(address, &config, &Shelf::new(1))?;
+//! let mut port = Port::open(address, &config, &RegionSet::new(1))?;
 //! let mut peer = Peer::connect(address, &config)?;
 //! while peer.send(3, 77, b"hello").is_err() {
 //!     port.progress(&mut inbox);
@@ -62,31 +64,31 @@ mod error;
 mod fifo;
 #[cfg(all(test, not(loom)))]
 mod hostile;
-mod hot;
-mod lane;
 mod line;
 mod link;
 #[cfg(all(test, loom))]
 mod models;
 mod peer;
 mod place;
+mod poll;
 mod port;
 mod process;
 mod region;
 mod segment;
 mod senders;
+mod spsc;
 mod table;
 mod wake;
 
 pub use address::{Place, PortAddress, PortConfig, Users};
 pub use bulk::{BUFFER, BulkReceiver, MAX_BUFFERS};
 pub use error::{Corrupt, LinkError, OutOfRange, PortError, SegmentError, SendError};
-pub use lane::{INLINE, MESSAGE_WORDS};
-pub use peer::{MAX_IDS, Now, Peer};
+pub use peer::{FastSend, MAX_IDS, Peer};
 pub use port::{Deliver, Port, Watcher};
 pub use process::{
     Admission, MAX_RANGES, PinError, Pinned, Process, ProcessError, Range, admit_peers, pid_namespace,
 };
-pub use region::{LIVE, Mapped, Region, Shelf};
+pub use region::{LIVE, Mapped, Region, RegionSet};
 pub use segment::Segment;
+pub use spsc::{INLINE, MESSAGE_WORDS};
 pub use table::{Entry, Pin, RegionKey, Table, TableAddress, TableError};

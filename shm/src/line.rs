@@ -1,5 +1,6 @@
-//! Cache lines of atomic words: the one form in which rings see memory that other processes write.
-#![allow(unsafe_code, reason = "shared references to atomics in a mapping are made here and nowhere else")]
+//! Cache lines of atomic words: the only form in which the rings access memory that other processes
+//! write.
+#![allow(unsafe_code, reason = "the only place that creates references to atomics in a mapping")]
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -8,17 +9,17 @@ use std::sync::Arc;
 use crate::atomic::{AtomicU64, Ordering};
 use crate::segment::Segment;
 
-/// Words of a line.
+/// Words per line.
 pub(crate) const WORDS: usize = 8;
-/// Bytes of a line.
+/// Bytes per line.
 pub(crate) const LINE: usize = 64;
 
-/// Eight words that travel between caches together.
+/// Eight words that share a cache line.
 #[repr(C, align(64))]
 pub(crate) struct Line([AtomicU64; WORDS]);
 
 impl Line {
-    /// The word at `index`, which is below 8.
+    /// The word at `index`, which must be less than 8.
     #[inline(always)]
     pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
         &self.0[index]
@@ -35,7 +36,7 @@ impl Line {
     }
 }
 
-/// A row of lines, and what keeps its memory mapped.
+/// A contiguous range of lines. `owner` keeps the memory mapped.
 #[derive(Clone)]
 pub(crate) struct Lines {
     start: NonNull<Line>,
@@ -43,28 +44,31 @@ pub(crate) struct Lines {
     owner: Arc<dyn Send + Sync>,
 }
 
-// SAFETY: lines are atomics in memory that `owner` keeps, which can be sent and shared itself.
+// SAFETY: `start` points to atomics, which any thread may access, in memory that `owner` keeps
+// alive; `owner` is `Send + Sync`.
 unsafe impl Send for Lines {}
-// SAFETY: as above.
+// SAFETY: the lines are atomics, which threads may access at the same time, in memory that `owner`
+// keeps alive; `owner` is `Send + Sync`.
 unsafe impl Sync for Lines {}
 
 impl Lines {
     /// The first `count` lines of a segment, or `None` if it is shorter.
     pub(crate) fn of(segment: &Arc<Segment>, count: usize) -> Option<Self> {
         let fits = count.checked_mul(LINE).is_some_and(|bytes| bytes <= segment.size());
-        // Mappings are aligned to pages.
+        // A mapping is aligned to a page, and so to a line.
         fits.then(|| Self { start: segment.as_ptr().cast(), count, owner: Arc::clone(segment) as _ })
     }
 
-    /// Lines in memory that `owner` keeps.
+    /// Creates a range of lines in memory that `owner` keeps alive.
     ///
     /// # Safety
-    /// `count` lines from `start` on are mapped, aligned, and accessed as atomics only, while `owner` lives.
+    /// As long as `owner` lives, `count` lines from `start` on must be mapped, aligned to [`LINE`]
+    /// and accessed through atomics only.
     pub(crate) unsafe fn over(start: NonNull<Line>, count: usize, owner: Arc<dyn Send + Sync>) -> Self {
         Self { start, count, owner }
     }
 
-    /// Zeroed lines of this process.
+    /// Allocates zeroed lines in private memory.
     pub(crate) fn private(count: usize) -> Self {
         let lines: Vec<Line> = (0..count).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect();
         let owner: Arc<Vec<Line>> = Arc::new(lines);
@@ -72,16 +76,16 @@ impl Lines {
         Self { start, count, owner }
     }
 
-    /// `count` lines from `first` on, or `None` if there are not so many.
+    /// The `count` lines from index `first` on, or `None` if there are fewer.
     pub(crate) fn part(&self, first: usize, count: usize) -> Option<Self> {
         first.checked_add(count).filter(|end| *end <= self.count)?;
-        // SAFETY: `first` lies inside or at the end.
+        // SAFETY: `first` is at most `self.count`, so the result is inside the range or at its end.
         let start = unsafe { self.start.add(first) };
         Some(Self { start, count, owner: Arc::clone(&self.owner) })
     }
 
-    /// These are the same lines as `other`.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    /// Returns true if both ranges have the same owner.
+    pub(crate) fn same_owner(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.owner, &other.owner)
     }
 
@@ -92,12 +96,13 @@ impl Lines {
     /// The line at `index`.
     ///
     /// # Panics
-    /// If there is none: indices are this process's own.
+    /// If `index` is out of range. Indices never come from shared memory.
     #[inline(always)]
     pub(crate) fn line(&self, index: usize) -> &Line {
         assert!(index < self.count, "line {index} of {}", self.count);
-        // SAFETY: inside the row, which `owner` keeps mapped; its words are accessed as atomics only, here and in the
-        // other processes.
+        // SAFETY: `index` is less than `count`, and `owner` keeps `count` aligned lines from
+        // `start` on mapped for at least as long as `self` lives. All processes access the words
+        // through atomics only.
         unsafe { self.start.add(index).as_ref() }
     }
 }
@@ -111,26 +116,28 @@ impl fmt::Debug for Lines {
     }
 }
 
-/// Lines in a ring: an index of any size leads to a slot.
+/// A ring of lines: every index maps to a slot.
 #[derive(Debug, Clone)]
 pub(crate) struct Ring {
     lines: Lines,
     mask: usize,
-    /// Slots, as a power of two.
+    /// Binary logarithm of the number of slots.
     log: u32,
 }
 
 impl Ring {
-    /// A ring of lines, whose number is a power of two; `None` for any other.
+    /// Makes a ring of `lines`. Returns `None` unless their count is a power of two.
     pub(crate) fn new(lines: Lines) -> Option<Self> {
         let count = lines.count();
         count.is_power_of_two().then(|| Self { lines, mask: count - 1, log: count.ilog2() })
     }
 
-    /// The slot of `index`.
+    /// The slot of `index`, modulo the number of slots.
     #[inline(always)]
     pub(crate) fn slot(&self, index: u64) -> &Line {
-        // SAFETY: the mask keeps it inside the row; see `Lines::line`.
+        // SAFETY: masked by `count - 1`, the index is less than the count of `lines`, whose owner
+        // keeps that many aligned lines mapped for at least as long as `self` lives. All processes
+        // access the words through atomics only.
         unsafe { self.lines.start.add(index as usize & self.mask).as_ref() }
     }
 
@@ -142,24 +149,24 @@ impl Ring {
         self.mask as u64 + 1
     }
 
-    /// How often the ring was gone through before `index`.
+    /// The number of complete laps before `index`.
     #[inline(always)]
     pub(crate) fn lap(&self, index: u64) -> u64 {
         index >> self.log
     }
 }
 
-/// A ring, and some of its slots that are passed one after the other.
+/// A ring, and a run of contiguous slots in it that are taken one by one.
 #[derive(Debug)]
-pub(crate) struct Row {
+pub(crate) struct Run {
     next: NonNull<Line>,
     left: u32,
     ring: Ring,
 }
 
-impl Row {
-    /// No slots of the ring.
-    pub(crate) fn of(ring: Ring) -> Self {
+impl Run {
+    /// An empty run.
+    pub(crate) fn empty(ring: Ring) -> Self {
         Self { next: ring.lines.start, left: 0, ring }
     }
 
@@ -167,36 +174,40 @@ impl Row {
         &self.ring
     }
 
-    /// Slots that are left.
+    /// Slots left in the run.
     #[inline(always)]
     pub(crate) fn left(&self) -> u64 {
         self.left.into()
     }
 
-    /// Goes on with the slot of `index` and those behind it, `count` in all, but not beyond the end of the lap. Answers how many.
-    pub(crate) fn aim(&mut self, index: u64, count: u64) -> u64 {
+    /// Starts a run at the slot of `index`: `count` slots, or fewer at the end of the lap. Returns
+    /// the number of slots.
+    pub(crate) fn start(&mut self, index: u64, count: u64) -> u64 {
         self.next = NonNull::from(self.ring.slot(index));
         let in_lap = self.ring.slots() - (index & self.ring.mask as u64);
         self.left = in_lap.min(count) as u32;
         self.left()
     }
 
-    /// Has no slots left.
-    pub(crate) fn end(&mut self) {
+    /// Makes the run empty.
+    pub(crate) fn clear(&mut self) {
         self.left = 0;
     }
 
-    /// The next slot; `None` if none is left.
+    /// Takes the next slot. Returns `None` if the run is empty.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<&Line> {
         self.left = self.left.checked_sub(1)?;
-        // SAFETY: one of the slots that `aim` counted, which the ring keeps mapped.
+        // SAFETY: `left` was not zero, so `next` is one of the slots that `start` counted up to the
+        // end of the lap. The ring keeps them mapped for at least as long as `self` lives, and all
+        // processes access their words through atomics only.
         let line = unsafe { self.next.as_ref() };
-        // SAFETY: inside the ring, or at its end.
+        // SAFETY: `next` is a slot of the ring, so the address behind it is inside the ring's
+        // memory or at its end.
         self.next = unsafe { self.next.add(1) };
         Some(line)
     }
 }
 
-// SAFETY: the pointer is to the ring's lines, whose owner may be used from every thread.
-unsafe impl Send for Row {}
+// SAFETY: `next` points to atomics in the lines of `ring`, whose owner is `Send + Sync`.
+unsafe impl Send for Run {}

@@ -1,8 +1,8 @@
-//! The unix socket between two processes: short messages, each whole, with up to two descriptors
-//! (SCM_RIGHTS, unix(7)).
+//! The unix socket between two processes. It carries messages of a fixed size with up to two file
+//! descriptors each (SCM_RIGHTS, unix(7)).
 //!
-//! Sockets are of the kind that keeps message boundaries (SOCK_SEQPACKET) and never block. Their names are
-//! paths in a directory of this user, or abstract: see [`Place`].
+//! The sockets preserve message boundaries (SOCK_SEQPACKET) and never block. Their names are paths
+//! in a directory of this user, or abstract: see [`Place`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,12 +22,13 @@ use crate::place::{self, PREFIX};
 
 /// Bytes of a message.
 pub(crate) const MESSAGE: usize = 64;
-/// Descriptors that come with one.
+/// The maximum number of descriptors of a message.
 const DESCRIPTORS: usize = 2;
 const BACKLOG: i32 = 1024;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// The address of port `number` in a directory, or in the abstract namespace.
+/// The address of the socket of port `number` in `directory`, or in the abstract namespace; and its
+/// path in the former case.
 fn name(number: u64, directory: Option<&Path>) -> io::Result<(SocketAddrUnix, Option<PathBuf>)> {
     let name = format!("{PREFIX}{number:016x}");
     Ok(match directory {
@@ -43,25 +44,25 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?)
 }
 
-/// The user and the process at the other end, as the kernel tells.
+/// User and process id of the other end, as the kernel reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) user: u32,
     pub(crate) process: i32,
 }
 
-/// A listening socket; its path, if it has one, goes with it.
+/// A listening socket. Dropping it removes its path, if it has one.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: Option<PathBuf>,
-    /// The process that made the path, and removes it.
+    /// The process that created the path; only it removes the path.
     process: u32,
 }
 
 impl Listener {
-    /// Listens at the first of the place's candidates that can be had, and removes what killed processes
-    /// left in its directory.
+    /// Listens at the first usable location of `place`, and removes the sockets that killed
+    /// processes left in its directory.
     pub(crate) fn bind(number: u64, place: &Place) -> io::Result<Self> {
         let mut failed = io::Error::from(io::ErrorKind::NotFound);
         for directory in place.candidates() {
@@ -82,18 +83,18 @@ impl Listener {
         rustix::net::bind(&socket, &address)?;
         let listener = Self { socket, path, process: std::process::id() };
         if let Some(path) = &listener.path {
-            // To connect takes the right to write. Before it listens, no connection is taken.
+            // Connecting requires write permission. No connection is possible before listen(2).
             rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
         }
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
 
-    /// The next who comes, if there is one.
+    /// Accepts the next connection, if there is one.
     pub(crate) fn accept(&self) -> io::Result<Option<Link>> {
         match retry_on_intr(|| rustix::net::accept_with(&self.socket, FLAGS)) {
             Ok(socket) => Ok(Some(Link { socket })),
-            // Who came is gone again.
+            // No connection, or the peer closed it already.
             Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -105,7 +106,7 @@ impl Drop for Listener {
         if let Some(path) = &self.path
             && self.process == std::process::id()
         {
-            // Someone may have removed it.
+            // The file may have been removed already.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -117,7 +118,7 @@ impl AsFd for Listener {
     }
 }
 
-/// What came.
+/// A received message with its descriptors.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) message: [u8; MESSAGE],
@@ -131,8 +132,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects to a listener. Does not wait. False with a socket that is not connected: the queue of the
-    /// listener is full.
+    /// Connects to a listener without blocking. Returns false with an unconnected socket if the
+    /// queue of the listener is full.
     pub(crate) fn connect(number: u64, place: &Place) -> io::Result<(Self, bool)> {
         let link = Self { socket: socket()? };
         let mut failed = Errno::NOENT;
@@ -141,7 +142,7 @@ impl Link {
             match retry_on_intr(|| rustix::net::connect(&link.socket, &address)) {
                 Ok(()) => return Ok((link, true)),
                 Err(Errno::AGAIN) => return Ok((link, false)),
-                // It is not there, and may be at the next.
+                // The port does not listen here; it may listen at the next location.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED) => {}
                 Err(errno) => failed = errno,
             }
@@ -149,36 +150,36 @@ impl Link {
         Err(failed.into())
     }
 
-    /// Who is at the other end.
+    /// Returns the user and the process id of the other end.
     pub(crate) fn credentials(&self) -> io::Result<Credentials> {
         let found = rustix::net::sockopt::socket_peercred(&self.socket)?;
         Ok(Credentials { user: found.uid.as_raw(), process: found.pid.as_raw_nonzero().get() })
     }
 
-    /// Sends a message. False if the other end has too many unread ones.
+    /// Sends a message. Returns false if the other end has too many unread messages.
     pub(crate) fn send(&self, message: &[u8; MESSAGE], descriptors: &[BorrowedFd<'_>]) -> io::Result<bool> {
         let sent = retry_on_intr(|| {
             let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !descriptors.is_empty() {
-                // The space was made for so many.
+                // `space` has room for `DESCRIPTORS`, the maximum.
                 control.push(SendAncillaryMessage::ScmRights(descriptors));
             }
             rustix::net::sendmsg(&self.socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)
         });
         match sent {
             Ok(_) => Ok(true),
-            // The second: too many descriptors are under way already.
+            // ETOOMANYREFS: too many descriptors are in flight.
             Err(Errno::AGAIN | Errno::TOOMANYREFS) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// The next message, if it is there.
+    /// Receives the next message, if there is one.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the other end is gone; EMFILE if a descriptor that came found no place in this
-    /// process; `InvalidData` for what is not a message.
+    /// `UnexpectedEof` if the other end is closed; EMFILE if this process had no free file
+    /// descriptor for one that was sent; `InvalidData` if the bytes are not a message.
     pub(crate) fn receive(&self) -> io::Result<Option<Received>> {
         let mut message = [0; MESSAGE];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -189,7 +190,8 @@ impl Link {
                 rustix::net::recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
             })
         };
-        // An end that goes without having read everything is told first, once, and then what it said before.
+        // If the other end was closed with unread data, the first receive fails with ECONNRESET
+        // once; messages that it sent before can be received afterwards.
         let answer = match receive() {
             Err(Errno::CONNRESET) => receive(),
             answer => answer,
@@ -209,7 +211,8 @@ impl Link {
         if answer.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        // Of more descriptors than a message may have, two come and the rest does not.
+        // If a peer sends more descriptors than allowed, the kernel truncates them to two. Fewer
+        // mean that this process reached its limit.
         if answer.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS {
             return Err(Errno::MFILE.into());
         }

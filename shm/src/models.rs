@@ -1,4 +1,5 @@
-//! Every interleaving of the rings and the bell, as loom runs them: `RUSTFLAGS="--cfg loom" cargo test -p barewire-shm --release models`.
+//! Loom models of the rings and the wake flag: `RUSTFLAGS="--cfg loom" cargo test -p barewire-shm
+//! --release models`.
 
 use std::io;
 
@@ -7,10 +8,10 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
 use crate::fifo::{self, FifoReceiver, FifoSender, Head};
-use crate::lane::{self, Label, LaneReceiver, LaneSender, MESSAGE_WORDS, read_message};
 use crate::line::Lines;
-use crate::table::{Facts, RegionKey, View};
-use crate::wake::Bell;
+use crate::spsc::{self, Label, MESSAGE_WORDS, SpscReceiver, SpscSender, read_message};
+use crate::table::{RegionInfo, RegionKey, View};
+use crate::wake::WakeFlag;
 
 const LABEL: Label = Label { tag: 1, length: 8 };
 
@@ -22,12 +23,12 @@ fn bounded(run: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn a_lane_gives_what_was_sent_in_order() {
+fn an_spsc_ring_delivers_in_order() {
     bounded(|| {
-        let lines = Lines::private(lane::lines(4));
+        let lines = Lines::private(spsc::lines(4));
         let theirs = lines.clone();
         let sending = thread::spawn(move || {
-            let mut sender = LaneSender::new(&theirs).unwrap();
+            let mut sender = SpscSender::new(&theirs).unwrap();
             for header in 0..5 {
                 while !sender.send(LABEL, header, &(header * 3).to_ne_bytes()) {
                     if !sender.renew().unwrap() {
@@ -36,7 +37,7 @@ fn a_lane_gives_what_was_sent_in_order() {
                 }
             }
         });
-        let mut receiver = LaneReceiver::new(&lines).unwrap();
+        let mut receiver = SpscReceiver::new(&lines).unwrap();
         for header in 0..5 {
             let message = loop {
                 if let Some((label, line)) = receiver.peek() {
@@ -54,16 +55,16 @@ fn a_lane_gives_what_was_sent_in_order() {
 }
 
 #[test]
-fn a_fifo_of_two_senders_loses_and_doubles_nothing() {
+fn a_fifo_delivers_every_message_of_two_senders_once() {
     bounded(|| {
-        // The second lap is begun.
+        // Two slots, so that the second lap begins.
         let lines = Lines::private(fifo::lines(2));
         let senders: Vec<_> = (1..=2)
             .map(|number| {
                 let lines = lines.clone();
                 thread::spawn(move || {
                     let mut sender = FifoSender::new(&lines, number).unwrap();
-                    // How many of two messages had room.
+                    // Returns how many of two messages were sent.
                     (0..2).filter(|header| sender.send(LABEL, *header, &[number as u8; 8])).count() as u64
                 })
             })
@@ -88,12 +89,12 @@ fn a_fifo_of_two_senders_loses_and_doubles_nothing() {
         let sent: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
         while take(&mut receiver) {}
         assert_eq!(came[..], sent[..]);
-        assert!(sent.iter().sum::<u64>() >= 2, "there was room for two");
+        assert!(sent.iter().sum::<u64>() >= 2, "at least two messages must have been sent");
     });
 }
 
 #[test]
-fn a_slot_set_aside_is_filled_or_told() {
+fn a_slot_is_filled_or_set_aside() {
     bounded(|| {
         let lines = Lines::private(fifo::lines(2));
         let theirs = lines.clone();
@@ -110,58 +111,60 @@ fn a_slot_set_aside_is_filled_or_told() {
 }
 
 #[test]
-fn a_bell_loses_no_wake_up() {
+fn no_wake_up_is_lost() {
     bounded(|| {
-        let (lines, bell) = (Lines::private(lane::lines(4)), Bell::new(Lines::private(1)).unwrap());
-        let (theirs, their_bell) = (lines.clone(), bell.clone());
+        let (lines, wake_flag) = (Lines::private(spsc::lines(4)), WakeFlag::new(Lines::private(1)).unwrap());
+        let (theirs, their_flag) = (lines.clone(), wake_flag.clone());
         let sending = thread::spawn(move || {
-            let mut sender = LaneSender::new(&theirs).unwrap();
+            let mut sender = SpscSender::new(&theirs).unwrap();
             assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
-            their_bell.must_ring()
+            their_flag.must_wake()
         });
-        let receiver = LaneReceiver::new(&lines).unwrap();
-        // The kernel's barrier on the sender's core is a fence on both sides.
+        let receiver = SpscReceiver::new(&lines).unwrap();
+        // The kernel's barrier on the sender's core is modelled by a fence on both sides.
         let barrier = || -> io::Result<()> {
             loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
             Ok(())
         };
-        bell.arm(barrier).unwrap();
+        wake_flag.arm(barrier).unwrap();
         let seen = receiver.peek().is_some();
         let rang = sending.join().unwrap();
-        assert!(seen || rang, "a message came, was not seen, and nobody rang");
+        assert!(seen || rang, "a message arrived that was neither seen nor followed by a wake-up");
     });
 }
 
-/// A receiver that arms, looks, and sleeps only if nothing was there, as long as two senders have something to say.
+/// The receiver sets the wake flag, polls, and sleeps only if there was no message, until the
+/// messages of two senders have arrived.
 #[test]
 fn a_receiver_that_sleeps_again_is_woken_again() {
     bounded(|| {
-        let bell = Bell::new(Lines::private(1)).unwrap();
+        let wake_flag = WakeFlag::new(Lines::private(1)).unwrap();
         let rung = Arc::new(AtomicU64::new(0));
-        let lanes: Vec<Lines> = (0..2).map(|_| Lines::private(lane::lines(4))).collect();
-        let mut senders: Vec<_> = lanes
+        let rings: Vec<Lines> = (0..2).map(|_| Lines::private(spsc::lines(4))).collect();
+        let mut senders: Vec<_> = rings
             .iter()
             .map(|lines| {
-                let (lines, bell, rung) = (lines.clone(), bell.clone(), Arc::clone(&rung));
+                let (lines, wake_flag, rung) = (lines.clone(), wake_flag.clone(), Arc::clone(&rung));
                 thread::spawn(move || {
-                    let mut sender = LaneSender::new(&lines).unwrap();
+                    let mut sender = SpscSender::new(&lines).unwrap();
                     assert!(sender.renew().unwrap() && sender.send(LABEL, 1, &[0; 8]));
-                    if bell.must_ring() {
+                    if wake_flag.must_wake() {
                         rung.store(1, Ordering::Release);
                     }
                 })
             })
             .collect();
-        let mut receivers: Vec<_> = lanes.iter().map(|lines| LaneReceiver::new(lines).unwrap()).collect();
+        let mut receivers: Vec<_> = rings.iter().map(|lines| SpscReceiver::new(lines).unwrap()).collect();
         let (mut came, mut quiet) = (0, false);
         while came < 2 {
-            if !(bell.is_armed() && quiet) {
+            if !(wake_flag.is_armed() && quiet) {
                 rung.store(0, Ordering::Release);
-                bell.arm(|| {
-                    loom::sync::atomic::fence(Ordering::SeqCst);
-                    Ok(())
-                })
-                .unwrap();
+                wake_flag
+                    .arm(|| {
+                        loom::sync::atomic::fence(Ordering::SeqCst);
+                        Ok(())
+                    })
+                    .unwrap();
                 quiet = true;
                 for receiver in &mut receivers {
                     if receiver.peek().is_some() {
@@ -172,20 +175,20 @@ fn a_receiver_that_sleeps_again_is_woken_again() {
                 }
                 continue;
             }
-            // Asleep, while the senders do all that they will.
+            // The receiver sleeps while both senders run to their end.
             senders.drain(..).for_each(|sender| sender.join().unwrap());
-            assert_eq!(rung.load(Ordering::Acquire), 1, "{came} came, and nobody rang for the rest");
+            assert_eq!(rung.load(Ordering::Acquire), 1, "no wake-up after {came} of 2 messages");
         }
     });
 }
 
-/// The owner gives memory back only when no pin is left, and its place in the table is used again.
+/// The owner frees memory only when no pin is left, and reuses the entry.
 #[test]
 fn memory_is_pinned_or_given_back() {
     bounded(|| {
         let view = View::private(1);
         let publish = |view: &View, address: u64| {
-            view.publish(0, address.into(), Facts { address, length: 1, rights: 0 });
+            view.publish(0, address.into(), RegionInfo { address, length: 1, rights: 0 });
             RegionKey { index: 0, token: address.into() }
         };
         let (old, new) = (publish(&view, 7), Arc::new(AtomicU64::new(0)));

@@ -1,4 +1,4 @@
-//! The sending end of a connection: from this process to a [`Port`](crate::Port) of another.
+//! The sending end of a connection, from this process to a [`Port`](crate::Port) of another.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,93 +15,98 @@ use crate::bulk::{self, BulkSender};
 use crate::control::{Message, Refusal};
 use crate::error::{Corrupt, LinkError, SendError};
 use crate::fifo::FifoSender;
-use crate::lane::{self, Label, LaneSender};
 use crate::line::{LINE, Lines};
 use crate::link::{Link, Received};
 use crate::region::Mapped;
 use crate::segment::Segment;
-use crate::wake::{self, Bell};
+use crate::spsc::{self, Label, SpscSender};
+use crate::wake::{self, WakeFlag};
 use crate::{fifo, port};
 
-/// Ids of messages are below this.
+/// The number of message ids: ids are less than this.
 pub const MAX_IDS: u8 = 32;
-/// Tags from here on: the message is in a buffer, its number in the header's place.
+/// The first tag of messages in a buffer. The header of such a message is the buffer's number.
 pub(crate) const IN_BUFFER: u8 = MAX_IDS;
 pub(crate) const LAST_IN_BUFFER: u8 = IN_BUFFER + MAX_IDS - 1;
-/// The sender's lane came over the link, and what it sends from now on goes there.
-pub(crate) const LANE_READY: u8 = 2 * MAX_IDS;
-/// The sender's buffers came over the link.
+/// The sender's SPSC ring was sent over the link; the messages that follow are in the ring.
+pub(crate) const RING_READY: u8 = 2 * MAX_IDS;
+/// The sender's buffers were sent over the link.
 pub(crate) const BULK_READY: u8 = 2 * MAX_IDS + 1;
-/// The most bytes of all regions of a peer that are mapped at a time.
-const MOST_BYTES: u64 = 1 << 46;
-/// The most regions of a peer that are mapped at a time; one that is used again is asked for again.
-const MOST_REGIONS: usize = 8192;
-/// Regions that are asked for at a time.
-const MOST_ASKED: usize = 16;
-/// The most regions that are remembered as gone.
-const MOST_GONE: usize = 1024;
-/// How long a connection may wait for a place in the queue of the port's socket.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two tries to get one.
-const PAUSE: Duration = Duration::from_millis(1);
-/// Messages of the socket that are taken at a time.
-const AT_ONCE: usize = 64;
+/// The maximum number of bytes in mapped regions of a peer.
+const MAX_MAPPED_BYTES: u64 = 1 << 46;
+/// The maximum number of mapped regions of a peer. Beyond it all are unmapped, and requested again
+/// when they are used.
+const MAX_MAPPED_REGIONS: usize = 8192;
+/// The maximum number of outstanding region requests.
+const MAX_REQUESTS: usize = 16;
+/// The maximum number of dropped regions that are remembered.
+const MAX_DROPPED: usize = 1024;
+/// How long to retry while the queue of the port's socket is full.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval between two attempts to connect.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+/// Messages of the socket that one call handles.
+const MAX_PER_CALL: usize = 64;
 
-/// What became of [`Peer::send_now`].
+/// The result of [`Peer::send_now`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Now {
-    /// It was sent.
+pub enum FastSend {
+    /// The message was sent.
     Sent,
-    /// It was sent, and the receiver sleeps.
+    /// The message was sent, and the receiver sleeps: call [`Peer::wake`].
     Wake,
-    /// Nothing was done.
-    Otherwise,
+    /// The message was not sent; use [`Peer::send`].
+    NotSent,
 }
 
-/// How far the way to the port is.
+/// The stages of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// The queue of the port's socket was full: it is tried again at the first time, until the second.
-    Knocking { next: Instant, until: Instant },
-    /// The port did not answer yet.
+enum Stage {
+    /// The queue of the port's socket was full. Connecting is retried at `next`, and fails after
+    /// `until`.
+    Retrying { next: Instant, until: Instant },
+    /// The socket is connected; the port has not responded yet.
     Connecting,
-    /// Messages go by the FIFO.
+    /// Messages go through the FIFO.
     Fifo,
-    /// The lane was handed over, and the FIFO had no room to say so.
+    /// The SPSC ring was sent over the link; the FIFO had no room for the message that announces
+    /// it.
     Announcing,
-    /// Messages go by the lane.
-    Lane,
-    /// Messages do not go any more.
+    /// Messages go through the SPSC ring.
+    Ring,
+    /// The connection has ended.
     Lost,
 }
 
-/// What is known of a region of the peer.
+/// The state of a region of the peer.
 #[derive(Debug)]
 enum Region {
-    /// It was asked for, and has at least so many bytes.
-    Asked(u64),
-    Here(Mapped),
-    Gone,
+    /// Requested. The user needs at least this many bytes.
+    Requested(u64),
+    Mapped(Mapped),
+    Dropped,
 }
 
-/// The sending end of a connection. Dropping it ends the connection; messages that were sent still arrive.
+/// The sending end of a connection. Dropping it ends the connection; messages that were sent are
+/// still delivered.
 #[derive(Debug)]
 pub struct Peer {
-    /// Without room while there is none, so that one test tells.
-    lane: LaneSender,
-    bell: Bell,
-    way: Way,
+    /// A ring without room until the connection has its own, so that the fast path needs no extra
+    /// test.
+    ring: SpscSender,
+    wake_flag: WakeFlag,
+    stage: Stage,
     fifo: Option<FifoSender>,
-    by_fifo: u32,
+    sent_by_fifo: u32,
     bulk: Option<BulkSender>,
     bulk_announced: bool,
     regions: HashMap<u64, Region>,
-    asked: usize,
-    gone: usize,
-    /// Of all regions that are mapped.
+    requested: usize,
+    dropped: usize,
+    /// Bytes of the segments of all mapped regions.
     bytes: u64,
-    shelf: u64,
+    region_set: u64,
     address: PortAddress,
     process: i32,
     config: PortConfig,
@@ -110,33 +115,35 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects to a port; it answers when its process next calls [`Port::turn`](crate::Port::turn), and [`tend`](Self::tend)
-    /// finds the answer. Does not wait. If the queue of the port's socket is full, [`tend`](Self::tend) tries
-    /// again: see [`is_connected`](Self::is_connected).
+    /// Connects to a port without blocking. The port responds when its process next calls
+    /// [`Port::scan`](crate::Port::scan), and [`tend`](Self::tend) receives the response. If the
+    /// queue of the port's socket is full, [`tend`](Self::tend) tries again: see
+    /// [`is_connected`](Self::is_connected).
     ///
     /// # Errors
-    /// [`LinkError::Nobody`], [`LinkError::User`], [`LinkError::Descriptors`], or what a system call said.
+    /// [`LinkError::NotListening`], [`LinkError::User`], [`LinkError::Descriptors`], or
+    /// [`LinkError::System`].
     pub fn connect(address: PortAddress, config: &PortConfig) -> Result<Self, LinkError> {
-        // Where the kernel has none, receivers cannot sleep, and say so when they try.
+        // On a kernel without membarrier(2), `Watcher::arm` of the receiver reports the error.
         let _ = wake::register();
-        let (link, connected) = knock(address, config)?;
+        let (link, connected) = connect_socket(address, config)?;
         let now = Instant::now();
-        let nowhere = Lines::private(lane::lines(4));
-        let lane = LaneSender::new(&nowhere).ok_or(Corrupt("its own ring"))?;
-        let bell = Bell::new(Lines::private(1)).ok_or(Corrupt("its own ring"))?;
+        let empty = Lines::private(spsc::lines(4));
+        let ring = SpscSender::new(&empty).ok_or(Corrupt("a private ring"))?;
+        let wake_flag = WakeFlag::new(Lines::private(1)).ok_or(Corrupt("a private ring"))?;
         let mut peer = Self {
-            lane,
-            bell,
-            way: Way::Knocking { next: now + PAUSE, until: now + PATIENCE },
+            ring,
+            wake_flag,
+            stage: Stage::Retrying { next: now + RETRY_INTERVAL, until: now + CONNECT_TIMEOUT },
             fifo: None,
-            by_fifo: 0,
+            sent_by_fifo: 0,
             bulk: None,
             bulk_announced: false,
             regions: HashMap::new(),
-            asked: 0,
-            gone: 0,
+            requested: 0,
+            dropped: 0,
             bytes: 0,
-            shelf: 0,
+            region_set: 0,
             address,
             process: 0,
             config: config.clone(),
@@ -149,31 +156,31 @@ impl Peer {
         Ok(peer)
     }
 
-    /// The socket is connected, and can be watched from now on.
+    /// Returns true if the socket is connected. It can be watched from then on.
     pub fn is_connected(&self) -> bool {
-        !matches!(self.way, Way::Knocking { .. })
+        !matches!(self.stage, Stage::Retrying { .. })
     }
 
-    /// Tries again to connect, if it is time.
-    fn knock(&mut self) -> Result<(), LinkError> {
-        let Way::Knocking { next, until } = self.way else { return Ok(()) };
+    /// Tries again to connect, if the interval has passed.
+    fn retry(&mut self) -> Result<(), LinkError> {
+        let Stage::Retrying { next, until } = self.stage else { return Ok(()) };
         let now = Instant::now();
         if now < next {
             return Ok(());
         }
-        let (link, connected) = knock(self.address, &self.config)?;
+        let (link, connected) = connect_socket(self.address, &self.config)?;
         if connected {
             self.link = link;
             return self.greet();
         }
         if now > until {
-            return Err(LinkError::Busy { seconds: PATIENCE.as_secs() });
+            return Err(LinkError::Busy { seconds: CONNECT_TIMEOUT.as_secs() });
         }
-        self.way = Way::Knocking { next: now + PAUSE, until };
+        self.stage = Stage::Retrying { next: now + RETRY_INTERVAL, until };
         Ok(())
     }
 
-    /// Says who this is over a socket that was just connected, if its other end is of a user that may attach.
+    /// Checks the user of the other end, and sends it the secret.
     fn greet(&mut self) -> Result<(), LinkError> {
         let system = |source| LinkError::System { call: "getsockopt(SO_PEERCRED)", source };
         let other = self.link.credentials().map_err(system)?;
@@ -182,84 +189,84 @@ impl Peer {
         }
         let secret = self.address.secret;
         let hello = Message::Hello { secret_low: secret as u64, secret_high: (secret >> 64) as u64 };
-        match self.link.send(&hello.encode(), &[]).map_err(|error| lost("sendmsg", error)) {
-            // It was refused already: why is there to be read.
+        match self.link.send(&hello.encode(), &[]).map_err(|error| socket_error("sendmsg", error)) {
+            // The port has refused the connection already; its reason can be received.
             Ok(_) | Err(LinkError::Ended) => {}
             Err(error) => return Err(error),
         }
         self.process = other.process;
-        self.way = Way::Connecting;
+        self.stage = Stage::Connecting;
         Ok(())
     }
 
-    /// The peer's process; 0 while there is no connection.
+    /// The process id of the peer; 0 before the socket is connected.
     pub fn process(&self) -> i32 {
         self.process
     }
 
-    /// The port has answered: messages can be sent.
+    /// Returns true if the port has responded, so that messages can be sent.
     pub fn is_ready(&self) -> bool {
-        !matches!(self.way, Way::Connecting | Way::Knocking { .. })
+        !matches!(self.stage, Stage::Connecting | Stage::Retrying { .. })
     }
 
-    /// Bytes of this connection's own memory: slots and buffers.
+    /// Bytes of shared memory of this connection: its SPSC ring and its buffers.
     pub fn footprint(&self) -> usize {
-        let lane = if self.way == Way::Lane { lane::lines(self.config.lane_slots) * LINE } else { 0 };
-        lane + self.bulk.as_ref().map_or(0, |_| bulk::size(self.config.buffers))
+        let ring = if self.stage == Stage::Ring { spsc::lines(self.config.ring_slots) * LINE } else { 0 };
+        ring + self.bulk.as_ref().map_or(0, |_| bulk::size(self.config.buffers))
     }
 
-    /// Takes in what the port's process said over the socket, a limited number of messages at a time. To be
-    /// called when the socket is readable, and from time to time while it is not connected.
+    /// Handles the messages of the port over the socket, at most a fixed number per call. Call it
+    /// when the socket is readable, and repeatedly until the socket is connected.
     ///
     /// # Errors
-    /// [`SendError::Lost`]
+    /// [`SendError::Lost`] if the connection has ended.
     pub fn tend(&mut self) -> Result<(), SendError> {
-        if self.way == Way::Lost {
+        if self.stage == Stage::Lost {
             return Err(SendError::Lost);
         }
-        self.knock().map_err(|error| self.lose(error))?;
+        self.retry().map_err(|error| self.fail(error))?;
         if !self.is_connected() {
             return Ok(());
         }
-        for _ in 0..AT_ONCE {
-            let took = match self.link.receive() {
-                Ok(Some(received)) => self.take_in(received),
+        for _ in 0..MAX_PER_CALL {
+            let result = match self.link.receive() {
+                Ok(Some(received)) => self.handle(received),
                 Ok(None) => return Ok(()),
-                Err(error) => Err(lost("recvmsg", error)),
+                Err(error) => Err(socket_error("recvmsg", error)),
             };
-            took.map_err(|error| self.lose(error))?;
+            result.map_err(|error| self.fail(error))?;
         }
         Ok(())
     }
 
-    /// Why the connection is lost, if it is.
+    /// The reason why the connection has ended, if it has.
     pub fn error(&self) -> Option<&LinkError> {
         self.error.as_ref()
     }
 
-    /// Nothing is sent any more.
+    /// Ends the connection and records the reason.
     #[cold]
-    fn lose(&mut self, error: impl Into<LinkError>) -> SendError {
+    fn fail(&mut self, error: impl Into<LinkError>) -> SendError {
         self.error.get_or_insert(error.into());
-        self.lane.shut();
-        self.way = Way::Lost;
+        self.ring.clear_room();
+        self.stage = Stage::Lost;
         SendError::Lost
     }
 
-    fn take_in(&mut self, received: Received) -> Result<(), LinkError> {
+    fn handle(&mut self, received: Received) -> Result<(), LinkError> {
         let Received { message, descriptors } = received;
         match Message::decode(&message)? {
-            Message::Welcome { number, slots, shelf } if self.way == Way::Connecting => {
+            Message::Welcome { number, slots, region_set } if self.stage == Stage::Connecting => {
                 let [inbox] = exactly(descriptors)?;
-                let number = u16::try_from(number).map_err(|_| Corrupt("its sender's number"))?;
-                let slots = usize::try_from(slots).ok().filter(|slots| *slots <= port::MOST_SLOTS);
-                let slots = slots.ok_or(Corrupt("the size of its FIFO"))?;
+                let number = u16::try_from(number).map_err(|_| Corrupt("the sender number"))?;
+                let slots = usize::try_from(slots).ok().filter(|slots| *slots <= port::MAX_SLOTS);
+                let slots = slots.ok_or(Corrupt("the size of the FIFO"))?;
                 let inbox = Arc::new(Segment::attach(inbox, port::inbox_size(slots))?);
-                let (bell, fifo) = port::inbox(&inbox, slots).ok_or(Corrupt("the size of its FIFO"))?;
-                self.bell = bell;
+                let (wake_flag, fifo) = port::inbox(&inbox, slots).ok_or(Corrupt("the size of the FIFO"))?;
+                self.wake_flag = wake_flag;
                 self.fifo = FifoSender::new(&fifo, number);
-                self.shelf = shelf;
-                self.way = Way::Fifo;
+                self.region_set = region_set;
+                self.stage = Stage::Fifo;
             }
             Message::Refused { reason, user } => {
                 return Err(match reason {
@@ -270,122 +277,123 @@ impl Peer {
                     r if r == Refusal::Full as u64 => LinkError::Full,
                     r if r == Refusal::Descriptors as u64 => LinkError::PeerDescriptors,
                     r if r == Refusal::Failed as u64 => LinkError::PeerMemory,
-                    _ => LinkError::GivenUp,
+                    _ => LinkError::Rejected,
                 });
             }
             Message::Region { region, size } => {
                 let [segment] = exactly(descriptors)?;
                 self.map(region, size, segment)?;
             }
-            Message::Gone { region } => {
+            Message::NoRegion { region } => {
                 let [] = exactly(descriptors)?;
-                self.forget(region);
+                self.on_dropped(region);
             }
             _ => return Err(Corrupt("a message over the socket").into()),
         }
         Ok(())
     }
 
-    /// Maps a region that was asked for.
+    /// Maps a region that was requested.
     fn map(&mut self, region: u64, size: u64, segment: OwnedFd) -> Result<(), LinkError> {
-        let Some(Region::Asked(least)) = self.regions.get(&region) else {
-            return Err(Corrupt("a region that was not asked for").into());
+        let Some(Region::Requested(least)) = self.regions.get(&region) else {
+            return Err(Corrupt("a region that was not requested").into());
         };
-        if size < *least || size > MOST_BYTES {
+        if size < *least || size > MAX_MAPPED_BYTES {
             return Err(Corrupt("the size of a region").into());
         }
-        if self.bytes.saturating_add(size) > MOST_BYTES || self.here() >= MOST_REGIONS {
-            self.make_room();
+        if self.bytes.saturating_add(size) > MAX_MAPPED_BYTES || self.mapped_count() >= MAX_MAPPED_REGIONS {
+            self.unmap_all();
         }
         let attach = if self.config.huge_pages { Segment::attach_huge } else { Segment::attach };
         let mapped =
             Mapped::attach(attach(segment, size as usize)?).ok_or(Corrupt("the size of a region"))?;
-        self.regions.insert(region, Region::Here(mapped));
-        self.asked -= 1;
+        self.regions.insert(region, Region::Mapped(mapped));
+        self.requested -= 1;
         self.bytes += size;
         Ok(())
     }
 
-    /// Regions that are mapped.
-    fn here(&self) -> usize {
-        self.regions.len() - self.asked - self.gone
+    /// The number of mapped regions.
+    fn mapped_count(&self) -> usize {
+        self.regions.len() - self.requested - self.dropped
     }
 
-    /// Forgets every mapped region: those that are used are asked for again.
-    fn make_room(&mut self) {
-        self.regions.retain(|_, region| !matches!(region, Region::Here(_)));
+    /// Unmaps all regions. Those that are used later are requested again.
+    fn unmap_all(&mut self) {
+        self.regions.retain(|_, region| !matches!(region, Region::Mapped(_)));
         self.bytes = 0;
     }
 
-    /// A region is gone, or there was none.
-    fn forget(&mut self, region: u64) {
-        if self.gone >= MOST_GONE {
-            self.regions.retain(|_, region| !matches!(region, Region::Gone));
-            self.gone = 0;
+    /// Records that a region was dropped or does not exist.
+    fn on_dropped(&mut self, region: u64) {
+        if self.dropped >= MAX_DROPPED {
+            self.regions.retain(|_, region| !matches!(region, Region::Dropped));
+            self.dropped = 0;
         }
         match self.regions.get_mut(&region) {
-            Some(Region::Gone) | None => return,
-            Some(Region::Asked(_)) => self.asked -= 1,
-            Some(Region::Here(mapped)) => self.bytes -= mapped.announced(),
+            Some(Region::Dropped) | None => return,
+            Some(Region::Requested(_)) => self.requested -= 1,
+            Some(Region::Mapped(mapped)) => self.bytes -= mapped.announced(),
         }
-        self.gone += 1;
-        self.regions.insert(region, Region::Gone);
+        self.dropped += 1;
+        self.regions.insert(region, Region::Dropped);
     }
 
-    /// The number of the shelf whose regions the peer shares.
-    pub fn shelf(&self) -> u64 {
-        self.shelf
+    /// The number of the peer's region set.
+    pub fn region_set(&self) -> u64 {
+        self.region_set
     }
 
-    /// A region of the peer, of at least `length` bytes, mapped here. `Ok(None)` if it was freed. Asks the
-    /// peer for it the first time.
+    /// Returns region `number` of the peer, of at least `length` bytes, mapped in this process;
+    /// `Ok(None)` if the peer has dropped it. The first call requests the region from the peer.
     ///
     /// # Errors
-    /// [`SendError::Full`] until the peer answers.
+    /// [`SendError::Full`] until the peer has responded, and [`SendError::Lost`].
     pub fn region(&mut self, number: u64, length: u64) -> Result<Option<Mapped>, SendError> {
-        if !matches!(self.regions.get(&number), Some(Region::Here(_))) {
+        if !matches!(self.regions.get(&number), Some(Region::Mapped(_))) {
             self.tend()?;
         }
         match self.regions.get(&number) {
-            Some(Region::Here(mapped)) => return Ok(Some(mapped.clone())),
-            Some(Region::Gone) => return Ok(None),
-            None if self.asked < MOST_ASKED => {
-                match self.link.send(&Message::Ask { region: number }.encode(), &[]) {
+            Some(Region::Mapped(mapped)) => return Ok(Some(mapped.clone())),
+            Some(Region::Dropped) => return Ok(None),
+            None if self.requested < MAX_REQUESTS => {
+                match self.link.send(&Message::Request { region: number }.encode(), &[]) {
                     Ok(true) => {
-                        self.regions.insert(number, Region::Asked(length));
-                        self.asked += 1;
+                        self.regions.insert(number, Region::Requested(length));
+                        self.requested += 1;
                     }
                     Ok(false) => {}
-                    Err(error) => return Err(self.lose(lost("sendmsg", error))),
+                    Err(error) => return Err(self.fail(socket_error("sendmsg", error))),
                 }
             }
-            // It was asked for, or others were.
-            Some(Region::Asked(_)) | None => {}
+            // The response is outstanding, or there are too many outstanding requests.
+            Some(Region::Requested(_)) | None => {}
         }
         Err(SendError::Full)
     }
 
-    /// Sends a message of at most [`INLINE`](crate::INLINE) bytes of payload to `id`, which is below [`MAX_IDS`].
+    /// Sends a message of at most [`INLINE`](crate::INLINE) bytes of payload to `id`, which must be
+    /// less than [`MAX_IDS`].
     ///
     /// # Errors
-    /// [`SendError`]
+    /// [`SendError::Full`] or [`SendError::Lost`]; nothing was sent.
     #[inline(always)]
     pub fn send(&mut self, id: u8, header: u64, payload: &[u8]) -> Result<(), SendError> {
-        debug_assert!(id < MAX_IDS && payload.len() <= lane::INLINE);
+        debug_assert!(id < MAX_IDS && payload.len() <= spsc::INLINE);
         self.post(Label { tag: id, length: payload.len() as u16 }, header, payload)
     }
 
-    /// As [`Self::send`] with a payload of eight bytes, if nothing is to be done but that: there is a lane, and room in it. After [`Now::Wake`],
-    /// [`Self::wake`] is to be called.
+    /// Like [`Self::send`] with a payload of eight bytes, but only if the connection has an SPSC
+    /// ring with room. After [`FastSend::Wake`] the caller must call [`Self::wake`].
     #[inline(always)]
-    pub fn send_now(&mut self, id: u8, header: u64, word: u64) -> Now {
+    pub fn send_now(&mut self, id: u8, header: u64, word: u64) -> FastSend {
         debug_assert!(id < MAX_IDS);
-        if !self.lane.send(Label { tag: id, length: size_of::<u64>() as u16 }, header, &word.to_ne_bytes()) {
-            Now::Otherwise
-        } else if self.bell.must_ring() {
-            Now::Wake
+        if !self.ring.send(Label { tag: id, length: size_of::<u64>() as u16 }, header, &word.to_ne_bytes()) {
+            FastSend::NotSent
+        } else if self.wake_flag.must_wake() {
+            FastSend::Wake
         } else {
-            Now::Sent
+            FastSend::Sent
         }
     }
 
@@ -393,95 +401,102 @@ impl Peer {
     #[cold]
     #[inline(never)]
     pub fn wake(&self) {
-        // A socket that takes no more is readable at the other end already, and a lost one is noticed when
-        // it is read.
+        // If the socket is full, the receiver has a reason to wake up already. An error is reported
+        // by the next receive.
         let _ = self.link.send(&Message::Wake {}.encode(), &[]);
     }
 
     #[inline(always)]
     fn post(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
-        if self.lane.send(label, header, payload) {
-            self.ring();
+        if self.ring.send(label, header, payload) {
+            self.notify();
             return Ok(());
         }
-        self.post_otherwise(label, header, payload)
+        self.post_slow(label, header, payload)
     }
 
     #[inline(always)]
-    fn ring(&self) {
-        if self.bell.must_ring() {
+    fn notify(&self) {
+        if self.wake_flag.must_wake() {
             self.wake();
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn post_otherwise(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
-        if self.way == Way::Fifo && self.by_fifo < self.config.lane_after {
-            self.post_by_fifo(label, header, payload)?;
-            self.by_fifo += 1;
+    fn post_slow(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
+        if self.stage == Stage::Fifo && self.sent_by_fifo < self.config.ring_after {
+            self.post_to_fifo(label, header, payload)?;
+            self.sent_by_fifo += 1;
             return Ok(());
         }
-        self.open_lane()?;
-        let room = self.lane.renew().map_err(|error| self.lose(error))?;
-        if !room || !self.lane.send(label, header, payload) {
+        self.open_ring()?;
+        let room = self.ring.renew().map_err(|error| self.fail(error))?;
+        if !room || !self.ring.send(label, header, payload) {
             return Err(SendError::Full);
         }
-        self.ring();
+        self.notify();
         Ok(())
     }
 
-    fn post_by_fifo(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
+    fn post_to_fifo(&mut self, label: Label, header: u64, payload: &[u8]) -> Result<(), SendError> {
         let fifo = self.fifo.as_mut().ok_or(SendError::Full)?;
         if !fifo.send(label, header, payload) {
             return Err(SendError::Full);
         }
-        self.ring();
+        self.notify();
         Ok(())
     }
 
-    /// Sees to it that there is a lane, of which the receiver knows by the FIFO, so that nothing overtakes.
-    fn open_lane(&mut self) -> Result<(), SendError> {
-        if self.way == Way::Fifo {
-            let slots = self.config.lane_slots;
-            let message = Message::Lane { slots: slots as u64 };
-            let segment = self.hand_over("barewire-lane", lane::lines(slots) * LINE, message)?;
-            let Some(lane) =
-                Lines::of(&segment, lane::lines(slots)).and_then(|lines| LaneSender::new(&lines))
+    /// Creates the SPSC ring if there is none, and announces it through the FIFO, so that no
+    /// message overtakes another.
+    fn open_ring(&mut self) -> Result<(), SendError> {
+        if self.stage == Stage::Fifo {
+            let slots = self.config.ring_slots;
+            let message = Message::Ring { slots: slots as u64 };
+            let segment = self.share_segment("barewire-ring", spsc::lines(slots) * LINE, message)?;
+            let Some(ring) =
+                Lines::of(&segment, spsc::lines(slots)).and_then(|lines| SpscSender::new(&lines))
             else {
-                return Err(self.lose(Corrupt("the size of its own lane")));
+                return Err(self.fail(Corrupt("the size of this process's SPSC ring")));
             };
-            self.lane = lane;
-            self.way = Way::Announcing;
+            self.ring = ring;
+            self.stage = Stage::Announcing;
         }
-        if self.way == Way::Announcing {
-            self.post_by_fifo(Label { tag: LANE_READY, length: 0 }, 0, &[])?;
-            self.way = Way::Lane;
+        if self.stage == Stage::Announcing {
+            self.post_to_fifo(Label { tag: RING_READY, length: 0 }, 0, &[])?;
+            self.stage = Stage::Ring;
         }
-        match self.way {
-            Way::Lane => Ok(()),
-            Way::Lost => Err(SendError::Lost),
+        match self.stage {
+            Stage::Ring => Ok(()),
+            Stage::Lost => Err(SendError::Lost),
             _ => Err(SendError::Full),
         }
     }
 
-    /// Makes a segment and hands it over; its descriptor is not needed after that.
-    fn hand_over(&mut self, name: &str, size: usize, message: Message) -> Result<Arc<Segment>, SendError> {
-        let mut segment = Segment::create(name, size).map_err(|error| self.lose(error))?;
+    /// Creates a segment and sends its descriptor, which is then closed here.
+    fn share_segment(
+        &mut self,
+        name: &str,
+        size: usize,
+        message: Message,
+    ) -> Result<Arc<Segment>, SendError> {
+        let mut segment = Segment::create(name, size).map_err(|error| self.fail(error))?;
         match self.link.send(&message.encode(), segment.descriptor().as_slice()) {
             Ok(true) => {
-                segment.keep_to_self();
+                segment.close_descriptor();
                 Ok(Arc::new(segment))
             }
             Ok(false) => Err(SendError::Full),
-            Err(error) => Err(self.lose(lost("sendmsg", error))),
+            Err(error) => Err(self.fail(socket_error("sendmsg", error))),
         }
     }
 
-    /// Takes a buffer of [`BUFFER`](crate::BUFFER) bytes, to be filled at [`buffer`](Self::buffer) and sent or put back.
+    /// Takes a buffer of [`BUFFER`](crate::BUFFER) bytes. The caller fills it at
+    /// [`buffer`](Self::buffer) and sends it or puts it back.
     ///
     /// # Errors
-    /// [`SendError`]
+    /// [`SendError::Full`] if no buffer is free, or [`SendError::Lost`].
     #[inline]
     pub fn take_buffer(&mut self) -> Result<u8, SendError> {
         if !self.bulk_announced {
@@ -490,19 +505,19 @@ impl Peer {
         let Some(bulk) = &mut self.bulk else { return Err(SendError::Full) };
         match bulk.take() {
             Ok(number) => number.ok_or(SendError::Full),
-            Err(error) => Err(self.lose(error)),
+            Err(error) => Err(self.fail(error)),
         }
     }
 
     #[cold]
     fn open_bulk(&mut self) -> Result<(), SendError> {
-        self.open_lane()?;
+        self.open_ring()?;
         if self.bulk.is_none() {
             let count = self.config.buffers;
             let message = Message::Bulk { buffers: count as u64 };
-            let segment = self.hand_over("barewire-bulk", bulk::size(count), message)?;
+            let segment = self.share_segment("barewire-bulk", bulk::size(count), message)?;
             let Some(bulk) = BulkSender::new(&segment, count) else {
-                return Err(self.lose(Corrupt("the number of its own buffers")));
+                return Err(self.fail(Corrupt("the number of this process's buffers")));
             };
             self.bulk = Some(bulk);
         }
@@ -511,19 +526,21 @@ impl Peer {
         Ok(())
     }
 
-    /// The first byte of a buffer that was taken. The other process writes there after it was sent, not before.
+    /// The first byte of a buffer that was taken. The other process accesses the buffer only after
+    /// it was sent.
     ///
     /// # Panics
     /// If `number` did not come from [`take_buffer`](Self::take_buffer).
     pub fn buffer(&self, number: u8) -> NonNull<u8> {
-        let bulk = self.bulk.as_ref().expect("a buffer was taken");
+        let bulk = self.bulk.as_ref().expect("no buffer was taken");
         bulk.buffer(number)
     }
 
-    /// Sends the first `length` bytes of a buffer to `id`. On an error the buffer is still taken.
+    /// Sends the first `length` bytes of a buffer to `id`. On an error the caller still has the
+    /// buffer.
     ///
     /// # Errors
-    /// [`SendError`]
+    /// [`SendError::Full`] or [`SendError::Lost`]; nothing was sent.
     #[inline]
     pub fn send_buffer(&mut self, id: u8, number: u8, length: u16) -> Result<(), SendError> {
         self.post(Label { tag: IN_BUFFER + id, length }, number.into(), &[])?;
@@ -533,46 +550,46 @@ impl Peer {
         Ok(())
     }
 
-    /// Puts a buffer back that was taken and not sent.
+    /// Puts back a buffer that was taken and not sent.
     pub fn put_back(&mut self, number: u8) {
         if let Some(bulk) = &mut self.bulk {
             bulk.put_back(number);
         }
     }
 
-    /// True if a message could be sent now, also one in a buffer, and no region is asked for, as far as can
-    /// be told without sending it.
+    /// Returns true if a message, also one in a buffer, can probably be sent now and no region
+    /// request is outstanding.
     ///
     /// # Errors
-    /// [`SendError::Lost`]
+    /// [`SendError::Lost`] if the connection has ended.
     pub fn has_room(&mut self) -> Result<bool, SendError> {
-        match self.way {
-            Way::Lane => {}
-            Way::Lost => return Err(SendError::Lost),
-            way => return Ok(way == Way::Fifo && self.asked == 0),
+        match self.stage {
+            Stage::Ring => {}
+            Stage::Lost => return Err(SendError::Lost),
+            stage => return Ok(stage == Stage::Fifo && self.requested == 0),
         }
-        if self.asked > 0 {
+        if self.requested > 0 {
             return Ok(false);
         }
         let buffer = self.bulk.as_mut().map_or(Ok(true), BulkSender::has_buffer);
-        let room = buffer.and_then(|buffer| Ok(self.lane.renew()? && buffer));
-        room.map_err(|error| self.lose(error))
+        let room = buffer.and_then(|buffer| Ok(self.ring.renew()? && buffer));
+        room.map_err(|error| self.fail(error))
     }
 }
 
 #[cfg(all(test, not(loom)))]
 impl Peer {
-    /// Writes a word somewhere into the lane; now and then one that looks like a message.
+    /// Writes a word to an arbitrary slot of the ring. Some words look like messages.
     pub(crate) fn scribble(&mut self, number: u64, step: u64) {
-        self.lane.scribble(number, step);
+        self.ring.scribble(number, step);
     }
 
-    /// Takes what the next message would ring, and does not ring.
+    /// Clears the wake flag without waking the receiver.
     pub(crate) fn silence(&mut self) {
-        let _ = self.bell.must_ring();
+        let _ = self.wake_flag.must_wake();
     }
 
-    /// Writes a word somewhere into the FIFO.
+    /// Writes a word to an arbitrary slot of the FIFO, or to its hint.
     pub(crate) fn scribble_fifo(&mut self, number: u64, step: u64) {
         if let Some(fifo) = &mut self.fifo {
             fifo.scribble(number, step);
@@ -580,28 +597,29 @@ impl Peer {
     }
 }
 
-/// The socket, readable when there is something for [`Peer::tend`].
+/// The socket. It is readable when there is work for [`Peer::tend`].
 impl AsFd for Peer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.as_fd()
     }
 }
 
-/// Connects a socket to the port. False with one that is not connected: the queue of the port is full.
-fn knock(address: PortAddress, config: &PortConfig) -> Result<(Link, bool), LinkError> {
+/// Connects a socket to the port. Returns false with an unconnected one if the queue of the port is
+/// full.
+fn connect_socket(address: PortAddress, config: &PortConfig) -> Result<(Link, bool), LinkError> {
     Link::connect(address.number, &config.place).map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => LinkError::Nobody,
-        _ => lost("connect", error),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => LinkError::NotListening,
+        _ => socket_error("connect", error),
     })
 }
 
-/// The descriptors that a message must come with, and no others.
+/// Checks that a message came with exactly `N` descriptors.
 pub(crate) fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; N], Corrupt> {
     descriptors.try_into().map_err(|_| Corrupt("the descriptors of a message"))
 }
 
-/// What an error of the socket means.
-pub(crate) fn lost(call: &'static str, source: io::Error) -> LinkError {
+/// Converts an error of the socket.
+pub(crate) fn socket_error(call: &'static str, source: io::Error) -> LinkError {
     match source.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
             LinkError::Ended
@@ -610,7 +628,7 @@ pub(crate) fn lost(call: &'static str, source: io::Error) -> LinkError {
         _ if source.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
             let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
             let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-            // Without a descriptor the directory could not be read: none is free.
+            // Reading the directory takes a descriptor. If it fails, all of them are in use.
             LinkError::Descriptors { open: if open > 0 { open } else { limit as usize }, limit }
         }
         _ => LinkError::System { call, source },

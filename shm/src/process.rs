@@ -1,10 +1,12 @@
-//! Memory of another process, read and written by the kernel in one copy (process_vm_readv(2), "cross memory attach").
+//! Access to the memory of another process by system calls that copy once (process_vm_readv(2),
+//! "cross memory attach").
 //!
-//! What may be reached is in the other process's [`Table`](crate::Table). Each copy begins with a guard, a few
-//! bytes of the table's own mapping over there, in the same system call: the kernel looks the process up once
-//! per call, so a guard that succeeds proves that the rest goes to the process that made the table, and not
-//! to a program that it executed since or to a later process of its number.
-#![allow(unsafe_code, reason = "the system calls take addresses of this process")]
+//! The other process's [`Table`](crate::Table) lists the memory that may be accessed. In the same
+//! system call, each copy first accesses a guard: a few bytes in the other process's mapping of its
+//! table. The kernel resolves the process id once per call, so a successful access to the guard
+//! proves that the rest of the call accesses the process that created the table, and not a program
+//! that it has executed since or a later process with the same id.
+#![allow(unsafe_code, reason = "the system calls take raw addresses of this process")]
 
 use std::fs::{self, File};
 use std::io;
@@ -17,84 +19,84 @@ use thiserror::Error;
 
 use crate::table::{self, Mapping, Pin, RegionKey, TableAddress, View};
 
-/// Ranges of this process that one call takes.
+/// The maximum number of local ranges per call.
 pub const MAX_RANGES: usize = 16;
 
 /// A range of this process's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
 }
 
-/// Why another process's memory cannot be reached.
+/// Why another process's memory cannot be accessed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProcessError {
-    /// It is not there any more.
+    /// The process has ended.
     #[error("process {process} has ended")]
     Ended {
-        /// Its number.
+        /// Its process id.
         process: i32,
     },
-    /// The kernel does not let this process.
-    #[error("the kernel does not let this process reach the memory of process {process}: {reason}")]
+    /// The kernel denies the access.
+    #[error("the kernel does not let this process access the memory of process {process}: {reason}")]
     Denied {
-        /// Its number.
+        /// The process id of the other process.
         process: i32,
-        /// Why, and what would help.
+        /// The likely reason, and a remedy.
         reason: String,
     },
-    /// Another process than the one that told its address.
-    #[error("process {process} is not the one that gave the address: {reason}")]
+    /// The process id belongs to a process that did not create the address.
+    #[error("process {process} did not create this address: {reason}")]
     Other {
-        /// Its number.
+        /// The process id.
         process: i32,
-        /// How that can be.
+        /// How this may have happened.
         reason: &'static str,
     },
-    /// The memory is not there, or cannot be written.
-    #[error("process {process} has no such memory")]
+    /// The memory is not mapped, or not writable.
+    #[error("the memory of process {process} is not mapped there, or is read-only")]
     Memory {
-        /// Its number.
+        /// The process id of the other process.
         process: i32,
     },
     /// A system call failed.
     #[error("{call}: {source}")]
     System {
-        /// The call.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// The namespace of process numbers that this process lives in, by the kernel's number; 0 if it does not say.
+/// The inode number of this process's pid namespace; 0 if it cannot be read.
 pub fn pid_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
-/// Yama's restriction of who may look into whom, if there is one.
+/// The value of Yama's ptrace_scope, if the kernel has Yama.
 fn ptrace_scope() -> Option<u8> {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
 }
 
-/// Admissions that are alive.
+/// The number of [`Admission`]s.
 static ADMISSIONS: Mutex<usize> = Mutex::new(0);
 
-/// Peers are admitted while one of these lives.
+/// Peers are admitted as long as one of these exists, see [`admit_peers`].
 #[derive(Debug)]
 #[must_use]
 pub struct Admission {
-    /// A forked child is a process of its own, without the setting.
+    /// The process that created this value. A forked child does not inherit the setting.
     owner: u32,
 }
 
-/// Lets every process of this user reach this one's memory where Yama restricts that to parents
-/// (ptrace_scope 1), as a debugger could. It ends when the last [`Admission`] is dropped. The kernel keeps one
-/// such setting per process, so an own use of prctl(PR_SET_PTRACER) is overridden.
+/// Admits all processes of this user where Yama restricts access to parent processes (ptrace_scope
+/// 1), as for a debugger. The setting ends when the last [`Admission`] is dropped. The kernel keeps
+/// one setting per process, so this overrides the program's own prctl(PR_SET_PTRACER).
 pub fn admit_peers() -> Admission {
     let mut count = ADMISSIONS.lock().unwrap_or_else(PoisonError::into_inner);
     if *count == 0 {
@@ -119,7 +121,8 @@ impl Drop for Admission {
 
 fn set_ptracer(who: libc::c_ulong) {
     if ptrace_scope() == Some(1) {
-        // SAFETY: prctl(PR_SET_PTRACER) takes numbers only. If it is refused, peers learn why when they connect.
+        // SAFETY: prctl(PR_SET_PTRACER) takes integers and accesses no memory. On failure, peers
+        // report the reason when they connect.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
     }
 }
@@ -128,7 +131,7 @@ fn set_ptracer(who: libc::c_ulong) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The owner ended the region, or never made the key.
+    /// The owner withdrew the region, or never issued the key.
     #[error("the region of this key was freed")]
     Freed,
     /// The range is not inside the region.
@@ -139,28 +142,29 @@ pub enum PinError {
     Rights,
 }
 
-/// Another process whose memory can be reached.
+/// Another process whose memory can be accessed.
 #[derive(Debug)]
 pub struct Process {
     number: i32,
     secret: u128,
     table: View,
-    /// Where the owner has its table mapped.
+    /// The address of the table in the owner's address space.
     guard: u64,
 }
 
 impl Process {
-    /// Opens the process that made the table at `address`, and makes sure of that.
+    /// Opens the process that created the table at `address`, and verifies that the process id
+    /// still belongs to it.
     ///
     /// # Errors
-    /// Every [`ProcessError`], with the reason.
+    /// Any [`ProcessError`].
     pub fn open(address: TableAddress) -> Result<Self, ProcessError> {
         let TableAddress { process: number, descriptor, secret } = address;
         let other = |reason| ProcessError::Other { process: number, reason };
         let proc = Path::new("/proc").join(number.to_string());
         let link = proc.join("fd").join(descriptor.to_string());
         let denied = |call| move |error| refused(number, call, error);
-        // Opening some other file could have effects of its own.
+        // Check the name first: opening another kind of file could have side effects.
         let target = fs::read_link(&link).map_err(denied("readlink(/proc/PID/fd)"))?;
         if target.to_str() != Some(&format!("/memfd:{} (deleted)", table::NAME)) {
             return Err(other(OTHER));
@@ -169,18 +173,19 @@ impl Process {
         let file = file.map_err(denied("open(/proc/PID/fd)"))?;
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| other(FORGED))?;
         let metadata = file.metadata().map_err(denied("fstat"))?;
-        // First the seals, then the size: what is sealed cannot change afterwards.
+        // The seals are checked before the size, because a sealed size cannot change after the
+        // check.
         if !seals.contains(table::SEALS) || metadata.len() != table::BYTES as u64 {
             return Err(other(FORGED));
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let mapping = Mapping::new(file.as_fd(), table::BYTES, 0, protection).map_err(denied("mmap"))?;
         let table = View::of(mapping);
-        // A forked child has its parent's table, but not its parent's memory.
+        // A forked child inherits its parent's table, which does not describe the child's memory.
         if !table.is_of(number as u32, secret) {
             return Err(other(OTHER));
         }
-        // Safe code can make such a file, but only `Table` maps one in both ways.
+        // Safe code can create a file with these contents, but only `Table` creates both mappings.
         let guard = table.guard();
         let maps = fs::read_to_string(proc.join("maps")).map_err(denied("read(/proc/PID/maps)"))?;
         let (mut writable, mut proof) = (false, false);
@@ -196,25 +201,27 @@ impl Process {
         Ok(process)
     }
 
-    /// Its number.
+    /// The process id.
     pub fn number(&self) -> i32 {
         self.number
     }
 
-    /// Asks the kernel whether it is there and still runs the program that made the table.
+    /// Checks that the process exists and still runs the program that created the table.
     ///
     /// # Errors
-    /// [`ProcessError`]
+    /// [`ProcessError::Ended`] or [`ProcessError::Other`] if it does not, or another
+    /// [`ProcessError`].
     pub fn probe(&self) -> Result<(), ProcessError> {
-        // SAFETY: no memory is named.
+        // SAFETY: `local` is empty, so no memory of this process except the guard's buffer is
+        // accessed.
         unsafe { self.read(&[], 0, 0) }.map(drop)
     }
 
-    /// Pins the key's region for one operation on `length` bytes at `remote` that needs `rights`: until the
-    /// pin is dropped its owner does not give the memory back.
+    /// Pins the key's region for one operation with access `rights` on `length` bytes at address
+    /// `remote`. The owner does not free the memory until the pin is dropped.
     ///
     /// # Errors
-    /// [`PinError`]
+    /// [`PinError`], if the key, the range or the rights are not valid.
     #[inline]
     pub fn pin(
         &self,
@@ -238,10 +245,11 @@ impl Process {
     unsafe fn read(&self, local: &[Range], remote: u64, most: usize) -> Result<usize, ProcessError> {
         let mut found = [0u8; size_of::<u128>()];
         let guard = (self.guard + table::SECRET_AT as u64, &mut found[..]);
-        // SAFETY: the caller's promise.
+        // SAFETY: `found` holds the guard's bytes, and the caller guarantees that the ranges in
+        // `local` are mapped and may be written, which is what process_vm_readv(2) does with them.
         let copied =
             unsafe { self.copy(libc::process_vm_readv, "process_vm_readv", guard, local, remote, most) }?;
-        // Two words, as the table has them.
+        // The table stores the secret as two words.
         let (high, low) = found.split_at(size_of::<u64>());
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         if u128::from(word(high)) << 64 | u128::from(word(low)) != self.secret {
@@ -252,11 +260,12 @@ impl Process {
 
     unsafe fn write(&self, local: &[Range], remote: u64, most: usize) -> Result<usize, ProcessError> {
         let guard = (self.guard + table::SCRATCH as u64, &mut [0u8][..]);
-        // SAFETY: the caller's promise.
+        // SAFETY: the guard's buffer is one byte of this frame, and the caller guarantees that the
+        // ranges in `local` are mapped; process_vm_writev(2) only reads them.
         unsafe { self.copy(libc::process_vm_writev, "process_vm_writev", guard, local, remote, most) }
     }
 
-    /// One system call that copies the guard's bytes and then the ranges.
+    /// Copies the guard's bytes and then the ranges in one system call.
     unsafe fn copy(
         &self,
         run: Copy,
@@ -276,11 +285,13 @@ impl Process {
             *place = vector(range.address, range.length);
             length += range.length;
         }
-        // The kernel copies no more than the shorter side.
+        // The kernel copies no more than the smaller of the local and the remote total.
         let length = length.min(most);
         let theirs = [vector(at, guard.len()), vector(remote, length)];
-        // SAFETY: both arrays have so many entries. Ours name the guard, and memory that the caller vouches
-        // for; theirs are checked by the kernel.
+        // SAFETY: `ours` has `count + 1` entries and `theirs` has 2. `ours` names the guard's
+        // buffer, which is borrowed mutably, and ranges that the caller guarantees to be accessible
+        // as `run` accesses them. The kernel checks the addresses in `theirs`, which belong to the
+        // other process.
         let copied =
             unsafe { run(self.number, ours.as_ptr(), count as libc::c_ulong + 1, theirs.as_ptr(), 2, 0) };
         let process = self.number;
@@ -296,14 +307,14 @@ impl Process {
     fn failed(&self, call: &'static str, source: io::Error) -> ProcessError {
         let process = self.number;
         match source.raw_os_error() {
-            // Not even the guard was there.
+            // The guard is the first range, so it is not mapped.
             Some(libc::EFAULT) => ProcessError::Other { process, reason: REPLACED },
             _ => refused(process, call, source),
         }
     }
 }
 
-/// A region that its owner does not give back.
+/// A range of a region that is pinned: its owner does not free the memory.
 #[derive(Debug)]
 pub struct Pinned<'p> {
     process: &'p Process,
@@ -313,34 +324,36 @@ pub struct Pinned<'p> {
 }
 
 impl Pinned<'_> {
-    /// Copies from the pinned range into the ranges, one after the other. Returns the number of bytes copied,
-    /// which may be fewer.
+    /// Copies from the pinned range to the ranges in `local`, in order. Returns the number of bytes
+    /// copied, which may be less than requested.
     ///
     /// # Errors
-    /// [`ProcessError`]
+    /// Any [`ProcessError`].
     ///
     /// # Safety
-    /// The ranges are mapped, and may be written as another process could.
+    /// The ranges in `local` must be mapped, and writing to them must be sound as if another
+    /// process wrote.
     pub unsafe fn read(&self, local: &[Range]) -> Result<usize, ProcessError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the ranges in `local` are mapped and may be written.
         unsafe { self.process.read(local, self.remote, self.length) }
     }
 
-    /// Copies the ranges, one after the other, to the pinned range. Returns the number of bytes copied, which
-    /// may be fewer.
+    /// Copies the ranges in `local`, in order, to the pinned range. Returns the number of bytes
+    /// copied, which may be less than requested.
     ///
     /// # Errors
-    /// [`ProcessError`]
+    /// Any [`ProcessError`].
     ///
     /// # Safety
-    /// The ranges are mapped.
+    /// The ranges in `local` must be mapped.
     pub unsafe fn write(&self, local: &[Range]) -> Result<usize, ProcessError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the ranges in `local` are mapped; they are only read.
         unsafe { self.process.write(local, self.remote, self.length) }
     }
 }
 
-/// If a line of `/proc/PID/maps` is a mapping of the file's beginning: where it is, and its permissions.
+/// Parses a line of `/proc/PID/maps`. Returns start address and permissions if it is a mapping of
+/// `file` from offset 0.
 fn mapped<'l>(line: &'l str, file: &fs::Metadata) -> Option<(u64, &'l str)> {
     let mut fields = line.split_ascii_whitespace();
     let start = u64::from_str_radix(fields.next()?.split_once('-')?.0, 16).ok()?;
@@ -356,7 +369,7 @@ fn mapped<'l>(line: &'l str, file: &fs::Metadata) -> Option<(u64, &'l str)> {
 fn refused(process: i32, call: &'static str, source: io::Error) -> ProcessError {
     match source.raw_os_error() {
         Some(libc::ESRCH) => ProcessError::Ended { process },
-        // There is no such process, or it has no such descriptor.
+        // Either the process or its descriptor does not exist.
         Some(libc::ENOENT) if fs::exists(format!("/proc/{process}/exe")).is_ok_and(|exists| !exists) => {
             ProcessError::Ended { process }
         }
@@ -368,12 +381,12 @@ fn refused(process: i32, call: &'static str, source: io::Error) -> ProcessError 
     }
 }
 
-/// Why a process may not be the one that was meant.
-const OTHER: &str = "its number was given to another one, or means another one where the address came from";
-/// Why one that was reached before is not there any more.
-const REPLACED: &str = "it has executed another program, or its number was given to another process";
-/// What an address names is none of our tables.
-const FORGED: &str = "what the address names is not a region table";
+/// The process id belongs to another process.
+const OTHER: &str = "the process id was reused, or belongs to another pid namespace";
+/// The process was opened successfully before.
+const REPLACED: &str = "it has executed another program, or its process id was reused";
+/// The file is not a table of this crate.
+const FORGED: &str = "the file of the address is not a region table";
 
 type Copy = unsafe extern "C" fn(
     libc::pid_t,
@@ -384,7 +397,7 @@ type Copy = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> libc::ssize_t;
 
-/// Why the kernel may have refused, most likely reason first.
+/// Why the kernel may have denied the access; the most likely reason.
 fn reason(process: i32) -> String {
     let own = rustix::process::geteuid().as_raw();
     let theirs = fs::metadata(format!("/proc/{process}")).map(|metadata| metadata.uid());
@@ -393,11 +406,11 @@ fn reason(process: i32) -> String {
             format!("it runs as user {user}, this one as user {own}: run both as one user")
         }
         (_, Some(2..)) => {
-            "Yama forbids it (kernel.yama.ptrace_scope is 2 or more): set it to 0 or 1, or grant CAP_SYS_PTRACE".to_owned()
+            "Yama denies it (kernel.yama.ptrace_scope is 2 or more): set it to 0 or 1, or grant CAP_SYS_PTRACE".to_owned()
         }
-        (_, Some(1)) => "Yama restricts it to parents (kernel.yama.ptrace_scope is 1), and the peer did not admit others: set it to 0"
+        (_, Some(1)) => "Yama restricts it to parents (kernel.yama.ptrace_scope is 1), and the peer did not admit other processes: set it to 0"
             .to_owned(),
-        _ => "a container's seccomp filter or user namespace forbids it: allow process_vm_readv, or grant CAP_SYS_PTRACE".to_owned(),
+        _ => "a container's seccomp filter or user namespace denies it: allow process_vm_readv, or grant CAP_SYS_PTRACE".to_owned(),
     }
 }
 
@@ -418,25 +431,26 @@ mod tests {
 
     const READ: u32 = 1;
     const WRITE: u32 = 2;
-    /// Has a child's role in the environment of the test that it runs.
+    /// Environment variable with the role of a child process.
     const ROLE: &str = "BAREWIRE_TEST_PROCESS";
-    const PATIENCE: Duration = Duration::from_mins(1);
+    const TIMEOUT: Duration = Duration::from_mins(1);
 
     fn range(bytes: &mut [u8]) -> [Range; 1] {
         [Range { address: bytes.as_mut_ptr() as u64, length: bytes.len() }]
     }
 
-    /// Publishes memory that lives as long as the process.
+    /// Publishes memory that is never freed.
     fn publish(table: &Table, rights: u32) -> (Entry, &'static [u8]) {
         let bytes: &'static mut [u8] = vec![7u8; 4096].leak();
         let (start, length) = (bytes.as_mut_ptr() as u64, bytes.len() as u64);
-        // SAFETY: leaked, and compared only.
+        // SAFETY: the memory is leaked, so it stays mapped, and the tests only compare its bytes
+        // after a copy has finished.
         (unsafe { table.publish(start, length, rights) }.unwrap(), bytes)
     }
 
     fn put(process: &Process, key: RegionKey, remote: u64, bytes: &mut [u8]) -> Result<usize, PinError> {
         let pinned = process.pin(key, remote, bytes.len(), WRITE)?;
-        // SAFETY: the range is `bytes`.
+        // SAFETY: the range is `bytes`, which is borrowed for the call.
         Ok(unsafe { pinned.write(&range(bytes)) }.unwrap())
     }
 
@@ -450,7 +464,7 @@ mod tests {
         let mut back = [0u8; 8];
         let pinned = process.pin(key, at + 4088, 8, READ).unwrap();
         let (one, two) = back.split_at_mut(3);
-        // SAFETY: the ranges are the parts of `back`.
+        // SAFETY: the ranges are the two parts of `back`, which is borrowed mutably.
         let copied = unsafe { pinned.read(&[range(one), range(two)].concat()) };
         assert_eq!((copied.unwrap(), back), (8, [7, 7, 9, 9, 9, 9, 9, 9]));
         drop(pinned);
@@ -459,7 +473,8 @@ mod tests {
         }
         let (small, _) = publish(&table, READ);
         assert_eq!(process.pin(small.key(), at, 1, WRITE).unwrap_err(), PinError::Rights);
-        // The key that is behind it in the table is another.
+        // Keys that combine this region's token with another entry, and others that were never
+        // issued.
         for forged in [
             RegionKey { index: small.key().index, ..key },
             RegionKey { index: u32::MAX, ..key },
@@ -471,7 +486,7 @@ mod tests {
         }
         assert!(entry.reclaim());
         assert_eq!(put(&process, key, at, &mut [1]), Err(PinError::Freed));
-        // The place in the table is used again, and the old key still leads nowhere.
+        // The entry is reused; the old key remains invalid.
         let (again, _) = publish(&table, READ | WRITE);
         assert_eq!(again.key().index, key.index);
         assert_eq!(put(&process, key, at, &mut [1]), Err(PinError::Freed));
@@ -495,14 +510,14 @@ mod tests {
         assert_ne!(next.key().index, last.key().index);
     }
 
-    /// More regions than memory was taken for at first, and the table's end.
+    /// Publishes more regions than the table first has memory for, up to its capacity.
     #[test]
     fn a_table_grows_to_its_end() {
         let table = Table::new().unwrap();
         let process = Process::open(table.address()).unwrap();
         let byte: &'static mut u8 = Box::leak(Box::new(0));
         let at = std::ptr::from_mut(byte) as u64;
-        // SAFETY: leaked, and not accessed.
+        // SAFETY: the byte is leaked, and this test does not access it.
         let publish = || unsafe { table.publish(at, 1, WRITE) };
         let mut entries: Vec<_> = (0..1 << 18).map(|_| publish().unwrap()).collect();
         assert!(matches!(publish(), Err(crate::TableError::Full)));
@@ -511,7 +526,7 @@ mod tests {
         assert_eq!(publish().unwrap().key().index, entries[77].key().index);
     }
 
-    /// What safe code can make and name: nothing of it is taken for a table.
+    /// Files that safe code can create are not accepted as tables.
     #[test]
     fn forged_tables_are_refused() {
         let table = Table::new().unwrap();
@@ -521,7 +536,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(refused(TableAddress { secret: good.secret ^ 1, ..good }), OTHER);
-        // The bytes of a true table, in a file of the same name, size and seals.
+        // A file with the name, size, seals and contents of a table.
         let mut image = vec![0; table::BYTES];
         let link = format!("/proc/self/fd/{}", good.descriptor);
         std::io::Read::read_exact(&mut File::open(&link).unwrap(), &mut image).unwrap();
@@ -534,7 +549,7 @@ mod tests {
         let mut writer = File::from(file.try_clone().unwrap());
         writer.write_all(&image).unwrap();
         assert_eq!(refused(at(&file)), FORGED, "not mapped");
-        // The one way to map it without unsafe code.
+        // The only mapping of it that safe code can create.
         let segment = Segment::attach(file.try_clone().unwrap(), table::BYTES).unwrap();
         let word = (segment.as_ptr().addr().get() as u64).to_ne_bytes();
         segment.write(32, &word).unwrap();
@@ -552,13 +567,13 @@ mod tests {
         ));
     }
 
-    /// A line of words, each as hexadecimal digits.
+    /// Parses a line of hexadecimal numbers.
     fn words<const N: usize>(line: &str) -> [u128; N] {
         let mut words = line.split_whitespace().map(|word| u128::from_str_radix(word, 16).unwrap());
         std::array::from_fn(|_| words.next().unwrap())
     }
 
-    /// A child that runs this test in a role. Killed when dropped.
+    /// A child process that runs this test program in a role. Killed when dropped.
     struct Helper {
         process: Child,
         output: BufReader<std::process::ChildStdout>,
@@ -577,12 +592,12 @@ mod tests {
             Self { process, output }
         }
 
-        fn say(&mut self, line: &str) {
+        fn send(&mut self, line: &str) {
             writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
         }
 
-        /// The next line that begins with `> `.
-        fn hear(&mut self) -> String {
+        /// Reads the rest of the next line that begins with `> `.
+        fn receive(&mut self) -> String {
             loop {
                 let mut line = String::new();
                 assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
@@ -615,7 +630,7 @@ mod tests {
         (address, RegionKey { index: index as u32, token }, at as u64)
     }
 
-    /// Not a test by itself: what the children of the tests below do.
+    /// The code of the child processes. Does nothing in a normal run of the tests.
     #[test]
     fn a_child_in_its_role() {
         let Ok(role) = std::env::var(ROLE) else { return };
@@ -636,7 +651,7 @@ mod tests {
                 let pinned = process.pin(key, at, 8, WRITE).unwrap();
                 println!("> pinned");
                 std::io::stdin().read_line(&mut line).unwrap();
-                // SAFETY: the range is the array.
+                // SAFETY: the range is a temporary array that lives until the end of the statement.
                 let copied = unsafe { pinned.write(&range(&mut [9; 8])) }.unwrap();
                 drop(pinned);
                 println!("> {copied}");
@@ -649,14 +664,14 @@ mod tests {
     #[test]
     fn a_process_that_executes_another_program_is_not_written_to() {
         let mut owner = Helper::start("owner");
-        let (address, key, at) = introduced(&owner.hear());
+        let (address, key, at) = introduced(&owner.receive());
         let process = Process::open(address).unwrap();
         assert_eq!(put(&process, key, at, &mut [1; 100]), Ok(100));
         process.probe().unwrap();
-        owner.say("exec");
+        owner.send("exec");
         let start = Instant::now();
         while process.probe().is_ok() {
-            assert!(start.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIMEOUT);
             std::thread::sleep(Duration::from_millis(1));
         }
         let replaced = |result: Result<(), ProcessError>| match result {
@@ -664,11 +679,11 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(replaced(process.probe()));
-        // The entry is as it was: only the guard tells.
+        // The entry in the table has not changed; only the guard detects the new program.
         for rights in [READ, WRITE] {
             let pinned = process.pin(key, at, 8, rights).unwrap();
             let mut bytes = [1; 8];
-            // SAFETY: the range is `bytes`.
+            // SAFETY: the range is `bytes`, a local array.
             let copied = unsafe {
                 if rights == READ {
                     pinned.read(&range(&mut bytes))
@@ -691,8 +706,8 @@ mod tests {
             let table = Table::new().unwrap();
             let (mut entry, memory) = publish(&table, WRITE);
             let mut initiator = Helper::start("initiator");
-            initiator.say(&introduce(&table, entry.key(), memory.as_ptr() as u64));
-            assert_eq!(initiator.hear().trim(), "pinned");
+            initiator.send(&introduce(&table, entry.key(), memory.as_ptr() as u64));
+            assert_eq!(initiator.receive().trim(), "pinned");
             initiator.signal(Signal::STOP);
             waitpid(Some(Pid::from_child(&initiator.process)), WaitOptions::UNTRACED).unwrap();
             if is_killed {
@@ -707,30 +722,31 @@ mod tests {
                 continue;
             }
             initiator.signal(Signal::CONT);
-            initiator.say("go on");
-            assert_eq!(initiator.hear().trim(), "8");
+            initiator.send("go on");
+            assert_eq!(initiator.receive().trim(), "8");
             assert_eq!(memory[..9], [9, 9, 9, 9, 9, 9, 9, 9, 7]);
             assert!(entry.reclaim());
         }
     }
 
-    /// A forked child has a copy of its parent's memory, and the parent's table.
+    /// A forked child has a copy of its parent's memory and inherits its parent's table.
     #[test]
     fn a_forked_child_is_not_taken_for_its_parent() {
         let table = Table::new().unwrap();
         let (mut entry, memory) = publish(&table, WRITE);
-        let (mut hear, say) = std::io::pipe().unwrap();
-        // SAFETY: the child makes system calls only, and calls that take no lock.
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: the test runs other threads, so the child only makes system calls and calls that
+        // take no lock, until it ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: the memory is leaked.
+            // SAFETY: the call is refused in a child process, so nothing is published.
             let refused = unsafe { table.publish(1, 1, WRITE) }.is_err();
             let inert = entry.reclaim();
             drop(entry);
             let good = [u8::from(refused && inert)];
-            // SAFETY: one byte of `good`; the others take numbers only.
+            // SAFETY: `write` reads one byte of `good`; the other two calls take no pointers.
             unsafe {
-                libc::write(say.as_raw_fd(), good.as_ptr().cast(), 1);
+                libc::write(writer.as_raw_fd(), good.as_ptr().cast(), 1);
                 libc::pause();
                 libc::_exit(0);
             }
@@ -739,13 +755,13 @@ mod tests {
         let opened = Process::open(theirs);
         let process = Process::open(table.address()).unwrap();
         let mut good = [0];
-        std::io::Read::read_exact(&mut hear, &mut good).unwrap();
+        std::io::Read::read_exact(&mut reader, &mut good).unwrap();
         let lives = put(&process, entry.key(), memory.as_ptr() as u64, &mut [1]);
         kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
         waitpid(Pid::from_raw(child), WaitOptions::empty()).unwrap();
-        assert_eq!(good, [1], "the child changes its parent's table");
+        assert_eq!(good, [1], "the child must not change its parent's table");
         assert!(matches!(opened, Err(ProcessError::Other { .. })), "{opened:?}");
-        assert_eq!(lives, Ok(1), "the child ended its parent's region");
+        assert_eq!(lives, Ok(1), "the child withdrew its parent's region");
         assert!(entry.reclaim());
     }
 }

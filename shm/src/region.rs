@@ -1,8 +1,8 @@
-//! Memory that peers reach by themselves: regions of one process, and the same regions as another process maps them.
+//! Regions: memory of one process that peers map and access directly.
 //!
-//! A region's segment has a page of its own in front, whose first word says that the region lives. A region
-//! is handed to a peer that asks for it by its number. Numbers are random and travel in keys alone, so that
-//! a peer without a key has no mapping.
+//! A region's segment begins with a page whose first word says whether the region is live. A region
+//! is sent to a peer that requests it by its number. Numbers are random and are only known from
+//! keys, so a peer without a key cannot map the region.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,21 +18,22 @@ use crate::line::Lines;
 use crate::link::Link;
 use crate::segment::Segment;
 
-/// Bytes in front of a region's own.
-const FRONT: usize = 4096;
-/// The bits of a region's number that count.
-const COUNT: u64 = 3;
-/// What [`Mapped::life`] is while a region may be used.
+/// Bytes in header of a region's data.
+const HEADER: usize = 4096;
+/// The bits of a region's number that come from a counter.
+const COUNTER_BITS: u64 = 3;
+/// The value of [`Mapped::life`] while a region may be used.
 pub const LIVE: u64 = 1;
 
-/// The regions of a process, and who has them. Cloning gives another handle.
+/// The regions of a process, and the peers that have mapped them. Cloning returns another handle to
+/// the same set.
 #[derive(Clone)]
-pub struct Shelf(Arc<Shared>);
+pub struct RegionSet(Arc<Shared>);
 
-/// Without the regions, whose numbers are secret.
-impl fmt::Debug for Shelf {
+/// Omits the regions, whose numbers are secret.
+impl fmt::Debug for RegionSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shelf").field("number", &self.0.number).finish_non_exhaustive()
+        f.debug_struct("RegionSet").field("number", &self.0.number).finish_non_exhaustive()
     }
 }
 
@@ -43,62 +44,64 @@ struct Shared {
 
 #[derive(Default)]
 struct Inner {
-    /// Regions that were made.
+    /// The number of regions created so far.
     made: u64,
     regions: HashMap<u64, Entry>,
-    /// Peers that still have a dropped region and were not notified yet.
-    untold: Vec<(Weak<Link>, u64)>,
+    /// Notices of dropped regions that peers have not been sent yet.
+    undelivered: Vec<(Weak<Link>, u64)>,
 }
 
-/// A region, and who has it.
+/// A region, and the peers that have mapped it.
 struct Entry {
     segment: Arc<Segment>,
     readers: Vec<Weak<Link>>,
 }
 
-/// The most notices that wait for peers which do not read their sockets. Without a notice a peer keeps its
-/// mapping for longer.
-const MOST_UNTOLD: usize = 1 << 16;
+/// The maximum number of undelivered notices for peers that do not read their sockets. A peer that
+/// misses a notice keeps its mapping for longer.
+const MAX_UNDELIVERED: usize = 1 << 16;
 
 impl Inner {
-    /// Tells peers which regions are gone. One that does not read is told later.
-    fn tell(&mut self) {
-        self.untold.retain(|(link, region)| {
-            let told = link.upgrade().map(|link| link.send(&Message::Gone { region: *region }.encode(), &[]));
-            matches!(told, Some(Ok(false)))
+    /// Sends the undelivered notices. Those for peers with full sockets are kept for the next call.
+    fn notify(&mut self) {
+        self.undelivered.retain(|(link, region)| {
+            let sent =
+                link.upgrade().map(|link| link.send(&Message::NoRegion { region: *region }.encode(), &[]));
+            matches!(sent, Some(Ok(false)))
         });
-        self.untold.truncate(MOST_UNTOLD);
+        self.undelivered.truncate(MAX_UNDELIVERED);
     }
 }
 
-impl Shelf {
-    /// A shelf without regions. `number` is told to peers, so that a key of another process is not taken for one of ours.
+impl RegionSet {
+    /// Creates an empty set. `number` is sent to peers, so that they can reject a key of another
+    /// process.
     pub fn new(number: u64) -> Self {
         Self(Arc::new(Shared { number, inner: Mutex::default() }))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // What is left after a panic is at worst told twice.
+        // After a panic a notice may be sent twice, which is harmless.
         self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number that it was made with.
+    /// The number that was passed to [`Self::new`].
     pub fn number(&self) -> u64 {
         self.0.number
     }
 
-    /// Makes a region of `size` zeroed bytes.
+    /// Creates a region of `size` zeroed bytes.
     ///
     /// # Errors
-    /// As [`Segment::create`], and what getrandom(2) says.
+    /// Those of [`Segment::create`], and the error of getrandom(2).
     pub fn region(&self, size: usize) -> Result<Region, SegmentError> {
         self.add(size, Segment::create)
     }
 
-    /// The same in huge pages; what is left of the last one is part of the region.
+    /// Creates a region in huge pages. The size is rounded up to the end of the last page.
     ///
     /// # Errors
-    /// As [`Segment::create_huge`].
+    /// Those of [`Segment::create_huge`], and the error of getrandom(2).
     pub fn huge_region(&self, size: usize) -> Result<Region, SegmentError> {
         self.add(size, Segment::create_huge)
     }
@@ -111,32 +114,33 @@ impl Shelf {
         if size == 0 {
             return Err(SegmentError::Empty);
         }
-        let all = size.checked_add(FRONT).ok_or(SegmentError::NoMemory { wanted: size, available: 0 })?;
+        let all = size.checked_add(HEADER).ok_or(SegmentError::NoMemory { wanted: size, available: 0 })?;
         let segment = Arc::new(create("barewire-region", all)?);
-        let front = Lines::of(&segment, 1).ok_or(SegmentError::Empty)?;
-        front.line(0).word(0).store(LIVE, Ordering::Release);
+        let header = Lines::of(&segment, 1).ok_or(SegmentError::Empty)?;
+        header.line(0).word(0).store(LIVE, Ordering::Release);
         let random = PortAddress::random();
         let random = random.map_err(|source| SegmentError::System { call: "getrandom", source })?.secret;
         let mut inner = self.inner();
-        // The lowest bits count, so that regions made one after the other lie in different places of a table.
-        let number = random as u64 & !COUNT | inner.made & COUNT;
+        // The lowest bits count up, so that consecutive regions use different slots of a table
+        // indexed by number.
+        let number = random as u64 & !COUNTER_BITS | inner.made & COUNTER_BITS;
         inner.made += 1;
         inner.regions.insert(number, Entry { segment: Arc::clone(&segment), readers: Vec::new() });
         drop(inner);
         Ok(Region {
-            mapped: Mapped { segment, front },
+            mapped: Mapped { segment, header },
             number,
-            shelf: self.clone(),
+            set: self.clone(),
             process: std::process::id(),
         })
     }
 
-    /// Hands the region to the process at the other end, or tells it that there is none. False if that
-    /// process has too many unread messages.
-    pub(crate) fn hand_over(&self, region: u64, link: &Arc<Link>) -> io::Result<bool> {
+    /// Sends region `region` to the peer, or notifies the peer that it does not exist. Returns
+    /// false if the peer has too many unread messages.
+    pub(crate) fn send_to(&self, region: u64, link: &Arc<Link>) -> io::Result<bool> {
         let mut inner = self.inner();
         let Some(entry) = inner.regions.get_mut(&region) else {
-            return link.send(&Message::Gone { region }.encode(), &[]);
+            return link.send(&Message::NoRegion { region }.encode(), &[]);
         };
         let message = Message::Region { region, size: entry.segment.size() as u64 };
         let descriptor = entry.segment.descriptor();
@@ -148,75 +152,76 @@ impl Shelf {
         Ok(true)
     }
 
-    /// Tells again which regions are gone.
-    pub(crate) fn catch_up(&self) {
+    /// Tries again to send undelivered notices.
+    pub(crate) fn retry_notices(&self) {
         let mut inner = self.inner();
-        if !inner.untold.is_empty() {
-            inner.tell();
+        if !inner.undelivered.is_empty() {
+            inner.notify();
         }
     }
 }
 
-/// A region in this process's mappings.
+/// A region that is mapped in this process.
 #[derive(Debug, Clone)]
 pub struct Mapped {
     segment: Arc<Segment>,
-    front: Lines,
+    header: Lines,
 }
 
 impl Mapped {
     pub(crate) fn attach(segment: Segment) -> Option<Self> {
         let segment = Arc::new(segment);
-        let front = Lines::of(&segment, 1).filter(|_| segment.size() > FRONT)?;
-        Some(Self { segment, front })
+        let header = Lines::of(&segment, 1).filter(|_| segment.size() > HEADER)?;
+        Some(Self { segment, header })
     }
 
-    /// Is [`LIVE`] while its owner wants it to be used, and mapped as long as the bytes.
+    /// The word that is [`LIVE`] until the owner drops the region. It is mapped as long as the
+    /// data.
     pub fn life(&self) -> &AtomicU64 {
-        self.front.line(0).word(0)
+        self.header.line(0).word(0)
     }
 
-    /// Bytes.
+    /// Size of the region in bytes.
     pub fn size(&self) -> usize {
-        self.segment.size() - FRONT
+        self.segment.size() - HEADER
     }
 
-    /// Bytes of the segment, as its owner announced them.
+    /// Size of the segment in bytes, as sent to peers.
     pub(crate) fn announced(&self) -> u64 {
         self.segment.size() as u64
     }
 
-    /// The first byte, valid for [`size`](Self::size) bytes while this value or a clone of it lives. Other processes access the same
-    /// bytes: make no reference to them.
+    /// The first byte. It is valid for [`size`](Self::size) bytes while this value or a clone of it
+    /// lives. Other processes access the same bytes: do not create references to them.
     pub fn start(&self) -> NonNull<u8> {
-        let address = self.segment.as_ptr().addr().saturating_add(FRONT);
+        let address = self.segment.as_ptr().addr().saturating_add(HEADER);
         self.segment.as_ptr().with_addr(address)
     }
 }
 
-/// A region of this process. Dropping it ends its use; those who mapped it keep their mapping until they are told.
-/// In a child by fork, dropping it unmaps it there and does nothing else.
+/// A region of this process. Dropping it ends its use and notifies the peers, which then unmap it.
+/// In a forked child, dropping it only unmaps the child's copy.
 pub struct Region {
     mapped: Mapped,
     number: u64,
-    shelf: Shelf,
-    /// The process that made it.
+    set: RegionSet,
+    /// The process that created the region.
     process: u32,
 }
 
 impl Region {
-    /// Its number on the shelf, for its keys: whoever knows it, and is admitted, can map the region.
+    /// The region's number, for its keys. Any admitted peer that knows it can map the region.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Its memory.
+    /// The region's memory.
     pub fn mapped(&self) -> &Mapped {
         &self.mapped
     }
 }
 
-/// Without the number.
+/// Omits the number, which is secret.
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region").field("mapped", &self.mapped).finish_non_exhaustive()
@@ -226,14 +231,14 @@ impl fmt::Debug for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // A child by fork: the region lives on in the parent.
+            // In a forked child: the region still exists in the parent.
             return;
         }
         self.mapped.life().store(0, Ordering::Release);
-        let mut inner = self.shelf.inner();
+        let mut inner = self.set.inner();
         let entry = inner.regions.remove(&self.number);
         let readers = entry.into_iter().flat_map(|entry| entry.readers);
-        inner.untold.extend(readers.map(|link| (link, self.number)));
-        inner.tell();
+        inner.undelivered.extend(readers.map(|link| (link, self.number)));
+        inner.notify();
     }
 }

@@ -12,29 +12,30 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use crate::copy;
 use crate::error::{OutOfRange, SegmentError};
 
-/// With these the size stays, whatever a peer does, and the set of seals too.
+/// The seals that fix the size, and the set of seals itself.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// The file system of huge pages, by its number in linux/magic.h.
+/// The magic number of hugetlbfs in linux/magic.h.
 const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
 
-/// Memory that this process shares with whom it hands the descriptor to; unmapped and closed when dropped,
-/// while the other processes keep theirs.
+/// Memory that this process shares with the processes that receive its descriptor. Dropping it
+/// unmaps the memory and closes the descriptor here; other processes keep theirs.
 ///
-/// The bytes are plain memory with no order between processes: two processes that tell each other by other
-/// means that data is ready (a socket, an atomic in the segment) must make that order themselves.
+/// The bytes are plain memory without ordering guarantees. Processes that signal each other that
+/// data is ready (over a socket, or by an atomic in the segment) must provide the ordering
+/// themselves.
 pub struct Segment {
     map: MmapRaw,
-    /// Of a segment that was made here, to hand it over.
+    /// The descriptor of a segment that this process created.
     file: Option<File>,
 }
 
 impl Segment {
-    /// Makes a segment of `size` zeroed bytes. All its memory is taken now, so that a machine without it
-    /// answers with an error here and not with a SIGBUS at the first access. A memory limit of the process's
-    /// control group is the exception: the kernel may end the process instead.
+    /// Creates a segment of `size` zeroed bytes. All its memory is allocated now, so a shortage is
+    /// an error here and not a SIGBUS on the first access. The exception is a memory limit of the
+    /// process's control group: the kernel may kill the process instead.
     ///
-    /// `name` is for people who read `/proc/PID/maps`; it need not be unique.
+    /// `name` is shown in `/proc/PID/maps`; it need not be unique.
     ///
     /// ```
     /// let segment = barewire_shm::Segment::create("counters", 4096)?;
@@ -47,12 +48,13 @@ impl Segment {
     /// ```
     ///
     /// # Errors
-    /// [`SegmentError::Empty`] for no bytes, [`SegmentError::NoMemory`], or what a system call said.
+    /// [`SegmentError::Empty`] if `size` is 0, [`SegmentError::NoMemory`],
+    /// [`SegmentError::FileLimit`], or [`SegmentError::System`].
     pub fn create(name: &str, size: usize) -> Result<Self, SegmentError> {
         if size == 0 {
             return Err(SegmentError::Empty);
         }
-        // The kernel takes page after page and only then finds that there is no more: ask before.
+        // Check first: the kernel would allocate page by page until memory runs out.
         if let Some(available) = available_memory()
             && size as u64 > available
         {
@@ -64,10 +66,11 @@ impl Segment {
         })
     }
 
-    /// As [`Self::create`], of the machine's huge pages: `size` is rounded up to them.
+    /// Like [`Self::create`], in huge pages. `size` is rounded up to whole pages.
     ///
     /// # Errors
-    /// [`SegmentError::Empty`], [`SegmentError::NoHugePages`] if fewer are reserved, or what a system call said.
+    /// [`SegmentError::Empty`] if `size` is 0, [`SegmentError::NoHugePages`] if too few are free,
+    /// [`SegmentError::FileLimit`], or [`SegmentError::System`].
     pub fn create_huge(name: &str, size: usize) -> Result<Self, SegmentError> {
         if size == 0 {
             return Err(SegmentError::Empty);
@@ -91,7 +94,7 @@ impl Segment {
         flags: MemfdFlags,
         no_memory: impl Fn() -> SegmentError,
     ) -> Result<Self, SegmentError> {
-        // The kernel would refuse it, too, and raise SIGXFSZ, which ends the process.
+        // Exceeding the limit raises SIGXFSZ, which ends the process.
         if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Fsize).current
             && size as u64 > limit
         {
@@ -109,25 +112,25 @@ impl Segment {
         Ok(Self { map: map(&file, size)?, file: Some(file) })
     }
 
-    /// Maps the segment behind a descriptor that came from another process, which may be hostile: the size
-    /// must be sealed and be the announced one. The descriptor is closed.
+    /// Maps the segment behind a descriptor of another process, which is not trusted: the size must
+    /// be sealed and equal to `size` bytes. The descriptor is closed.
     ///
-    /// The peer can give pages back at any time (`FALLOC_FL_PUNCH_HOLE`); the kernel puts zeroed ones in
-    /// their place at the next access. Where huge pages are wanted and none is left, it raises SIGBUS
-    /// instead, so memory in huge pages is refused: see [`attach_huge`](Self::attach_huge).
+    /// The peer can release pages at any time (`FALLOC_FL_PUNCH_HOLE`), and the kernel replaces
+    /// them by zeroed ones at the next access. If no huge page is free, the kernel raises SIGBUS
+    /// instead. Therefore memory in huge pages is refused: see [`attach_huge`](Self::attach_huge).
     ///
     /// # Errors
     /// [`SegmentError::Unsealed`], [`SegmentError::HugePages`], [`SegmentError::WrongSize`],
-    /// [`SegmentError::Empty`], or what a system call said.
+    /// [`SegmentError::Empty`], or [`SegmentError::System`].
     pub fn attach(descriptor: OwnedFd, size: usize) -> Result<Self, SegmentError> {
         Self::attach_if(descriptor, size, false)
     }
 
-    /// As [`attach`](Self::attach), and takes memory in huge pages from a peer that is trusted not to give
-    /// them back.
+    /// Like [`attach`](Self::attach), but also accepts memory in huge pages. The peer is trusted
+    /// not to release them.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach).
+    /// Those of [`attach`](Self::attach), except [`SegmentError::HugePages`].
     pub fn attach_huge(descriptor: OwnedFd, size: usize) -> Result<Self, SegmentError> {
         Self::attach_if(descriptor, size, true)
     }
@@ -138,11 +141,12 @@ impl Segment {
         }
         let seals = match rustix::fs::fcntl_get_seals(&descriptor) {
             Ok(seals) => seals,
-            // A file that knows no seals.
+            // A file that does not support seals.
             Err(rustix::io::Errno::INVAL) => SealFlags::empty(),
             Err(errno) => return Err(system("fcntl(F_GET_SEALS)", errno)),
         };
-        // First the seals, then the size: what is sealed cannot change after the look.
+        // The seals are checked before the size, because a sealed size cannot change after the
+        // check.
         if !seals.contains(SEALS) {
             return Err(SegmentError::Unsealed { missing: names(SEALS.difference(seals)) });
         }
@@ -158,55 +162,60 @@ impl Segment {
         Ok(Self { map: map(&file, size)?, file: None })
     }
 
-    /// The descriptor of a segment that was made here, to hand it over; `None` after
-    /// [`keep_to_self`](Self::keep_to_self), and for one that came from another process.
+    /// The descriptor of a segment that this process created; `None` after
+    /// [`close_descriptor`](Self::close_descriptor), and for an attached segment.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// Closes the descriptor: the segment cannot be handed over from now on, and stays mapped.
-    pub fn keep_to_self(&mut self) {
+    /// Closes the descriptor. The segment stays mapped, but cannot be sent to other processes any
+    /// more.
+    pub fn close_descriptor(&mut self) {
         self.file = None;
     }
 
-    /// The size in bytes; never 0, and the same for all who share it.
+    /// The size in bytes: never 0, and equal in all processes.
     pub fn size(&self) -> usize {
         self.map.len()
     }
 
-    /// Copies from the segment at `offset` to `into`. Bytes that another process writes meanwhile come old
-    /// or new, each on its own.
+    /// Copies `into.len()` bytes at `offset` out of the segment. Each byte that another process
+    /// writes at the same time is either old or new.
     ///
     /// # Errors
-    /// [`OutOfRange`] if any byte is beyond the end; nothing is copied then.
+    /// [`OutOfRange`] if the range extends beyond the end; nothing is copied then.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfRange> {
         let from = self.at(offset, into.len())?;
         #[expect(unsafe_code, reason = "the one copy out of shared memory")]
-        // SAFETY: `at` checked that the range is within the mapping, which lives as long as `self` and is
-        // never referred to. `into` is ours alone, so the two do not overlap.
+        // SAFETY: `at` checked that `into.len()` bytes from `from` on are within the mapping, which
+        // lives as long as `self` and to which no reference exists. `into` is borrowed mutably, so
+        // the two do not overlap.
         unsafe {
             copy::copy(from, into.as_mut_ptr(), into.len());
         }
         Ok(())
     }
 
-    /// Copies `from` into the segment at `offset`. A process that reads meanwhile sees each byte old or new.
+    /// Copies `from` into the segment at `offset`. A process that reads at the same time sees each
+    /// byte either old or new.
     ///
     /// # Errors
-    /// [`OutOfRange`] if any byte is beyond the end; nothing is copied then.
+    /// [`OutOfRange`] if the range extends beyond the end; nothing is copied then.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), OutOfRange> {
         let to = self.at(offset, from.len())?;
         #[expect(unsafe_code, reason = "the one copy into shared memory")]
-        // SAFETY: as in `read`; the mapping is writable.
+        // SAFETY: `at` checked that `from.len()` bytes from `to` on are within the mapping, which
+        // is writable, lives as long as `self` and to which no reference exists. `from` is a
+        // reference, so the two do not overlap.
         unsafe {
             copy::copy(from.as_ptr(), to, from.len());
         }
         Ok(())
     }
 
-    /// The address of the first byte in this process, for those who build rings over it. It is valid for
-    /// [`size`](Self::size) bytes as long as the segment lives. Other processes access the same bytes: make
-    /// no reference to them, use atomic accesses or a copy that tolerates races.
+    /// The address of the first byte in this process. It is valid for [`size`](Self::size) bytes as
+    /// long as the segment lives. Other processes access the same bytes: do not create references
+    /// to them, but use atomic accesses or copies that tolerate races.
     pub fn as_ptr(&self) -> NonNull<u8> {
         NonNull::new(self.map.as_mut_ptr()).unwrap_or(NonNull::dangling())
     }
@@ -249,12 +258,13 @@ fn names(seals: SealFlags) -> String {
     names.join(", ")
 }
 
-/// What the kernel thinks can be had without swapping, in bytes; `None` if it does not say.
+/// The kernel's estimate of the memory available without swapping, in bytes; `None` if it cannot be
+/// read.
 fn available_memory() -> Option<u64> {
     meminfo("MemAvailable:")
 }
 
-/// Bytes, of a line of kibibytes.
+/// The value of a line in KiB, in bytes.
 fn meminfo(name: &str) -> Option<u64> {
     meminfo_count(name)?.checked_mul(1024)
 }
@@ -269,7 +279,7 @@ fn meminfo_count(name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Whether there are any or not, the answer is of use.
+    /// Passes with and without reserved huge pages.
     #[test]
     fn huge_pages_are_taken_where_they_are_reserved() {
         let page = meminfo("Hugepagesize:").unwrap_or(0) as usize;
@@ -360,7 +370,7 @@ mod tests {
         assert_eq!(refused(memfd(4096, SealFlags::empty())), "F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL");
         assert_eq!(refused(memfd(4096, SealFlags::GROW | SealFlags::SEAL)), "F_SEAL_SHRINK");
         assert_eq!(refused(memfd(4096, SealFlags::GROW | SealFlags::SHRINK)), "F_SEAL_SEAL");
-        // A pipe and a device know no seals.
+        // A pipe and a device do not support seals.
         assert!(refused(std::io::pipe().unwrap().0.into()).contains("F_SEAL_SHRINK"));
         assert!(refused(File::open("/dev/zero").unwrap().into()).contains("F_SEAL_SHRINK"));
     }

@@ -1,4 +1,4 @@
-//! Those who attached to a port, by the numbers that the port gave them.
+//! The senders that are attached to a port, in a table indexed by sender number.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
@@ -8,32 +8,32 @@ use std::time::Instant;
 use crate::bulk::{self, BulkReceiver, MAX_BUFFERS};
 use crate::control::{Message, Refusal};
 use crate::error::{Corrupt, LinkError};
-use crate::lane::{self, LaneReceiver};
 use crate::line::{LINE, Lines};
 use crate::link::{Link, Received};
-use crate::peer::{exactly, lost};
-use crate::port::MOST_SLOTS;
-use crate::region::Shelf;
+use crate::peer::{exactly, socket_error};
+use crate::port::MAX_SLOTS;
+use crate::region::RegionSet;
 use crate::segment::Segment;
+use crate::spsc::{self, SpscReceiver};
 
-/// Messages of one sender's socket that are taken at a time.
-const AT_ONCE: usize = 32;
-/// Regions that a sender may ask for before it takes the first.
-const MOST_OWED: usize = 64;
+/// Messages of one sender's socket that one call handles.
+const MAX_PER_CALL: usize = 32;
+/// The maximum number of outstanding region requests of a sender.
+const MAX_REQUESTS: usize = 64;
 
-/// One who attached.
+/// A sender that is attached to the port.
 #[derive(Debug)]
 pub(crate) struct Sender {
     pub(crate) link: Arc<Link>,
     pub(crate) process: i32,
     pub(crate) greeted: bool,
     pub(crate) since: Instant,
-    /// Its socket was closed, by itself or with its process.
-    pub(crate) is_ended: bool,
-    pub(crate) lane: Option<LaneReceiver>,
+    /// The sender or its process has closed the socket.
+    pub(crate) ended: bool,
+    pub(crate) ring: Option<SpscReceiver>,
     pub(crate) bulk: Option<Rc<BulkReceiver>>,
-    /// Regions that it asked for, and does not read its socket to get.
-    owed: Vec<u64>,
+    /// Regions that the sender requested and that its full socket could not take yet.
+    requests: Vec<u64>,
 }
 
 impl Sender {
@@ -43,52 +43,52 @@ impl Sender {
             process,
             greeted: false,
             since,
-            is_ended: false,
-            lane: None,
+            ended: false,
+            ring: None,
             bulk: None,
-            owed: Vec::new(),
+            requests: Vec::new(),
         }
     }
 
-    /// Says why the connection ends, if the other end still listens.
+    /// Sends the reason why the connection ends, if the socket can take it.
     pub(crate) fn refuse(&self, refusal: Refusal) {
         let user = rustix::process::geteuid().as_raw().into();
         let _ = self.link.send(&Message::Refused { reason: refusal as u64, user }.encode(), &[]);
     }
 
-    pub(crate) fn ended(&mut self) {
-        self.is_ended = true;
+    pub(crate) fn set_ended(&mut self) {
+        self.ended = true;
     }
 
-    /// Takes in what it hands over and asks for, a limited number of messages at a time.
+    /// Handles the messages of the sender over its socket, a limited number per call.
     ///
     /// # Errors
-    /// What breaks the rules, and what this process lacks to take it in.
-    pub(crate) fn receive(&mut self, shelf: &Shelf) -> Result<(), LinkError> {
-        for _ in 0..AT_ONCE {
-            let received = match self.link.receive().map_err(|error| lost("recvmsg", error)) {
+    /// A protocol violation, or the reason why this process could not map the sender's memory.
+    pub(crate) fn receive(&mut self, regions: &RegionSet) -> Result<(), LinkError> {
+        for _ in 0..MAX_PER_CALL {
+            let received = match self.link.receive().map_err(|error| socket_error("recvmsg", error)) {
                 Ok(Some(received)) => received,
                 Ok(None) => break,
                 Err(LinkError::Ended) => {
-                    self.ended();
+                    self.set_ended();
                     break;
                 }
                 Err(error) => return Err(error),
             };
-            self.take_in(received, shelf)?;
+            self.handle(received, regions)?;
         }
         Ok(())
     }
 
-    fn take_in(&mut self, received: Received, shelf: &Shelf) -> Result<(), LinkError> {
+    fn handle(&mut self, received: Received, regions: &RegionSet) -> Result<(), LinkError> {
         let Received { message, descriptors } = received;
         match Message::decode(&message)? {
-            Message::Lane { slots } if self.lane.is_none() && slots <= MOST_SLOTS as u64 => {
+            Message::Ring { slots } if self.ring.is_none() && slots <= MAX_SLOTS as u64 => {
                 let [segment] = exactly(descriptors)?;
-                let count = lane::lines(slots as usize);
+                let count = spsc::lines(slots as usize);
                 let segment = Arc::new(Segment::attach(segment, count * LINE)?);
-                let lane = Lines::of(&segment, count).and_then(|lines| LaneReceiver::new(&lines));
-                self.lane = Some(lane.ok_or(Corrupt("the memory of its lane"))?);
+                let ring = Lines::of(&segment, count).and_then(|lines| SpscReceiver::new(&lines));
+                self.ring = Some(ring.ok_or(Corrupt("the memory of its SPSC ring"))?);
             }
             Message::Bulk { buffers } if self.bulk.is_none() && buffers <= MAX_BUFFERS as u64 => {
                 let [segment] = exactly(descriptors)?;
@@ -97,12 +97,12 @@ impl Sender {
                 let bulk = BulkReceiver::new(&segment, count);
                 self.bulk = Some(Rc::new(bulk.ok_or(Corrupt("the memory of its buffers"))?));
             }
-            Message::Ask { region } if self.owed.len() < MOST_OWED => {
+            Message::Request { region } if self.requests.len() < MAX_REQUESTS => {
                 let [] = exactly(descriptors)?;
-                self.owed.push(region);
-                self.pay(shelf)?;
+                self.requests.push(region);
+                self.send_regions(regions)?;
             }
-            // It came to wake this process, which it did.
+            // The message's only purpose is to wake this process.
             Message::Wake {} => {
                 let [] = exactly(descriptors)?;
             }
@@ -111,22 +111,22 @@ impl Sender {
         Ok(())
     }
 
-    /// Hands over the regions that it asked for, as far as its socket takes them.
-    pub(crate) fn pay(&mut self, shelf: &Shelf) -> Result<(), LinkError> {
-        while let Some(&region) = self.owed.first() {
-            match shelf.hand_over(region, &self.link).map_err(|error| lost("sendmsg", error)) {
-                Ok(true) => drop(self.owed.remove(0)),
+    /// Sends the requested regions, as far as the socket takes them.
+    pub(crate) fn send_regions(&mut self, regions: &RegionSet) -> Result<(), LinkError> {
+        while let Some(&region) = self.requests.first() {
+            match regions.send_to(region, &self.link).map_err(|error| socket_error("sendmsg", error)) {
+                Ok(true) => drop(self.requests.remove(0)),
                 Ok(false) => break,
-                // Its end is read from the socket, after what it sent before.
-                Err(LinkError::Ended) => self.owed.clear(),
+                // The next receive reports the end, after the messages that the sender sent before.
+                Err(LinkError::Ended) => self.requests.clear(),
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    pub(crate) fn is_owed(&self) -> bool {
-        !self.owed.is_empty()
+    pub(crate) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
     }
 }
 
@@ -136,57 +136,58 @@ impl AsFd for Sender {
     }
 }
 
-/// All of them. Number 0 is nobody's.
+/// The senders of a port. Numbers begin with 1; number 0 is not used.
 #[derive(Debug, Default)]
 pub(crate) struct Senders {
-    /// The sender of number n is at n - 1.
-    places: Vec<Option<Sender>>,
-    /// Where the search for a free place begins, so that a number is not given again soon: slots of the FIFO may still bear it.
+    /// Sender number n is at index n - 1.
+    slots: Vec<Option<Sender>>,
+    /// Where the search for a free slot begins. A number is reused as late as possible, since slots
+    /// of the FIFO may still contain it.
     next: usize,
 }
 
 impl Senders {
-    /// Most senders of one port.
-    const MOST: usize = u16::MAX as usize;
+    /// The maximum number of senders of one port.
+    const MAX: usize = u16::MAX as usize;
 
     #[inline(always)]
     pub(crate) fn get(&self, number: u16) -> Option<&Sender> {
-        self.places.get(usize::from(number).wrapping_sub(1))?.as_ref()
+        self.slots.get(usize::from(number).wrapping_sub(1))?.as_ref()
     }
 
     #[inline(always)]
     pub(crate) fn get_mut(&mut self, number: u16) -> Option<&mut Sender> {
-        self.places.get_mut(usize::from(number).wrapping_sub(1))?.as_mut()
+        self.slots.get_mut(usize::from(number).wrapping_sub(1))?.as_mut()
     }
 
     #[inline(always)]
-    pub(crate) fn lane_mut(&mut self, number: u16) -> Option<&mut LaneReceiver> {
-        self.get_mut(number)?.lane.as_mut()
+    pub(crate) fn ring_mut(&mut self, number: u16) -> Option<&mut SpscReceiver> {
+        self.get_mut(number)?.ring.as_mut()
     }
 
-    /// A sender of this number will not write any more.
-    pub(crate) fn is_gone(&self, number: u16) -> bool {
-        self.get(number).is_none_or(|sender| sender.is_ended)
+    /// Returns true if the sender with this number will not write any more.
+    pub(crate) fn has_ended(&self, number: u16) -> bool {
+        self.get(number).is_none_or(|sender| sender.ended)
     }
 
-    /// Gives a number; `None` if every one is taken.
+    /// Adds a sender and returns its number; `None` if no number is free.
     pub(crate) fn add(&mut self, sender: Sender) -> Option<(u16, &Sender)> {
-        let free = (0..Self::MOST).map(|step| (self.next + step) % Self::MOST);
-        let at = free.into_iter().find(|at| self.places.get(*at).is_none_or(Option::is_none))?;
-        if self.places.len() <= at {
-            self.places.resize_with(at + 1, || None);
+        let free = (0..Self::MAX).map(|step| (self.next + step) % Self::MAX);
+        let at = free.into_iter().find(|at| self.slots.get(*at).is_none_or(Option::is_none))?;
+        if self.slots.len() <= at {
+            self.slots.resize_with(at + 1, || None);
         }
         self.next = at + 1;
-        Some((at as u16 + 1, self.places[at].insert(sender)))
+        Some((at as u16 + 1, self.slots[at].insert(sender)))
     }
 
     pub(crate) fn remove(&mut self, number: u16) -> Option<Sender> {
-        self.places.get_mut(usize::from(number).wrapping_sub(1))?.take()
+        self.slots.get_mut(usize::from(number).wrapping_sub(1))?.take()
     }
 
-    /// The numbers of those of whom `is` holds.
-    pub(crate) fn those(&self, is: impl Fn(&Sender) -> bool) -> Vec<u16> {
-        let numbered = self.places.iter().zip(1..);
-        numbered.filter(|(place, _)| place.as_ref().is_some_and(&is)).map(|(_, number)| number).collect()
+    /// The numbers of the senders for which `is` returns true.
+    pub(crate) fn numbers_where(&self, is: impl Fn(&Sender) -> bool) -> Vec<u16> {
+        let numbered = self.slots.iter().zip(1..);
+        numbered.filter(|(slot, _)| slot.as_ref().is_some_and(&is)).map(|(_, number)| number).collect()
     }
 }

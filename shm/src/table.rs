@@ -1,12 +1,13 @@
-//! The regions of a process that others may read and write through the kernel, as a table in shared memory.
+//! A table in shared memory of the regions that other processes may read and write through the
+//! kernel.
 //!
-//! The kernel carries out process_vm_readv(2) and process_vm_writev(2) on any address, so the owner and
-//! the initiator of a copy have to agree on what may be reached. The owner keeps an [`Entry`] per region in
-//! a memfd that it maps. An initiator maps the same memfd and pins the entry around each copy. The owner
-//! gives memory back only after the entry has ended and no pin is left, so a key never reaches memory that
-//! was freed. Address, length and rights come from the entry; a key holds only where the entry is and a
-//! random token.
-#![allow(unsafe_code, reason = "maps a file, and promises about memory are made here")]
+//! The kernel carries out process_vm_readv(2) and process_vm_writev(2) on any address, so the owner
+//! of the memory and the initiator of a copy have to agree on what may be accessed. The owner keeps
+//! an [`Entry`] per region in a memfd that it maps. An initiator maps the same memfd and pins the
+//! entry around each copy. The owner frees the memory only after it has withdrawn the entry and no
+//! pin is left, so a key never gives access to memory that was freed. Address, length and rights
+//! come from the entry; a key contains only the entry's index and a random token.
+#![allow(unsafe_code, reason = "maps a file, and `publish` has a contract about memory")]
 
 use std::ffi::c_void;
 use std::fmt;
@@ -25,13 +26,13 @@ use crate::line::{LINE, Line, Lines};
 
 /// Name of the memfd in `/proc/PID/maps` and `/proc/PID/fd`.
 pub(crate) const NAME: &str = "barewire-cma";
-/// Size of a table is sealed, so that a mapping of it cannot lose its end.
+/// The size of a table is sealed, so that a peer cannot truncate a mapped table.
 pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// Entries of a table. Memory is taken for those in use.
+/// Capacity of a table in entries. Memory is allocated only for entries in use.
 const CAPACITY: u32 = 1 << 18;
-/// Entries for which memory is taken at once.
+/// Entries for which memory is allocated at a time.
 const GROWTH: u32 = 1024;
-/// Lines before the first entry: what the table is, and the word that the guards of puts write to.
+/// Lines before the first entry: the header, and the line that the guard of each put writes to.
 const FRONT: usize = 2;
 /// Bytes of a table.
 pub(crate) const BYTES: usize = (CAPACITY as usize + FRONT) * LINE;
@@ -40,18 +41,18 @@ pub(crate) const SCRATCH: usize = LINE;
 /// Offset of the secret.
 pub(crate) const SECRET_AT: usize = 2 * size_of::<u64>();
 
-/// First word: what this is, and the version of the layout.
+/// The first word: a magic value and the version of the layout.
 const MAGIC: u64 = u64::from_be_bytes(*b"bwcma\0\0\x01");
 
-// Words of the first line.
+// Indices of the words of the header.
 const IS: usize = 0;
 const PROCESS: usize = 1;
 const SECRET: [usize; 2] = [2, 3];
 const GUARD: usize = 4;
 const READY: usize = 5;
 
-// Words of an entry.
-/// Bit 0: the entry may be used. Above it, the number of pins.
+// Indices of the words of an entry.
+/// Bit 0 is set while the entry may be used. The other bits count the pins.
 const STATE: usize = 0;
 const ADDRESS: usize = 1;
 const LENGTH: usize = 2;
@@ -61,31 +62,33 @@ const TOKEN: [usize; 2] = [4, 5];
 const LIVE: u64 = 1;
 const PIN: u64 = 2;
 
-/// What a peer needs to reach a region: which entry of the owner's table it has, and the entry's token.
-/// Any value is safe to use; one that the owner did not make is refused.
+/// What a peer needs to access a region: the index of the entry in the owner's table, and the
+/// entry's token. Any value is safe to use; a key that the owner did not issue is refused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RegionKey {
-    /// The entry.
+    /// Index of the entry.
     pub index: u32,
-    /// 128 random bits, made when the region was published.
+    /// 128 random bits, created when the region was published.
     pub token: u128,
 }
 
-/// Without the token, which is a secret.
+/// Omits the token, which is secret.
 impl fmt::Debug for RegionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RegionKey").field("index", &self.index).finish_non_exhaustive()
     }
 }
 
-/// Why a table could not be made, or a region not be published in it.
+/// Why a table could not be created, or a region could not be published.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TableError {
     /// Every entry is in use.
-    #[error("all {CAPACITY} entries of the region table are in use: drop memory, or open another domain")]
+    #[error(
+        "all {CAPACITY} entries of the region table are in use: drop registered memory, or open another domain"
+    )]
     Full,
-    /// The limit of file sizes is below the size of a table. Exceeding it would raise SIGXFSZ.
+    /// The file size limit is below the size of a table. Exceeding it would raise SIGXFSZ.
     #[error(
         "the region table needs {BYTES} bytes and the file size limit (RLIMIT_FSIZE) is {limit}: raise it (ulimit -f)"
     )]
@@ -93,21 +96,23 @@ pub enum TableError {
         /// The limit in bytes.
         limit: u64,
     },
-    /// The table belongs to the process that this one was forked from.
-    #[error("the region table belongs to process {owner}, which forked this one: open a domain here")]
+    /// The table was created before a fork, by the parent of this process.
+    #[error(
+        "the region table belongs to process {owner}, from which this one was forked: open a domain in this process"
+    )]
     Forked {
-        /// Number of the parent.
+        /// Process id of the parent.
         owner: u32,
     },
-    /// A peer's operation was still in progress after the time allowed for it.
+    /// A peer's operation was still in progress when the timeout expired.
     #[error("a peer that is stopped or was killed still has an operation in progress on the memory")]
     Pinned,
     /// A system call failed.
     #[error("{call}: {source}")]
     System {
-        /// The call.
+        /// The system call.
         call: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -119,7 +124,7 @@ fn system(call: &'static str, source: impl Into<io::Error>) -> TableError {
 fn random() -> Result<u128, TableError> {
     let mut bytes = [0u8; 16];
     let get = || getrandom(&mut bytes[..], GetRandomFlags::empty());
-    // The kernel gives up to 256 bytes at once.
+    // getrandom(2) returns up to 256 bytes in one call.
     rustix::io::retry_on_intr(get).map_err(|errno| system("getrandom", errno))?;
     Ok(u128::from_ne_bytes(bytes))
 }
@@ -132,26 +137,28 @@ fn whole([high, low]: [u64; 2]) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
 
-/// A mapping of a table, or of the first page of one.
+/// A shared mapping of a table, or of its first page.
 pub(crate) struct Mapping {
     start: NonNull<c_void>,
     length: usize,
 }
 
-// SAFETY: the mapping is accessed through atomics only, and unmapped once.
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, when the value
+// is dropped.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives access to the mapping only through atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the file's first `length` bytes, at `hint` if nothing is there.
+    /// Maps the first `length` bytes of the file, at address `hint` if nothing is mapped there.
     pub(crate) fn new(
         file: BorrowedFd<'_>,
         length: usize,
         hint: usize,
         protection: libc::c_int,
     ) -> io::Result<Self> {
-        // SAFETY: makes a new mapping; without MAP_FIXED none that exists is replaced.
+        // SAFETY: without MAP_FIXED, mmap(2) creates a new mapping and never replaces an existing
+        // one.
         let start = unsafe {
             let hint = std::ptr::without_provenance_mut(hint);
             libc::mmap(hint, length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
@@ -165,7 +172,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this value's own mapping, to which no reference is left.
+        // SAFETY: this value owns the mapping, and all references to it end before the value is
+        // dropped.
         unsafe { libc::munmap(self.start.as_ptr(), self.length) };
     }
 }
@@ -174,15 +182,15 @@ impl Drop for Mapping {
 #[derive(Debug, Clone)]
 pub(crate) struct View(Lines);
 
-/// What an entry says, read while it is pinned.
+/// The contents of an entry, read while it is pinned.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Facts {
+pub(crate) struct RegionInfo {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) rights: u32,
 }
 
-/// Keeps an entry's memory from being given back.
+/// A pin: the owner does not free the entry's memory while it exists.
 pub struct Pin<'a>(&'a Line);
 
 impl Drop for Pin<'_> {
@@ -198,15 +206,15 @@ impl fmt::Debug for Pin<'_> {
 }
 
 impl View {
-    /// The table in a mapping of [`BYTES`].
+    /// The table in a mapping of [`BYTES`] bytes.
     pub(crate) fn of(mapping: Mapping) -> Self {
         let start = mapping.start.cast();
-        // SAFETY: a mapping of this many lines, aligned to a page, that lives as long as the `Arc`. It is
-        // accessed as atomics only, here and in the other processes.
+        // SAFETY: the mapping has `length` bytes, is aligned to a page, and lives as long as the
+        // `Arc`. All processes access it through atomics only.
         Self(unsafe { Lines::over(start, mapping.length / LINE, Arc::new(mapping)) })
     }
 
-    /// A table of this process alone, with memory for so many entries.
+    /// A table in private memory with `entries` entries.
     #[cfg(loom)]
     pub(crate) fn private(entries: u32) -> Self {
         let lines = Lines::private(FRONT + entries as usize);
@@ -214,19 +222,19 @@ impl View {
         Self(lines)
     }
 
-    /// Where the owner says it has the table mapped.
+    /// The address of the table in the owner's address space, as the owner states it.
     pub(crate) fn guard(&self) -> u64 {
         self.0.line(0).load(GUARD)
     }
 
-    /// True for the table that process `number` made with `secret`.
+    /// Returns true if process `number` created the table with `secret`.
     pub(crate) fn is_of(&self, number: u32, secret: u128) -> bool {
         let front = self.0.line(0);
         let found = SECRET.map(|word| front.load(word));
         front.load(IS) == MAGIC && front.load(PROCESS) == number.into() && whole(found) == secret
     }
 
-    /// The entry, if memory was taken for it.
+    /// The entry at `index`, if memory is allocated for it.
     #[inline]
     fn entry(&self, index: u32) -> Option<&Line> {
         let ready = self.0.line(0).word(READY).load(Ordering::Acquire);
@@ -234,17 +242,18 @@ impl View {
         exists.then(|| self.0.line(FRONT + index as usize))
     }
 
-    /// Pins the key's entry. `None` if it has ended or the key is not the owner's.
+    /// Pins the key's entry. Returns `None` if the entry was withdrawn or the key is not valid.
     #[inline]
-    pub(crate) fn pin(&self, key: RegionKey) -> Option<(Pin<'_>, Facts)> {
+    pub(crate) fn pin(&self, key: RegionKey) -> Option<(Pin<'_>, RegionInfo)> {
         let line = self.entry(key.index)?;
-        // Acquire: what the owner wrote before it made the entry live is visible. One word has the state and
-        // the pins, so the owner either sees this pin or has ended the entry before.
+        // Acquire makes the contents visible that the owner wrote before it set the entry live.
+        // State and pins share one word, so either the owner sees this pin, or this process sees
+        // that the entry was withdrawn.
         let state = line.word(STATE).fetch_add(PIN, Ordering::Acquire);
         let pin = Pin(line);
-        // The owner changes these words only while no pin is left.
+        // The owner changes these words only while no pin exists.
         let token = whole(TOKEN.map(|word| line.load(word)));
-        let facts = Facts {
+        let facts = RegionInfo {
             address: line.load(ADDRESS),
             length: line.load(LENGTH),
             rights: line.load(RIGHTS) as u32,
@@ -252,7 +261,7 @@ impl View {
         (state & LIVE != 0 && token == key.token).then_some((pin, facts))
     }
 
-    pub(crate) fn publish(&self, index: u32, token: u128, facts: Facts) {
+    pub(crate) fn publish(&self, index: u32, token: u128, facts: RegionInfo) {
         let Some(line) = self.entry(index) else { return };
         line.store(ADDRESS, facts.address);
         line.store(LENGTH, facts.length);
@@ -269,21 +278,23 @@ impl View {
         }
     }
 
-    /// Ends the entry. True if no pin is left; what was done under pins happened before.
+    /// Withdraws the entry. Returns true if no pin is left; all accesses under pins then happened
+    /// before.
     pub(crate) fn reclaim(&self, index: u32) -> bool {
         self.withdraw(index);
         self.entry(index).is_none_or(|line| line.word(STATE).load(Ordering::Acquire) < PIN)
     }
 }
 
-/// The table of this process's regions. Cloning gives another handle to the same one.
+/// The table of this process's regions. Cloning returns another handle to the same table.
 #[derive(Clone)]
 pub struct Table(Arc<Inner>);
 
 struct Inner {
     view: View,
-    /// A second, read-only mapping. Together with the writable one it tells peers that this code made the
-    /// table: a [`Segment`](crate::Segment), which safe code can fill at will, is mapped writable only.
+    /// A second, read-only mapping. Together with the writable one it proves to peers that this
+    /// code created the table: safe code can fill a [`Segment`](crate::Segment) with any bytes, but
+    /// it is mapped writable only.
     _proof: Mapping,
     file: OwnedFd,
     secret: u128,
@@ -293,29 +304,29 @@ struct Inner {
 
 #[derive(Default)]
 struct Slots {
-    /// Entries below were in use at some time.
+    /// Entries from this index on have never been used.
     used: u32,
-    /// Entries below have memory.
+    /// Entries below this index have memory.
     ready: u32,
     free: Vec<u32>,
 }
 
-/// How peers find a table.
+/// What peers need to find a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TableAddress {
-    /// The owner's process number.
+    /// The owner's process id.
     pub process: i32,
-    /// The owner's descriptor of the table.
+    /// The owner's file descriptor of the table.
     pub descriptor: u32,
-    /// A random number that the table holds.
+    /// The random number in the table's header.
     pub secret: u128,
 }
 
 impl Table {
-    /// Makes a table without regions.
+    /// Creates an empty table.
     ///
     /// # Errors
-    /// [`TableError::FileSize`], [`TableError::System`]
+    /// [`TableError::FileSize`] or [`TableError::System`].
     pub fn new() -> Result<Self, TableError> {
         if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < BYTES as u64) {
             return Err(TableError::FileSize { limit });
@@ -343,7 +354,7 @@ impl Table {
         Ok(Self(Arc::new(table)))
     }
 
-    /// How peers find it.
+    /// The address by which peers find the table.
     pub fn address(&self) -> TableAddress {
         TableAddress {
             process: self.0.owner as i32,
@@ -352,45 +363,47 @@ impl Table {
         }
     }
 
-    /// Lets peers that have the entry's key access `length` bytes at `address` as far as `rights` allow. The
-    /// bits of `rights` are the caller's; [`Process::pin`](crate::Process::pin) asks for some of them.
+    /// Allows peers that have the entry's key to access `length` bytes at `address` with `rights`.
+    /// The meaning of the bits of `rights` is up to the caller;
+    /// [`Process::pin`](crate::Process::pin) checks that all requested bits are set.
     ///
     /// # Errors
-    /// [`TableError::Full`], [`TableError::Forked`], [`TableError::System`]
+    /// [`TableError::Full`], [`TableError::Forked`] or [`TableError::System`].
     ///
     /// # Safety
-    /// The bytes stay mapped, and tolerate the accesses of peers, until [`Entry::reclaim`] has returned true.
+    /// The bytes must stay mapped, and accesses by peers at any time must be sound, until
+    /// [`Entry::reclaim`] has returned true.
     pub unsafe fn publish(&self, address: u64, length: u64, rights: u32) -> Result<Entry, TableError> {
         if std::process::id() != self.0.owner {
             return Err(TableError::Forked { owner: self.0.owner });
         }
         let token = random()?;
         let index = self.0.take()?;
-        self.0.view.publish(index, token, Facts { address, length, rights });
+        self.0.view.publish(index, token, RegionInfo { address, length, rights });
         Ok(Entry { table: self.clone(), key: RegionKey { index, token }, is_free: false })
     }
 
-    /// The key of a live entry.
+    /// The key of the entry at `index`, which must be live.
     pub fn key(&self, index: u32) -> Option<RegionKey> {
         let line = self.0.view.entry(index)?;
         Some(RegionKey { index, token: whole(TOKEN.map(|word| line.load(word))) })
     }
 
-    /// Pins an entry for an access by the owner itself. `None` if it has ended.
+    /// Pins an entry for an access by the owner itself. Returns `None` if it was withdrawn.
     pub fn pin(&self, key: RegionKey) -> Option<Pin<'_>> {
         self.0.view.pin(key).map(|(pin, _)| pin)
     }
 }
 
-/// An address where programs are not likely to have anything mapped, so that the guard of an operation fails
-/// after the process has executed another program, even if its addresses are not randomized.
+/// A random address at which programs rarely have a mapping. The guard of an operation then fails
+/// after the process has executed another program, even without address space randomization.
 fn random_place() -> Result<usize, TableError> {
     Ok((1 << 32) + ((random()? as usize % (1 << 33)) << 12))
 }
 
 impl Inner {
     fn slots(&self) -> MutexGuard<'_, Slots> {
-        // A panic between two changes of it leaves at worst an entry out of use.
+        // After a panic at worst one entry is lost, so the lock may be used again.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -409,7 +422,7 @@ impl Inner {
         Ok(slots.used - 1)
     }
 
-    /// Takes memory for more entries, so that no access to one raises SIGBUS for want of it.
+    /// Allocates memory for more entries, so that no access to them can raise SIGBUS.
     fn grow(&self, slots: &mut Slots) -> Result<(), TableError> {
         let ready = (slots.ready + GROWTH).min(CAPACITY);
         let end = (ready as usize + FRONT) * LINE;
@@ -427,7 +440,8 @@ impl fmt::Debug for Table {
     }
 }
 
-/// A region that peers can reach. Dropping it ends that, without waiting for what is in progress.
+/// A region that peers can access. Dropping it withdraws it without waiting for operations in
+/// progress.
 #[derive(Debug)]
 pub struct Entry {
     table: Table,
@@ -436,15 +450,17 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What peers need to reach the region.
+    /// The key that peers need to access the region.
     pub fn key(&self) -> RegionKey {
         self.key
     }
 
-    /// Ends the entry. Returns true once no operation is in progress on the region, and none can begin; the
-    /// memory is the caller's again. A process that is stopped or was killed in an operation keeps it false.
+    /// Withdraws the region. Returns true once no operation on it is in progress; the caller may
+    /// then free the memory. Keeps returning false if a process was stopped or killed during an
+    /// operation.
     ///
-    /// In a forked child it does nothing and returns true: the child's memory is a copy that peers do not reach.
+    /// In a forked child it does nothing and returns true: peers do not access the child's copy of
+    /// the memory.
     pub fn reclaim(&mut self) -> bool {
         let table = &*self.table.0;
         if self.is_free || std::process::id() != table.owner {

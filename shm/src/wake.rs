@@ -1,14 +1,18 @@
-//! The bell: how a sender wakes a receiver that sleeps, at the price of a load while it does not.
+//! The wake flag: a sender wakes a sleeping receiver, and otherwise pays only for a load.
 //!
-//! The receiver arms the bell, makes sure that every sender sees it from now on, and looks for messages once more before it sleeps.
-//! A sender stores its message and then loads the bell. Between this store and this load a fence would be needed for every message;
-//! instead the receiver has the kernel run one on every core where a sender runs (membarrier(2)), and only when it goes to sleep.
+//! The receiver sets the flag, makes the store visible to every sender, and polls for messages once
+//! more before it sleeps. A sender stores its message and then loads the flag. This would require a
+//! fence between the store and the load of every message. Instead the receiver makes the kernel
+//! execute a fence on every core that runs a sender (membarrier(2)), and only when it is about to
+//! sleep.
 //!
-//! Whoever takes the bell sends a message over its own socket, which the receiver sleeps on. Each end of a
-//! socket has file flags of its own, so a peer can make neither the sending nor the taking block.
+//! The sender that clears the flag sends a message over its own socket, on which the receiver
+//! sleeps. Each end of a socket has its own file flags, so a peer can make neither the send nor the
+//! receive block.
 //!
-//! The bell lies in memory that every sender writes: one that breaks the rules can take it and not ring. Then the others' messages lie
-//! there until the receiver looks by itself, so whoever sleeps sets a limit to it.
+//! The flag lies in memory that every sender writes. A misbehaving sender can clear it without
+//! waking the receiver; the messages of other senders then wait until the receiver polls by itself.
+//! Receivers therefore sleep with a timeout.
 
 use std::io;
 use std::sync::OnceLock;
@@ -20,12 +24,12 @@ use crate::line::{Lines, Ring};
 
 const ARMED: u64 = 1;
 
-/// The bell's word in the receiver's memory.
+/// The wake flag in the receiver's memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Bell(Ring);
+pub(crate) struct WakeFlag(Ring);
 
-impl Bell {
-    /// In the first word of the one line; `None` if there is not one.
+impl WakeFlag {
+    /// The flag in the first word of `line`. Returns `None` unless there is exactly one line.
     pub(crate) fn new(line: Lines) -> Option<Self> {
         Ring::new(line).filter(|ring| ring.slots() == 1).map(Self)
     }
@@ -35,47 +39,51 @@ impl Bell {
         self.0.slot(0).word(0)
     }
 
-    /// Receiver: from now on a message rings. What was sent before must be looked for after this.
+    /// Called by the receiver: requests a wake-up. The receiver must poll for earlier messages
+    /// afterwards.
     pub(crate) fn arm(&self, barrier: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        // Not a store: after whoever took it last, in every model of memory.
+        // A swap instead of a store, so that it is ordered after the last clear in every memory
+        // model.
         self.word().swap(ARMED, Ordering::SeqCst);
         barrier().inspect_err(|_| self.disarm())
     }
 
-    /// Receiver: nobody rang since it was armed.
+    /// Called by the receiver: returns true if no sender has cleared the flag.
     pub(crate) fn is_armed(&self) -> bool {
         self.word().load(Ordering::Acquire) == ARMED
     }
 
-    /// Receiver: messages do not ring any more.
+    /// Called by the receiver: cancels the request.
     fn disarm(&self) {
         self.word().store(0, Ordering::Relaxed);
     }
 
-    /// Sender, after the message: true for the one that must wake the receiver.
+    /// Called by a sender after it wrote a message: returns true if this sender must wake the
+    /// receiver.
     #[inline(always)]
-    pub(crate) fn must_ring(&self) -> bool {
-        // The receiver's barrier orders the processor's accesses, this the compiler's.
+    pub(crate) fn must_wake(&self) -> bool {
+        // The receiver's barrier orders the accesses of the processor; this fence orders those of
+        // the compiler.
         #[cfg(not(loom))]
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
         #[cfg(loom)]
         loom::sync::atomic::fence(Ordering::SeqCst);
-        self.word().load(Ordering::Relaxed) == ARMED && self.take()
+        self.word().load(Ordering::Relaxed) == ARMED && self.clear()
     }
 
     #[cold]
-    fn take(&self) -> bool {
+    fn clear(&self) -> bool {
         self.word().compare_exchange(ARMED, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
-/// A fence on every core that runs a process which called [`register`].
+/// Executes a fence on every core that runs a process which called [`register`].
 pub(crate) fn barrier() -> io::Result<()> {
     register()?;
     Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
 }
 
-/// Lets [`barrier`]s of other processes reach this one.
+/// Registers this process for the [`barrier`]s of other processes.
 pub(crate) fn register() -> io::Result<()> {
     static DONE: OnceLock<Result<(), rustix::io::Errno>> = OnceLock::new();
     let register = || rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited);

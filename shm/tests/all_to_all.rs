@@ -1,6 +1,7 @@
-//! Many processes, each to each: every message arrives, none twice, in order of each pair.
+//! Every process sends to every other: all messages arrive exactly once, in order per pair.
 //!
-//! 16 processes and 50,000 messages, or what `BAREWIRE_SHM_ALL_TO_ALL` says: `64 1000000`, for example.
+//! Runs 16 processes with 50,000 messages in all. `BAREWIRE_SHM_ALL_TO_ALL` overrides both: `64
+//! 1000000`, for example.
 
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
@@ -9,16 +10,17 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, SendError, Shelf,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, RegionSet,
+    SendError,
 };
 
 const ROLE: &str = "BAREWIRE_SHM_ALL_TO_ALL_ROLE";
 const SIZE: &str = "BAREWIRE_SHM_ALL_TO_ALL";
-const PATIENCE: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
 struct Inbox {
     scratch: [u64; MESSAGE_WORDS],
-    /// The next number of each sender.
+    /// The next expected number of each sender.
     next: Vec<u64>,
     total: u64,
 }
@@ -28,20 +30,20 @@ impl Deliver for Inbox {
         &mut self.scratch
     }
 
-    fn goes_on(&self) -> bool {
+    fn wants_more(&self) -> bool {
         true
     }
 
     fn short(&mut self, _: u8, length: usize) {
         let [sender, number, ..] = self.scratch;
         let next = &mut self.next[sender as usize];
-        assert_eq!((number, length), (*next, 8), "of process {sender}");
+        assert_eq!((number, length), (*next, 8), "number of a message of process {sender}");
         *next += 1;
         self.total += 1;
     }
 
     fn buffered(&mut self, _: u8, _: &Rc<BulkReceiver>, _: u8, _: NonNull<u8>, _: usize) {
-        panic!("nobody sends buffers");
+        panic!("no process sends buffers");
     }
 
     fn broken(&mut self, process: i32, why: LinkError) {
@@ -55,18 +57,18 @@ fn address(family: u64, index: u64) -> PortAddress {
     PortAddress { number: family << 32 | index, secret: 7 }
 }
 
-/// One of the processes: does nothing in a normal run of the tests.
+/// The code of one process. Does nothing in a normal run of the tests.
 #[test]
 fn one_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let role: Vec<u64> = role.split(' ').map(|number| number.parse().unwrap()).collect();
     let [family, index, count, each] = role[..] else { panic!("{role:?}") };
     let (config, started) = (PortConfig::default(), Instant::now());
-    let mut port = Port::open(address(family, index), &config, &Shelf::new(index)).unwrap();
+    let mut port = Port::open(address(family, index), &config, &RegionSet::new(index)).unwrap();
     let mut inbox = Inbox { scratch: [0; MESSAGE_WORDS], next: vec![0; count as usize], total: 0 };
-    let mut turn = |inbox: &mut Inbox| {
+    let mut progress = |inbox: &mut Inbox| {
         let taken = port.progress(inbox);
-        assert!(started.elapsed() < PATIENCE, "{index}: {} messages came", inbox.total);
+        assert!(started.elapsed() < TIMEOUT, "process {index}: {} messages received", inbox.total);
         taken
     };
     let mut peers: Vec<(Peer, u64)> = Vec::new();
@@ -74,14 +76,14 @@ fn one_process() {
         loop {
             match Peer::connect(address(family, other), &config) {
                 Ok(peer) => break peers.push((peer, 0)),
-                Err(_) => drop(turn(&mut inbox)),
+                Err(_) => drop(progress(&mut inbox)),
             }
             std::thread::yield_now();
         }
     }
     let due = each * (count - 1);
     while inbox.total < due || peers.iter().any(|(_, sent)| *sent < each) {
-        let mut idle = turn(&mut inbox) == 0;
+        let mut idle = progress(&mut inbox) == 0;
         for (peer, sent) in peers.iter_mut().filter(|(_, sent)| *sent < each) {
             match peer.send(1, index, &sent.to_ne_bytes()) {
                 Ok(()) => (*sent, idle) = (*sent + 1, false),
@@ -104,7 +106,7 @@ fn one_process() {
     let _ = writeln!(io::stderr(), "shared {memory}\npeak {}", peak());
 }
 
-/// KiB of memory that this process had at most, shared or its own.
+/// Peak memory of this process in KiB, shared and private.
 fn peak() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -112,9 +114,9 @@ fn peak() -> usize {
 }
 
 #[test]
-fn each_to_each() {
+fn every_process_sends_to_every_other() {
     let size = std::env::var(SIZE).unwrap_or_else(|_| "16 50000".to_owned());
-    let (count, total) = size.split_once(' ').expect("two numbers");
+    let (count, total) = size.split_once(' ').expect("the variable must hold two numbers");
     let (count, total): (u64, u64) = (count.parse().unwrap(), total.parse().unwrap());
     let each = total.div_ceil(count * (count - 1));
     let started = Instant::now();
@@ -136,8 +138,8 @@ fn each_to_each() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         let number = |name| said.lines().find_map(|line| line.strip_prefix(name)?.parse::<usize>().ok());
-        shared += number("shared ").expect("its memory");
-        most = most.max(number("peak ").expect("its peak"));
+        shared += number("shared ").expect("the child printed no memory size");
+        most = most.max(number("peak ").expect("the child printed no peak"));
     }
     let _ = writeln!(
         io::stderr(),

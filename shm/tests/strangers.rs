@@ -1,4 +1,5 @@
-//! What strangers, and peers that lie, can do: cost a bounded little, and nothing else.
+//! Tests with foreign processes and misbehaving peers: they can cause a bounded cost, and nothing
+//! else.
 
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
@@ -10,8 +11,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig, SendError,
-    Shelf,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig, RegionSet,
+    SendError,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -23,10 +24,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 const ROLE: &str = "BAREWIRE_SHM_STRANGER";
 const DEADLINE: Duration = Duration::from_mins(1);
-/// Long enough for a blocking call to be told from a slow one.
+/// A call that has not returned after this time is considered blocked.
 const BLOCKED: Duration = Duration::from_secs(20);
 
-/// Takes whatever comes.
+/// Accepts every message.
 #[derive(Default)]
 struct Inbox {
     scratch: [u64; MESSAGE_WORDS],
@@ -39,7 +40,7 @@ impl Deliver for Inbox {
         &mut self.scratch
     }
 
-    fn goes_on(&self) -> bool {
+    fn wants_more(&self) -> bool {
         true
     }
 
@@ -62,7 +63,7 @@ fn address(number: u64) -> PortAddress {
     PortAddress { number: u64::from(std::process::id()) << 32 | number, secret: 42 }
 }
 
-/// In the abstract namespace, which every user reaches.
+/// Uses the abstract namespace, which every user can access.
 fn abstract_place() -> PortConfig {
     PortConfig { place: Place::Abstract, ..PortConfig::default() }
 }
@@ -79,7 +80,7 @@ fn not_run(reason: &str) {
     let _ = writeln!(io::stderr(), "not run: {reason}");
 }
 
-/// A message of the protocol, as its bytes are documented.
+/// Encodes a message of the protocol.
 fn message(kind: u8, numbers: &[u64]) -> [u8; 64] {
     let mut bytes = [0; 64];
     bytes[..7].copy_from_slice(b"bwshm\r\n");
@@ -101,19 +102,19 @@ fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     let _ = rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL);
 }
 
-/// Lets the port work until something comes over a socket of one of its senders.
-fn answered(port: &mut Port, inbox: &mut Inbox, socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
+/// Calls progress until the port has sent something over `socket`, and receives it.
+fn await_response(port: &mut Port, inbox: &mut Inbox, socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     let started = Instant::now();
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut fds = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
     while rustix::event::poll(&mut fds, Some(&now)) != Ok(1) {
         port.progress(inbox);
-        assert!(started.elapsed() < DEADLINE, "no answer");
+        assert!(started.elapsed() < DEADLINE, "no response");
     }
     receive(socket)
 }
 
-/// Lets the port work for long enough to look at everything.
+/// Calls progress for long enough to check everything.
 fn settle(port: &mut Port, inbox: &mut Inbox) {
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(300) {
@@ -142,7 +143,7 @@ fn memfd(size: u64, flags: MemfdFlags) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// A port of an attacker: it answers one peer, which connects to it as to any other.
+/// A port of an attacker, to which one peer connects.
 struct HostilePort {
     listener: OwnedFd,
     address: PortAddress,
@@ -156,7 +157,7 @@ impl HostilePort {
         Self { listener, address }
     }
 
-    /// Welcomes a peer with the memory of a port with 4 slots, whose bell is armed.
+    /// Connects a peer, and sends it the memory of a port with 4 slots whose wake flag is set.
     fn welcome(&self, more: &[BorrowedFd<'_>]) -> (Peer, OwnedFd) {
         let peer = Peer::connect(self.address, &PortConfig::default()).unwrap();
         let link = rustix::net::accept(&self.listener).unwrap();
@@ -172,13 +173,14 @@ impl HostilePort {
 fn error_of(peer: &mut Peer) -> String {
     let started = Instant::now();
     while peer.tend().is_ok() {
-        assert!(started.elapsed() < DEADLINE, "it is content");
+        assert!(started.elapsed() < DEADLINE, "the peer reports no error");
     }
     peer.error().unwrap().to_string()
 }
 
-/// Runs `run`, which must come back, in a process of its own: a call that blocks is an error and not the end of the tests.
-fn comes_back(role: &str, check: impl FnOnce(&str)) {
+/// Runs `role` in a child process, which must end in time: a blocked call fails the test instead of
+/// blocking all tests.
+fn run_child(role: &str, check: impl FnOnce(&str)) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
@@ -192,7 +194,7 @@ fn comes_back(role: &str, check: impl FnOnce(&str)) {
         if started.elapsed() > BLOCKED {
             let wchan = std::fs::read_to_string(format!("/proc/{}/wchan", child.id())).unwrap_or_default();
             child.kill().unwrap();
-            panic!("{role}: after {BLOCKED:?} it is in {wchan}");
+            panic!("{role}: blocked in {wchan} after {BLOCKED:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -201,7 +203,7 @@ fn comes_back(role: &str, check: impl FnOnce(&str)) {
     check(&String::from_utf8_lossy(&output.stdout));
 }
 
-/// What the other processes of these tests do: nothing in a normal run.
+/// The code of the child processes. Does nothing in a normal run of the tests.
 #[test]
 fn other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -219,7 +221,7 @@ fn other_process() {
 
 #[test]
 fn a_pipe_in_place_of_a_wake_up_blocks_no_post() {
-    comes_back("pipe", |_| ());
+    run_child("pipe", |_| ());
 }
 
 fn wake_a_port_with_a_full_pipe() {
@@ -228,7 +230,7 @@ fn wake_a_port_with_a_full_pipe() {
     rustix::fs::fcntl_setfl(&write, rustix::fs::OFlags::NONBLOCK).unwrap();
     while rustix::io::write(&write, &[0; 4096]).is_ok() {}
     rustix::fs::fcntl_setfl(&write, rustix::fs::OFlags::empty()).unwrap();
-    // Without a descriptor to wake it by, as the protocol has it, and with one.
+    // First without an additional descriptor, as the protocol requires, then with one.
     for more in [&[][..], &[write.as_fd()]] {
         let (mut peer, _link) = port.welcome(more);
         if more.is_empty() {
@@ -237,7 +239,7 @@ fn wake_a_port_with_a_full_pipe() {
                 peer.tend().unwrap();
                 assert!(started.elapsed() < DEADLINE);
             }
-            assert_eq!(peer.send(1, 0, b"8 bytes."), Ok(()), "and rings");
+            assert_eq!(peer.send(1, 0, b"8 bytes."), Ok(()), "the post wakes the receiver");
         } else {
             assert!(error_of(&mut peer).contains("descriptors"), "{:?}", peer.error());
         }
@@ -246,17 +248,17 @@ fn wake_a_port_with_a_full_pipe() {
 
 #[test]
 fn file_flags_of_a_sender_block_no_sleeper() {
-    comes_back("flags", |_| ());
+    run_child("flags", |_| ());
 }
 
 fn sleep_while_a_sender_changes_flags() {
     let here = address(2);
-    let mut port = Port::open(here, &abstract_place(), &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let link = socket();
     rustix::net::connect(&link, &name(here)).unwrap();
     send(&link, &message(1, &[42, 0]), &[]);
-    let (welcome, descriptors) = answered(&mut port, &mut inbox, &link);
+    let (welcome, descriptors) = await_response(&mut port, &mut inbox, &link);
     assert_eq!(welcome[..9], message(2, &[])[..9]);
     for descriptor in descriptors.iter().chain([&link]) {
         rustix::fs::fcntl_setfl(descriptor, rustix::fs::OFlags::empty()).unwrap();
@@ -269,27 +271,28 @@ fn sleep_while_a_sender_changes_flags() {
         }
         send(&link, &message(9, &[]), &[]);
         let mut fds = [rustix::event::PollFd::new(&port, rustix::event::PollFlags::IN)];
-        let patience = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&patience)), Ok(1), "it is woken");
+        let timeout = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1), "the sleeper was not woken");
         settle(&mut port, &mut inbox);
     }
     assert_eq!(inbox.broken, []);
 }
 
 #[test]
-fn regions_that_were_not_asked_for_are_refused() {
+fn regions_that_were_not_requested_are_refused() {
     let port = HostilePort::open(3);
     let (mut peer, link) = port.welcome(&[]);
     let region = memfd(8192, MemfdFlags::empty()).unwrap();
     send(&link, &message(4, &[77, 8192]), &[region.as_fd()]);
     let error = error_of(&mut peer);
-    assert!(error.contains("a region that was not asked for"), "{error}");
+    assert!(error.contains("a region that was not requested"), "{error}");
     assert_eq!(peer.region(77, 1).map(|_| ()), Err(SendError::Lost));
 }
 
 #[test]
 fn a_region_in_huge_pages_is_refused_unless_it_is_wanted() {
-    // A mapping needs reserved pages; the refusal comes before.
+    // Creating the file needs no reserved pages, only mapping it does, and the peer refuses it
+    // before.
     let Ok(region) = memfd(1 << 21, MemfdFlags::HUGETLB) else {
         return not_run("this kernel makes no files of huge pages");
     };
@@ -307,49 +310,49 @@ fn a_region_in_huge_pages_is_refused_unless_it_is_wanted() {
     assert!(error.contains("huge pages"), "{error}");
 }
 
-/// Asks for more than it takes, and for what it has no key to.
+/// Requests regions without having keys, and more regions than it receives.
 #[test]
-fn a_sender_that_asks_for_regions_gets_those_it_has_keys_to() {
+fn a_sender_receives_only_regions_that_it_has_keys_to() {
     let here = address(5);
-    let shelf = Shelf::new(1);
-    let region = shelf.region(100).unwrap();
-    let mut port = Port::open(here, &abstract_place(), &shelf).unwrap();
+    let regions = RegionSet::new(1);
+    let region = regions.region(100).unwrap();
+    let mut port = Port::open(here, &abstract_place(), &regions).unwrap();
     let mut inbox = Inbox::default();
     let link = socket();
     rustix::net::connect(&link, &name(here)).unwrap();
     send(&link, &message(1, &[42, 0]), &[]);
-    assert_eq!(answered(&mut port, &mut inbox, &link).1.len(), 1, "the inbox, and no region");
+    assert_eq!(await_response(&mut port, &mut inbox, &link).1.len(), 1, "the inbox, but no region");
     for guess in [0, 1, 2, region.number() ^ 4, u64::MAX] {
         send(&link, &message(8, &[guess]), &[]);
-        let (answer, descriptors) = answered(&mut port, &mut inbox, &link);
+        let (answer, descriptors) = await_response(&mut port, &mut inbox, &link);
         assert_eq!((&answer[..], descriptors.len()), (&message(5, &[guess])[..], 0));
     }
     send(&link, &message(8, &[region.number()]), &[]);
-    let (answer, descriptors) = answered(&mut port, &mut inbox, &link);
+    let (answer, descriptors) = await_response(&mut port, &mut inbox, &link);
     assert_eq!((&answer[..], descriptors.len()), (&message(4, &[region.number(), 4196])[..], 1));
-    // Without reading: until it is given up.
+    // Does not read the responses any more, until the port ends the connection.
     let flags = rustix::fs::OFlags::NONBLOCK;
     rustix::fs::fcntl_setfl(&link, flags).unwrap();
     let started = Instant::now();
     while inbox.broken.is_empty() {
         send(&link, &message(8, &[region.number()]), &[]);
         port.progress(&mut inbox);
-        assert!(started.elapsed() < DEADLINE, "it may ask without end");
+        assert!(started.elapsed() < DEADLINE, "the number of requests is not limited");
     }
     settle(&mut port, &mut inbox);
     assert_eq!(inbox.broken.len(), 1, "{:?}", inbox.broken);
 }
 
 #[test]
-fn out_of_descriptors_is_said_with_the_numbers() {
-    comes_back("descriptors", |_| ());
+fn a_lack_of_descriptors_is_reported_with_the_numbers() {
+    run_child("descriptors", |_| ());
 }
 
 fn run_out_of_descriptors() {
     let here = address(6);
-    let shelf = Shelf::new(1);
-    let region = shelf.region(100).unwrap();
-    let mut port = Port::open(here, &abstract_place(), &shelf).unwrap();
+    let regions = RegionSet::new(1);
+    let region = regions.region(100).unwrap();
+    let mut port = Port::open(here, &abstract_place(), &regions).unwrap();
     let mut inbox = Inbox::default();
     let mut peer = Peer::connect(here, &abstract_place()).unwrap();
     let started = Instant::now();
@@ -374,25 +377,25 @@ fn run_out_of_descriptors() {
         port.progress(&mut inbox);
         assert!(started.elapsed() < DEADLINE);
     }
-    panic!("there was a descriptor");
+    panic!("no request failed for want of a descriptor");
 }
 
 #[test]
 fn a_limit_of_file_sizes_is_an_error() {
-    comes_back("filesize", |_| ());
+    run_child("filesize", |_| ());
 }
 
 fn make_a_segment_beyond_the_limit() {
-    // As `ulimit -f 10` has it.
+    // The limit of `ulimit -f 10`.
     setrlimit(Resource::Fsize, Rlimit { current: Some(10 << 10), maximum: Some(10 << 10) }).unwrap();
     let here = address(7);
-    let error = Port::open(here, &abstract_place(), &Shelf::new(1)).unwrap_err().to_string();
+    let error = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap_err().to_string();
     assert!(error.contains("ulimit -f"), "{error}");
-    let error = Shelf::new(1).region(1 << 20).map(drop).unwrap_err().to_string();
+    let error = RegionSet::new(1).region(1 << 20).map(drop).unwrap_err().to_string();
     assert!(error.contains("10240") && error.contains("ulimit -f"), "{error}");
 }
 
-/// A process of another user, or of this one, that connects without end.
+/// Connects without end.
 fn flood(there: PortAddress) {
     let name = name(there);
     let mut open = std::collections::VecDeque::new();
@@ -411,11 +414,11 @@ fn flood(there: PortAddress) {
     }
 }
 
-/// A process that ends with this value.
+/// A process that is killed when this value is dropped.
 struct Other(Child, PathBuf);
 
 impl Other {
-    /// Of user 65534 where this one may choose.
+    /// Starts the process as user 65534 if this process may change users.
     fn flooding(there: PortAddress) -> Self {
         use std::os::unix::fs::PermissionsExt;
         use std::os::unix::process::CommandExt;
@@ -444,14 +447,15 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Strangers that fill the queue of the socket, as fast as they can, take a small share of the time; and a peer that may attach gets in.
+/// Processes that fill the queue of the socket as fast as they can take only a small share of the
+/// port's time, and a peer that may attach is admitted.
 #[test]
-fn a_flood_of_another_user_costs_little_and_keeps_nobody_out() {
+fn a_flood_of_another_user_costs_little_and_keeps_no_peer_out() {
     if !rustix::process::geteuid().is_root() {
         return not_run("only root can start a process of another user");
     }
     let here = address(8);
-    let mut port = Port::open(here, &abstract_place(), &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let _others = [Other::flooding(here)];
     let full = Instant::now();
@@ -462,7 +466,7 @@ fn a_flood_of_another_user_costs_little_and_keeps_nobody_out() {
     let before = thread_time();
     let started = Instant::now();
     let mut peer = Peer::connect(here, &abstract_place()).unwrap();
-    assert!(!peer.is_connected(), "it waits for its turn");
+    assert!(!peer.is_connected(), "the queue is full, so the peer must retry");
     while started.elapsed() < Duration::from_secs(1) || !peer.is_ready() {
         let began = thread_time();
         port.progress(&mut inbox);
@@ -472,14 +476,15 @@ fn a_flood_of_another_user_costs_little_and_keeps_nobody_out() {
             looked += took;
         }
         peer.tend().unwrap();
-        assert!(started.elapsed() < DEADLINE, "it does not get in: {:?}", peer.error());
+        assert!(started.elapsed() < DEADLINE, "the peer is not admitted: {:?}", peer.error());
     }
     let all = thread_time().saturating_sub(before);
     let _ = writeln!(
         io::stderr(),
         "{calls} calls; longest {longest:?}, {looked:?} of {all:?} in calls over 5 us (CPU time of the thread)"
     );
-    // The bounds of the design with room for a machine that is busy; unbounded it is a second and 80 %.
+    // The limits of the design, with slack for a busy machine. Without them it would be a second
+    // and 80 %.
     assert!(longest < Duration::from_millis(20), "{longest:?}");
     assert!(looked < all / 4, "{looked:?} of {all:?}");
 }
@@ -489,16 +494,16 @@ fn nonblocking() -> OwnedFd {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-/// A connection without a greeting is closed, and its number is used again.
+/// A connection without a greeting is closed, and its number is reused.
 #[test]
-fn newcomers_that_say_nothing_leave() {
-    comes_back("newcomers", |_| ());
+fn connections_without_a_greeting_are_closed() {
+    run_child("newcomers", |_| ());
 }
 
-/// In a process without other tests, whose descriptors would count.
+/// Runs in its own process, because it counts file descriptors.
 fn wait_for_newcomers_to_leave() {
     let here = address(9);
-    let mut port = Port::open(here, &abstract_place(), &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
@@ -509,11 +514,11 @@ fn wait_for_newcomers_to_leave() {
     let started = Instant::now();
     while started.elapsed() < Duration::from_secs(1) {
         port.progress(&mut inbox);
-        assert!(descriptors() <= before + silent.len() + 80, "more than 64 and some are held");
+        assert!(descriptors() <= before + silent.len() + 80, "too many connections without a greeting");
     }
     while descriptors() > before + silent.len() {
         port.progress(&mut inbox);
-        assert!(started.elapsed() < DEADLINE, "they stay");
+        assert!(started.elapsed() < DEADLINE, "connections without a greeting were not closed");
     }
     let mut good = Peer::connect(here, &abstract_place()).unwrap();
     while !good.is_ready() {
@@ -523,11 +528,12 @@ fn wait_for_newcomers_to_leave() {
     }
 }
 
-/// One sender writes another one's number into the FIFO, with a message that is none: nobody is given up for it.
+/// A sender writes another sender's number into the FIFO with an invalid message. No connection is
+/// ended.
 #[test]
-fn a_forged_number_in_the_fifo_has_nobody_given_up() {
+fn a_forged_sender_number_in_the_fifo_ends_no_connection() {
     let here = address(10);
-    let mut port = Port::open(here, &abstract_place(), &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &abstract_place(), &RegionSet::new(1)).unwrap();
     let mut inbox = Inbox::default();
     let mut good = Peer::connect(here, &abstract_place()).unwrap();
     let started = Instant::now();
@@ -539,8 +545,9 @@ fn a_forged_number_in_the_fifo_has_nobody_given_up() {
     let link = socket();
     rustix::net::connect(&link, &name(here)).unwrap();
     send(&link, &message(1, &[42, 0]), &[]);
-    let (_, descriptors) = answered(&mut port, &mut inbox, &link);
-    // Bell, guess, slots. A filled slot of the first lap, of sender 1, with a tag that no message has; and one that says that a lane came.
+    let (_, descriptors) = await_response(&mut port, &mut inbox, &link);
+    // Lines of the inbox: wake flag, hint, slots. The words are filled slots of the first lap, of
+    // sender 1, with tags that are invalid in the FIFO, one of them the announcement of a ring.
     for (slot, tag) in [(0u64, 63u64), (1, 64), (2, 65), (3, 200)] {
         let word = 2 | tag << 32 | 1 << 48;
         rustix::io::pwrite(&descriptors[0], &word.to_ne_bytes(), (2 + slot) * 64).unwrap();
@@ -561,18 +568,19 @@ fn a_forged_number_in_the_fifo_has_nobody_given_up() {
 
 fn listen(directory: &str) {
     let config = PortConfig { place: Place::Directory(directory.into()), ..PortConfig::default() };
-    let _port = Port::open(address(0), &config, &Shelf::new(1)).unwrap();
+    let _port = Port::open(address(0), &config, &RegionSet::new(1)).unwrap();
     println!("listening");
     std::thread::sleep(DEADLINE);
 }
 
-/// A killed process leaves its socket in the directory; the next port there removes it, and leaves those of processes that live.
+/// The next port in a directory removes the socket that a killed process left there, and keeps
+/// those of running processes.
 #[test]
-fn left_over_sockets_are_swept() {
+fn abandoned_sockets_are_removed() {
     let directory = std::env::temp_dir().join(format!("barewire-swept-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
     let config = PortConfig { place: Place::Directory(directory.clone()), ..PortConfig::default() };
-    let living = Port::open(address(11), &config, &Shelf::new(1)).unwrap();
+    let living = Port::open(address(11), &config, &RegionSet::new(1)).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("listen {}", directory.display()))
@@ -591,16 +599,16 @@ fn left_over_sockets_are_swept() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(names().len(), 2, "the socket of a killed process stays");
+    assert_eq!(names().len(), 2, "the socket of a killed process must remain until the next port opens");
     std::fs::write(directory.join("barewire-notes"), "not a socket").unwrap();
-    // A socket of this moment may be in the making.
+    // Recent sockets are not removed, so make them old.
     let old = rustix::fs::Timespec { tv_sec: 1_000_000_000, tv_nsec: 0 };
     let times = rustix::fs::Timestamps { last_access: old, last_modification: old };
     for path in names() {
         rustix::fs::utimensat(rustix::fs::CWD, &path, &times, rustix::fs::AtFlags::empty()).unwrap();
     }
-    let next = Port::open(address(12), &config, &Shelf::new(1)).unwrap();
-    let mut peer = Peer::connect(living.address(), &config).expect("one that lives stays");
+    let next = Port::open(address(12), &config, &RegionSet::new(1)).unwrap();
+    let mut peer = Peer::connect(living.address(), &config).expect("the socket of a live port was removed");
     let (mut port, mut inbox) = (living, Inbox::default());
     while !peer.is_ready() {
         port.progress(&mut inbox);

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig, Shelf,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Place, Port, PortAddress, PortConfig, RegionSet,
 };
 use bolero::check;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -36,7 +36,7 @@ impl Deliver for Inbox {
         &mut self.0
     }
 
-    fn goes_on(&self) -> bool {
+    fn wants_more(&self) -> bool {
         true
     }
 
@@ -132,9 +132,9 @@ fn say(script: &mut Script<'_>, link: &OwnedFd) {
 #[test]
 fn anything_from_a_sender() {
     let here = address(1);
-    let shelf = Shelf::new(1);
-    let _region = shelf.region(4096).unwrap();
-    let port = Port::open(here, &config(), &shelf).unwrap();
+    let regions = RegionSet::new(1);
+    let _region = regions.region(4096).unwrap();
+    let port = Port::open(here, &config(), &regions).unwrap();
     let mut ends = AssertUnwindSafe((port, Inbox::default()));
     let mut rounds = 0;
     check!().with_generator(bytes_to(400)).for_each(|bytes| {

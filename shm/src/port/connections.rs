@@ -1,4 +1,4 @@
-//! Connections: who comes, who goes, and what they hand over.
+//! The sockets of a port: new connections, closed ones and their messages.
 
 use std::time::Instant;
 
@@ -9,56 +9,56 @@ use crate::control::{Message, Refusal};
 use crate::error::{Corrupt, LinkError};
 use crate::fifo::Head;
 use crate::link::Received;
-use crate::peer::{exactly, lost};
+use crate::peer::{exactly, socket_error};
 use crate::senders::Sender;
 
-/// Events of the sockets that are looked at in one go.
-const EVENTS: usize = 16;
+/// Socket events that one check handles.
+const MAX_EVENTS: usize = 16;
 
 impl Port {
-    /// Looks at the sockets now: who comes, who goes, and what they hand over. Does a limited amount of
-    /// work, whatever other processes do.
+    /// Checks the sockets now: accepts connections, removes closed ones and handles messages. The
+    /// amount of work per call is limited, whatever other processes do.
     #[cold]
-    pub fn look(&mut self, deliver: &mut impl Deliver) {
-        self.catch_up();
-        let mut events = Vec::with_capacity(EVENTS);
+    pub fn check_sockets(&mut self, deliver: &mut impl Deliver) {
+        self.sync_ring();
+        let mut events = Vec::with_capacity(MAX_EVENTS);
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Interrupted or refused, there is nothing to be seen; the next look will.
+        // On an error there are no events; the next check tries again.
         let _ = epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
-        let mut knocks = self.door.opens().is_some();
+        let mut has_connections = self.acceptor.paused_until().is_some();
         for event in &events {
             match event.data.u64() {
-                LISTENER => knocks = true,
+                LISTENER => has_connections = true,
                 data if data & PEER != 0 => deliver.peer(data as u32),
-                data => self.hear(data as u16, deliver),
+                data => self.on_event(data as u16, deliver),
             }
         }
         let now = Instant::now();
-        if knocks {
-            self.open_door(now, deliver);
+        if has_connections {
+            self.accept(now, deliver);
         }
-        while let Some((number, since)) = self.door.overdue(now) {
+        while let Some((number, since)) = self.acceptor.overdue(now) {
             let is_silent = |sender: &Sender| sender.since == since && !sender.greeted;
             if self.senders.get(number).is_some_and(is_silent) {
                 self.senders.remove(number);
             }
         }
-        self.hot.set_door(self.door.opens());
-        if self.fifo.mend() {
-            self.give_up(0, Corrupt("where the FIFO begins").into(), deliver);
+        self.poll.set_paused_until(self.acceptor.paused_until());
+        if self.fifo.repair_hint() {
+            self.report(0, Corrupt("the hint of the first free slot of the FIFO").into(), deliver);
         }
-        self.shelf.catch_up();
-        self.pay(deliver);
-        self.bury();
+        self.regions.retry_notices();
+        self.send_regions(deliver);
+        self.remove_ended();
         self.point();
     }
 
-    fn open_door(&mut self, now: Instant, deliver: &mut impl Deliver) {
+    fn accept(&mut self, now: Instant, deliver: &mut impl Deliver) {
         let (users, senders, epoll) = (self.config.users, &mut self.senders, &*self.epoll);
-        let opened = self.door.work(epoll, now, |link| {
-            let who = link.credentials().ok()?;
-            let sender = Sender::new(link, who.process, now);
-            if !users.allow(who.user) {
+        let accepted = self.acceptor.accept(epoll, now, |link| {
+            let credentials = link.credentials().ok()?;
+            let sender = Sender::new(link, credentials.process, now);
+            if !users.allow(credentials.user) {
                 sender.refuse(Refusal::User);
                 return None;
             }
@@ -70,57 +70,57 @@ impl Port {
             }
             Some(number)
         });
-        match opened {
-            Ok(()) => self.door.reported = false,
-            Err(error) if !self.door.reported => {
-                self.door.reported = true;
-                deliver.broken(0, lost("accept", error));
+        match accepted {
+            Ok(()) => self.acceptor.reported = false,
+            Err(error) if !self.acceptor.reported => {
+                self.acceptor.reported = true;
+                deliver.broken(0, socket_error("accept", error));
             }
-            // It lasts, and was reported.
+            // The error persists and was reported already.
             Err(_) => {}
         }
     }
 
-    /// Hands over what was asked for, to those who did not read their sockets before.
-    fn pay(&mut self, deliver: &mut impl Deliver) {
-        if !std::mem::take(&mut self.owing) {
+    /// Sends requested regions to senders whose sockets were full before.
+    fn send_regions(&mut self, deliver: &mut impl Deliver) {
+        if !std::mem::take(&mut self.has_requests) {
             return;
         }
-        for number in self.senders.those(Sender::is_owed) {
+        for number in self.senders.numbers_where(Sender::has_requests) {
             let Some(sender) = self.senders.get_mut(number) else { continue };
-            match sender.pay(&self.shelf) {
-                Ok(()) => self.owing |= sender.is_owed(),
-                Err(error) => self.give_up(number, error, deliver),
+            match sender.send_regions(&self.regions) {
+                Ok(()) => self.has_requests |= sender.has_requests(),
+                Err(error) => self.report(number, error, deliver),
             }
         }
     }
 
-    /// Takes in what a sender said over its socket.
+    /// Handles the messages that a sender sent over its socket.
     pub(super) fn receive(&mut self, number: u16) -> Result<(), LinkError> {
         let Some(sender) = self.senders.get_mut(number) else { return Ok(()) };
-        let received = sender.receive(&self.shelf);
-        self.owing |= sender.is_owed();
+        let received = sender.receive(&self.regions);
+        self.has_requests |= sender.has_requests();
         received
     }
 
-    /// Something came over a sender's socket, or it ended.
-    fn hear(&mut self, number: u16, deliver: &mut impl Deliver) {
+    /// Handles an event of a sender's socket: a message, or its end.
+    fn on_event(&mut self, number: u16, deliver: &mut impl Deliver) {
         let Some(sender) = self.senders.get_mut(number) else { return };
-        let heard = if sender.greeted {
+        let result = if sender.greeted {
             self.receive(number)
         } else {
-            match sender.link.receive().map_err(|error| lost("recvmsg", error)) {
+            match sender.link.receive().map_err(|error| socket_error("recvmsg", error)) {
                 Ok(Some(received)) => self.greet(number, received),
                 Ok(None) => Ok(()),
                 Err(LinkError::Ended) => {
-                    sender.ended();
+                    sender.set_ended();
                     Ok(())
                 }
                 Err(error) => Err(error),
             }
         };
-        if let Err(error) = heard {
-            self.give_up(number, error, deliver);
+        if let Err(error) = result {
+            self.report(number, error, deliver);
         }
     }
 
@@ -137,29 +137,29 @@ impl Port {
             return Ok(());
         }
         let slots = self.config.fifo_slots as u64;
-        let welcome = Message::Welcome { number: number.into(), slots, shelf: self.shelf.number() };
+        let welcome = Message::Welcome { number: number.into(), slots, region_set: self.regions.number() };
         match sender.link.send(&welcome.encode(), self.inbox.descriptor().as_slice()) {
             Ok(true) => sender.greeted = true,
-            // It does not read, or is gone: it can come again.
+            // The peer does not read its socket or has closed it. It can connect again.
             _ => drop(self.senders.remove(number)),
         }
         Ok(())
     }
 
-    /// Forgets senders that ended, once what they sent was taken.
-    fn bury(&mut self) {
-        for number in self.senders.those(|sender| sender.is_ended) {
+    /// Removes senders that have ended, once their messages were received.
+    fn remove_ended(&mut self) {
+        for number in self.senders.numbers_where(|sender| sender.ended) {
             let done = self
                 .senders
                 .get(number)
-                .and_then(|sender| sender.lane.as_ref())
-                .is_none_or(|lane| lane.peek().is_none());
-            // The lane may be about to be announced by the FIFO.
-            let announced = self.lanes.contains(&number)
-                || self.senders.get(number).is_none_or(|sender| sender.lane.is_none());
+                .and_then(|sender| sender.ring.as_ref())
+                .is_none_or(|ring| ring.peek().is_none());
+            // The FIFO may still contain the announcement of the ring.
+            let announced = self.rings.contains(&number)
+                || self.senders.get(number).is_none_or(|sender| sender.ring.is_none());
             if done && (announced || matches!(self.fifo.peek(|_| false), Head::Empty)) {
                 self.senders.remove(number);
-                self.lanes.retain(|lane| *lane != number);
+                self.rings.retain(|ring| *ring != number);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Messages, out of the FIFO and the lanes.
+//! Receives messages from the FIFO and the SPSC rings.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -7,129 +7,131 @@ use super::{Deliver, Port, Source};
 use crate::control::Refusal;
 use crate::error::{Corrupt, LinkError, SegmentError};
 use crate::fifo::Head;
-use crate::lane::{INLINE, Label, read_message};
-use crate::peer::{BULK_READY, IN_BUFFER, LANE_READY, LAST_IN_BUFFER, MAX_IDS};
+use crate::peer::{BULK_READY, IN_BUFFER, LAST_IN_BUFFER, MAX_IDS, RING_READY};
+use crate::spsc::{INLINE, Label, read_message};
 
-/// Messages that one turn takes from one sender.
+/// The maximum number of messages that one scan takes from one source.
 const BATCH: usize = 16;
-/// A sender may leave a slot claimed for so long before the others go on without it.
-const GRACE: Duration = Duration::from_millis(5);
+/// How long a claimed slot of the FIFO may block the messages behind it before it is set aside.
+const CLAIM_TIMEOUT: Duration = Duration::from_millis(5);
 
 impl Port {
-    /// Looks at every place, and from time to time at the sockets. Answers how many messages there were.
+    /// Polls all sources, and from time to time checks the sockets. Returns the number of messages.
     #[cold]
     #[inline(never)]
-    pub fn turn(&mut self, deliver: &mut impl Deliver) -> usize {
-        // Before anything that calls for attention.
-        self.hot.restart();
+    pub fn scan(&mut self, deliver: &mut impl Deliver) -> usize {
+        // First, because handlers below may request another scan, which sets the countdown.
+        self.poll.restart();
         let mut taken = self.take(deliver);
-        // The other places.
-        let by_lane = self.source != Source::Fifo;
-        if by_lane {
+        // Poll the sources other than the one above.
+        let by_ring = self.source != Source::Fifo;
+        if by_ring {
             taken += self.take_from_fifo(deliver);
         }
-        if self.lanes.len() > usize::from(by_lane) {
-            taken += self.take_from_lanes(deliver);
+        if self.rings.len() > usize::from(by_ring) {
+            taken += self.take_from_rings(deliver);
         }
-        // A slot that is claimed may be in front of messages.
-        self.hot.set_quiet(taken == 0 && self.claimed.is_none() && deliver.goes_on());
-        if self.hot.is_look_due() {
-            self.look(deliver);
+        // A claimed slot may be followed by messages.
+        self.poll.set_found_nothing(taken == 0 && self.claimed.is_none() && deliver.wants_more());
+        if self.poll.is_socket_check_due() {
+            self.check_sockets(deliver);
         }
         taken
     }
 
-    /// Looks at all lanes, and at the last one that has messages from now on.
-    fn take_from_lanes(&mut self, deliver: &mut impl Deliver) -> usize {
-        self.catch_up();
+    /// Polls all rings. The last one with messages becomes the source.
+    fn take_from_rings(&mut self, deliver: &mut impl Deliver) -> usize {
+        self.sync_ring();
         let (mut taken, mut at, mut source) = (0, 0, self.source);
-        while let Some(&number) = self.lanes.get(at) {
+        while let Some(&number) = self.rings.get(at) {
             at += 1;
-            let of_lane = self.take_from_lane(number, deliver);
-            if of_lane > 0 {
-                source = Source::Lane(number);
+            let of_ring = self.take_from_ring(number, deliver);
+            if of_ring > 0 {
+                source = Source::Ring(number);
             }
-            taken += of_lane;
+            taken += of_ring;
         }
         self.source = source;
         self.point();
         taken
     }
 
-    /// Tells the lane that is looked at how far the looks are. To be called before anything else is done with lanes, and [`Self::point`] after.
-    pub(super) fn catch_up(&mut self) {
-        let passed = self.hot.passed();
-        if let Source::Lane(number) = self.source
-            && let Some(lane) = self.senders.lane_mut(number)
+    /// Transfers the position of the poll cursor to the ring that it polls. Must be called before
+    /// any other access to rings, and [`Self::point`] after it.
+    pub(super) fn sync_ring(&mut self) {
+        let passed = self.poll.passed();
+        if let Source::Ring(number) = self.source
+            && let Some(ring) = self.senders.ring_mut(number)
         {
-            lane.advance(passed);
+            ring.advance(passed);
         }
     }
 
-    /// Points the looks at where the next message of the present source will be.
+    /// Moves the poll cursor to the next message of the present source.
     pub(super) fn point(&mut self) {
-        self.hot.set_lanes(self.lanes.len());
-        let lane = match self.source {
+        self.poll.set_rings(self.rings.len());
+        let ring = match self.source {
             Source::Fifo => None,
-            Source::Lane(number) => self.senders.get(number).and_then(|sender| sender.lane.as_ref()),
+            Source::Ring(number) => self.senders.get(number).and_then(|sender| sender.ring.as_ref()),
         };
-        if let Some(lane) = lane {
-            self.hot.point(lane.cursor(), lane.lines());
+        if let Some(ring) = ring {
+            self.poll.point(ring.cursor(), ring.lines());
         } else {
             self.source = Source::Fifo;
-            self.hot.point(self.fifo.cursor(), self.fifo.lines());
+            self.poll.point(self.fifo.cursor(), self.fifo.lines());
         }
     }
 
-    /// The message in the scratch was the last one of its part of the lane.
+    /// Delivers the message in the scratch buffer, which was the last one of a part of the ring.
     #[cold]
     #[inline(never)]
     pub(super) fn take_last(&mut self, deliver: &mut impl Deliver, id: u8, length: usize) -> usize {
-        let lane = match self.source {
+        let ring = match self.source {
             Source::Fifo => None,
-            Source::Lane(number) => self.senders.lane_mut(number),
+            Source::Ring(number) => self.senders.ring_mut(number),
         };
-        if let Some(lane) = lane {
-            lane.advance(self.hot.passed());
-            self.hot.go_on(lane.cursor());
+        if let Some(ring) = ring {
+            ring.advance(self.poll.passed());
+            self.poll.resume(ring.cursor());
             deliver.short(id, length);
             return 1;
         }
-        // In the FIFO messages have the number of a sender, and are not taken this way.
+        // A valid message in the FIFO has a sender number, so its word 0 does not look like a short
+        // message. This one is invalid.
         self.fifo.advance();
         self.point();
-        self.give_up(0, Corrupt("a slot of the FIFO").into(), deliver);
+        self.report(0, Corrupt("a slot of the FIFO").into(), deliver);
         0
     }
 
-    /// What is there is not a short message of a lane.
+    /// Receives from the present source if the next message is not a short message of a ring.
     #[inline(never)]
-    pub(super) fn take_others(&mut self, deliver: &mut impl Deliver) -> usize {
-        self.catch_up();
+    pub(super) fn take_other_kinds(&mut self, deliver: &mut impl Deliver) -> usize {
+        self.sync_ring();
         let taken = match self.source {
             Source::Fifo => self.take_from_fifo(deliver),
-            Source::Lane(number) => self.take_from_lane(number, deliver),
+            Source::Ring(number) => self.take_from_ring(number, deliver),
         };
         self.point();
         taken
     }
 
-    fn take_from_lane(&mut self, number: u16, deliver: &mut impl Deliver) -> usize {
-        let is_source = self.source == Source::Lane(number);
+    fn take_from_ring(&mut self, number: u16, deliver: &mut impl Deliver) -> usize {
+        let is_source = self.source == Source::Ring(number);
         let mut taken = 0;
-        while taken < BATCH && deliver.goes_on() {
-            let Some(lane) = self.senders.lane_mut(number) else { return taken };
-            let Some((label, line)) = lane.peek() else { return taken };
+        while taken < BATCH && deliver.wants_more() {
+            let Some(ring) = self.senders.ring_mut(number) else { return taken };
+            let Some((label, line)) = ring.peek() else { return taken };
             if label.tag < MAX_IDS && usize::from(label.length) <= INLINE {
                 read_message(line, label.length.into(), deliver.scratch());
-                lane.advance(1);
+                ring.advance(1);
                 if is_source {
-                    // Before the handler, which may panic.
-                    self.hot.go_on(lane.cursor());
+                    // Before the handler is called, since it may panic.
+                    self.poll.resume(ring.cursor());
                 }
                 deliver.short(label.tag, label.length.into());
-            } else if let Err(error) = self.take_other(number, label, deliver) {
-                self.give_up(number, error, deliver);
+            } else if let Err(error) = self.take_special(number, label, deliver) {
+                self.report(number, error, deliver);
                 return taken;
             }
             taken += 1;
@@ -137,15 +139,20 @@ impl Port {
         taken
     }
 
-    /// Takes a message that is in a buffer, or no message but a word of the sender about itself.
-    fn take_other(&mut self, number: u16, label: Label, deliver: &mut impl Deliver) -> Result<(), LinkError> {
+    /// Receives a message that is in a buffer, or one with which the sender announces its buffers.
+    fn take_special(
+        &mut self,
+        number: u16,
+        label: Label,
+        deliver: &mut impl Deliver,
+    ) -> Result<(), LinkError> {
         let Some(sender) = self.senders.get_mut(number) else { return Ok(()) };
-        let Some(lane) = &mut sender.lane else { return Ok(()) };
-        let Some((_, line)) = lane.peek() else { return Ok(()) };
+        let Some(ring) = &mut sender.ring else { return Ok(()) };
+        let Some((_, line)) = ring.peek() else { return Ok(()) };
         let header = line.load(1);
-        lane.advance(1);
-        if self.source == Source::Lane(number) {
-            self.hot.go_on(lane.cursor());
+        ring.advance(1);
+        if self.source == Source::Ring(number) {
+            self.poll.resume(ring.cursor());
         }
         match (label.tag, &sender.bulk) {
             (IN_BUFFER..=LAST_IN_BUFFER, Some(bulk)) => {
@@ -158,19 +165,21 @@ impl Port {
             (BULK_READY, _) => {
                 self.receive(number)?;
                 match self.senders.get(number) {
-                    Some(sender) if sender.bulk.is_none() => Err(Corrupt("that its buffers came").into()),
+                    Some(sender) if sender.bulk.is_none() => {
+                        Err(Corrupt("the announcement of its buffers").into())
+                    }
                     _ => Ok(()),
                 }
             }
-            _ => Err(Corrupt("what its message is").into()),
+            _ => Err(Corrupt("the kind of a message").into()),
         }
     }
 
-    /// Ends the connection of a sender that broke the rules, or whose memory cannot be taken in. Number 0
-    /// is for what any sender may have done: nobody is given up.
+    /// Reports an error, and ends the connection of the sender that caused it. Number 0 means that
+    /// any sender may have caused it; no connection is ended then.
     #[cold]
-    pub(super) fn give_up(&mut self, number: u16, why: LinkError, deliver: &mut impl Deliver) {
-        self.catch_up();
+    pub(super) fn report(&mut self, number: u16, why: LinkError, deliver: &mut impl Deliver) {
+        self.sync_ring();
         let process = match self.senders.remove(number) {
             Some(sender) => {
                 sender.refuse(match &why {
@@ -184,16 +193,16 @@ impl Port {
             }
             None => 0,
         };
-        self.lanes.retain(|lane| *lane != number);
+        self.rings.retain(|ring| *ring != number);
         self.point();
         deliver.broken(process, why);
     }
 
     fn take_from_fifo(&mut self, deliver: &mut impl Deliver) -> usize {
         let mut taken = 0;
-        while taken < BATCH && deliver.goes_on() {
+        while taken < BATCH && deliver.wants_more() {
             let senders = &self.senders;
-            match self.fifo.peek(|number| senders.is_gone(number)) {
+            match self.fifo.peek(|number| senders.has_ended(number)) {
                 Head::Empty => break,
                 Head::Message(number, label) => {
                     let short = label.tag < MAX_IDS && usize::from(label.length) <= INLINE;
@@ -204,18 +213,18 @@ impl Port {
                     if short {
                         deliver.short(label.tag, label.length.into());
                     } else {
-                        self.take_lane(number, label, deliver);
+                        self.take_announcement(number, label, deliver);
                     }
                 }
                 Head::Claimed(number) => {
-                    if self.wait_for(number) {
+                    if self.must_wait_for(number) {
                         break;
                     }
                     continue;
                 }
                 Head::Corrupt => {
                     self.fifo.advance();
-                    self.give_up(0, Corrupt("a slot of the FIFO").into(), deliver);
+                    self.report(0, Corrupt("a slot of the FIFO").into(), deliver);
                 }
             }
             self.claimed = None;
@@ -224,37 +233,39 @@ impl Port {
         taken
     }
 
-    /// A slot says that its sender has a lane, which came over the sender's socket before. Every sender can
-    /// write any number into a slot, so what is wrong with a slot is held against nobody.
-    fn take_lane(&mut self, number: u16, label: Label, deliver: &mut impl Deliver) {
-        if label.tag != LANE_READY || self.senders.get(number).is_none() {
-            return self.give_up(0, Corrupt("what a message in the FIFO is").into(), deliver);
+    /// Handles a message in the FIFO that announces the sender's SPSC ring, which was sent over the
+    /// socket before. Any sender can write any sender number into a slot, so an invalid message
+    /// ends no connection.
+    fn take_announcement(&mut self, number: u16, label: Label, deliver: &mut impl Deliver) {
+        if label.tag != RING_READY || self.senders.get(number).is_none() {
+            return self.report(0, Corrupt("the kind of a message in the FIFO").into(), deliver);
         }
         if let Err(error) = self.receive(number) {
-            return self.give_up(number, error, deliver);
+            return self.report(number, error, deliver);
         }
-        if self.senders.lane_mut(number).is_none() || self.lanes.contains(&number) {
-            return self.give_up(0, Corrupt("that a lane came").into(), deliver);
+        if self.senders.ring_mut(number).is_none() || self.rings.contains(&number) {
+            return self.report(0, Corrupt("the announcement of an SPSC ring").into(), deliver);
         }
-        self.lanes.push(number);
-        self.hot.set_lanes(self.lanes.len());
+        self.rings.push(number);
+        self.poll.set_rings(self.rings.len());
     }
 
-    /// The slot at the head of the FIFO is claimed by this sender and not filled. True if it is to be waited for.
+    /// Handles a slot at the head of the FIFO that this sender claimed and has not filled. Returns
+    /// true if the receiver must wait for it.
     #[cold]
-    fn wait_for(&mut self, number: u16) -> bool {
-        if self.senders.is_gone(number) {
+    fn must_wait_for(&mut self, number: u16) -> bool {
+        if self.senders.has_ended(number) {
             self.fifo.advance();
             self.claimed = None;
             return false;
         }
         match self.claimed {
             Some((claimant, since)) if claimant == number => {
-                if since.elapsed() < GRACE {
+                if since.elapsed() < CLAIM_TIMEOUT {
                     return true;
                 }
                 self.claimed = None;
-                // If it was filled this moment, it is a message.
+                // If the sender filled the slot just now, it is received as a message.
                 let _ = self.fifo.set_aside(number);
                 false
             }

@@ -1,7 +1,7 @@
-//! The receiving end: memory that senders write to, and the socket where they come in.
+//! The receiving end: the memory that senders write to, and the socket to which they connect.
 
+mod acceptor;
 mod connections;
-mod door;
 mod messages;
 
 use std::io;
@@ -13,124 +13,130 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 
-use self::door::Door;
+use self::acceptor::Acceptor;
 use crate::address::{PortAddress, PortConfig};
 use crate::bulk::BulkReceiver;
 use crate::error::{LinkError, PortError};
 use crate::fifo::{self, FifoReceiver};
-use crate::hot::Hot;
-use crate::lane::{MESSAGE_WORDS, NOT_SHORT};
 use crate::line::{LINE, Lines};
 use crate::link::Listener;
 use crate::peer::{MAX_IDS, Peer};
-use crate::region::Shelf;
+use crate::poll::PollState;
+use crate::region::RegionSet;
 use crate::segment::Segment;
 use crate::senders::Senders;
-use crate::wake::{self, Bell};
+use crate::spsc::{MESSAGE_WORDS, NOT_SHORT};
+use crate::wake::{self, WakeFlag};
 
-/// The most slots of a FIFO or a lane.
-pub(crate) const MOST_SLOTS: usize = 1 << 16;
-/// What an epoll event is about: the listener, a sender by its number, a peer by what its user calls it.
+/// The maximum number of slots of the FIFO or of a ring.
+pub(crate) const MAX_SLOTS: usize = 1 << 16;
+/// The `data` of epoll events: the listener; a sender, with its number; a peer, with its caller's
+/// number.
 const LISTENER: u64 = 0;
 const SENDER: u64 = 1 << 32;
 const PEER: u64 = 1 << 33;
 
-/// Bytes of the memory that a port with so many slots shares with all senders: the bell's line and the FIFO.
+/// Bytes of the inbox, the segment that a port shares with all senders: the line of the wake flag,
+/// and the FIFO.
 pub(crate) const fn inbox_size(slots: usize) -> usize {
     (1 + fifo::lines(slots)) * LINE
 }
 
-/// Its parts.
-pub(crate) fn inbox(segment: &Arc<Segment>, slots: usize) -> Option<(Bell, Lines)> {
+/// Splits an inbox into its parts.
+pub(crate) fn inbox(segment: &Arc<Segment>, slots: usize) -> Option<(WakeFlag, Lines)> {
     let all = Lines::of(segment, 1 + fifo::lines(slots))?;
-    Some((Bell::new(all.part(0, 1)?)?, all.part(1, fifo::lines(slots))?))
+    Some((WakeFlag::new(all.part(0, 1)?)?, all.part(1, fifo::lines(slots))?))
 }
 
-/// What a port's owner does with what comes.
+/// The consumer of a port's messages and events.
 pub trait Deliver {
-    /// Where header and payload of the next short message are copied to.
+    /// The buffer to which header and payload of the next short message are copied.
     fn scratch(&mut self) -> &mut [u64; MESSAGE_WORDS];
 
-    /// More messages can be delivered before the next call of [`Port::progress`].
-    fn goes_on(&self) -> bool;
+    /// Returns true if more messages may be delivered in this call of [`Port::progress`].
+    fn wants_more(&self) -> bool;
 
-    /// A message to `id`, below [`MAX_IDS`], with `length` bytes of payload, up to [`INLINE`](crate::INLINE), is in the scratch.
+    /// Delivers a short message to `id` (less than [`MAX_IDS`]), with `length` bytes of payload, at
+    /// most [`INLINE`](crate::INLINE). Header and payload are in [`Self::scratch`].
     fn short(&mut self, id: u8, length: usize);
 
-    /// A message to `id` of `length` bytes is at `data`, in buffer `number`. Its sender does not write there before the buffer is given back.
+    /// Delivers a message of `length` bytes to `id`. It is at `data`, in buffer `number` of
+    /// `buffers`. The sender does not write there until [`BulkReceiver::give`].
     fn buffered(&mut self, id: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize);
 
-    /// A sender broke the rules, or this process could not take in its memory, and it was given up;
-    /// `process` is its number, 0 if it is not known who it was.
+    /// Reports that a connection was ended because of a protocol violation, or because this process
+    /// could not map the sender's memory. `process` is the sender's process id, or 0 if the sender
+    /// is not known; no connection was ended then.
     fn broken(&mut self, process: i32, why: LinkError);
 
-    /// The socket of the [`Peer`] that was watched under this name has something.
+    /// Reports that the socket of the [`Peer`] watched under number `name` is readable.
     fn peer(&mut self, name: u32);
 }
 
-/// Where the last message came from: what is looked at in every turn.
+/// The source of the last message. Every call polls it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Fifo,
-    Lane(u16),
+    Ring(u16),
 }
 
-/// What an owner's other parts need of a port while it is elsewhere.
+/// A handle to wait for a port and its peers, usable while the port itself is borrowed.
 #[derive(Debug, Clone)]
 pub struct Watcher {
     epoll: Rc<OwnedFd>,
-    hot: Rc<Hot>,
-    bell: Bell,
+    poll: Rc<PollState>,
+    wake_flag: WakeFlag,
 }
 
 impl Watcher {
-    /// Has [`Deliver::peer`] called with `name` when the peer's socket has something.
+    /// From now on [`Deliver::peer`] is called with `name` when the peer's socket is readable.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// The error of epoll_ctl(2).
     pub fn watch(&self, peer: &Peer, name: u32) -> io::Result<()> {
         let data = epoll::EventData::new_u64(PEER | u64::from(name));
         Ok(epoll::add(&*self.epoll, peer, data, epoll::EventFlags::IN)?)
     }
 
-    /// Ends what [`Self::watch`] began. A lost connection stays readable, so it has to be removed for
-    /// the owner to sleep again.
+    /// Reverts [`Self::watch`]. A closed connection stays readable, and would keep a sleeper awake.
     pub fn unwatch(&self, peer: &Peer) {
-        // Fails only if the socket is not watched.
+        // The only possible error is that the socket is not watched.
         let _ = epoll::delete(&*self.epoll, peer);
     }
 
-    /// Has the next [`Port::is_due`] say so.
+    /// Makes the next call of [`Port::is_due`] return true.
     pub fn call_attention(&self) {
-        self.hot.call_attention();
+        self.poll.call_attention();
     }
 
-    /// Has what comes next make the descriptor (of this value, and of the port) readable. False if that cannot be slept on yet: something
-    /// may be there already, as [`Port::progress`] is to find out; then arm again. Costs senders nothing until it is called, and one of them a
-    /// system call then. A sender that breaks the rules can keep it from ringing, for the others too: sleep for a limited time.
+    /// Requests that the next message make the descriptor (of this value and of the port) readable.
+    /// Returns false if messages may have arrived already: call [`Port::progress`], then `arm`
+    /// again. The next message after `arm` costs its sender one system call; otherwise senders pay
+    /// nothing. A misbehaving sender can suppress the wake-up, also for the messages of other
+    /// senders: sleep with a timeout.
     ///
     /// # Errors
-    /// What membarrier(2) says, where the kernel or a filter refuses it.
+    /// The error of membarrier(2), if the kernel or a seccomp filter refuses it.
     pub fn arm(&self) -> io::Result<bool> {
-        // Whoever wakes up looks at the sockets first.
-        self.hot.call_for_sockets();
-        if self.bell.is_armed() && self.hot.is_quiet() {
+        // After a wake-up the sockets must be checked first.
+        self.poll.request_socket_check();
+        if self.wake_flag.is_armed() && self.poll.found_nothing() {
             return Ok(true);
         }
-        self.bell.arm(wake::barrier)?;
-        self.hot.set_quiet(false);
+        self.wake_flag.arm(wake::barrier)?;
+        self.poll.set_found_nothing(false);
         Ok(false)
     }
 }
 
 impl Watcher {
-    /// Until when a sleeper may sleep at most, if the port has something to do by itself.
+    /// The time at which a sleeper must wake up even without an event, if the port has work then.
     pub fn wake_by(&self) -> Option<Instant> {
-        self.hot.door()
+        self.poll.paused_until()
     }
 }
 
-/// Readable when there is something to be done, after [`Watcher::arm`].
+/// Readable when there is work for the port, after [`Watcher::arm`].
 impl AsFd for Watcher {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -140,37 +146,38 @@ impl AsFd for Watcher {
 /// The receiving end.
 #[derive(Debug)]
 pub struct Port {
-    hot: Rc<Hot>,
+    poll: Rc<PollState>,
     source: Source,
     fifo: FifoReceiver,
     senders: Senders,
-    /// Senders with a lane.
-    lanes: Vec<u16>,
-    /// The head of the FIFO is claimed since.
+    /// Numbers of the senders whose SPSC ring was announced.
+    rings: Vec<u16>,
+    /// The sender that claimed the head of the FIFO, and the time when this was noticed.
     claimed: Option<(u16, Instant)>,
-    bell: Bell,
+    wake_flag: WakeFlag,
     inbox: Arc<Segment>,
-    shelf: Shelf,
-    /// Some sender asked for a region and did not get it yet.
-    owing: bool,
+    regions: RegionSet,
+    /// Region requests are outstanding because the socket of a sender was full.
+    has_requests: bool,
     epoll: Rc<OwnedFd>,
-    door: Door,
+    acceptor: Acceptor,
     address: PortAddress,
     config: PortConfig,
 }
 
 impl Port {
-    /// Opens a port; `address` is what peers will find it by. Who attaches can ask for the regions on `shelf`.
+    /// Opens a port at `address`. Admitted peers can request regions of `regions`.
     ///
     /// # Errors
-    /// [`PortError`]
-    pub fn open(address: PortAddress, config: &PortConfig, shelf: &Shelf) -> Result<Self, PortError> {
+    /// [`PortError::Setting`] if a field of `config` is out of range, [`PortError::Segment`], or
+    /// [`PortError::System`].
+    pub fn open(address: PortAddress, config: &PortConfig, regions: &RegionSet) -> Result<Self, PortError> {
         check(config)?;
         let system = |call| move |source: io::Error| PortError::System { call, source };
         let inbox = Arc::new(Segment::create("barewire-inbox", inbox_size(config.fifo_slots))?);
         let parts = self::inbox(&inbox, config.fifo_slots)
-            .and_then(|(bell, lines)| FifoReceiver::new(&lines).map(|fifo| (bell, fifo)));
-        let Some((bell, fifo)) = parts else {
+            .and_then(|(wake_flag, lines)| FifoReceiver::new(&lines).map(|fifo| (wake_flag, fifo)));
+        let Some((wake_flag, fifo)) = parts else {
             return Err(PortError::Setting {
                 setting: "fifo_slots",
                 value: config.fifo_slots,
@@ -183,18 +190,18 @@ impl Port {
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
             .map_err(|errno| system("epoll_ctl")(errno.into()))?;
         let mut port = Self {
-            hot: Rc::new(Hot::new()),
+            poll: Rc::new(PollState::new()),
             source: Source::Fifo,
             fifo,
             senders: Senders::default(),
-            lanes: Vec::new(),
+            rings: Vec::new(),
             claimed: None,
-            bell,
+            wake_flag,
             inbox,
-            shelf: shelf.clone(),
-            owing: false,
+            regions: regions.clone(),
+            has_requests: false,
             epoll: Rc::new(epoll),
-            door: Door::new(listener),
+            acceptor: Acceptor::new(listener),
             address,
             config: config.clone(),
         };
@@ -202,45 +209,51 @@ impl Port {
         Ok(port)
     }
 
-    /// What peers connect to.
+    /// The address of the port.
     pub fn address(&self) -> PortAddress {
         self.address
     }
 
-    /// The handle for watching peers.
+    /// A handle to wait for the port and for peers.
     pub fn watcher(&self) -> Watcher {
-        Watcher { epoll: Rc::clone(&self.epoll), hot: Rc::clone(&self.hot), bell: self.bell.clone() }
+        Watcher {
+            epoll: Rc::clone(&self.epoll),
+            poll: Rc::clone(&self.poll),
+            wake_flag: self.wake_flag.clone(),
+        }
     }
 
-    /// Bytes of memory that this port shares with all its senders, whatever their number.
+    /// Bytes of the memory that the port shares with all its senders.
     pub fn footprint(&self) -> usize {
         self.inbox.size()
     }
 
-    /// Takes the next message, and looks after everything else every few calls. Answers how many messages there were.
+    /// Receives the next message; every few calls also polls all sources and checks the sockets.
+    /// Returns the number of messages.
     #[inline]
     pub fn progress(&mut self, deliver: &mut impl Deliver) -> usize {
-        if self.is_due() { self.turn(deliver) } else { self.take(deliver) }
+        if self.is_due() { self.scan(deliver) } else { self.take(deliver) }
     }
 
-    /// Counts a call. True if it is [`Self::turn`] that is to be called now; [`Self::take`] otherwise.
+    /// Counts a call. Returns true if the caller must call [`Self::scan`] now, and false if it must
+    /// call [`Self::take`].
     #[inline(always)]
     pub fn is_due(&self) -> bool {
-        self.hot.is_due()
+        self.poll.is_due()
     }
 
-    /// Takes the next message from where the last one came from. Answers how many there were: more than one of those that are no short messages
-    /// of a lane.
+    /// Receives the next message from the source of the last one. Returns the number of messages:
+    /// at most one for short messages of a ring, and possibly more for others.
     #[inline(always)]
     pub fn take(&mut self, deliver: &mut impl Deliver) -> usize {
-        let hot = &*self.hot;
-        let Some(label) = hot.peek() else { return 0 };
+        let poll = &*self.poll;
+        let Some(label) = poll.peek() else { return 0 };
         if label & NOT_SHORT != 0 {
-            return self.take_others(deliver);
+            return self.take_other_kinds(deliver);
         }
-        let length = hot.read((label >> 8) as usize, deliver.scratch());
+        let length = poll.read((label >> 8) as usize, deliver.scratch());
         let id = label as u8 % MAX_IDS;
-        if hot.advance() {
+        if poll.advance() {
             return self.take_last(deliver, id, length);
         }
         deliver.short(id, length);
@@ -248,7 +261,7 @@ impl Port {
     }
 }
 
-/// The descriptor of [`Watcher::arm`].
+/// The same descriptor as that of [`Watcher`].
 impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -258,8 +271,8 @@ impl AsFd for Port {
 const POWER: &str = "a power of two from 4 to 65536";
 
 fn check(config: &PortConfig) -> Result<(), PortError> {
-    for (setting, value) in [("fifo_slots", config.fifo_slots), ("lane_slots", config.lane_slots)] {
-        if !(4..=MOST_SLOTS).contains(&value) || !value.is_power_of_two() {
+    for (setting, value) in [("fifo_slots", config.fifo_slots), ("ring_slots", config.ring_slots)] {
+        if !(4..=MAX_SLOTS).contains(&value) || !value.is_power_of_two() {
             return Err(PortError::Setting { setting, value, possible: POWER });
         }
     }

@@ -1,4 +1,5 @@
-//! Life and death: a process that is killed at any moment, on either side, and what is left of it.
+//! Processes that are killed or stopped at any moment, on either side: the other side notices, and
+//! nothing is left behind.
 
 mod places;
 
@@ -11,19 +12,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use barewire_shm::{
-    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, SendError, Shelf,
+    BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, RegionSet,
+    SendError,
 };
 
 const ROLE: &str = "BAREWIRE_SHM_LIFE_ROLE";
-/// What the survivor may take to notice.
-const PROMPT: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_mins(1);
-/// Processes that are killed on either side: 20, or what this variable says.
+/// The maximum time until the other side notices.
+const NOTICE_TIME: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_mins(1);
+/// The environment variable with the number of processes to kill on each side; the default is 20.
 const ROUNDS: &str = "BAREWIRE_SHM_KILLS";
-/// Descriptors are counted: one test at a time.
+/// Held by each test, since the tests count file descriptors.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Counts what comes.
+/// Counts messages and errors.
 #[derive(Default)]
 struct Count {
     scratch: [u64; MESSAGE_WORDS],
@@ -38,13 +40,13 @@ impl Deliver for Count {
         &mut self.scratch
     }
 
-    fn goes_on(&self) -> bool {
+    fn wants_more(&self) -> bool {
         true
     }
 
     fn short(&mut self, id: u8, _length: usize) {
         assert_eq!(id, 3);
-        // In order and none twice, across the change from the FIFO to the lane.
+        // In order and without duplicates, also across the change from the FIFO to the ring.
         assert_eq!(self.scratch[0], self.last.map_or(0, |last| last + 1));
         self.last = Some(self.scratch[0]);
         self.short += 1;
@@ -64,15 +66,15 @@ impl Deliver for Count {
 }
 
 fn address(number: u64) -> PortAddress {
-    // Of this pair alone, also when tests run at the same time.
+    // Unique to this test process, so that several can run at the same time.
     PortAddress { number: u64::from(std::process::id()) << 32 | number, secret: 42 }
 }
 
 fn open(address: PortAddress) -> Port {
-    Port::open(address, &PortConfig::default(), &Shelf::new(1)).unwrap()
+    Port::open(address, &PortConfig::default(), &RegionSet::new(1)).unwrap()
 }
 
-/// Sends messages without end, every tenth in a buffer. Ends with the connection.
+/// Sends messages, every tenth in a buffer, until the connection ends.
 fn flood(address: PortAddress, mut sent: impl FnMut()) -> Peer {
     let mut peer = connect(address);
     let mut header = 0u64;
@@ -105,20 +107,20 @@ fn connect(address: PortAddress) -> Peer {
     loop {
         match Peer::connect(address, &PortConfig::default()) {
             Ok(peer) => return peer,
-            Err(error) => assert!(started.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(started.elapsed() < TIMEOUT, "{error}"),
         }
         std::thread::yield_now();
     }
 }
 
-/// The other process: does nothing in a normal run of the tests.
+/// The code of the other processes. Does nothing in a normal run of the tests.
 #[test]
 fn other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (role, number) = role.split_once(' ').unwrap();
     let address = PortAddress { number: number.parse().unwrap(), secret: 42 };
-    if let Some(answer) = places::answer(role, address) {
-        return println!("{}{answer}", places::SAID);
+    if let Some(result) = places::run(role, address) {
+        return println!("{}{result}", places::RESULT);
     }
     if role == "send" {
         flood(address, || ());
@@ -142,10 +144,10 @@ fn start(role: &str, address: PortAddress) -> Child {
 }
 
 fn rounds() -> u64 {
-    std::env::var(ROUNDS).map_or(20, |rounds| rounds.parse().expect("a number"))
+    std::env::var(ROUNDS).map_or(20, |rounds| rounds.parse().expect("the variable must hold a number"))
 }
 
-/// Pseudo-random moments, the same in every run.
+/// A pseudo-random delay, the same in every run.
 fn moment(round: u64) -> Duration {
     Duration::from_micros(round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50)
 }
@@ -158,7 +160,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Files named as the sockets of this test are.
+/// Files with names like those of this test's sockets.
 fn left_behind() -> BTreeSet<String> {
     let own = format!("barewire-{:08x}", std::process::id());
     let names = ["/dev/shm", "/tmp"].iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
@@ -181,7 +183,7 @@ fn a_killed_sender_is_noticed_and_leaves_nothing() {
             let started = Instant::now();
             while count.short < 100 {
                 port.progress(&mut count);
-                assert!(started.elapsed() < PATIENCE, "nothing comes");
+                assert!(started.elapsed() < TIMEOUT, "no messages arrive");
             }
             let wait = Instant::now();
             while wait.elapsed() < moment(round) {
@@ -192,7 +194,7 @@ fn a_killed_sender_is_noticed_and_leaves_nothing() {
             let killed = Instant::now();
             while descriptors() > open_descriptors {
                 port.progress(&mut count);
-                assert!(killed.elapsed() < PROMPT, "its socket is still open");
+                assert!(killed.elapsed() < NOTICE_TIME, "the socket of the killed sender is still open");
             }
             assert_eq!(count.broken, [""; 0]);
             all += count.short + count.buffered;
@@ -219,15 +221,15 @@ fn a_killed_receiver_is_noticed_and_leaves_nothing() {
                 killed = Some(Instant::now());
             }
         });
-        // Once more, for the case that it was not.
+        // In case the connection ended before the kill.
         let _ = (child.kill(), child.wait());
-        assert!(killed.expect("it was killed").elapsed() < PROMPT);
+        assert!(killed.expect("the connection ended before the kill").elapsed() < NOTICE_TIME);
         assert!(peer.error().unwrap().to_string().contains("ended"), "{:?}", peer.error());
     }
     assert_eq!((descriptors(), left_behind()), before);
 }
 
-/// A process that is stopped takes no messages, and no message of others.
+/// A stopped sender does not block messages of other senders.
 #[test]
 fn a_stopped_sender_does_not_stop_the_others() {
     let _alone = alone();
@@ -238,21 +240,21 @@ fn a_stopped_sender_does_not_stop_the_others() {
     let started = Instant::now();
     while count.short < 100 {
         port.progress(&mut count);
-        assert!(started.elapsed() < PATIENCE, "nothing comes");
+        assert!(started.elapsed() < TIMEOUT, "no messages arrive");
     }
     let process = child.id().to_string();
     let signal = |name: &str| Command::new("kill").args([name, process.as_str()]).status().unwrap();
     assert!(signal("-STOP").success());
-    // The signal is taken by whichever thread runs first; the others go on until then.
+    // One thread handles the signal; the other threads run until then.
     let threads = || std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let state = |thread: io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(thread.unwrap().path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
     };
     while !threads().all(state) {
         std::thread::sleep(Duration::from_millis(1));
-        assert!(started.elapsed() < PATIENCE, "it is not stopped");
+        assert!(started.elapsed() < TIMEOUT, "the child is not stopped");
     }
-    // What it sent before is taken: a lane holds fewer than these turns find.
+    // Receive what the child sent before: a ring holds fewer messages than these calls receive.
     for _ in 0..2000 {
         port.progress(&mut count);
     }
@@ -266,20 +268,21 @@ fn a_stopped_sender_does_not_stop_the_others() {
         }
         let _ = other.tend();
         port.progress(&mut others);
-        assert!(started.elapsed() < PATIENCE, "{} came", others.short);
+        assert!(started.elapsed() < TIMEOUT, "{} received", others.short);
     }
     assert!(signal("-CONT").success());
     let _ = (child.kill(), child.wait());
 }
 
-/// Who calls progress once in a millisecond answers all the same: the fewer calls, the more of them look at the sockets.
+/// A port that is polled only once per millisecond still responds soon: the fewer polls, the more
+/// of them check the sockets.
 #[test]
-fn who_calls_seldom_answers_soon() {
+fn a_port_that_is_polled_rarely_responds_soon() {
     let _alone = alone();
     let here = address(7);
     let mut port = open(here);
     let mut count = Count::default();
-    // Many calls in a row, so that few of them look.
+    // Frequent polls, so that the interval between checks grows.
     for _ in 0..100_000 {
         port.progress(&mut count);
     }
@@ -294,7 +297,7 @@ fn who_calls_seldom_answers_soon() {
             calls += 1;
             assert!(calls < 1000, "in round {round}");
         }
-        // The first one finds out.
+        // The port adapts its interval during the first round.
         if round > 0 {
             worst = worst.max(calls);
         }
@@ -303,7 +306,7 @@ fn who_calls_seldom_answers_soon() {
 }
 
 #[test]
-fn who_does_not_know_the_secret_is_refused() {
+fn a_wrong_secret_is_refused() {
     let _alone = alone();
     let here = address(4);
     let mut port = open(here);
@@ -312,13 +315,18 @@ fn who_does_not_know_the_secret_is_refused() {
     let started = Instant::now();
     while wrong.tend().is_ok() {
         port.progress(&mut count);
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TIMEOUT);
     }
     assert!(wrong.error().unwrap().to_string().contains("secret"), "{:?}", wrong.error());
-    assert!(Peer::connect(address(5), &PortConfig::default()).unwrap_err().to_string().contains("nobody"));
+    assert!(
+        Peer::connect(address(5), &PortConfig::default())
+            .unwrap_err()
+            .to_string()
+            .contains("no process listens")
+    );
 }
 
-/// A receiver that sleeps between messages gets every one, and is woken for each.
+/// A receiver that sleeps between messages is woken for each and receives all.
 #[test]
 fn a_sleeping_receiver_is_woken() {
     const MESSAGES: u64 = 2000;
@@ -335,7 +343,7 @@ fn a_sleeping_receiver_is_woken() {
                 Err(SendError::Full) => peer.tend().unwrap(),
                 Err(SendError::Lost) => panic!("{:?}", peer.error()),
             }
-            // Slow enough for the receiver to fall asleep now and then.
+            // Pauses, so that the receiver sleeps now and then.
             if header % 7 == 0 {
                 std::thread::yield_now();
             }
@@ -348,10 +356,10 @@ fn a_sleeping_receiver_is_woken() {
             continue;
         }
         let mut fds = [rustix::event::PollFd::new(&port, rustix::event::PollFlags::IN)];
-        let patience = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&patience)), Ok(1), "a wake-up was lost");
+        let timeout = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1), "a wake-up was lost");
         slept += 1;
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TIMEOUT);
     }
     assert!(slept > 0);
     sending.join().unwrap();

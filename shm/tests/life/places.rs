@@ -1,4 +1,4 @@
-//! Where the two ends are: other users, machines with little or no /dev/shm, sockets in a directory.
+//! Environments of the two ends: other users, small or missing /dev/shm, sockets in a directory.
 
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -7,20 +7,20 @@ use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use barewire_shm::{
-    Peer, Place, Port, PortAddress, PortConfig, Process, Segment, Shelf, Table, TableAddress, Users,
+    Peer, Place, Port, PortAddress, PortConfig, Process, RegionSet, Segment, Table, TableAddress, Users,
 };
 
-use crate::{Count, PATIENCE, ROLE, address, alone, connect, open};
+use crate::{Count, ROLE, TIMEOUT, address, alone, connect, open};
 
-/// What a process that does one thing found out follows this.
-pub(crate) const SAID: &str = "said: ";
+/// Precedes the result that a child process prints.
+pub(crate) const RESULT: &str = "result: ";
 
-/// What the process of a role here has to say.
-pub(crate) fn answer(role: &str, address: PortAddress) -> Option<String> {
+/// Runs `role` in a child process and returns its result; `None` for an unknown role.
+pub(crate) fn run(role: &str, address: PortAddress) -> Option<String> {
     Some(match role {
-        "ask" => asked(address),
-        "alone" => by_itself(address),
-        // The number is the descriptor of the parent's table.
+        "ask" => connect_and_send(address),
+        "alone" => send_to_itself(address),
+        // The number of the address is the descriptor of the parent's table.
         "read" => {
             let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
             let descriptor = address.number as u32;
@@ -31,9 +31,9 @@ pub(crate) fn answer(role: &str, address: PortAddress) -> Option<String> {
     })
 }
 
-/// Connects and sends a message.
-fn asked(address: PortAddress) -> String {
-    // A private directory is closed to other users; what they reach is the abstract namespace.
+/// Connects to the port and sends a message.
+fn connect_and_send(address: PortAddress) -> String {
+    // Other users cannot enter a private directory; they use the abstract namespace.
     let config = PortConfig { place: Place::Abstract, ..PortConfig::default() };
     let mut peer = match Peer::connect(address, &config) {
         Ok(peer) => peer,
@@ -41,7 +41,7 @@ fn asked(address: PortAddress) -> String {
     };
     let started = Instant::now();
     while peer.send(3, 0, &[]).is_err() {
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TIMEOUT);
         if peer.tend().is_err() {
             return peer.error().map_or_else(String::new, ToString::to_string);
         }
@@ -49,8 +49,8 @@ fn asked(address: PortAddress) -> String {
     "sent".to_owned()
 }
 
-/// Opens a port and sends itself a message, and makes a segment that is larger than a small /dev/shm.
-fn by_itself(address: PortAddress) -> String {
+/// Opens a port, sends a message to it, and creates a segment larger than a small /dev/shm.
+fn send_to_itself(address: PortAddress) -> String {
     if let Err(error) = Segment::create("large", 1 << 20) {
         return error.to_string();
     }
@@ -66,7 +66,7 @@ fn by_itself(address: PortAddress) -> String {
     format!("/dev/shm is {}", if std::path::Path::new("/dev/shm").exists() { "there" } else { "not there" })
 }
 
-/// This program where every user may run it.
+/// A copy of this program that every user may execute.
 struct Program(std::path::PathBuf);
 
 impl Program {
@@ -77,8 +77,8 @@ impl Program {
         Self(path)
     }
 
-    /// What it says in `role`, as user 65534, while `port` is served.
-    fn says(&self, role: &str, number: u64, mut serve: impl FnMut()) -> String {
+    /// Runs `role` as user 65534 and calls `serve` meanwhile. Returns the result.
+    fn run(&self, role: &str, number: u64, mut serve: impl FnMut()) -> String {
         let child = Command::new(&self.0)
             .args(["--exact", "other_process", "--nocapture"])
             .env(ROLE, format!("{role} {number}"))
@@ -92,7 +92,7 @@ impl Program {
         let started = Instant::now();
         while child.try_wait().unwrap().is_none() {
             serve();
-            assert!(started.elapsed() < PATIENCE);
+            assert!(started.elapsed() < TIMEOUT);
         }
         said(&child.wait_with_output().unwrap())
     }
@@ -106,12 +106,12 @@ impl Drop for Program {
 
 fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().find_map(|line| line.split_once(SAID));
+    let line = text.lines().find_map(|line| line.split_once(RESULT));
     line.unwrap_or_else(|| panic!("{output:?}")).1.to_owned()
 }
 
 #[test]
-fn another_user_is_told_what_to_do() {
+fn another_user_gets_an_error_with_a_remedy() {
     let _alone = alone();
     if !rustix::process::geteuid().is_root() {
         let _ = writeln!(io::stderr(), "not run: only root can start a process of another user");
@@ -122,20 +122,20 @@ fn another_user_is_told_what_to_do() {
     for (users, answer) in [(Users::Same, "only the same user may attach"), (Users::Any, "sent")] {
         let here = address(9);
         let config = PortConfig { users, place: Place::Abstract, ..PortConfig::default() };
-        let mut port = Port::open(here, &config, &Shelf::new(1)).unwrap();
-        let said = program.says("ask", here.number, || {
+        let mut port = Port::open(here, &config, &RegionSet::new(1)).unwrap();
+        let said = program.run("ask", here.number, || {
             port.progress(&mut count);
         });
         assert!(said.contains(answer), "{said}");
     }
     let table = Table::new().unwrap();
-    let said = program.says("read", table.address().descriptor.into(), std::thread::yield_now);
+    let said = program.run("read", table.address().descriptor.into(), std::thread::yield_now);
     assert!(said.contains("it runs as user 0, this one as user 65534: run both as one user"), "{said}");
 }
 
-/// Its segments take no space of /dev/shm, and need none.
+/// Segments do not use /dev/shm.
 #[test]
-fn a_small_dev_shm_serves_and_none() {
+fn a_small_or_missing_dev_shm_suffices() {
     let _alone = alone();
     let here = address(10);
     for (mount, answer) in [
@@ -163,17 +163,17 @@ fn a_small_dev_shm_serves_and_none() {
     }
 }
 
-/// Sockets that have names, in a directory: both ends find each other there, and the name goes with the port.
+/// With sockets in a directory both ends find each other, and dropping the port removes its socket.
 #[test]
-fn sockets_in_a_directory_serve_as_well() {
+fn sockets_in_a_directory_work() {
     let _alone = alone();
     let directory = std::env::temp_dir().join(format!("barewire-life-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
     let config = PortConfig { place: Place::Directory(directory.clone()), ..PortConfig::default() };
     let here = address(8);
-    let mut port = Port::open(here, &config, &Shelf::new(1)).unwrap();
+    let mut port = Port::open(here, &config, &RegionSet::new(1)).unwrap();
     let mut count = Count::default();
-    assert!(Peer::connect(here, &PortConfig::default()).is_err(), "it has no abstract name");
+    assert!(Peer::connect(here, &PortConfig::default()).is_err(), "the port has no abstract name");
     let mut peer = Peer::connect(here, &config).unwrap();
     let (started, mut sent) = (Instant::now(), 0);
     while count.short < 1000 {
@@ -182,13 +182,13 @@ fn sockets_in_a_directory_serve_as_well() {
             Err(_) => peer.tend().unwrap(),
         }
         port.progress(&mut count);
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TIMEOUT);
     }
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
     drop(port);
-    std::fs::remove_dir(&directory).expect("nothing is left there");
+    std::fs::remove_dir(&directory).expect("the directory must be empty");
     let nowhere =
         PortConfig { place: Place::Directory("/nonexistent/barewire".into()), ..PortConfig::default() };
-    let refused = Port::open(here, &nowhere, &Shelf::new(1)).map(drop).unwrap_err();
+    let refused = Port::open(here, &nowhere, &RegionSet::new(1)).map(drop).unwrap_err();
     assert!(refused.to_string().contains("bind"), "{refused}");
 }

@@ -96,7 +96,7 @@ pub(super) fn port(device: &DeviceAddress, address: &Packed) -> Result<PortAddre
 #[cfg_attr(test, derive(Debug))]
 pub(super) struct KeyBody {
     /// The process's regions, and the one among them.
-    pub(super) shelf: u64,
+    pub(super) region_set: u64,
     pub(super) region: u64,
     /// Where the region is in its own process.
     pub(super) address: u64,
@@ -111,7 +111,7 @@ impl KeyBody {
     pub(super) fn pack(&self) -> Vec<u8> {
         let mut body = [0; 33];
         for (place, number) in
-            body.chunks_exact_mut(8).zip([self.shelf, self.region, self.address, self.length])
+            body.chunks_exact_mut(8).zip([self.region_set, self.region, self.address, self.length])
         {
             place.copy_from_slice(&number.to_be_bytes());
         }
@@ -127,7 +127,8 @@ impl KeyBody {
         };
         let number = |at: usize| body[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         let access = Access::from_bits(body[32].into()).ok_or(AddressError::Field("access"))?;
-        let key = Self { shelf: number(0), region: number(1), address: number(2), length: number(3), access };
+        let key =
+            Self { region_set: number(0), region: number(1), address: number(2), length: number(3), access };
         if key.address.checked_add(key.length).is_none() {
             return Err(AddressError::Field("length").into());
         }
@@ -148,7 +149,7 @@ mod tests {
         let bytes = endpoint(port).to_bytes();
         assert_eq!(bytes[6..], [&[1, 2, 3, 4, 5, 6, 7, 8, 0x11][..], &[0; 14], &[0x22]].concat());
         assert_eq!(self::port(&device(), &endpoint(port).0).unwrap(), port);
-        let key = KeyBody { shelf: 1, region: 2, address: 3, length: 4, access: Access::REMOTE_READ };
+        let key = KeyBody { region_set: 1, region: 2, address: 3, length: 4, access: Access::REMOTE_READ };
         let bytes = key.pack();
         assert_eq!((bytes[13], bytes[21], bytes[29], bytes[37], bytes[38]), (1, 2, 3, 4, 4));
         assert_eq!(KeyBody::unpack(&bytes), Ok(key));
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn impossible_keys_are_refused() {
-        let key = KeyBody { shelf: 1, region: 2, address: 3, length: 4, access: Access::all() };
+        let key = KeyBody { region_set: 1, region: 2, address: 3, length: 4, access: Access::all() };
         let long = KeyBody { length: u64::MAX, ..key };
         assert_eq!(KeyBody::unpack(&long.pack()), Err(KeyError::Format(AddressError::Field("length"))));
         let unshared = KeyBody { region: UNSHARED, ..key };

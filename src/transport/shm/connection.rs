@@ -187,8 +187,8 @@ impl Connections {
 /// An error of the driver in the API's terms.
 pub(super) fn cause(error: &LinkError) -> Cause {
     match error {
-        LinkError::Nobody | LinkError::Busy { .. } | LinkError::Ended => Cause::PeerUnreachable,
-        LinkError::User { .. } | LinkError::Secret | LinkError::Full | LinkError::GivenUp => {
+        LinkError::NotListening | LinkError::Busy { .. } | LinkError::Ended => Cause::PeerUnreachable,
+        LinkError::User { .. } | LinkError::Secret | LinkError::Full | LinkError::Rejected => {
             Cause::RemoteRequest
         }
         LinkError::Corrupt(_) | LinkError::PeerDescriptors | LinkError::PeerMemory => Cause::RemoteOperation,

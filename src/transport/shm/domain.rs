@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use barewire_shm::{Region, SegmentError, Shelf};
+use barewire_shm::{Region, RegionSet, SegmentError};
 
 use super::address::{KeyBody, UNSHARED, find_host};
 use super::{DEVICE, NAME};
@@ -20,7 +20,7 @@ pub struct Domain(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    shelf: Shelf,
+    regions: RegionSet,
     tag: u32,
     huge_pages: AtomicBool,
 }
@@ -40,7 +40,7 @@ impl Domain {
         }
         find_host(device)?;
         Ok(Self(Arc::new(Shared {
-            shelf: Shelf::new(random::number()),
+            regions: RegionSet::new(random::number()),
             tag: domain_tag(),
             huge_pages: AtomicBool::new(false),
         })))
@@ -51,7 +51,7 @@ impl Domain {
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        self.allocated(len, access, self.0.shelf.region(len))
+        self.allocated(len, access, self.0.regions.region(len))
     }
 
     /// The same in the machine's huge pages, which someone must have reserved (`sysctl vm.nr_hugepages`): fewer entries of the TLB for who
@@ -60,7 +60,7 @@ impl Domain {
     /// # Errors
     /// As [`Self::allocate`]; [`MemoryError::Device`] says how many pages there are.
     pub fn allocate_huge(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
-        self.allocated(len, access, self.0.shelf.huge_region(len))
+        self.allocated(len, access, self.0.regions.huge_region(len))
     }
 
     fn allocated(
@@ -121,15 +121,15 @@ impl Domain {
     /// [`KeyError`]: not a key, of another transport, or to memory that cannot be shared.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let body = KeyBody::unpack(bytes)?;
-        Ok(RemoteKey { id: body.shelf.wrapping_add(body.region), body })
+        Ok(RemoteKey { id: body.region_set.wrapping_add(body.region), body })
     }
 
     pub(super) fn tag(&self) -> u32 {
         self.0.tag
     }
 
-    pub(super) fn shelf(&self) -> &Shelf {
-        &self.0.shelf
+    pub(super) fn regions(&self) -> &RegionSet {
+        &self.0.regions
     }
 }
 
@@ -174,7 +174,7 @@ impl Memory {
     /// The bytes from which a peer's [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let key = KeyBody {
-            shelf: self.domain.shelf().number(),
+            region_set: self.domain.regions().number(),
             region: self.region.as_ref().map_or(UNSHARED, Region::number),
             address: self.address(),
             length: self.len() as u64,
@@ -192,7 +192,7 @@ pub struct RemoteKey {
 }
 
 impl RemoteKey {
-    /// The region's number among all of all processes. On one shelf the lowest two bits count.
+    /// The region's number among all of all processes. In one set the lowest two bits count.
     #[inline(always)]
     pub(super) fn id(&self) -> u64 {
         self.id
@@ -200,7 +200,7 @@ impl RemoteKey {
 
     /// The process's regions, the one among them, and its length.
     pub(super) fn region(&self) -> (u64, u64, u64) {
-        (self.body.shelf, self.body.region, self.body.length)
+        (self.body.region_set, self.body.region, self.body.length)
     }
 
     /// Where the region is in its own process.

@@ -92,7 +92,7 @@ impl Interface {
         };
         let secret = random::secret().map_err(|error| failed("get a random secret")(error.into()))?;
         let address = PortAddress { number: random::number(), secret: u128::from_ne_bytes(secret) };
-        let port = Port::open(address, &config, domain.shelf())
+        let port = Port::open(address, &config, domain.regions())
             .map_err(|error: PortError| failed("open a port")(error.into()))?;
         let shared = Rc::new(Shared {
             attention: Cell::new(false),

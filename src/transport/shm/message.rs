@@ -1,6 +1,6 @@
 //! Active messages, sent.
 
-use barewire_shm::{INLINE, Now};
+use barewire_shm::{FastSend, INLINE};
 
 use super::connection::Connection;
 use super::endpoint::Endpoint;
@@ -23,16 +23,16 @@ impl Endpoint {
             && let Some(peer) = unsafe { state.peer() }
         {
             match peer.send_now(id, header, word) {
-                Now::Sent => {
+                FastSend::Sent => {
                     state.gate.tally.posted(SHORT_HEADER + size_of_val(&word));
                     return Ok(Posted::Done);
                 }
-                Now::Wake => {
+                FastSend::Wake => {
                     peer.wake();
                     state.gate.tally.posted(SHORT_HEADER + size_of_val(&word));
                     return Ok(Posted::Done);
                 }
-                Now::Otherwise => {}
+                FastSend::NotSent => {}
             }
         }
         self.am_word_otherwise(id, header, word)

@@ -95,7 +95,7 @@ impl Progress {
         if shared.knocking.get() {
             shared.knock();
         }
-        let messages = self.port.turn(&mut self.delivery);
+        let messages = self.port.scan(&mut self.delivery);
         // Who sleeps until he can post is to wake up.
         events + messages + self.delivery.shared.connected.take()
     }
@@ -163,7 +163,7 @@ impl Deliver for Delivery {
     }
 
     /// Unless there is something else to do first: handlers that were set, for example.
-    fn goes_on(&self) -> bool {
+    fn wants_more(&self) -> bool {
         !self.shared.attention.get()
     }
 

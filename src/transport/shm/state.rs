@@ -163,13 +163,13 @@ impl State {
         if !key.allows(need) {
             return Err(PostError::AccessDenied);
         }
-        let (shelf, region, size) = key.region();
+        let (region_set, region, size) = key.region();
         let offset = key.offset(remote);
         if offset > size || length as u64 > size - offset {
             return Err(PostError::OutOfRange);
         }
         let found = self.run(Operation::Unnamed, |peer| {
-            if peer.shelf() == shelf { peer.region(region, size).map(Some) } else { Ok(None) }
+            if peer.region_set() == region_set { peer.region(region, size).map(Some) } else { Ok(None) }
         })?;
         let mapped = found.ok_or(PostError::ForeignKey)?.ok_or(PostError::KeyExpired)?;
         if mapped.life().load(Ordering::Acquire) != LIVE {

@@ -1,38 +1,40 @@
-//! The lane: a ring from one sender to one receiver in which a short message is one cache line.
+//! The SPSC ring: one sender, one receiver; a short message occupies one cache line.
 //!
 //! | line | written by | what |
 //! |---|---|---|
 //! | 0 | receiver | how many slots it has emptied, told every half of the ring, and every 64 slots |
 //! | 1.. | sender | slots |
 //!
-//! Word 0 of a slot: bits 0..32 the lap of the ring plus one, which says that the slot is filled; 32..40 the tag, 40..56 the length.
-//! Word 1 is the header, words 2..8 up to 48 bytes of payload. A message costs one line that goes from one core to the other; the
-//! receiver's line moves twice a lap.
+//! Word 0 of a slot: bits 0..32 are the lap plus one, which marks the slot as filled; 32..40 the
+//! tag, 40..56 the length in bytes. Word 1 is the header, words 2..8 are up to 48 bytes of payload.
+//! A message moves one cache line from one core to the other; the receiver's line moves twice per
+//! lap, or every 64 slots.
 
 use crate::atomic::Ordering;
 use crate::error::Corrupt;
-use crate::hot::Cursor;
-use crate::line::{Line, Lines, Ring, Row, WORDS};
+use crate::line::{Line, Lines, Ring, Run, WORDS};
 use crate::peer::MAX_IDS;
+use crate::poll::Cursor;
 
-/// Payload bytes beside the header in one slot.
+/// Bytes of payload that fit into a slot.
 pub const INLINE: usize = (WORDS - 2) * 8;
 /// Words of a message: header and payload.
 pub const MESSAGE_WORDS: usize = WORDS - 1;
 /// Lines before the slots.
 const HEAD: usize = 1;
-/// Parts of a lap after each of which the receiver tells how far it is.
+/// Parts of a lap; after each of them the receiver publishes its position.
 const PARTS: u64 = 2;
-/// Slots of a part, in a ring of many.
+/// The maximum number of slots in a part.
 const LONGEST_PART: u64 = 64;
 
-/// Bits of the upper half of word 0 that no short message sets: of tags that are no ids, and of lengths from 64 on.
+/// Bits in the upper half of word 0 that are zero for every short message: those of tags from
+/// [`MAX_IDS`] on and of lengths from 64 on.
 pub(crate) const NOT_SHORT: u32 = !((MAX_IDS as u32 - 1) | (0x3f << 8));
 
-/// What is in a slot.
+/// Describes the message in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Label {
-    /// What the message is for.
+    /// The id of a short message, or the kind of another one.
     pub(crate) tag: u8,
     /// Bytes of payload.
     pub(crate) length: u16,
@@ -50,18 +52,18 @@ impl Label {
     }
 }
 
-/// Lines that a lane with so many slots needs.
+/// Lines of a ring with `slots` slots.
 pub(crate) const fn lines(slots: usize) -> usize {
     HEAD + slots
 }
 
-/// The word that says that the slot of `index` is filled.
+/// The low half of word 0 when the slot with this index is filled.
 #[inline(always)]
 fn filled(ring: &Ring, index: u64) -> u32 {
     (ring.lap(index) as u32).wrapping_add(1)
 }
 
-/// Writes `payload`, which has at most [`INLINE`] bytes, to the words after the header.
+/// Writes `header` and `payload`, which has at most [`INLINE`] bytes, to a slot.
 #[inline(always)]
 pub(crate) fn write_message(line: &Line, header: u64, payload: &[u8]) {
     line.store(1, header);
@@ -81,8 +83,8 @@ fn write_payload(line: &Line, payload: &[u8]) {
     }
 }
 
-/// Copies header and payload out of a slot, as many words as `length` bytes of payload need. Answers the length, or what a slot holds if
-/// that is less.
+/// Copies the header and at least `length` bytes of payload out of a slot. Returns the length of
+/// the payload, at most [`INLINE`].
 #[inline(always)]
 pub(crate) fn read_message(line: &Line, length: usize, into: &mut [u64; MESSAGE_WORDS]) -> usize {
     into[0] = line.load(1);
@@ -98,64 +100,67 @@ pub(crate) fn read_message(line: &Line, length: usize, into: &mut [u64; MESSAGE_
 
 /// The sending end.
 #[derive(Debug)]
-pub(crate) struct LaneSender {
-    /// Slots that are free and of one lap.
-    row: Row,
+pub(crate) struct SpscSender {
+    /// Free slots up to the end of the lap.
+    run: Run,
     filled: u32,
     head: Lines,
-    /// Of the slot behind the row.
+    /// Index of the slot behind `run`.
     end: u64,
 }
 
-impl LaneSender {
-    /// Over zeroed lines; `None` if they are not [`lines`] of a power of two. Has no room before the first [`Self::renew`].
+impl SpscSender {
+    /// Creates the sending end over zeroed lines. Returns `None` unless their count is [`lines`] of
+    /// a power of two. There is no room before the first [`Self::renew`].
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
         let (head, ring) = parts(lines)?;
-        Some(Self { row: Row::of(ring), filled: 0, head, end: 0 })
+        Some(Self { run: Run::empty(ring), filled: 0, head, end: 0 })
     }
 
-    /// Has no room until the next [`Self::renew`].
-    pub(crate) fn shut(&mut self) {
+    /// Removes all room until the next [`Self::renew`].
+    pub(crate) fn clear_room(&mut self) {
         self.end = self.index();
-        self.row.end();
+        self.run.clear();
     }
 
-    /// The next message's.
+    /// Index of the next message.
     fn index(&self) -> u64 {
-        self.end - self.row.left()
+        self.end - self.run.left()
     }
 
-    /// Sends a message of at most [`INLINE`] bytes of payload. False if the ring is full, as far as is known; see [`Self::renew`].
+    /// Sends a message of at most [`INLINE`] bytes of payload. Returns false if there is no room as
+    /// of the last [`Self::renew`].
     #[inline(always)]
     pub(crate) fn send(&mut self, label: Label, header: u64, payload: &[u8]) -> bool {
-        let Some(line) = self.row.take() else { return false };
+        let Some(line) = self.run.take() else { return false };
         write_message(line, header, payload);
         line.word(0).store(label.pack() | u64::from(self.filled), Ordering::Release);
         true
     }
 
-    /// Looks how far the receiver is. True if there is room.
+    /// Reads the receiver's position. Returns true if there is room.
     ///
     /// # Errors
-    /// [`Corrupt`] if the receiver claims to have emptied slots that were not filled, or fewer than it must have.
+    /// [`Corrupt`] if the receiver claims to have freed slots that were not filled, or fewer than
+    /// before.
     #[inline(never)]
     pub(crate) fn renew(&mut self) -> Result<bool, Corrupt> {
         let emptied = self.head.line(0).word(0).load(Ordering::Acquire);
-        let (index, slots) = (self.index(), self.row.ring().slots());
+        let (index, slots) = (self.index(), self.run.ring().slots());
         if emptied > index || index - emptied > slots {
-            return Err(Corrupt("how many messages it has taken from the lane"));
+            return Err(Corrupt("the number of messages it has received from the SPSC ring"));
         }
-        self.filled = filled(self.row.ring(), index);
-        let room = self.row.aim(index, emptied + slots - index);
+        self.filled = filled(self.run.ring(), index);
+        let room = self.run.start(index, emptied + slots - index);
         self.end = index + room;
         Ok(room > 0)
     }
 }
 
 #[cfg(all(test, not(loom)))]
-impl LaneSender {
+impl SpscSender {
     pub(crate) fn scribble(&mut self, number: u64, step: u64) {
-        let ring = self.row.ring();
+        let ring = self.run.ring();
         let line = ring.slot(if step.is_multiple_of(2) { number >> 32 } else { self.index() });
         let filled = u64::from(filled(ring, self.index()));
         line.store(1, number);
@@ -165,7 +170,7 @@ impl LaneSender {
 
 /// The receiving end.
 #[derive(Debug)]
-pub(crate) struct LaneReceiver {
+pub(crate) struct SpscReceiver {
     ring: Ring,
     head: Lines,
     index: u64,
@@ -173,8 +178,9 @@ pub(crate) struct LaneReceiver {
     part: u64,
 }
 
-impl LaneReceiver {
-    /// Over the lines that the sender uses.
+impl SpscReceiver {
+    /// Creates the receiving end over the sender's lines. Returns `None` unless their count is
+    /// [`lines`] of a power of two.
     pub(crate) fn new(lines: &Lines) -> Option<Self> {
         let (head, ring) = parts(lines)?;
         let part = (ring.slots() / PARTS).min(LONGEST_PART);
@@ -185,21 +191,26 @@ impl LaneReceiver {
         self.ring.lines()
     }
 
-    /// The slots from the next message's to the end of its part of the lap.
+    /// The slots from the next message to the end of its part of the lap.
     #[inline(always)]
     pub(crate) fn cursor(&self) -> Cursor<'_> {
-        let left = self.part - (self.index & (self.part - 1));
-        Cursor { line: self.ring.slot(self.index), filled: filled(&self.ring, self.index), left: left as u32 }
+        let remaining = self.part - (self.index & (self.part - 1));
+        Cursor {
+            line: self.ring.slot(self.index),
+            filled: filled(&self.ring, self.index),
+            remaining: remaining as u32,
+        }
     }
 
-    /// What the next message is, if it is there.
+    /// Returns the next message, if there is one.
     pub(crate) fn peek(&self) -> Option<(Label, &Line)> {
         let Cursor { line, filled, .. } = self.cursor();
         let word = line.word(0).load(Ordering::Acquire);
         (word as u32 == filled).then(|| (Label::unpack(word), line))
     }
 
-    /// So many messages, no further than to the end of the part, were copied: their slots may be filled again, once the sender is told.
+    /// Frees the slots of `messages` messages that were copied. They must not extend beyond the end
+    /// of the current part. At the end of a part the position is published to the sender.
     #[inline(always)]
     pub(crate) fn advance(&mut self, messages: u32) {
         self.index += u64::from(messages);
@@ -222,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    fn take(receiver: &mut LaneReceiver) -> Option<(u8, Vec<u8>)> {
+    fn take(receiver: &mut SpscReceiver) -> Option<(u8, Vec<u8>)> {
         let (label, line) = receiver.peek()?;
         let mut message = [0; MESSAGE_WORDS];
         read_message(line, label.length.into(), &mut message);
@@ -232,12 +243,12 @@ mod tests {
     }
 
     proptest! {
-        /// Sends of any length and takes in any order give what a queue gives, over many laps.
+        /// Sends of any length and receives in any order behave like a queue over many laps.
         #[test]
         fn equals_a_queue(steps in proptest::collection::vec((any::<bool>(), 0..=INLINE), 1..300)) {
             let lines = Lines::private(lines(8));
-            let mut sender = LaneSender::new(&lines).unwrap();
-            let mut receiver = LaneReceiver::new(&lines).unwrap();
+            let mut sender = SpscSender::new(&lines).unwrap();
+            let mut receiver = SpscReceiver::new(&lines).unwrap();
             let mut oracle: VecDeque<(u8, Vec<u8>)> = VecDeque::new();
             for ((send, length), step) in steps.into_iter().zip(0u64..) {
                 if !send {
@@ -248,7 +259,7 @@ mod tests {
                 let label = Label { tag: step as u8, length: length as u16 };
                 let sent = sender.send(label, step, &payload)
                     || (sender.renew().unwrap() && sender.send(label, step, &payload));
-                // The receiver tells of what it took in halves of the ring.
+                // The receiver publishes its position once per half of the ring.
                 prop_assert!(sent || oracle.len() > 8 - 8 / PARTS as usize);
                 prop_assert!(!sent || oracle.len() < 8);
                 if sent {
@@ -261,7 +272,7 @@ mod tests {
     #[test]
     fn impossible_counts_are_refused() {
         let lines = Lines::private(lines(4));
-        let mut sender = LaneSender::new(&lines).unwrap();
+        let mut sender = SpscSender::new(&lines).unwrap();
         assert_eq!(sender.renew(), Ok(true));
         for _ in 0..4 {
             assert!(sender.send(Label { tag: 0, length: 0 }, 0, &[]));
@@ -278,8 +289,8 @@ mod tests {
     #[test]
     fn laps_beyond_32_bits_are_told_apart() {
         let lines = Lines::private(lines(4));
-        let mut sender = LaneSender::new(&lines).unwrap();
-        let mut receiver = LaneReceiver::new(&lines).unwrap();
+        let mut sender = SpscSender::new(&lines).unwrap();
+        let mut receiver = SpscReceiver::new(&lines).unwrap();
         let near = 4 * u64::from(u32::MAX) - 8;
         (sender.end, receiver.index) = (near, near);
         lines.line(0).store(0, near);

@@ -1,0 +1,219 @@
+//! The state of the idle path: the fields that one poll of a port uses if there is no message, or
+//! one short message in an SPSC ring.
+#![allow(unsafe_code, reason = "the polled slot is referred to by a pointer")]
+
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use crate::atomic::Ordering;
+use crate::line::{Line, Lines};
+use crate::spsc::{MESSAGE_WORDS, read_message};
+
+/// Polls of one source before all sources are polled.
+const SCAN_INTERVAL: u32 = 32;
+/// The same if there is at most one SPSC ring, and the FIFO for senders without a ring.
+const SCAN_INTERVAL_ONE_RING: u32 = 512;
+/// The maximum number of polls between two reads of the clock.
+const MAX_CLOCK_INTERVAL: u32 = 512;
+/// Clock ticks between two checks of the sockets: about 0.1 ms.
+const SOCKET_CHECK_TICKS: u64 = 1 << 18;
+
+/// The position of the next message of a source.
+#[derive(Clone, Copy)]
+pub(crate) struct Cursor<'a> {
+    pub(crate) line: &'a Line,
+    /// The low half of the slot's word 0 once the slot is filled.
+    pub(crate) filled: u32,
+    /// Contiguous slots from this one on that have the same value of `filled`, at least 1.
+    pub(crate) remaining: u32,
+}
+
+/// The slot that is polled, and the countdowns to polling other sources and the sockets.
+#[derive(Debug)]
+pub(crate) struct PollState {
+    line: Cell<NonNull<Line>>,
+    filled: Cell<u32>,
+    polls_until_scan: Cell<u32>,
+    remaining: Cell<u32>,
+    /// The value of `remaining` when the source last learned the position of the cursor.
+    known_remaining: Cell<u32>,
+    scan_interval: Cell<u32>,
+    clock_interval: Cell<u32>,
+    polls: Cell<u32>,
+    clock_read_at: Cell<u64>,
+    sockets_checked_at: Cell<u64>,
+    /// All sources were polled since the wake flag was set, and no message was there.
+    found_nothing: Cell<bool>,
+    /// While new connections are not accepted: when they are again.
+    paused_until: Cell<Option<Instant>>,
+    /// Keeps the polled slots mapped.
+    lines: RefCell<Lines>,
+}
+
+impl PollState {
+    pub(crate) fn new() -> Self {
+        let lines = Lines::private(1);
+        Self {
+            line: Cell::new(NonNull::from(lines.line(0))),
+            filled: Cell::new(1),
+            polls_until_scan: Cell::new(1),
+            remaining: Cell::new(1),
+            known_remaining: Cell::new(1),
+            scan_interval: Cell::new(SCAN_INTERVAL_ONE_RING),
+            clock_interval: Cell::new(1),
+            polls: Cell::new(0),
+            clock_read_at: Cell::new(0),
+            sockets_checked_at: Cell::new(0),
+            found_nothing: Cell::new(false),
+            paused_until: Cell::new(None),
+            lines: RefCell::new(lines),
+        }
+    }
+
+    /// Polls `cursor`, which points into `lines`, from now on.
+    pub(crate) fn point(&self, cursor: Cursor<'_>, lines: &Lines) {
+        self.resume(cursor);
+        let mut kept = self.lines.borrow_mut();
+        // The lines are usually the same. Not cloning them avoids writes to a reference count that
+        // other cores may use.
+        if !kept.same_owner(lines) {
+            *kept = lines.clone();
+        }
+    }
+
+    /// Like [`Self::point`], for a cursor into the same lines.
+    #[inline(always)]
+    pub(crate) fn resume(&self, cursor: Cursor<'_>) {
+        self.line.set(NonNull::from(cursor.line));
+        self.filled.set(cursor.filled);
+        self.remaining.set(cursor.remaining);
+        self.known_remaining.set(cursor.remaining);
+    }
+
+    /// Returns how many slots the cursor has passed since the last call.
+    #[inline(always)]
+    pub(crate) fn passed(&self) -> u32 {
+        self.known_remaining.replace(self.remaining.get()) - self.remaining.get()
+    }
+
+    /// Counts a poll. Returns true if all sources must be polled now.
+    #[inline(always)]
+    pub(crate) fn is_due(&self) -> bool {
+        let remaining = self.polls_until_scan.get().wrapping_sub(1);
+        self.polls_until_scan.set(remaining);
+        remaining == 0
+    }
+
+    /// The slot that is polled. The reference must be dropped before the next [`Self::point`].
+    #[inline(always)]
+    fn line(&self) -> &Line {
+        // SAFETY: `line` points to a slot in memory that `lines` keeps mapped: `point` and `resume`
+        // set it to such a slot, and `advance` moves it past the end only with the last slot of a
+        // run, after which its caller calls `point` or `resume` before the next poll. The memory is
+        // accessed through atomics only.
+        unsafe { self.line.get().as_ref() }
+    }
+
+    /// Returns the upper half of word 0, which describes the message, or `None` if there is no
+    /// message.
+    #[inline(always)]
+    pub(crate) fn peek(&self) -> Option<u32> {
+        let word = self.line().word(0).load(Ordering::Acquire);
+        (word as u32 == self.filled.get()).then_some((word >> 32) as u32)
+    }
+
+    /// Copies the message to `into` and returns its length in bytes.
+    #[inline(always)]
+    pub(crate) fn read(&self, length: usize, into: &mut [u64; MESSAGE_WORDS]) -> usize {
+        read_message(self.line(), length, into)
+    }
+
+    /// Moves to the next slot. Returns true if the run ends here; the caller must then call
+    /// [`Self::point`] or [`Self::resume`].
+    #[inline(always)]
+    pub(crate) fn advance(&self) -> bool {
+        // SAFETY: the slot belongs to a run of contiguous slots in `lines`, so the address behind
+        // it is inside the same memory or at its end.
+        self.line.set(unsafe { self.line.get().add(1) });
+        let remaining = self.remaining.get().wrapping_sub(1);
+        self.remaining.set(remaining);
+        remaining == 0
+    }
+
+    /// Restarts the countdown to polling all sources.
+    pub(crate) fn restart(&self) {
+        self.polls_until_scan.set(self.scan_interval.get().min(self.clock_interval.get()));
+    }
+
+    /// Sets the number of SPSC rings, which determines how often all sources are polled.
+    pub(crate) fn set_rings(&self, rings: usize) {
+        self.scan_interval.set(if rings > 1 { SCAN_INTERVAL } else { SCAN_INTERVAL_ONE_RING });
+    }
+
+    pub(crate) fn call_attention(&self) {
+        self.polls_until_scan.set(1);
+    }
+
+    /// Makes the next poll poll all sources and check the sockets.
+    pub(crate) fn request_socket_check(&self) {
+        self.polls_until_scan.set(1);
+        self.polls.set(MAX_CLOCK_INTERVAL);
+        self.sockets_checked_at.set(ticks().wrapping_sub(2 * SOCKET_CHECK_TICKS));
+    }
+
+    pub(crate) fn found_nothing(&self) -> bool {
+        self.found_nothing.get()
+    }
+
+    pub(crate) fn set_found_nothing(&self, found_nothing: bool) {
+        self.found_nothing.set(found_nothing);
+    }
+
+    pub(crate) fn paused_until(&self) -> Option<Instant> {
+        self.paused_until.get()
+    }
+
+    pub(crate) fn set_paused_until(&self, paused_until: Option<Instant>) {
+        self.paused_until.set(paused_until);
+    }
+
+    /// Returns true if the sockets must be checked now. Reads the clock after a number of polls
+    /// that it adapts to the rate of polls, so that a slowly polling process still checks in time.
+    pub(crate) fn is_socket_check_due(&self) -> bool {
+        let clock_interval = self.clock_interval.get();
+        let polls = self.polls.get() + self.scan_interval.get();
+        self.polls.set(polls);
+        if polls < clock_interval {
+            return false;
+        }
+        let now = ticks();
+        let elapsed = now.wrapping_sub(self.clock_read_at.replace(now));
+        self.polls.set(0);
+        self.clock_interval.set(if elapsed > SOCKET_CHECK_TICKS {
+            (u64::from(clock_interval) * SOCKET_CHECK_TICKS / elapsed).max(1) as u32
+        } else {
+            (2 * clock_interval).min(MAX_CLOCK_INTERVAL)
+        });
+        let due = now.wrapping_sub(self.sockets_checked_at.get()) > SOCKET_CHECK_TICKS;
+        if due {
+            self.sockets_checked_at.set(now);
+        }
+        due
+    }
+}
+
+/// Reads a cheap clock with ticks of at most a few nanoseconds.
+#[cfg(target_arch = "x86_64")]
+fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has RDTSC, and Linux permits it in user mode by default. It
+    // accesses no memory.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ticks() -> u64 {
+    use std::sync::OnceLock;
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
