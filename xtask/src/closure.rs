@@ -1,5 +1,4 @@
-//! That the default build needs no system library, seen from both ends: the crates it is made of and
-//! the libraries that the binary loads.
+//! Checks that the default build needs no system library: neither its crates nor the binary.
 
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use crate::process::{self, Failure, Invocation, Output};
 /// Crates that bind a system library.
 const BINDINGS: &[&str] = &["rdma-sys", "rdma-mummy-sys", "ibverbs-sys"];
 
-/// What every Rust program on Linux loads: the C library in its parts, the unwinder, the loader.
+/// Libraries that every Rust program on Linux loads: the C library, the unwinder, the loader.
 const BASE: &[&str] = &["linux-vdso", "ld-linux", "libc", "libm", "libgcc_s", "libpthread", "libdl", "librt"];
 
 /// The command that lists the crates of the default build.
@@ -16,7 +15,7 @@ pub(crate) fn tree() -> Invocation {
     Invocation::cargo(&["tree", "-e", "normal", "--prefix", "none", "-p", "barewire", "-p", "barewire-cli"])
 }
 
-/// Fails naming the crate or the library that does not belong into a default build.
+/// Fails with the name of a crate or library that a default build must not have.
 pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
     let mut crates = String::new();
     process::run(&tree(), deadline, Output::Collect(&mut crates))?;
@@ -45,14 +44,14 @@ fn binding_in(tree: &str) -> Option<&str> {
     tree.lines().filter_map(|line| line.split_whitespace().next()).find(|name| BINDINGS.contains(name))
 }
 
-/// The path of the binary in cargo's JSON messages.
+/// Returns the path of the binary from cargo's JSON messages.
 pub(crate) fn executable_in(messages: &str) -> Option<&str> {
     const KEY: &str = "\"executable\":\"";
     let start = messages.rfind(KEY)? + KEY.len();
     messages[start..].split('"').next()
 }
 
-/// The first library in ldd's listing that is not part of the base.
+/// Returns the first library in ldd's output that is not one of the base.
 fn foreign_library_in(listing: &str) -> Option<&str> {
     let base = |library: &str| {
         let name = library.rsplit('/').next().unwrap_or(library);

@@ -1,4 +1,5 @@
-//! docs/CONFORMANCE.md and the summary in README.md: which transport shows which behaviour, from what the suite itself reports.
+//! docs/CONFORMANCE.md and the summary in README.md: which transport has which behaviour, from the
+//! output of the suite.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -15,11 +16,11 @@ use crate::process::{self, Failure, Invocation, Output};
 const DEADLINE: Duration = Duration::from_mins(20);
 const TABLE: &str = "docs/CONFORMANCE.md";
 const README: &str = "README.md";
-/// What is around the summary in the README.
+/// The marks around the summary in the README.
 const MARKS: [&str; 2] =
     ["<!-- written by cargo xtask conformance -->\n", "<!-- end of what is written -->\n"];
 
-/// UCX's tests that show a behaviour, by number (../shared/reference/ucx.md, section 6.3).
+/// UCX's tests of each behaviour, by the number of their section in UCX's test suite.
 const ROWS: [(u8, &str); 22] = [
     (1, "every size, both directions, byte-checked"),
     (2, "active messages: ids, header and payload, kept data"),
@@ -45,14 +46,14 @@ const ROWS: [(u8, &str); 22] = [
     (23, "two full ends do not block each other"),
 ];
 
-/// What is not in the table, and where it is shown.
+/// Behaviours that the table lacks, and the tests that cover them.
 const ELSEWHERE: &str = "\
 Not in this table: row 6 (alignment and headroom of received data are no settings of this API), row 24 (shared receive queues, compressed
 completions and doorbell records are the driver's: `mlx5/tests`), and of row 25 what is one transport's own (`shm/src/models.rs`,
 `tcp-fallback/tests`, `src/transport/reliable`, `tests/transport`).
 ";
 
-/// Runs the suite over everything that this machine has and writes the table.
+/// Runs the suite on all devices of this machine and writes the table.
 pub(crate) fn conformance(install: Install) -> ExitCode {
     process::watch_signals();
     match packages::install(install, &packages::ALL, DEADLINE).and_then(|()| write()) {
@@ -105,7 +106,7 @@ fn write() -> Result<(), Failure> {
     fs::write(file(README), readme).map_err(failed(README))
 }
 
-/// What the suite said: by row and behaviour, the result at each place.
+/// The output of the suite: the results of each row and behaviour by place.
 struct Report<'a> {
     /// In the order of the runs.
     places: Vec<&'a str>,
@@ -113,7 +114,7 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Of lines `place <tab> row <tab> behaviour <tab> result`.
+    /// Parses lines `place <tab> row <tab> behaviour <tab> result`.
     fn of(lines: &'a str) -> Self {
         let (mut places, mut results) = (Vec::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
         for line in lines.lines() {
@@ -128,7 +129,8 @@ impl<'a> Report<'a> {
     }
 }
 
-/// A line for each place: how many behaviours were seen there, and for want of what the others are left out.
+/// Returns a line for each place: how many behaviours passed there, and why the others were left
+/// out.
 fn summary(Report { places, results }: &Report<'_>) -> String {
     let mut text =
         String::from("| transport and device | behaviours seen | failed | it lacks |\n|---|---:|---:|---|\n");
@@ -148,7 +150,7 @@ fn summary(Report { places, results }: &Report<'_>) -> String {
     text
 }
 
-/// The text with this between the marks; `None` if it has none.
+/// Returns the text with `content` between the marks; `None` without marks.
 fn with_summary(text: &str, summary: &str) -> Option<String> {
     let (before, rest) = text.split_once(MARKS[0])?;
     let (_, behind) = rest.split_once(MARKS[1])?;

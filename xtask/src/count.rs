@@ -1,6 +1,6 @@
-//! How many tests ran, read from the closing lines of the test runners.
+//! How many tests ran, from the last lines of the test runners.
 
-/// A test runner whose summary we can read.
+/// A test runner with a known summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runner {
     /// `cargo nextest run`: one `Summary` line.
@@ -17,7 +17,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Adds what one line of the runner's output says, if it is a closing line.
+    /// Adds the numbers of a line of the runner's output, if it is a summary.
     pub(crate) fn read(&mut self, runner: Runner, line: &str) {
         let line = without_colour(line);
         let line = line.trim();
@@ -34,7 +34,7 @@ impl Tally {
             let Ok(number) = pair[0].parse::<u64>() else { continue };
             match pair[1] {
                 "passed" => self.passed += number,
-                // `timed out`, and `exec failed` for a binary that could not be started.
+                // `timed out`, or `exec failed` for a binary that could not be started.
                 "failed" | "timed" | "exec" => self.failed += number,
                 _ => {}
             }
@@ -42,7 +42,7 @@ impl Tally {
     }
 }
 
-/// The text without terminal escape sequences (`ESC [ ... letter`).
+/// Returns the text without terminal escape sequences (`ESC [ ... letter`).
 fn without_colour(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();

@@ -1,5 +1,5 @@
-//! Kills one side of `barewire perf` at a random moment, again and again: the other side must end
-//! soon and say why.
+//! Kills one side of `barewire perf` at a random moment, many times: the other side must end soon
+//! and report why.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +10,13 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::process::{Failure, Invocation, Output, repository, run};
 
 /// How long the survivor may take to end.
 const PROMISE: Duration = Duration::from_secs(5);
-/// How long it is watched, to learn how late it is.
+/// How long it is observed, to measure how late it is.
 const WATCH: Duration = Duration::from_secs(30);
 /// How long the second process may take to appear.
 const START: Duration = Duration::from_secs(30);
@@ -25,10 +27,10 @@ const BUILD: Duration = Duration::from_mins(30);
 const TRANSPORTS: [&str; 6] = ["shm", "cma", "tcp", "rc_mlx5", "rc_verbs", "ud_verbs"];
 const TESTS: [&str; 10] =
     ["am_lat", "put_lat", "add_lat", "get", "fadd", "swap", "cswap", "am_bw", "put_bw", "add_mr"];
-/// Ways to send, each with a size.
+/// Ways to send, each with its sizes.
 const LAYOUTS: [[&str; 2]; 4] = [["short", "8"], ["bcopy", "1000"], ["zcopy", "4096"], ["zcopy", "256K"]];
 
-/// How many kills, from which seed, of which program.
+/// The number of kills, the first seed, and the program.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) count: u64,
@@ -55,29 +57,29 @@ impl Plan {
     }
 }
 
-/// What became of one kill.
+/// The outcome of a kill.
 #[derive(Debug)]
 struct Death {
     transport: &'static str,
     test: &'static str,
     survivor: &'static str,
     took: Duration,
-    /// Why it is a failure.
+    /// Why it failed.
     failure: Option<String>,
 }
 
-/// A child that does not outlive this.
+/// A child that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended already, as a rule.
+        // It has usually ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Runs the plan and prints the table; fails if a survivor ended late or without a reason.
+/// Runs the plan and prints the table. Fails if a survivor ended late or without a reason.
 pub(crate) fn kill(plan: &Plan) -> ExitCode {
     match deaths(plan) {
         Ok(deaths) => report(plan, &deaths),
@@ -113,7 +115,7 @@ fn deaths(plan: &Plan) -> Result<Vec<(u64, Death)>, Failure> {
 
 struct Program {
     binary: PathBuf,
-    /// Which words the program accepts, as far as they were tried.
+    /// The combinations that the program accepts, as far as they were tried.
     works: BTreeMap<[&'static str; 4], bool>,
 }
 
@@ -124,7 +126,8 @@ impl Program {
         command
     }
 
-    /// The transport runs the test in this way. Without a test: it is there at all.
+    /// Returns whether the transport runs the test in this way; without a test, whether it is
+    /// available.
     fn takes(
         &mut self,
         transport: &'static str,
@@ -149,11 +152,11 @@ impl Program {
         works
     }
 
-    /// Everything about the kill follows from the seed, but for the moment within microseconds.
+    /// The kill follows from the seed, except for its moment within microseconds.
     fn kill_one(&mut self, seed: u64, transports: &[&'static str]) -> Result<Death, Failure> {
         let mut random = fastrand::Rng::with_seed(seed);
         let cells = transports.len() as u64;
-        // Every transport meets every test, in turn.
+        // Every transport meets every test.
         let transport = transports[(seed % cells) as usize];
         let first = seed / cells;
         let ways = LAYOUTS.len() as u64;
@@ -179,7 +182,7 @@ impl Program {
         thread::spawn(move || {
             let mut text = String::new();
             if let Some(stderr) = &mut stderr {
-                // Both processes hold it, so this ends with the last of them.
+                // Both processes hold it, so the read ends with the last of them.
                 let _ = stderr.read_to_string(&mut text);
             }
             let _ = sender.send((Instant::now(), text));
@@ -197,7 +200,7 @@ impl Program {
             _ => (second, pid, "first"),
         };
         let killed = Instant::now();
-        signal(victim, libc::SIGKILL);
+        end(victim);
         let mut death = Death { transport, test, survivor: name, took: WATCH, failure: None };
         match ended.recv_timeout(WATCH) {
             Ok((end, text)) => {
@@ -205,7 +208,7 @@ impl Program {
                 death.failure = judge(&death, &text);
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                signal(survivor, libc::SIGKILL);
+                end(survivor);
                 death.failure = Some(format!("the {name} process did not end in {} s", WATCH.as_secs()));
             }
         }
@@ -214,7 +217,7 @@ impl Program {
     }
 }
 
-/// Why the survivor's end is not as it should be.
+/// Returns what is wrong with the survivor's end.
 fn judge(death: &Death, text: &str) -> Option<String> {
     let victim = if death.survivor == "first" { "the second process" } else { "the first process" };
     let line = text.lines().find(|line| line.starts_with("barewire: error: "));
@@ -231,7 +234,7 @@ fn judge(death: &Death, text: &str) -> Option<String> {
     }
 }
 
-/// The child of `parent`, once it is there and is another program.
+/// Returns the child of `parent`, once it exists and runs another program.
 fn second_of(parent: u32) -> Option<u32> {
     let started = Instant::now();
     while started.elapsed() < START {
@@ -248,11 +251,11 @@ fn second_of(parent: u32) -> Option<u32> {
     None
 }
 
-fn signal(pid: u32, signal: libc::c_int) {
-    let Ok(pid) = libc::pid_t::try_from(pid) else { return };
-    // SAFETY: takes numbers. The process is our child, which was not waited for, or its child, which
-    // was there a moment ago.
-    unsafe { libc::kill(pid, signal) };
+/// Kills our child, or a child of it that existed a moment ago.
+fn end(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 fn report(plan: &Plan, deaths: &[(u64, Death)]) -> ExitCode {

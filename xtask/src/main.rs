@@ -25,25 +25,26 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
        cargo xtask compare ROW
        cargo xtask sanitize [address|thread]
 
-  test           every check of this repository: format, lints, tests, doc tests, documentation, and that
-                 the default build needs no system library, and what vm does. As root on Debian it first
-                 installs the packages that the optional features and checks need and that are missing, and
-                 says which.
-  bench          instructions per operation against their limits, into benches/RESULTS.md, and what asm does.
-                 Needs valgrind and the runner of iai-callgrind, and installs what is missing.
-  asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it anew), and that
-                 no hot function panics, allocates, copies through libc, locks or leaves the program.
-  vm             boots a guest with a kernel that knows RDMA, in plain emulation (qemu), and has the software HCA talk
-                 to that kernel's Soft-RoCE in it, and the objects of verbs work on it. BAREWIRE_VM_OPERATIONS=10000 for more than 500 of each kind.
-                 With a COMMAND for sh, that is run in the guest instead; rxe0 is there.
-  conformance    which transport shows which behaviour, on everything that this machine has, into docs/CONFORMANCE.md.
-  compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 too) in 9 pairs that alternate,
-                 into benches/RESULTS.md. With a ROW, only the rows whose names begin so. Best on a machine that does nothing else.
-                 BAREWIRE_COMPARE_PAIRS=1 to see it run: then nothing is written.
-  sanitize       the conformance suite of the transports without other libraries, under AddressSanitizer and ThreadSanitizer.
-  kill           kills one side of barewire perf at random moments, over every transport and test; each survivor must end within
-                 5 s and say why. --count 500, --seed 1, --binary PATH for a program that is built already.
-  --no-install   install nothing; features whose packages are missing are left out and named";
+  test           every check of this repository: format, lints, tests, doc tests, documentation, that the
+                 default build needs no system library, and the checks of vm. As root on Debian it first
+                 installs missing packages of the optional features and checks, and names them.
+  bench          instructions per operation against their limits, into benches/RESULTS.md, and the checks
+                 of asm. Needs valgrind and the runner of iai-callgrind, and installs what is missing.
+  asm            the assembly of the hottest functions against benches/asm/ (BLESS=1 writes it), and that no
+                 hot function panics, allocates, calls memcpy, locks or calls a library.
+  vm             boots a guest with an RDMA-capable kernel in plain emulation (qemu) and tests the software
+                 HCA against the kernel's Soft-RoCE, and verbs objects on it. BAREWIRE_VM_OPERATIONS sets
+                 the number of operations of each kind (500). A COMMAND for sh runs instead, with rxe0.
+  conformance    the behaviours of each transport on all devices of this machine, into docs/CONFORMANCE.md.
+  compare        times against UCX: barewire perf and ucx_perftest (Debian's ucx-utils; iperf3 as well) in 9
+                 alternating pairs, into benches/RESULTS.md. A ROW selects the rows with this prefix. Needs an
+                 idle machine. BAREWIRE_COMPARE_PAIRS=1 for a trial, which writes nothing.
+  sanitize       the conformance suite of the transports that need no other library, under AddressSanitizer
+                 and ThreadSanitizer.
+  kill           kills one side of barewire perf at random moments, over every transport and test; each
+                 survivor must end within 5 s and report why. --count 500, --seed 1, --binary PATH for a
+                 program that is already built.
+  --no-install   installs nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -82,7 +83,7 @@ fn main() -> ExitCode {
         }
         ["test" | "bench" | "asm" | "vm" | "conformance" | "compare" | "sanitize", unknown, ..]
         | [unknown, ..] => {
-            eprintln!("xtask: do not know '{unknown}'\n{USAGE}");
+            eprintln!("xtask: unknown command or argument '{unknown}'\n{USAGE}");
             ExitCode::from(2)
         }
     }

@@ -1,24 +1,25 @@
-//! Miri: tests over plain memory, interpreted, which reports any undefined behaviour that they reach.
+//! Miri: interprets tests that use plain memory only, and reports undefined behaviour.
 //!
-//! The aliasing rules are Stacked Borrows, the stricter ones and Miri's default. Tests that Miri would
-//! take minutes for are ignored under it or skipped here.
+//! The aliasing rules are Stacked Borrows, which are Miri's default and the stricter ones. Tests
+//! that take minutes under Miri are ignored or skipped.
 
 use std::time::Duration;
 
 use crate::packages::Install;
 use crate::process::{self, Invocation, Output};
 
-/// The runs: a name, flags of Miri, and the arguments of `cargo miri test`.
+/// The runs: a name, Miri's flags, and the arguments of `cargo miri test`.
 pub(crate) const RUNS: [(&str, &str, &[&str]); 5] = [
     ("Miri, layouts", "", &["-p", "barewire-layouts", "--lib"]),
     ("Miri, queues of the driver", "", QUEUES),
     ("Miri, buffers and requests", "", REQUESTS),
     ("Miri, self", "", &["-p", "barewire", "--test=self_transport"]),
-    // The tests leave keys to registered memory, which is leaked as the device may still access it.
+    // The tests leave keys to registered memory, which is leaked because the device may still
+    // access it.
     ("Miri, software HCA", "-Zmiri-ignore-leaks", DEVICE),
 ];
 
-/// All over plain memory: what is skipped opens a device, reads files or is long.
+/// Everything on plain memory. Skipped tests open a device, read files or take long.
 const QUEUES: &[&str] = &[
     "-p",
     "barewire-mlx5",
@@ -39,8 +40,8 @@ const QUEUES: &[&str] = &[
     "--skip=mistake_11",
 ];
 
-/// What every transport has. What is skipped is long or forgets the payloads of later panics, as it
-/// is to do, which Miri reports as leaks.
+/// Tests of all transports. Skipped tests take long, or forget the payloads of later panics as
+/// intended, which Miri reports as leaks.
 const REQUESTS: &[&str] = &[
     "-p",
     "barewire",
@@ -69,7 +70,7 @@ const DEVICE: &[&str] = &[
     "--test=engine_operations",
     "--",
     "words::",
-    // Sends, and writes.
+    // Sends and writes.
     "a_queue_pair_talks",
     "unsignalled_work_alone",
     "atomics_act_on",
@@ -79,13 +80,13 @@ fn nightly(arguments: &[&str]) -> Invocation {
     Invocation::new("rustup", &["run", "nightly", "cargo", "miri"]).with(arguments)
 }
 
-/// The command of a run, with a target folder of its own.
+/// Returns the command of a run, with its own target folder.
 pub(crate) fn run(flags: &str, arguments: &[&str]) -> Invocation {
     let command = nightly(&["test"]).with(arguments);
     command.environment("CARGO_TARGET_DIR", "target/miri").environment("MIRIFLAGS", flags)
 }
 
-/// Makes Miri available, or says why it is not.
+/// Installs Miri, or returns why it is not available.
 pub(crate) fn prepare(install: Install) -> Result<(), String> {
     let succeeds = |invocation: &Invocation, minutes| {
         process::run(invocation, Duration::from_mins(minutes), Output::Discard).is_ok()

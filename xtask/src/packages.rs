@@ -1,4 +1,4 @@
-//! What the optional features and checks need from the system, and its installation on Debian.
+//! System packages for the optional features and checks, and their installation on Debian.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) struct Part {
     needs: &'static [Need],
 }
 
-/// Something of the system, how to see that it is there, and the Debian package that brings it.
+/// A requirement: how to detect it, and the Debian package that provides it.
 struct Need {
     what: &'static str,
     package: &'static str,
@@ -63,7 +63,7 @@ pub(crate) const PROGRAMS: Part = Part {
     ],
 };
 
-/// What links libibverbs.
+/// The requirements of crates that link libibverbs.
 pub(crate) const VERBS: Part = Part {
     name: "feature rdma-sys",
     needs: &[
@@ -86,13 +86,13 @@ pub(crate) const VERBS: Part = Part {
     ],
 };
 
-/// What tests read captures with.
+/// The program with which tests read captures.
 pub(crate) const CAPTURES: Part = Part {
     name: "tests that read captures",
     needs: &[Need { what: "tshark", package: "tshark", present: || on_path("tshark") }],
 };
 
-/// What the guest of `cargo xtask vm` is made of, and what is run in it.
+/// The requirements of `cargo xtask vm`: its guest, and the programs that run in it.
 pub(crate) const GUEST: Part = Part {
     name: "the guest with a kernel that knows RDMA",
     needs: &[
@@ -120,10 +120,10 @@ pub(crate) const GUEST: Part = Part {
     ],
 };
 
-/// Everything.
+/// All parts.
 pub(crate) const ALL: [&Part; 4] = [&VERBS, &CAPTURES, &PROGRAMS, &GUEST];
 
-/// Those of the parts that this machine goes without, each with the reason; empty when it allows them all.
+/// Returns the parts that this machine lacks, each with the reason; empty if it has all of them.
 pub(crate) fn left_out(parts: &[&Part]) -> Vec<String> {
     let reason = |part: &&Part| {
         let missing: Vec<String> =
@@ -133,8 +133,8 @@ pub(crate) fn left_out(parts: &[&Part]) -> Vec<String> {
     parts.iter().filter_map(reason).collect()
 }
 
-/// Installs the missing packages where this program may and can; says what it does and why. The deadline
-/// is for each of the two commands.
+/// Installs the missing packages if possible, and prints what it does and why. Each of the two
+/// commands has the deadline.
 pub(crate) fn install(install: Install, parts: &[&Part], deadline: Duration) -> Result<(), Failure> {
     let mut wanted: Vec<&str> = Vec::new();
     for part in parts {
@@ -158,8 +158,8 @@ pub(crate) fn install(install: Install, parts: &[&Part], deadline: Duration) -> 
     }
 }
 
-/// Installs Debian packages where this program may and can, or says why it does not; true if it did. The deadline is for
-/// each of the two commands.
+/// Installs Debian packages if possible and returns true, or prints why it does not. Each of the
+/// two commands has the deadline.
 pub(crate) fn debian(install: Install, wanted: &[&str], deadline: Duration) -> Result<bool, Failure> {
     if install == Install::Nothing {
         println!("not installed, as asked");
@@ -190,17 +190,16 @@ fn missing(part: &Part) -> impl Iterator<Item = &'static Need> {
 }
 
 pub(crate) fn is_root() -> bool {
-    // SAFETY: geteuid takes nothing, touches no memory of ours and cannot fail.
-    unsafe { libc::geteuid() == 0 }
+    rustix::process::geteuid().is_root()
 }
 
-/// A program of this name can be started.
+/// Returns whether a program of this name is on the path.
 pub(crate) fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The same for programs that only root has on the path.
+/// Returns the same for programs that only root has on the path.
 fn in_system_folders(program: &str) -> bool {
     on_path(program) || ["/sbin", "/usr/sbin"].iter().any(|folder| Path::new(folder).join(program).is_file())
 }
@@ -209,13 +208,13 @@ fn has_pkg_config() -> bool {
     on_path("pkg-config")
 }
 
-/// The versions are those that rdma-sys 0.3 asks for.
+/// The versions that rdma-sys 0.3 requires.
 fn pkg_config(library: &str, version: &str) -> bool {
     let ask = Invocation::new("pkg-config", &["--atleast-version", version, library]);
     process::run(&ask, Duration::from_secs(30), Output::Discard).is_ok()
 }
 
-/// Where clang-sys, which rdma-sys builds with, looks for libclang on Linux.
+/// The folders in which clang-sys, a build dependency of rdma-sys, searches libclang on Linux.
 fn has_libclang() -> bool {
     if let Some(path) = std::env::var_os("LIBCLANG_PATH") {
         let path = PathBuf::from(path);
@@ -236,7 +235,7 @@ fn has_libclang() -> bool {
 
 fn holds_libclang(folder: &Path) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    // A dangling link is no library: Debian's runtime packages leave some.
+    // Debian's runtime packages leave dangling links.
     entries
         .into_iter()
         .any(|entry| is_libclang(&entry.file_name().to_string_lossy()) && entry.path().exists())

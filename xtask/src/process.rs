@@ -1,39 +1,42 @@
-//! One child process at a time: in a process group of its own, with a deadline, ended when we are.
+//! Runs one child process at a time: in its own process group, with a deadline, and ended when this
+//! program is interrupted.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
 /// How long a group may take to end after SIGTERM. nextest gives its tests ten seconds.
 const GRACE: Duration = Duration::from_secs(15);
-/// How long output is waited for once the child has ended: a leaked grandchild may hold the pipe open.
+/// How long output is read after the child's end: a leaked grandchild may hold the pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(20);
 
 /// The last signal that asked this program to end; 0 for none.
-static ASKED_TO_END: AtomicI32 = AtomicI32::new(0);
+static ASKED_TO_END: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
-extern "C" fn note_signal(signal: libc::c_int) {
-    ASKED_TO_END.store(signal, Ordering::Relaxed);
-}
-
-/// Makes Ctrl-C, SIGTERM and SIGHUP end the running child first: it is in a group of its own and
-/// would not hear of them.
+/// Makes Ctrl-C, SIGTERM and SIGHUP end the running child first: it has its own process group and
+/// does not receive them.
 pub(crate) fn watch_signals() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: the handler is an `extern "C"` function that only stores to an atomic, which is
-        // async-signal-safe, and it lives as long as the program.
-        unsafe { libc::signal(signal, note_signal as *const () as libc::sighandler_t) };
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        if let Err(error) =
+            signal_hook::flag::register_usize(signal, Arc::clone(&ASKED_TO_END), signal as usize)
+        {
+            eprintln!("xtask: cannot handle signal {signal}: {error}");
+        }
     }
 }
 
-/// A program with its arguments and the environment it gets on top of ours.
+/// A program with its arguments and additional environment variables.
 #[derive(Clone, Debug)]
 pub(crate) struct Invocation {
     program: String,
@@ -62,7 +65,7 @@ impl Invocation {
     }
 
     fn command(&self) -> Command {
-        // The cargo that runs us is the one that the toolchain file chose.
+        // The cargo that runs this program is that of the toolchain file.
         let program = match (self.program.as_str(), std::env::var_os("CARGO")) {
             ("cargo", Some(cargo)) => PathBuf::from(cargo),
             (program, _) => PathBuf::from(program),
@@ -78,7 +81,7 @@ impl Invocation {
     }
 }
 
-/// As a person would type it.
+/// The command as typed in a shell.
 impl fmt::Display for Invocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, value) in &self.environment {
@@ -103,7 +106,7 @@ pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
-/// Why a child did not do what it was started for.
+/// Why a child did not succeed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Start {
@@ -112,8 +115,8 @@ pub(crate) enum Failure {
     },
     Ended(ExitStatus),
     Deadline(Duration),
-    Interrupted(i32),
-    /// The child did its work, but what it found is wrong.
+    Interrupted(usize),
+    /// The child succeeded, but its result is wrong.
     Found(String),
 }
 
@@ -132,19 +135,19 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What becomes of the child's output.
+/// Where the child's output goes.
 pub(crate) enum Output<'a> {
-    /// It goes where ours goes.
+    /// To this program's output.
     Inherit,
-    /// It goes where ours goes, and each line is shown to the function.
+    /// To this program's output, and each line to the function.
     Watch(&'a mut dyn FnMut(&str)),
-    /// Standard output is collected and not shown; standard error goes where ours goes.
+    /// Standard output is collected and not shown; standard error goes to this program's.
     Collect(&'a mut String),
-    /// Nothing is shown.
+    /// Nowhere.
     Discard,
 }
 
-/// Runs to the end, or to the deadline, when the child's whole process group is stopped.
+/// Runs a child to its end, or to the deadline, when its process group is ended.
 pub(crate) fn run(invocation: &Invocation, deadline: Duration, output: Output<'_>) -> Result<(), Failure> {
     let mut command = invocation.command();
     match output {
@@ -200,7 +203,8 @@ pub(crate) fn run(invocation: &Invocation, deadline: Duration, output: Output<'_
     if status.success() { Ok(()) } else { Err(Failure::Ended(status)) }
 }
 
-/// Takes lines until `patience` is over or every writer has closed its end; false for the latter.
+/// Passes lines to `take` for the time `patience`. Returns false if every writer has closed its
+/// end.
 fn drain(lines: &Receiver<String>, patience: Duration, take: &mut dyn FnMut(&str)) -> bool {
     let until = Instant::now() + patience;
     loop {
@@ -212,7 +216,7 @@ fn drain(lines: &Receiver<String>, patience: Duration, take: &mut dyn FnMut(&str
     }
 }
 
-/// Copies lines to `shown` and sends them on, in a thread that ends with the pipe.
+/// Copies lines to `shown` and sends them to `to`, in a thread that ends with the pipe.
 fn forward(from: impl Read + Send + 'static, shown: Option<impl Write + Send + 'static>, to: Sender<String>) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);
@@ -220,7 +224,7 @@ fn forward(from: impl Read + Send + 'static, shown: Option<impl Write + Send + '
         let mut line = Vec::new();
         while matches!(from.read_until(b'\n', &mut line), Ok(1..)) {
             if let Some(out) = &mut shown {
-                // A reader of ours that has gone away must not fail the run.
+                // A closed output must not fail the run.
                 let _ = out.write_all(&line).and_then(|()| out.flush());
             }
             if to.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
@@ -231,10 +235,10 @@ fn forward(from: impl Read + Send + 'static, shown: Option<impl Write + Send + '
     });
 }
 
-/// Ends the child's process group: SIGTERM, so that a test runner ends its tests (they have groups of
-/// their own), then SIGKILL.
+/// Ends the child's process group: SIGTERM, so that a test runner ends its tests, which have other
+/// groups; then SIGKILL.
 fn stop(child: &mut Child) {
-    signal_group(child, libc::SIGTERM);
+    signal_group(child, Signal::TERM);
     let asked = Instant::now();
     while asked.elapsed() < GRACE {
         if let Ok(Some(_)) = child.try_wait() {
@@ -242,15 +246,14 @@ fn stop(child: &mut Child) {
         }
         thread::sleep(TICK);
     }
-    signal_group(child, libc::SIGKILL);
+    signal_group(child, Signal::KILL);
     let _ = child.wait();
 }
 
-fn signal_group(child: &Child, signal: libc::c_int) {
-    let Ok(group) = libc::pid_t::try_from(child.id()) else { return };
-    // SAFETY: `kill` reads and writes no memory of ours. The group is the child's own: it was made with
-    // process_group(0), and the child has not been waited for, so its number cannot name another.
-    unsafe { libc::kill(-group, signal) };
+/// Signals the child's own group (process_group(0)). The child was not waited for, so the number
+/// cannot name another group.
+fn signal_group(child: &Child, signal: Signal) {
+    let _ = kill_process_group(Pid::from_child(child), signal);
 }
 
 #[cfg(test)]
@@ -287,7 +290,7 @@ mod tests {
     #[test]
     fn a_deadline_ends_the_whole_group() {
         let mut text = String::new();
-        // The grandchild holds the pipe: it must be gone too, or a line would still come.
+        // The grandchild holds the pipe: it must end too, or its line would still arrive.
         let script = "(sleep 300; echo late) & echo $!; wait";
         let started = Instant::now();
         let failure =
@@ -295,7 +298,7 @@ mod tests {
         assert!(matches!(failure, Failure::Deadline(_)), "{failure}");
         assert!(started.elapsed() < GRACE, "SIGTERM was enough");
         let grandchild: i32 = text.trim().parse().unwrap();
-        // Reaped by init, or at most a zombie until then: it runs no more.
+        // Reaped by init, or a zombie until then.
         let state = std::fs::read_to_string(format!("/proc/{grandchild}/stat")).unwrap_or_default();
         assert!(state.is_empty() || state.contains(") Z "), "{state}");
     }

@@ -1,4 +1,4 @@
-//! What a run says at its end.
+//! The report at the end of a run.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -13,8 +13,8 @@ pub(crate) struct Done {
     pub(crate) passed: bool,
 }
 
-/// The table of steps, what was left out, and as the last line `N passed, M failed` (tests and steps
-/// together), which continuous integration reads.
+/// Prints the table of steps, what was left out, and as the last line `N passed, M failed` (tests
+/// and steps together), which CI reads.
 pub(crate) fn closing(steps: &[Done], tests: Tally, left_out: &[String]) -> String {
     let mut text = String::new();
     let width = steps.iter().map(|step| step.name.len()).max().unwrap_or(0).max("step".len());

@@ -1,8 +1,8 @@
 //! The suite built with AddressSanitizer and with ThreadSanitizer.
 //!
-//! The stable compiler has both behind `RUSTC_BOOTSTRAP`. For ThreadSanitizer the standard library is built, too (`-Zbuild-std`, which needs
-//! the component `rust-src`): what it orders by fences the sanitizer would not see in the one that is shipped. No report is
-//! suppressed.
+//! The stable compiler has both behind `RUSTC_BOOTSTRAP`. For ThreadSanitizer the standard library
+//! is built as well (`-Zbuild-std`, which needs the component `rust-src`): otherwise the sanitizer
+//! would not see its fences. No report is suppressed.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use crate::closure;
 use crate::count::{Runner, Tally};
 use crate::process::{self, Failure, Invocation, Output};
 
-/// Transports that are whole without other programs' libraries.
+/// Transports that need no other libraries.
 const PLACES: [&str; 5] = ["self::", "shm::", "cma::", "tcp::", "rc_mlx5_soft0"];
 const BUILD: Duration = Duration::from_mins(20);
 const RUN: Duration = Duration::from_mins(15);
 
 struct Sanitizer {
     name: &'static str,
-    /// For cargo.
+    /// Environment of cargo.
     build: &'static [&'static str],
     flags: &'static str,
-    /// The sanitizer's own variable, and what it is to do.
+    /// The sanitizer's variable and options.
     options: (&'static str, &'static str),
 }
 
@@ -30,20 +30,20 @@ const SANITIZERS: [Sanitizer; 2] = [
         name: "address",
         build: &[],
         flags: "-Zsanitizer=address",
-        // Memory that lives as long as the process is no leak; a panic that a test expects jumps over frames.
+        // Memory that lives as long as the process is not a leak; an expected panic skips frames.
         options: ("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1:halt_on_error=1"),
     },
     Sanitizer {
         name: "thread",
         build: &["-Zbuild-std"],
-        // The driver's stores to registers and the device's copies are atomics then, which the
-        // sanitizer sees, and not volatile stores and assembly.
+        // The driver's stores to registers and the device's copies are then atomics, which the
+        // sanitizer sees, instead of volatile stores and assembly.
         flags: "-Zsanitizer=thread --cfg barewire_sanitize",
         options: ("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1:die_after_fork=0"),
     },
 ];
 
-/// Runs the suite under each sanitizer, or under the one that is named. A report ends it.
+/// Runs the suite under each sanitizer, or the named one. Fails at the first report.
 pub(crate) fn sanitize(only: Option<&str>) -> ExitCode {
     process::watch_signals();
     let chosen = SANITIZERS.iter().filter(|sanitizer| only.is_none_or(|name| name == sanitizer.name));
@@ -72,7 +72,7 @@ pub(crate) fn address() -> Result<Tally, Failure> {
 fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
     let target =
         if cfg!(target_arch = "aarch64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };
-    // With a target named, build scripts and macros are built without the flags.
+    // With an explicit target, build scripts and macros are built without the flags.
     let build = Invocation::cargo(&[
         "test",
         "--no-run",
@@ -96,7 +96,7 @@ fn run(sanitizer: &Sanitizer) -> Result<Tally, Failure> {
     let mut tests = Tally::default();
     for place in PLACES {
         let before = tests.passed;
-        // One after the other: a test of time is not to wait for ten others that are slow.
+        // One at a time: tests with deadlines must not compete with ten slow ones.
         let run = Invocation::new(suite, &[place, "--test-threads=1"]);
         let run =
             run.environment(sanitizer.options.0, sanitizer.options.1).environment("BAREWIRE_TEST_SLOW", "1");

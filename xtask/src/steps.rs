@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`, in the order in which a mistake is cheapest to find.
+//! The steps of `cargo xtask test`, the cheapest first.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ enum Work {
     Run(Invocation),
     /// Tests, counted from the runner's summary.
     Test(Runner, Invocation),
-    /// Tests under `barewire hca run`, on devices set up this way.
+    /// Tests under `barewire hca run`, with the devices set up in this way.
     Machine(Runner, Invocation, &'static str),
     Closure,
     Bench(Install),
@@ -41,7 +41,7 @@ impl Step {
         Self { name, deadline: Duration::from_mins(minutes), work: Work::Run(command) }
     }
 
-    /// The command that repeats this step alone.
+    /// Returns the command that repeats this step alone.
     fn command(&self) -> String {
         match &self.work {
             Work::Install(_) => "cargo xtask test".to_owned(),
@@ -55,7 +55,7 @@ impl Step {
     }
 }
 
-/// Runs every step until one fails.
+/// Runs the steps until one fails.
 pub(crate) fn test(install: Install) -> ExitCode {
     process::watch_signals();
     let mut run = Run::default();
@@ -77,8 +77,8 @@ pub(crate) fn test(install: Install) -> ExitCode {
     outcome.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
-/// Everything after the packages. `features` selects all that the machine allows; `guest` if it can have one,
-/// `miri` if the toolchain has it.
+/// Returns the steps after the packages. `features` selects all features that the machine allows;
+/// `guest` and `miri` are whether they are available.
 fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<Step> {
     let cargo = |arguments: &[&str]| Invocation::cargo(arguments);
     let clippy = |features: &[&str]| {
@@ -93,7 +93,8 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
         (Runner::Nextest, cargo(&["nextest", "run", "--workspace"]))
     } else {
         println!("cargo-nextest is not installed: cargo test runs the tests, without a deadline for each");
-        // nextest builds the examples, which tests run; this runner does so only if it runs doc tests, too.
+        // nextest builds the examples, which tests run; `cargo test` does so only together with doc
+        // tests.
         steps.push(Step::run("examples", 20, cargo(&["build", "--workspace", "--examples"]).with(features)));
         (Runner::Libtest, cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]))
     };
@@ -119,7 +120,7 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
             steps.push(Step { name, deadline: Duration::from_mins(15), work });
         }
     }
-    // In a target folder of their own, as they are another build of everything.
+    // With their own target folder, since everything is built differently.
     steps.push(test(
         "models",
         15,
@@ -145,7 +146,7 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
     ));
     steps.push(Step { name: "default build", deadline: Duration::from_mins(10), work: Work::Closure });
     if guest {
-        // Its build, and the guest with a deadline of its own.
+        // Its build, and the guest, which has its own deadline.
         steps.push(Step { name: "guest", deadline: Duration::from_mins(30), work: Work::Guest });
     }
     if cfg!(target_arch = "x86_64") && !features.is_empty() {
@@ -163,7 +164,7 @@ fn has_nextest() -> bool {
     process::run(&ask, Duration::from_secs(30), Output::Discard).is_ok()
 }
 
-/// What has happened so far.
+/// The progress of a run.
 #[derive(Default)]
 struct Run {
     done: Vec<Done>,
@@ -172,7 +173,7 @@ struct Run {
 }
 
 impl Run {
-    /// Announces, runs and times one step; the error says what failed and how to repeat it.
+    /// Announces, runs and times one step. The error says what failed and how to repeat it.
     fn step(&mut self, step: &Step) -> Result<(), String> {
         println!("\n==> {}: {}", step.name, step.command());
         let started = Instant::now();

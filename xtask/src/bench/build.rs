@@ -1,4 +1,4 @@
-//! The workspace as cargo sees it, and the bench binaries.
+//! The workspace according to cargo, and the bench binaries.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use super::budget::Level;
 use super::{BUILD, SOON};
 use crate::process::{self, Failure, Invocation, Output};
 
-/// The crate that counts, and its program of the same version.
+/// The crate that counts, whose runner must have the same version.
 const HARNESS: &str = "iai-callgrind";
 
-/// What we ask cargo and rustc.
+/// Facts from cargo and rustc.
 #[derive(Debug)]
 pub(super) struct Workspace {
-    /// Where everything is built.
+    /// The target folder.
     pub(super) target: PathBuf,
     /// Version of iai-callgrind.
     pub(super) harness: String,
@@ -46,13 +46,13 @@ impl Workspace {
     }
 }
 
-/// `cargo bench` over the two binaries, for the baseline processor: without flags, profiles and limits that a shell, or cargo's
-/// configuration, may bring along.
+/// Returns `cargo bench` of the counted binaries, for the baseline processor: without flags,
+/// profiles and limits of the environment or cargo's configuration.
 pub(super) fn cargo_bench(arguments: &[&str]) -> Invocation {
     cargo_bench_of(&[Level::Driver.name(), Level::Api.name(), Level::Shm.name()], arguments)
 }
 
-/// The same over the binaries that are named.
+/// Returns the same for the named binaries.
 pub(super) fn cargo_bench_of(benches: &[&str], arguments: &[&str]) -> Invocation {
     let benches: Vec<&str> = benches.iter().flat_map(|bench| ["--bench", bench]).collect();
     let bench = [&["bench", "-p", "barewire"], &benches[..], arguments].concat();
@@ -67,11 +67,12 @@ pub(super) fn cargo_bench_of(benches: &[&str], arguments: &[&str]) -> Invocation
         let unset = foreign.iter().flat_map(|name| ["-u", name]);
         Invocation::new("env", &unset.chain([&*cargo]).collect::<Vec<_>>()).with(&bench)
     };
-    // Set and empty, this wins over every other way to give flags.
+    // Set and empty, it overrides every other source of flags.
     invocation.environment("CARGO_ENCODED_RUSTFLAGS", "")
 }
 
-/// A variable that changes what is built or counted. `IAI_CALLGRIND_CALLGRIND_LIMITS` would silently replace our limits.
+/// Returns whether a variable changes what is built or counted. `IAI_CALLGRIND_CALLGRIND_LIMITS`
+/// would silently replace the limits.
 fn bends(variable: &str) -> bool {
     let is_flags = variable.starts_with("CARGO_") && variable.ends_with("RUSTFLAGS");
     is_flags
@@ -103,7 +104,7 @@ pub(super) fn binaries() -> Result<Vec<Binary>, Failure> {
     Ok(found)
 }
 
-/// The path of the bench's binary in cargo's messages.
+/// Returns the path of the bench's binary from cargo's messages.
 pub(crate) fn executable(messages: &str, bench: &str) -> Option<String> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut ours = messages

@@ -1,31 +1,31 @@
-//! Counts held against budgets.
+//! Compares counts with budgets.
 
 use super::budget::{self, Budget, Difference};
 use super::measure::Count;
 
-/// What the counts say.
+/// The result.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
-    /// Every bench counted something.
+    /// Whether every bench counted something.
     pub(super) is_complete: bool,
-    /// What must not be.
+    /// Violated limits.
     pub(super) complaints: Vec<String>,
     /// Budgets that may become tighter.
     pub(super) notes: Vec<String>,
 }
 
-/// The count of a budget's bench.
+/// Returns the count of a budget's bench.
 pub(super) fn counted(budget: &Budget, counts: &[Count]) -> Option<u64> {
     let name = format!("{}::{}::{}", budget.level.name(), budget.shape.name(), budget.bench);
     counts.iter().find(|count| count.bench == name).map(|count| count.instructions)
 }
 
-/// The share of one operation, in tenths of an instruction.
+/// Returns the share of one operation, in tenths of an instruction.
 pub(super) fn tenths(budget: &Budget, instructions: u64) -> u64 {
     (instructions * 10 + budget.operations / 2) / budget.operations
 }
 
-/// How much more the one bench of a difference counts, in tenths of an instruction.
+/// Returns how much more the first bench of a difference counts, in tenths of an instruction.
 pub(super) fn difference(difference: &Difference, counts: &[Count]) -> Option<i64> {
     let share = |bench: &str| {
         let is_it = |budget: &&Budget| {
@@ -37,14 +37,14 @@ pub(super) fn difference(difference: &Difference, counts: &[Count]) -> Option<i6
     share(difference.bench)?.checked_signed_diff(share(difference.minus)?)
 }
 
-/// As a table shows it.
+/// Formats a number of the tables.
 pub(super) fn decimal(tenths: i64) -> String {
     let sign = if tenths < 0 { "-" } else { "" };
     let tenths = tenths.unsigned_abs();
     format!("{sign}{}.{}", tenths / 10, tenths % 10)
 }
 
-/// Holds every count against its budget.
+/// Compares every count with its budget.
 pub(super) fn judge(counts: &[Count]) -> Verdict {
     let mut verdict = Verdict::default();
     let mut missing = Vec::new();
@@ -55,7 +55,7 @@ pub(super) fn judge(counts: &[Count]) -> Verdict {
         }
     }
     verdict.is_complete = missing.is_empty();
-    // The first bench of a binary that fails takes the rest with it.
+    // If a bench fails, those after it in the binary do not run.
     if let [first, rest @ ..] = &missing[..] {
         let others = if rest.is_empty() { String::new() } else { format!(", and {} others", rest.len()) };
         verdict.complaints.push(format!("{first} counted nothing{others}"));
@@ -92,7 +92,8 @@ impl Verdict {
     }
 }
 
-/// A limit that the count holds, if the budget's is more than a little above it and not the 'must'.
+/// Returns a tighter limit that the count meets, if the budget's is more than a little above it and
+/// not the 'must'.
 fn tighter(budget: &Budget, instructions: u64) -> Option<u64> {
     if let Some(must) = budget.must
         && budget.holds_must(instructions)
@@ -103,7 +104,7 @@ fn tighter(budget: &Budget, instructions: u64) -> Option<u64> {
     (with_room(room * budget.operations, budget.operations) < budget.limit).then_some(room)
 }
 
-/// The share of one operation and three per cent, in whole instructions.
+/// Returns the share of one operation plus three per cent, in whole instructions.
 fn with_room(instructions: u64, operations: u64) -> u64 {
     (instructions * 103).div_ceil(operations * 100)
 }

@@ -1,4 +1,4 @@
-//! Running the benches and reading what they counted.
+//! Runs the benches and reads their counts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::build::{self, Workspace};
 use crate::process::{self, Failure, Output};
 
-/// What one bench counted.
+/// The count of a bench.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Count {
     /// Binary, group and function, as in `driver::held::write_8`.
@@ -18,9 +18,10 @@ pub(super) struct Count {
     pub(super) instructions: u64,
 }
 
-/// Runs every bench. Answers how the run ended (it fails when a hard limit is exceeded) and what was counted.
+/// Runs every bench. Returns the outcome of the run, which fails if a hard limit is exceeded, and
+/// the counts.
 pub(super) fn run(workspace: &Workspace, runner: &str) -> Result<(Result<(), Failure>, Vec<Count>), Failure> {
-    // A folder of our own, emptied before: a bench that does not run leaves no old count behind.
+    // A folder that is emptied first, so that no old count remains of a bench that does not run.
     let home = workspace.target.join("bench-counts");
     match fs::remove_dir_all(&home) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -43,7 +44,7 @@ pub(super) fn run(workspace: &Workspace, runner: &str) -> Result<(Result<(), Fai
     Ok((ran, counts))
 }
 
-/// Every summary below `folder`.
+/// Returns every summary below `folder`.
 fn summaries(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -63,7 +64,7 @@ fn read(path: &Path) -> Result<Count, Failure> {
     count(&text).ok_or_else(|| unreadable("no summary of version 6 with one count of instructions"))
 }
 
-/// The count in a summary (iai-callgrind's JSON, version 6).
+/// Returns the count in a summary (iai-callgrind's JSON, version 6).
 fn count(summary: &str) -> Option<Count> {
     let summary: Value = serde_json::from_str(summary).ok()?;
     if summary["version"] != "6" {

@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: what each operation costs, held against its budget. `cargo xtask asm`: the machine code of the same
-//! binaries.
+//! `cargo xtask bench`: the instructions of each operation against its budget. `cargo xtask asm`:
+//! the machine code of the same binaries.
 
 mod assembly;
 #[path = "../../../benches/budget/mod.rs"]
@@ -18,9 +18,9 @@ use std::time::Duration;
 use crate::packages::Install;
 use crate::process::{self, Failure};
 
-/// For a command that only asks something.
+/// Deadline of a query.
 const SOON: Duration = Duration::from_mins(2);
-/// For a command that builds.
+/// Deadline of a build.
 const BUILD: Duration = Duration::from_mins(20);
 
 /// Checks the assembly, counts, judges, and writes `benches/RESULTS.md`.
@@ -28,7 +28,7 @@ pub(crate) fn bench(install: Install) -> ExitCode {
     finish(check(install))
 }
 
-/// Compares and checks the assembly alone.
+/// Only compares and checks the assembly.
 pub(crate) fn asm(install: Install) -> ExitCode {
     finish(check_assembly(install))
 }
@@ -43,7 +43,7 @@ fn finish(outcome: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// What `bench` does.
+/// The steps of `bench`.
 pub(crate) fn check(install: Install) -> Result<(), Failure> {
     process::watch_signals();
     if !cfg!(target_arch = "x86_64") {
@@ -66,7 +66,7 @@ pub(crate) fn check(install: Install) -> Result<(), Failure> {
     complaints.extend(verdict.complaints);
     verdict.notes.iter().for_each(|note| println!("note: {note}"));
     match (complaints.is_empty(), ran) {
-        // What the runner finds, we find too, and say it with the budget; anything else is its own failure.
+        // Exceeded limits are reported with the budget below; any other failure is the runner's.
         (true, ran) => ran,
         (false, _) => Err(failure(&complaints)),
     }

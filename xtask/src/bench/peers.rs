@@ -1,4 +1,4 @@
-//! What peers count for the same operations: `benches/peers/counts.txt`.
+//! The peers' counts of the same operations: `benches/peers/counts.txt`.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ const FILE: &str = "benches/peers/counts.txt";
 struct Entry {
     level: Level,
     operation: String,
-    /// `None` for both.
+    /// `None` for both shapes.
     shape: Option<Shape>,
     peer: String,
     instructions: u64,
@@ -23,7 +23,7 @@ struct Entry {
 pub(super) struct Peers(Vec<Entry>);
 
 impl Peers {
-    /// Who has counts at this level, in the order of the file.
+    /// Returns the peers with counts at this level, in the order of the file.
     pub(super) fn of(&self, level: Level) -> Vec<&str> {
         let mut peers: Vec<&str> = Vec::new();
         for entry in self.0.iter().filter(|entry| entry.level == level) {
@@ -34,7 +34,7 @@ impl Peers {
         peers
     }
 
-    /// What `peer` needs for the operation.
+    /// Returns the instructions of `peer` for the operation.
     pub(super) fn instructions(&self, budget: &Budget, peer: &str) -> Option<u64> {
         self.0.iter().find(|entry| entry.is_for(budget) && entry.peer == peer).map(|entry| entry.instructions)
     }

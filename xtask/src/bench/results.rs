@@ -1,4 +1,4 @@
-//! `benches/RESULTS.md`: the counts as a table. The same counts give the same file.
+//! `benches/RESULTS.md`: the counts as a table. Equal counts give an equal file.
 
 use std::fmt::Write;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::process::{Failure, repository};
 
 const FILE: &str = "benches/RESULTS.md";
 
-/// What the counts depend on.
+/// The versions that the counts depend on.
 #[derive(Debug)]
 pub(super) struct Header {
     /// `valgrind --version`.
@@ -29,7 +29,7 @@ pub(super) fn write(header: &Header, counts: &[Count], peers: &Peers, beside: &T
     let path = repository().join(FILE);
     let mut text = render(header, counts, peers);
     beside.render(&mut text);
-    // The times behind it are not ours.
+    // The times after the table are kept.
     let old = fs::read_to_string(&path).unwrap_or_default();
     fs::write(&path, text + compare::table::part(&old))
         .map_err(|error| Failure::Found(format!("cannot write {}: {error}", path.display())))?;
@@ -105,7 +105,7 @@ fn table(text: &mut String, level: Level, counts: &[Count], peers: &Peers) {
     }
 }
 
-/// The 'must', and whether it is missed.
+/// Formats the 'must', and whether it is missed.
 fn must(budget: &Budget, instructions: u64) -> String {
     match budget.must {
         Some(must) if !budget.holds_must(instructions) => format!("{must} **missed**"),
@@ -142,7 +142,7 @@ mod tests {
     use super::super::peers;
     use super::*;
 
-    /// Every bench as if it took exactly what it may.
+    /// Returns a count for every bench at its limit.
     fn counts() -> Vec<Count> {
         let count = |budget: &Budget| Count {
             bench: format!("{}::{}::{}", budget.level.name(), budget.shape.name(), budget.bench),

@@ -1,7 +1,8 @@
-//! The same operations on `mlx5_0`, the software HCA behind Debian's own libraries, in one run: ours, libmlx5's and UCX's.
+//! The same operations on `mlx5_0`, the software HCA behind Debian's libraries, in one run:
+//! barewire's, libmlx5's and UCX's.
 //!
-//! Each is N calls of a function of a program's own, `measured_*`. Callgrind counts what is executed between its entry and its
-//! return; the device's threads and the waiting between batches are outside.
+//! Each operation is N calls of a function `measured_*`. Callgrind counts the instructions between
+//! its entry and its return; the device's threads and the waiting between batches are not counted.
 
 use std::fmt::Write;
 use std::fs;
@@ -15,14 +16,14 @@ use crate::{closure, machine};
 
 /// Calls of each operation.
 const CALLS: u64 = 2048;
-/// Has cargo tell what it built.
+/// Makes cargo list what it built.
 const MESSAGES: &str = "--message-format=json-render-diagnostics";
-/// Tenths of UCX's instructions that `rc_verbs` may need.
+/// Tenths of UCX's instructions that `rc_verbs` may take.
 const VERBS_MUST: u64 = 8;
-/// For one of them, under valgrind.
+/// Deadline of one program under valgrind.
 const DEADLINE: Duration = Duration::from_mins(3);
 
-/// Who is counted: the heading of a column.
+/// A counted library: the heading of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
     Devx,
@@ -37,7 +38,7 @@ enum Peer {
 const PEERS: [Peer; 7] =
     [Peer::Devx, Peer::InitObj, Peer::PostSend, Peer::Wr, Peer::Uct, Peer::Verbs, Peer::UctVerbs];
 
-/// An operation and its name in each program.
+/// An operation, with its name in each program.
 struct Row {
     operation: &'static str,
     ours: &'static str,
@@ -78,7 +79,7 @@ impl Peer {
         }
     }
 
-    /// The program and its arguments for a row, if it has the operation.
+    /// Returns the program and its arguments for a row, if it has the operation.
     fn program<'a>(self, row: &Row, programs: &'a Programs) -> Option<(&'a Path, Vec<&'static str>)> {
         let ours = |way| (programs.ours.as_path(), vec![way, row.ours]);
         let libmlx5 = |name: &'static str| (programs.libmlx5.as_path(), vec!["mlx5_0", name]);
@@ -95,9 +96,9 @@ impl Peer {
     }
 }
 
-/// What is run.
+/// The programs.
 struct Programs {
-    /// The command line, with the library for `hca run` beside it.
+    /// The command line; the library for `hca run` is beside it.
     barewire: PathBuf,
     ours: PathBuf,
     libmlx5: PathBuf,
@@ -112,7 +113,7 @@ pub(super) struct Table {
     rows: Vec<(&'static str, [Option<u64>; PEERS.len()])>,
 }
 
-/// Builds everything, and counts it.
+/// Builds and counts everything.
 pub(super) fn measure(workspace: &Workspace) -> Result<Table, Failure> {
     let programs = Programs::build(workspace)?;
     let folder = workspace.target.join("side-by-side");
@@ -158,7 +159,8 @@ impl Programs {
     }
 }
 
-/// Runs a program on the software HCA, under callgrind. Answers the instructions of all its measured calls.
+/// Runs a program on the software HCA under callgrind. Returns the instructions of all its measured
+/// calls.
 fn count(barewire: &Path, program: &Path, arguments: &[&str], folder: &Path) -> Result<u64, Failure> {
     let counts = folder.join("callgrind.out");
     let run = Invocation::new(
@@ -169,7 +171,7 @@ fn count(barewire: &Path, program: &Path, arguments: &[&str], folder: &Path) -> 
     .with(&[&format!("--callgrind-out-file={}", counts.display()), &program.to_string_lossy()])
     .with(arguments)
     .with(&[&CALLS.to_string()])
-    // Symbols are looked up before the first call.
+    // Symbols are resolved before the first call.
     .environment("LD_BIND_NOW", "1");
     process::run(&run, DEADLINE, Output::Discard)
         .map_err(|failure| Failure::Found(format!("{failure}; to see why: {run}")))?;
@@ -177,19 +179,19 @@ fn count(barewire: &Path, program: &Path, arguments: &[&str], folder: &Path) -> 
         .map_err(|error| Failure::Found(format!("{}: {error}", counts.display())))?;
     let counted =
         total(&text).ok_or_else(|| Failure::Found(format!("{} has no totals", counts.display())))?;
-    // A function that was not found, or was optimised away, counts nothing.
+    // A function that is missing or was optimised away counts nothing.
     if counted < CALLS * 3 {
         return Err(Failure::Found(format!("{run}: counted {counted} instructions in {CALLS} calls")));
     }
     Ok(counted)
 }
 
-/// The sum of a callgrind file.
+/// Returns the total of a callgrind file.
 fn total(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse().ok()
 }
 
-/// The version of a Debian package.
+/// Returns the version of a Debian package.
 fn version(package: &str) -> Result<String, Failure> {
     let mut version = String::new();
     let ask = Invocation::new("dpkg-query", &["-W", "-f=${Version}", package]);
@@ -202,7 +204,7 @@ fn tenths(value: Option<u64>) -> String {
 }
 
 impl Table {
-    /// What `rc_verbs` needs of what UCX's needs, and whether that is too much.
+    /// Returns what `rc_verbs` takes relative to UCX, and whether it is too much.
     fn ratio(cells: &[Option<u64>; PEERS.len()]) -> Option<String> {
         let cell = |wanted| cells[PEERS.iter().position(|&peer| peer == wanted)?];
         let (ours, theirs) = (cell(Peer::Verbs)?, cell(Peer::UctVerbs)?);
@@ -210,7 +212,7 @@ impl Table {
         Some(format!("{:.2}{missed}", ours as f64 / theirs as f64))
     }
 
-    /// As a section of `benches/RESULTS.md`.
+    /// Returns the section of `benches/RESULTS.md`.
     pub(super) fn render(&self, text: &mut String) {
         let _ = write!(
             text,

@@ -8,7 +8,7 @@ use super::{BUILD, SOON};
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
 
-/// A program and the Debian package that brings it.
+/// A program and its Debian package.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Program {
     name: &'static str,
@@ -23,7 +23,7 @@ pub(super) const VALGRIND: Program =
 pub(super) const OBJDUMP: Program =
     Program { name: "objdump", package: "binutils", purpose: "shows machine code" };
 
-/// Headers of UCX, whose library is measured beside ours.
+/// Headers of UCX, which is measured for comparison.
 pub(super) const UCX: Program =
     Program { name: "/usr/include/uct/api/uct.h", package: "libucx-dev", purpose: "is UCX for programs" };
 /// The program of [`VALGRIND`].
@@ -31,7 +31,7 @@ pub(super) const VALGRIND_NAME: &str = VALGRIND.name;
 
 const RUNNER: &str = "iai-callgrind-runner";
 
-/// Installs those of the programs that are missing, or says what to install.
+/// Installs missing programs, or prints what to install.
 pub(super) fn debian(install: Install, programs: &[Program]) -> Result<(), Failure> {
     let missing = || programs.iter().filter(|program| !packages::on_path(program.name));
     let wanted: Vec<&str> = missing().map(|program| program.package).collect();
@@ -47,14 +47,15 @@ pub(super) fn debian(install: Install, programs: &[Program]) -> Result<(), Failu
     }
 }
 
-/// What valgrind says of itself.
+/// Returns valgrind's version.
 pub(super) fn valgrind_version() -> Result<String, Failure> {
     let mut version = String::new();
     process::run(&Invocation::new(VALGRIND.name, &["--version"]), SOON, Output::Collect(&mut version))?;
     Ok(version.trim().to_owned())
 }
 
-/// The runner of iai-callgrind in the version of the crate; any other would refuse to run, or count differently.
+/// Returns the runner of iai-callgrind in the version of the crate; the runner of another version
+/// refuses to run, or counts differently.
 pub(super) fn runner(install: Install, workspace: &Workspace) -> Result<String, Failure> {
     let wanted = workspace.harness.as_str();
     let root = workspace.target.join("tools");
@@ -90,12 +91,12 @@ fn fetch(root: &Path, version: &str) -> Result<(), Failure> {
     process::run(&install, BUILD, Output::Inherit)
 }
 
-/// Without the arguments that a bench gives it, the runner complains and says its version.
+/// Without the arguments of a bench, the runner fails and prints its version.
 fn runner_version(program: &str) -> Option<String> {
     let script = "exec \"$0\" 2>&1";
     let mut complaint = String::new();
     let ask = Invocation::new("sh", &["-c", script, program]);
-    // It ends with a failure, as it must.
+    // It ends with a failure, as expected.
     let _ = process::run(&ask, SOON, Output::Collect(&mut complaint));
     version_in(&complaint)
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask compare`: `barewire perf` against Debian's `ucx_perftest` and others, in pairs that alternate, on the same CPUs.
+//! `cargo xtask compare`: `barewire perf` against Debian's `ucx_perftest` and others, in
+//! alternating pairs on the same CPUs.
 
 mod new_ucx;
 mod ping_pong;
@@ -11,6 +12,8 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_getaffinity};
+
 use crate::bench::build;
 use crate::packages::{self, Install};
 use crate::process::{self, Failure, Invocation, Output};
@@ -20,7 +23,7 @@ use table::Outcome;
 
 /// Pairs of runs for each row.
 const PAIRS: usize = 9;
-/// As many instead, to see it run; nothing is written then.
+/// Overrides the number of pairs, for a trial; nothing is written then.
 const FEWER: &str = "BAREWIRE_COMPARE_PAIRS";
 const BUILD: Duration = Duration::from_mins(20);
 const INSTALL: Duration = Duration::from_mins(10);
@@ -55,7 +58,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     let fewer = std::env::var(FEWER).ok().and_then(|count| count.parse().ok());
     let count: usize = fewer.unwrap_or(PAIRS);
     let place = place(install)?;
-    // Two comparisons at a time would compare each other.
+    // Two comparisons at a time would disturb each other.
     let lock = fs::File::create(std::env::temp_dir().join("barewire-compare.lock"));
     let locked = lock.and_then(|lock| lock.lock().map(|()| lock));
     let _lock =
@@ -68,7 +71,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
         }
         let mut pairs = Vec::new();
         for pair in 0..count {
-            // Who is first changes, so that what drifts does not favour one.
+            // The first of a pair alternates, so that drift favours neither.
             let (ours, theirs) = if pair % 2 == 0 {
                 let ours = run::run(row, row.ours, &place)?;
                 (ours, run::run(row, row.theirs, &place)?)
@@ -93,7 +96,7 @@ fn check(install: Install, prefix: &str) -> Result<(), Failure> {
     table::write(&outcomes, &machine(&place))
 }
 
-/// Builds our programs, and takes the first two CPUs that this process may use.
+/// Builds our programs, and selects the first two CPUs that this process may use.
 fn place(install: Install) -> Result<Place, Failure> {
     let mut messages = String::new();
     let bench = Invocation::cargo(&[
@@ -115,26 +118,21 @@ fn place(install: Install) -> Result<Place, Failure> {
     let Ok(cpus) = <[String; 2]>::try_from(cpus) else {
         return Err(Failure::Found("two CPUs are needed, one for each side".to_owned()));
     };
-    // Real time, if we may: what else runs on the machine shows in the rates otherwise. In turns, since UCX's tcp connects by a thread
-    // that has to come to the CPU that the first one spins on.
+    // With real-time priority, if permitted, so that other processes do not change the rates. Round
+    // robin, since UCX's tcp connects in a thread that needs the CPU that the first one spins on.
     let first =
         if packages::is_root() { ["chrt", "-r", "1"].map(str::to_owned).to_vec() } else { Vec::new() };
     let new_ucx = new_ucx::find(install, &target);
     Ok(Place { cpus, barewire: format!("{target}/release/barewire"), sockets, new_ucx, first })
 }
 
-/// The CPUs that this process may use.
-fn allowed_cpus() -> Vec<u32> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
-    let parts = list.trim().split(',').filter_map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.parse::<u32>().ok()?..=last.parse().ok()?)
-    });
-    parts.flatten().collect()
+/// Returns the CPUs that this process may use.
+fn allowed_cpus() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
-/// Where it ran, in a few words.
+/// Returns a short description of the machine.
 fn machine(place: &Place) -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -144,7 +142,7 @@ fn machine(place: &Place) -> String {
 }
 
 impl Program {
-    /// It is the program of this name.
+    /// Returns whether the process runs the program of this name.
     fn is_of(self, name: &str) -> bool {
         match self {
             Self::Ucx(_) => name == "ucx_perftest",

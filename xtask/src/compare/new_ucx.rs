@@ -1,4 +1,4 @@
-//! A current UCX: what its makers publish for Python, which has `ucx_perftest` in it.
+//! A current UCX: its Python package contains `ucx_perftest`.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -8,19 +8,19 @@ use std::time::Duration;
 use crate::packages::Install;
 use crate::process::{self, Invocation, Output};
 
-/// The package in the Python Package Index, of a version that the table names.
+/// The package in the Python Package Index, with its version.
 const PACKAGE: &str = "libucx-cu12==1.22.0";
 const INSTALL: Duration = Duration::from_mins(5);
 
-/// Where it is.
+/// Its installation.
 #[derive(Clone, Debug)]
 pub(super) struct NewUcx {
     pub(super) program: String,
-    /// What its environment needs, as env(1) takes it.
+    /// Its environment, as arguments of env(1).
     pub(super) libraries: String,
 }
 
-/// Finds it under `target`, or has it installed there; `None` if it cannot be had, with a word about it.
+/// Finds it under `target`, or installs it there; prints a reason and returns `None` if that fails.
 pub(super) fn find(install: Install, target: &str) -> Option<NewUcx> {
     let folder = PathBuf::from(target).join("ucx-1.22");
     let program = folder.join("libucx/bin/ucx_perftest");
@@ -40,7 +40,7 @@ pub(super) fn find(install: Install, target: &str) -> Option<NewUcx> {
         );
         return None;
     }
-    // Not every version of pip makes it a program.
+    // Not every version of pip makes the file executable.
     if let Err(error) = fs::set_permissions(&program, Permissions::from_mode(0o755)) {
         println!("cannot run {}: {error}", program.display());
         return None;

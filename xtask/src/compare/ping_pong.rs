@@ -1,27 +1,29 @@
-//! What two cores need to hand a cache line to each other and back: nothing can be faster.
+//! The time that two cores need to hand a cache line to each other and back: a lower bound.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 use crate::process::Failure;
 
-/// A number that no other shares its cache line, or the pair of lines that are fetched together, with.
+/// A number on its own pair of cache lines, since lines are fetched in pairs.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Round trips that are timed together.
+/// Round trips timed together.
 const TOGETHER: u64 = 64;
-/// For a measurement.
+/// Round trips of a measurement.
 pub(super) const ROUNDS: usize = 20_000;
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The median of half a round trip, in microseconds, between threads on these CPUs.
+/// Returns the median of half a round trip, in microseconds, between threads on these CPUs.
 pub(super) fn one_way(cpus: &[String; 2], rounds: usize) -> Result<f64, Failure> {
     let (there, back) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
     let last = TOGETHER * rounds as u64;
     let started = Instant::now();
-    // A look at the clock for each would be what is measured.
+    // Reading the clock for each round trip would dominate the time.
     let await_number = |line: &Line, number: u64| {
         let mut looks = 0u32;
         while line.0.load(Ordering::Acquire) != number {
@@ -63,27 +65,20 @@ pub(super) fn one_way(cpus: &[String; 2], rounds: usize) -> Result<f64, Failure>
     Ok(median.as_secs_f64() * 1e6 / (2 * TOGETHER) as f64)
 }
 
-/// Keeps the calling thread on a CPU.
+/// Pins the calling thread to a CPU.
 fn pin(cpu: &str) -> Result<(), Failure> {
     let cpu: usize = cpu.parse().map_err(|_| Failure::Found(format!("'{cpu}' is no CPU")))?;
-    // SAFETY: the set is plain bits, which may all be zero; the macro's function sets one of them, if it is inside; the call reads it.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if cpu < libc::CPU_SETSIZE as usize {
-            libc::CPU_SET(cpu, &mut set);
-        }
-        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
-    };
-    if set == 0 {
-        Ok(())
-    } else {
-        Err(Failure::Found(format!("cannot run on CPU {cpu}: {}", std::io::Error::last_os_error())))
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Failure::Found(format!("no CPU {cpu}")));
     }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(|error| Failure::Found(format!("cannot run on CPU {cpu}: {error}")))
 }
 
 #[cfg(test)]
 mod tests {
-    /// On one CPU each way would take a turn of the scheduler.
+    /// On one CPU each round trip would wait for the scheduler.
     #[test]
     fn a_line_takes_some_time() {
         let cpus = super::super::allowed_cpus();

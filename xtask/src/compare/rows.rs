@@ -1,11 +1,12 @@
-//! What is compared: a row per measure, ours and theirs as command lines. A new row is all that a new comparison needs.
+//! The comparisons: a row for each measure, with both command lines.
 
-/// What of a run counts, and which way is better.
+/// The measured value of a run, and whether less or more is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Measure {
-    /// The median of one message's way, in microseconds: less is better.
+    /// The median latency of a message, in microseconds: less is better.
     Latency,
-    /// The time of one operation after the other, in microseconds, over the whole run: less is better. For what is over before a clock ticks.
+    /// The mean time of an operation over the whole run, in microseconds: less is better. For
+    /// operations shorter than the clock's resolution.
     Time,
     /// Messages per second over the whole run: more is better.
     Rate,
@@ -26,7 +27,7 @@ impl Measure {
         }
     }
 
-    /// A value in the unit.
+    /// Formats a value with its unit.
     pub(super) fn shown(self, value: f64) -> f64 {
         match self {
             Self::Latency | Self::Time => value,
@@ -36,16 +37,16 @@ impl Measure {
     }
 }
 
-/// What is run on one side, with the client's words.
+/// The program of one side, with the client's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
-    /// `barewire perf`: the transport, and other words.
+    /// `barewire perf`: the transport, and further arguments.
     Perf(&'static str, &'static [&'static str]),
     /// `ucx_perftest` of Debian.
     Ucx(&'static [&'static str]),
-    /// The same of the newer UCX.
+    /// `ucx_perftest` of the newer UCX.
     NewUcx(&'static [&'static str]),
-    /// Two threads of this program that store and load two cache lines, and nothing else.
+    /// Two threads of this program that exchange two cache lines.
     PingPong,
     /// `iperf3`, one stream.
     Iperf,
@@ -56,14 +57,14 @@ pub(super) enum Program {
 /// One comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
-    /// For `cargo xtask compare NAME`: rows whose names begin so.
+    /// For `cargo xtask compare NAME`: selects the rows whose names begin with it.
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) measure: Measure,
-    /// Ours divided by theirs: what it must be, and what we would like to see.
+    /// Our value divided by theirs: the limit and the aim.
     pub(super) must: Option<f64>,
     pub(super) aim: Option<f64>,
-    /// Of both sides, where they count.
+    /// Environment of both sides.
     pub(super) iterations: u32,
     pub(super) ours: Program,
     pub(super) theirs: Program,
@@ -77,7 +78,7 @@ macro_rules! posix {
     };
 }
 
-/// A row that the table of shared memory begins with.
+/// Returns the first row of the table of shared memory.
 const fn shm(
     name: &'static str,
     what: &'static str,
@@ -94,7 +95,7 @@ const fn shm(
 const AM_LAT_8: Program = Program::Perf("tcp", &["-t", "am_lat", "-s", "8"]);
 const AM_BW_8K: Program = Program::Perf("tcp", &["-t", "am_bw", "-s", "8192"]);
 
-/// A row of `tcp`, over the loopback.
+/// Returns a row of `tcp`, over the loopback interface.
 const fn tcp(
     name: &'static str,
     what: &'static str,
@@ -107,7 +108,7 @@ const fn tcp(
     Row { name, what, measure, must, aim: Some(aim), iterations, ours, theirs }
 }
 
-/// Of shared memory, against Debian's UCX.
+/// Shared memory, against Debian's UCX.
 const SHARED: [Row; 9] = [
     shm(
         "shm_am_lat_8",
@@ -194,7 +195,7 @@ const SHARED: [Row; 9] = [
     },
 ];
 
-/// The same measure against the newer UCX.
+/// The same against the newer UCX.
 const fn against_new(row: Row, name: &'static str, what: &'static str) -> Row {
     let theirs = match row.theirs {
         Program::Ucx(words) => Program::NewUcx(words),

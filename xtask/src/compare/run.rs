@@ -1,4 +1,4 @@
-//! One run of one side: a server and a client, each on a CPU of its own.
+//! One run of one side: a server and a client, each on its own CPU.
 
 use std::fs;
 use std::io::Read;
@@ -13,11 +13,11 @@ use super::ping_pong;
 use super::rows::{Measure, Program, Row};
 use crate::process::{Failure, repository};
 
-/// A run of either side takes a second or a few.
+/// Deadline of a run, which takes a few seconds.
 const DEADLINE: Duration = Duration::from_mins(2);
 const TICK: Duration = Duration::from_millis(5);
 
-/// The CPUs of server and client, and the programs that are ours.
+/// The CPUs of server and client, and our programs.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) cpus: [String; 2],
@@ -25,24 +25,24 @@ pub(super) struct Place {
     pub(super) barewire: String,
     /// The bench `sockets`.
     pub(super) sockets: String,
-    /// The newer UCX, if it is there.
+    /// The newer UCX, if installed.
     pub(super) new_ucx: Option<NewUcx>,
-    /// Words in front of each program, to be before others on a busy machine.
+    /// A command prefix that gives priority on a busy machine.
     pub(super) first: Vec<String>,
 }
 
-/// A child that is ended when this is dropped.
+/// A child that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended already, as a rule.
+        // It has usually ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Runs a program of the row and answers its value.
+/// Runs the program of a row and returns its value.
 pub(super) fn run(row: &Row, program: Program, place: &Place) -> Result<f64, Failure> {
     if program == Program::PingPong {
         return ping_pong::one_way(&place.cpus, ping_pong::ROUNDS);
@@ -118,7 +118,8 @@ fn start(words: &[String], cpu: &str, stdout: Stdio) -> Result<Running, Failure>
         .args(["-c", cpu])
         .args(words)
         .env("UCX_LOG_LEVEL", "error")
-        // Two ends on the loopback that did not start each other: `tcp` wants a key of both.
+        // Two processes on the loopback interface that did not start each other: `tcp` needs a
+        // common key.
         .env("BAREWIRE_KEY", "5a".repeat(32))
         .current_dir(repository())
         .stdin(Stdio::null())
@@ -142,7 +143,8 @@ fn free_port() -> Result<u16, Failure> {
     port.map(|address| address.port()).map_err(|error| Failure::Found(format!("no free port: {error}")))
 }
 
-/// Someone listens on the port, by the kernel's table: to ask by connecting would take the server's one client.
+/// Returns whether a socket listens on the port, from /proc: a connection would use up the server's
+/// one client.
 fn listens(port: u16) -> bool {
     let wanted = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -154,7 +156,7 @@ fn listens(port: u16) -> bool {
     })
 }
 
-/// `barewire perf --json`, and what has the same words.
+/// Parses `barewire perf --json`, and programs with the same fields.
 fn perf(text: &str, measure: Measure) -> Option<f64> {
     let json: serde_json::Value = serde_json::from_str(text).ok()?;
     let field = match measure {
@@ -166,7 +168,7 @@ fn perf(text: &str, measure: Measure) -> Option<f64> {
     json.get(field)?.as_f64()
 }
 
-/// `ucx_perftest -f -v`: a line of names and a line of numbers.
+/// Parses `ucx_perftest -f -v`: a line of names and a line of numbers.
 fn ucx(text: &str, measure: Measure) -> Option<f64> {
     const MEBIBYTE: f64 = 1024.0 * 1024.0;
     let (name, unit) = match measure {
@@ -181,7 +183,7 @@ fn ucx(text: &str, measure: Measure) -> Option<f64> {
     Some(value * unit)
 }
 
-/// `iperf3 -J`: bits per second at the receiver.
+/// Parses `iperf3 -J`: bits per second at the receiver.
 fn iperf(text: &str, measure: Measure) -> Option<f64> {
     let json: serde_json::Value = serde_json::from_str(text).ok()?;
     match measure {

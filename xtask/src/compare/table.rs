@@ -1,4 +1,4 @@
-//! The comparison as a table, in `benches/RESULTS.md` behind the instructions.
+//! The comparison as a table, in `benches/RESULTS.md` after the instructions.
 
 use std::fmt::Write;
 use std::fs;
@@ -7,14 +7,14 @@ use super::rows::{Measure, ROWS, Row};
 use crate::process::{Failure, repository};
 
 const FILE: &str = "benches/RESULTS.md";
-/// The comparison begins here.
+/// The heading of the comparison.
 const MARK: &str = "\n# Times against UCX\n";
 
-/// What a row's pairs gave.
+/// The results of a row's pairs.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) row: &'static Row,
-    /// Ours and theirs, in the order in which they ran.
+    /// Our and their values, in the order of the runs.
     pub(super) pairs: Vec<(f64, f64)>,
 }
 
@@ -29,12 +29,12 @@ impl Outcome {
         middle(self.ratios())
     }
 
-    /// False if there is a must and it is missed.
+    /// Returns false if there is a 'must' and it is missed.
     pub(super) fn holds(&self) -> bool {
         self.row.must.is_none_or(|must| self.row.measure.is_better(self.ratio(), must))
     }
 
-    /// The row of the table.
+    /// Returns the row of the table.
     fn line(&self) -> String {
         let Row { what, measure, must, aim, .. } = *self.row;
         let (ours, theirs): (Vec<f64>, Vec<f64>) = self.pairs.iter().copied().unzip();
@@ -63,12 +63,12 @@ fn middle(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What of a text of the file is the comparison.
+/// Returns the comparison's part of the file.
 pub(crate) fn part(text: &str) -> &str {
     text.find(MARK).map_or("", |at| &text[at..])
 }
 
-/// Puts the outcomes into the file; rows that did not run keep their lines.
+/// Writes the outcomes into the file; rows that did not run keep their lines.
 pub(super) fn write(outcomes: &[Outcome], machine: &str) -> Result<(), Failure> {
     let path = repository().join(FILE);
     let failed = |error| Failure::Found(format!("cannot rewrite {}: {error}", path.display()));

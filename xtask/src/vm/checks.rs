@@ -1,21 +1,22 @@
-//! What is checked in the guest, and how its console tells the outcome.
+//! The checks in the guest, and how its console reports the outcome.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// In front of every line of the console that is for us.
+/// Prefix of the lines of the console that are for this program.
 const MARK: &str = "vm: ";
 
-/// A script of the shell that succeeds.
+/// A shell script that must succeed.
 #[derive(Clone, Debug)]
 pub(super) struct Check {
     pub(super) name: String,
-    /// After this many seconds of the guest it has failed.
+    /// Seconds in the guest after which it has failed.
     seconds: u64,
     script: String,
 }
 
-/// Soft-RoCE on one end of a pair of network devices; the other end is for us, in the network namespace `soft`.
+/// Soft-RoCE on one end of a pair of network devices; the other end is for the software HCA, in the
+/// network namespace `soft`.
 const NETWORK: &str = "\
 ip link set lo up
 ip netns add soft
@@ -46,7 +47,7 @@ tc qdisc add dev v0 root netem loss 1%
 tc -n soft qdisc add dev v1 root netem loss 1%
 ";
 
-/// That there was some, and its end.
+/// Asserts that there was loss, and removes it.
 const NO_LOSS: &str = "\
 tc -s qdisc show dev v0 | grep 'dropped [1-9]'
 tc -n soft -s qdisc show dev v1 | grep 'dropped [1-9]'
@@ -60,7 +61,7 @@ export BAREWIRE_DEVICE=rxe0
 for tests in $TESTS; do $tests --ignored --test-threads=1; done
 ";
 
-/// The tests of the transport API that are about operations, over `rc_verbs`.
+/// The tests of the transport API's operations, over `rc_verbs`.
 const TRANSPORT: &str = "\
 export BAREWIRE_TEST_TRANSPORT=rc_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
 $TRANSPORT remote_errors:: rc_verbs:: --test-threads=1
@@ -69,7 +70,7 @@ for behaviours in messages:: rma:: atomics:: ordering:: lists:: closing::; do
 done
 ";
 
-/// The tests of what transports over datagrams have.
+/// The tests of transports over datagrams.
 const DATAGRAMS: &str = "\
 export BAREWIRE_TEST_TRANSPORT=ud_verbs BAREWIRE_TEST_DEVICES=rxe0:1,rxe0:1
 $TRANSPORT ud_verbs:: --test-threads=1
@@ -78,9 +79,10 @@ for behaviours in messages:: pending:: closing:: events::a events::who; do
 done
 ";
 
-/// A second Soft-RoCE, and a wire between the two: the network namespace `soft` forwards from one pair of network devices to the other. Both
-/// are in the first namespace, since this kernel's Soft-RoCE listens in no other; the rules send what is for the other one out, although it
-/// is an address of this machine.
+/// A second Soft-RoCE and a wire between the two: the network namespace `soft` forwards between two
+/// pairs of network devices. Both devices are in the first namespace, since this kernel's Soft-RoCE
+/// listens in no other. The rules send packets for the other device out, although its address
+/// belongs to this machine.
 const WIRE: &str = "\
 ip link add w0 type veth peer name w1 netns soft
 ip addr add 10.97.0.1/24 dev w0
@@ -108,8 +110,8 @@ echo 'rxe1 has no GID for 10.97.0.1'
 exit 1
 ";
 
-/// Two processes, each with a device of its own, on the wire that loses some: what arrives is compared by `hello` byte by byte, by `fadd`
-/// word by word.
+/// Two processes, each with its own device, on a wire with loss: `hello` compares the received data
+/// bytewise, `fadd` by words.
 const TWO_DEVICES: &str = "\
 export BAREWIRE_KEY=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
 tc qdisc add dev v0 root netem loss 1%
@@ -138,8 +140,9 @@ tc qdisc del dev v0 root
 tc qdisc del dev w0 root
 ";
 
-/// While messages stream, the port goes down, or the peer is killed: one error that says so, and the process ends by itself. A port that comes
-/// back before `ud_verbs` lost its patience is none. The server has more patience than the client: whose port is down is the one to say so.
+/// While messages stream, the port goes down or the peer is killed: one error reports it, and the
+/// process ends. If the port comes back before the timeout of `ud_verbs`, there is no error. The
+/// server's timeout is longer than the client's, so the side whose port is down reports it.
 const GONE: &str = "\
 export BAREWIRE_KEY=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
 export BAREWIRE_PEER_TIMEOUT=3s BAREWIRE_RETRY_COUNT=3
@@ -195,7 +198,8 @@ wait $client
 wait $server
 ";
 
-/// The command line over `rc_verbs`: what there is, a message each way between two processes, and every operation.
+/// The command line over `rc_verbs`: the devices, a message each way between two processes, and
+/// every operation.
 const COMMAND_LINE: &str = "\
 export BAREWIRE_KEY=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')
 $BAREWIRE info | grep 'device rxe0:1: RDMA device, GID'
@@ -211,7 +215,7 @@ for operation in am_lat put_lat am_bw put_bw get add_mr fadd cswap; do
 done
 ";
 
-/// What the kernel refuses to a process that it keeps short: rights of the device file, and memory to lock.
+/// What the kernel refuses to a restricted process: the device file, and locked memory.
 const REFUSED: &str = "\
 export BAREWIRE_DEVICE=rxe0
 chmod 0 /dev/infiniband/uverbs0
@@ -221,7 +225,8 @@ ulimit -l 64
 setpriv --bounding-set -ipc_lock $REFUSED --ignored --exact memory_beyond_the_limit --nocapture
 ";
 
-/// The command line in both namespaces, with the key by file; `there` runs a command in the other one.
+/// The command line in both namespaces, with the key in a file; `there` runs a command in the other
+/// one.
 const NAMESPACES: &str = "\
 umask 077
 head -c 32 /dev/urandom > /run/job.key
@@ -229,8 +234,8 @@ export BAREWIRE_KEY_FILE=/run/job.key
 there() { ip netns exec soft \"$@\"; }
 ";
 
-/// The transport `tcp` over a wire that loses, delays and reorders packets: what arrives is compared by `hello` byte by byte, by `fadd` word
-/// by word.
+/// The transport `tcp` over a wire that loses, delays and reorders packets: `hello` compares the
+/// received data bytewise, `fadd` by words.
 const SOCKETS: &str = "\
 tc qdisc add dev v0 root netem loss 2% delay 1ms reorder 25%
 tc -n soft qdisc add dev v1 root netem loss 2% delay 1ms reorder 25%
@@ -250,7 +255,7 @@ for test in 'am_bw -s 8K' 'am_bw -s 1M' 'put_bw -s 100K' 'get -s 100K' 'am_lat -
 done
 ";
 
-/// The link is cut while messages stream: both ends say so, and the client ends.
+/// The link is cut while messages stream: both ends report it, and the client ends.
 const CUT: &str = "\
 $BAREWIRE perf --listen --bind 10.98.0.1 2> /run/server & server=$!
 sleep 1
@@ -270,23 +275,23 @@ ip link set v0 up
 
 /// The programs that the checks run.
 pub(super) struct Programs {
-    /// Of `tests/interop`.
+    /// The program of `tests/interop`.
     pub(super) interop: PathBuf,
     /// Tests of `verbs/` that any device passes.
     pub(super) verbs: Vec<PathBuf>,
     /// The command line, with the feature `verbs`.
     pub(super) barewire: PathBuf,
-    /// What is peculiar to transports.
+    /// The tests of single transports.
     pub(super) transport: PathBuf,
-    /// What is alike in all of them.
+    /// The conformance suite.
     pub(super) conformance: PathBuf,
-    /// Tests of `verbs/` that a kernel is to refuse.
+    /// Tests of `verbs/` that expect refusals of the kernel.
     pub(super) refused: PathBuf,
 }
 
 /// The checks of this repository.
 pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
-    // What one operation takes here at its slowest, with loss and a busy machine, and what starting takes.
+    // The time of the slowest operation, with loss and a busy machine, and the time to start.
     let seconds = 100 + operations / 5;
     let interop = |port: u16| {
         format!("INTEROP='{}' OPERATIONS={operations} PORT={port}\n{INTEROP}", programs.interop.display())
@@ -335,14 +340,15 @@ pub(super) fn all(programs: &Programs, operations: u64) -> Vec<Check> {
     ]
 }
 
-/// One command of whoever asks.
+/// A single command of the caller's.
 pub(super) fn one(command: &str) -> Vec<Check> {
     let named =
         |name: &str, script: &str| Check { name: name.to_owned(), seconds: 3600, script: script.to_owned() };
     vec![named("rxe0 on a pair of network devices", NETWORK), named("command", command)]
 }
 
-/// The shell script that runs them in the guest, in `folder`. It ends with the first that fails.
+/// Returns the shell script that runs the checks in the guest, in `folder`. It ends at the first
+/// failure.
 pub(super) fn script(checks: &[Check], folder: &Path) -> String {
     let mut text = format!("cd '{}'\necho '{MARK}booted'\n", folder.display());
     for Check { name, seconds, script } in checks {
@@ -357,7 +363,7 @@ pub(super) fn script(checks: &[Check], folder: &Path) -> String {
     text
 }
 
-/// What the console has told so far.
+/// The console's output so far.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) passed: u64,
@@ -370,7 +376,7 @@ impl Verdict {
     /// Takes one line of the console.
     pub(super) fn read(&mut self, line: &str) {
         let line = line.trim_end();
-        // The firmware and the kernel leave control characters in front of the first lines.
+        // The firmware and the kernel write control characters before the first lines.
         let Some(at) = line.find(MARK) else {
             if line.contains("Kernel panic") {
                 self.complain(line);
@@ -389,7 +395,7 @@ impl Verdict {
         self.complaint.get_or_insert_with(|| text.to_owned());
     }
 
-    /// Why the guest did not do all of `checks`, if it did not.
+    /// Returns why the guest did not complete all of `checks`, if so.
     pub(super) fn complaint(&self, checks: usize) -> Option<String> {
         match &self.complaint {
             Some(complaint) => Some(complaint.clone()),

@@ -1,5 +1,5 @@
-//! An initramfs as the kernel unpacks it: a cpio archive in the 'newc' format (kernel: Documentation/driver-api/early-userspace/
-//! buffer-format.rst).
+//! An initramfs: a cpio archive in the 'newc' format (kernel:
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 /// `070701` and thirteen numbers of eight hexadecimal digits.
 const MAGIC: &str = "070701";
@@ -10,7 +10,7 @@ const DIRECTORY: u32 = 0o040_755;
 const REGULAR: u32 = 0o100_644;
 const EXECUTABLE: u32 = 0o100_755;
 
-/// An archive being written. Paths have no leading slash; a folder comes before what is in it.
+/// An archive being written. Paths have no leading slash; a folder precedes its contents.
 #[derive(Debug, Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -30,7 +30,7 @@ impl Archive {
         self.entry(path, EXECUTABLE, content);
     }
 
-    /// The whole archive.
+    /// Returns the whole archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry(TRAILER, 0, &[]);
         self.bytes
@@ -39,7 +39,8 @@ impl Archive {
     fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
         self.entries += 1;
         let links = if mode == DIRECTORY { 2 } else { 1 };
-        // inode, mode, owner, group, links, time, size, device of the file (2), device it is (2), length of the name with its NUL, checksum.
+        // inode, mode, owner, group, links, time, size, device of the file (2), device it is (2),
+        // length of the name with its NUL, checksum.
         let fields =
             [self.entries, mode, 0, 0, links, 0, content.len() as u32, 0, 0, 0, 0, path.len() as u32 + 1, 0];
         self.bytes.extend(MAGIC.bytes());

@@ -1,4 +1,4 @@
-//! The kernel that the guest boots, and its modules in the order in which they must be loaded.
+//! The kernel of the guest, and its modules in the order of loading.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use crate::process::{self, Failure, Invocation, Output};
 
-/// Not on the search path of everyone, and yet everyone may ask it.
+/// Not on every user's path, although every user may run it.
 pub(super) const MODPROBE: &str = "/sbin/modprobe";
 
-/// What the guest needs: its root over 9p with an overlay, Soft-RoCE and its checksum, pairs of network devices, loss.
+/// The guest's modules: its root over 9p with an overlay, Soft-RoCE and its checksum, pairs of
+/// network devices, loss.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "9pnet_virtio",
@@ -26,14 +27,14 @@ const MODULES: &[&str] = &[
 
 const SOON: Duration = Duration::from_mins(1);
 
-/// A kernel of this machine.
+/// An installed kernel.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) image: PathBuf,
     release: String,
 }
 
-/// The newest installed kernel that has Soft-RoCE.
+/// Returns the newest installed kernel with Soft-RoCE.
 pub(super) fn newest() -> Option<Kernel> {
     let folder = |entry: fs::DirEntry| {
         let release = entry.file_name().into_string().ok()?;
@@ -45,7 +46,7 @@ pub(super) fn newest() -> Option<Kernel> {
     kernels.max_by(|a, b| by_numbers(&a.release, &b.release))
 }
 
-/// The order of releases: their numbers count as numbers, so that 6.10 is after 6.9.
+/// Compares releases by their numbers, so that 6.10 is after 6.9.
 fn by_numbers(a: &str, b: &str) -> Ordering {
     let numbers = |text: &str| -> Vec<u64> {
         text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
@@ -54,7 +55,7 @@ fn by_numbers(a: &str, b: &str) -> Ordering {
 }
 
 impl Kernel {
-    /// The module files to load, each after those that it needs.
+    /// Returns the module files to load, each after its dependencies.
     pub(super) fn modules(&self) -> Result<Vec<PathBuf>, Failure> {
         let mut files = Vec::new();
         for module in MODULES {
@@ -73,7 +74,7 @@ impl Kernel {
     }
 }
 
-/// `insmod FILE [OPTIONS]`, or `builtin NAME` for what needs no file.
+/// `insmod FILE [OPTIONS]`, or `builtin NAME` for a module without a file.
 fn files_in(answer: &str) -> impl Iterator<Item = PathBuf> {
     let file = |line: &str| line.strip_prefix("insmod ")?.split_whitespace().next().map(PathBuf::from);
     answer.lines().filter_map(file)

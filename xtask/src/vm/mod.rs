@@ -1,5 +1,6 @@
-//! `cargo xtask vm`: a guest with a kernel that knows RDMA, in plain emulation, in which programs of this repository meet the kernel's
-//! Soft-RoCE. Its root is this machine's, read-only, under a layer that is forgotten.
+//! `cargo xtask vm`: a guest with an RDMA-capable kernel, in plain emulation, in which programs of
+//! this repository communicate with the kernel's Soft-RoCE. Its root is this machine's, read-only,
+//! under a temporary overlay.
 
 mod checks;
 mod cpio;
@@ -17,16 +18,16 @@ use checks::{Check, Programs, Verdict};
 use cpio::Archive;
 use kernel::Kernel;
 
-/// Operations of each kind and direction in a run of `cargo xtask test`.
+/// Operations of each kind and direction in `cargo xtask test`.
 const OPERATIONS: u64 = 500;
-/// More of them, by hand.
+/// Overrides this number.
 const OPERATIONS_VARIABLE: &str = "BAREWIRE_VM_OPERATIONS";
 
 const BUILD: Duration = Duration::from_mins(20);
-/// Of a run with [`OPERATIONS`].
+/// Deadline with [`OPERATIONS`].
 const DEADLINE: Duration = Duration::from_mins(10);
 
-/// Tests of `verbs/` that any device passes, and those that a kernel is to refuse.
+/// Tests of `verbs/` that pass on any device, and those that expect refusals of the kernel.
 const VERBS_TESTS: [&str; 4] = ["events", "memory", "objects", "posting"];
 const REFUSED_TESTS: &str = "refused";
 const TRANSPORT: &str = "transport";
@@ -38,17 +39,17 @@ const EMULATOR: &str = "qemu-system-x86_64";
 const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("init.sh");
 
-/// Everything but the emulator that the guest needs is there. The emulator is on the path.
+/// Returns whether all requirements of the guest except the emulator are installed.
 pub(crate) fn has_kernel() -> bool {
     kernel::newest().is_some() && Path::new(kernel::MODPROBE).exists()
 }
 
-/// The same for the shell that starts it.
+/// Returns the same for the shell that starts it.
 pub(crate) fn has_busybox() -> bool {
     Path::new(BUSYBOX).exists()
 }
 
-/// Installs what is missing, then [`check`], or one command of the caller's in its place.
+/// Installs what is missing, then runs [`check`], or the caller's command instead.
 pub(crate) fn vm(install: Install, command: Option<&str>) -> ExitCode {
     process::watch_signals();
     let run = || {
@@ -73,7 +74,7 @@ pub(crate) fn vm(install: Install, command: Option<&str>) -> ExitCode {
     }
 }
 
-/// Builds the programs, boots the guest, and says how many checks passed: all of them, or it is a failure.
+/// Builds the programs, boots the guest, and returns how many checks passed; fails unless all did.
 pub(crate) fn check() -> Result<u64, Failure> {
     let operations = match std::env::var(OPERATIONS_VARIABLE) {
         Ok(text) => text.parse().map_err(|_| {
@@ -85,9 +86,10 @@ pub(crate) fn check() -> Result<u64, Failure> {
     run(&checks::all(&programs()?, operations), deadline)
 }
 
-/// The programs that the checks run, built.
+/// Builds the programs that the checks run.
 fn programs() -> Result<Programs, Failure> {
-    // All of the workspace with all features, as in the steps before: of what is chosen otherwise the dependencies are built anew.
+    // The whole workspace with all features, as in the earlier steps: otherwise dependencies would
+    // be built again.
     const ALL: [&str; 2] = ["--workspace", "--all-features"];
     let mut tests = vec!["test", "--no-run"];
     tests.extend(
@@ -105,7 +107,7 @@ fn programs() -> Result<Programs, Failure> {
     })
 }
 
-/// The one of this name, behind which tests have a hash.
+/// Returns the program of this name; names of tests end in a hash.
 fn program(built: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
     let is_hash = |text: &str| text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     let is_it = |path: &&PathBuf| {
@@ -120,7 +122,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// What a cargo command builds.
+/// Returns the executables that a cargo command builds.
 fn executables(build: Invocation) -> Result<Vec<PathBuf>, Failure> {
     let build = build.with(&["--message-format=json-render-diagnostics"]);
     let mut messages = String::new();
@@ -142,7 +144,7 @@ fn run(checks: &[Check], deadline: Duration) -> Result<u64, Failure> {
     }
 }
 
-/// Plain emulation: with KVM the guest hangs in its firmware on some machines that offer it.
+/// Plain emulation: with KVM the guest's firmware hangs on some machines.
 fn emulator(kernel: &Kernel, initramfs: &Path) -> Invocation {
     Invocation::new(EMULATOR, &["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024"])
         .with(&["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"])
@@ -151,7 +153,7 @@ fn emulator(kernel: &Kernel, initramfs: &Path) -> Invocation {
         .with(&["-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"])
 }
 
-/// The modules, the shell, the first process's script and the checks.
+/// Returns the initramfs: modules, shell, init script and checks.
 fn initramfs(kernel: &Kernel, script: &str) -> Result<Vec<u8>, Failure> {
     let read = |path: &Path| {
         fs::read(path).map_err(|error| Failure::Found(format!("cannot read {}: {error}", path.display())))
@@ -173,7 +175,7 @@ fn initramfs(kernel: &Kernel, script: &str) -> Result<Vec<u8>, Failure> {
     Ok(archive.finish())
 }
 
-/// The archive as a file, gone when dropped.
+/// The archive as a file, removed on drop.
 struct Initramfs(PathBuf);
 
 impl Initramfs {
@@ -187,7 +189,7 @@ impl Initramfs {
 
 impl Drop for Initramfs {
     fn drop(&mut self) {
-        // A file of a few megabytes in the folder for such: nothing is lost if it stays.
+        // A file of a few megabytes in the temporary folder may remain.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,11 +1,12 @@
-//! A function as text that says nothing of addresses, so that it changes only when the code does.
+//! A function as text without addresses, which changes only if the code does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use super::program::{Function, Instruction, Program, Slot};
 
-/// The instructions of `function`, with labels for jumps inside it and names for what it calls.
+/// Returns the instructions of `function`, with labels for its jump targets and names for its
+/// callees.
 pub(super) fn listing(program: &Program, function: &Function) -> String {
     let labels = labels(program, function);
     let mut text = format!("{}:\n", function.name);
@@ -26,18 +27,18 @@ pub(super) fn listing(program: &Program, function: &Function) -> String {
     text
 }
 
-/// Instructions of a listing.
+/// The instructions of a listing.
 pub(super) fn length(listing: &str) -> usize {
     listing.lines().filter(|line| line.starts_with(' ')).count()
 }
 
-/// What fills the space to an aligned address.
+/// Padding up to an aligned address.
 fn is_filler(instruction: &Instruction) -> bool {
     matches!(instruction.mnemonic.as_str(), "nop" | "nopw" | "nopl" | "int3")
         || (instruction.mnemonic == "xchg" && instruction.operands == "ax,ax")
 }
 
-/// What is jumped to inside the function, numbered in order.
+/// Returns the jump targets inside the function, numbered in order.
 fn labels(program: &Program, function: &Function) -> BTreeMap<u64, usize> {
     let mut targets = BTreeSet::new();
     for instruction in &function.instructions {
@@ -48,7 +49,7 @@ fn labels(program: &Program, function: &Function) -> BTreeMap<u64, usize> {
     targets.into_iter().zip(1..).collect()
 }
 
-/// Where the jump table leads whose start the instruction loads.
+/// Returns the targets of the jump table whose address the instruction loads.
 fn tables(program: &Program, function: &Function, instruction: &Instruction) -> Vec<u64> {
     match instruction.named {
         Some(address) if instruction.mnemonic == "lea" => program.table(address, function),
@@ -77,7 +78,7 @@ fn operands(program: &Program, instruction: &Instruction, labels: &BTreeMap<u64,
     }
 }
 
-/// The bytes that an instruction reads at `address`.
+/// Returns the bytes that an instruction reads at `address`.
 fn constant(program: &Program, instruction: &Instruction, address: u64) -> String {
     let widths = [("XMMWORD PTR", 16), ("QWORD PTR", 8), ("DWORD PTR", 4), ("WORD PTR", 2), ("BYTE PTR", 1)];
     let width = widths.into_iter().find(|(size, _)| instruction.operands.contains(size));
@@ -90,7 +91,7 @@ fn constant(program: &Program, instruction: &Instruction, address: u64) -> Strin
     }
 }
 
-/// Puts `what` in the place of a distance from the instruction pointer.
+/// Replaces an offset from the instruction pointer by `what`.
 fn relative(operands: &str, what: &str) -> String {
     let Some((before, rest)) = operands.split_once("[rip") else { return operands.to_owned() };
     let after = rest.split_once(']').map_or("", |(_, after)| after);

@@ -1,4 +1,5 @@
-//! The machine code of the hot functions: the listings in `benches/asm/`, and what no hot function may come to.
+//! The machine code of the hot functions: the listings in `benches/asm/`, and what a hot function
+//! must not do.
 
 mod listing;
 mod program;
@@ -12,15 +13,17 @@ use super::build::Binary;
 use crate::process::{Failure, repository};
 
 const FOLDER: &str = "benches/asm";
-/// Every function of the benches whose name begins so is hot.
+/// Functions of the benches with this prefix are hot.
 const HOT: &str = "held_";
-/// But not these: they are hot ones behind a branch, on whose other side is `self`, which calls handlers and moves data itself.
+/// Except these: hot functions behind a branch, whose other side is `self`, which calls handlers
+/// and copies data.
 const DYNAMIC: &str = "held_dynamic_";
-/// The hottest ones, whose code is checked in.
+/// The hottest functions, whose code is checked in.
 const LISTED: &[&str] =
     &["held_write_8", "held_write_segment", "held_send_prefixed", "held_poll", "held_reap"];
 
-/// Checks every hot function, and compares the listings, or writes them if `BLESS` is set. Answers what is wrong.
+/// Checks every hot function, and compares the listings, or writes them if `BLESS` is set. Returns
+/// the complaints.
 pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Failure> {
     let mut complaints = Vec::new();
     if !cfg!(target_arch = "x86_64") {
@@ -51,7 +54,7 @@ pub(super) fn check(binaries: &[Binary], rustc: &str) -> Result<Vec<String>, Fai
     Ok(complaints)
 }
 
-/// Compares a listing with its file, or writes it.
+/// Compares a listing with its file, or writes the file.
 fn compare(name: &str, listing: &str, rustc: &str, bless: bool) -> Result<Option<String>, Failure> {
     let file = format!("{FOLDER}/{}.x86-64.s", name.trim_start_matches(HOT));
     let path = repository().join(&file);
@@ -79,7 +82,7 @@ fn compare(name: &str, listing: &str, rustc: &str, bless: bool) -> Result<Option
     }))
 }
 
-/// The lines from the first to the last that differ, of both.
+/// Returns the lines from the first to the last difference, of both.
 fn difference(then: &str, now: &str) -> String {
     let (then, now): (Vec<&str>, Vec<&str>) = (then.lines().collect(), now.lines().collect());
     let same = |pairs: &mut dyn Iterator<Item = (&&str, &&str)>| pairs.take_while(|(a, b)| a == b).count();

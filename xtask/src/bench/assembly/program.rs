@@ -1,11 +1,11 @@
-//! A program as objdump shows it: functions of instructions, and where their calls go.
+//! A program in objdump's output: functions of instructions, and the targets of their calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::process::{self, Failure, Invocation, Output};
 
-/// Prefixes that say nothing about what an instruction does here.
+/// Prefixes without meaning here.
 const PADDING: &[&str] = &["addr32", "bnd", "notrack", "data16", "cs", "ds"];
 
 /// A disassembled program.
@@ -15,16 +15,16 @@ pub(super) struct Program {
     functions: BTreeMap<u64, Function>,
     /// Slots that the loader fills (the global offset table).
     slots: BTreeMap<u64, Slot>,
-    /// Constants and jump tables, sixteen bytes or less at a time.
+    /// Constants and jump tables, up to sixteen bytes at a time.
     constants: BTreeMap<u64, Vec<u8>>,
-    /// Addresses that instructions load: where one thing begins, another has ended.
+    /// Addresses that instructions load, which are boundaries of constants.
     loaded: BTreeSet<u64>,
 }
 
-/// What the loader puts into a slot.
+/// The contents of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// A place in this program.
+    /// An address in this program.
     Own(u64),
     /// A symbol of a library.
     Foreign(String),
@@ -33,7 +33,7 @@ pub(super) enum Slot {
 /// A function.
 #[derive(Debug, Default)]
 pub(super) struct Function {
-    /// Its path, or the name it is exported by.
+    /// Its path, or its exported name.
     pub(super) name: String,
     pub(super) instructions: Vec<Instruction>,
 }
@@ -42,16 +42,17 @@ pub(super) struct Function {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
     pub(super) address: u64,
-    /// With `lock` or `rep` in front if it has that.
+    /// With a prefix `lock` or `rep`, if present.
     pub(super) mnemonic: String,
-    /// Without the names that objdump adds.
+    /// Without objdump's symbol names.
     pub(super) operands: String,
-    /// The address that is named: where a jump goes, or what memory an operand relative to the instruction pointer is.
+    /// The named address: the target of a jump, or the memory of an operand relative to the
+    /// instruction pointer.
     pub(super) named: Option<u64>,
 }
 
 impl Function {
-    /// Which instruction is at `address`.
+    /// Returns the index of the instruction at `address`.
     pub(super) fn position(&self, address: u64) -> Option<usize> {
         self.instructions.binary_search_by_key(&address, |instruction| instruction.address).ok()
     }
@@ -67,7 +68,7 @@ impl Program {
         };
         let code = ask(&["-d", "-C", "-M", "intel", "--no-show-raw-insn"])?;
         let program = Self::parse(&code, &ask(&["-R"])?, &ask(&["-s", "-j", ".rodata"])?);
-        // Both are in every Rust program: without them we would look for names that nobody wrote.
+        // Every Rust program has both; otherwise the names were not understood.
         let has = |name: &str| program.functions.values().any(|function| function.name == name);
         if program.slots.is_empty() || !has("core::panicking::panic_fmt") {
             return Err(Failure::Found(format!("cannot read what this objdump says of {path}")));
@@ -92,22 +93,22 @@ impl Program {
         Self { functions, slots, constants: constants.lines().filter_map(row).collect(), loaded }
     }
 
-    /// The function that is exported as `name`.
+    /// Returns the function exported as `name`.
     pub(super) fn exported(&self, name: &str) -> Option<&Function> {
         self.functions.values().find(|function| function.name == name)
     }
 
-    /// Functions whose name begins so.
+    /// Returns the functions whose name has this prefix.
     pub(super) fn beginning_with(&self, prefix: &str) -> impl Iterator<Item = &Function> {
         self.functions.values().filter(move |function| function.name.starts_with(prefix))
     }
 
-    /// The function in which `address` lies.
+    /// Returns the function that contains `address`.
     pub(super) fn at(&self, address: u64) -> Option<&Function> {
         self.functions.range(..=address).next_back().map(|(_, function)| function)
     }
 
-    /// The `length` constant bytes at `address`.
+    /// Returns the `length` constant bytes at `address`.
     pub(super) fn constant(&self, address: u64, length: usize) -> Option<Vec<u8>> {
         let byte = |at: u64| {
             let (start, row) = self.constants.range(..=at).next_back()?;
@@ -116,8 +117,8 @@ impl Program {
         (address..address + length as u64).map(byte).collect()
     }
 
-    /// Where the jump table at `address` leads, if `function` has one there: numbers of 4 bytes, each the distance of an
-    /// instruction from the table's start.
+    /// Returns the targets of the jump table at `address`, if `function` has one there: numbers of
+    /// 4 bytes, each the distance of an instruction from the table's start.
     pub(super) fn table(&self, address: u64, function: &Function) -> Vec<u64> {
         let entry = |at: u64| {
             let place = address + 4 * at;
@@ -130,7 +131,7 @@ impl Program {
         (0..).map_while(entry).take_while(|target| function.position(*target).is_some()).collect()
     }
 
-    /// What the loader puts at `address`.
+    /// Returns what the loader puts at `address`.
     pub(super) fn slot(&self, address: u64) -> Option<&Slot> {
         self.slots.get(&address)
     }
@@ -195,7 +196,8 @@ fn row(line: &str) -> Option<(u64, Vec<u8>)> {
 pub(super) mod tests {
     use super::*;
 
-    /// A program of `code`, in which slot 0x9000 is memcpy and 0x9008 the function at 0x300, and at 0x8000 there are constants.
+    /// A program with `code`: slot 0x9000 is memcpy, 0x9008 the function at 0x300, and there are
+    /// constants at 0x8000.
     pub(in super::super) fn program(code: &str) -> Program {
         let relocations = "DYNAMIC RELOCATION RECORDS\nOFFSET           TYPE              VALUE\n\
              0000000000009000 R_X86_64_GLOB_DAT  memcpy@GLIBC_2.14\n\

@@ -1,7 +1,8 @@
-//! What can happen once a function is called: every instruction that its code, and the code that it calls, can come to.
+//! What a call of a function can do: every instruction that its code, and the code that it calls,
+//! can reach.
 //!
-//! Landing pads are left out, as nothing jumps to them: they run when something panics, which is what we look for in the first
-//! place, or when a function of the user's does.
+//! Landing pads are not reached, since nothing jumps to them: they run after a panic, which is
+//! itself a complaint, or after a panic of the user's function.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +13,12 @@ use super::program::{Function, Instruction, Program, Slot};
 pub(super) enum Deed {
     Panic,
     Allocate,
-    /// `memcpy` and its like.
+    /// `memcpy` and similar functions.
     Copy,
     SystemCall,
-    /// Calls another function of a library.
+    /// Calls another library function.
     Leave,
-    /// Calls what a pointer points to.
+    /// Calls through a pointer.
     Indirect,
     Lock,
     Divide,
@@ -38,7 +39,7 @@ impl Deed {
     }
 }
 
-/// A deed and the way to it.
+/// A deed, and the call path to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) deed: Deed,
@@ -46,7 +47,8 @@ pub(super) struct Finding {
     pub(super) way: Vec<String>,
 }
 
-/// Everything that `root` can come to. Functions whose name ends in one of `cold` are not entered.
+/// Returns all deeds that `root` can reach. Functions whose name ends in one of `cold` are not
+/// entered.
 pub(super) fn findings(program: &Program, root: &Function, cold: &[&str]) -> Vec<Finding> {
     let mut walk = Walk { program, cold, entered: BTreeSet::new(), way: Vec::new(), findings: Vec::new() };
     walk.enter(root);
@@ -62,7 +64,7 @@ struct Walk<'a> {
     findings: Vec<Finding>,
 }
 
-/// Where a call or jump goes.
+/// The target of a call or jump.
 enum Goal<'a> {
     Own(u64),
     Foreign(&'a str),
@@ -89,7 +91,7 @@ impl Walk<'_> {
         match instruction.mnemonic.as_str() {
             "syscall" | "sysenter" | "int" => self.found(Deed::SystemCall, None),
             "div" | "idiv" => self.found(Deed::Divide, None),
-            // An exchange with memory locks without saying so.
+            // An exchange with memory locks implicitly.
             "xchg" if instruction.operands.contains('[') => self.found(Deed::Lock, None),
             locked if locked.starts_with("lock ") => self.found(Deed::Lock, None),
             call if call == "call" || call.starts_with('j') => match self.goal(instruction) {
@@ -107,7 +109,8 @@ impl Walk<'_> {
                     let symbol = symbol.to_owned();
                     self.found(foreign_deed(&symbol), Some(&symbol));
                 }
-                // A jump to a register is a table of the function's own, and its targets count as reached.
+                // A jump to a register uses a table of the function, whose targets count as
+                // reached.
                 Goal::Unknown if call != "call" && is_table(instruction) => {}
                 Goal::Unknown => self.found(Deed::Indirect, None),
             },
@@ -137,7 +140,7 @@ impl Walk<'_> {
     }
 }
 
-/// What a function of this name is for, if nothing more need be known.
+/// Returns the deed of a function that is known by its name.
 fn own_deed(name: &str) -> Option<Deed> {
     let panics = ["core::panicking::", "std::panicking::", "alloc::alloc::handle_alloc_error"];
     if panics.iter().any(|path| name.starts_with(path)) {
@@ -159,12 +162,12 @@ fn is_table(jump: &Instruction) -> bool {
     jump.mnemonic == "jmp" && !jump.operands.contains('[')
 }
 
-/// The instructions that a call of the function can come to.
+/// Returns the instructions that a call of the function can reach.
 fn reachable<'f>(program: &Program, function: &'f Function) -> impl Iterator<Item = &'f Instruction> {
     let code = &function.instructions;
     let mut reached = vec![false; code.len()];
     let mut next = vec![0];
-    // What may be the start of a jump table, and whether there was a jump through one.
+    // Possible starts of jump tables, and whether there was a jump through one.
     let mut tables = Vec::new();
     let mut jumps = false;
     loop {
@@ -229,7 +232,7 @@ mod tests {
              103:\tcall   300 <core::panicking::panic>\n 108:\tud2\n\n\
              0000000000000300 <core::panicking::panic>:\n 300:\tud2\n";
         assert_eq!(deeds(code, &[]), [(Deed::Indirect, "held_x".to_owned())]);
-        // A jump to anywhere.
+        // A jump through a register.
         let code = code.replace("call   QWORD PTR [rax+0x18]", "jmp    rax");
         assert_eq!(deeds(&code, &[]), [(Deed::Panic, "held_x > core::panicking::panic".to_owned())]);
     }

@@ -1,14 +1,14 @@
-//! What hot functions may come to all the same, each with the reason.
+//! What hot functions may do as an exception, with the reasons.
 
 use std::collections::BTreeMap;
 
 use super::reach::{Deed, Finding};
 
-/// A function that hot functions may call and that may do what it likes.
+/// A function that hot functions may call and that is not checked.
 struct Slow {
-    /// The hot functions, by a part of their names.
+    /// Part of the names of the hot functions.
     callers: &'static str,
-    /// The slow function, by the end of its path.
+    /// End of the path of the slow function.
     function: &'static str,
 }
 
@@ -17,19 +17,19 @@ const fn slow(callers: &'static str, function: &'static str) -> Slow {
 }
 
 const SLOW: &[Slow] = &[
-    // An operation beyond the bounds of its queue, which the room counter excludes: it is dropped.
+    // An operation beyond the bounds of its queue, which the room counter excludes, is dropped.
     slow("held_", "transport::common::operation::lose"),
-    // Errors end an endpoint once.
+    // An endpoint fails once.
     slow("progress", "::fail_send"),
     slow("progress", "::fail_receive"),
-    // The first completion of a queue pair whose user index a library chose.
+    // The first completion of a queue pair whose user index libmlx5 chose.
     slow("progress", "::meet"),
-    // Pending requests, and endpoints that are closing.
+    // Pending requests, and closing endpoints.
     slow("progress", "::settle"),
-    // The user's callback, and its repetition after it panicked.
+    // The user's callback, and its repetition after a panic.
     slow("progress", "completion::Completion::run"),
     slow("progress", "completion::Running::run_after_panic"),
-    // The last handle of what the user shared with the operation and has dropped meanwhile.
+    // The last handle of an object that the user shared with the operation and dropped meanwhile.
     slow("progress", "alloc::rc::Rc<T,A>::drop_slow"),
 ];
 
@@ -37,7 +37,7 @@ const SLOW: &[Slow] = &[
 struct Exception {
     callers: &'static str,
     deed: Deed,
-    /// The end of the way to it.
+    /// The end of the call path to it.
     way: &'static str,
 }
 
@@ -46,18 +46,18 @@ const fn except(callers: &'static str, deed: Deed, way: &'static str) -> Excepti
 }
 
 const EXCEPTIONS: &[Exception] = &[
-    // The user's handlers, and the user's function that takes what was read.
+    // The user's handlers, and the user's function that unpacks data.
     except("progress", Deed::Indirect, ""),
-    // A handler that replaced itself while it ran, and the last handle of what the user shared.
+    // A handler that replaced itself while it ran, and the last handle of a shared object.
     except("progress", Deed::Allocate, "> __rustc::__rust_dealloc"),
 ];
 
-/// The functions that a walk from `hot` does not enter.
+/// Returns the functions that the check of `hot` does not enter.
 pub(super) fn slow_functions(hot: &str) -> Vec<&'static str> {
     SLOW.iter().filter(|slow| hot.contains(slow.callers)).map(|slow| slow.function).collect()
 }
 
-/// What is wrong with `hot`; of each deed the shortest way.
+/// Returns the complaints about `hot`, with the shortest call path of each deed.
 pub(super) fn complaints(hot: &str, findings: &[Finding]) -> Vec<String> {
     let mut worst: BTreeMap<Deed, (usize, String)> = BTreeMap::new();
     for Finding { deed, way } in findings {
