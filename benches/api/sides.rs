@@ -1,4 +1,5 @@
-//! Two interfaces on devices of their own, connected, and a look at them afterwards: a post that was refused costs little.
+//! Two connected interfaces on separate devices, with checks after the bench: a refused post would
+//! cost little.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -85,7 +86,8 @@ impl Side {
     }
 }
 
-/// What a bench of the static door works on. It is leaked, so that a bench moves a reference and drops nothing.
+/// The state of a bench of the static API. It is leaked, so that a bench moves a reference and
+/// drops nothing.
 #[derive(Debug)]
 pub(crate) struct Static {
     pub(crate) devices: Devices,

@@ -12,7 +12,8 @@ pub(crate) fn gate(level: Level, shape: Shape, bench: &str) -> LibraryBenchmarkC
     configuration(level, shape, bench, EntryPoint::Default)
 }
 
-/// As [`gate`], for a bench that does other things, too: only what the functions of a module `counted` do is counted.
+/// As [`gate`], for a bench that does other work as well: only the functions of a module `counted`
+/// count.
 ///
 /// # Panics
 /// If the bench has no budget.

@@ -10,7 +10,7 @@ mod shm;
 pub(crate) const ROUNDS: u64 = 1024;
 /// WQEs in a batch.
 pub(crate) const BATCH: u64 = 16;
-/// Instructions with which a loop is entered and left. The limits are for the share of one operation beside them.
+/// Instructions to enter and leave a loop, which the limits of an operation do not include.
 const ENTRY: u64 = 64;
 
 /// The bench binaries.

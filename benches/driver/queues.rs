@@ -1,4 +1,4 @@
-//! Queues over plain memory, and a look at them afterwards: a post that was refused costs little.
+//! Queues in plain memory, with checks after the bench: a refused post would cost little.
 
 use std::cell::UnsafeCell;
 use std::hint::black_box;

@@ -86,7 +86,7 @@ fn connected() -> &'static mut Sides {
 
 impl Sides {
     fn drain(&mut self) {
-        // Longer than the looks at one place go on.
+        // Longer than polling stays with one ring.
         for _ in 0..1200 {
             self.server.progress();
             self.client.progress();

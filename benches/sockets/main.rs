@@ -1,5 +1,6 @@
-//! What `tcp` is compared with, and what `barewire perf` has no words for: messages of 16 bytes back and forth between two processes, over a
-//! bare socket that both ends spin on, or over some of many connections of `tcp`. For `cargo xtask compare`.
+//! Comparisons for `tcp` that `barewire perf` cannot express: messages of 16 bytes back and forth
+//! between two processes, over a bare socket that both ends poll, or over some of many connections
+//! of `tcp`. For `cargo xtask compare`.
 //!
 //! usage: `sockets listen|connect PORT ROUNDS bare|many [CONNECTIONS BUSY]`
 

@@ -1,4 +1,5 @@
-//! Many connections of `tcp` between two interfaces, some of them busy: one message at a time, over each busy one in turn.
+//! Many connections of `tcp` between two interfaces, some of them busy: one message at a time, over
+//! each busy one in turn.
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};

@@ -1,4 +1,4 @@
-//! The times of rounds, and the line that tells of them.
+//! The times of rounds, and the line that reports them.
 
 use std::time::Instant;
 

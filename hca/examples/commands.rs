@@ -1,4 +1,5 @@
-//! A device, a protection domain and a memory key: how a program that has its own driver, or tests one, talks to this crate.
+//! A device, a protection domain and a memory key: how a program with its own driver, or a test of
+//! one, uses this crate.
 //!
 //! Run it with `cargo run -p barewire-hca --example commands`.
 
@@ -10,7 +11,7 @@ use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::{CommandError, Request, answer, request};
 use barewire_layouts::prm::{Layout, ViewMut};
 
-/// Runs command `R`, and gives its answer's bytes.
+/// Runs command `R`, and returns the bytes of its output.
 fn run<R: Request>(device: &Device, fill: impl FnOnce(&mut ViewMut<'_, R>)) -> Result<Vec<u8>, CommandError> {
     let (mut input, mut output) = (vec![0; R::BYTES], vec![0; <R::Answer as Layout>::BYTES]);
     fill(&mut request::<R>(&mut input).expect("sized by the layout"));
@@ -21,7 +22,8 @@ fn run<R: Request>(device: &Device, fill: impl FnOnce(&mut ViewMut<'_, R>)) -> R
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Address, faults and capture file come from the environment; the rest is the default: a thread, UDP on a free 127.x.y.z.
+    // Address, faults and capture file come from the environment; the rest is the default: a
+    // thread, UDP on a free 127.x.y.z.
     let device = Device::open(Config::from_env()?)?;
     println!("device at {}; it notices doorbells by {:?}", device.address(), device.doorbell_wake());
 
@@ -30,7 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut memory = vec![0_u8; 4096];
     let start = NonNull::new(memory.as_mut_ptr()).expect("not null");
-    // SAFETY: the memory outlives the registration, which ends below, and is touched by nobody else until then.
+    // SAFETY: the memory outlives the registration, which ends below, and is not accessed otherwise
+    // until then.
     let umem = unsafe { device.register_umem(start, memory.len(), UmemAccess::all()) }?;
     let created = run::<CreateMkeyIn>(&device, |create| {
         create.set(CreateMkeyIn::MKEY_UMEM_VALID, true).set(CreateMkeyIn::MKEY_UMEM_ID, umem);
@@ -47,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let index = answer::<CreateMkeyIn>(&created)?.get(CreateMkeyOut::MKEY_INDEX);
     println!("memory key {index:#x} over {} bytes; the device holds {:?}", memory.len(), device.objects());
 
-    // A command that cannot be: the answer says why.
+    // An invalid command: the output says why.
     let refused = run::<CreateMkeyIn>(&device, |create| {
         create.set(CreateMkeyIn::MKEY_UMEM_ID, umem + 1);
     });

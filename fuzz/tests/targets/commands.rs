@@ -16,7 +16,8 @@ const LONGEST: usize = 512;
 /// What one command may take: its object, and tables that grow by half.
 const SHARE: usize = 1 << 20;
 
-/// A rig with connected queue pairs on shared receive and completion queues, and the requests that made it.
+/// Creates a rig with connected queue pairs on shared receive and completion queues. Returns it
+/// with the requests that created it.
 fn furnished() -> (Rig, Vec<Vec<u8>>) {
     let rig = Rig::new();
     let (eqn, rmpn) = (rig.create_eq().expect("valid"), rig.create_rmp().expect("valid"));
@@ -32,7 +33,8 @@ fn furnished() -> (Rig, Vec<Vec<u8>>) {
     rig.connect(qpns[1], (address, qpns[0])).expect("valid");
     let mkey = rig.create_mkey(0, MEMORY as u64, |_| ()).expect("valid");
     let _ = rig.query_qp(qpns[0], |_| ());
-    // These fail, as what they name is in use, and become good ones when a script took the users away.
+    // These fail, since their objects are in use, and succeed once a script has destroyed the
+    // users.
     let _ = (rig.destroy_cq(cqn), rig.dealloc_pd(rig.pd), rig.dealloc_uar(rig.uar));
     let doomed = rig.create_qp(cqn, |_| ()).expect("valid");
     let _ = (rig.to_err(doomed), rig.to_rst(doomed), rig.destroy_qp(doomed));

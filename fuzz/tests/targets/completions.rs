@@ -58,12 +58,13 @@ impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
         let mut padded = vec![0; size_of::<S>()];
         padded[size_of::<S>() - bytes.len()..].copy_from_slice(bytes);
         let entry = S::read_from_bytes(&padded).expect("the size of an entry");
-        // SAFETY: an entry of the ring, which nobody refers to.
+        // SAFETY: an entry of the ring, to which there are no references.
         unsafe { self.entries[usize::from(index) % ENTRIES as usize].get().write_volatile(entry) };
     }
 }
 
-/// Writes entries and polls, as the script says. A queue never gives more at a time than the device could have written.
+/// Writes entries and polls, as the script says. A queue never returns more completions than the
+/// device could have written.
 fn poll<S, L>(ring: &Ring<S>, mut queue: CompletionQueue<S, L>, mut script: Script<'_>)
 where
     S: Slot + FromBytes + Send + Sync,

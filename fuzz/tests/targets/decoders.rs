@@ -1,4 +1,4 @@
-//! What takes bytes apart without a device: headers, entries, answers.
+//! Decoders that need no device: headers, entries, command outputs.
 
 use barewire_layouts::command::capability::QueryHcaCapIn;
 use barewire_layouts::command::cq::CreateCqIn;
@@ -97,7 +97,7 @@ fn any_headers() {
     });
 }
 
-/// Reads `bytes` as the answer to `R`.
+/// Reads `bytes` as the output of `R`.
 fn read<R: Request>(bytes: &[u8]) -> bool {
     match answer::<R>(bytes) {
         Ok(view) => !view.bytes().is_empty(),

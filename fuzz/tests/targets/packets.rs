@@ -13,7 +13,7 @@ use crate::support::foreign::{Foreign, PSN, QPN};
 use crate::support::{Connection, Qp, Region, Wqe};
 
 const REGION: usize = 4096;
-/// What one packet may take: its frame and its answers.
+/// Maximum memory for one packet: its frame and its responses.
 const SHARE: usize = 1 << 20;
 const SERVICES: [u8; 3] = [0x00, 0x20, 0x60];
 
@@ -21,7 +21,8 @@ struct Target {
     foreign: Foreign,
     others: [Qp; 2],
     region: Region,
-    /// What goes out first of all is asked for again and again: packets that expect what is next get through.
+    /// The first request is retransmitted repeatedly, so packets with the expected sequence number
+    /// get through.
     psn: u32,
 }
 
@@ -51,7 +52,7 @@ impl Target {
         Self { foreign, others, region, psn: 0 }
     }
 
-    /// A packet of the script's: a header that the device does not drop at once, then what the script says.
+    /// Sends a packet with a header that the device does not drop, followed by the script's bytes.
     fn frame(&mut self, script: &mut Script<'_>) -> Vec<u8> {
         let [selector, opcode, flags, lead, length] = script.array();
         let service = usize::from(selector % 4);
@@ -100,7 +101,7 @@ fn any_packets() {
             let frame = target.frame(&mut script);
             let most = allocation::peak(|| {
                 target.foreign.send_raw(&target.foreign.socket, &frame);
-                // What it answers is another test's business.
+                // Other tests check the responses.
                 while target.foreign.socket.recv(&mut [0; 64]).is_ok() {}
             });
             assert!(most < SHARE, "{most} bytes for one packet");

@@ -53,7 +53,7 @@ fn connect(peer: SocketAddr, claim: Claim, limits: Limits, work: impl FnMut()) -
     connector.unwrap().wait(work).unwrap()
 }
 
-/// Sends bytes on an admitted connection; the other end may be gone.
+/// Sends bytes on an admitted connection; the other end may have closed.
 fn say(socket: &mut Socket, bytes: &[u8]) {
     let (mut outbox, spare) = (Outbox::default(), Spare::default());
     assert!(outbox.push(&spare, bytes));
@@ -118,7 +118,7 @@ fn anything_on_a_control_connection() {
         }
         let length = usize::from(script.byte());
         let _ = stranger.write_all(script.bytes(length));
-        // One who knows the key, and wants something else here than he may.
+        // A client that knows the key, and requests more than it may.
         let purpose = if script.byte() & 1 == 1 { Purpose::Messages } else { Purpose::Control };
         let wanted = purpose == Purpose::Control;
         let (mut admitted, start) = (None, Instant::now());

@@ -67,7 +67,7 @@ fn entries_are_kept_cleared_and_bounded_by_the_capability() {
     assert_eq!(query(&node, 2), Ok([0; 16]));
     assert_eq!(why(query(&node, size)), CommandSyndrome::GidIndex);
     assert_eq!(why(set(&node, size, six, RoceL3Type::Ipv6, RoceVersion::V2)), CommandSyndrome::GidIndex);
-    // All entries, as the InfiniBand face of the port tells them.
+    // All entries, in the port's InfiniBand queries.
     let mut input = [0; QueryHcaVportGidIn::BYTES];
     request::<QueryHcaVportGidIn>(&mut input).unwrap().set(QueryHcaVportGidIn::GID_INDEX, ALL_ENTRIES);
     let mut output = vec![0; 16 + 16 * usize::from(size)];

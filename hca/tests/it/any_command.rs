@@ -1,4 +1,5 @@
-//! Any bytes are a command: the device refuses or obeys, but neither panics nor loses count nor leaves its memory.
+//! Any bytes are accepted as a command: the device refuses or executes it, but does not panic,
+//! miscount or access other memory.
 
 use crate::support::rig::{MEMORY, Rig};
 use barewire_hca::{CommandSyndrome, ObjectCounts};

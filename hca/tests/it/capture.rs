@@ -1,4 +1,4 @@
-//! What the wire saw, as tshark and a CRC of the test's own read it.
+//! The captured packets, decoded by tshark and checked with the test's own CRC.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -137,8 +137,8 @@ fn headers() -> BTreeMap<u8, Vec<&'static str>> {
     connected.chain(one_way.iter().map(|entry| of(UC, entry))).chain(datagrams).collect()
 }
 
-/// Packets of extended reliable connections that `run` causes: send in three packets, write, acknowledgment. Version 4.0 of tshark names
-/// them, and knows no fields of their extended header.
+/// Opcodes of extended reliable connections in a run: send in three packets, write, acknowledgment.
+/// tshark 4.0 knows their names, but no fields of their extended header.
 const XRC: [u8; 5] = [0xa0, 0xa1, 0xa2, 0xaa, 0xb1];
 
 /// As tshark names them.

@@ -1,5 +1,5 @@
-//! PRM commands through the public API: everything is created, walked through its states, destroyed in the right order and
-//! refused in the wrong one.
+//! PRM commands through the public API: every object is created, moved through its states and
+//! destroyed, and refused in the wrong order.
 
 use crate::support::rig::{CQ_DOORBELL, QP_DOORBELL, Refusal, Rig};
 use barewire_hca::{CommandSyndrome as Why, ObjectCounts, UmemError};
@@ -232,7 +232,7 @@ fn user_memory_goes_by_command_too() {
     assert_eq!(destroy(rig.umem), Err(refused(Why::UnknownUmem)));
 }
 
-/// Runs QUERY_HCA_CAP for an `op_mod` and gives the answer.
+/// Runs QUERY_HCA_CAP for an `op_mod` and returns its output.
 fn capabilities(rig: &Rig, op_mod: u16) -> Vec<u8> {
     let mut input = [0; QueryHcaCapIn::BYTES];
     let mut output = vec![0xff; QueryHcaCapOut::BYTES];

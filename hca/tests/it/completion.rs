@@ -1,4 +1,4 @@
-//! Completion queues beyond the plain: long entries, data in the entry, the move to another ring, parameters.
+//! Completion queues: long entries, inline data, resizing, parameters.
 
 use crate::support::{Connection, Cq, Memory, Node, Pair, Qp, Wqe, command, pattern};
 use barewire_hca::{Fabric, Faults, UmemAccess};
@@ -8,7 +8,7 @@ use barewire_layouts::command::qp::Qpc;
 use barewire_layouts::cqe::{CqeFormat, CqeOpcode};
 use barewire_layouts::wqe::Opcode;
 
-/// Two devices; every queue has entries of that size, and queue pairs these modes of scatter to CQE.
+/// Two devices with entries of this size, whose queue pairs have these modes of scatter to CQE.
 fn pair(entry: CqeSize, requester: u8, responder: u8) -> Pair {
     let fabric = Fabric::new();
     let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));

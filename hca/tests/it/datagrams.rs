@@ -1,4 +1,5 @@
-//! Unreliable datagrams: addressed by each WQE, delivered with a network header, dropped without a word.
+//! Unreliable datagrams: addressed by each WQE, delivered with a network header, dropped without a
+//! report.
 
 use crate::support::{Completion, Connection, Cq, Node, Pair, Qp, Wqe, pattern};
 use barewire_hca::{Device, Fabric, Faults};

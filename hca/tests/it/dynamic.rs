@@ -315,7 +315,7 @@ fn a_counter_set_counts_what_a_targets_connections_do() {
     assert_eq!(syndromes(&mut dci), [None; 3]);
     let counts = || [QueryQCounterOut::RX_DCT_CONNECT, QueryQCounterOut::RX_WRITE_REQUESTS].map(count);
     assert_eq!((counts(), b.device.counters().dc_connects), ([2, 2], 3));
-    // A message that does not end leaves its receive WQE behind, which the end of the target flushes.
+    // An incomplete message keeps its receive WQE, which is flushed when the target is destroyed.
     let (source, inbox, mut target) = (a.region(LONG), b.region(LONG), target);
     source.memory.write(0, &[1]);
     target.srq.post(&[(inbox.address(), LONG, inbox.key)]);

@@ -1,4 +1,5 @@
-//! Dynamic connections that are refused, fail or end: keys, room, targets that go away, initiators that die, bad WQEs.
+//! Dynamic connections that are refused, fail or end: keys, room, destroyed targets, dead
+//! initiators, invalid WQEs.
 
 use crate::support::dynamic::{KEY, Target, initiator, narrow, nodes, send, settle, syndromes};
 use crate::support::events::{ALL, Eq};
@@ -88,7 +89,7 @@ fn a_target_that_is_gone_fails_who_asks_for_it() {
     dci.post(&send(&target, &data, 8));
     settle(&[&a, &b]);
     assert_eq!(syndromes(&mut dci), [None]);
-    // Nothing is on its way: nobody fails yet.
+    // Nothing is outstanding, so no request fails yet.
     let address = target.address();
     target.destroy();
     settle(&[&a, &b]);
@@ -98,7 +99,7 @@ fn a_target_that_is_gone_fails_who_asks_for_it() {
     assert_eq!(syndromes(&mut dci), [Some(Syndrome::TransportRetryExceeded)]);
     assert_eq!(a.device.counters().dc_refusals_received, 4);
 
-    // A host that does not answer at all, and an address that no host has.
+    // A host that does not respond, and an address without a host.
     for gid in [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 99, 99, 99], [0xff; 16]] {
         let mut lost = initiator(&a, &connection);
         let mut nowhere = address;

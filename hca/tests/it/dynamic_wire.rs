@@ -1,4 +1,4 @@
-//! Dynamic connections as the wire sees them: packets made by hand, in order, late, doubled and absurd.
+//! Dynamic connections on the wire: hand-made packets, in order, late, duplicated and invalid.
 
 use std::net::{Ipv4Addr, UdpSocket};
 
@@ -48,7 +48,7 @@ impl Stranger {
         Self { foreign, target }
     }
 
-    /// Sends a packet and gives the answers.
+    /// Sends a packet and returns the responses.
     fn say(&self, opcode: BthOpcode, to: u32, psn: u32, rest: &[&[u8]]) -> Vec<Reply> {
         let bth = Bth::new(opcode, to, psn).with_transport(Transport::Dc);
         self.foreign.send_from(&self.foreign.socket, self.foreign.address(), bth, rest);
@@ -101,12 +101,12 @@ fn a_connection_lives_from_accept_to_disconnect() {
     assert_eq!((done[0].0, done[0].1, done[0].2), (BthOpcode::Acknowledge, DCI, 0xff_ffff));
     assert!(matches!(aeth(&done[0]), Some(AethSyndrome::Ack(_))));
     assert_eq!(region.memory.read(0, 4), b"once");
-    // A gap is told.
+    // A gap is reported.
     let gap = test.say(BthOpcode::WriteOnly, context, 2, &[reth.as_bytes(), b"gap!"]);
     assert_eq!(aeth(&gap[0]), Some(AethSyndrome::Nak(NakCode::PsnSequence)));
     test.disconnect(context, 7);
     assert_eq!(test.open(), 0);
-    // Once more: the answer may have been lost. What comes late is nobody's.
+    // Again: the response may have been lost. A late one is ignored.
     test.disconnect(context, 7);
     assert!(test.say(BthOpcode::WriteOnly, context, 0, &[reth.as_bytes(), b"late"]).is_empty());
     assert_eq!(region.memory.read(0, 4), b"once");
@@ -155,7 +155,7 @@ fn a_silent_initiator_is_asked_and_forgotten() {
             assert_eq!((opcode, to, psn), (BthOpcode::Accept, DCI, 5));
             assert_eq!(DcEth::read_from_bytes(&rest).unwrap().qpn.get(), context);
             questions += 1;
-            // It answers the fiftieth, and once more in another's name.
+            // It responds to the fiftieth, and once more with another number.
             if questions == 50 {
                 answered += test.say(BthOpcode::KeepAlive, context, 0, &[header.as_bytes()]).len();
                 let other = DcEth { connection: 8.into(), ..header };
@@ -195,7 +195,8 @@ fn refusals_say_why() {
     assert_eq!(test.open(), 0);
 }
 
-/// A request for a connection that the network held back until nobody wants it any more is accepted, and the acceptance declined.
+/// A connection request that the network delayed until no request waits for it is accepted, and the
+/// acceptance is declined.
 #[test]
 fn an_unwanted_acceptance_is_declined() {
     let test = Stranger::new();
@@ -206,7 +207,7 @@ fn an_unwanted_acceptance_is_declined() {
         let [(BthOpcode::Disconnect, 0x80_1234, _, header)] = &answers[..] else { panic!("{answers:?}") };
         let header = DcEth::read_from_bytes(header).unwrap();
         assert_eq!((header.connection.get(), header.qpn.get()), (77, qpn));
-        // What else a target may say of it needs no answer.
+        // Other packets of a target about it need no response.
         for opcode in [BthOpcode::Refuse, BthOpcode::Disconnected] {
             assert!(test.say(opcode, qpn, 3, &[header.as_bytes()]).is_empty());
         }

@@ -1,4 +1,5 @@
-//! What goes wrong between two queue pairs ends in the right syndromes, on both sides, and everything posted completes once.
+//! Errors between two queue pairs give the right syndromes on both sides, and everything posted
+//! completes once.
 
 use crate::support::{Completion, Connection, Node, Pair, Qp, Rights, Wqe, pattern};
 use barewire_hca::{Config, Fabric, Faults, Finding, Mode, Strict, WireKind};
@@ -76,8 +77,8 @@ fn a_peer_that_is_gone_exhausts_the_retries() {
     }
 }
 
-/// Posts a good write, `bad` and two more, and checks that they fail with `syndrome` after the good one; returns what the peer's
-/// receive queue, where two receives wait, completed with.
+/// Posts a good write, `bad` and two more, and checks that they fail with `syndrome` after the good
+/// one. Returns the peer's receive completions.
 fn fails(pair: &mut Pair, bad: &Wqe, syndrome: Syndrome) -> Vec<Completion> {
     let good = pair.b.region(64);
     pair.qb.post_receive(&[]);
@@ -240,7 +241,7 @@ fn local_keys_are_checked() {
     for case in cases {
         let mut pair = Pair::new(&Connection::default());
         let bad = case(&pair);
-        // The peer hears nothing of it.
+        // The peer receives no packet.
         assert!(fails(&mut pair, &bad, Syndrome::LocalProtection).is_empty());
     }
 }

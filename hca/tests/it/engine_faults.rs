@@ -1,4 +1,5 @@
-//! A wire that loses, doubles, reorders and corrupts packets: contents arrive whole and every completion comes exactly once.
+//! A wire that loses, duplicates, reorders and corrupts packets: contents arrive intact, and every
+//! completion arrives exactly once.
 
 use crate::support::{Completion, Connection, Pair, Wqe, pattern};
 use barewire_hca::{Counters, Faults};
@@ -9,7 +10,8 @@ const SIZE: usize = 3000;
 const SLOT: usize = 4096;
 const ROUNDS: usize = 12;
 
-/// Runs all operations over a wire with `faults` both ways, checks the outcome and gives both devices' counters.
+/// Runs all operations over a wire with `faults` in both directions, checks the outcome and returns
+/// both devices' counters.
 fn run(faults: &Faults) -> (Counters, Counters) {
     let other = Faults { seed: faults.seed ^ 0xffff, ..faults.clone() };
     let connection = Connection { mtu: Mtu::Bytes512, psn: 0xff_fff0, ..Connection::default() };
@@ -139,7 +141,8 @@ fn corrupted_packets_are_dropped() {
 
 #[test]
 fn everything_at_once() {
-    // A quarter of the single faults' probabilities each, lest seven retries in a row go wrong.
+    // A quarter of the single faults' probabilities each, so that seven retries in a row do not
+    // fail.
     let sum = seeds(&Faults {
         drop: 0.25,
         duplicate: 0.25,

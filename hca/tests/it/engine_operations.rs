@@ -173,7 +173,7 @@ fn atomics_act_on_the_peer_and_return_the_old_value() {
 fn inline_data_wraps_the_ring_end() {
     let mut pair = connected(Mtu::Bytes256);
     let target = pair.b.region(4096);
-    // 200 inline bytes take four WQEBBs: 64 WQEBBs do not divide by their sum with the one-block WQEs between.
+    // 200 inline bytes take four WQEBBs, so that some WQEs wrap around the end of the ring of 64.
     for round in 0..200_u64 {
         let data = pattern(200, round);
         let wqe = Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&data);
@@ -378,7 +378,8 @@ fn an_atomic_does_not_overtake_the_reads_before_it() {
     assert_eq!(pair.b.device.counters().atomics_postponed, 0);
 }
 
-/// What a peer saw completed it may end at once: by then more queue pairs may wait for a turn than one pass serves.
+/// Once a peer's operation is seen to complete, it may end: more queue pairs may then wait for a
+/// turn than one pass serves.
 #[test]
 fn a_connection_that_ends_acknowledges_what_it_completed() {
     const PAIRS: usize = 20;

@@ -245,7 +245,7 @@ fn right_doorbells_of_every_kind_pass() {
 fn what_another_queue_pair_pushed_is_not_held_against_one() {
     let fabric = Fabric::new();
     let (a, b) = (Node::stepped(&fabric, Faults::default()), Node::stepped(&fabric, Faults::default()));
-    // Both ring through one page; the first is in error, so the device does not execute what it posts.
+    // Both ring through one page. The first is in error, so the device does not execute its WQEs.
     let mut failed = Pair::over(a.clone(), b.clone(), &Connection::default());
     let mut good = Pair::over(a.clone(), b, &Connection::default());
     failed.qa.to_error();

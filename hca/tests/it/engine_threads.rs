@@ -90,7 +90,8 @@ fn posts_from_many_threads_are_all_noticed() {
     let (a, b) = (Node::threaded(Faults::default()), Node::threaded(Faults::default()));
     let counter = b.region(8);
     let (address, key) = (counter.address(), counter.key);
-    // All queue pairs ring through one page of registers; as a driver that shares it would, they take turns at it.
+    // All queue pairs ring through one page of registers and take turns, as with a driver that
+    // shares it.
     let register = std::sync::Mutex::new(());
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! What comes from the wire is checked, whoever sent it.
+//! Packets from the wire are checked, whatever their source.
 
 use crate::support::foreign::{Foreign, PSN, Reply};
 use crate::support::{Connection, Region, Wqe, pattern};

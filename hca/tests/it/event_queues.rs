@@ -1,4 +1,5 @@
-//! Event queues: completion events by arming, asynchronous events by mask, the interrupt, moderation, and what happens when nobody reads.
+//! Event queues: completion events by arming, asynchronous events by mask, the interrupt,
+//! moderation, and overruns.
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ fn node(fabric: &Fabric, strict: Strict) -> Node {
     Node::open(Config { mode: Mode::Stepped, wire, strict, ..Config::default() })
 }
 
-/// Two devices, and event queues for the first one's asynchronous events and for both completion queues' of the second.
+/// Two devices, with event queues for the first one's asynchronous events and for both completion
+/// queues of the second.
 ///
 /// Dropped in this order: completion queues use their event queue.
 struct Eventful {

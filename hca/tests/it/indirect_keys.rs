@@ -1,4 +1,5 @@
-//! Memory keys that lead to other keys: lists by command and by umem, rights on the way, depth, and keys without translations.
+//! Memory keys that refer to other keys: lists by command and by umem, rights, depth, and keys
+//! without translations.
 
 use crate::support::{self, Connection, Memory, Node, Pair, Rights, Wqe, command, pattern};
 use barewire_hca::{CommandSyndrome, UmemAccess};
@@ -148,7 +149,7 @@ fn every_key_on_the_way_is_checked() {
     let rkey = indirect(&pair.b, KLM, (0, 64), &list, |_| ()).unwrap();
     assert_eq!(write(&mut pair, &[1; 8], 0, rkey), Some(Syndrome::RemoteAccess));
     assert_eq!(target.memory.read(0, 8), [0; 8]);
-    // A key that is gone.
+    // A destroyed key.
     let mut pair = Pair::new(&Connection::default());
     let target = pair.b.region(64);
     let rkey = indirect(&pair.b, KLM, (0, 64), &[Klm::new(64, target.key, target.address())], |_| ());

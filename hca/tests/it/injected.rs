@@ -1,4 +1,5 @@
-//! Faults beyond lost packets: delay, a link that goes down, slow memory, an overrun, the end of the device.
+//! Faults beyond lost packets: delay, a link that goes down, slow memory, an overrun, a broken
+//! device.
 
 use crate::support::{Completion, Connection, Node, Pair, Wqe, pattern};
 use barewire_hca::{Fabric, Fault, Faults};

@@ -130,7 +130,8 @@ fn the_host_adds_to_the_same_word_and_nothing_is_lost() {
     std::thread::scope(|scope| {
         let (word, stop) = (memory.memory.word(0), &stop);
         scope.spawn(move || {
-            // The upper field is the host's, the lower one the device's: every swap is of all eight bytes.
+            // The upper field is the host's, the lower one the device's: every swap covers all
+            // eight bytes.
             while stop.load(Ordering::Relaxed) == 0 {
                 word.fetch_add(1 << 32, Ordering::Relaxed);
             }

@@ -1,4 +1,4 @@
-//! Memory that is brought in on demand, and may be gone.
+//! Memory that is paged in on demand, and may be unmapped.
 
 use std::ptr::NonNull;
 
@@ -21,12 +21,13 @@ impl Pages {
     fn new(node: &Node) -> Self {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory, which nobody else has.
+        // SAFETY: new memory without another user.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
         let start =
             NonNull::new(start.cast::<u8>()).filter(|start| start.as_ptr().cast() != libc::MAP_FAILED);
         let start = start.expect("memory");
-        // SAFETY: what is there is touched by raw copies only; nothing runs atomic operations in what is not.
+        // SAFETY: mapped memory is accessed by raw copies only; no atomic operation accesses
+        // unmapped memory.
         let umem = unsafe { node.device.register_umem_on_demand(start, 4 * PAGE, UmemAccess::LOCAL_WRITE) };
         let umem = umem.expect("a registration");
         let key = node.key_over((umem, 0), start.addr().get() as u64, 4 * PAGE, Rights::ALL);
@@ -96,7 +97,7 @@ fn what_is_gone_is_an_error() {
 fn no_queue_lies_there() {
     let node = Node::stepped(&Fabric::new(), Faults::default());
     let memory = Box::leak(Box::new([0_u8; 2 * PAGE]));
-    // SAFETY: leaked memory, which nobody else has from here on.
+    // SAFETY: leaked memory without another user from here on.
     let umem = unsafe {
         node.device.register_umem_on_demand(NonNull::from(memory).cast(), 2 * PAGE, UmemAccess::LOCAL_WRITE)
     };

@@ -109,7 +109,7 @@ fn a_counter_set_counts_what_happens_on_its_queue_pairs() {
     assert_eq!((query(true), query(false)), (Ok(3), Ok(0)));
     // A set that no queue pair names counts nothing.
     assert_eq!(count(other, false, QueryQCounterOut::OUT_OF_BUFFER), Ok(0));
-    // What fails is told by kind.
+    // Errors are counted by kind.
     pair.qb.post_receive(&[]);
     pair.qb.to_error();
     assert_eq!(count(set, false, QueryQCounterOut::RESP_CQE_FLUSH_ERROR), Ok(1));

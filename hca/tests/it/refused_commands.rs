@@ -1,4 +1,5 @@
-//! Wrong parameters: each is refused with a status and syndrome of its own, and nothing of the command stays behind.
+//! Invalid parameters: each is refused with its own status and syndrome, and the command has no
+//! effect.
 
 use crate::support::rig::{CQ_DOORBELL, CQ_RING, MEMORY, QP_DOORBELL, QP_RINGS, Refusal, Rig};
 use barewire_hca::{CommandSyndrome as Why, UmemAccess};

@@ -1,4 +1,5 @@
-//! Wrong parameters of extended reliable and dynamic connections: each is refused with a status and syndrome of its own.
+//! Invalid parameters of extended reliable and dynamic connections: each is refused with its own
+//! status and syndrome.
 
 use crate::support::rig::{Refusal, Rig};
 use barewire_hca::{CommandSyndrome as Why, ObjectCounts};
@@ -105,7 +106,8 @@ fn bad_shared_queues_of_a_domain_are_named() {
 fn queue_pairs_without_queues_need_a_domain_and_nothing_else() {
     let rig = Rig::new();
     let (cqn, xrcd) = (rig.create_cq(|_| ()).unwrap(), rig.alloc_xrcd().unwrap());
-    // As the kernel makes the receiver of a connection: no ring, no doorbell record, no UAR page, any shared queue.
+    // As the kernel creates the receiver of a connection: no ring, doorbell record or UAR page, and
+    // any shared queue.
     let receiver = |xrcd| {
         rig.create_qp(cqn, move |create: &mut ViewMut<'_, CreateQpIn>| {
             create.set(CreateQpIn::WQ_UMEM_ID, 0);

@@ -1,4 +1,5 @@
-//! Memory keys that work requests change: lists, strided blocks, memory windows, invalidation by either side.
+//! Memory keys that WQEs change: lists, strided blocks, memory windows, invalidation by either
+//! side.
 
 use crate::support::dynamic::{Target, initiator, nodes, settle, syndromes};
 use crate::support::{self, Connection, Node, Pair, Region, Rights, Wqe, command, pattern};
@@ -19,7 +20,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const RIGHTS: UmrMask =
     UmrMask::LOCAL_WRITE.union(UmrMask::REMOTE_READ).union(UmrMask::REMOTE_WRITE).union(UmrMask::ATOMIC);
 
-/// A free key of `entries` translations that work requests fill, as libmlx5's `mlx5dv_create_mkey` and the kernel's `alloc_mw` make it.
+/// Creates a free key of `entries` translations to be filled by WQEs, as libmlx5's
+/// `mlx5dv_create_mkey` and the kernel's `alloc_mw` do.
 fn free_key(node: &Node, entries: u32, change: impl FnOnce(&mut ViewMut<'_, Mkc>)) -> u32 {
     let output = command::<CreateMkeyIn>(&node.device, |create| {
         let mut context = create.nested(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
@@ -179,7 +181,7 @@ fn a_list_in_the_wqe_opens_a_free_key() {
         (one.memory.read(0, 100), two.memory.read(8, 60)),
         (data[..100].to_vec(), data[100..].to_vec())
     );
-    // It is a local key as well, and the WQE that uses it may be right behind the one that makes it.
+    // It is an lkey as well, and the WQE that uses it may directly follow the one that creates it.
     let list = [Klm::new(60, two.key, two.address() + 8), Klm::new(100, one.key, one.address())];
     pair.qb.place(&configure(key, list.as_bytes(), 160).unsignalled());
     let target = pair.a.region(160);
@@ -504,7 +506,8 @@ fn a_registration_waits_for_reads_if_it_is_told_to() {
     let key = free_key(&pair.b, 4, |_| ());
     let list = Klm::new(4096, target.key, target.address());
     assert_eq!(on_b(&mut pair, &configure(key, list.as_bytes(), 4096)), None);
-    // The read fills the key's memory; freed at once, the key would be gone when the answer comes.
+    // The read fills the key's memory; if the key were freed immediately, it would not exist when
+    // the response arrives.
     pair.qb.place(&Wqe::new(Opcode::RdmaRead).remote(source.address(), source.key).data(0, 4096, key));
     let mut context = context(key, 0, 0);
     ViewMut::<Mkc>::new(&mut context).unwrap().set(Mkc::FREE, true);

@@ -1,4 +1,5 @@
-//! Shared receive queues and receive memory pools: order, several segments, the limit, errors, the last WQE.
+//! Shared receive queues and receive memory pools: order, several segments, the limit, errors, the
+//! last WQE.
 
 use crate::support::events::{ALL, Eq};
 use crate::support::srq::{Shape, Srq};

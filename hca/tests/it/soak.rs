@@ -1,4 +1,5 @@
-//! Random operations over RC, XRC, DC, UC and UD under random faults, against a copy of the memory that does the same in order.
+//! Random operations over RC, XRC, DC, UC and UD under random faults, compared with a copy of the
+//! memory to which they are applied in order.
 //!
 //! Stepped devices and seeds: whatever fails, fails again. `BAREWIRE_HCA_SOAK_SEEDS` sets how many seeds run, and
 //! `BAREWIRE_HCA_SOAK_FIRST` the first, to run one again.
@@ -99,10 +100,12 @@ impl Reliable {
         Self { pair, way, posted, received, local, remote, own, theirs, inboxes }
     }
 
-    /// Posts a random operation and does the same to the copies. Fenced, so that what an earlier read or atomic fetches is there.
+    /// Posts a random operation and applies it to the copies. Fenced, so that results of earlier
+    /// reads and atomics have arrived.
     fn post(&mut self, random: &mut Rng) {
         let length = 1 + random.usize(..LONGEST);
-        // The lower half is for transfers, the upper one for what arrives, its last words for atomics.
+        // The lower half is for transfers, the upper one for received messages, its last words for
+        // atomics.
         let (from, to) = (random.usize(..SIZE / 2 - LONGEST), random.usize(..SIZE / 2 - LONGEST));
         let inbox = SIZE / 2 + random.usize(..SIZE / 2 - LONGEST - 64);
         let word = SIZE - 8 * (1 + random.usize(..4));

@@ -1,4 +1,5 @@
-//! Unreliable connections: what arrives is whole and in order, and nobody is told of the rest.
+//! Unreliable connections: received messages are complete and in order, and losses are not
+//! reported.
 
 use crate::support::{self, Connection, Node, Pair, Wqe, pattern};
 use barewire_hca::{Config, Fabric, Faults, Mode, WireKind};

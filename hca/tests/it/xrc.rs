@@ -275,7 +275,8 @@ fn bad_segments_are_found() {
     }
 }
 
-/// With version 0 of the CQE a completion tells the shared receive queue, in the place of the user's number.
+/// With version 0 of the CQE a completion has the number of the shared receive queue in place of
+/// the user index.
 #[test]
 fn without_a_user_index_completions_tell_the_shared_queue() {
     const NONE: u32 = 0x00ff_ffff;

@@ -30,7 +30,7 @@ fn device_threads() -> Vec<PathBuf> {
     tasks.map(|task| task.path()).filter(of_device).collect()
 }
 
-/// Waits until there are `count` device threads: a new one has its name, and an ended one is gone, only soon.
+/// Waits until there are `count` device threads: thread names and ends become visible with a delay.
 fn expect_threads(count: usize) -> Vec<PathBuf> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -113,7 +113,8 @@ fn addresses_belong_to_one_device() {
     assert_ne!(on(None).unwrap().address(), first.address());
 }
 
-/// Processor time of a thread in clock ticks of 10 ms: fields 14 and 15 of its stat line, which follow the name in brackets.
+/// Returns the processor time of a thread in clock ticks of 10 ms: fields 14 and 15 of its stat
+/// line.
 fn ticks(task: &Path) -> u64 {
     let stat = fs::read_to_string(task.join("stat")).expect("the thread lives");
     let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
@@ -182,7 +183,8 @@ fn many_callers_keep_the_count() {
                 let mut words = [0_u64; 64];
                 let start = NonNull::from(&mut words).cast();
                 for _ in 0..200 {
-                    // SAFETY: the array lives until it is deregistered, and nobody touches it meanwhile.
+                    // SAFETY: the array lives until it is deregistered, and is not accessed
+                    // meanwhile.
                     let umem = unsafe { device.register_umem(start, 512, UmemAccess::LOCAL_WRITE) }.unwrap();
                     assert!(device.objects().umems >= 2);
                     let _ = device.counters();
@@ -204,7 +206,7 @@ fn a_device_that_panicked_says_so() {
     let cqn = rig.create_cq(|_| ()).unwrap();
     let qpn = rig.create_qp(cqn, |_| ()).unwrap();
     rig.connect(qpn, (rig.device.address(), qpn)).unwrap();
-    // A doorbell that names a queue pair which is not there: with `Strict::Panic` a finding is a panic.
+    // A doorbell of a queue pair that does not exist: with `Strict::Panic` a finding is a panic.
     let page = rig.device.uar_page(rig.uar).unwrap();
     // SAFETY: inside the page, aligned.
     unsafe { page.as_ptr().add(BLUEFLAME_OFFSET).cast::<u64>().write_volatile(u64::MAX) };

@@ -198,7 +198,7 @@ fn a_doorbell_takes_as_long_among_many_as_among_few() {
         least(&mut many, &wqe)
     });
     println!("a doorbell among 100 queue pairs: {few:?}, among {QPS}: {lot:?}");
-    // A hundred times as many; a look at each would show.
+    // A hundred times as many: a check of each would show.
     assert!(lot < few * 10 + Duration::from_micros(20), "{lot:?} among {QPS}, {few:?} among 100");
 }
 

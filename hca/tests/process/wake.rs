@@ -66,7 +66,7 @@ fn an_idle_device_sleeps_and_the_next_doorbell_wakes_it() {
         times[0].0, times[20].0, times[39].0, times[20].1
     );
     if how == DoorbellWake::Store {
-        // Other programs may take the processors in between: the best tell.
+        // Other programs may run in between, so only the best times are checked.
         assert!(times[4].0 < Duration::from_micros(200), "{times:?}");
         assert!(node.device.counters().doorbell_wakes >= woken + 35, "{:?}", node.device.counters());
     }

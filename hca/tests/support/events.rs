@@ -72,7 +72,7 @@ impl Eq {
             .collect()
     }
 
-    /// Rings the doorbell that tells the consumer counter and arms.
+    /// Rings the doorbell that reports the consumer counter and arms.
     pub fn arm(&self) {
         let doorbell = EqDoorbell::new(self.number, self.consumer);
         let mut bytes = [0; 8];

@@ -76,7 +76,7 @@ impl Foreign {
         }
     }
 
-    /// Another socket, whose packets are nobody's.
+    /// Another socket, whose packets belong to no connection.
     pub fn stranger() -> (UdpSocket, Ipv4Addr) {
         bind()
     }

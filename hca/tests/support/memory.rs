@@ -39,7 +39,8 @@ impl Memory {
         let layout = Layout::from_size_align(length.max(1), PAGE).expect("a small layout");
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
-        // SAFETY: the memory stays until `drop` has deregistered it (or leaks it), and is touched by raw copies only.
+        // SAFETY: the memory stays until `drop` has deregistered it, or is leaked, and is accessed
+        // by raw copies only.
         let umem = unsafe { device.register_umem(start, length.max(1), access) }.expect("a registration");
         Self { device: device.clone(), start, layout, length, umem }
     }

@@ -1,4 +1,5 @@
-//! Capture files, read as their format is published, and the invariant CRC, computed as the annex says. Nothing here is the device's code.
+//! Reads capture files by their published format, and computes the invariant CRC by the annex,
+//! without code of the device.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -97,7 +98,7 @@ pub fn frames(pcap: &Path) -> Vec<Frame> {
     frames
 }
 
-/// Whether tshark can be run. Where it cannot, the test that asks is loud about it, and fails where `CI` is set.
+/// Returns whether tshark can be run. If not, prints a message, and fails if `CI` is set.
 pub fn has_tshark() -> bool {
     match Command::new("tshark").arg("--version").output() {
         Ok(_) => true,
@@ -109,7 +110,8 @@ pub fn has_tshark() -> bool {
     }
 }
 
-/// For each packet the fields as tshark names and shows them; those that it does not find in a packet are empty.
+/// Returns for each packet the fields as tshark names and shows them; fields that a packet lacks
+/// are empty.
 pub fn tshark(pcap: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     let mut command = Command::new("tshark");
     // It takes the payload of any send for RPC over RDMA.

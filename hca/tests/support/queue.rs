@@ -109,7 +109,8 @@ impl Cq {
         }
     }
 
-    /// The ring, its entries, and the consumer word of the doorbell record: for another reader than [`Cq::poll`].
+    /// Returns the ring, its entries, and the consumer word of the doorbell record, for another
+    /// reader than [`Cq::poll`].
     pub fn parts(&self) -> (NonNull<u8>, u32, NonNull<u32>) {
         let start = self.memory.start();
         // SAFETY: the record lies behind the ring, in the same allocation.
@@ -298,7 +299,8 @@ impl Qp {
         self.send_ring = 0;
     }
 
-    /// Moves the queue pair to RTS; `psns` are those of the first packet it sends and of the first it expects.
+    /// Moves the queue pair to RTS; `psns` are those of the first packet sent and of the first
+    /// expected.
     pub fn connect(&mut self, peer: &Node, peer_qpn: u32, connection: &Connection, psns: (u32, u32)) {
         self.connect_to(peer.device.gid(), peer_qpn, connection, psns);
     }
@@ -394,7 +396,8 @@ impl Qp {
         }
     }
 
-    /// Writes WQE bytes at the producer index and posts them in the doorbell record; gives index and bytes.
+    /// Writes WQE bytes at the producer index and posts them in the doorbell record. Returns index
+    /// and bytes.
     pub fn place_bytes(&mut self, bytes: Vec<u8>) -> (u16, Vec<u8>) {
         let index = self.producer;
         self.ring_write(index, &bytes);

@@ -26,7 +26,7 @@ use super::{Node, Rights, execute, input, run};
 
 /// Bytes of a rig's memory.
 pub const MEMORY: usize = 1 << 20;
-/// Where a rig's CQ ring, QP rings and the two doorbell records are in its memory. The rest is free.
+/// Offsets of a rig's CQ ring, QP rings and doorbell records. The rest of its memory is unused.
 pub const CQ_RING: u64 = 0x1_0000;
 pub const QP_RINGS: u64 = 0x2_0000;
 pub const CQ_DOORBELL: u64 = 0x100;

@@ -104,8 +104,8 @@ impl Adapter {
     /// Executes a command given as bytes. The caller checks the status in the output.
     pub(crate) fn raw(&self, input: &[u8], room: usize) -> Vec<u8> {
         let mut output = vec![0; room];
-        // SAFETY: as in `command`. A program that sends commands of its own answers for what they name,
-        // as it does with the kernel's DEVX.
+        // SAFETY: as in `command`. A program that sends its own commands is responsible for the
+        // objects that they name, as with the kernel's DEVX.
         unsafe { self.device.execute(input, &mut output) };
         output
     }
@@ -169,8 +169,8 @@ pub(crate) fn command<R: Request>(
 ) -> Result<Answer, Errno> {
     let (mut input, mut bytes) = (vec![0; R::BYTES], vec![0; R::Answer::BYTES]);
     fill(&mut request::<R>(&mut input).ok_or(Errno::IO)?);
-    // SAFETY: only this crate uses the device, and it registers only memory of programs, which promise by
-    // registering it that a device may access it.
+    // SAFETY: only this crate uses the device, and it registers only memory of programs, which by
+    // registering it allow a device to access it.
     unsafe { device.execute(&input, &mut bytes) };
     answer::<R>(&bytes)?;
     Ok(Answer { bytes })
@@ -228,8 +228,9 @@ impl UserMemory {
     /// Deregisters the memory. Unlike a drop, this reports whether an object still uses it.
     pub(crate) fn give_back(&self) -> Result<(), Errno> {
         if !self.given_back.load(Ordering::Acquire) {
-            // SAFETY: registered by `register` or `register_on_demand`, and not yet given back. Of two threads
-            // that come here at once, the second finds no such number: numbers come back late.
+            // SAFETY: registered by `register` or `register_on_demand`, and not yet deregistered.
+            // If two threads arrive here together, the second finds no such number, since numbers
+            // are reused late.
             unsafe { self.adapter.device.deregister_umem(self.id) }?;
             self.given_back.store(true, Ordering::Release);
         }
