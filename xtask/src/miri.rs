@@ -67,13 +67,13 @@ const DEVICE: &[&str] = &[
     "-p",
     "barewire-hca",
     "--lib",
-    "--test=engine_operations",
+    "--test=it",
     "--",
     "words::",
     // Sends and writes.
-    "a_queue_pair_talks",
-    "unsignalled_work_alone",
-    "atomics_act_on",
+    "engine_operations::a_queue_pair_talks",
+    "engine_operations::unsignalled_work_alone",
+    "engine_operations::atomics_act_on",
 ];
 
 fn nightly(arguments: &[&str]) -> Invocation {
