@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use barewire_layouts::command::capability::PortType;
 use thiserror::Error;
 
-use crate::engine::Strict;
+use crate::engine::{ReservedBits, Strict};
 use crate::key::{KEY_VARIABLE, Key, KeyError};
 use crate::wire::{Fabric, Faults, FaultsError, WIRE_VARIABLE};
 
@@ -20,6 +20,9 @@ pub const FAULTS_VARIABLE: &str = "BAREWIRE_HCA_FAULTS";
 /// Environment variable with the file that devices' packets, payload included, are written to, for
 /// [`Config::from_env`].
 pub const PCAP_VARIABLE: &str = "BAREWIRE_HCA_PCAP";
+
+/// Environment variable with what devices do about reserved bits, for [`Config::from_env`].
+pub const RESERVED_VARIABLE: &str = "BAREWIRE_HCA_RESERVED";
 
 /// Configuration of a device. The default is a thread, UDP on a free address, no faults, and
 /// findings on standard error.
@@ -53,6 +56,8 @@ pub struct Config {
     pub pcap: Option<PathBuf>,
     /// How the device handles mistakes in WQEs and doorbells.
     pub strict: Strict,
+    /// What the device does about reserved bits of WQEs.
+    pub reserved_bits: ReservedBits,
     /// Most connections of all targets of dynamic connections: 4096 by default, at most 16384.
     /// Further requests are told to retry.
     pub dynamic_connections: usize,
@@ -72,6 +77,7 @@ impl Default for Config {
             faults: Faults::default(),
             pcap: None,
             strict: Strict::default(),
+            reserved_bits: ReservedBits::default(),
             dynamic_connections: 4096,
         }
     }
@@ -113,6 +119,7 @@ impl Config {
     /// - [`PCAP_VARIABLE`][]: `/tmp/%a.pcap`
     /// - [`WIRE_VARIABLE`][]: `udp` or `roce`, see [`WireKind`]
     /// - [`KEY_VARIABLE`][]: the key of `udp`, as hexadecimal digits
+    /// - [`RESERVED_VARIABLE`][]: `ignore` or `refuse`, see [`ReservedBits`]
     ///
     /// # Errors
     /// [`ConfigError`] names the variable and the mistake.
@@ -135,8 +142,13 @@ impl Config {
             Some("roce") => WireKind::Roce,
             Some(text) => return Err(ConfigError::Wire { text: text.to_owned() }),
         };
+        let reserved_bits = match set(RESERVED_VARIABLE).as_deref() {
+            None | Some("ignore") => ReservedBits::Ignore,
+            Some("refuse") => ReservedBits::Refuse,
+            Some(text) => return Err(ConfigError::Reserved { text: text.to_owned() }),
+        };
         let faults = faults.unwrap_or_default();
-        Ok(Self { address, wire, key, faults, pcap, ..Self::default() })
+        Ok(Self { address, wire, key, faults, pcap, reserved_bits, ..Self::default() })
     }
 }
 
@@ -149,6 +161,12 @@ pub enum ConfigError {
     /// [`WIRE_VARIABLE`] is not a wire.
     #[error("{WIRE_VARIABLE}='{text}' is wrong: it is udp or roce")]
     Wire {
+        /// Its value.
+        text: String,
+    },
+    /// [`RESERVED_VARIABLE`] is not a policy.
+    #[error("{RESERVED_VARIABLE}='{text}' is wrong: it is ignore or refuse")]
+    Reserved {
         /// Its value.
         text: String,
     },

@@ -80,6 +80,7 @@ impl Device {
             faults,
             pcap,
             strict,
+            reserved_bits,
             dynamic_connections,
         } = config;
         let given = [address, second_address].into_iter().flatten();
@@ -103,7 +104,7 @@ impl Device {
         let mut numbers = Numbers::new(seed, stepped)?;
         let mut objects = Objects::new(addresses, dynamic_connections, || numbers.next());
         (objects.last_connection, objects.port_type) = (last_connection, port_type);
-        let mut state = State::new(ports, strict, stepped, objects);
+        let mut state = State::new(ports, (strict, reserved_bits), stepped, objects);
         state.set_faults(&carrier.faults);
         let (shared, thread) = match mode {
             Mode::Stepped => (Shared::new(state, None), None),

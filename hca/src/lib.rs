@@ -27,11 +27,12 @@ mod wire;
 
 pub use command::CommandSyndrome;
 pub use config::{
-    ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE, WireKind,
+    ADDRESS_VARIABLE, Config, ConfigError, FAULTS_VARIABLE, Mode, OpenError, PCAP_VARIABLE,
+    RESERVED_VARIABLE, WireKind,
 };
 pub use counters::{Counters, SyndromeCounts};
 pub use device::Device;
-pub use engine::{Finding, Report, Strict};
+pub use engine::{Finding, Report, ReservedBits, Strict};
 pub use key::{KEY_VARIABLE, Key, KeyError};
 pub use memory::{UmemAccess, UmemError};
 pub use object::{EventChannel, ObjectCounts, UarPage};

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use crate::command;
 use crate::counters::Counters;
-use crate::engine::{Context, Engine, Objects, Reports, StepClock, Strict, fatal, link_changed};
+use crate::engine::{
+    Context, Engine, Objects, Reports, ReservedBits, StepClock, Strict, fatal, link_changed,
+};
 use crate::limits;
 use crate::sentry::Sentry;
 use crate::wire::{Faults, PhysicalPort};
@@ -63,14 +65,19 @@ impl Clock {
 }
 
 impl State {
-    pub(crate) fn new(ports: Vec<PhysicalPort>, strict: Strict, stepped: bool, objects: Objects) -> Self {
+    pub(crate) fn new(
+        ports: Vec<PhysicalPort>,
+        strict: (Strict, ReservedBits),
+        stepped: bool,
+        objects: Objects,
+    ) -> Self {
         Self {
             links_up: vec![true; ports.len()],
             broken: false,
             overrun_after: 0,
             fatal_after: 0,
             objects,
-            reports: Reports::new(strict),
+            reports: Reports::new(strict.0, strict.1),
             engine: Engine::new(stepped),
             ports,
             counters: Counters::default(),

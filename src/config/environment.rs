@@ -48,6 +48,10 @@ pub const VARIABLES: &[Variable] = &[
         name: "BAREWIRE_HCA_WIRE",
         doc: "udp, or roce to reach other RoCE peers, without protection from strangers [default: udp]",
     },
+    Variable {
+        name: "BAREWIRE_HCA_RESERVED",
+        doc: "reserved bits in WQEs: ignore, or refuse to test a driver [default: ignore]",
+    },
     Variable { name: "BAREWIRE_HCA_DEVICES", doc: "devices that `barewire hca run` shows a program" },
     Variable { name: "BAREWIRE_HCA_PORTS", doc: "ports of each of them" },
     Variable { name: "BAREWIRE_HCA_LINK", doc: "their link layer: ethernet or infiniband" },

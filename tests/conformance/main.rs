@@ -47,6 +47,8 @@ fn main() -> ExitCode {
     if processes::be_a_peer() {
         return ExitCode::SUCCESS;
     }
+    // SAFETY: no other thread runs yet. This driver clears reserved bits, so a device refuses others.
+    unsafe { std::env::set_var("BAREWIRE_HCA_RESERVED", "refuse") };
     if std::env::var_os("BAREWIRE_KEY").is_none() {
         // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("BAREWIRE_KEY", "5eed".repeat(16)) };

@@ -63,7 +63,8 @@ fn on_the_machine() -> bool {
 
 /// Opens a software HCA.
 pub(crate) fn device(faults: hca::Faults) -> hca::Device {
-    hca::Device::open(hca::Config { faults, ..Default::default() }).expect("software HCA")
+    let reserved_bits = hca::ReservedBits::Refuse;
+    hca::Device::open(hca::Config { faults, reserved_bits, ..Default::default() }).expect("software HCA")
 }
 
 impl Pair {
@@ -210,7 +211,8 @@ impl Pair {
     /// Over `rc_mlx5` in the loopback of a device that does nothing until it is stepped.
     pub(crate) fn stepped(config: &InterfaceConfig) -> Self {
         let wire = hca::WireKind::Fabric(hca::Fabric::default());
-        let device = hca::Config { mode: hca::Mode::Stepped, wire, ..Default::default() };
+        let reserved_bits = hca::ReservedBits::Refuse;
+        let device = hca::Config { mode: hca::Mode::Stepped, wire, reserved_bits, ..Default::default() };
         let device = hca::Device::open(device).expect("software HCA");
         Self::over_soft("rc_mlx5, stepped", config, device.clone(), device)
     }

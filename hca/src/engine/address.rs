@@ -67,10 +67,7 @@ pub(super) fn destination(
         .is_some_and(|base| base.qpn.get() & EXTENDED_ADDRESS_VECTOR != 0);
     let (base, route, source) = if extended {
         let vector: AddressVector = segments.next(ds, ROOM)?;
-        let reserved = vector.reserved.get();
-        if reserved != 0 {
-            return Err(Finding::Reserved { what: "address vector", got: reserved.into() });
-        }
+        segments.reserved().check("address vector", vector.reserved.get())?;
         if u16::from(vector.source_index()) >= limits::GIDS {
             let (what, got) = ("address vector: source GID index", vector.source_index().into());
             return Err(Finding::Value { what, got, wanted: "below the size of the GID table" });
@@ -92,9 +89,7 @@ pub(super) fn destination(
     } else {
         ("address vector: target number", base.qpn.get() & !(MASK_24 | EXTENDED_ADDRESS_VECTOR))
     };
-    if reserved != 0 {
-        return Err(Finding::Reserved { what, got: reserved.into() });
-    }
+    segments.reserved().check(what, reserved)?;
     Ok(Destination { qpn: base.qpn.get() & MASK_24, key: base.access_key(), route, source })
 }
 

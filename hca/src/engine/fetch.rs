@@ -13,7 +13,7 @@ use barewire_layouts::wqe::{
 use super::address::{Destination, destination};
 use super::atomic::{Atomic, Operation};
 use super::gather::Gather;
-use super::report::Finding;
+use super::report::{Finding, ReservedBits};
 use super::segments::Segments;
 use super::{is_reliable, registration};
 use crate::memory::Change;
@@ -98,6 +98,7 @@ pub(super) fn send(
     (qpn, service): (u32, ServiceType),
     index: u16,
     posted: u16,
+    reserved: ReservedBits,
     wqe: &mut Wqe,
 ) -> Result<(), Finding> {
     let control = control(ring, index);
@@ -118,8 +119,8 @@ pub(super) fn send(
     let mut bytes = [0; MAX_DS as usize * DS];
     let bytes = &mut bytes[..ds as usize * DS];
     ring.read(index, 0, bytes);
-    let opcode = header(&control, service, wqe)?;
-    let mut rest = Segments::new(&bytes[DS..]);
+    let opcode = header(&control, service, reserved, wqe)?;
+    let mut rest = Segments::new(&bytes[DS..], reserved);
     transport(opcode, service, &mut rest, ds, wqe)?;
     segments(opcode, control.opcode_modifier(), ds, &mut rest, wqe)?;
     if wqe.local.length() > MAX_MESSAGE {
@@ -151,11 +152,9 @@ fn transport(
                 ("XRC segment: shared receive queue", xrc.srqn.get() & !MASK_24),
                 ("XRC segment", first | second | third),
             ] {
-                if got != 0 {
-                    return Err(Finding::Reserved { what, got: got.into() });
-                }
+                segments.reserved().check(what, got)?;
             }
-            wqe.xrc_srqn = xrc.srqn.get();
+            wqe.xrc_srqn = xrc.srqn.get() & MASK_24;
         }
         _ => {}
     }
@@ -163,7 +162,12 @@ fn transport(
 }
 
 /// Checks the control segment.
-fn header(control: &ControlSegment, service: ServiceType, wqe: &mut Wqe) -> Result<Opcode, Finding> {
+fn header(
+    control: &ControlSegment,
+    service: ServiceType,
+    reserved: ReservedBits,
+    wqe: &mut Wqe,
+) -> Result<Opcode, Finding> {
     let opcode = Opcode::from_bits(control.opcode())
         .filter(|&opcode| is_offered(opcode, service))
         .ok_or(Finding::Opcode { got: control.opcode(), service })?;
@@ -175,9 +179,7 @@ fn header(control: &ControlSegment, service: ServiceType, wqe: &mut Wqe) -> Resu
         ("control segment: signature and stream channel", control.signature_stream_flags.get() >> 8),
         ("control segment: flags", u32::from(flags & FLAGS_RESERVED)),
     ] {
-        if got != 0 {
-            return Err(Finding::Reserved { what, got: u64::from(got) });
-        }
+        reserved.check(what, got)?;
     }
     wqe.fence = match (flags & ControlFlags::FENCE_MASK) >> 5 {
         0 | 1 => Fence::None,
@@ -303,10 +305,7 @@ fn masked(opcode: Opcode, modifier: u8, ds: u32, segments: &mut Segments<'_>) ->
 
 fn remote(segments: &mut Segments<'_>, ds: u32, wqe: &mut Wqe) -> Result<(), Finding> {
     let remote: RemoteAddressSegment = segments.next(ds, "room for the remote address segment")?;
-    let reserved = remote.reserved.get();
-    if reserved != 0 {
-        return Err(Finding::Reserved { what: "remote address segment", got: u64::from(reserved) });
-    }
+    segments.reserved().check("remote address segment", remote.reserved.get())?;
     (wqe.remote, wqe.rkey) = (remote.address.get(), remote.rkey.get());
     Ok(())
 }

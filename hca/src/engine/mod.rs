@@ -38,7 +38,7 @@ pub(crate) use address::lid_address;
 pub(crate) use completer::NO_USER_INDEX;
 pub(crate) use events::{fatal, link_changed};
 pub(crate) use report::Reports;
-pub use report::{Finding, Report, Strict};
+pub use report::{Finding, Report, ReservedBits, Strict};
 pub(crate) use timer::StepClock;
 
 use port::{Port, split};

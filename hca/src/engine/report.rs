@@ -16,6 +16,27 @@ pub enum Strict {
     Panic,
 }
 
+/// What the device does about reserved bits of a WQE that are not zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReservedBits {
+    /// Ignores them, as hardware does: libmlx5 and UCX leave bytes of earlier WQEs there when a ring
+    /// wraps.
+    #[default]
+    Ignore,
+    /// Fails the WQE with [`Finding::Reserved`]. For tests of a driver that clears them.
+    Refuse,
+}
+
+impl ReservedBits {
+    /// Checks reserved bits.
+    pub(super) fn check(self, what: &'static str, got: impl Into<u64>) -> Result<(), Finding> {
+        match (self, got.into()) {
+            (Self::Ignore, _) | (_, 0) => Ok(()),
+            (Self::Refuse, got) => Err(Finding::Reserved { what, got }),
+        }
+    }
+}
+
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("QP {qpn:#x} WQE {index}: {finding}")]
@@ -164,12 +185,18 @@ pub enum Finding {
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     strict: Strict,
+    reserved: ReservedBits,
     kept: Vec<Report>,
 }
 
 impl Reports {
-    pub(crate) fn new(strict: Strict) -> Self {
-        Self { strict, kept: Vec::new() }
+    pub(crate) fn new(strict: Strict, reserved: ReservedBits) -> Self {
+        Self { strict, reserved, kept: Vec::new() }
+    }
+
+    /// What is done about reserved bits.
+    pub(super) fn reserved(&self) -> ReservedBits {
+        self.reserved
     }
 
     /// Notes one finding.
@@ -205,7 +232,7 @@ mod tests {
 
     #[test]
     fn reports_are_bounded_and_taken_once() {
-        let mut reports = Reports::new(Strict::Report);
+        let mut reports = Reports::new(Strict::Report, ReservedBits::Ignore);
         let report =
             Report { qpn: 1, index: 0, finding: Finding::Opcode { got: 0xff, service: ServiceType::Rc } };
         reports.kept = vec![report.clone(); KEPT];
@@ -218,6 +245,6 @@ mod tests {
     #[should_panic(expected = "must be 7")]
     fn strict_panic_panics() {
         let finding = Finding::Index { got: 6, wanted: 7 };
-        Reports::new(Strict::Panic).add(Report { qpn: 1, index: 7, finding });
+        Reports::new(Strict::Panic, ReservedBits::Ignore).add(Report { qpn: 1, index: 7, finding });
     }
 }

@@ -2,17 +2,23 @@
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::report::Finding;
+use super::report::{Finding, ReservedBits};
 
 /// A reader of consecutive segments.
 pub(super) struct Segments<'a> {
     rest: &'a [u8],
+    reserved: ReservedBits,
 }
 
 impl<'a> Segments<'a> {
     /// Creates a reader of the segments in `bytes`.
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { rest: bytes }
+    pub(super) fn new(bytes: &'a [u8], reserved: ReservedBits) -> Self {
+        Self { rest: bytes, reserved }
+    }
+
+    /// Returns what is done about reserved bits.
+    pub(super) fn reserved(&self) -> ReservedBits {
+        self.reserved
     }
 
     /// Returns the number of bytes left.

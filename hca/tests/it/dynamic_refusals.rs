@@ -4,7 +4,7 @@
 use crate::support::dynamic::{KEY, Target, initiator, narrow, nodes, send, settle, syndromes};
 use crate::support::events::{ALL, Eq};
 use crate::support::{Connection, Node, Wqe, command, pattern};
-use barewire_hca::{Config, Fabric, Faults, Mode, Strict, WireKind};
+use barewire_hca::{Config, Fabric, Faults, Mode, ReservedBits, Strict, WireKind};
 use barewire_layouts::command::dct::{ArmDctIn, DctState, Dctc};
 use barewire_layouts::command::qp::Mtu;
 use barewire_layouts::cqe::Syndrome;
@@ -291,6 +291,7 @@ fn bad_addresses_are_found() {
         mode: Mode::Stepped,
         wire: WireKind::Fabric(fabric),
         strict: Strict::Report,
+        reserved_bits: ReservedBits::Refuse,
         ..Config::default()
     });
     let connection = Connection::default();

@@ -3,13 +3,17 @@
 use std::time::Duration;
 
 use crate::support::{self, Connection, Node, Pair, Wqe, pattern};
-use barewire_hca::{Config, Fabric, Faults, Finding, Mode, Strict, WireKind};
+use barewire_hca::{Config, Fabric, Faults, Finding, Mode, ReservedBits, Strict, WireKind};
 use barewire_layouts::cqe::Syndrome;
 use barewire_layouts::wqe::{ControlFlags, Opcode};
 
 fn pair(mode: Mode) -> Pair {
+    pair_with(mode, ReservedBits::Refuse)
+}
+
+fn pair_with(mode: Mode, reserved_bits: ReservedBits) -> Pair {
     let wire = WireKind::Fabric(Fabric::new());
-    let config = Config { mode, wire, strict: Strict::Report, ..Config::default() };
+    let config = Config { mode, wire, strict: Strict::Report, reserved_bits, ..Config::default() };
     Pair::over(Node::open(config.clone()), Node::open(config), &Connection::default())
 }
 
@@ -82,6 +86,26 @@ fn each_field_of_the_control_segment_is_checked() {
         findings(&write(8), |wqe| wqe[11] = 0xa0),
         ["QP N WQE 1: control segment: fence mode is 0x5, must be a fence mode from 0 to 4"]
     );
+}
+
+/// As hardware does: UCX and libmlx5 leave bytes of earlier WQEs in reserved fields.
+#[test]
+fn reserved_bits_are_ignored_by_default() {
+    let mut pair = pair_with(Mode::Stepped, ReservedBits::default());
+    let target = pair.b.region(64);
+    let wqe = Wqe::new(Opcode::RdmaWrite).remote(target.address(), target.key).inline(&[0xab; 8]);
+    let mut bytes = wqe.bytes(0, pair.qa.number);
+    for (byte, bits) in
+        [(0, 1), (7, 0xc0), (8, 0xff), (9, 0xff), (10, 0xff), (11, 0x11), (28, 0xff), (31, 0xff)]
+    {
+        bytes[byte] |= bits;
+    }
+    let (_, bytes) = pair.qa.place_bytes(bytes);
+    pair.qa.ring(&bytes);
+    pair.settle();
+    assert_eq!(pair.a.device.take_reports(), []);
+    assert!(pair.qa.send_cq.drain().iter().all(support::Completion::is_ok));
+    assert_eq!(target.memory.read(0, 8), [0xab; 8]);
 }
 
 #[test]

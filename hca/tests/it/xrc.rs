@@ -3,7 +3,7 @@
 use crate::support::events::{ALL, Eq};
 use crate::support::xrc::{Domain, XrcSrq};
 use crate::support::{self, Completion, Connection, MTUS, Node, Pair, Qp, Region, Wqe, command, pattern};
-use barewire_hca::{Config, Fabric, Faults, Mode, Strict, WireKind};
+use barewire_hca::{Config, Fabric, Faults, Mode, ReservedBits, Strict, WireKind};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::qp::{QpState, Qpc, QueryQpIn, QueryQpOut, ReceiveQueueType, ServiceType};
 use barewire_layouts::command::xrc::{DeallocXrcdIn, QueryXrcSrqIn, QueryXrcSrqOut, XrcSrqc};
@@ -258,6 +258,7 @@ fn bad_segments_are_found() {
         mode: Mode::Stepped,
         wire: WireKind::Fabric(fabric),
         strict: Strict::Report,
+        reserved_bits: ReservedBits::Refuse,
         ..Config::default()
     });
     let segment = |srqn: u32, last: u32| [srqn, 0, 0, last].map(u32::to_be_bytes).concat();

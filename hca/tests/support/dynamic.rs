@@ -1,6 +1,6 @@
 //! Targets and initiators of dynamic connections of tests.
 
-use barewire_hca::{Config, Fabric, Faults, Mode, Strict, WireKind};
+use barewire_hca::{Config, Fabric, Faults, Mode, ReservedBits, Strict, WireKind};
 use barewire_layouts::command::answer;
 use barewire_layouts::command::dct::{
     CreateDctIn, CreateDctOut, DctState, Dctc, DestroyDctIn, DrainDctIn, QueryDctIn, QueryDctOut,
@@ -142,6 +142,7 @@ pub fn narrow(fabric: &Fabric, connections: usize, faults: Faults) -> Node {
         wire: WireKind::Fabric(fabric.clone()),
         faults,
         strict: Strict::Panic,
+        reserved_bits: ReservedBits::Refuse,
         dynamic_connections: connections,
         ..Config::default()
     })

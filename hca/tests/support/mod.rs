@@ -22,7 +22,9 @@ pub mod xrc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use barewire_hca::{Config, Device, Fabric, Faults, Mode, Strict, UarPage, UmemAccess, WireKind};
+use barewire_hca::{
+    Config, Device, Fabric, Faults, Mode, ReservedBits, Strict, UarPage, UmemAccess, WireKind,
+};
 use barewire_layouts::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, key};
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 use barewire_layouts::command::qp::{Mtu, ServiceType};
@@ -91,6 +93,7 @@ impl Node {
             wire: WireKind::Fabric(fabric.clone()),
             faults,
             strict: Strict::Panic,
+            reserved_bits: ReservedBits::Refuse,
             ..Config::default()
         })
     }
@@ -102,6 +105,7 @@ impl Node {
             wire: WireKind::Udp,
             faults,
             strict: Strict::Panic,
+            reserved_bits: ReservedBits::Refuse,
             ..Config::default()
         })
     }

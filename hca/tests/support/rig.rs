@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, UmemAccess, UmemError, WireKind};
+use barewire_hca::{CommandSyndrome, Config, Fabric, Mode, ReservedBits, UmemAccess, UmemError, WireKind};
 use barewire_layouts::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
 use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, Eqc};
 use barewire_layouts::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn};
@@ -97,7 +97,8 @@ impl Rig {
     /// A stepped device on a new fabric.
     pub fn new() -> Self {
         let wire = WireKind::Fabric(Fabric::new());
-        Self::open(Config { mode: Mode::Stepped, wire, ..Config::default() })
+        let reserved_bits = ReservedBits::Refuse;
+        Self::open(Config { mode: Mode::Stepped, wire, reserved_bits, ..Config::default() })
     }
 
     pub fn open(config: Config) -> Self {

@@ -33,7 +33,14 @@ fn fetch(qp: &mut Qp, port: &mut Port<'_>) {
             request.wqe.refuse(index, &fetch::control(&qp.sq, index));
             Err(Finding::Overflow { queue: "send", got: outstanding, wanted: qp.sq.entries() })
         } else {
-            fetch::send(&qp.sq, (qp.number, qp.service), index, posted, &mut request.wqe)
+            fetch::send(
+                &qp.sq,
+                (qp.number, qp.service),
+                index,
+                posted,
+                port.reports.reserved(),
+                &mut request.wqe,
+            )
         };
         port.counters.wqes += 1;
         if let Err(finding) = checked {
