@@ -1,4 +1,4 @@
-//! The way to a peer.
+//! Address vectors (routes to peers) and address handles.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use rdma_sys::{ibv_ah_attr, ibv_gid, ibv_global_route};
 use crate::sys::{Ah, Plain};
 use crate::{Error, Gid, ProtectionDomain, dv};
 
-/// The way from a port to a peer. verbs.h: `struct ibv_ah_attr`.
+/// The route from a local port to a peer. verbs.h: `struct ibv_ah_attr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The local port, from 1.
@@ -17,11 +17,11 @@ pub struct Route {
     pub lid: u16,
     /// The service level.
     pub service_level: u8,
-    /// What is added to the local port's own LID.
+    /// Path bits, which are added to the local port's base LID.
     pub source_path_bits: u8,
-    /// The most that is sent per time, as verbs code it; 0 is no limit.
+    /// The maximum static rate in the encoding of verbs (`enum ibv_rate`); 0 is no limit.
     pub static_rate: u8,
-    /// The global route, which RoCE needs.
+    /// The global route, which RoCE requires.
     pub global: Option<GlobalRoute>,
 }
 
@@ -30,35 +30,35 @@ pub struct Route {
 pub struct GlobalRoute {
     /// The peer's GID.
     pub gid: Gid,
-    /// The place of the own GID in the port's table.
+    /// Index of the local GID in the port's GID table.
     pub source_index: u8,
-    /// 20 bits that routers may choose a path by.
+    /// Flow label of 20 bits, by which routers may select a path.
     pub flow_label: u32,
-    /// How many routers it may pass.
+    /// The maximum number of routers that a packet may pass.
     pub hop_limit: u8,
     /// The traffic class, or DSCP and ECN.
     pub traffic_class: u8,
 }
 
 impl GlobalRoute {
-    /// What a packet may pass unless told otherwise.
+    /// The default hop limit.
     pub const HOP_LIMIT: u8 = 64;
 }
 
 impl Route {
-    /// By LID, within an InfiniBand subnet.
+    /// A route by LID, within an InfiniBand subnet.
     pub fn to_lid(port: u8, lid: u16) -> Self {
         Self { port, lid, service_level: 0, source_path_bits: 0, static_rate: 0, global: None }
     }
 
-    /// By GID, from the GID at `source_index` of the port's table.
+    /// A route by GID. The source is the GID at `source_index` of the port's table.
     pub fn to_gid(port: u8, gid: Gid, source_index: u8) -> Self {
         let hop_limit = GlobalRoute::HOP_LIMIT;
         let global = GlobalRoute { gid, source_index, flow_label: 0, hop_limit, traffic_class: 0 };
         Self { global: Some(global), ..Self::to_lid(port, 0) }
     }
 
-    /// With the LID of the next hop, which InfiniBand needs beside a GID.
+    /// Adds the LID of the next hop, which InfiniBand requires besides a GID.
     #[must_use]
     pub fn with_lid(self, lid: u16) -> Self {
         Self { lid, ..self }
@@ -98,18 +98,19 @@ impl fmt::Display for Route {
     }
 }
 
-/// A peer's address, resolved: on Ethernet the kernel has found its MAC address.
+/// An address handle: a resolved route. On Ethernet the kernel has determined the next hop's MAC
+/// address.
 pub struct AddressHandle(Ah);
 
 impl AddressHandle {
-    /// Resolves a route. On RoCE this may wait for neighbours to answer.
+    /// Resolves a route. On RoCE this may block until neighbour discovery has finished.
     ///
     /// # Errors
-    /// If the peer cannot be reached from the port.
+    /// If the peer is not reachable from the port.
     pub fn new(domain: &ProtectionDomain, route: &Route) -> Result<Self, Error> {
         let handle = Ah::create(domain.handle(), route.attributes());
         let failed =
-            |source| Error::new(domain.device(), format!("make an address handle to {route}"), source);
+            |source| Error::new(domain.device(), format!("create an address handle for {route}"), source);
         handle.map(Self).map_err(failed)
     }
 
@@ -117,10 +118,11 @@ impl AddressHandle {
         &self.0
     }
 
-    /// The address as work requests of an mlx5 device have it, queue pair and key zero; its `mac` is the next hop's.
+    /// The address in the format of the work requests of mlx5 devices, with queue pair number and
+    /// key 0. Its `mac` is that of the next hop.
     ///
     /// # Errors
-    /// If the device is not one of libmlx5, or that is not installed.
+    /// If the device's driver is not libmlx5, or libmlx5 is not installed.
     pub fn address_vector(&self) -> Result<AddressVector, Error> {
         dv::open(self.0.parents().context(), "an address handle", &self.0)
     }

@@ -1,4 +1,4 @@
-//! Completion channels: waiting for completions by a descriptor.
+//! Completion channels: waiting for completions on a file descriptor.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,24 +8,25 @@ use crate::completion::CompletionQueueId;
 use crate::sys::{Channel, CqEvent};
 use crate::{Context, Error};
 
-/// Where events of completion queues arrive. Its descriptor is readable when there is one, for poll and epoll.
+/// Receives events of completion queues. Its descriptor is readable when there is an event, for
+/// poll and epoll.
 pub struct CompletionChannel(Arc<Channel>);
 
 impl CompletionChannel {
-    /// A new channel.
+    /// Creates a channel.
     ///
     /// # Errors
-    /// If there are too many descriptors.
+    /// If the process has no free file descriptor.
     pub fn new(context: &Context) -> Result<Self, Error> {
         let channel = Channel::create(context.open_context())
             .map_err(|source| Error::new(context.name(), "create a completion channel", source))?;
         Ok(Self(Arc::new(channel)))
     }
 
-    /// The next event, if there is one; does not wait.
+    /// Returns the next event, or `None` if there is none. Does not block.
     ///
     /// # Errors
-    /// If the device is gone.
+    /// If the device was removed.
     pub fn next_event(&self) -> Result<Option<CompletionEvent>, Error> {
         let event = self.0.next();
         let event = event
@@ -54,13 +55,13 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// A completion queue that was armed has a completion. It is acknowledged when this is dropped: **the destruction of the queue waits for
-/// that**, so drop the event first.
+/// An event: a completion queue that was armed has a completion. Dropping the event acknowledges
+/// it. **Destroying the queue waits for the acknowledgement**, so drop the event first.
 #[must_use = "dropping it acknowledges the event"]
 pub struct CompletionEvent(CqEvent);
 
 impl CompletionEvent {
-    /// The queue: its [`crate::CompletionQueue::id`].
+    /// The identity of the queue, equal to its [`crate::CompletionQueue::id`].
     pub fn queue(&self) -> CompletionQueueId {
         CompletionQueueId(self.0.identity())
     }

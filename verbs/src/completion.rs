@@ -4,42 +4,44 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::dv::{self, CompletionQueueFacts};
+use crate::dv::{self, CompletionQueueInfo};
 use crate::sys::Cq;
 use crate::{CompletionChannel, Context, Error, WorkCompletion};
 
-/// Verbs poll the queue ([`CompletionQueue::poll`]), and nobody else does.
+/// Only verbs poll the queue ([`CompletionQueue::poll`]).
 #[derive(Debug)]
 pub struct Poller(());
 
-/// A completion queue. `A` says who has access to its entries: verbs, or a driver of the program's own
-/// ([`dv::CompletionQueue`]).
+/// A completion queue. `A` is the kind of access to its entries: by verbs, or directly by a driver
+/// in this program ([`dv::CompletionQueue`]).
 pub struct CompletionQueue<A = Poller> {
     queue: Arc<Cq>,
     access: A,
 }
 
-/// Names a completion queue to those that complete there, and keeps it alive.
+/// A handle by which queue pairs refer to a completion queue. It keeps the queue alive.
 #[derive(Clone)]
 pub struct CompletionQueueRef(Arc<Cq>);
 
-/// Names a completion queue in events. No other queue of the process has the same name while this one is there.
+/// The identity of a completion queue in events. It is unique in the process while the queue
+/// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CompletionQueueId(pub(crate) usize);
 
 impl CompletionQueue {
-    /// A queue with room for at least `entries` completions.
+    /// Creates a queue with room for at least `entries` completions.
     ///
     /// # Errors
-    /// If the device has none of this size.
+    /// If the device does not support this size.
     pub fn new(context: &Context, entries: u32) -> Result<Self, Error> {
         Self::made(context, entries, None)
     }
 
-    /// A queue with room for at least `entries` completions, whose events go to `channel`. See [`Self::arm`].
+    /// Creates a queue with room for at least `entries` completions, whose events are reported to
+    /// `channel`. See [`Self::arm`].
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Those of [`Self::new`].
     pub fn with_channel(channel: &CompletionChannel, entries: u32) -> Result<Self, Error> {
         Self::made(&channel.context(), entries, Some(channel))
     }
@@ -52,18 +54,20 @@ impl CompletionQueue {
         Ok(Self { queue: Arc::new(queue), access: Poller(()) })
     }
 
-    /// Takes completions from the queue into `completions`, as many as there are and fit, and gives those.
+    /// Polls the queue: moves up to `completions.len()` completions into `completions` and returns
+    /// the filled part.
     ///
     /// # Errors
-    /// If the queue has overrun or the device failed.
+    /// If the queue overflowed or the device failed.
     #[inline]
     pub fn poll<'a>(&self, completions: &'a mut [WorkCompletion]) -> io::Result<&'a [WorkCompletion]> {
         let count = self.queue.poll(WorkCompletion::as_verbs(completions))?;
         Ok(completions.get(..count).unwrap_or_default())
     }
 
-    /// Asks for one event at the channel when the next completion comes: any, or with `solicited_only` one that its sender marked or that
-    /// failed. A completion that came before is not told: arm, then poll until nothing is there, then wait.
+    /// Requests one event on the channel for the next completion, or with `solicited_only` for the
+    /// next one that failed or that its sender marked as solicited. Completions that are already in
+    /// the queue cause no event: arm, then poll until the queue is empty, then wait.
     ///
     /// # Errors
     /// If the device failed.
@@ -71,50 +75,52 @@ impl CompletionQueue {
         self.queue.arm(solicited_only)
     }
 
-    /// Gives the queue's entries to a driver of the program's own.
+    /// Hands the queue's entries over to a driver in this program.
     ///
     /// # Errors
-    /// If the device is not one of libmlx5, or that is not installed.
+    /// If the device's driver is not libmlx5, or libmlx5 is not installed.
     pub fn open_direct(self) -> Result<dv::CompletionQueue, Error> {
         let context = self.queue.context();
-        let facts = dv::open(context, "a completion queue", &*self.queue)?;
-        let access = CompletionQueueFacts::try_from(facts)
+        let info = dv::open(context, "a completion queue", &*self.queue)?;
+        let access = CompletionQueueInfo::try_from(info)
             .map_err(|source| Error::new(context.name(), "open a completion queue", source))?;
         Ok(CompletionQueue { queue: self.queue, access })
     }
 }
 
 impl<A> CompletionQueue<A> {
-    /// How many completions it has room for.
+    /// The number of completions that the queue has room for.
     pub fn entries(&self) -> u32 {
         self.queue.entries()
     }
 
-    /// What events name it by.
+    /// The identity of the queue in events.
     pub fn id(&self) -> CompletionQueueId {
         CompletionQueueId(self.queue.identity())
     }
 
-    /// What queue pairs name it by.
+    /// The handle by which queue pairs refer to the queue.
     pub fn reference(&self) -> CompletionQueueRef {
         CompletionQueueRef(Arc::clone(&self.queue))
     }
 }
 
-impl CompletionQueue<CompletionQueueFacts> {
-    /// A queue of an mlx5 device with entries of `entry_size` bytes (64 or 128), made for direct access: the device does not check for
-    /// overruns, so that the consumer index need not be told to it.
+impl CompletionQueue<CompletionQueueInfo> {
+    /// Creates a queue of an mlx5 device for direct access, with entries of `entry_size` bytes (64
+    /// or 128). The device does not check for overruns, so the consumer index need not be reported
+    /// to it.
     ///
     /// # Errors
-    /// As [`CompletionQueue::new`] and [`CompletionQueue::open_direct`].
+    /// Those of [`CompletionQueue::new`] and [`CompletionQueue::open_direct`].
     pub fn create(context: &Context, entries: u32, entry_size: u16) -> Result<Self, Error> {
         Self::created(context, entries, None, entry_size)
     }
 
-    /// As [`Self::create`], with events that go to `channel` when the queue was armed by its doorbell.
+    /// Like [`Self::create`]; events are reported to `channel` after the queue was armed by its
+    /// doorbell.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::create`].
     pub fn create_with_channel(
         channel: &CompletionChannel,
         entries: u32,
@@ -139,8 +145,8 @@ impl CompletionQueue<CompletionQueueFacts> {
         CompletionQueue { queue: Arc::new(queue), access: Poller(()) }.open_direct()
     }
 
-    /// Where it is.
-    pub fn facts(&self) -> &CompletionQueueFacts {
+    /// The addresses of the queue's entries and doorbells.
+    pub fn info(&self) -> &CompletionQueueInfo {
         &self.access
     }
 }

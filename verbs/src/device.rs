@@ -1,4 +1,4 @@
-//! Devices as libibverbs lists and opens them, and their ports.
+//! Devices, as libibverbs lists and opens them, and their ports.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -13,21 +13,21 @@ use crate::sys::{self, DeviceList, ListedDevice, OpenContext};
 /// A device that libibverbs has a driver for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The kernel's name, `mlx5_0`.
+    /// The kernel's name of the device, such as `mlx5_0`.
     pub name: String,
-    /// The node GUID, in host order.
+    /// The node GUID in host byte order.
     pub guid: u64,
-    /// libmlx5 drives it.
+    /// True if the device's driver is libmlx5.
     pub is_mlx5: bool,
 }
 
-/// The devices that can be opened by name. Empty where the machine has none, and where the kernel has no
-/// ib_uverbs at all; [`crate::probe`] tells which.
+/// The devices that can be opened by name. The list is empty on a machine without devices, and on a
+/// kernel without ib_uverbs; [`crate::probe`] distinguishes the two.
 ///
 /// # Errors
-/// What the library says if it cannot look, such as no memory or no permission to read sysfs.
+/// The error of libibverbs, such as out of memory, or no permission to read sysfs.
 pub fn devices() -> io::Result<Vec<Device>> {
-    // Without libmlx5 no device is one of its.
+    // If libmlx5 is not installed, no device uses it.
     let library = Library::get().ok();
     let device = |device: ListedDevice<'_>| Device {
         name: device.name(),
@@ -37,15 +37,16 @@ pub fn devices() -> io::Result<Vec<Device>> {
     listed(DeviceList::get().map(|list| list.iter().map(device).collect()))
 }
 
-/// A kernel without RDMA (ENOSYS) has no devices; that is no error.
-fn listed(answer: io::Result<Vec<Device>>) -> io::Result<Vec<Device>> {
-    match answer {
+/// ENOSYS: a kernel without RDMA has no devices. That is not an error.
+fn listed(result: io::Result<Vec<Device>>) -> io::Result<Vec<Device>> {
+    match result {
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Vec::new()),
-        answer => answer,
+        result => result,
     }
 }
 
-/// An open device. Clones are the same one; it is closed when the last of them, and of what was made from them, is dropped.
+/// An open device. Cloning returns another handle to it. The device is closed when the last handle,
+/// and the last object created from one, is dropped.
 #[derive(Clone)]
 pub struct Context(Arc<OpenContext>);
 
@@ -66,7 +67,7 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// Opens the device of this name.
+    /// Opens the device with this name.
     ///
     /// ```no_run
     /// for device in barewire_verbs::devices()? {
@@ -77,8 +78,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`OpenError::NotFound`] names the devices that there are; the other variants carry what the library
-    /// said.
+    /// [`OpenError::NotFound`] lists the existing devices; the other variants carry the error of
+    /// libibverbs.
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_with(name, |device| {
             device.open().map_err(|source| OpenError::Refused {
@@ -89,11 +90,12 @@ impl Context {
         })
     }
 
-    /// Opens the device of this name with the right to send it commands: [`Self::devx`]. Otherwise it is as [`Self::open`] leaves it.
+    /// Opens the device with this name and with the right to send it commands: see [`Self::devx`].
+    /// Otherwise equal to [`Self::open`].
     ///
     /// # Errors
-    /// As there; and [`OpenError::NoLibrary`], [`OpenError::NotMlx5`] or [`OpenError::DevxRefused`]. The device may then still be opened
-    /// without.
+    /// Those of [`Self::open`], and [`OpenError::NoLibrary`], [`OpenError::NotMlx5`] or
+    /// [`OpenError::DevxRefused`]. In the last three cases [`Self::open`] may still succeed.
     pub fn open_devx(name: &str) -> Result<Self, OpenError> {
         let library = Library::get()
             .map_err(|error| OpenError::NoLibrary { name: name.to_owned(), reason: error.to_string() })?;
@@ -126,12 +128,12 @@ impl Context {
         Ok(Self(Arc::new(open(&device)?)))
     }
 
-    /// The way to send commands, if the device was opened for it.
+    /// The handle for sending commands, if the device was opened with [`Self::open_devx`].
     pub fn devx(&self) -> Option<Devx> {
         sys::Devx::of(&self.0).map(Devx::new)
     }
 
-    /// Whether it is the kernel's own device, which sends RoCE from a network interface.
+    /// Returns true for the kernel's Soft-RoCE device, which sends RoCE over a network interface.
     pub fn is_soft_roce(&self) -> bool {
         self.open_context().is_soft_roce()
     }
@@ -140,21 +142,21 @@ impl Context {
         &self.0
     }
 
-    /// The name it was opened by.
+    /// The name with which the device was opened.
     pub fn name(&self) -> &str {
         self.0.name()
     }
 
-    /// How many ports the device has; they are numbered from 1.
+    /// The number of ports. Ports are numbered from 1.
     pub fn port_count(&self) -> u8 {
         self.0.ports()
     }
 
-    /// Asks for the attributes of a port. verbs.h: `ibv_query_port`.
+    /// Queries the attributes of a port. verbs.h: `ibv_query_port`.
     ///
     /// # Errors
-    /// [`QueryError::NoSuchPort`] for a number that the device does not have, [`QueryError::Failed`] with
-    /// what the library said.
+    /// [`QueryError::NoSuchPort`] if the device does not have the port, or [`QueryError::Failed`]
+    /// with the error of libibverbs.
     pub fn query_port(&self, number: u8) -> Result<Port, QueryError> {
         if number == 0 || number > self.port_count() {
             return Err(QueryError::NoSuchPort {
@@ -181,43 +183,43 @@ impl Context {
     }
 }
 
-/// What a port is and can do. verbs.h: `struct ibv_port_attr`.
+/// The attributes of a port. verbs.h: `struct ibv_port_attr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its number, from 1.
+    /// The port number, from 1.
     pub number: u8,
-    /// Whether it carries traffic.
+    /// The state; [`PortState::Active`] ports carry traffic.
     pub state: PortState,
-    /// What it is linked to.
+    /// The link layer.
     pub link_layer: LinkLayer,
-    /// The largest path MTU in bytes; 0 if the device gave no known value.
+    /// The maximum path MTU in bytes; 0 if the device reported an unknown value.
     pub max_mtu: u32,
-    /// The path MTU in use, in bytes; 0 if the device gave no known value.
+    /// The active path MTU in bytes; 0 if the device reported an unknown value.
     pub active_mtu: u32,
-    /// Entries of the GID table, used or not.
+    /// Size of the GID table in entries, whether used or not.
     pub gids: u32,
     /// The local identifier of an InfiniBand port; 0 on Ethernet.
     pub lid: u16,
-    /// The longest message in bytes.
+    /// The maximum length of a message in bytes.
     pub max_message: u32,
 }
 
 /// The logical state of a port. verbs.h: `enum ibv_port_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortState {
-    /// No state change was ever reported.
+    /// The driver has not reported a state.
     Nop,
-    /// No link.
+    /// There is no link.
     Down,
-    /// A link that the subnet manager has not configured.
+    /// There is a link, which the subnet manager has not configured.
     Initialize,
-    /// Configured and not yet in use.
+    /// The link is configured, but not active yet.
     Armed,
-    /// In use.
+    /// The link carries traffic.
     Active,
-    /// Was active and is in a short outage of the link.
+    /// The link was active and is temporarily interrupted.
     ActiveDefer,
-    /// A value that verbs.h does not name.
+    /// A value that verbs.h does not define.
     Unknown(u32),
 }
 
@@ -235,16 +237,16 @@ impl PortState {
     }
 }
 
-/// What a port is linked to. verbs.h: `IBV_LINK_LAYER_*`.
+/// The link layer of a port. verbs.h: `IBV_LINK_LAYER_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// The driver did not say, which means InfiniBand.
+    /// The driver did not report the link layer, which implies InfiniBand.
     Unspecified,
     /// InfiniBand.
     InfiniBand,
     /// Ethernet: RoCE or iWARP.
     Ethernet,
-    /// A value that verbs.h does not name.
+    /// A value that verbs.h does not define.
     Unknown(u8),
 }
 
@@ -259,7 +261,7 @@ impl LinkLayer {
     }
 }
 
-/// `enum ibv_mtu` in bytes: 1 is 256, 5 is 4096.
+/// Converts `enum ibv_mtu` to bytes: 1 is 256, 5 is 4096.
 fn mtu(value: u32) -> u32 {
     if (1..=5).contains(&value) { 128 << value } else { 0 }
 }
@@ -268,25 +270,26 @@ fn mtu(value: u32) -> u32 {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The library could not list the devices.
+    /// libibverbs could not list the devices.
     #[error("cannot list RDMA devices: {0}")]
     List(#[source] io::Error),
     /// No device has this name.
     #[error("no RDMA device {name}: {}", present_in_words(.present))]
     NotFound {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The names that exist.
+        /// The names of the existing devices.
         present: Vec<String>,
     },
-    /// The device is there and would not open.
+    /// The device exists but could not be opened.
     #[error("cannot open RDMA device {name}: {}", .obstacle.clone().unwrap_or_else(|| .source.to_string()))]
     Refused {
         /// Its name.
         name: String,
-        /// What stands in the way, if its files tell; the library forgets what the system said.
+        /// The reason as far as the device's files show it; libibverbs does not report the kernel's
+        /// error.
         obstacle: Option<String>,
-        /// What the library said.
+        /// The error of libibverbs.
         source: io::Error,
     },
     /// libmlx5 is not installed, or too old.
@@ -296,36 +299,36 @@ pub enum OpenError {
     NoLibrary {
         /// The device's name.
         name: String,
-        /// What the loader said.
+        /// The error of the dynamic loader.
         reason: String,
     },
-    /// The device has another driver than libmlx5.
+    /// The device's driver is not libmlx5.
     #[error("no direct access to {name}: it is not an mlx5 device")]
     NotMlx5 {
         /// Its name.
         name: String,
     },
-    /// The device would not open for DEVX.
+    /// The device could not be opened for DEVX.
     #[error("cannot open RDMA device {name} for DEVX: {source}; {}", devx_hint(.source))]
     DevxRefused {
         /// Its name.
         name: String,
-        /// What the library said.
+        /// The error of libmlx5.
         source: io::Error,
     },
 }
 
-/// What stands behind a refusal of DEVX (linux mlx5_ib `mlx5_ib_alloc_ucontext`).
+/// The likely reason why DEVX was refused (linux mlx5_ib `mlx5_ib_alloc_ucontext`).
 fn devx_hint(error: &io::Error) -> &'static str {
     const ENODEV: i32 = 19;
     const EINVAL: i32 = 22;
     match error.raw_os_error() {
         Some(EINVAL) => {
-            "the firmware gives user contexts to no program: it is too old, or UCTX_EN is off (mlxconfig -d DEVICE set UCTX_EN=1)"
+            "the firmware does not provide user contexts: it is too old, or UCTX_EN is off (mlxconfig -d DEVICE set UCTX_EN=1)"
         }
-        Some(ENODEV) => "the device is gone",
+        Some(ENODEV) => "the device was removed",
         _ if error.kind() == ErrorKind::PermissionDenied => {
-            "the kernel or the container forbids it: check the rights to /dev/infiniband/uverbs*; objects of verbs may still be opened"
+            "the kernel or the container denies it: check the permissions of /dev/infiniband/uverbs*; objects of verbs may still be opened"
         }
         _ => {
             "the kernel has no DEVX (before 4.19, or without CONFIG_INFINIBAND_USER_ACCESS); objects of verbs may still be opened"
@@ -337,22 +340,22 @@ fn present_in_words(present: &[String]) -> String {
     if present.is_empty() {
         "this machine has none".to_owned()
     } else {
-        format!("there is {}", present.join(", "))
+        format!("existing devices: {}", present.join(", "))
     }
 }
 
-/// Why a port could not be asked.
+/// Why a port could not be queried.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
-    /// The device does not have a port of this number.
+    /// The device does not have a port with this number.
     #[error("{device} has no port {port}: its ports are 1 to {count}")]
     NoSuchPort {
         /// The device.
         device: String,
-        /// The number that was asked for.
+        /// The requested port.
         port: u8,
-        /// How many ports there are.
+        /// The number of ports.
         count: u8,
     },
     /// The query failed.
@@ -362,7 +365,7 @@ pub enum QueryError {
         device: String,
         /// The port.
         port: u8,
-        /// What the library said.
+        /// The error of libibverbs.
         source: io::Error,
     },
 }
@@ -371,12 +374,12 @@ pub enum QueryError {
 mod tests {
     use super::*;
 
-    /// Runs with and without a device: here there is none, and the library answers ENOSYS or nothing.
+    /// Passes with and without a device: without one, libibverbs returns ENOSYS or an empty list.
     #[test]
     fn listing_works_on_any_machine() {
         for device in devices().unwrap() {
             assert!(!device.name.is_empty());
-            // A device may be there and not be ours to open.
+            // The test may lack permission to open the device.
             let Ok(context) = Context::open(&device.name) else { continue };
             assert_eq!(context.name(), device.name);
             for number in 1..=context.port_count() {
@@ -398,11 +401,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_device_is_named_with_those_there_are() {
+    fn an_unknown_device_is_reported_with_the_existing_ones() {
         let error = Context::open("no-such-device").unwrap_err();
         assert!(matches!(error, OpenError::NotFound { .. }), "{error:?}");
         assert!(error.to_string().starts_with("no RDMA device no-such-device: "), "{error}");
-        assert_eq!(present_in_words(&["mlx5_0".to_owned(), "rxe0".to_owned()]), "there is mlx5_0, rxe0");
+        assert_eq!(
+            present_in_words(&["mlx5_0".to_owned(), "rxe0".to_owned()]),
+            "existing devices: mlx5_0, rxe0"
+        );
         assert_eq!(present_in_words(&[]), "this machine has none");
     }
 

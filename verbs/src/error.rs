@@ -1,10 +1,10 @@
-//! What failed, on which device, and what to do about it.
+//! Errors of verbs calls, with the device and a remedy.
 
 use std::io;
 
 use thiserror::Error;
 
-/// A call into the verbs libraries that failed.
+/// A call of libibverbs or libmlx5 that failed.
 #[derive(Debug, Error)]
 #[error("{device}: cannot {action}: {source}{}", .hint.as_deref().map_or(String::new(), |hint| format!("; {hint}")))]
 pub struct Error {
@@ -15,12 +15,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// `action` follows 'cannot'.
+    /// `action` completes the sentence "cannot ...".
     pub(crate) fn new(device: &str, action: impl Into<String>, source: io::Error) -> Self {
         Self { device: device.to_owned(), action: action.into(), source, hint: None }
     }
 
-    /// With what to do about it.
+    /// Adds a hint on the cause or a remedy.
     pub(crate) fn with_hint(self, hint: impl Into<Option<String>>) -> Self {
         Self { hint: hint.into(), ..self }
     }
@@ -30,12 +30,12 @@ impl Error {
         &self.device
     }
 
-    /// What the system said.
+    /// The error of the call.
     pub fn source_error(&self) -> &io::Error {
         &self.source
     }
 
-    /// The system's number of what it said, if there is one.
+    /// The errno value, if there is one.
     pub fn raw_os_error(&self) -> Option<i32> {
         self.source.raw_os_error()
     }

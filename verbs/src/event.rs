@@ -1,5 +1,5 @@
-//! Asynchronous events: what happens to a device and its objects unasked.
-#![allow(unsafe_code, reason = "which member of the event counts follows from its kind")]
+//! Asynchronous events of a device and its objects.
+#![allow(unsafe_code, reason = "the valid member of the event's union follows from its kind")]
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -9,76 +9,78 @@ use crate::shared_receive::SharedReceiveQueueId;
 use crate::sys::AsyncEvent;
 use crate::{Context, Error};
 
-/// What happened, and to what. verbs.h: `enum ibv_event_type`.
+/// The kind of an event, and the object concerned. verbs.h: `enum ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// The completion queue has overrun, or failed.
+    /// The completion queue overflowed or failed.
     CompletionQueueError(CompletionQueueId),
-    /// A queue pair went into error. The number is its own.
+    /// A queue pair entered the error state. The value is its number.
     QueuePairFatal(u32),
-    /// The peer's request to a queue pair was not valid.
+    /// The peer sent an invalid request to a queue pair.
     QueuePairRequest(u32),
-    /// The peer's request to a queue pair was one that it has no right to.
+    /// The peer sent a request that a queue pair does not permit.
     QueuePairAccess(u32),
-    /// A queue pair that is ready to receive has received.
+    /// A queue pair in state RTR has received its first packet.
     Established(u32),
     /// The send queue is drained.
     SendDrained(u32),
-    /// The path has moved to the alternate one.
+    /// The connection has migrated to the alternate path.
     PathMigrated(u32),
-    /// The path could not move.
+    /// The connection could not migrate to the alternate path.
     PathMigrationFailed(u32),
-    /// A queue pair in error has given back its last request of a shared receive queue.
+    /// A queue pair in the error state has consumed its last request of a shared receive queue.
     LastRequestReached(u32),
     /// The shared receive queue failed.
     SharedReceiveError(SharedReceiveQueueId),
-    /// The shared receive queue has fewer requests than its limit, which is now none.
+    /// The number of requests in the shared receive queue fell below its limit. The limit is
+    /// disabled now.
     SharedReceiveLimit(SharedReceiveQueueId),
-    /// The port carries traffic.
+    /// The port became active.
     PortActive(u8),
     /// The port went down.
     PortError(u8),
-    /// The port has another LID.
+    /// The port's LID changed.
     LidChanged(u8),
     /// The port's partition table changed.
     PartitionsChanged(u8),
     /// The subnet manager changed.
     SubnetManagerChanged(u8),
-    /// The subnet manager asks for registering anew.
+    /// The subnet manager requests clients to register again.
     ReregisterAsked(u8),
     /// The port's GID table changed.
     GidsChanged(u8),
-    /// The device is out of order: close it.
+    /// The device failed and must be closed.
     DeviceFatal,
-    /// A number that is not named here.
+    /// A kind that this crate does not name.
     Other(u32),
 }
 
-/// An asynchronous event. It is acknowledged when this is dropped: **the destruction of what it is about waits for that**, so
-/// drop the event first.
+/// An asynchronous event. Dropping it acknowledges it. **Destroying the object concerned waits for
+/// the acknowledgement**, so drop the event first.
 #[must_use = "dropping it acknowledges the event"]
 pub struct Event {
     kind: EventKind,
-    #[expect(dead_code, reason = "acknowledges")]
+    #[expect(dead_code, reason = "acknowledges the event when dropped")]
     event: AsyncEvent,
 }
 
 impl Context {
-    /// A descriptor that is readable when there are asynchronous events, for poll and epoll.
+    /// The file descriptor that is readable when there are asynchronous events, for poll and epoll.
     ///
     /// # Errors
-    /// If it cannot be made one that does not wait.
+    /// If the descriptor cannot be made non-blocking.
     pub fn event_descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
         self.open_context()
             .async_descriptor()
             .map_err(|source| Error::new(self.name(), "prepare for asynchronous events", source))
     }
 
-    /// The next asynchronous event, if there is one; does not wait. Whatever clone of the context asks first gets it.
+    /// Returns the next asynchronous event, or `None` if there is none. Does not block. Each event
+    /// is returned once, by whichever clone of the context is called first.
     ///
     /// # Errors
-    /// If the device is gone.
+    /// If the device was removed.
     pub fn next_event(&self) -> Result<Option<Event>, Error> {
         self.event_descriptor()?;
         let event = self.open_context().next_event();
@@ -91,7 +93,7 @@ fn decode(event: &AsyncEvent) -> EventKind {
     let port = || u8::try_from(event.port()).unwrap_or(u8::MAX);
     let completion_queue = || CompletionQueueId(event.identity());
     let shared_receive = || SharedReceiveQueueId(event.identity());
-    // SAFETY: asked for below by the kinds that are about queue pairs only.
+    // SAFETY: this closure is called below only for the kinds of event that concern a queue pair.
     let queue_pair = || unsafe { event.queue_pair() };
     match event.kind() {
         0 => EventKind::CompletionQueueError(completion_queue()),
@@ -118,7 +120,7 @@ fn decode(event: &AsyncEvent) -> EventKind {
 }
 
 impl Event {
-    /// What happened, and to what.
+    /// The kind of the event, and the object concerned.
     pub fn kind(&self) -> EventKind {
         self.kind
     }

@@ -1,4 +1,4 @@
-//! Processes that fork.
+//! Registered memory in processes that fork.
 
 use std::fmt;
 use std::io;
@@ -6,15 +6,17 @@ use std::io;
 use crate::Error;
 use crate::sys;
 
-/// What happens to registered memory when the process forks.
+/// How registered memory is protected when the process forks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForkSafety {
-    /// The kernel copies registered pages for the child (5.12 and later). Nothing needs to be done.
+    /// The kernel copies registered pages for the child (Linux 5.12 and later). No action is
+    /// needed.
     ByKernel,
-    /// libibverbs keeps registered pages from the child: whoever touches them there dies.
+    /// libibverbs excludes registered pages from the child; an access there raises SIGSEGV.
     ByLibrary,
-    /// None. Parent and child share registered pages until one writes: the one that wrote then has another page than the device, and
-    /// data is lost without a word. [`prepare_to_fork`] helps, if it comes before the first registration.
+    /// Not protected. Parent and child share registered pages until one of them writes; if the
+    /// parent writes, it gets a new page while the device keeps using the old one, and data is lost
+    /// silently. [`prepare_to_fork`] prevents this if it is called before the first registration.
     None,
 }
 
@@ -28,7 +30,7 @@ impl fmt::Display for ForkSafety {
     }
 }
 
-/// What happens to registered memory when the process forks, as it is now.
+/// Returns how registered memory is protected at present.
 pub fn fork_safety() -> ForkSafety {
     match sys::fork_status() {
         rdma_sys::IBV_FORK_UNNEEDED => ForkSafety::ByKernel,
@@ -37,21 +39,22 @@ pub fn fork_safety() -> ForkSafety {
     }
 }
 
-/// Makes registered memory safe in a process that will fork. Every page of it is then taken from children, unless the kernel copies. A child
-/// still cannot use its parent's devices: it opens them anew.
+/// Makes it safe to fork with registered memory. Unless the kernel copies registered pages, they
+/// are excluded from child processes. A child still cannot use its parent's devices; it must open
+/// them itself.
 ///
 /// # Errors
-/// If memory was registered before.
+/// If memory was registered already.
 pub fn prepare_to_fork() -> Result<ForkSafety, Error> {
     let prepared = sys::fork_init();
-    // It refuses when memory is registered, needed or not.
+    // libibverbs returns an error if memory is registered, even if the kernel needs no preparation.
     if fork_safety() == ForkSafety::ByKernel {
         return Ok(ForkSafety::ByKernel);
     }
     prepared.map_err(|source| {
         let hint = match source.kind() {
             io::ErrorKind::InvalidInput => "call this before the first memory is registered",
-            _ => "the kernel must know MADV_DONTFORK (2.6.12 and later)",
+            _ => "the kernel must support MADV_DONTFORK (2.6.12 and later)",
         };
         Error::new("libibverbs", "prepare to fork", source).with_hint(hint.to_owned())
     })?;

@@ -1,4 +1,4 @@
-//! Global identifiers (GIDs): the addresses of a port, and which of them to use.
+//! Global identifiers (GIDs): the addresses of a port, and the choice of one of them.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -6,17 +6,17 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::device::LinkLayer;
 use crate::{AddressHandle, Context, Error, Port, ProtectionDomain, Route, sys};
 
-/// A 128-bit address in the form of IPv6. On RoCE it is an IP address, IPv4 in the mapped form.
+/// A 128-bit address in the format of IPv6. On RoCE it is an IP address; IPv4 addresses are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IPv4 address, if it is one.
+    /// The IPv4 address, if the GID is a mapped one.
     pub fn ipv4(self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
 
-    /// Good on its own link only (`fe80::/10`).
+    /// Returns true for a link-local address (`fe80::/10`).
     pub fn is_link_local(self) -> bool {
         Ipv6Addr::from(self.0).is_unicast_link_local()
     }
@@ -40,16 +40,16 @@ impl From<Ipv6Addr> for Gid {
     }
 }
 
-/// What packets with the GID look like. verbs.h: `enum ibv_gid_type`.
+/// The packet format of a GID. verbs.h: `enum ibv_gid_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand with a global routing header.
     InfiniBand,
-    /// RoCE version 1: directly on Ethernet.
+    /// RoCE version 1: its own Ethertype.
     RoceV1,
     /// RoCE version 2: UDP over IP.
     RoceV2,
-    /// A value that verbs.h does not name.
+    /// A value that verbs.h does not define.
     Unknown(u32),
 }
 
@@ -67,15 +67,15 @@ impl fmt::Display for GidKind {
 /// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// The address.
+    /// The GID.
     pub gid: Gid,
-    /// Its place in the table, which queue pairs name it by.
+    /// Its index in the port's table, by which queue pairs name it.
     pub index: u32,
     /// The port.
     pub port: u8,
-    /// What packets with it look like.
+    /// The packet format.
     pub kind: GidKind,
-    /// The index of the network interface that has the address; 0 if there is none.
+    /// Index of the network interface with this address; 0 if there is none.
     pub interface: u32,
 }
 
@@ -85,20 +85,20 @@ impl fmt::Display for GidEntry {
     }
 }
 
-/// A GID to use, and why this one.
+/// A GID that was chosen, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidChoice {
     /// The entry.
     pub entry: GidEntry,
-    /// In words for a person.
+    /// The reason, as text for a user.
     pub reason: String,
 }
 
 impl Context {
-    /// The entries in use of all ports' GID tables. verbs.h: `ibv_query_gid_table`.
+    /// Returns the used entries of the GID tables of all ports. verbs.h: `ibv_query_gid_table`.
     ///
     /// # Errors
-    /// What the library says.
+    /// The error of libibverbs.
     pub fn gids(&self) -> Result<Vec<GidEntry>, Error> {
         let failed = |source| Error::new(self.name(), "read the GID table", source);
         let most = (1..=self.port_count()).try_fold(0, |sum, port| {
@@ -121,18 +121,19 @@ impl Context {
         Ok(entries.iter().map(entry).collect())
     }
 
-    /// The GID of `port` to use when nobody asks for a certain one: on Ethernet RoCEv2 before RoCEv1, and IPv4 before IPv6 before
-    /// link-local addresses, because those are what a network routes; else the first. One counts only if the kernel makes an address handle
-    /// with it: the table also lists addresses of interfaces that are down or in another namespace.
+    /// Chooses the default GID of `port`. On Ethernet it prefers RoCEv2 to RoCEv1, and IPv4 to IPv6
+    /// to link-local addresses, because these can be routed; otherwise it takes the first one. Only
+    /// GIDs for which the kernel can create an address handle are considered: the table also lists
+    /// addresses of interfaces that are down or in another namespace.
     ///
     /// # Errors
-    /// If no entry is good, with what was wrong with each.
+    /// If no entry is usable, with the reason for each.
     pub fn choose_gid(&self, domain: &ProtectionDomain, port: &Port) -> Result<GidChoice, Error> {
         let mut entries = self.gids()?;
         entries.retain(|entry| entry.port == port.number);
         let handle = |entry: &GidEntry| {
-            // Handles name a place in the table by 8 bits.
-            let index = u8::try_from(entry.index).map_err(|_| "its index has more than 8 bits".to_owned())?;
+            // Address handles hold the table index in 8 bits.
+            let index = u8::try_from(entry.index).map_err(|_| "its index exceeds 8 bits".to_owned())?;
             let route = Route::to_gid(port.number, entry.gid, index).with_lid(port.lid);
             AddressHandle::new(domain, &route).map(drop).map_err(|error| error.source_error().to_string())
         };
@@ -144,7 +145,7 @@ impl Context {
     }
 }
 
-/// The best entry that `works`, or why none does.
+/// Returns the best entry for which `works` succeeds, or the reasons why there is none.
 fn choose(
     mut entries: Vec<GidEntry>,
     ethernet: bool,
@@ -153,10 +154,12 @@ fn choose(
     let rank = |entry: &GidEntry| match (ethernet, entry.kind) {
         (true, GidKind::RoceV2) if entry.gid.ipv4().is_some() => (0, "the first RoCEv2 with an IPv4 address"),
         (true, GidKind::RoceV2) if !entry.gid.is_link_local() => {
-            (1, "RoCEv2 with an IPv6 address, as there is none with IPv4")
+            (1, "RoCEv2 with an IPv6 address, because there is none with an IPv4 address")
         }
-        (true, GidKind::RoceV2) => (2, "RoCEv2 with a link-local address, as there is no other RoCEv2"),
-        (true, _) => (3, "there is no RoCEv2"),
+        (true, GidKind::RoceV2) => {
+            (2, "RoCEv2 with a link-local address, because there is no other RoCEv2 entry")
+        }
+        (true, _) => (3, "the first entry, because there is no RoCEv2"),
         (false, _) => (0, "the first"),
     };
     entries.sort_by_key(|entry| (rank(entry).0, entry.index));
@@ -173,7 +176,7 @@ fn choose(
             Err(error) => refused.push(format!("{entry}: {error}")),
         }
     }
-    Err(if refused.is_empty() { "its GID table is empty".to_owned() } else { refused.join("; ") })
+    Err(if refused.is_empty() { "the GID table of the port is empty".to_owned() } else { refused.join("; ") })
 }
 
 #[cfg(test)]
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_handle_is_passed_over() {
+    fn gids_without_an_address_handle_are_skipped() {
         let mut order = Vec::new();
         let choice = choose(table(), true, |entry| {
             order.push(entry.index);
@@ -212,7 +215,10 @@ mod tests {
         });
         assert_eq!(order, [3, 5, 4]);
         let reason = choice.unwrap().reason;
-        assert!(reason.contains("as there is none with IPv4; not usable: GID 3 (RoCEv2"), "{reason}");
+        assert!(
+            reason.contains("because there is none with an IPv4 address; not usable: GID 3 (RoCEv2"),
+            "{reason}"
+        );
         let mut order = Vec::new();
         let error = choose(table(), true, |entry| {
             order.push(entry.index);
@@ -220,7 +226,7 @@ mod tests {
         });
         assert_eq!(order, [3, 5, 4, 1, 0, 2]);
         assert_eq!(error.unwrap_err().matches("No such device").count(), 6);
-        assert_eq!(choose(Vec::new(), true, |_| Ok(())).unwrap_err(), "its GID table is empty");
+        assert_eq!(choose(Vec::new(), true, |_| Ok(())).unwrap_err(), "the GID table of the port is empty");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What to look at when the system refuses, from the error and what this process is.
+//! Hints on the cause of a refused registration, derived from the error and the state of the
+//! process.
 
 use std::io;
 use std::ptr::NonNull;
@@ -19,7 +20,7 @@ const EPROTONOSUPPORT: i32 = 93;
 const EOPNOTSUPP: i32 = 95;
 const PAGE: u64 = 4096;
 
-/// After a refused registration.
+/// The hint for a refused registration of memory.
 pub(crate) fn registration(
     error: &io::Error,
     start: NonNull<u8>,
@@ -36,56 +37,57 @@ pub(crate) fn registration(
         }
     }
     Some(match errno {
-        ENOMEM | EAGAIN => short(Roots::default().lockable(), fork_safety()),
-        EFAULT => "part of it is not mapped, or not for writing while the device is to write".to_owned(),
-        EACCES => "the device is to write to memory that this process may only read".to_owned(),
+        ENOMEM | EAGAIN => out_of_memory(Roots::default().lockable(), fork_safety()),
+        EFAULT => "part of the memory is not mapped, or it is read-only and the access flags include writes".to_owned(),
+        EACCES => "the access flags include writes, but this process may only read the memory".to_owned(),
         EINVAL if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) => {
             "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE".to_owned()
         }
         EINVAL if access.contains(Access::HUGE_PAGES) => {
-            "HUGE_PAGES needs every page of it to be a huge one (MAP_HUGETLB, and pages in /proc/sys/vm/nr_hugepages)".to_owned()
+            "HUGE_PAGES requires that every page is a huge page (MAP_HUGETLB, and pages in /proc/sys/vm/nr_hugepages)".to_owned()
         }
         EINVAL if !(start.addr().get() as u64 ^ address).is_multiple_of(PAGE) => {
-            format!("address {address:#x} must lie as far into a page as the memory does ({start:p})")
+            format!("address {address:#x} must have the same offset within a page as the memory ({start:p})")
         }
-        EINVAL => "with fork support and huge pages, set RDMAV_HUGEPAGES_SAFE=1 before the start".to_owned(),
-        EOPNOTSUPP => "the device does not have all of these rights".to_owned(),
-        EIO => gone(),
+        EINVAL => "if fork support and huge pages are used, set RDMAV_HUGEPAGES_SAFE=1 before the program starts".to_owned(),
+        EOPNOTSUPP => "the device does not support all of these access flags".to_owned(),
+        EIO => unusable(),
         _ => return None,
     })
 }
 
-/// After a refused registration of a dma-buf.
+/// The hint for a refused registration of a dma-buf.
 pub(crate) fn dmabuf(error: &io::Error) -> Option<String> {
     Some(match error.raw_os_error()? {
         EOPNOTSUPP | EPROTONOSUPPORT => {
-            "the device or the kernel (before 5.12) does not take dma-bufs".to_owned()
+            "the device or the kernel (before 5.12) does not support dma-bufs".to_owned()
         }
-        EBADF | EINVAL => "the descriptor must be a dma-buf, and the range inside of it".to_owned(),
-        EIO => gone(),
+        EBADF | EINVAL => "the descriptor must be a dma-buf, and the range must be inside it".to_owned(),
+        EIO => unusable(),
         _ => return None,
     })
 }
 
-fn short(lockable: Option<u64>, fork: ForkSafety) -> String {
+fn out_of_memory(lockable: Option<u64>, fork: ForkSafety) -> String {
     match (lockable, fork) {
         (Some(bytes), _) => format!(
             "this process may lock {} KiB of memory in all: raise RLIMIT_MEMLOCK (ulimit -l unlimited, memlock in \
              /etc/security/limits.conf, LimitMEMLOCK= of a service), or give it CAP_IPC_LOCK",
             bytes / 1024
         ),
-        // Telling the kernel what a forked child is not to have fails so.
+        // madvise(MADV_DONTFORK), which libibverbs calls, fails with ENOMEM if a part is not
+        // mapped.
         (None, ForkSafety::ByLibrary) => {
-            "part of it is not mapped, or the kernel is short of memory".to_owned()
+            "part of the memory is not mapped, or the kernel is out of memory".to_owned()
         }
         (None, _) => {
-            "memory is short: the kernel's, the device's, or this process's control group's".to_owned()
+            "out of memory: the kernel's, the device's, or that of this process's control group".to_owned()
         }
     }
 }
 
-fn gone() -> String {
-    "the device was reset or removed, or this process is a fork of the one that opened it: open it again"
+fn unusable() -> String {
+    "the device was reset or removed, or a parent of this process opened it: open the device in this process"
         .to_owned()
 }
 
@@ -95,9 +97,9 @@ mod tests {
 
     #[test]
     fn the_limit_of_locked_memory_is_named() {
-        let hint = short(Some(65536), ForkSafety::ByKernel);
+        let hint = out_of_memory(Some(65536), ForkSafety::ByKernel);
         assert!(hint.starts_with("this process may lock 64 KiB") && hint.contains("ulimit -l"), "{hint}");
-        assert!(short(None, ForkSafety::ByKernel).starts_with("memory is short"));
+        assert!(out_of_memory(None, ForkSafety::ByKernel).starts_with("out of memory"));
     }
 
     #[test]

@@ -1,14 +1,18 @@
-//! RDMA devices of this machine, as the kernel and libibverbs show them.
+//! RDMA devices of this machine: what the kernel shows of them, and safe bindings to libibverbs.
 //!
-//! [`probe`] needs no library: it reads sysfs and says for each device whether this build can use it, and
-//! if not, why. With the feature `rdma-sys` the crate links libibverbs: `devices` and `Context` list and open devices, and objects are made
-//! from there: `ProtectionDomain`, `MemoryRegion`, `CompletionQueue`, `QueuePair`, `SharedReceiveQueue`, `AddressHandle`; requests are posted and completions polled by verbs. `dv` is for a driver of mlx5 devices
-//! of its own: commands to the device, and the rings of verbs objects; it loads libmlx5 when it is first used.
+//! [`probe`] needs no library: it reads sysfs and reports for each device whether this build can
+//! use it, and the reason if not. With the feature `rdma-sys` the crate links libibverbs. `devices`
+//! and `Context` list and open devices, from which objects are created: `ProtectionDomain`,
+//! `MemoryRegion`, `CompletionQueue`, `QueuePair`, `SharedReceiveQueue`, `AddressHandle`. Requests
+//! are posted and completions polled by verbs. The module `dv` is for programs with their own
+//! driver of mlx5 devices: it sends commands to the device and gives access to the rings of verbs
+//! objects. It loads libmlx5 on first use.
 //!
-//! Every object keeps alive what it was made from, may go to any thread, and may be dropped in any order.
+//! Every object keeps the objects alive from which it was created, may be sent to any thread, and
+//! may be dropped in any order.
 #![deny(unsafe_code)]
 
-/// The README's example is a test.
+/// Runs the example of the README as a test.
 #[cfg(all(doctest, feature = "rdma-sys"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,56 +1,58 @@
-//! What a device can do.
+//! Limits and capabilities of a device.
 
 use rdma_sys::ibv_atomic_cap;
 
 use crate::{Context, Error};
 
-/// What a device can do. verbs.h: `struct ibv_device_attr`, `struct ibv_odp_caps`.
+/// Limits and capabilities of a device. verbs.h: `struct ibv_device_attr`, `struct ibv_odp_caps`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests outstanding on a queue.
+    /// The maximum number of outstanding requests of a queue.
     pub requests: u32,
-    /// Scatter/gather elements of a request.
+    /// The maximum number of scatter/gather elements of a request.
     pub elements: u32,
-    /// Elements of an RDMA read.
+    /// The maximum number of scatter elements of an RDMA read.
     pub read_elements: u32,
-    /// Completions that a queue has room for.
+    /// The maximum number of entries of a completion queue.
     pub completions: u32,
-    /// Requests outstanding on a shared receive queue; 0 if there are none.
+    /// The maximum number of outstanding requests of a shared receive queue; 0 if the device does
+    /// not support them.
     pub shared_receives: u32,
-    /// Reads and atomics of peers that a queue pair works on at a time.
+    /// The maximum number of reads and atomics that a queue pair executes at a time for its peer.
     pub responder_resources: u8,
-    /// Reads and atomics that a queue pair has outstanding.
+    /// The maximum number of outstanding reads and atomics of a queue pair.
     pub initiator_depth: u8,
-    /// What atomics are atomic with.
+    /// The scope of atomics.
     pub atomics: AtomicScope,
-    /// Bytes of a memory region.
+    /// The maximum size of a memory region in bytes.
     pub region: u64,
-    /// What reliable connections may do with memory that is paged on demand, as `IBV_ODP_SUPPORT_*`; 0 is nothing.
+    /// The operations of reliable connections on memory that is paged on demand, as
+    /// `IBV_ODP_SUPPORT_*` bits; 0 is none.
     pub on_demand: u32,
     /// Bytes of memory on the device.
     pub device_memory: u64,
 }
 
-/// What atomics are atomic with. verbs.h: `enum ibv_atomic_cap`.
+/// The operations with respect to which atomics are atomic. verbs.h: `enum ibv_atomic_cap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicScope {
-    /// There are none.
+    /// Atomics are not supported.
     None,
-    /// Those of the same device.
+    /// Atomic with respect to other atomics of the same device.
     Device,
-    /// Processors and other devices too.
+    /// Atomic also with respect to processors and other devices.
     Global,
 }
 
 impl Context {
-    /// What the device can do.
+    /// Queries the limits and capabilities of the device.
     ///
     /// # Errors
-    /// What the library says.
+    /// The error of libibverbs.
     pub fn limits(&self) -> Result<Limits, Error> {
         let attributes = self.open_context().extended_attributes();
         let attributes =
-            attributes.map_err(|source| Error::new(self.name(), "query what it can do", source))?;
+            attributes.map_err(|source| Error::new(self.name(), "query the limits of the device", source))?;
         let plain = attributes.orig_attr;
         let count = |count| u32::try_from(count).unwrap_or(0);
         let depth = |count| u8::try_from(count).unwrap_or(if count < 0 { 0 } else { u8::MAX });

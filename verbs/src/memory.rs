@@ -1,5 +1,5 @@
 //! Protection domains and registered memory.
-#![allow(unsafe_code, reason = "registering memory is a promise that the compiler cannot check")]
+#![allow(unsafe_code, reason = "registration has a contract that the compiler cannot check")]
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -13,7 +13,8 @@ use crate::sys::{Mr, Pd};
 use crate::{Context, Error};
 
 bitflags! {
-    /// What the device, and peers through it, may do with memory. Local reads are always allowed. verbs.h: `enum ibv_access_flags`.
+    /// The access that the device, and peers through it, have to memory. Local reads are always
+    /// allowed. verbs.h: `enum ibv_access_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// The device may write.
@@ -26,31 +27,34 @@ bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to it.
         const WINDOW_BIND = 1 << 4;
-        /// Pages are not locked: the device asks for them as it goes.
+        /// On-demand paging: pages are not locked; the device requests them when it accesses them.
         const ON_DEMAND = 1 << 6;
-        /// All of it lies in huge pages.
+        /// The memory lies entirely in huge pages.
         const HUGE_PAGES = 1 << 7;
-        /// Writes of the device may pass one another on their way to memory. Ignored where the kernel does not know it.
+        /// Relaxed ordering: writes of the device may overtake one another. Ignored by kernels that
+        /// do not support it.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
 
 impl Access {
-    /// For libibverbs. Unknown bits are dropped: some change which addresses a key covers.
+    /// The flags for libibverbs. Unknown bits are cleared: some would change the range of addresses
+    /// that a key covers.
     pub(crate) fn to_verbs(self) -> u32 {
         self.intersection(Self::all()).bits()
     }
 }
 
-/// A protection domain: only what is in the same one works together. Clones are the same domain.
+/// A protection domain. Objects can be used together only if they belong to the same domain.
+/// Cloning returns another handle to the domain.
 #[derive(Clone)]
 pub struct ProtectionDomain(Arc<Pd>);
 
 impl ProtectionDomain {
-    /// A new domain of a device.
+    /// Creates a domain of a device.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of libibverbs.
     pub fn new(context: &Context) -> Result<Self, Error> {
         let domain = Pd::allocate(context.open_context())
             .map_err(|source| Error::new(context.name(), "allocate a protection domain", source))?;
@@ -72,7 +76,7 @@ impl fmt::Debug for ProtectionDomain {
     }
 }
 
-/// Memory that the device may use. Dropping it deregisters it.
+/// A memory region: memory that the device may access. Dropping it deregisters the memory.
 pub struct MemoryRegion {
     region: Mr,
     local_key: u32,
@@ -82,33 +86,38 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers memory under its own addresses.
+    /// Registers memory. Work requests use its virtual addresses.
     ///
     /// # Safety
-    /// Until [`Self::deregister`] has returned `Ok`, `start .. start + length` stays mapped and is accessed by this process only in ways
-    /// that tolerate a device which reads and, with `access`, writes it at the same time. Dropping deregisters too, but does not tell
-    /// whether it could: a memory window that is bound to the region prevents it.
+    /// Until [`Self::deregister`] has returned `Ok`, `start .. start + length` must stay mapped,
+    /// and this process must access it only in ways that tolerate a device which reads it and, as
+    /// far as `access` allows, writes it at the same time. Dropping the region also deregisters it,
+    /// but does not report whether that succeeded: a memory window that is bound to the region
+    /// prevents it.
     ///
     /// # Errors
-    /// If the memory is not mapped or may not be locked, or the device refused; the error says what to look at.
+    /// If the memory is not mapped or may not be locked, or if the device refuses. The error
+    /// contains a hint on the cause.
     pub unsafe fn register(
         domain: &ProtectionDomain,
         start: NonNull<u8>,
         length: usize,
         access: Access,
     ) -> Result<Self, Error> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees the same contract: the memory stays mapped and tolerates
+        // accesses by the device until the region is deregistered.
         unsafe { Self::register_at(domain, start, length, start.addr().get() as u64, access) }
     }
 
-    /// Registers memory under other addresses: work requests have `address` for its first byte (an I/O virtual address), which
-    /// lies as far into a page as `start` does. 0 counts from the start of a page.
+    /// Registers memory under an I/O virtual address: work requests use `address` for its first
+    /// byte. `address` and `start` must have the same offset within a page. With address 0, for
+    /// which `start` must be page-aligned, work requests use offsets.
     ///
     /// # Safety
-    /// As for [`Self::register`].
+    /// The contract of [`Self::register`].
     ///
     /// # Errors
-    /// As for [`Self::register`].
+    /// Those of [`Self::register`].
     pub unsafe fn register_at(
         domain: &ProtectionDomain,
         start: NonNull<u8>,
@@ -116,7 +125,8 @@ impl MemoryRegion {
         address: u64,
         access: Access,
     ) -> Result<Self, Error> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees that the memory stays mapped and tolerates accesses by the
+        // device until the region is deregistered, which is the contract of `Mr::register`.
         let region = unsafe { Mr::register(domain.handle(), start, length, address, access.to_verbs()) };
         let region = region.map_err(|source| {
             let hint = hint::registration(&source, start, address, access, domain.0.context());
@@ -125,14 +135,16 @@ impl MemoryRegion {
         Ok(Self::new(region, address, length))
     }
 
-    /// Registers `length` bytes from `offset` of a dma-buf, the memory of another device. Work requests have `address` for the first byte,
-    /// which lies as far into a page as `offset` does.
+    /// Registers `length` bytes at `offset` of a dma-buf, which is memory of another device. Work
+    /// requests use `address` for the first byte. `address` and `offset` must have the same offset
+    /// within a page.
     ///
     /// # Safety
-    /// As for [`Self::register`], for every mapping of that memory.
+    /// The contract of [`Self::register`], for all mappings of that memory.
     ///
     /// # Errors
-    /// If the descriptor is no dma-buf, is shorter, or the device cannot reach it.
+    /// If the descriptor is not a dma-buf, the range is not inside it, or the device cannot access
+    /// it.
     pub unsafe fn register_dmabuf(
         domain: &ProtectionDomain,
         buffer: BorrowedFd<'_>,
@@ -141,7 +153,8 @@ impl MemoryRegion {
         address: u64,
         access: Access,
     ) -> Result<Self, Error> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees that every mapping of the buffer tolerates accesses by the
+        // device until the region is deregistered, which is the contract of `Mr::register_dmabuf`.
         let region = unsafe {
             Mr::register_dmabuf(domain.handle(), buffer, offset, length, address, access.to_verbs())
         };
@@ -158,30 +171,31 @@ impl MemoryRegion {
         Self { region, local_key, remote_key, address, length }
     }
 
-    /// The key by which this process's work requests name it.
+    /// The key of the region in work requests of this process.
     pub fn local_key(&self) -> u32 {
         self.local_key
     }
 
-    /// The key by which peers name it.
+    /// The key of the region in work requests of peers.
     pub fn remote_key(&self) -> u32 {
         self.remote_key
     }
 
-    /// The address of its first byte in work requests.
+    /// The address of the first byte in work requests.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its length in bytes.
+    /// Length of the region in bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Deregisters it. Once it has, the device does not touch the memory any more, and the keys name nothing.
+    /// Deregisters the memory. After `Ok` the device does not access the memory any more, and the
+    /// keys are invalid.
     ///
     /// # Errors
-    /// What the device says: the memory must then stay as it is.
+    /// The error of libibverbs. The memory is still registered then.
     pub fn deregister(&mut self) -> Result<(), Error> {
         self.region
             .deregister()

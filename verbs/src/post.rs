@@ -1,7 +1,8 @@
 //! Posting requests by verbs.
 //!
-//! No post allocates, waits or makes a system call of its own; providers of software devices make one.
-#![allow(unsafe_code, reason = "a slice of our elements is one of the library's, which they wrap")]
+//! Posting does not allocate, block or make a system call, except in providers of software devices,
+//! which make one system call per post.
+#![allow(unsafe_code, reason = "casts a slice of wrappers to a slice of the library's elements")]
 
 use std::fmt;
 use std::io;
@@ -16,25 +17,26 @@ use crate::queue_pair::{Poster, Posts, QueuePair};
 use crate::sys::{self, PIECES, Payload, Post, Verb};
 use crate::{AddressHandle, MemoryRegion};
 
-/// A piece of registered memory. verbs.h: `struct ibv_sge`.
+/// A scatter/gather element: a range of registered memory. verbs.h: `struct ibv_sge`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Element(sys::Element);
 
 impl Element {
-    /// `length` bytes from `address` under `local_key`. The device checks that the key covers them.
+    /// The `length` bytes at `address`, under `local_key`. The device checks that the key covers
+    /// them.
     #[inline]
     pub fn new(address: u64, length: u32, local_key: u32) -> Self {
         Self(sys::Element { addr: address, length, lkey: local_key })
     }
 
-    /// `length` bytes from `offset` of a region. The device checks that they are inside of it.
+    /// The `length` bytes at `offset` of a region. The device checks that they are inside it.
     #[inline]
     pub fn of(region: &MemoryRegion, offset: u64, length: u32) -> Self {
         Self::new(region.address().wrapping_add(offset), length, region.local_key())
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     pub fn length(&self) -> u32 {
         self.0.length
@@ -42,7 +44,8 @@ impl Element {
 
     #[inline]
     pub(crate) fn as_verbs(elements: &[Self]) -> &[sys::Element] {
-        // SAFETY: the wrapper is transparent, and the borrow is passed on.
+        // SAFETY: `Element` is a transparent wrapper of the library's element, so both slices have
+        // the same layout; the result has the lifetime of the argument.
         unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), elements.len()) }
     }
 }
@@ -60,57 +63,59 @@ impl fmt::Debug for Element {
 /// Memory of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// Its address, as the peer's region has it.
+    /// Address in the peer's region.
     pub address: u64,
-    /// The peer's key.
+    /// The remote key of the region.
     pub key: u32,
 }
 
-/// What a send request does. A message's immediate comes out at the other side as it went in.
+/// The operation of a send request. The value of an immediate is preserved: it is the same on both
+/// sides.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    /// Sends a message into a receive request of the peer.
+    /// Sends a message, which consumes a receive request of the peer.
     Send {
-        /// 32 bits that come with it.
+        /// 32 bits that are delivered with the message.
         immediate: Option<u32>,
     },
     /// Sends a datagram.
     SendTo {
-        /// The way to the peer.
+        /// The address of the peer.
         handle: &'a AddressHandle,
-        /// The peer's queue pair.
+        /// The number of the peer's queue pair.
         queue_pair: u32,
         /// The peer's queue key.
         queue_key: u32,
-        /// 32 bits that come with it.
+        /// 32 bits that are delivered with the message.
         immediate: Option<u32>,
     },
-    /// Writes to memory of the peer.
+    /// Writes to the peer's memory.
     Write {
-        /// Where to.
+        /// The destination.
         remote: Remote,
-        /// 32 bits that come out of a receive request of the peer.
+        /// 32 bits that are delivered to the peer, where they consume a receive request.
         immediate: Option<u32>,
     },
-    /// Reads memory of the peer.
+    /// Reads the peer's memory.
     Read {
-        /// Where from.
+        /// The source.
         remote: Remote,
     },
-    /// Swaps 8 bytes of the peer if they are `compare`, and fetches what they were. Both sides hold them in their own byte order.
+    /// Replaces 8 bytes of the peer by `swap` if they equal `compare`, and returns their previous
+    /// value. Each side uses its own byte order.
     CompareSwap {
-        /// Where, aligned to 8.
+        /// The address of the 8 bytes, which must be aligned to 8.
         remote: Remote,
-        /// What they must be.
+        /// The expected value.
         compare: u64,
-        /// What they become.
+        /// The new value.
         swap: u64,
     },
-    /// Adds to 8 bytes of the peer, and fetches what they were.
+    /// Adds to 8 bytes of the peer, and returns their previous value.
     FetchAdd {
-        /// Where, aligned to 8.
+        /// The address of the 8 bytes, which must be aligned to 8.
         remote: Remote,
-        /// What is added.
+        /// The addend.
         add: u64,
     },
 }
@@ -118,16 +123,16 @@ pub enum Operation<'a> {
 /// The data of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// Copied into the request at once.
+    /// Inline data, copied into the request during the call.
     Inline(&'a [u8]),
-    /// Two pieces, one after the other, copied into the request at once.
+    /// Inline data in two consecutive pieces, copied into the request during the call.
     Inline2(&'a [u8], &'a [u8]),
-    /// Taken, or written, by the device until the request ends.
+    /// Registered memory, which the device reads or writes until the request completes.
     Elements(&'a [Element]),
 }
 
 impl Data<'_> {
-    /// Its bytes.
+    /// Length of the data in bytes.
     #[inline(always)]
     pub fn length(&self) -> usize {
         match self {
@@ -138,12 +143,12 @@ impl Data<'_> {
     }
 }
 
-/// A receive request for one piece of memory.
+/// A receive request with one scatter element.
 #[derive(Clone, Copy, Debug)]
 pub struct Receive {
-    /// Its own number, which its completion has.
+    /// The number that the completion of the request returns.
     pub id: u64,
-    /// Where the message goes.
+    /// The memory that receives the message.
     pub element: Element,
 }
 
@@ -155,21 +160,22 @@ impl Receive {
 }
 
 bitflags! {
-    /// How a request is carried out. verbs.h: `enum ibv_send_flags`.
+    /// Flags of a send request. verbs.h: `enum ibv_send_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct SendFlags: u32 {
-        /// Not before the reads and atomics that were posted before.
+        /// Fence: starts only after all reads and atomics posted before have completed.
         const FENCE = 1 << 0;
-        /// Its end is told by a completion.
+        /// Signalled: a completion is reported when the request ends.
         const SIGNALED = 1 << 1;
-        /// The peer's completion raises an event, if solicited ones are asked for.
+        /// Solicited: the peer's completion causes an event even if its queue is armed for
+        /// solicited completions only.
         const SOLICITED = 1 << 2;
     }
 }
 
 impl SendFlags {
-    /// For libibverbs. Unknown bits are dropped: `IBV_SEND_INLINE` would make a provider copy from
-    /// the addresses of elements, whatever they are.
+    /// The flags for libibverbs. Unknown bits are cleared: `IBV_SEND_INLINE` would make a provider
+    /// copy from the addresses of the elements, which may be any numbers.
     #[inline(always)]
     fn to_verbs(self) -> u32 {
         self.intersection(Self::all()).bits()
@@ -179,13 +185,13 @@ impl SendFlags {
 /// A send request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Its own number, which its completion has.
+    /// The number that the completion of the request returns.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub operation: Operation<'a>,
-    /// Its data: what is sent or written, and where to put what is fetched.
+    /// The data to send or write, or the memory that receives the fetched data.
     pub data: Data<'a>,
-    /// How it is carried out.
+    /// The flags.
     pub flags: SendFlags,
 }
 
@@ -193,30 +199,30 @@ pub struct Request<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// As many requests as there is room for are outstanding.
-    #[error("the queue is full: poll for completions of requests that were posted with a signal")]
+    /// The queue has no room for another request.
+    #[error("the queue is full: poll for completions of signalled requests")]
     Full,
-    /// More inline data than the queue pair takes.
-    #[error("{length} bytes inline: this queue pair takes at most {most}")]
+    /// The inline data exceeds the limit of the queue pair.
+    #[error("{length} bytes of inline data: this queue pair supports at most {most}")]
     TooLong {
-        /// What was asked for.
+        /// Bytes of the request.
         length: usize,
-        /// What there is room for.
+        /// The limit in bytes.
         most: u32,
     },
-    /// More pieces of memory than the queue takes.
-    #[error("{count} scatter/gather elements: this queue takes at most {most}")]
+    /// The number of scatter/gather elements exceeds the limit of the queue.
+    #[error("{count} scatter/gather elements: this queue supports at most {most}")]
     TooManyElements {
-        /// What was asked for.
+        /// Elements of the request.
         count: usize,
-        /// What there is room for.
+        /// The limit.
         most: u32,
     },
-    /// This kind of queue pair, or its device, does not do it.
-    #[error("the queue pair has no such operation")]
+    /// The type of the queue pair, or its device, does not support the operation.
+    #[error("the queue pair does not support this operation")]
     Unsupported,
-    /// What the provider says.
-    #[error("the provider refuses the request: {}", io::Error::from_raw_os_error(*.0))]
+    /// Another errno value of the provider.
+    #[error("the provider rejected the request: {}", io::Error::from_raw_os_error(*.0))]
     Refused(i32),
 }
 
@@ -234,7 +240,8 @@ impl PostError {
 }
 
 impl<'a> Request<'a> {
-    /// The request in the library's terms. Inlined, as most of it is known where requests are made.
+    /// Converts the request to the form of `sys`. Inlined, because most of its fields are constants
+    /// in the caller.
     #[inline(always)]
     fn post(&self, poster: &Poster) -> Result<Post<'a>, PostError> {
         let mut post = Post {
@@ -301,11 +308,12 @@ impl<A: Posts> QueuePair<A> {
     /// Posts a send request.
     ///
     /// # Errors
-    /// Nothing was posted then. [`PostError::Full`] goes away with completions.
+    /// The reason why nothing was posted. [`PostError::Full`] is temporary: poll for completions
+    /// and retry.
     #[inline(always)]
     pub fn post(&self, request: &Request<'_>) -> Result<(), PostError> {
         let (qp, poster) = self.poster();
-        // Either makes the library's request for itself, so that the first keeps it in registers.
+        // Each branch converts the request itself, so that the first one keeps it in registers.
         let posted = match poster.extended() {
             Some(extended) => extended.post(&request.post(poster)?),
             None => qp.post(request.post(poster)?),
@@ -313,10 +321,11 @@ impl<A: Posts> QueuePair<A> {
         posted.map_err(PostError::from_errno)
     }
 
-    /// Posts several send requests, none with inline data, with one doorbell. It allocates.
+    /// Posts several send requests without inline data, with one doorbell. Allocates memory.
     ///
     /// # Errors
-    /// How many were posted, from the first on, and why the next was not.
+    /// The number of requests that were posted, counted from the first, and the reason why the next
+    /// one was not.
     pub fn post_all<'a>(&self, requests: &[Request<'a>]) -> Result<(), (usize, PostError)> {
         let (qp, poster) = self.poster();
         let post = |request: &Request<'a>| match request.data {
@@ -333,7 +342,8 @@ impl<A: Posts> QueuePair<A> {
     /// Posts a receive request.
     ///
     /// # Errors
-    /// Nothing was posted then. [`PostError::Full`] goes away with completions.
+    /// The reason why nothing was posted. [`PostError::Full`] is temporary: poll for completions
+    /// and retry.
     #[inline]
     pub fn post_receive(&self, id: u64, elements: &[Element]) -> Result<(), PostError> {
         let (qp, poster) = self.poster();
@@ -345,7 +355,8 @@ impl<A: Posts> QueuePair<A> {
     }
 }
 
-/// The receive queue of a queue pair, which it keeps alive. It stays on its thread, as the queue pair may.
+/// The receive queue of a queue pair, which it keeps alive. It is not `Send`, since the queue pair
+/// may be bound to its thread.
 pub struct ReceiveQueue(Arc<sys::Qp>, PhantomData<Rc<()>>);
 
 impl ReceiveQueue {
@@ -353,10 +364,11 @@ impl ReceiveQueue {
         Self(Arc::clone(qp), PhantomData)
     }
 
-    /// Posts receive requests, in one call for every 16.
+    /// Posts receive requests, up to 16 per call of the provider.
     ///
     /// # Errors
-    /// How many were posted, from the first on, and why the next was not.
+    /// The number of requests that were posted, counted from the first, and the reason why the next
+    /// one was not.
     pub fn post_all(&self, receives: &[Receive]) -> Result<(), (usize, PostError)> {
         let posted = self.0.receive_all(receives, Receive::as_verbs);
         posted.map_err(|(posted, errno)| (posted, PostError::from_errno(errno)))
@@ -387,7 +399,7 @@ mod tests {
             };
             let post = request.post(&poster).unwrap();
             assert_eq!(post.flags, bits & SendFlags::all().bits());
-            // Only inline data sets the flag.
+            // The flag is set only for inline data, whatever bits the caller passes.
             assert_eq!(post.list_flags() & 1 << 3, 0);
             let request = Request { data: Data::Inline(b"inline"), ..request };
             assert_eq!(request.post(&poster).unwrap().list_flags() & 1 << 3, 1 << 3);

@@ -1,21 +1,23 @@
-//! Which RDMA devices there are and what stands in the way of using them, from sysfs and `/dev` alone.
+//! Lists RDMA devices and the obstacles to using them, from sysfs and `/dev` alone.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// The device name of a finding about the machine as a whole.
+/// The device name in a finding about the machine as a whole.
 pub const MACHINE: &str = "rdma";
 
-/// One device, or the machine where it has none, and whether this build can use it.
+/// A finding: whether this build can use a device. On a machine without devices it concerns the
+/// machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The RDMA device (`mlx5_0`); [`MACHINE`] where the finding is about the machine as a whole.
+    /// The name of the RDMA device (`mlx5_0`), or [`MACHINE`] if the finding is about the machine
+    /// as a whole.
     pub device: String,
     /// True if this build of the crate can open the device and one of its ports is active.
     pub usable: bool,
-    /// Why, in words for a person. Several reasons are separated by `; `.
+    /// The reason, as text for a user. Several reasons are separated by `; `.
     pub reason: String,
 }
 
@@ -26,10 +28,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Looks at the RDMA devices of this machine. At least one finding comes back: where there is no device it
-/// says so.
+/// Inspects the RDMA devices of this machine. Returns at least one finding; without devices it
+/// states that there are none.
 ///
-/// Opens and closes each `/dev/infiniband/uverbsN` to see whether it may; issues no command on it.
+/// Opens and closes each `/dev/infiniband/uverbsN` to check the permission, and issues no command
+/// on it.
 ///
 /// ```
 /// for finding in barewire_verbs::probe() {
@@ -40,7 +43,8 @@ pub fn probe() -> Vec<Finding> {
     Roots::default().probe()
 }
 
-/// Where the kernel's file trees are; other places than the default serve tests and mounted hosts.
+/// The roots of the kernel's file systems. Other roots than the default are for tests and for
+/// containers that mount those of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
     /// sysfs, `/sys`.
@@ -58,12 +62,12 @@ impl Default for Roots {
 }
 
 impl Roots {
-    /// As [`probe`], with these file trees.
+    /// Like [`probe`], with these roots.
     pub fn probe(&self) -> Vec<Finding> {
         self.findings(cfg!(feature = "rdma-sys"))
     }
 
-    /// `opens` tells whether this build can open a device.
+    /// `opens` is true if this build can open devices.
     fn findings(&self, opens: bool) -> Vec<Finding> {
         let mut devices = match self.devices() {
             Ok(devices) if devices.is_empty() => return vec![machine(self.empty())],
@@ -74,7 +78,7 @@ impl Roots {
         devices.iter().map(|device| self.finding(device, opens)).collect()
     }
 
-    /// The devices that user space may talk to. A kernel device without a uverbs node is listed too.
+    /// The devices with a uverbs node, and kernel devices without one.
     fn devices(&self) -> Result<Vec<Candidate>, String> {
         let folder = self.sys.join("class/infiniband_verbs");
         let kernel = names(&self.sys.join("class/infiniband")).unwrap_or_default();
@@ -95,7 +99,7 @@ impl Roots {
             .into_iter()
             .filter(|node| node.starts_with("uverbs"))
             .map(|node| {
-                // The kernel's name of the device; without it the node's own has to do.
+                // The kernel's name of the device; if it is missing, the name of the node.
                 let name = text(&folder.join(&node).join("ibdev")).unwrap_or_else(|| node.clone());
                 Candidate { name, node: Some(node) }
             })
@@ -133,17 +137,17 @@ impl Roots {
         Finding { device: device.name.clone(), usable, reason: if usable { good } else { bad }.join("; ") }
     }
 
-    /// What stands in the way of opening the device of this name, as far as the files tell.
+    /// The reason why the device with this name cannot be opened, as far as files show it.
     #[cfg(feature = "rdma-sys")]
     pub(crate) fn obstacle(&self, name: &str) -> Option<String> {
         let devices = self.devices().ok()?;
         self.access(devices.iter().find(|device| device.name == name)?).err()
     }
 
-    /// Whether the device file can be opened.
+    /// Checks that the device file can be opened. The error is the reason.
     fn access(&self, device: &Candidate) -> Result<Option<String>, String> {
         let Some(node) = &device.node else {
-            return Err("no uverbs node belongs to it: load the kernel module ib_uverbs".to_owned());
+            return Err("the device has no uverbs node: load the kernel module ib_uverbs".to_owned());
         };
         let path = self.dev.join("infiniband").join(node);
         match OpenOptions::new().read(true).write(true).open(&path) {
@@ -152,7 +156,7 @@ impl Roots {
         }
     }
 
-    /// The active ports with what they are linked to.
+    /// The active ports and their link layers.
     fn ports(&self, device: &str) -> Result<String, String> {
         let folder = self.sys.join("class/infiniband").join(device).join("ports");
         let mut numbers =
@@ -162,8 +166,8 @@ impl Roots {
         let mut other = Vec::new();
         for number in numbers {
             let port = folder.join(&number);
-            // `4: ACTIVE`, as drivers/infiniband/core/sysfs.c prints it.
-            let state = text(&port.join("state")).unwrap_or_else(|| "of unknown state".to_owned());
+            // The format is `4: ACTIVE`, see drivers/infiniband/core/sysfs.c.
+            let state = text(&port.join("state")).unwrap_or_else(|| "in an unknown state".to_owned());
             let state = state.split_once(": ").map_or(state.as_str(), |(_, word)| word);
             if state == "ACTIVE" {
                 let link = text(&port.join("link_layer")).unwrap_or_else(|| "unknown link layer".to_owned());
@@ -176,22 +180,22 @@ impl Roots {
         match (active.is_empty(), other.is_empty()) {
             (false, _) => Ok(active.join(", ")),
             (true, false) => Err(format!("no active port: {}", other.join(", "))),
-            (true, true) => Err(format!("it has no port: {} is empty", folder.display())),
+            (true, true) => Err(format!("the device has no ports: {} is empty", folder.display())),
         }
     }
 
-    /// How many bytes of memory this process may lock; `None` if as many as it wants.
+    /// The number of bytes that this process may lock; `None` if unlimited.
     pub(crate) fn lockable(&self) -> Option<u64> {
         let limits = fs::read_to_string(self.proc.join("self/limits")).unwrap_or_default();
         let status = fs::read_to_string(self.proc.join("self/status")).unwrap_or_default();
         memlock(&limits).filter(|_| !may_lock(&status))
     }
 
-    /// What RLIMIT_MEMLOCK leaves for memory registration.
+    /// Describes the effect of RLIMIT_MEMLOCK on memory registration, if it is limited.
     fn locked_memory(&self) -> Result<Option<String>, String> {
         match self.lockable() {
             Some(0) => {
-                Err("no memory may be locked, so none can be registered: raise RLIMIT_MEMLOCK (ulimit -l)"
+                Err("this process may not lock memory, so it cannot register any: raise RLIMIT_MEMLOCK (ulimit -l)"
                     .to_owned())
             }
             Some(bytes) => Ok(Some(format!(
@@ -203,7 +207,7 @@ impl Roots {
     }
 }
 
-/// A device of the kernel and the device node that belongs to it.
+/// A kernel device and its device node.
 struct Candidate {
     name: String,
     node: Option<String>,
@@ -224,18 +228,20 @@ fn text(path: &Path) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Why a device file was refused and what to do about it.
+/// The reason why a device file could not be opened, and a remedy.
 fn refusal(path: &Path, error: &io::Error) -> String {
-    /// errno of a device controller that says no: the rights of the file are not asked.
+    /// EPERM comes from the device cgroup; the permissions of the file would cause EACCES.
     const EPERM: i32 = 1;
     const ENXIO: i32 = 6;
     const ENODEV: i32 = 19;
     let path = path.display();
     match (error.raw_os_error(), error.kind()) {
-        (Some(EPERM), _) => format!("opening {path} is not permitted here: give the container this device"),
-        (Some(ENXIO | ENODEV), _) => format!("the device behind {path} has gone away"),
+        (Some(EPERM), _) => {
+            format!("opening {path} is not permitted: give this container access to the device")
+        }
+        (Some(ENXIO | ENODEV), _) => format!("the device behind {path} was removed"),
         (_, ErrorKind::NotFound) => {
-            format!("{path} does not exist: make it known to this container, or let udev make it")
+            format!("{path} does not exist: pass it to this container, or let udev create it")
         }
         (_, ErrorKind::PermissionDenied) => {
             format!("no permission to open {path} for reading and writing: check its owner and mode")
@@ -244,13 +250,14 @@ fn refusal(path: &Path, error: &io::Error) -> String {
     }
 }
 
-/// The soft limit in bytes from `/proc/self/limits`; `None` if unlimited or not known.
+/// The soft limit of locked memory in bytes, from `/proc/self/limits`; `None` if unlimited or
+/// unknown.
 fn memlock(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Whether `/proc/self/status` shows CAP_IPC_LOCK, which lifts the limit.
+/// Returns true if `/proc/self/status` shows CAP_IPC_LOCK, which lifts the limit.
 fn may_lock(status: &str) -> bool {
     /// include/uapi/linux/capability.h
     const CAP_IPC_LOCK: u32 = 14;
@@ -265,7 +272,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// A file tree that is gone when the test ends.
+    /// A temporary directory tree, removed when dropped.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -293,7 +300,7 @@ mod tests {
             self
         }
 
-        /// `mlx5_0` behind `uverbs0`, port 1 in the given state, with its device file.
+        /// Adds `mlx5_0` behind `uverbs0` with its device file and port 1 in the given state.
         fn mlx5(&self, state: &str) -> &Self {
             self.file("sys/class/infiniband_verbs/abi_version", "6\n")
                 .file("sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0\n")
@@ -330,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_answers_something() {
+    fn this_machine_has_at_least_one_finding() {
         let findings = probe();
         assert!(!findings.is_empty());
         assert!(findings.iter().all(|finding| !finding.reason.is_empty()));
@@ -397,7 +404,7 @@ mod tests {
         let finding = tree.one(true);
         assert_eq!(finding.device, "mlx5_0");
         assert!(finding.reason.contains("ib_uverbs"), "{finding}");
-        // One with and one without: each is judged alone.
+        // One device with a node and one without: each has its own finding.
         tree.file("sys/class/infiniband_verbs/uverbs3/ibdev", "rxe0\n");
         tree.file("sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
             .file("dev/infiniband/uverbs3", "");
@@ -407,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn several_reasons_are_all_given() {
+    fn all_reasons_are_reported() {
         let tree = Tree::new();
         tree.file("sys/class/infiniband_verbs/uverbs0/dev", "231:192\n")
             .folder("sys/class/infiniband/uverbs0/ports");
@@ -417,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_locked_memory_is_said() {
+    fn the_limit_of_locked_memory_is_reported() {
         let tree = Tree::new();
         let limits = |soft: &str| {
             format!(
@@ -436,12 +443,12 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_put_in_words() {
+    fn refusals_have_remedies() {
         let words =
             |errno| refusal(Path::new("/dev/infiniband/uverbs0"), &io::Error::from_raw_os_error(errno));
         assert!(words(13).starts_with("no permission to open /dev/infiniband/uverbs0"));
         assert!(words(1).contains("container"));
-        assert!(words(19).contains("gone away"));
+        assert!(words(19).contains("was removed"));
         assert!(words(24).starts_with("cannot open /dev/infiniband/uverbs0: "));
     }
 }

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::dv::{self, SharedReceiveFacts};
+use crate::dv::{self, SharedReceiveInfo};
 use crate::post::{Element, PostError, Receive};
 use crate::sys::Srq;
 use crate::{Error, ProtectionDomain};
 
-/// Verbs post to the queue ([`SharedReceiveQueue::post`]), and nobody else does.
+/// Only verbs post to the queue ([`SharedReceiveQueue::post`]).
 #[derive(Debug)]
 pub struct ReceivePoster(());
 
-/// Receive requests for several queue pairs. `A` says who has access to its ring: verbs, or a driver of the program's own
-/// ([`dv::SharedReceiveQueue`]).
+/// A queue of receive requests for several queue pairs. `A` is the kind of access to its ring: by
+/// verbs, or directly by a driver in this program ([`dv::SharedReceiveQueue`]).
 pub struct SharedReceiveQueue<A = ReceivePoster> {
     queue: Arc<Srq>,
     requests: u32,
@@ -21,19 +21,21 @@ pub struct SharedReceiveQueue<A = ReceivePoster> {
     access: A,
 }
 
-/// Names a shared receive queue to queue pairs, and keeps it alive.
+/// A handle by which queue pairs refer to a shared receive queue. It keeps the queue alive.
 #[derive(Clone)]
 pub struct SharedReceiveQueueRef(Arc<Srq>);
 
-/// Names a shared receive queue in events. No other queue of the process has the same name while this one is there.
+/// The identity of a shared receive queue in events. It is unique in the process while the queue
+/// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedReceiveQueueId(pub(crate) usize);
 
 impl SharedReceiveQueue {
-    /// A queue of at least so many requests, of so many scatter elements each.
+    /// Creates a queue with room for at least `requests` requests of `elements` scatter elements
+    /// each.
     ///
     /// # Errors
-    /// If the device has none of this size.
+    /// If the device does not support this size.
     pub fn new(domain: &ProtectionDomain, requests: u32, elements: u32) -> Result<Self, Error> {
         let (mut requests, mut elements) = (requests, elements);
         let queue = Srq::create(domain.handle(), &mut requests, &mut elements).map_err(|source| {
@@ -46,7 +48,7 @@ impl SharedReceiveQueue {
     /// Posts a receive request.
     ///
     /// # Errors
-    /// [`PostError::Full`] if as many as there is room for are outstanding.
+    /// [`PostError::Full`] if the queue has no room for another request.
     #[inline]
     pub fn post(&self, id: u64, elements: &[Element]) -> Result<(), PostError> {
         if elements.len() > self.elements as usize {
@@ -55,50 +57,52 @@ impl SharedReceiveQueue {
         self.queue.receive(id, Element::as_verbs(elements)).map_err(PostError::from_errno)
     }
 
-    /// Posts receive requests, in one call for every 16.
+    /// Posts receive requests, up to 16 per call of the provider.
     ///
     /// # Errors
-    /// How many were posted, from the first on, and why the next was not.
+    /// The number of requests that were posted, counted from the first, and the reason why the next
+    /// one was not.
     pub fn post_all(&self, receives: &[Receive]) -> Result<(), (usize, PostError)> {
         let posted = self.queue.receive_all(receives, Receive::as_verbs);
         posted.map_err(|(posted, errno)| (posted, PostError::from_errno(errno)))
     }
 
-    /// Gives the queue's ring to a driver of the program's own.
+    /// Hands the queue's ring over to a driver in this program.
     ///
     /// # Errors
-    /// If the device is not one of libmlx5, or that is not installed.
+    /// If the device's driver is not libmlx5, or libmlx5 is not installed.
     pub fn open_direct(self) -> Result<dv::SharedReceiveQueue, Error> {
         let context = self.queue.parents().context();
-        let facts = dv::open(context, "a shared receive queue", &*self.queue)?;
-        let access = SharedReceiveFacts::try_from(facts)
+        let info = dv::open(context, "a shared receive queue", &*self.queue)?;
+        let access = SharedReceiveInfo::try_from(info)
             .map_err(|source| Error::new(context.name(), "open a shared receive queue", source))?;
         Ok(SharedReceiveQueue { queue: self.queue, requests: self.requests, elements: self.elements, access })
     }
 }
 
-impl SharedReceiveQueue<SharedReceiveFacts> {
-    /// Where it is.
-    pub fn facts(&self) -> &SharedReceiveFacts {
+impl SharedReceiveQueue<SharedReceiveInfo> {
+    /// The addresses of the queue's ring and doorbell record.
+    pub fn info(&self) -> &SharedReceiveInfo {
         &self.access
     }
 }
 
 impl<A> SharedReceiveQueue<A> {
-    /// How many requests it has room for.
+    /// The number of requests that the queue has room for.
     pub fn requests(&self) -> u32 {
         self.requests
     }
 
-    /// How many scatter elements a request may have.
+    /// The maximum number of scatter elements of a request.
     pub fn elements(&self) -> u32 {
         self.elements
     }
 
-    /// Asks for [`crate::EventKind::SharedReceiveLimit`] once fewer than `limit` requests are left; 0 asks for none.
+    /// Requests the event [`crate::EventKind::SharedReceiveLimit`] for the time when fewer than
+    /// `limit` requests are left; 0 cancels the request.
     ///
     /// # Errors
-    /// If the limit is beyond the size.
+    /// If the limit exceeds the size of the queue.
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         self.queue.limit(limit).map_err(|source| {
             let device = self.queue.parents().context().name();
@@ -106,12 +110,12 @@ impl<A> SharedReceiveQueue<A> {
         })
     }
 
-    /// What events name it by.
+    /// The identity of the queue in events.
     pub fn id(&self) -> SharedReceiveQueueId {
         SharedReceiveQueueId(self.queue.identity())
     }
 
-    /// What queue pairs name it by.
+    /// The handle by which queue pairs refer to the queue.
     pub fn reference(&self) -> SharedReceiveQueueRef {
         SharedReceiveQueueRef(Arc::clone(&self.queue))
     }

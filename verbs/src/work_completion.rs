@@ -1,5 +1,5 @@
-//! What is taken from a completion queue.
-#![allow(unsafe_code, reason = "a slice of the library's structures is one of ours, which wraps them")]
+//! Completions of work requests.
+#![allow(unsafe_code, reason = "casts a slice of wrappers to a slice of the library's structures")]
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use thiserror::Error;
 
 use crate::sys::Plain;
 
-/// The end of a request. verbs.h: `struct ibv_wc`.
+/// The completion of a request. verbs.h: `struct ibv_wc`.
 #[repr(transparent)]
 pub struct WorkCompletion(ibv_wc);
 
-/// What ended.
+/// The kind of request that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionKind {
     /// A send.
@@ -25,21 +25,21 @@ pub enum CompletionKind {
     CompareSwap,
     /// A fetch and add.
     FetchAdd,
-    /// A receive, by a send of the peer.
+    /// A receive request, consumed by a send of the peer.
     Receive,
-    /// A receive, by a write with immediate of the peer.
+    /// A receive request, consumed by a write with immediate of the peer.
     ReceiveWrite,
-    /// A value that is not asked for by anything here.
+    /// A kind that this crate does not post.
     Other(u32),
 }
 
-/// A request that failed. The queue pair is then in error, and what came after is flushed.
+/// A request that failed. The queue pair is in the error state, and all later requests are flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{status} (vendor error {vendor:#x})")]
 pub struct Failure {
-    /// Why.
+    /// The reason.
     pub status: FailureStatus,
-    /// The device's own number for it.
+    /// The vendor's error code.
     pub vendor: u32,
 }
 
@@ -48,34 +48,34 @@ pub struct Failure {
 pub struct FailureStatus(u32);
 
 impl FailureStatus {
-    /// The request was given back because the queue pair was in error before.
+    /// The request was flushed because the queue pair was in the error state.
     pub const FLUSHED: Self = Self(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
-    /// No acknowledgement came within timeout and retry count.
+    /// The peer did not acknowledge within the timeout and the number of retries.
     pub const RETRY_EXCEEDED: Self = Self(ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
-    /// The peer had no receive request for longer than the retry count allows.
+    /// The peer had no receive request within the number of retries.
     pub const RNR_RETRY_EXCEEDED: Self = Self(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR);
-    /// The remote key did not cover the address, or lacked the right.
+    /// The remote key does not cover the address, or does not permit the access.
     pub const REMOTE_ACCESS: Self = Self(ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
-    /// A local key did not cover the address, or lacked the right.
+    /// A local key does not cover the address, or does not permit the access.
     pub const LOCAL_PROTECTION: Self = Self(ibv_wc_status::IBV_WC_LOC_PROT_ERR);
-    /// A request was malformed, or not allowed on this queue pair.
+    /// A request is malformed, or not allowed on this queue pair.
     pub const LOCAL_OPERATION: Self = Self(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
     /// A memory window could not be bound.
     pub const WINDOW_BIND: Self = Self(ibv_wc_status::IBV_WC_MW_BIND_ERR);
-    /// The peer answered something else.
+    /// The peer sent an unexpected response.
     pub const BAD_RESPONSE: Self = Self(ibv_wc_status::IBV_WC_BAD_RESP_ERR);
-    /// The peer's write does not fit the region.
+    /// The peer's write exceeds the region.
     pub const LOCAL_ACCESS: Self = Self(ibv_wc_status::IBV_WC_LOC_ACCESS_ERR);
-    /// The peer rejects the request.
+    /// The peer rejected the request as invalid.
     pub const REMOTE_REQUEST: Self = Self(ibv_wc_status::IBV_WC_REM_INV_REQ_ERR);
     /// The peer could not complete the request.
     pub const REMOTE_OPERATION: Self = Self(ibv_wc_status::IBV_WC_REM_OP_ERR);
     /// The peer aborted the request.
     pub const REMOTE_ABORT: Self = Self(ibv_wc_status::IBV_WC_REM_ABORT_ERR);
-    /// A message was longer than the buffers of the receive request.
+    /// A message exceeds the buffers of the receive request.
     pub const LOCAL_LENGTH: Self = Self(ibv_wc_status::IBV_WC_LOC_LEN_ERR);
 
-    /// The number that verbs have for it.
+    /// The value in `enum ibv_wc_status`.
     pub fn code(self) -> u32 {
         self.0
     }
@@ -84,18 +84,18 @@ impl FailureStatus {
 impl fmt::Display for FailureStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            ibv_wc_status::IBV_WC_LOC_LEN_ERR => "local length error: a message is longer than its buffers",
+            ibv_wc_status::IBV_WC_LOC_LEN_ERR => "local length error: a message exceeds the buffers of its receive request",
             ibv_wc_status::IBV_WC_LOC_QP_OP_ERR => "local queue pair operation error: the request is not allowed or malformed",
-            ibv_wc_status::IBV_WC_LOC_PROT_ERR => "local protection error: a local key does not cover the address or lacks the right",
-            ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "flushed: the queue pair was in error before",
+            ibv_wc_status::IBV_WC_LOC_PROT_ERR => "local protection error: a local key does not cover the address or does not permit the access",
+            ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "flushed: the queue pair was in the error state",
             ibv_wc_status::IBV_WC_MW_BIND_ERR => "memory window bind error",
-            ibv_wc_status::IBV_WC_BAD_RESP_ERR => "bad response: the peer answered something else",
-            ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => "local access error: the peer's write does not fit the region",
-            ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => "remote invalid request: the peer rejects the request",
-            ibv_wc_status::IBV_WC_REM_ACCESS_ERR => "remote access error: the remote key does not cover the address or lacks the right",
+            ibv_wc_status::IBV_WC_BAD_RESP_ERR => "bad response: the peer sent an unexpected response",
+            ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => "local access error: the peer's write exceeds the region",
+            ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => "remote invalid request: the peer rejected the request",
+            ibv_wc_status::IBV_WC_REM_ACCESS_ERR => "remote access error: the remote key does not cover the address or does not permit the access",
             ibv_wc_status::IBV_WC_REM_OP_ERR => "remote operation error: the peer could not complete the request",
             ibv_wc_status::IBV_WC_RETRY_EXC_ERR => {
-                "transport retry count exceeded: the peer does not answer (it is gone, its queue pair is in error, or the network loses packets)"
+                "transport retry count exceeded: the peer does not respond (it has ended, its queue pair is in error, or the network loses packets)"
             }
             ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => "receiver not ready: the peer has no receive request",
             ibv_wc_status::IBV_WC_REM_ABORT_ERR => "the peer aborted the request",
@@ -108,27 +108,29 @@ impl fmt::Display for FailureStatus {
 }
 
 impl WorkCompletion {
-    /// Nothing, to fill arrays with before polling.
+    /// An empty completion, for arrays that are passed to poll.
     pub fn empty() -> Self {
         Self(ibv_wc::zeroed())
     }
 
     pub(crate) fn as_verbs(completions: &mut [Self]) -> &mut [ibv_wc] {
         let (start, count) = (completions.as_mut_ptr().cast::<ibv_wc>(), completions.len());
-        // SAFETY: the wrapper is transparent, any value of either is one of the other, and the borrow is passed on.
+        // SAFETY: `WorkCompletion` is a transparent wrapper of `ibv_wc`, so both slices have the
+        // same layout and valid values; the result has the lifetime of the argument.
         unsafe { std::slice::from_raw_parts_mut(start, count) }
     }
 
-    /// The request's own number.
+    /// The number of the request, as it was posted.
     #[inline]
     pub fn id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// Whether the request was carried out.
+    /// Returns an error if the request failed.
     ///
     /// # Errors
-    /// Why not. Then nothing but [`Self::id`] and [`Self::queue_pair`] says anything.
+    /// The reason of the failure. All other methods except [`Self::id`] and [`Self::queue_pair`]
+    /// are meaningless then.
     #[inline]
     pub fn outcome(&self) -> Result<(), Failure> {
         if self.0.status == ibv_wc_status::IBV_WC_SUCCESS {
@@ -137,7 +139,7 @@ impl WorkCompletion {
         Err(Failure { status: FailureStatus(self.0.status), vendor: self.0.vendor_err })
     }
 
-    /// What ended.
+    /// The kind of request that completed.
     #[inline]
     pub fn kind(&self) -> CompletionKind {
         match self.0.opcode {
@@ -152,16 +154,18 @@ impl WorkCompletion {
         }
     }
 
-    /// Bytes received or read. Of datagrams it counts the 40 bytes of the network header too.
+    /// The number of bytes received or read. For datagrams this includes the 40 bytes of the global
+    /// routing header.
     #[inline]
     pub fn length(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// The immediate that came with a message.
+    /// The immediate of the message, if it has one.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
-        // SAFETY: either member is 32 bits of integer.
+        // SAFETY: both members of the union are 32-bit integers, so each is always initialised and
+        // valid.
         let immediate = unsafe { self.0.imm_data_invalidated_rkey_union.imm_data };
         self.has(ibv_wc_flags::IBV_WC_WITH_IMM).then(|| u32::from_be(immediate))
     }
@@ -172,19 +176,20 @@ impl WorkCompletion {
         self.0.qp_num
     }
 
-    /// The number of the sender's queue pair, of a datagram.
+    /// The number of the sender's queue pair. Datagrams only.
     #[inline]
     pub fn source_queue_pair(&self) -> u32 {
         self.0.src_qp
     }
 
-    /// The sender's LID, of a datagram on InfiniBand.
+    /// The LID of the sender. Datagrams on InfiniBand only.
     #[inline]
     pub fn source_lid(&self) -> u16 {
         self.0.slid
     }
 
-    /// Whether the first 40 bytes of a datagram's buffer are a global routing header; else they say nothing.
+    /// Returns true if the first 40 bytes of a datagram's buffer are a global routing header;
+    /// otherwise they are undefined.
     #[inline]
     pub fn has_global_route(&self) -> bool {
         self.has(ibv_wc_flags::IBV_WC_GRH)

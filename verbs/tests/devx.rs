@@ -1,4 +1,4 @@
-//! Commands to the device through libmlx5 and the kernel's ABI.
+//! Commands to the device through libmlx5 and the kernel's interface.
 
 mod support;
 
@@ -17,15 +17,18 @@ fn devx() -> Devx {
     Context::open_devx(&device()).unwrap().devx().unwrap()
 }
 
-/// Sends a command that makes no object. Each test opens a context to itself, and so has all objects in it.
+/// Executes a command that does not create an object. Each test opens its own context, so that all
+/// objects in it are the test's.
 fn general(devx: &Devx, input: &[u8], output: &mut [u8]) -> io::Result<()> {
-    // SAFETY: nobody else has objects in the context.
+    // SAFETY: all objects of the context belong to this test, so no command can affect another
+    // user's memory.
     unsafe { devx.general(input, output) }
 }
 
-/// Sends a command that makes an object.
+/// Executes a command that creates an object.
 fn create(devx: &Devx, input: &[u8], output: &mut [u8]) -> io::Result<Option<Object>> {
-    // SAFETY: as in `general`.
+    // SAFETY: all objects of the context belong to this test, so no command can affect another
+    // user's memory.
     unsafe { devx.create(input, output) }
 }
 
@@ -41,34 +44,36 @@ fn only_a_context_that_was_opened_for_it_has_devx() {
 #[test]
 #[ignore = "needs a device"]
 fn a_general_command_is_answered() {
-    let mut answer = [0xff; 16 + 4096];
+    let mut output = [0xff; 16 + 4096];
     let mut query = [0; 16];
     query[0] = 1; // QUERY_HCA_CAP
     query[7] = 1; // general, current
-    general(&devx(), &query, &mut answer).unwrap();
-    assert_eq!(answer[0], 0, "status");
-    assert!(answer[16..].iter().any(|&byte| byte != 0), "there are capabilities");
+    general(&devx(), &query, &mut output).unwrap();
+    assert_eq!(output[0], 0, "status");
+    assert!(output[16..].iter().any(|&byte| byte != 0), "no capabilities were returned");
 }
 
 #[test]
 #[ignore = "needs a device"]
 fn a_refusal_is_an_answer_and_silence_is_an_error() {
     let devx = devx();
-    let mut answer = [0xff; 16];
-    // No command has this number: the device says so, or the kernel does not let it through.
+    let mut output = [0xff; 16];
+    // An unknown opcode: either the device reports an error, or the kernel rejects the command.
     let unknown = [0xff, 0xf0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    match general(&devx, &unknown, &mut answer) {
-        Ok(()) => assert_ne!(answer[0], 0, "an unknown command has a status"),
-        Err(_) => assert_eq!(answer, [0; 16], "what did not reach the device has no answer"),
+    match general(&devx, &unknown, &mut output) {
+        Ok(()) => assert_ne!(output[0], 0, "an unknown command must have a bad status"),
+        Err(_) => {
+            assert_eq!(output, [0; 16], "a command that did not reach the device must have no response")
+        }
     }
-    // The kernel lets no object be made by a general command.
+    // The kernel rejects general commands that create objects.
     let mut allocate = [0; 16];
     command::request::<AllocPdIn>(&mut allocate).unwrap();
-    let error = general(&devx, &allocate, &mut answer).unwrap_err();
+    let error = general(&devx, &allocate, &mut output).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
-    assert_eq!(answer, [0; 16]);
-    // Too short to be a command, or to hold an answer.
-    general(&devx, &[], &mut answer).unwrap_err();
+    assert_eq!(output, [0; 16]);
+    // Buffers that are too short for a command or a response.
+    general(&devx, &[], &mut output).unwrap_err();
     general(&devx, &allocate, &mut []).unwrap_err();
 }
 
@@ -78,16 +83,18 @@ fn objects_are_made_and_destroyed() {
     let devx = devx();
     let mut request = [0; 16];
     command::request::<AllocPdIn>(&mut request).unwrap();
-    let mut answer = [0; 16];
+    let mut output = [0; 16];
     let mut made = Vec::new();
     for _ in 0..3 {
-        let object = create(&devx, &request, &mut answer).unwrap().expect("the device has room");
-        command::answer::<AllocPdIn>(&answer).unwrap();
-        made.push((answer[8..12].to_vec(), object));
+        let object = create(&devx, &request, &mut output).unwrap().expect("the device refused the object");
+        command::answer::<AllocPdIn>(&output).unwrap();
+        made.push((output[8..12].to_vec(), object));
     }
-    assert_ne!(made[0].0, made[1].0, "two domains have two numbers");
+    assert_ne!(made[0].0, made[1].0, "the domains must have different numbers");
     drop(made);
-    create(&devx, &request, &mut answer).unwrap().expect("there is room again");
+    create(&devx, &request, &mut output)
+        .unwrap()
+        .expect("the device refused the object after one was destroyed");
 }
 
 #[test]
@@ -98,11 +105,11 @@ fn the_device_says_why_it_makes_no_object() {
     let mut request = [0; CreateCqIn::BYTES];
     let mut fields = command::request::<CreateCqIn>(&mut request).unwrap();
     fields.nested(CreateCqIn::CQ_CONTEXT).set(Cqc::C_EQN, devx.event_queue(0).unwrap());
-    let mut answer = [0; 16];
-    let made = create(&devx, &request, &mut answer).unwrap();
+    let mut output = [0; 16];
+    let made = create(&devx, &request, &mut output).unwrap();
     assert!(made.is_none());
-    let error = command::answer::<CreateCqIn>(&answer).unwrap_err();
-    assert!(error.status.is_ok(), "a status that is known: {error}");
+    let error = command::answer::<CreateCqIn>(&output).unwrap_err();
+    assert!(error.status.is_ok(), "the status must be a known one: {error}");
 }
 
 #[test]
@@ -110,13 +117,13 @@ fn the_device_says_why_it_makes_no_object() {
 fn memory_is_registered_and_taken_back() {
     let devx = devx();
     let pages = Pages::new(3 * 4096);
-    // SAFETY: nobody looks at the memory, and it is deregistered before it is freed.
+    // SAFETY: this process does not access the memory, which is deregistered before it is freed.
     let mut umem = unsafe { devx.register_umem(pages.start(), 3 * 4096, Access::LOCAL_WRITE) }.unwrap();
     assert_ne!(umem.id(), 0);
     umem.deregister().unwrap();
-    umem.deregister().expect("it is gone, and that is what is asked for");
+    umem.deregister().expect("deregistering again must succeed");
     let nowhere = std::ptr::NonNull::<u8>::dangling();
-    // SAFETY: there is no memory.
+    // SAFETY: the page is not mapped, so there is nothing to access; the registration fails.
     let refused = unsafe { devx.register_umem(nowhere, 4096, Access::LOCAL_WRITE) };
     assert!(refused.is_err());
 }
@@ -144,11 +151,12 @@ fn pages_of_registers_are_mapped() {
 fn handles_outlive_what_they_come_from_on_any_thread() {
     let devx = devx();
     let pages = Pages::new(4096);
-    // SAFETY: as above; the thread keeps the memory until it has deregistered it.
+    // SAFETY: this process does not access the memory, which the thread owns until it has
+    // deregistered it.
     let mut umem = unsafe { devx.register_umem(pages.start(), 4096, Access::LOCAL_WRITE) }.unwrap();
     let uar = devx.allocate_uar(UarKind::BlueFlame).unwrap();
     drop(devx);
-    // The context was dropped long ago; the last handle closes it.
+    // All other handles to the context were dropped; the last one closes it.
     thread::spawn(move || {
         umem.deregister().unwrap();
         drop((umem, uar, pages));

@@ -1,4 +1,4 @@
-//! A look into the objects of verbs on mlx5 devices.
+//! The addresses of verbs objects on mlx5 devices, and posting through them.
 
 mod support;
 
@@ -8,7 +8,7 @@ use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::wqe::{
     ControlFlags, ControlSegment, InlineHeader, Opcode, RemoteAddressSegment, WQEBB,
 };
-use barewire_verbs::dv::{self, CompletionQueueFacts, QueuePairFacts, ScatterToEntry};
+use barewire_verbs::dv::{self, CompletionQueueInfo, QueuePairInfo, ScatterToEntry};
 use barewire_verbs::{
     AddressHandle, Capacity, CompletionQueue, Context, EventKind, MemoryRegion, ProtectionDomain, QueuePair,
     QueuePairKind, QueuePairOptions, SharedReceiveQueue,
@@ -30,7 +30,7 @@ fn an_address_is_resolved() {
     let vector = AddressHandle::new(&domain, &route).unwrap().address_vector().unwrap();
     match route.global {
         Some(global) => {
-            assert_ne!(vector.mac, [0; 6], "the next hop");
+            assert_ne!(vector.mac, [0; 6], "MAC address of the next hop");
             assert_eq!(vector.gid, global.gid.0);
             assert_eq!(vector.source_index(), global.source_index);
         }
@@ -38,7 +38,7 @@ fn an_address_is_resolved() {
     }
 }
 
-/// Writes a WQE into the ring, rings, and waits for the completion, all by hand.
+/// Writes a WQE to the ring, rings the doorbell, and waits for the completion, without verbs.
 #[test]
 #[ignore = "needs a device"]
 fn rings_and_registers_are_where_they_are_said_to_be() {
@@ -49,9 +49,10 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
     let queue = queue.open_direct().unwrap();
     connect(&qp, qp.number(), to_itself(&context, &domain));
     let pages = Pages::new(4096);
-    // SAFETY: read and written by volatile accesses only, and deregistered before it is freed.
+    // SAFETY: the memory is read and written by volatile accesses only, and is deregistered before
+    // it is freed.
     let region = unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
-    let (send, completions) = (qp.facts(), queue.facts());
+    let (send, completions) = (qp.info(), queue.info());
     check(send, completions);
 
     let control = ControlSegment::new(Opcode::RdmaWrite, 0, send.number, 3, ControlFlags::COMPLETION, 0);
@@ -61,7 +62,8 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
     let mut wqe = [0; WQEBB];
     wqe[..bytes.len()].copy_from_slice(&bytes);
     let cqe = completions.ring.start;
-    // SAFETY: the facts are of queues that are alive, and nobody else writes to them. The first WQE lies at the start of the ring.
+    // SAFETY: the addresses belong to queues that are alive, and no other code writes to them. The
+    // first WQE is at the start of the ring.
     unsafe {
         send.send.unwrap().start.cast::<[u8; WQEBB]>().write_volatile(wqe);
         fence(Ordering::Release);
@@ -70,11 +72,13 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
         send.register.cast::<u64>().write_volatile(u64::from_ne_bytes(wqe[..8].try_into().unwrap()));
     }
     wait_for("the completion", || {
-        // SAFETY: as above; the last byte is the owner, and this is the first round of the ring.
+        // SAFETY: the entry is in the ring of a live completion queue. Its last byte holds the
+        // owner bit, which the device sets in the first lap; the read is volatile.
         unsafe { cqe.add(completions.ring.stride as usize - 1).read_volatile() & 0xf1 == 0 }
     });
     fence(Ordering::Acquire);
-    // SAFETY: as above; the device has written the entry.
+    // SAFETY: the entry is in the ring of a live completion queue, and the owner bit shows that the
+    // device has written it.
     let entry = unsafe { cqe.add(completions.ring.stride as usize - 64).cast::<[u8; 64]>().read_volatile() };
     assert_eq!(Cqe64::read_from_bytes(&entry).unwrap().wqe_counter.get(), 0);
     assert_eq!(&pages.read::<8>(64), b"straight");
@@ -86,7 +90,7 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
 fn queues_are_made_for_direct_access() {
     let (context, domain) = open();
     let queue = dv::CompletionQueue::create(&context, 100, 128).unwrap();
-    assert_eq!((queue.facts().ring.entries, queue.facts().ring.stride), (128, 128));
+    assert_eq!((queue.info().ring.entries, queue.info().ring.stride), (128, 128));
     let options = QueuePairOptions {
         kind: QueuePairKind::ReliableConnection,
         send_queue: queue.reference(),
@@ -97,14 +101,14 @@ fn queues_are_made_for_direct_access() {
     };
     for scatter in [ScatterToEntry::Never, ScatterToEntry::Received, ScatterToEntry::Always] {
         let qp = dv::QueuePair::create(&domain, None, &options, scatter).unwrap();
-        check(qp.facts(), queue.facts());
+        check(qp.info(), queue.info());
         assert!(qp.capacity().inline >= 64, "{:?}", qp.capacity());
     }
     let error = dv::CompletionQueue::create(&context, 100, 96).unwrap_err();
     assert!(error.to_string().contains("100 entries of 96 bytes"), "{error}");
 }
 
-fn check(send: &QueuePairFacts, completions: &CompletionQueueFacts) {
+fn check(send: &QueuePairInfo, completions: &CompletionQueueInfo) {
     let ring = send.send.unwrap();
     assert!(ring.entries.is_power_of_two() && ring.entries >= 16, "{ring:?}");
     assert_eq!(ring.stride as usize, WQEBB);
@@ -121,11 +125,11 @@ fn check(send: &QueuePairFacts, completions: &CompletionQueueFacts) {
 fn a_shared_queue_is_opened() {
     let (_context, domain) = open();
     let shared = SharedReceiveQueue::new(&domain, 100, 2).unwrap().open_direct().unwrap();
-    let facts = *shared.facts();
-    assert_ne!(facts.number, 0);
-    assert_eq!(facts.head, 0);
-    assert!(facts.tail >= 99 && (facts.tail + 1).is_power_of_two(), "{facts:?}");
-    assert!(facts.stride >= 16 + 2 * 16, "{facts:?}");
+    let info = *shared.info();
+    assert_ne!(info.number, 0);
+    assert_eq!(info.head, 0);
+    assert!(info.tail >= 99 && (info.tail + 1).is_power_of_two(), "{info:?}");
+    assert!(info.stride >= 16 + 2 * 16, "{info:?}");
 }
 
 #[test]

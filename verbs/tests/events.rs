@@ -1,4 +1,4 @@
-//! Events, and shared receive queues, which cause some.
+//! Asynchronous events and completion events, and shared receive queues, which cause some.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{Buffer, connect, device, options, to_itself};
 fn wait(descriptor: impl AsFd) {
     let deadline = Timespec { tv_sec: 60, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&deadline)).unwrap();
-    assert_eq!(ready, 1, "no event comes");
+    assert_eq!(ready, 1, "no event arrived");
 }
 
 #[test]
@@ -35,13 +35,13 @@ fn completions_wake_by_a_descriptor() {
         queue.arm(false).unwrap();
         qp.post(&write).unwrap();
         wait(&channel);
-        let event = channel.next_event().unwrap().expect("the descriptor says so");
+        let event = channel.next_event().unwrap().expect("the descriptor is readable, so there is an event");
         assert_eq!(event.queue(), queue.id());
         assert_ne!(event.queue(), other.id());
         let mut found = [WorkCompletion::empty(), WorkCompletion::empty()];
         assert_eq!(queue.poll(&mut found).unwrap().len(), 1);
     }
-    // Acknowledged all: this does not wait.
+    // All events are acknowledged, so destroying the queue does not block.
     drop((qp, queue));
 }
 

@@ -1,4 +1,4 @@
-//! Registered memory: other addresses, and what is refused, with what to look at.
+//! Memory registration: I/O virtual addresses, and the hints in errors.
 
 mod support;
 
@@ -26,7 +26,8 @@ fn a_region_may_have_addresses_of_its_own() {
     connect(&qp, qp.number(), to_itself(&context, &domain));
     let pages = Pages::new(8192);
     for address in [0, 0x7000_0000_0000] {
-        // SAFETY: read and written by volatile accesses only; the region is dropped before the memory.
+        // SAFETY: the memory is read and written by volatile accesses only, and the region is
+        // dropped before the memory.
         let region =
             unsafe { MemoryRegion::register_at(&domain, pages.start(), 8192, address, all_access()) }
                 .unwrap();
@@ -47,7 +48,8 @@ fn what_is_refused_says_what_to_look_at() {
     let (_context, domain) = open();
     let pages = Pages::new(8192);
     let refused = |start, address, access| {
-        // SAFETY: nothing else is done with the memory, and the region, if there is one, is dropped at once.
+        // SAFETY: the memory is not accessed while it is registered, and a region that was created
+        // is dropped at once.
         let region = unsafe { MemoryRegion::register_at(&domain, start, 8192, address, access) };
         region.unwrap_err().to_string()
     };
@@ -57,7 +59,7 @@ fn what_is_refused_says_what_to_look_at() {
     let error = refused(NonNull::dangling(), 1, Access::LOCAL_WRITE);
     assert!(error.contains("not mapped"), "{error}");
     let error = refused(pages.start(), same + 8, Access::LOCAL_WRITE);
-    assert!(error.contains("must lie as far into a page"), "{error}");
+    assert!(error.contains("the same offset within a page"), "{error}");
 }
 
 #[test]
@@ -66,7 +68,8 @@ fn pages_on_demand_are_taken_or_refused_with_the_reason() {
     let (context, domain) = open();
     let pages = Pages::new(4096);
     let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
-    // SAFETY: as above.
+    // SAFETY: the memory is not accessed while it is registered, and a region that was created is
+    // dropped at once.
     let region = unsafe { MemoryRegion::register(&domain, pages.start(), 4096, access) };
     match region {
         Ok(_) => assert_ne!(context.limits().unwrap().on_demand, 0),
@@ -80,7 +83,8 @@ fn rights_that_the_kernel_may_not_know_are_no_error() {
     let (_context, domain) = open();
     let pages = Pages::new(4096);
     let access = all_access() | Access::RELAXED_ORDERING;
-    // SAFETY: as above.
+    // SAFETY: the memory is not accessed while it is registered, and a region that was created is
+    // dropped at once.
     let region = unsafe { MemoryRegion::register(&domain, pages.start(), 4096, access) }.unwrap();
     assert_ne!(region.local_key(), 0);
 }
@@ -90,7 +94,7 @@ fn rights_that_the_kernel_may_not_know_are_no_error() {
 fn only_a_dmabuf_is_registered_as_one() {
     let (_context, domain) = open();
     let file = std::fs::File::open("/dev/zero").unwrap();
-    // SAFETY: no dma-buf, so no memory.
+    // SAFETY: the descriptor is not a dma-buf, so no memory is registered.
     let region =
         unsafe { MemoryRegion::register_dmabuf(&domain, file.as_fd(), 0, 4096, 0, Access::LOCAL_WRITE) };
     let error = region.unwrap_err().to_string();
@@ -106,9 +110,9 @@ fn limits_are_those_of_the_device() {
     assert!(CompletionQueue::new(&context, limits.completions + 1).is_err());
     let queue = CompletionQueue::new(&context, 16).unwrap();
     let qp = reliable(&domain, &queue);
-    // A device without any says none, or that it has no such thing.
+    // A device without enhancements returns none or an error.
     match qp.enhancements() {
-        Ok(ours) if ours.options != 0 => qp.set_enhancements(&ours).unwrap(),
+        Ok(found) if found.options != 0 => qp.set_enhancements(&found).unwrap(),
         Ok(_) => {}
         Err(error) => assert!(error.to_string().contains("cannot query the enhancements"), "{error}"),
     }
@@ -125,12 +129,13 @@ fn forking_can_be_prepared() {
             assert_eq!(safety, now);
             assert_ne!(safety, ForkSafety::None, "{safety}");
         }
-        // Another test of this process has registered memory before.
+        // Another test of this process may have registered memory before.
         (Err(error), ForkSafety::None) => {
             assert!(error.to_string().contains("before the first memory"), "{error}");
         }
         (Err(error), safety) => panic!("{error}, and yet: {safety}"),
     }
-    // SAFETY: as above.
+    // SAFETY: the memory is not accessed while it is registered, and a region that was created is
+    // dropped at once.
     unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Objects of verbs.
+//! Creation, queries and destruction of verbs objects.
 
 mod support;
 
@@ -40,7 +40,7 @@ fn an_address_that_is_nobodys_is_refused() {
     let route = to_itself(&context, &domain);
     AddressHandle::new(&domain, &route).unwrap();
     let error = AddressHandle::new(&domain, &Route { port: 77, ..route }).unwrap_err();
-    assert!(error.to_string().contains("cannot make an address handle to"), "{error}");
+    assert!(error.to_string().contains("cannot create an address handle for"), "{error}");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn objects_are_dropped_in_any_order() {
     let queue = CompletionQueue::new(&context, 16).unwrap();
     let qp = reliable(&domain, &queue);
     let pages = Pages::new(4096);
-    // SAFETY: nobody looks at the memory, and it is deregistered before it is freed.
+    // SAFETY: this process does not access the memory, which is deregistered before it is freed.
     let mut region = unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.unwrap();
     drop(context);
     drop(queue);
@@ -93,5 +93,5 @@ fn objects_are_dropped_in_any_order() {
     drop(qp);
     assert_eq!((region.address(), region.length()), (pages.address(0), 4096));
     region.deregister().unwrap();
-    region.deregister().expect("it is gone, and that is what is asked for");
+    region.deregister().expect("deregistering again must succeed");
 }

@@ -1,4 +1,4 @@
-//! Requests by verbs, in both ways of posting.
+//! Posting by verbs, with builder functions and with lists.
 
 mod support;
 
@@ -30,7 +30,7 @@ impl Pair {
                 PostBy::List => QueuePair::by_list(&domain, &options),
             };
             let qp = qp.unwrap();
-            // Soft-RoCE's builder is not used.
+            // The builder functions of Soft-RoCE are not used.
             assert!(qp.post_by() == by || device().starts_with("rxe"), "{by:?}");
             qp
         };
@@ -41,7 +41,7 @@ impl Pair {
         Self { domain, context, queue, near, far }
     }
 
-    /// Posts from the near one, signalled, and waits for it to end well.
+    /// Posts a signalled request to the near queue pair, and waits for its successful completion.
     fn run(&self, operation: Operation<'_>, data: Data<'_>) {
         self.near.post(&request(7, operation, data)).unwrap();
         let ended = completion(&self.queue);
@@ -71,7 +71,7 @@ fn memory_is_written_and_read() {
         let read = Operation::Read { remote: there.remote(0) };
         pair.run(read, Data::Elements(&[here.element(4096, 29)]));
         assert_eq!(&here.pages.read::<29>(4096), b"inline, in two and by element");
-        // Nothing to write is a request, too.
+        // A write of zero bytes is valid.
         pair.run(write(0), Data::Inline(b""));
     }
 }
@@ -152,7 +152,7 @@ fn what_cannot_be_posted_is_not() {
         let datagram = Operation::SendTo { handle: &handle, queue_pair: 1, queue_key: 1, immediate: None };
         let error = pair.near.post(&request(1, datagram, Data::Inline(b""))).unwrap_err();
         assert_eq!(error, PostError::Unsupported);
-        // Nothing of this went out, and nothing is broken.
+        // None of these requests was posted, and the queue pair still works.
         pair.run(write, Data::Inline(b"x"));
         let posted = (0..100_000).take_while(|&id| {
             let unsignalled = Request { flags: SendFlags::empty(), ..request(id, write, Data::Inline(b"x")) };
@@ -194,7 +194,7 @@ fn a_failure_is_told_and_the_rest_is_flushed() {
 #[ignore = "needs a device"]
 fn datagrams_go_where_their_handle_points() {
     const KEY: u32 = 0x1234;
-    /// In front of a datagram, in the buffer.
+    /// Size of the global routing header that precedes a datagram in the buffer.
     const ROUTE: usize = 40;
     for by in BOTH {
         let context = Context::open(&device()).unwrap();

@@ -1,5 +1,5 @@
-//! What a kernel refuses to a process that it keeps short. `cargo xtask vm` runs each in such a process, `barewire-cli`'s `tests/verbs.rs`
-//! the last.
+//! Registrations that the kernel refuses to a process with low limits. `cargo xtask vm` runs each
+//! test in such a process; `tests/verbs.rs` of `barewire-cli` runs the last one.
 
 mod support;
 
@@ -12,15 +12,18 @@ fn memory_beyond_the_limit() {
     let context = Context::open(&device()).unwrap();
     let domain = ProtectionDomain::new(&context).unwrap();
     let pages = Pages::new(1 << 20);
-    // SAFETY: nobody looks at the memory, and the region, if there is one, is dropped at once.
+    // SAFETY: the memory is not accessed while it is registered, and a region that was created is
+    // dropped at once.
     let region = unsafe { MemoryRegion::register(&domain, pages.start(), 1 << 20, all_access()) };
     let error = region.unwrap_err().to_string();
     println!("{error}");
     for words in ["cannot register 1048576 bytes", "may lock 64 KiB", "RLIMIT_MEMLOCK (ulimit -l unlimited"] {
         assert!(error.contains(words), "{error}");
     }
-    // SAFETY: as above.
-    unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }.expect("the process lives");
+    // SAFETY: the memory is not accessed while it is registered, and a region that was created is
+    // dropped at once.
+    unsafe { MemoryRegion::register(&domain, pages.start(), 4096, all_access()) }
+        .expect("a small registration must succeed");
 }
 
 #[test]
@@ -39,5 +42,5 @@ fn a_device_without_devx() {
     println!("{error}");
     assert!(matches!(error, OpenError::DevxRefused { .. }), "{error:?}");
     assert!(error.to_string().contains("objects of verbs may still be opened"), "{error}");
-    Context::open(&device()).expect("without DEVX it opens");
+    Context::open(&device()).expect("the device must open without DEVX");
 }

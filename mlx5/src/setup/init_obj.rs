@@ -8,7 +8,7 @@ use barewire_layouts::command::qp::QpState;
 use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
-use barewire_verbs::dv::{self, QueuePairFacts, Ring, ScatterToEntry, ThreadDomain};
+use barewire_verbs::dv::{self, QueuePairInfo, Ring, ScatterToEntry, ThreadDomain};
 use barewire_verbs::{
     AtomicScope, Capacity, CompletionChannel, CompletionQueueRef, Context, Initialize, MemoryRegion,
     ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
@@ -67,7 +67,7 @@ impl Device {
         let capacity = Capacity { sends: 1, receives: 1, send_elements: 1, receive_elements: 1, inline: 0 };
         let queues = [&queue, &queue].map(dv::CompletionQueue::reference);
         let pair = create(&domain, &thread, queues, capacity)?;
-        Ok(pair.facts().register_size > 0)
+        Ok(pair.info().register_size > 0)
     }
 
     pub(crate) fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
@@ -100,14 +100,14 @@ impl Device {
         let queue = dv::CompletionQueue::create_with_channel(&channel, entries - 1, ENTRY)
             .map_err(|error| system("creating a completion queue", error))?;
         // SAFETY: inside the page.
-        let doorbell = unsafe { queue.facts().uar.add(CQ_DOORBELL_OFFSET) }.cast();
+        let doorbell = unsafe { queue.info().uar.add(CQ_DOORBELL_OFFSET) }.cast();
         Ok((prepared(queue, entries)?, doorbell, Events(channel)))
     }
 }
 
 /// The facts about a queue of `entries` CQEs, and its ring given to the device.
 fn prepared(queue: dv::CompletionQueue, entries: u32) -> Result<CompletionFacts, Error> {
-    let facts = *queue.facts();
+    let facts = *queue.info();
     let ring = expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
     // SAFETY: `entries` CQEs, and no queue pair completes here yet.
     unsafe { CompletionQueue::initialise(ring, entries) };
@@ -155,7 +155,7 @@ pub(crate) fn create_pair(
             inline: 0,
         };
         let pair = create(domain, thread, [reference(queues[0])?, reference(queues[1])?], capacity)?;
-        if pair.facts().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
+        if pair.info().send.is_some_and(|ring| ring.entries >= sizes.send_blocks) {
             return facts(pair, sizes);
         }
     }
@@ -164,7 +164,7 @@ pub(crate) fn create_pair(
 
 /// The queue pair's facts, if its rings are what was asked for.
 fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairFacts, Error> {
-    let QueuePairFacts { number, send, receive, doorbell_record, register, .. } = *pair.facts();
+    let QueuePairInfo { number, send, receive, doorbell_record, register, .. } = *pair.info();
     let ring = |what, ring: Option<Ring>, entries, stride| {
         let ring = ring.ok_or_else(|| system("opening a queue pair", "it has no such ring"))?;
         expect(what, ring, entries, stride)

@@ -1,5 +1,5 @@
 //! Commands to the device through the kernel (DEVX).
-#![allow(unsafe_code, reason = "registering memory is a promise that the compiler cannot check")]
+#![allow(unsafe_code, reason = "registration has a contract that the compiler cannot check")]
 
 use std::fmt;
 use std::io;
@@ -8,21 +8,23 @@ use std::ptr::NonNull;
 use crate::memory::Access;
 use crate::sys::{self, DevxObject, DevxUar, DevxUmem};
 
-/// A device that takes commands, as bytes of the Programmer's Reference Manual: big-endian, opcode first.
+/// A handle for sending commands to a device. Commands are byte strings in the format of the
+/// Programmer's Reference Manual: big-endian, opcode first.
 ///
-/// A call fails if the command did not reach the device. If it did, the call is `Ok` and `output` holds the answer: its first byte is the
-/// status (0 is good), bytes 4 to 8 the syndrome. The kernel adds the context's user identity, so that objects of other processes are out
-/// of reach, and takes no commands that the device's administration is made of.
+/// A call returns an error if the command did not reach the device. Otherwise it returns `Ok`, and
+/// `output` holds the device's response: byte 0 is the status (0 is success), bytes 4 to 8 are the
+/// syndrome. The kernel adds the context's user id to each command, so that objects of other
+/// processes are not accessible, and rejects commands for administration of the device.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = barewire_verbs::Context::open_devx("mlx5_0")?;
 /// let devx = context.devx().ok_or("opened without")?;
-/// let mut answer = [0; 16 + 4096];
+/// let mut output = [0; 16 + 4096];
 /// // QUERY_HCA_CAP: general capabilities, current values.
 /// // SAFETY: the command names no object.
-/// unsafe { devx.general(&[1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], &mut answer) }?;
-/// assert_eq!(answer[0], 0, "the device refused");
+/// unsafe { devx.general(&[1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], &mut output) }?;
+/// assert_eq!(output[0], 0, "the device reported an error");
 /// # Ok(())
 /// # }
 /// ```
@@ -38,13 +40,14 @@ impl Devx {
         &self.0
     }
 
-    /// Runs a command that makes no object.
+    /// Executes a command that does not create an object.
     ///
     /// # Safety
-    /// Commands name objects by number, and the device takes every object of the context for the
-    /// caller's. The command names no object (memory, key, protection domain, queue or any other) that
-    /// another user of the context made, unless that user allows what the command does. Otherwise the
-    /// device could be made to write memory whose owner relies on nobody else having a key to it.
+    /// Commands identify objects by number, and the device gives every command access to all
+    /// objects of the context. The command must not name an object (memory, key, protection domain,
+    /// queue or any other) that other code created in the same context, unless that code permits
+    /// the effect of the command. Otherwise the device could be made to write to memory whose owner
+    /// relies on being the only holder of a key to it.
     ///
     /// ```compile_fail,E0133
     /// fn anyone(devx: &barewire_verbs::dv::Devx, command: &[u8]) {
@@ -53,15 +56,16 @@ impl Devx {
     /// ```
     ///
     /// # Errors
-    /// If the device gave no answer. `EINVAL` is the kernel's for a command that makes an object or is not for programs.
+    /// If the device did not respond. The kernel returns `EINVAL` for a command that creates an
+    /// object or that programs may not use.
     pub unsafe fn general(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.0.general(input, output)
     }
 
-    /// Runs a command that makes an object; `None` if the device refused.
+    /// Executes a command that creates an object. Returns `None` if the device reported an error.
     ///
     /// # Safety
-    /// As for [`Self::general`].
+    /// The contract of [`Self::general`].
     ///
     /// ```compile_fail,E0133
     /// fn anyone(devx: &barewire_verbs::dv::Devx, command: &[u8]) {
@@ -70,38 +74,43 @@ impl Devx {
     /// ```
     ///
     /// # Errors
-    /// If the device gave no answer.
+    /// If the device did not respond.
     pub unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> io::Result<Option<Object>> {
         Ok(self.0.create(input, output)?.map(Object))
     }
 
-    /// Lets commands name memory. `access` says whether the device may write it ([`Access::LOCAL_WRITE`]); it may always read.
+    /// Registers memory as a UMEM, which commands can name. The device may write to it if `access`
+    /// has [`Access::LOCAL_WRITE`]; it may always read.
     ///
     /// # Safety
-    /// Until [`Umem::deregister`] has returned `Ok`, `start .. start + length` stays mapped and is accessed by this process only in ways
-    /// that tolerate a device which reads and writes it at the same time. Dropping the [`Umem`] deregisters too, but does not tell whether
-    /// it could: an object that still uses the memory prevents it.
+    /// Until [`Umem::deregister`] has returned `Ok`, `start .. start + length` must stay mapped,
+    /// and this process must access it only in ways that tolerate a device which reads and writes
+    /// it at the same time. Dropping the [`Umem`] also deregisters it, but does not report whether
+    /// that succeeded: it fails while an object uses the memory.
     ///
     /// # Errors
-    /// If memory of this size may not be locked, is not mapped, or the device refused.
+    /// If the memory is not mapped or may not be locked, or if the device reports an error.
     pub unsafe fn register_umem(
         &self,
         start: NonNull<u8>,
         length: usize,
         access: Access,
     ) -> io::Result<Umem> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees the contract of this function, which is that of
+        // `Mr::register`: the memory stays mapped and tolerates accesses by the device until it is
+        // deregistered.
         let umem = unsafe { self.0.register(start, length, access.to_verbs()) }?;
         Ok(Umem { id: umem.id(), umem })
     }
 
-    /// Takes a UAR page.
+    /// Allocates a UAR page.
     ///
     /// # Errors
-    /// If there is none left, or it cannot be mapped so: [`UarKind::BlueFlame`] needs a processor that combines writes.
+    /// If no page is left, or the page cannot be mapped in this way: [`UarKind::BlueFlame`]
+    /// requires a processor with write-combining.
     pub fn allocate_uar(&self, kind: UarKind) -> io::Result<Uar> {
         let uar = self.0.allocate_uar(kind == UarKind::BlueFlame)?;
-        let (page, base, register) = uar.facts();
+        let (page, base, register) = uar.addresses();
         let missing = || io::Error::other("libmlx5 gave a UAR without an address");
         Ok(Uar {
             kind,
@@ -112,10 +121,10 @@ impl Devx {
         })
     }
 
-    /// The device's number of the event queue behind a completion vector, the first being 0.
+    /// The device's number of the event queue of a completion vector. Vectors are numbered from 0.
     ///
     /// # Errors
-    /// If there is no such vector.
+    /// If the vector does not exist.
     pub fn event_queue(&self, vector: u32) -> io::Result<u32> {
         self.0.event_queue(vector)
     }
@@ -127,8 +136,8 @@ impl fmt::Debug for Devx {
     }
 }
 
-/// An object that a command made. Dropping it destroys it; the device refuses while another object uses it, and it is then destroyed with
-/// the context.
+/// An object created by a command. Dropping it destroys it. The device refuses while another object
+/// uses it; the object is then destroyed with the context.
 pub struct Object(DevxObject);
 
 impl Object {
@@ -136,37 +145,41 @@ impl Object {
         &self.0
     }
 
-    /// Runs a command that changes the object.
+    /// Executes a command that modifies the object.
     ///
     /// # Safety
-    /// As for [`Devx::general`].
+    /// The contract of [`Devx::general`].
     ///
     /// # Errors
-    /// If the device gave no answer. `EINVAL` is the kernel's for a command about another object, or one that changes none.
+    /// If the device did not respond. The kernel returns `EINVAL` for a command that names another
+    /// object, or that does not modify one.
     pub unsafe fn modify(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.0.modify(input, output)
     }
 
-    /// Runs a command that queries the object.
+    /// Executes a command that queries the object.
     ///
     /// # Safety
-    /// As for [`Devx::general`].
+    /// The contract of [`Devx::general`].
     ///
     /// # Errors
-    /// If the device gave no answer. `EINVAL` is the kernel's for a command about another object, or one that queries none.
+    /// If the device did not respond. The kernel returns `EINVAL` for a command that names another
+    /// object, or that does not query one.
     pub unsafe fn query(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.0.query(input, output)
     }
 
-    /// Runs a command about the object: [`Self::query`] if its opcode is one of the queries, [`Self::modify`] otherwise.
+    /// Executes a command about the object: with [`Self::query`] if the opcode is that of a query,
+    /// and with [`Self::modify`] otherwise.
     ///
     /// # Safety
-    /// As for [`Devx::general`].
+    /// The contract of [`Devx::general`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::query`] and [`Self::modify`].
     pub unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees the contract of `Devx::general` for this command, which is
+        // also that of `query` and `modify`.
         unsafe { if is_query(input) { self.query(input, output) } else { self.modify(input, output) } }
     }
 }
@@ -177,7 +190,7 @@ impl fmt::Debug for Object {
     }
 }
 
-/// Whether a command asks for what an object is (mlx5_ifc.h: `MLX5_CMD_OP_QUERY_*`).
+/// Returns true if the opcode is that of a query (mlx5_ifc.h: `MLX5_CMD_OP_QUERY_*`).
 fn is_query(command: &[u8]) -> bool {
     let [high, low, ..] = *command else { return false };
     matches!(
@@ -197,22 +210,23 @@ fn is_query(command: &[u8]) -> bool {
     )
 }
 
-/// Memory that commands can name. Dropping it takes the memory from the device if no object uses it.
+/// Registered memory that commands can name. Dropping it deregisters the memory, unless an object
+/// uses it.
 pub struct Umem {
     id: u32,
     umem: DevxUmem,
 }
 
 impl Umem {
-    /// The number that commands name it by.
+    /// The UMEM's number in commands.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Takes the memory from the device. Once it has, it does no more.
+    /// Deregisters the memory. Further calls do nothing once one has succeeded.
     ///
     /// # Errors
-    /// If an object uses the memory, which must then stay as it is.
+    /// If an object uses the memory, which then stays registered.
     pub fn deregister(&mut self) -> io::Result<()> {
         self.umem.deregister()
     }
@@ -227,44 +241,48 @@ impl fmt::Debug for Umem {
 /// How a UAR page is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UarKind {
-    /// Write-combining: stores reach the device in bursts. The page's register belongs to this allocation alone.
+    /// Write-combining: stores reach the device in bursts. The register is used by this allocation
+    /// only.
     BlueFlame,
-    /// Not cached: every store is one access. libmlx5 gives every such allocation of a context the same page, which it also rings itself.
+    /// Uncached: every store is one access. libmlx5 returns the same page for all such allocations
+    /// of a context, and also writes doorbells to it itself.
     NonCached,
 }
 
-/// A mapped UAR page. Dropping it gives it back.
+/// A mapped UAR page. Dropping it frees the page.
 pub struct Uar {
     kind: UarKind,
     page: u32,
     base: NonNull<u8>,
     register: NonNull<u8>,
-    #[expect(dead_code, reason = "gives the page back")]
+    #[expect(dead_code, reason = "frees the page when dropped")]
     handle: DevxUar,
 }
 
-// SAFETY: two addresses of a page that is mapped for the whole process, and a handle that any thread may drop.
+// SAFETY: the addresses point to a page that is mapped for the whole process, and `DevxUar` may be
+// dropped by any thread.
 unsafe impl Send for Uar {}
-// SAFETY: as above; nothing here follows the addresses.
+// SAFETY: the methods only return the addresses and never dereference them, so shared references
+// may be used by several threads.
 unsafe impl Sync for Uar {}
 
 impl Uar {
-    /// How it is mapped.
+    /// The kind of mapping.
     pub fn kind(&self) -> UarKind {
         self.kind
     }
 
-    /// The page's number in contexts.
+    /// The page's index, by which commands name it.
     pub fn page(&self) -> u32 {
         self.page
     }
 
-    /// The first byte of the page of 4096 bytes, mapped for writes as long as `self` lives.
+    /// The first byte of the page of 4096 bytes. It is mapped for writing as long as `self` lives.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The first byte of the BlueFlame register in it that is this allocation's.
+    /// The first byte of this allocation's BlueFlame register in the page.
     pub fn register(&self) -> NonNull<u8> {
         self.register
     }

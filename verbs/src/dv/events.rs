@@ -1,4 +1,4 @@
-//! Events of objects that commands made, by a descriptor.
+//! Events of objects created by commands.
 
 use std::fmt;
 use std::io;
@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::devx::{Devx, Object};
 use crate::sys::DevxChannel;
 
-/// The type of a completion queue's events in event queue entries. linux mlx5/device.h: `MLX5_EVENT_TYPE_COMP`.
+/// The event type of completion queues in event queue entries. linux mlx5/device.h:
+/// `MLX5_EVENT_TYPE_COMP`.
 const COMPLETION: u16 = 0;
 
-/// Where events of objects that commands made arrive. Its descriptor is readable when there is one, for poll and epoll.
-/// mlx5dv.h: `mlx5dv_devx_create_event_channel`.
+/// Receives events of objects that were created by commands. Its descriptor is readable when there
+/// is an event, for poll and epoll. mlx5dv.h: `mlx5dv_devx_create_event_channel`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,15 +31,16 @@ const COMPLETION: u16 = 0;
 pub struct EventChannel(DevxChannel);
 
 impl EventChannel {
-    /// A new channel.
+    /// Creates a channel.
     ///
     /// # Errors
-    /// If the kernel has none of these channels, or there are too many descriptors.
+    /// If the kernel does not support these channels, or the process has no free file descriptor.
     pub fn new(devx: &Devx) -> io::Result<Self> {
         devx.handle().event_channel().map(Self)
     }
 
-    /// Has completions of `queue`, which CREATE_CQ made, be told here with `cookie`: once for each time that the queue is armed by its doorbell.
+    /// Subscribes to the completions of `queue`, which must have been created by CREATE_CQ: reports
+    /// an event with `cookie` for each time that the queue is armed by its doorbell.
     ///
     /// # Errors
     /// If the object is not a completion queue of the same context.
@@ -46,10 +48,10 @@ impl EventChannel {
         self.0.subscribe(queue.handle(), COMPLETION, cookie)
     }
 
-    /// The cookie of the next event, if there is one; does not wait.
+    /// Returns the cookie of the next event, or `None` if there is none. Does not block.
     ///
     /// # Errors
-    /// If the device is gone.
+    /// If the device was removed.
     pub fn next_event(&self) -> io::Result<Option<u64>> {
         self.0.next()
     }

@@ -1,7 +1,9 @@
-//! Direct verbs: what libmlx5 lets a driver of its own do with an mlx5 device.
+//! Direct verbs: access to mlx5 devices for a driver in this program.
 //!
-//! [`Devx`] sends the device's own commands. The older way is to make objects by verbs and to have libmlx5 tell where their rings and
-//! registers are: [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`]. Both are for who writes work queue entries and doorbells; here nothing does.
+//! [`Devx`] sends commands to the device. Alternatively objects are created by verbs, and libmlx5
+//! reports the addresses of their rings and registers: [`CompletionQueue`], [`QueuePair`] and
+//! [`SharedReceiveQueue`]. This module does not write work queue entries or doorbells; that is up
+//! to the driver.
 
 mod devx;
 mod events;
@@ -11,8 +13,8 @@ mod thread;
 pub use devx::{Devx, Object, Uar, UarKind, Umem};
 pub use events::EventChannel;
 pub use open::{
-    CompletionQueue, CompletionQueueFacts, QueuePair, QueuePairFacts, Ring, ScatterToEntry,
-    SharedReceiveFacts, SharedReceiveQueue,
+    CompletionQueue, CompletionQueueInfo, QueuePair, QueuePairInfo, Ring, ScatterToEntry, SharedReceiveInfo,
+    SharedReceiveQueue,
 };
 pub use thread::ThreadDomain;
 

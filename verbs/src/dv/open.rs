@@ -1,5 +1,5 @@
-//! What libmlx5 tells about queues that verbs made (`mlx5dv_init_obj`).
-#![allow(unsafe_code, reason = "addresses may go to another thread, which the compiler cannot know")]
+//! The addresses of queues that were created by verbs (`mlx5dv_init_obj`).
+#![allow(unsafe_code, reason = "types with addresses are sent to other threads")]
 
 use std::io;
 use std::ptr::NonNull;
@@ -12,22 +12,24 @@ use barewire_mlx5dv_sys::{
 use crate::Error;
 use crate::sys::{InitObj, OpenContext};
 
-/// A completion queue whose entries are read where the device writes them. Verbs do not poll it any more.
-pub type CompletionQueue = crate::CompletionQueue<CompletionQueueFacts>;
-/// A shared receive queue whose ring is written directly. Verbs do not post to it any more.
-pub type SharedReceiveQueue = crate::SharedReceiveQueue<SharedReceiveFacts>;
-/// A queue pair whose rings and doorbells are written directly. Verbs do not post to it any more, but still change its state.
-pub type QueuePair = crate::QueuePair<QueuePairFacts>;
+/// A completion queue whose entries a driver reads directly. Verbs do not poll it any more.
+pub type CompletionQueue = crate::CompletionQueue<CompletionQueueInfo>;
+/// A shared receive queue whose ring a driver writes directly. Verbs do not post to it any more.
+pub type SharedReceiveQueue = crate::SharedReceiveQueue<SharedReceiveInfo>;
+/// A queue pair whose rings and doorbells a driver writes directly. Verbs do not post to it any
+/// more, but still change its state.
+pub type QueuePair = crate::QueuePair<QueuePairInfo>;
 
-/// Whether short messages are put into the completion entry instead of the buffers that were named for them. Who polls must then look at
-/// the entry's format.
+/// Whether the device scatters short messages to the completion entry instead of to the buffers of
+/// the request. A driver that polls must then check the format of each entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterToEntry {
     /// Never.
     Never,
-    /// Of received messages, and of what reads and atomics bring where the queue pair signals all requests.
+    /// Received messages, and, if the queue pair signals all requests, the data of reads and
+    /// atomics.
     Received,
-    /// Of whatever reads and atomics bring, too.
+    /// Received messages and the data of all reads and atomics.
     Always,
 }
 
@@ -44,80 +46,95 @@ impl ScatterToEntry {
 /// A ring in memory that the device reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
-    /// Its first byte.
+    /// Address of the first entry.
     pub start: NonNull<u8>,
-    /// How many entries it has, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u32,
     /// Bytes from one entry to the next.
     pub stride: u32,
 }
 
-/// Where a completion queue is. The addresses are good as long as the queue. mlx5dv.h: `struct mlx5dv_cq`.
+/// The memory of a completion queue. The addresses are valid as long as the queue exists. mlx5dv.h:
+/// `struct mlx5dv_cq`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompletionQueueFacts {
-    /// Its number in contexts and doorbells.
+pub struct CompletionQueueInfo {
+    /// The queue's number in contexts and doorbells.
     pub number: u32,
-    /// Its entries, of 64 or 128 bytes. libmlx5 has written each as never used (`op_own` 0xf0).
+    /// The entries, of 64 or 128 bytes. libmlx5 has initialised each as never written by the device
+    /// (`op_own` 0xf0).
     pub ring: Ring,
-    /// The doorbell record, 8 bytes: consumer index and arming.
+    /// The doorbell record, 8 bytes: consumer index, and the word for arming.
     pub doorbell_record: NonNull<u8>,
-    /// First byte of the UAR page whose CQ doorbell arms it. Every queue of the context uses the same page.
+    /// The first byte of the UAR page whose CQ doorbell arms the queue. All queues of a context use
+    /// the same page.
     pub uar: NonNull<u8>,
 }
 
-/// Where a queue pair is. The addresses are good as long as the queue pair. mlx5dv.h: `struct mlx5dv_qp`.
+/// The memory of a queue pair. The addresses are valid as long as the queue pair exists. mlx5dv.h:
+/// `struct mlx5dv_qp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueuePairFacts {
-    /// Its number.
+pub struct QueuePairInfo {
+    /// The queue pair's number.
     pub number: u32,
-    /// The send queue, in units of 64 bytes (WQEBB); `None` if it sends nothing.
+    /// The send queue, in units of 64 bytes (WQEBB); `None` if the queue pair does not send.
     pub send: Option<Ring>,
-    /// The receive queue; `None` if it receives nothing by itself.
+    /// The receive queue; `None` if the queue pair has none.
     pub receive: Option<Ring>,
-    /// The doorbell record, 8 bytes: receive and send counter.
+    /// The doorbell record, 8 bytes: receive counter and send counter.
     pub doorbell_record: NonNull<u8>,
-    /// The register that its doorbells go to: two halves of [`Self::register_size`] bytes, used in turns. Two queue pairs with
-    /// the same register must take turns with it.
+    /// The doorbell register: two halves of [`Self::register_size`] bytes, which are used
+    /// alternately. Users of two queue pairs with the same register must not write to it at the
+    /// same time.
     pub register: NonNull<u8>,
-    /// Bytes that a half takes in one burst (BlueFlame); 0 if it takes 8-byte doorbells only, at its first byte.
+    /// Bytes of a half for a burst (BlueFlame); 0 if the register takes only 8-byte doorbells at
+    /// its first byte.
     pub register_size: u32,
-    /// What to map for the register's page in another process; `None` if libmlx5 does not tell.
+    /// The mmap offset for mapping the register's page in another process; `None` if libmlx5 does
+    /// not report it.
     pub uar_mmap_offset: Option<i64>,
 }
 
-/// Where a shared receive queue is. The addresses are good as long as the queue. mlx5dv.h: `struct mlx5dv_srq`.
+/// The memory of a shared receive queue. The addresses are valid as long as the queue exists.
+/// mlx5dv.h: `struct mlx5dv_srq`.
 ///
-/// Its requests form a list: each begins with the index of the next. All were free, from [`Self::head`] to [`Self::tail`].
+/// The requests form a linked list: each begins with the index of the next one. Initially all are
+/// free, from [`Self::head`] to [`Self::tail`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedReceiveFacts {
-    /// Its number.
+pub struct SharedReceiveInfo {
+    /// The queue's number.
     pub number: u32,
-    /// The first request's first byte.
+    /// Address of the first request.
     pub start: NonNull<u8>,
     /// Bytes from one request to the next.
     pub stride: u32,
-    /// The index of the first free request.
+    /// Index of the first free request.
     pub head: u32,
-    /// The index of the last free request.
+    /// Index of the last free request.
     pub tail: u32,
-    /// The doorbell record: 4 bytes, the count of posted requests.
+    /// The doorbell record, 4 bytes: the number of posted requests.
     pub doorbell_record: NonNull<u8>,
 }
 
-// SAFETY: addresses and numbers; whoever follows an address answers for how.
-unsafe impl Send for SharedReceiveFacts {}
-// SAFETY: as above.
-unsafe impl Sync for SharedReceiveFacts {}
-// SAFETY: addresses and numbers; whoever follows an address answers for how.
-unsafe impl Send for CompletionQueueFacts {}
-// SAFETY: as above.
-unsafe impl Sync for CompletionQueueFacts {}
-// SAFETY: as above.
-unsafe impl Send for QueuePairFacts {}
-// SAFETY: as above.
-unsafe impl Sync for QueuePairFacts {}
+// SAFETY: the type holds addresses and integers and never dereferences an address. Code that does
+// must justify it.
+unsafe impl Send for SharedReceiveInfo {}
+// SAFETY: shared references only give access to addresses and integers, which are not dereferenced
+// here.
+unsafe impl Sync for SharedReceiveInfo {}
+// SAFETY: the type holds addresses and integers and never dereferences an address. Code that does
+// must justify it.
+unsafe impl Send for CompletionQueueInfo {}
+// SAFETY: shared references only give access to addresses and integers, which are not dereferenced
+// here.
+unsafe impl Sync for CompletionQueueInfo {}
+// SAFETY: the type holds addresses and integers and never dereferences an address. Code that does
+// must justify it.
+unsafe impl Send for QueuePairInfo {}
+// SAFETY: shared references only give access to addresses and integers, which are not dereferenced
+// here.
+unsafe impl Sync for QueuePairInfo {}
 
-/// libmlx5, or what to install.
+/// Loads libmlx5, or returns an error that names the package to install.
 pub(crate) fn library(device: &str) -> Result<&'static Library, Error> {
     Library::get().map_err(|error| {
         Error::new(device, "load libmlx5", io::Error::other(error.to_string()))
@@ -125,21 +142,25 @@ pub(crate) fn library(device: &str) -> Result<&'static Library, Error> {
     })
 }
 
-/// Opens an object of verbs.
+/// Queries the addresses of a verbs object.
 pub(crate) fn open<O: InitObj>(
     context: &OpenContext,
     what: &'static str,
     object: &O,
-) -> Result<O::Facts, Error> {
+) -> Result<O::Info, Error> {
     let device = context.name();
     object.init_obj(library(device)?).map_err(|source| {
         let unsupported = source.kind() == io::ErrorKind::Unsupported;
         let error = Error::new(device, format!("open {what} for direct access"), source);
-        if unsupported { error.with_hint("only devices of libmlx5 can be".to_owned()) } else { error }
+        if unsupported {
+            error.with_hint("only devices with the driver libmlx5 support direct access".to_owned())
+        } else {
+            error
+        }
     })
 }
 
-impl TryFrom<mlx5dv_cq> for CompletionQueueFacts {
+impl TryFrom<mlx5dv_cq> for CompletionQueueInfo {
     type Error = io::Error;
 
     fn try_from(cq: mlx5dv_cq) -> io::Result<Self> {
@@ -152,12 +173,12 @@ impl TryFrom<mlx5dv_cq> for CompletionQueueFacts {
     }
 }
 
-impl TryFrom<mlx5dv_srq> for SharedReceiveFacts {
+impl TryFrom<mlx5dv_srq> for SharedReceiveInfo {
     type Error = io::Error;
 
     fn try_from(queue: mlx5dv_srq) -> io::Result<Self> {
         if queue.comp_mask & u64::from(MLX5DV_SRQ_MASK_SRQN) == 0 {
-            return Err(io::Error::other("libmlx5 does not tell its number"));
+            return Err(io::Error::other("libmlx5 does not report the number of the queue"));
         }
         Ok(Self {
             number: queue.srqn,
@@ -170,7 +191,7 @@ impl TryFrom<mlx5dv_srq> for SharedReceiveFacts {
     }
 }
 
-impl QueuePairFacts {
+impl QueuePairInfo {
     pub(crate) fn new(number: u32, qp: &mlx5dv_qp) -> io::Result<Self> {
         let mapped = qp.comp_mask & u64::from(MLX5DV_QP_MASK_UAR_MMAP_OFFSET) != 0;
         Ok(Self {

@@ -1,4 +1,4 @@
-//! Registers of a thread's own.
+//! Thread domains, which give a thread its own doorbell register.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,16 +6,17 @@ use std::sync::Arc;
 use crate::sys::Td;
 use crate::{Context, Error};
 
-/// Queue pairs of one thread domain have one register, and no queue pair of another has it: libmlx5 takes it for a promise that they are
-/// used by one thread at a time. Clones are the same domain. verbs.h: `ibv_alloc_td`.
+/// A thread domain. Its queue pairs share one register, which no other queue pair uses: libmlx5
+/// assumes that one thread at a time uses them. Cloning returns another handle to the same domain.
+/// verbs.h: `ibv_alloc_td`.
 #[derive(Clone)]
 pub struct ThreadDomain(Arc<Td>);
 
 impl ThreadDomain {
-    /// A new domain, with a register of its own.
+    /// Creates a domain with its own register.
     ///
     /// # Errors
-    /// If the device has no register left, or is not one that has thread domains.
+    /// If the device has no free register, or its driver does not support thread domains.
     pub fn new(context: &Context) -> Result<Self, Error> {
         let domain = Td::allocate(context.open_context())
             .map_err(|source| Error::new(context.name(), "allocate a thread domain", source))?;

@@ -1,11 +1,11 @@
-//! What queue pairs are made of, and what they need to know in each state.
+//! The parameters of queue pairs, at creation and in each state.
 
 use rdma_sys::{ibv_qp_create_send_ops_flags as has, ibv_qp_state};
 
 use crate::completion::CompletionQueueRef;
 use crate::{Access, Route, SharedReceiveQueueRef};
 
-/// What a queue pair does. verbs.h: `enum ibv_qp_type`.
+/// The type of a queue pair. verbs.h: `enum ibv_qp_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuePairKind {
     /// Reliable connection.
@@ -17,7 +17,7 @@ pub enum QueuePairKind {
 }
 
 impl QueuePairKind {
-    /// The operations of its requests, as `enum ibv_qp_create_send_ops_flags` has them.
+    /// The operations that the type supports, as `enum ibv_qp_create_send_ops_flags`.
     pub(crate) fn operations(self) -> u32 {
         let send = has::IBV_QP_EX_WITH_SEND | has::IBV_QP_EX_WITH_SEND_WITH_IMM;
         let write = has::IBV_QP_EX_WITH_RDMA_WRITE | has::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -33,112 +33,114 @@ impl QueuePairKind {
     }
 }
 
-/// Enhancements of a connection beyond the standard. verbs.h: `struct ibv_ece`.
+/// Vendor-specific enhancements of a connection (ECE). verbs.h: `struct ibv_ece`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enhancements {
-    /// Whose they are.
+    /// The vendor id.
     pub vendor: u32,
-    /// The vendor's bits.
+    /// The vendor's option bits.
     pub options: u32,
-    /// What else there is.
+    /// The mask of additional fields.
     pub mask: u32,
 }
 
-/// How much a queue pair holds. verbs.h: `struct ibv_qp_cap`.
+/// The capacity of a queue pair. verbs.h: `struct ibv_qp_cap`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Send requests outstanding.
+    /// The maximum number of outstanding send requests.
     pub sends: u32,
-    /// Receive requests outstanding.
+    /// The maximum number of outstanding receive requests.
     pub receives: u32,
-    /// Scatter/gather elements of a send request.
+    /// The maximum number of scatter/gather elements of a send request.
     pub send_elements: u32,
-    /// Scatter/gather elements of a receive request.
+    /// The maximum number of scatter elements of a receive request.
     pub receive_elements: u32,
-    /// Bytes that a send request may carry itself.
+    /// The maximum number of bytes of inline data in a send request.
     pub inline: u32,
 }
 
-/// What a queue pair is to be.
+/// The parameters for creating a queue pair.
 #[derive(Clone, Debug)]
 pub struct QueuePairOptions {
-    /// What it does.
+    /// The type.
     pub kind: QueuePairKind,
-    /// Where sends complete.
+    /// The queue for completions of send requests.
     pub send_queue: CompletionQueueRef,
-    /// Where receives complete.
+    /// The queue for completions of receive requests.
     pub receive_queue: CompletionQueueRef,
-    /// Where its receive requests come from, if not from its own queue.
+    /// The shared receive queue; if `None`, the queue pair has its own receive queue.
     pub shared_receive: Option<SharedReceiveQueueRef>,
-    /// How much it holds, at least.
+    /// The minimum capacity.
     pub capacity: Capacity,
-    /// Every send request completes with an entry, asked for or not.
+    /// Every send request reports a completion, whether it has [`crate::SendFlags::SIGNALED`] or
+    /// not.
     pub signal_all: bool,
 }
 
-/// What a queue pair needs to receive requests into its queue: the way from RESET to INIT.
+/// The parameters of the transition from RESET to INIT, after which receive requests may be posted.
 #[derive(Clone, Copy, Debug)]
 pub struct Initialize {
     /// The port.
     pub port: u8,
-    /// The partition, as an index into the port's table; 0 is the default one.
+    /// The index of the partition key in the port's table; 0 is the default partition.
     pub partition_index: u16,
-    /// What peers may do through it. Not for datagrams.
+    /// The access that the peer has through the queue pair. Not used by datagrams.
     pub access: Access,
-    /// The queue key. For datagrams only.
+    /// The queue key. Used by datagrams only.
     pub queue_key: u32,
 }
 
-/// What a connection needs to receive: the way from INIT to RTR.
+/// The parameters of the transition from INIT to RTR, after which the queue pair receives.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadyToReceive {
     /// The path MTU in bytes: 256 to 4096.
     pub mtu: u32,
     /// The peer's queue pair number.
     pub peer: u32,
-    /// The peer's first packet sequence number, 24 bits.
+    /// The initial packet sequence number of the peer, 24 bits.
     pub packet_sequence_number: u32,
-    /// Reads and atomics of the peer that are worked on at a time. RC only.
+    /// The maximum number of reads and atomics of the peer that are executed at a time. RC only.
     pub responder_resources: u8,
-    /// How long the peer is asked to wait when no receive request is there, as verbs code it: 12 is 0.64 ms. RC only.
+    /// The RNR timer, in the encoding of verbs: the peer waits this long before it retries if there
+    /// is no receive request. 12 is 0.64 ms. RC only.
     pub rnr_timer: u8,
-    /// The way to the peer.
+    /// The route to the peer.
     pub route: Route,
 }
 
-/// What a connection needs to send: the way from RTR to RTS.
+/// The parameters of the transition from RTR to RTS, after which the queue pair sends.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadyToSend {
-    /// The own first packet sequence number, 24 bits.
+    /// The initial packet sequence number of this side, 24 bits.
     pub packet_sequence_number: u32,
-    /// How long to wait for an acknowledgement: 4.096 us shifted left by this; 0 is forever. RC only.
+    /// The acknowledgement timeout: 4.096 us shifted left by this value; 0 is infinite. RC only.
     pub timeout: u8,
-    /// How often to try again after that, at most 7. RC only.
+    /// The maximum number of retries after this timeout, up to 7. RC only.
     pub retries: u8,
-    /// How often to try again when the peer has no receive request; 7 is for ever. RC only.
+    /// The maximum number of retries if the peer has no receive request; 7 is infinite. RC only.
     pub rnr_retries: u8,
-    /// Reads and atomics outstanding. RC only.
+    /// The maximum number of outstanding reads and atomics. RC only.
     pub initiator_depth: u8,
 }
 
 /// The state of a queue pair. verbs.h: `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuePairState {
-    /// Takes nothing.
+    /// RESET: accepts no requests.
     Reset,
-    /// Takes receive requests.
+    /// INIT: accepts receive requests.
     Initialized,
-    /// Receives.
+    /// RTR: receives.
     ReadyToReceive,
-    /// Receives and sends.
+    /// RTS: receives and sends.
     ReadyToSend,
-    /// Sends are being drained.
+    /// SQD: the send queue is being drained.
     SendDrained,
-    /// Sends failed; it still receives.
+    /// SQE: the send queue failed; the queue pair still receives.
     SendError,
-    /// Whatever is posted is given back as flushed.
+    /// ERR: all requests complete as flushed.
     Error,
-    /// A value that verbs.h does not name.
+    /// A value that verbs.h does not define.
     Unknown(u32),
 }
 

@@ -1,4 +1,4 @@
-//! Queue pairs: made, connected, and given to who posts.
+//! Queue pairs: creation, connection, and access for posting.
 
 mod attributes;
 
@@ -17,12 +17,12 @@ pub use attributes::{
     ReadyToSend,
 };
 
-use crate::dv::{self, QueuePairFacts};
+use crate::dv::{self, QueuePairInfo};
 use crate::post::ReceiveQueue;
 use crate::sys::{Extended, Plain, Qp, QpQueues, Td};
 use crate::{Context, Error, ProtectionDomain};
 
-/// Verbs post to the queue pair ([`QueuePair::post`]), and nobody else does.
+/// Only verbs post to the queue pair ([`QueuePair::post`]).
 #[derive(Debug)]
 pub struct Poster {
     extended: Option<Extended>,
@@ -30,14 +30,14 @@ pub struct Poster {
     is_datagram: bool,
 }
 
-/// As [`Poster`], on one thread ([`OneThread`]).
+/// Like [`Poster`], on one thread ([`OneThread`]).
 #[derive(Debug)]
 pub struct LocalPoster {
     poster: Poster,
     _here: PhantomData<Rc<()>>,
 }
 
-/// Access by which verbs post.
+/// The kinds of access with which verbs post.
 pub trait Posts {
     #[doc(hidden)]
     fn poster(&self) -> &Poster;
@@ -57,23 +57,25 @@ impl Posts for LocalPoster {
     }
 }
 
-/// Whose queue pairs stay on the thread that made it. For them some providers (libmlx5) take no locks, and they have a register that queue
-/// pairs of other threads have not. Where the provider knows no such domains, they are as any others. verbs.h: `ibv_alloc_td`.
+/// A thread domain whose queue pairs stay on the thread that created it. For them some providers
+/// (libmlx5) take no locks, and they use a register that queue pairs of other threads do not use.
+/// If the provider does not support thread domains, the queue pairs are ordinary ones. verbs.h:
+/// `ibv_alloc_td`.
 pub struct OneThread {
     domain: Option<Arc<Td>>,
     _here: PhantomData<Rc<()>>,
 }
 
 impl OneThread {
-    /// This thread, for a device.
+    /// Creates a domain for this thread and a device.
     pub fn new(context: &Context) -> Self {
         Self { domain: Td::allocate(context.open_context()).ok().map(Arc::new), _here: PhantomData }
     }
 
-    /// As [`QueuePair::new`].
+    /// Like [`QueuePair::new`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`QueuePair::new`].
     pub fn queue_pair(
         &self,
         domain: &ProtectionDomain,
@@ -91,7 +93,8 @@ impl fmt::Debug for OneThread {
     }
 }
 
-/// A queue pair. `A` says who has access to its rings: verbs, or a driver of the program's own ([`dv::QueuePair`]).
+/// A queue pair. `A` is the kind of access to its rings: by verbs, or directly by a driver in this
+/// program ([`dv::QueuePair`]).
 pub struct QueuePair<A = Poster> {
     qp: Arc<Qp>,
     kind: QueuePairKind,
@@ -100,7 +103,7 @@ pub struct QueuePair<A = Poster> {
 }
 
 impl Poster {
-    /// Without builder functions, of a queue pair that is connected.
+    /// Access to a connected queue pair without builder functions.
     #[cfg(test)]
     pub(crate) fn listing(capacity: Capacity) -> Self {
         Self { extended: None, capacity, is_datagram: false }
@@ -122,21 +125,23 @@ impl Poster {
     }
 }
 
-/// How requests get to the provider.
+/// How requests are passed to the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PostBy {
     /// By functions that build the request in place (`ibv_wr_*`).
     Builder,
-    /// By a list of requests (`ibv_post_send`), which every provider takes.
+    /// By a list of requests (`ibv_post_send`), which every provider supports.
     List,
 }
 
 impl QueuePair {
-    /// A queue pair, in state RESET. Requests are posted by [`PostBy::Builder`] where the provider has that, and else by [`PostBy::List`].
-    /// Soft-RoCE's provider has it, but gets inline data and lists wrong (rdma-core 44): there it is the list, too.
+    /// Creates a queue pair in state RESET. Requests are posted with [`PostBy::Builder`] if the
+    /// provider supports it, and with [`PostBy::List`] otherwise. Soft-RoCE supports the former,
+    /// but handles inline data and lists wrongly (rdma-core 44), so the latter is used for it as
+    /// well.
     ///
     /// # Errors
-    /// If the device has none that holds so much.
+    /// If the device cannot provide the capacity.
     pub fn new(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
         Self::by_builder(domain, None, options)
     }
@@ -153,15 +158,16 @@ impl QueuePair {
             let (domain, operations) = (domain.handle(), options.kind.operations());
             let mut extended =
                 |thread| Qp::create_extended(domain, thread, queues.clone(), attributes, operations);
-            // A device may be out of registers. Whatever else is wrong is told by the plain one, too.
+            // The device may have no free register. A queue pair without a thread domain reports
+            // every other error as well.
             extended(thread).or_else(|_| extended(None)).or_else(|_| Qp::create(domain, queues, attributes))
         })
     }
 
-    /// As [`Self::new`], by [`PostBy::List`] in any case.
+    /// Like [`Self::new`], but always with [`PostBy::List`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::new`].
     pub fn by_list(domain: &ProtectionDomain, options: &QueuePairOptions) -> Result<Self, Error> {
         Self::made(domain, options, |attributes, queues| Qp::create(domain.handle(), queues, attributes))
     }
@@ -189,25 +195,26 @@ impl QueuePair {
         Ok(Self { qp, kind: options.kind, capacity, access })
     }
 
-    /// Gives the queue pair's rings to a driver of the program's own.
+    /// Hands the queue pair's rings over to a driver in this program.
     ///
     /// # Errors
-    /// If the device is not one of libmlx5, or that is not installed.
+    /// If the device's driver is not libmlx5, or libmlx5 is not installed.
     pub fn open_direct(self) -> Result<dv::QueuePair, Error> {
-        let facts = dv::open(self.qp.context(), "a queue pair", &*self.qp)?;
-        let access = QueuePairFacts::new(self.number(), &facts)
+        let info = dv::open(self.qp.context(), "a queue pair", &*self.qp)?;
+        let access = QueuePairInfo::new(self.number(), &info)
             .map_err(|source| self.error("open a queue pair", source))?;
         Ok(QueuePair { qp: self.qp, kind: self.kind, capacity: self.capacity, access })
     }
 }
 
 impl<A: Posts> QueuePair<A> {
-    /// How requests are posted.
+    /// How requests are passed to the provider.
     pub fn post_by(&self) -> PostBy {
         if self.access.poster().extended.is_some() { PostBy::Builder } else { PostBy::List }
     }
 
-    /// Its receive queue. It has none of its own if it was made with a shared one.
+    /// The receive queue. Posting to it fails if the queue pair was created with a shared receive
+    /// queue.
     pub fn receive_queue(&self) -> ReceiveQueue {
         ReceiveQueue::new(&self.qp)
     }
@@ -218,11 +225,12 @@ impl<A: Posts> QueuePair<A> {
     }
 }
 
-impl QueuePair<QueuePairFacts> {
-    /// A queue pair of an mlx5 device, in state RESET, made for direct access. Without a thread domain others may have its register, too.
+impl QueuePair<QueuePairInfo> {
+    /// Creates a queue pair of an mlx5 device for direct access, in state RESET. Without a thread
+    /// domain, other queue pairs may use the same register.
     ///
     /// # Errors
-    /// As [`QueuePair::new`] and [`QueuePair::open_direct`].
+    /// Those of [`QueuePair::new`] and [`QueuePair::open_direct`].
     pub fn create(
         domain: &ProtectionDomain,
         thread: Option<&dv::ThreadDomain>,
@@ -237,8 +245,8 @@ impl QueuePair<QueuePairFacts> {
         .open_direct()
     }
 
-    /// Where it is.
-    pub fn facts(&self) -> &QueuePairFacts {
+    /// The addresses of the queue pair's rings, doorbell record and register.
+    pub fn info(&self) -> &QueuePairInfo {
         &self.access
     }
 }
@@ -273,25 +281,25 @@ impl QueuePairOptions {
 }
 
 impl<A> QueuePair<A> {
-    /// Its number, 24 bits.
+    /// The queue pair number, 24 bits.
     pub fn number(&self) -> u32 {
         self.qp.number()
     }
 
-    /// What it does.
+    /// The type of the queue pair.
     pub fn kind(&self) -> QueuePairKind {
         self.kind
     }
 
-    /// How much it holds, as the device granted it: at least what was asked for.
+    /// The capacity that the device provides, which is at least the requested one.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// From RESET to INIT: receive requests may be posted.
+    /// Changes the state from RESET to INIT. Receive requests may be posted afterwards.
     ///
     /// # Errors
-    /// If the state is another, or a value is not good.
+    /// If the state is not RESET, or a value is invalid.
     pub fn initialize(&self, values: &Initialize) -> Result<(), Error> {
         let mut attributes = ibv_qp_attr {
             port_num: values.port,
@@ -308,16 +316,19 @@ impl<A> QueuePair<A> {
         self.go(ibv_qp_state::IBV_QPS_INIT, &mut attributes, named)
     }
 
-    /// From INIT to RTR: it receives. Datagrams need no values.
+    /// Changes the state from INIT to RTR. The queue pair receives afterwards. Datagrams need no
+    /// parameters.
     ///
     /// # Errors
-    /// If the state is another, the values are missing or one is not good, or the peer cannot be reached.
+    /// If the state is not INIT, the parameters are missing or invalid, or the peer is not
+    /// reachable.
     pub fn ready_to_receive(&self, values: Option<&ReadyToReceive>) -> Result<(), Error> {
         let mut attributes = ibv_qp_attr::zeroed();
         let mut named = mask(0);
         if let Some(values) = values {
             if !values.mtu.is_power_of_two() || !(256..=4096).contains(&values.mtu) {
-                let what = format!("{} bytes are no path MTU: 256, 512, 1024, 2048 or 4096", values.mtu);
+                let what =
+                    format!("{} bytes is not a path MTU: use 256, 512, 1024, 2048 or 4096", values.mtu);
                 let source = io::Error::new(io::ErrorKind::InvalidInput, what);
                 return Err(self.error("connect a queue pair", source));
             }
@@ -335,10 +346,10 @@ impl<A> QueuePair<A> {
         self.go(ibv_qp_state::IBV_QPS_RTR, &mut attributes, named)
     }
 
-    /// From RTR to RTS: it sends.
+    /// Changes the state from RTR to RTS. The queue pair sends afterwards.
     ///
     /// # Errors
-    /// If the state is another, or a value is not good.
+    /// If the state is not RTR, or a value is invalid.
     pub fn ready_to_send(&self, values: &ReadyToSend) -> Result<(), Error> {
         let mut attributes = ibv_qp_attr {
             sq_psn: values.packet_sequence_number,
@@ -359,46 +370,47 @@ impl<A> QueuePair<A> {
         self.go(ibv_qp_state::IBV_QPS_RTS, &mut attributes, named)
     }
 
-    /// To ERR: whatever is posted comes back as flushed.
+    /// Changes the state to ERR. All outstanding requests complete as flushed.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     pub fn fail(&self) -> Result<(), Error> {
         self.go(ibv_qp_state::IBV_QPS_ERR, &mut ibv_qp_attr::zeroed(), mask(0))
     }
 
-    /// To RESET: whatever is posted is forgotten.
+    /// Changes the state to RESET. All outstanding requests are discarded without completions.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     pub fn reset(&self) -> Result<(), Error> {
         self.go(ibv_qp_state::IBV_QPS_RESET, &mut ibv_qp_attr::zeroed(), mask(0))
     }
 
-    /// The state that the device has it in.
+    /// Queries the state of the queue pair.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     pub fn state(&self) -> Result<QueuePairState, Error> {
         let attributes = self.qp.query(mask::IBV_QP_STATE.0);
         let attributes = attributes.map_err(|source| self.error("query a queue pair", source))?;
         Ok(QueuePairState::from_verbs(attributes.qp_state))
     }
 
-    /// The enhancements that the device could agree on with a peer's (ECE). Sent to the peer, which sets what it takes of them and answers
-    /// with that: [`Self::set_enhancements`] at either side before RTR.
+    /// Returns the enhancements (ECE) that the device supports. Send them to the peer, which sets
+    /// those that it supports and sends back the result. Both sides then call
+    /// [`Self::set_enhancements`] before RTR.
     ///
     /// # Errors
-    /// If the device has none; then do without.
+    /// If the device does not support enhancements. The connection then works without them.
     pub fn enhancements(&self) -> Result<Enhancements, Error> {
         let found = self.qp.query_ece().map_err(|source| self.error("query the enhancements", source))?;
         Ok(Enhancements { vendor: found.vendor_id, options: found.options, mask: found.comp_mask })
     }
 
-    /// Sets the enhancements that both sides agreed on.
+    /// Sets the enhancements on which both sides agreed.
     ///
     /// # Errors
-    /// If the device has no such.
+    /// If the device does not support them.
     pub fn set_enhancements(&self, agreed: &Enhancements) -> Result<(), Error> {
         let agreed = ibv_ece { vendor_id: agreed.vendor, options: agreed.options, comp_mask: agreed.mask };
         self.qp.set_ece(agreed).map_err(|source| self.error("set the enhancements", source))

@@ -1,4 +1,4 @@
-//! Objects of libmlx5: DEVX, and a look into those of verbs.
+//! Objects of libmlx5: DEVX, and the addresses of verbs objects.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -23,24 +23,25 @@ use super::object::{CqParents, QpParents};
 use super::thread::{Td, ThreadedPd};
 use super::{Ah, Channel, Cq, OpenContext, Pd, Plain, Qp, QpQueues, Srq, status};
 
-/// An object that a command made.
+/// An object that was created by a command.
 pub(crate) type DevxObject = Handle<mlx5dv_devx_obj, Devx>;
-/// Memory that commands can name.
+/// Registered memory that commands can name (UMEM).
 pub(crate) type DevxUmem = Handle<mlx5dv_devx_umem, Devx>;
 
-// SAFETY: integers and pointers.
+// SAFETY: all fields are integers or pointers, for which zero is valid.
 unsafe impl Plain for ibv_cq_init_attr_ex {}
 
-/// A context that may send commands.
+/// A context that was opened for commands.
 #[derive(Clone)]
 pub(crate) struct Devx {
     context: Arc<OpenContext>,
     library: &'static Library,
 }
 
-/// `Ok` if the device answered: `output` then has its status, good or bad. The kernel copies an answer out whenever there is one; it and
-/// the library differ by version in which error they give for a bad status.
-fn answered(outcome: io::Result<()>, output: &[u8]) -> io::Result<()> {
+/// Returns `Ok` if the device responded; `output` then holds its status, good or bad. The kernel
+/// copies out every response. For a bad status, the error of the call depends on the versions of
+/// kernel and libmlx5, so it is not used.
+fn responded(outcome: io::Result<()>, output: &[u8]) -> io::Result<()> {
     match output.first() {
         Some(0) | None => outcome,
         Some(_) => Ok(()),
@@ -48,7 +49,7 @@ fn answered(outcome: io::Result<()>, output: &[u8]) -> io::Result<()> {
 }
 
 impl Devx {
-    /// `None` if the context was not opened for DEVX.
+    /// Returns `None` if the context was not opened for DEVX.
     pub(crate) fn of(context: &Arc<OpenContext>) -> Option<Self> {
         Some(Self { context: Arc::clone(context), library: context.devx()? })
     }
@@ -61,10 +62,10 @@ impl Devx {
         self.library
     }
 
-    /// A command that makes nothing. An error if the device did not answer.
+    /// Executes a command that does not create an object. Fails if the device did not respond.
     pub(crate) fn general(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         output.fill(0);
-        // SAFETY: the context is open; the lengths are those of the slices.
+        // SAFETY: `self.context` is open, and pointers and lengths are those of the slices.
         let outcome = status(unsafe {
             self.library.functions.mlx5dv_devx_general_cmd(
                 self.context.raw(),
@@ -74,13 +75,15 @@ impl Devx {
                 output.len(),
             )
         });
-        answered(outcome, output)
+        responded(outcome, output)
     }
 
-    /// A command that makes an object; none if the device refused.
+    /// Executes a command that creates an object. Returns `None` if the device reported an error.
     pub(crate) fn create(&self, input: &[u8], output: &mut [u8]) -> io::Result<Option<DevxObject>> {
         output.fill(0);
-        // SAFETY: the context is open, and the handle keeps it so; the lengths are those of the slices.
+        // SAFETY: `self.context` is open, and the handle keeps a clone of it. Pointers and lengths
+        // are those of the slices. No other code destroys the new object, and
+        // `mlx5dv_devx_obj_destroy` is its destructor.
         let made = unsafe {
             let object = self.library.functions.mlx5dv_devx_obj_create(
                 self.context.raw(),
@@ -93,21 +96,23 @@ impl Devx {
         };
         match made {
             Ok(object) => Ok(Some(object)),
-            Err(error) => answered(Err(error), output).map(|()| None),
+            Err(error) => responded(Err(error), output).map(|()| None),
         }
     }
 
-    /// Lets commands name memory.
+    /// Registers memory as a UMEM.
     ///
     /// # Safety
-    /// As for [`super::Mr::register`].
+    /// The contract of [`super::Mr::register`].
     pub(crate) unsafe fn register(
         &self,
         start: NonNull<u8>,
         length: usize,
         access: u32,
     ) -> io::Result<DevxUmem> {
-        // SAFETY: the context is open, and the handle keeps it so. The memory is the caller's promise.
+        // SAFETY: `self.context` is open, and the handle keeps a clone of it. The caller guarantees
+        // that the memory stays mapped and tolerates accesses by the device while it is registered.
+        // No other code deregisters the new UMEM, and `mlx5dv_devx_umem_dereg` is its destructor.
         unsafe {
             let umem = self.library.functions.mlx5dv_devx_umem_reg(
                 self.context.raw(),
@@ -119,34 +124,34 @@ impl Devx {
         }
     }
 
-    /// A UAR page, mapped write-combining or not.
+    /// Allocates a UAR page and maps it, with write-combining or uncached.
     pub(crate) fn allocate_uar(&self, write_combining: bool) -> io::Result<DevxUar> {
         let kind =
             if write_combining { MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF } else { MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC };
-        // SAFETY: the context is open, and the value keeps it so.
+        // SAFETY: `self.context` is open, and the result keeps a clone of it.
         let uar = unsafe { self.library.functions.mlx5dv_devx_alloc_uar(self.context.raw(), kind) };
         let uar = NonNull::new(uar).ok_or_else(io::Error::last_os_error)?;
         Ok(DevxUar { uar, devx: self.clone() })
     }
 
-    /// The device's number of the event queue behind a completion vector.
+    /// Returns the device's number of the event queue of a completion vector.
     pub(crate) fn event_queue(&self, vector: u32) -> io::Result<u32> {
         let mut number = 0;
-        // SAFETY: the context is open, and there is a place for the number.
-        let answer = unsafe {
+        // SAFETY: the context is open, and `number` is a valid destination for the result.
+        let result = unsafe {
             self.library.functions.mlx5dv_devx_query_eqn(self.context.raw(), vector, &raw mut number)
         };
-        status(answer).map(|()| number)
+        status(result).map(|()| number)
     }
 }
 
 impl DevxObject {
-    /// A command that changes the object.
+    /// Executes a command that modifies the object.
     pub(crate) fn modify(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.execute(self.parents().library.functions.mlx5dv_devx_obj_modify, input, output)
     }
 
-    /// A command that asks for what the object is.
+    /// Executes a command that queries the object.
     pub(crate) fn query(&self, input: &[u8], output: &mut [u8]) -> io::Result<()> {
         self.execute(self.parents().library.functions.mlx5dv_devx_obj_query, input, output)
     }
@@ -164,42 +169,45 @@ impl DevxObject {
         output: &mut [u8],
     ) -> io::Result<()> {
         output.fill(0);
-        // SAFETY: the object is alive; the lengths are those of the slices.
+        // SAFETY: the object is alive, because only `drop` destroys it, and pointers and lengths
+        // are those of the slices.
         let outcome = status(unsafe {
             function(self.raw(), input.as_ptr().cast(), input.len(), output.as_mut_ptr().cast(), output.len())
         });
-        answered(outcome, output)
+        responded(outcome, output)
     }
 }
 
 impl DevxUmem {
-    /// The number that commands name it by.
+    /// The UMEM's number in commands.
     pub(crate) fn id(&self) -> u32 {
-        // SAFETY: alive, as the public type asks when it is made; the library does not write to it.
+        // SAFETY: `Umem` reads the number when it is created, before the memory can be
+        // deregistered, so the structure exists; libmlx5 does not modify it.
         unsafe { (*self.raw()).umem_id }
     }
 
-    /// Takes the memory from the device. After an error it still has it.
+    /// Deregisters the memory. After an error it is still registered.
     pub(crate) fn deregister(&mut self) -> io::Result<()> {
         self.destroy()
     }
 }
 
-/// A UAR page, given back when dropped.
+/// A UAR page, freed when dropped.
 pub(crate) struct DevxUar {
     uar: NonNull<mlx5dv_devx_uar>,
     devx: Devx,
 }
 
-// SAFETY: the library's description of a page, which it does not change; any thread may give the page back, once.
+// SAFETY: the pointer refers to a description of the page that libmlx5 does not modify, and any
+// thread may free the page, once, in `drop`.
 unsafe impl Send for DevxUar {}
-// SAFETY: as above.
+// SAFETY: methods with `&self` only read the description, which libmlx5 does not modify.
 unsafe impl Sync for DevxUar {}
 
 impl DevxUar {
-    /// Number in contexts, first byte of the page, and first byte of the register that is this allocation's.
-    pub(crate) fn facts(&self) -> (u32, *mut u8, *mut u8) {
-        // SAFETY: allocated by the library and not yet freed.
+    /// Returns the page's index, its first byte, and the first byte of this allocation's register.
+    pub(crate) fn addresses(&self) -> (u32, *mut u8, *mut u8) {
+        // SAFETY: libmlx5 allocated the description, and only `drop` frees it.
         let uar = unsafe { self.uar.as_ref() };
         (uar.page_id, uar.base_addr.cast(), uar.reg_addr.cast())
     }
@@ -207,96 +215,100 @@ impl DevxUar {
 
 impl Drop for DevxUar {
     fn drop(&mut self) {
-        // SAFETY: allocated by the library, and freed once.
+        // SAFETY: libmlx5 allocated the page, and `drop` is the only place that frees it.
         unsafe { self.devx.library.functions.mlx5dv_devx_free_uar(self.uar.as_ptr()) };
     }
 }
 
-/// What libmlx5 tells about an object of verbs. The addresses in it are good as long as the object.
+/// Verbs objects whose addresses libmlx5 reports. The addresses are valid as long as the object
+/// exists.
 pub(crate) trait InitObj {
-    /// What is told.
-    type Facts;
+    /// The structure that libmlx5 fills.
+    type Info;
 
-    /// Asks. `EOPNOTSUPP` if the object is another driver's.
-    fn init_obj(&self, library: &Library) -> io::Result<Self::Facts>;
+    /// Queries the addresses. Returns `EOPNOTSUPP` if the driver of the object is not libmlx5.
+    fn init_obj(&self, library: &Library) -> io::Result<Self::Info>;
 }
 
 fn init(library: &Library, object: &mut mlx5dv_obj, kind: mlx5dv_obj_type) -> io::Result<()> {
-    // SAFETY: who calls set the object of this kind, and a place for the facts.
+    // SAFETY: the callers in this module set, for the bits of `kind`, the pointers to a live object
+    // and to a structure for the result.
     status(unsafe { library.functions.mlx5dv_init_obj(object, u64::from(kind)) })
 }
 
 impl InitObj for Pd {
-    type Facts = mlx5dv_pd;
+    type Info = mlx5dv_pd;
 
     fn init_obj(&self, library: &Library) -> io::Result<mlx5dv_pd> {
-        let mut facts = mlx5dv_pd::default();
+        let mut info = mlx5dv_pd::default();
         let mut object = mlx5dv_obj::default();
         object.pd.in_ = self.raw();
-        object.pd.out = &raw mut facts;
+        object.pd.out = &raw mut info;
         init(library, &mut object, MLX5DV_OBJ_PD)?;
-        Ok(facts)
+        Ok(info)
     }
 }
 
 impl InitObj for Cq {
-    type Facts = mlx5dv_cq;
+    type Info = mlx5dv_cq;
 
     fn init_obj(&self, library: &Library) -> io::Result<mlx5dv_cq> {
-        let mut facts = mlx5dv_cq::default();
+        let mut info = mlx5dv_cq::default();
         let mut object = mlx5dv_obj::default();
         object.cq.in_ = self.raw();
-        object.cq.out = &raw mut facts;
+        object.cq.out = &raw mut info;
         init(library, &mut object, MLX5DV_OBJ_CQ)?;
-        Ok(facts)
+        Ok(info)
     }
 }
 
 impl InitObj for Qp {
-    type Facts = mlx5dv_qp;
+    type Info = mlx5dv_qp;
 
     fn init_obj(&self, library: &Library) -> io::Result<mlx5dv_qp> {
         let comp_mask = u64::from(MLX5DV_QP_MASK_UAR_MMAP_OFFSET);
-        let mut facts = mlx5dv_qp { comp_mask, ..mlx5dv_qp::default() };
+        let mut info = mlx5dv_qp { comp_mask, ..mlx5dv_qp::default() };
         let mut object = mlx5dv_obj::default();
         object.qp.in_ = self.raw();
-        object.qp.out = &raw mut facts;
+        object.qp.out = &raw mut info;
         init(library, &mut object, MLX5DV_OBJ_QP)?;
-        Ok(facts)
+        Ok(info)
     }
 }
 
 impl InitObj for Srq {
-    type Facts = mlx5dv_srq;
+    type Info = mlx5dv_srq;
 
     fn init_obj(&self, library: &Library) -> io::Result<mlx5dv_srq> {
         let comp_mask = u64::from(MLX5DV_SRQ_MASK_SRQN);
-        let mut facts = mlx5dv_srq { comp_mask, ..mlx5dv_srq::default() };
+        let mut info = mlx5dv_srq { comp_mask, ..mlx5dv_srq::default() };
         let mut object = mlx5dv_obj::default();
         object.srq.in_ = self.raw();
-        object.srq.out = &raw mut facts;
+        object.srq.out = &raw mut info;
         init(library, &mut object, MLX5DV_OBJ_SRQ)?;
-        Ok(facts)
+        Ok(info)
     }
 }
 
 impl InitObj for Ah {
-    type Facts = AddressVector;
+    type Info = AddressVector;
 
     fn init_obj(&self, library: &Library) -> io::Result<AddressVector> {
-        let mut facts = mlx5dv_ah::default();
+        let mut info = mlx5dv_ah::default();
         let mut object = mlx5dv_obj::default();
         object.ah.in_ = self.raw();
-        object.ah.out = &raw mut facts;
+        object.ah.out = &raw mut info;
         init(library, &mut object, MLX5DV_OBJ_AH)?;
-        // SAFETY: the library points to the handle's address vector, which is alive as long as the handle; ours has the same layout
-        // (`mlx5dv-sys/tests/layouts.rs`), alignment 1, and any bytes are valid.
-        Ok(unsafe { facts.av.cast::<AddressVector>().read() })
+        // SAFETY: libmlx5 returns a pointer to the address vector inside the handle, which lives as
+        // long as `self` is borrowed. The type here has the same layout
+        // (`mlx5dv-sys/tests/layouts.rs`), alignment 1, and every byte pattern is valid.
+        Ok(unsafe { info.av.cast::<AddressVector>().read() })
     }
 }
 
 impl Qp {
-    /// As [`Qp::create`], with a register of `thread`'s, and with flags of `mlx5dv_qp_init_attr.create_flags`.
+    /// Like [`Qp::create`], with a register of `thread`, and with flags of
+    /// `mlx5dv_qp_init_attr.create_flags`.
     pub(crate) fn create_mlx5(
         library: &Library,
         domain: &Arc<Pd>,
@@ -315,7 +327,9 @@ impl Qp {
             create_flags: flags,
             ..mlx5dv_qp_init_attr::default()
         };
-        // SAFETY: domain and queues are alive, and the handle keeps them so; the attributes are valid for the call.
+        // SAFETY: domain and queues are alive, and the handle keeps references to them. The
+        // attributes, and what they point to, are valid during the call. No other code destroys the
+        // new queue pair.
         let qp = unsafe {
             let context = domain.context().raw();
             let qp = library.functions.mlx5dv_create_qp(context, &raw mut extended, &raw mut own);
@@ -327,7 +341,7 @@ impl Qp {
 }
 
 impl Cq {
-    /// As [`Cq::create`], with entries of 64 or 128 bytes, and without overrun checks.
+    /// Like [`Cq::create`], with entries of 64 or 128 bytes, and without a check for overruns.
     pub(crate) fn create_mlx5(
         library: &Library,
         context: &Arc<OpenContext>,
@@ -347,8 +361,9 @@ impl Cq {
             cqe_size: entry_size,
             ..mlx5dv_cq_init_attr::default()
         };
-        // SAFETY: context and channel are alive, and the handle keeps them so; the attributes are valid for the call. An extended queue begins with
-        // a plain one (`ibv_cq_ex_to_cq`).
+        // SAFETY: context and channel are alive, and the handle keeps references to them. The
+        // attributes are valid during the call. An extended queue begins with an ordinary one
+        // (`ibv_cq_ex_to_cq`), so the cast is valid. No other code destroys the new queue.
         unsafe {
             let queue = library.functions.mlx5dv_create_cq(context.raw(), &raw mut attributes, &raw mut own);
             let parents = CqParents { context: Arc::clone(context), channel };
@@ -362,13 +377,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_told_from_silence() {
+    fn a_response_counts_even_if_the_call_failed() {
         const EREMOTEIO: i32 = 121;
         let error = || Err(io::Error::from_raw_os_error(EREMOTEIO));
-        assert!(answered(Ok(()), &[0; 16]).is_ok());
-        assert!(answered(error(), &[0; 16]).is_err());
-        assert!(answered(error(), &[]).is_err());
-        // BAD_PARAM, as the device answered.
-        assert!(answered(error(), &[3, 0, 0, 0]).is_ok());
+        assert!(responded(Ok(()), &[0; 16]).is_ok());
+        assert!(responded(error(), &[0; 16]).is_err());
+        assert!(responded(error(), &[]).is_err());
+        // A response with status BAD_PARAM.
+        assert!(responded(error(), &[3, 0, 0, 0]).is_ok());
     }
 }

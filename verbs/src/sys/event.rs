@@ -23,14 +23,15 @@ pub(super) fn nonblocking(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// No event is there; that is no error.
+/// EAGAIN means that there is no event; that is not an error.
 pub(super) fn none_yet<T>(error: io::Error) -> io::Result<Option<T>> {
     if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
 }
 
 impl Channel {
     pub(crate) fn create(context: &Arc<OpenContext>) -> io::Result<Self> {
-        // SAFETY: the context is open, and the handle keeps it so.
+        // SAFETY: the context is open, and the handle keeps a reference to it. No other code
+        // destroys the new channel.
         let channel = unsafe {
             let channel = ibv_create_comp_channel(context.raw());
             Self::take(channel, ibv_destroy_comp_channel, Arc::clone(context))
@@ -40,14 +41,15 @@ impl Channel {
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is the channel's, which is alive.
+        // SAFETY: the descriptor belongs to the channel, which is open as long as `self` is
+        // borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.raw()).fd) }
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, or `None` if there is none.
     pub(crate) fn next(&self) -> io::Result<Option<CqEvent>> {
         let (mut queue, mut user) = (ptr::null_mut::<ibv_cq>(), ptr::null_mut::<c_void>());
-        // SAFETY: the channel is alive; both are valid to write to.
+        // SAFETY: the channel is open, and both pointers are valid destinations for the results.
         match unsafe { ibv_get_cq_event(self.raw(), &raw mut queue, &raw mut user) } {
             0 => Ok(NonNull::new(queue).map(CqEvent)),
             _ => none_yet(io::Error::last_os_error()),
@@ -55,16 +57,16 @@ impl Channel {
     }
 }
 
-/// An event of a completion queue, acknowledged when dropped. Until then the queue is not destroyed.
+/// An event of a completion queue, acknowledged when dropped. The queue cannot be destroyed before.
 pub(crate) struct CqEvent(NonNull<ibv_cq>);
 
-// SAFETY: the library counts acknowledgements under a lock; any thread may give one.
+// SAFETY: libibverbs counts acknowledgements under a lock, so any thread may acknowledge the event.
 unsafe impl Send for CqEvent {}
-// SAFETY: as above.
+// SAFETY: methods with `&self` only read the pointer's value.
 unsafe impl Sync for CqEvent {}
 
 impl CqEvent {
-    /// What [`Cq::identity`] of the queue is.
+    /// The [`Cq::identity`] of the queue.
     pub(crate) fn identity(&self) -> usize {
         self.0.addr().get()
     }
@@ -72,26 +74,29 @@ impl CqEvent {
 
 impl Drop for CqEvent {
     fn drop(&mut self) {
-        // SAFETY: the queue is alive: its destruction waits for this.
+        // SAFETY: the queue is alive: `ibv_destroy_cq` waits until its events are acknowledged, and
+        // this is the only acknowledgement of this event.
         unsafe { ibv_ack_cq_events(self.0.as_ptr(), 1) };
     }
 }
 
 impl Cq {
-    /// A number that no other queue of the process has while this one is there.
+    /// A number that is unique among the completion queues of the process while this queue exists.
     pub(crate) fn identity(&self) -> usize {
         self.raw().addr()
     }
 }
 
 impl Srq {
-    /// The same for shared receive queues.
+    /// A number that is unique among the shared receive queues of the process while this queue
+    /// exists.
     pub(crate) fn identity(&self) -> usize {
         self.raw().addr()
     }
 }
 
-/// verbs.h: `struct ibv_async_event`. rdma-sys has the kind as a Rust enum, in which a number of a newer library would not be valid.
+/// verbs.h: `struct ibv_async_event`. The binding in rdma-sys declares the kind as a Rust enum, for
+/// which a value of a newer libibverbs would be undefined behaviour.
 #[repr(C)]
 struct RawEvent {
     element: *mut c_void,
@@ -104,28 +109,31 @@ const _: () = assert!(
         && std::mem::offset_of!(RawEvent, kind) == std::mem::offset_of!(ibv_async_event, event_type)
 );
 
-/// An asynchronous event, acknowledged when dropped. Until then what it is about is not destroyed.
+/// An asynchronous event, acknowledged when dropped. The object concerned cannot be destroyed
+/// before.
 pub(crate) struct AsyncEvent(RawEvent);
 
-// SAFETY: the library counts acknowledgements under a lock; any thread may give one.
+// SAFETY: libibverbs counts acknowledgements under a lock, so any thread may acknowledge the event.
 unsafe impl Send for AsyncEvent {}
-// SAFETY: as above.
+// SAFETY: methods with `&self` only read the event, and the object that it points to is alive until
+// the acknowledgement.
 unsafe impl Sync for AsyncEvent {}
 
 impl AsyncEvent {
-    /// `enum ibv_event_type`.
+    /// The kind: a value of `enum ibv_event_type`.
     pub(crate) fn kind(&self) -> u32 {
         self.0.kind
     }
 
-    /// The port, of a kind that is about one.
+    /// The port number. Meaningful only for kinds that concern a port.
     pub(crate) fn port(&self) -> u32 {
-        // The union's `int`, at its start.
+        // The union member of type `int` is in its first bytes.
         let [a, b, c, d, ..] = self.identity().to_ne_bytes();
         u32::from_ne_bytes([a, b, c, d])
     }
 
-    /// What it is about, of a kind that is about a queue: [`Cq::identity`] or [`Srq::identity`].
+    /// The [`Cq::identity`] or [`Srq::identity`] of the queue. Meaningful only for kinds that
+    /// concern one.
     pub(crate) fn identity(&self) -> usize {
         self.0.element.addr()
     }
@@ -133,33 +141,38 @@ impl AsyncEvent {
     /// The number of the queue pair.
     ///
     /// # Safety
-    /// The kind is one about a queue pair.
+    /// The kind must be one that concerns a queue pair.
     pub(crate) unsafe fn queue_pair(&self) -> u32 {
-        // SAFETY: the caller's promise; the queue pair's destruction waits for the acknowledgement.
+        // SAFETY: by the contract, the union holds a pointer to a queue pair. It is alive:
+        // `ibv_destroy_qp` waits until its events are acknowledged, which happens when `self` is
+        // dropped.
         unsafe { (*self.0.element.cast::<ibv_qp>()).qp_num }
     }
 }
 
 impl Drop for AsyncEvent {
     fn drop(&mut self) {
-        // SAFETY: as the library gave it (the layouts are the same), and once.
+        // SAFETY: the event has the contents that libibverbs wrote, its layout is that of
+        // `ibv_async_event`, and `drop` is the only place that acknowledges it.
         unsafe { ibv_ack_async_event((&raw mut self.0).cast()) };
     }
 }
 
 impl OpenContext {
-    /// The descriptor that is readable when there are asynchronous events. From now on reading does not wait.
+    /// The descriptor that is readable when there are asynchronous events. Makes it non-blocking.
     pub(crate) fn async_descriptor(&self) -> io::Result<BorrowedFd<'_>> {
-        // SAFETY: the descriptor is the context's, which is open.
+        // SAFETY: the descriptor belongs to the context, which is open as long as `self` is
+        // borrowed.
         let descriptor = unsafe { BorrowedFd::borrow_raw((*self.raw()).async_fd) };
         nonblocking(descriptor)?;
         Ok(descriptor)
     }
 
-    /// The next asynchronous event, if there is one.
+    /// Returns the next asynchronous event, or `None` if there is none.
     pub(crate) fn next_event(&self) -> io::Result<Option<AsyncEvent>> {
         let mut event = RawEvent { element: ptr::null_mut(), kind: 0 };
-        // SAFETY: the context is open; there is room for the event (the layouts are the same).
+        // SAFETY: the context is open, and `event` has the layout of `ibv_async_event` and room for
+        // it.
         match unsafe { ibv_get_async_event(self.raw(), (&raw mut event).cast()) } {
             0 => Ok(Some(AsyncEvent(event))),
             _ => none_yet(io::Error::last_os_error()),

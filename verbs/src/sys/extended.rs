@@ -1,7 +1,8 @@
-//! Functions that a provider may have and older ones have not.
+//! Provider functions that older providers do not have.
 //!
-//! verbs.h calls them by inline functions, which rdma-sys has in Rust. Its own test for them compares a mark with 32 ones instead of as many
-//! as a pointer has bits, so on 64-bit machines it finds none. Here they are looked up right.
+//! verbs.h calls them through inline functions, which rdma-sys translates to Rust. Its test for
+//! extended contexts compares a marker with 32 one bits instead of as many as a pointer has, so it
+//! fails on all 64-bit machines. This module performs the lookup correctly.
 
 use std::ffi::c_int;
 use std::io;
@@ -15,17 +16,18 @@ use rdma_sys::{
 
 use super::{OpenContext, Plain, status};
 
-/// What marks a context as one with such functions (verbs.h: `__VERBS_ABI_IS_EXTENDED`).
+/// The marker of a context with extended functions (verbs.h: `__VERBS_ABI_IS_EXTENDED`).
 const EXTENDED: usize = usize::MAX;
 
-// SAFETY: integers only.
+// SAFETY: all fields are integers, for which zero is valid.
 unsafe impl Plain for ibv_port_attr {}
-// SAFETY: integers only.
+// SAFETY: all fields are integers, for which zero is valid.
 unsafe impl Plain for ibv_device_attr_ex {}
 
-/// The provider's function of this name; `EOPNOTSUPP` if it has none. As `verbs_get_ctx_op` of verbs.h.
+/// Looks up the provider's function of this name; `EOPNOTSUPP` if it has none. Equivalent to
+/// `verbs_get_ctx_op` of verbs.h.
 ///
-/// The argument must be a context that is open.
+/// The argument must be a pointer to an open context.
 macro_rules! function {
     ($context:expr, $name:ident) => {{
         let context: *mut ibv_context = $context;
@@ -33,7 +35,8 @@ macro_rules! function {
             Err(unsupported())
         } else {
             let whole = context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
-            // The structure grew at its front: its size tells what is there.
+            // New members are added at the front of the structure; its size tells whether the
+            // member exists.
             let needed = size_of::<verbs_context>() - offset_of!(verbs_context, $name);
             if (*whole).sz < needed { Err(unsupported()) } else { (*whole).$name.ok_or_else(unsupported) }
         }
@@ -47,13 +50,15 @@ fn unsupported() -> io::Error {
 }
 
 impl OpenContext {
-    /// What the device can do, with what came to verbs later. verbs.h: `ibv_query_device_ex`.
+    /// Queries the limits of the device, including those of newer versions of verbs. verbs.h:
+    /// `ibv_query_device_ex`.
     pub(crate) fn extended_attributes(&self) -> io::Result<ibv_device_attr_ex> {
         let mut attributes = ibv_device_attr_ex::zeroed();
         let size = size_of::<ibv_device_attr_ex>();
-        // SAFETY: the context is open, no input is a valid one, and the attributes are initialised and valid to write to.
+        // SAFETY: the context is open, a null input is valid, and `attributes` is initialised and
+        // writable.
         let asked = unsafe { function!(self.raw(), query_device_ex) }.and_then(|function| {
-            // SAFETY: as above.
+            // SAFETY: the context is open as long as `self` is borrowed.
             status(unsafe { function(self.raw(), ptr::null(), &raw mut attributes, size) })
         });
         if asked.is_err() {
@@ -62,13 +67,13 @@ impl OpenContext {
         Ok(attributes)
     }
 
-    /// The attributes of a port, the first being number 1.
+    /// Queries the attributes of a port. Ports are numbered from 1.
     ///
-    /// The symbol `ibv_query_port` fills an older, shorter structure; verbs.h redirects it to the provider's function, and bindings do not
-    /// see that.
+    /// The symbol `ibv_query_port` fills an older, shorter structure. verbs.h redirects callers to
+    /// the provider's function by an inline function, which bindings do not contain.
     pub(crate) fn query_port(&self, number: u8) -> io::Result<ibv_port_attr> {
         let mut attributes = ibv_port_attr::zeroed();
-        // SAFETY: the context is open, and the attributes are initialised and valid to write to.
+        // SAFETY: the context is open, and `attributes` is initialised and writable.
         status(unsafe {
             let function = function!(self.raw(), query_port)?;
             function(self.raw(), number, &raw mut attributes, size_of::<ibv_port_attr>())
@@ -78,31 +83,35 @@ impl OpenContext {
 
     /// verbs.h: `ibv_alloc_td`.
     pub(super) fn alloc_td(&self, attributes: &mut ibv_td_init_attr) -> io::Result<*mut ibv_td> {
-        // SAFETY: the context is open; the attributes are valid for the call.
+        // SAFETY: the context is open, and the attributes are valid during the call.
         unsafe { Ok(function!(self.raw(), alloc_td)?(self.raw(), attributes)) }
     }
 
     /// verbs.h: `ibv_alloc_parent_domain`.
     ///
     /// # Safety
-    /// What the attributes point to is alive, and stays so as long as the domain.
+    /// The objects that the attributes point to must be alive, and must stay alive as long as the
+    /// domain.
     pub(super) unsafe fn alloc_parent_domain(
         &self,
         attributes: &mut ibv_parent_domain_init_attr,
     ) -> io::Result<*mut ibv_pd> {
-        // SAFETY: the context is open; the attributes are the caller's promise.
+        // SAFETY: the context is open. The caller guarantees that the objects in the attributes are
+        // alive and outlive the domain.
         unsafe { Ok(function!(self.raw(), alloc_parent_domain)?(self.raw(), attributes)) }
     }
 
     /// verbs.h: `ibv_create_qp_ex`.
     ///
     /// # Safety
-    /// What the attributes point to is alive, and stays so as long as the queue pair.
+    /// The objects that the attributes point to must be alive, and must stay alive as long as the
+    /// queue pair.
     pub(super) unsafe fn create_qp_ex(
         &self,
         attributes: &mut ibv_qp_init_attr_ex,
     ) -> io::Result<*mut ibv_qp> {
-        // SAFETY: the context is open; the attributes are the caller's promise.
+        // SAFETY: the context is open. The caller guarantees that the objects in the attributes are
+        // alive and outlive the queue pair.
         unsafe { Ok(function!(self.raw(), create_qp_ex)?(self.raw(), attributes)) }
     }
 }
@@ -110,9 +119,10 @@ impl OpenContext {
 /// verbs.h: `ibv_dealloc_td`.
 ///
 /// # Safety
-/// The domain is alive, and nobody else uses it.
+/// The domain must be alive and must not be used by other code during the call or afterwards.
 pub(super) unsafe extern "C" fn dealloc_td(domain: *mut ibv_td) -> c_int {
-    // SAFETY: the domain is alive, and so is its context.
+    // SAFETY: the caller guarantees that the domain is alive, and a domain contains a pointer to
+    // its context, which outlives it.
     unsafe { function!((*domain).context, dealloc_td).map_or(EOPNOTSUPP, |dealloc| dealloc(domain)) }
 }
 
@@ -132,7 +142,7 @@ mod tests {
             return 22;
         }
         assert_eq!(size, size_of::<ibv_port_attr>(), "the whole structure, not the old short one");
-        // SAFETY: the caller gives a valid place of the size that it names.
+        // SAFETY: the caller passes a pointer to a writable structure of the size that it passes.
         unsafe {
             (*attributes).link_layer = 2;
             (*attributes).port_cap_flags2 = 0xbeef;
@@ -140,35 +150,39 @@ mod tests {
         0
     }
 
-    /// There is no device here to ask; a context made by hand shows that the provider's function is called.
+    /// Builds a context by hand, since there is no device, and checks that the provider's function
+    /// is called.
     #[test]
     fn query_port_fills_the_long_structure() {
-        // SAFETY: a structure of integers, pointers and optional functions: zero is valid for each.
+        // SAFETY: the structure consists of integers, pointers and optional functions, for which
+        // zero is valid.
         let mut fake: verbs_context = unsafe { MaybeUninit::zeroed().assume_init() };
         fake.sz = size_of::<verbs_context>();
         fake.query_port = Some(fake_query_port);
         fake.context.abi_compat = ptr::without_provenance_mut(EXTENDED);
-        // The pointer must reach the whole structure: the library goes from the member to what surrounds it.
+        // The pointer must have provenance over the whole structure, since the lookup computes the
+        // address of the surrounding structure from that of the member.
         let whole = &raw mut fake;
-        // SAFETY: `whole` is valid; only the member's address is taken.
+        // SAFETY: `whole` points to a live structure, and only the address of a member is computed.
         let context = NonNull::new(unsafe { &raw mut (*whole).context }).unwrap();
-        // Never closed: libibverbs did not open it.
+        // Never dropped, because libibverbs did not open this context.
         let open = OpenContext { context, name: String::new(), ports: 1, vendor: 0, devx: None };
         let context = ManuallyDrop::new(open);
         let port = context.query_port(1).unwrap();
         assert_eq!((port.link_layer, port.port_cap_flags2), (2, 0xbeef));
         assert_eq!(context.query_port(2).map(|_| ()).unwrap_err().raw_os_error(), Some(22));
-        // A provider whose structure ends before the function, one without the function, and one without any.
+        // A provider whose structure is too short for the function, one without the function, and
+        // one without extended functions.
         let refused = || context.query_port(1).map(|_| ()).unwrap_err().kind();
-        // SAFETY: nobody else looks at the structure now.
+        // SAFETY: `whole` points to a live structure, and no other reference to it exists here.
         unsafe { (*whole).sz -= offset_of!(verbs_context, query_port) + 1 };
         assert_eq!(refused(), io::ErrorKind::Unsupported);
-        // SAFETY: as above.
+        // SAFETY: `whole` points to a live structure, and no other reference to it exists here.
         unsafe { (*whole).sz = size_of::<verbs_context>() };
-        // SAFETY: as above.
+        // SAFETY: `whole` points to a live structure, and no other reference to it exists here.
         unsafe { (*whole).query_port = None };
         assert_eq!(refused(), io::ErrorKind::Unsupported);
-        // SAFETY: as above.
+        // SAFETY: `whole` points to a live structure, and no other reference to it exists here.
         unsafe { (*whole).context.abi_compat = ptr::null_mut() };
         assert_eq!(refused(), io::ErrorKind::Unsupported);
     }

@@ -1,5 +1,5 @@
-//! The only door to libibverbs and libmlx5: owned handles over their pointers.
-#![allow(unsafe_code, reason = "calls into C libraries; every block says why it is right")]
+//! The only module that calls libibverbs and libmlx5: owned handles over their pointers.
+#![allow(unsafe_code, reason = "calls into C libraries; each block has its own proof")]
 
 mod devx_event;
 mod dv;
@@ -33,52 +33,52 @@ pub(crate) use object::{Ah, Cq, Mr, Pd, Qp, QpQueues, Srq};
 pub(crate) use post::{Element, Extended, PIECES, Payload, Post, Verb};
 pub(crate) use thread::Td;
 
-/// A structure of plain numbers and pointers, for which all bits zero is a valid value.
+/// Structures of integers and pointers, for which zero bytes are a valid value.
 ///
 /// # Safety
-/// All bits zero is a valid value.
+/// Zero bytes must be a valid value of the type.
 pub(crate) unsafe trait Plain: Sized {
-    /// All bits zero.
+    /// Returns a value of zero bytes.
     fn zeroed() -> Self {
-        // SAFETY: the trait's promise.
+        // SAFETY: implementations of `Plain` guarantee that zero bytes are a valid value.
         unsafe { MaybeUninit::zeroed().assume_init() }
     }
 }
 
-// SAFETY: integers only.
+// SAFETY: all fields are integers, for which zero is valid.
 unsafe impl Plain for ibv_device_attr {}
 
-/// Makes registered memory safe to be in a process that forks. verbs.h: `ibv_fork_init`.
+/// Makes forking safe with registered memory. verbs.h: `ibv_fork_init`.
 pub(crate) fn fork_init() -> io::Result<()> {
-    // SAFETY: takes nothing.
+    // SAFETY: the function takes no arguments and may be called at any time.
     status(unsafe { ibv_fork_init() })
 }
 
 /// verbs.h: `ibv_is_fork_initialized`.
 pub(crate) fn fork_status() -> ibv_fork_status {
-    // SAFETY: takes nothing.
+    // SAFETY: the function takes no arguments and may be called at any time.
     unsafe { ibv_is_fork_initialized() }
 }
 
-/// The devices that libibverbs lists, kept alive until dropped.
+/// The list of devices of libibverbs. The devices exist as long as the list.
 pub(crate) struct DeviceList {
     first: NonNull<*mut ibv_device>,
     count: usize,
 }
 
 impl DeviceList {
-    /// `ErrorKind::Unsupported` (ENOSYS) where the kernel has no ib_uverbs.
+    /// `ErrorKind::Unsupported` (ENOSYS) if the kernel has no ib_uverbs.
     pub(crate) fn get() -> io::Result<Self> {
         let mut count = 0;
-        // SAFETY: `count` is a valid place for the number of devices.
+        // SAFETY: `count` is a valid destination for the number of devices.
         let list = unsafe { ibv_get_device_list(&raw mut count) };
         let first = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { first, count: usize::try_from(count).unwrap_or(0) })
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = ListedDevice<'_>> {
-        // SAFETY: libibverbs returned an array of `count` device pointers (and a null after them), which
-        // lives until ibv_free_device_list in `drop`; nobody writes to it.
+        // SAFETY: libibverbs returned an array of `count` device pointers, which it does not modify
+        // and which exists until `drop` calls ibv_free_device_list.
         let devices = unsafe { slice::from_raw_parts(self.first.as_ptr(), self.count) };
         devices.iter().filter_map(|&device| Some(ListedDevice { device: NonNull::new(device)?, list: self }))
     }
@@ -86,51 +86,56 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list came from ibv_get_device_list and is freed once. Devices that were opened hold a
-        // reference of their own, and no `ListedDevice` outlives the list.
+        // SAFETY: the list was returned by ibv_get_device_list, and `drop` is the only place that
+        // frees it. Open contexts hold their own references to devices, and no `ListedDevice`
+        // outlives the list.
         unsafe { ibv_free_device_list(self.first.as_ptr()) };
     }
 }
 
-/// One device of a list.
+/// A device in a list.
 pub(crate) struct ListedDevice<'a> {
     device: NonNull<ibv_device>,
-    #[expect(dead_code, reason = "keeps the list borrowed, and so the device alive")]
+    #[expect(dead_code, reason = "borrows the list, which keeps the device alive")]
     list: &'a DeviceList,
 }
 
 impl ListedDevice<'_> {
     pub(crate) fn name(&self) -> String {
-        // SAFETY: the device is alive as long as its list; the name is a NUL-terminated array inside of it.
+        // SAFETY: the device exists as long as its list, which is borrowed, and the name is a
+        // NUL-terminated array inside it.
         let name = unsafe { ibv_get_device_name(self.device.as_ptr()) };
         if name.is_null() {
             return String::new();
         }
-        // SAFETY: not null, NUL-terminated, and alive as above.
+        // SAFETY: the pointer was checked not to be null, and refers to a NUL-terminated string in
+        // the device, which exists as long as its list.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
-    /// The node GUID in host order.
+    /// The node GUID in host byte order.
     pub(crate) fn guid(&self) -> u64 {
-        // SAFETY: the device is alive as long as its list.
+        // SAFETY: the device exists as long as its list, which is borrowed.
         u64::from_be(unsafe { ibv_get_device_guid(self.device.as_ptr()) })
     }
 
     pub(crate) fn open(&self) -> io::Result<OpenContext> {
-        // SAFETY: the device is alive as long as its list; an opened context keeps it alive on its own.
+        // SAFETY: the device exists as long as its list, which is borrowed. An open context holds
+        // its own reference to the device.
         self.opened(unsafe { ibv_open_device(self.device.as_ptr()) }, None)
     }
 
-    /// Whether libmlx5 drives it.
+    /// Returns true if the device's driver is libmlx5.
     pub(crate) fn is_mlx5(&self, library: &Library) -> bool {
-        // SAFETY: the device is alive as long as its list.
+        // SAFETY: the device exists as long as its list, which is borrowed.
         unsafe { library.functions.mlx5dv_is_supported(self.device.as_ptr()) }
     }
 
-    /// Opens it with the right to DEVX commands, or not at all. The device must be one of libmlx5.
+    /// Opens the device for DEVX commands, or fails. The device's driver must be libmlx5.
     pub(crate) fn open_devx(&self, library: &'static Library) -> io::Result<OpenContext> {
         let mut attributes = mlx5dv_context_attr { flags: MLX5DV_CONTEXT_FLAGS_DEVX, comp_mask: 0 };
-        // SAFETY: as in `open`; the attributes are valid for the call.
+        // SAFETY: the device exists as long as its list, which is borrowed, and the attributes are
+        // valid during the call. An open context holds its own reference to the device.
         let context =
             unsafe { library.functions.mlx5dv_open_device(self.device.as_ptr(), &raw mut attributes) };
         self.opened(context, Some(library))
@@ -154,9 +159,10 @@ pub(crate) struct OpenContext {
     devx: Option<&'static Library>,
 }
 
-// SAFETY: libibverbs is thread-safe: any thread may use a context and any may close it, once.
+// SAFETY: libibverbs is thread-safe: any thread may use a context, and any thread may close it,
+// once, in `drop`.
 unsafe impl Send for OpenContext {}
-// SAFETY: as above; the queries below take the context by shared reference and lock inside the library.
+// SAFETY: libibverbs serialises calls with the same context by locks.
 unsafe impl Sync for OpenContext {}
 
 impl OpenContext {
@@ -169,7 +175,7 @@ impl OpenContext {
         self.ports
     }
 
-    /// The kernel's own device, which sends RoCE from a network interface (linux rxe_param.h: `RXE_VENDOR_ID`).
+    /// Returns true for the kernel's Soft-RoCE device (linux rxe_param.h: `RXE_VENDOR_ID`).
     pub(crate) fn is_soft_roce(&self) -> bool {
         self.vendor == 0xff_ffff
     }
@@ -183,10 +189,10 @@ impl OpenContext {
         self.context.as_ptr()
     }
 
-    /// What the device can do. verbs.h: `ibv_query_device`.
+    /// Queries the limits of the device. verbs.h: `ibv_query_device`.
     pub(crate) fn device_attributes(&self) -> io::Result<ibv_device_attr> {
         let mut attributes = ibv_device_attr::zeroed();
-        // SAFETY: the context is open and the attributes are a valid place to write to.
+        // SAFETY: the context is open, and `attributes` is a valid destination.
         status(unsafe { ibv_query_device(self.raw(), &raw mut attributes) })?;
         Ok(attributes)
     }
@@ -194,16 +200,17 @@ impl OpenContext {
 
 impl Drop for OpenContext {
     fn drop(&mut self) {
-        // SAFETY: opened by ibv_open_device and closed once. Its failure leaves nothing that we could do.
+        // SAFETY: ibv_open_device returned the context, and `drop` is the only place that closes
+        // it. An error is ignored, as there is no remedy.
         unsafe { ibv_close_device(self.raw()) };
     }
 }
 
-/// libibverbs answers 0, an errno value, or -1 with errno set.
-fn status(answer: i32) -> io::Result<()> {
-    match answer {
+/// Converts a return value of libibverbs: 0, an errno value, or -1 with errno set.
+fn status(result: i32) -> io::Result<()> {
+    match result {
         0 => Ok(()),
-        1.. => Err(io::Error::from_raw_os_error(answer)),
+        1.. => Err(io::Error::from_raw_os_error(result)),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -213,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_become_errors() {
+    fn return_values_become_errors() {
         assert!(status(0).is_ok());
         assert_eq!(status(22).unwrap_err().raw_os_error(), Some(22));
         assert!(status(-1).is_err());

@@ -32,21 +32,21 @@ pub(crate) type Ah = Handle<ibv_ah, Arc<Pd>>;
 /// A queue pair.
 pub(crate) type Qp = Handle<ibv_qp, QpParents>;
 
-/// What a completion queue is made from.
+/// The objects from which a completion queue was created.
 pub(crate) struct CqParents {
     pub(super) context: Arc<OpenContext>,
-    /// Where its events go.
-    #[expect(dead_code, reason = "keeps it alive")]
+    /// The channel of the queue's events.
+    #[expect(dead_code, reason = "keeps the object alive")]
     pub(super) channel: Option<Arc<Channel>>,
 }
 
-/// What a queue pair is made from.
+/// The protection domain of a queue pair.
 pub(crate) struct QpParents {
     pub(super) domain: Arc<Pd>,
-    /// The same, bound to a thread.
-    #[expect(dead_code, reason = "keeps it alive")]
+    /// A domain that is bound to a thread domain.
+    #[expect(dead_code, reason = "keeps the object alive")]
     pub(super) thread: Option<ThreadedPd>,
-    #[expect(dead_code, reason = "keeps them alive")]
+    #[expect(dead_code, reason = "keeps the objects alive")]
     pub(super) queues: QpQueues,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct QpParents {
 pub(crate) struct QpQueues {
     pub(crate) send: Arc<Cq>,
     pub(crate) receive: Arc<Cq>,
-    /// Where its receive requests come from, if not from its own queue.
+    /// The shared receive queue; if `None`, the queue pair has its own receive queue.
     pub(crate) shared: Option<Arc<Srq>>,
 }
 
@@ -65,18 +65,19 @@ impl QpQueues {
     }
 }
 
-// SAFETY: integers only.
+// SAFETY: all fields are integers, for which zero is valid.
 unsafe impl Plain for ibv_ah_attr {}
-// SAFETY: integers only.
+// SAFETY: all fields are integers, for which zero is valid.
 unsafe impl Plain for ibv_qp_attr {}
-// SAFETY: integers and pointers.
+// SAFETY: all fields are integers or pointers, for which zero is valid.
 unsafe impl Plain for ibv_qp_init_attr {}
-// SAFETY: integers and pointers.
+// SAFETY: all fields are integers or pointers, for which zero is valid.
 unsafe impl Plain for ibv_qp_init_attr_ex {}
 
 impl Pd {
     pub(crate) fn allocate(context: &Arc<OpenContext>) -> io::Result<Self> {
-        // SAFETY: the context is open, and the handle keeps it so.
+        // SAFETY: the context is open, and the handle keeps a reference to it. No other code
+        // destroys the new domain, and `ibv_dealloc_pd` is its destructor.
         unsafe { Self::take(ibv_alloc_pd(context.raw()), ibv_dealloc_pd, Arc::clone(context)) }
     }
 
@@ -86,13 +87,15 @@ impl Pd {
 }
 
 impl Mr {
-    /// Registers memory that the device is to see at `iova`.
+    /// Registers memory under the I/O virtual address `iova`.
     ///
-    /// The function is one that drops optional rights which the kernel does not know; `ibv_reg_mr` fails on them.
+    /// Calls a variant of `ibv_reg_mr` that ignores optional access flags which the kernel does not
+    /// support; `ibv_reg_mr` itself fails on them.
     ///
     /// # Safety
-    /// Until the region is gone, the memory stays mapped and is accessed only in ways that tolerate a device which reads and, where
-    /// `access` says so, writes it at the same time. If deregistration fails it is not gone.
+    /// Until the region is deregistered, the memory must stay mapped, and must be accessed only in
+    /// ways that tolerate a device which reads it and, as far as `access` allows, writes it at the
+    /// same time. If deregistration fails, the region is still registered.
     pub(crate) unsafe fn register(
         domain: &Arc<Pd>,
         start: NonNull<u8>,
@@ -100,17 +103,20 @@ impl Mr {
         iova: u64,
         access: u32,
     ) -> io::Result<Self> {
-        // SAFETY: the domain is alive, and the handle keeps it so. The memory is the caller's promise.
+        // SAFETY: the domain is alive, and the handle keeps a reference to it. The caller
+        // guarantees that the memory stays mapped and tolerates accesses by the device while it is
+        // registered. `ibv_dereg_mr` is the destructor of the new region, which no other code
+        // calls.
         unsafe {
             let region = ibv_reg_mr_iova2(domain.raw(), start.as_ptr().cast(), length, iova, access);
             Self::take(region, ibv_dereg_mr, Arc::clone(domain))
         }
     }
 
-    /// Registers memory of another device, by its descriptor.
+    /// Registers memory of another device by the descriptor of its dma-buf.
     ///
     /// # Safety
-    /// As for [`Self::register`], for whatever maps the same memory.
+    /// The contract of [`Self::register`], for all mappings of the same memory.
     pub(crate) unsafe fn register_dmabuf(
         domain: &Arc<Pd>,
         buffer: BorrowedFd<'_>,
@@ -119,7 +125,10 @@ impl Mr {
         iova: u64,
         access: u32,
     ) -> io::Result<Self> {
-        // SAFETY: the domain is alive, and the handle keeps it so; the kernel holds the buffer. The memory is the caller's promise.
+        // SAFETY: the domain is alive, and the handle keeps a reference to it; the kernel holds a
+        // reference to the buffer. The caller guarantees that all mappings of the memory tolerate
+        // accesses by the device while it is registered. `ibv_dereg_mr` is the destructor of the
+        // new region, which no other code calls.
         unsafe {
             let (buffer, access) = (buffer.as_raw_fd(), access as c_int);
             let region = ibv_reg_dmabuf_mr(domain.raw(), offset, length, iova, buffer, access);
@@ -127,21 +136,23 @@ impl Mr {
         }
     }
 
-    /// Deregisters now. After an error it is still registered.
+    /// Deregisters the memory now. After an error it is still registered.
     pub(crate) fn deregister(&mut self) -> io::Result<()> {
         self.destroy()
     }
 
     /// Local and remote key.
     pub(crate) fn keys(&self) -> (u32, u32) {
-        // SAFETY: alive; the library does not write to it.
+        // SAFETY: the region's structure exists as long as the handle that is borrowed, and
+        // libibverbs does not modify it.
         let region = unsafe { &*self.raw() };
         (region.lkey, region.rkey)
     }
 }
 
 impl Cq {
-    /// A queue of at least `entries`, whose events go to `channel` by completion vector `vector`.
+    /// Creates a queue with room for at least `entries` completions, whose events go to `channel`
+    /// through completion vector `vector`.
     pub(crate) fn create(
         context: &Arc<OpenContext>,
         entries: u32,
@@ -151,7 +162,9 @@ impl Cq {
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let events = channel.as_ref().map_or(ptr::null_mut(), |channel| channel.raw());
-        // SAFETY: context and channel are alive, and the handle keeps them so; no user pointer.
+        // SAFETY: context and channel are alive, and the handle keeps references to them. A null
+        // user pointer is valid. No other code destroys the new queue, and `ibv_destroy_cq` is its
+        // destructor.
         unsafe {
             let queue = ibv_create_cq(context.raw(), entries, ptr::null_mut(), events, vector);
             Self::take(queue, ibv_destroy_cq, CqParents { context: Arc::clone(context), channel })
@@ -164,7 +177,8 @@ impl Cq {
 
     /// The number of entries.
     pub(crate) fn entries(&self) -> u32 {
-        // SAFETY: alive; only resizing writes the field, which this crate does not do.
+        // SAFETY: the queue's structure exists as long as the handle that is borrowed. Only
+        // resizing modifies this field, and this crate does not resize queues.
         let entries = unsafe { (*self.raw()).cqe };
         u32::try_from(entries).unwrap_or(0)
     }
@@ -172,7 +186,9 @@ impl Cq {
 
 impl Ah {
     pub(crate) fn create(domain: &Arc<Pd>, mut attributes: ibv_ah_attr) -> io::Result<Self> {
-        // SAFETY: the domain is alive, and the handle keeps it so; the attributes are valid for the call.
+        // SAFETY: the domain is alive, and the handle keeps a reference to it. The attributes are
+        // valid during the call. No other code destroys the new address handle, and
+        // `ibv_destroy_ah` is its destructor.
         unsafe {
             let handle = ibv_create_ah(domain.raw(), &raw mut attributes);
             Self::take(handle, ibv_destroy_ah, Arc::clone(domain))
@@ -181,11 +197,14 @@ impl Ah {
 }
 
 impl Srq {
-    /// A queue of at least `requests` of `elements` each. On return they say what was granted.
+    /// Creates a queue with room for at least `requests` requests of `elements` elements each, and
+    /// sets both to the actual values.
     pub(crate) fn create(domain: &Arc<Pd>, requests: &mut u32, elements: &mut u32) -> io::Result<Self> {
         let attr = ibv_srq_attr { max_wr: *requests, max_sge: *elements, srq_limit: 0 };
         let mut attributes = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
-        // SAFETY: the domain is alive, and the handle keeps it so; the attributes are valid for the call.
+        // SAFETY: the domain is alive, and the handle keeps a reference to it. The attributes are
+        // valid during the call. No other code destroys the new queue, and `ibv_destroy_srq` is its
+        // destructor.
         let queue = unsafe {
             let queue = ibv_create_srq(domain.raw(), &raw mut attributes);
             Self::take(queue, ibv_destroy_srq, Arc::clone(domain))
@@ -194,17 +213,19 @@ impl Srq {
         Ok(queue)
     }
 
-    /// Asks for an event when fewer than `limit` requests are left.
+    /// Requests an event for the time when fewer than `limit` requests are left.
     pub(crate) fn limit(&self, limit: u32) -> io::Result<()> {
         let mut attributes = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit };
         let mask = ibv_srq_attr_mask::IBV_SRQ_LIMIT.0;
-        // SAFETY: alive; the attributes are valid for the call.
+        // SAFETY: the queue exists as long as the handle that is borrowed, and the attributes are
+        // valid during the call.
         status(unsafe { ibv_modify_srq(self.raw(), &raw mut attributes, mask as c_int) })
     }
 }
 
 impl Qp {
-    /// A queue pair of plain verbs. On return the attributes say what was granted.
+    /// Creates a queue pair with `ibv_create_qp`. Sets the capacity in the attributes to the actual
+    /// values.
     pub(crate) fn create(
         domain: &Arc<Pd>,
         queues: QpQueues,
@@ -214,15 +235,17 @@ impl Qp {
         attributes.recv_cq = queues.receive.raw();
         attributes.srq = queues.shared();
         attributes.qp_context = ptr::null_mut();
-        // SAFETY: domain and queues are alive, and the handle keeps them so; the attributes are valid for the call.
+        // SAFETY: domain and queues are alive, and the handle keeps references to them. The
+        // attributes are valid during the call. No other code destroys the new queue pair, and
+        // `ibv_destroy_qp` is its destructor.
         unsafe {
             let qp = ibv_create_qp(domain.raw(), attributes);
             Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), thread: None, queues })
         }
     }
 
-    /// A queue pair whose requests are built by functions (`ibv_wr_*`); `operations` are those that are wanted.
-    /// With `thread` it is used by one thread at a time.
+    /// Creates a queue pair with builder functions (`ibv_wr_*`) for the given `operations`. With
+    /// `thread`, one thread at a time uses it.
     pub(crate) fn create_extended(
         domain: &Arc<Pd>,
         thread: Option<&Arc<Td>>,
@@ -237,7 +260,9 @@ impl Qp {
         }
         extended.comp_mask |= ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
         extended.send_ops_flags = u64::from(operations);
-        // SAFETY: as in `create`.
+        // SAFETY: domain and queues are alive, and the handle keeps references to them. The
+        // attributes are valid during the call. No other code destroys the new queue pair, and
+        // `ibv_destroy_qp` is its destructor.
         let qp = unsafe {
             let qp = domain.context().create_qp_ex(&mut extended)?;
             Self::take(qp, ibv_destroy_qp, QpParents { domain: Arc::clone(domain), thread, queues })
@@ -270,35 +295,40 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: alive; nobody writes the number.
+        // SAFETY: the queue pair's structure exists as long as the handle that is borrowed, and
+        // libibverbs does not modify the number.
         unsafe { (*self.raw()).qp_num }
     }
 
-    /// Changes what `mask` names.
+    /// Modifies the attributes that `mask` selects.
     pub(crate) fn modify(&self, attributes: &mut ibv_qp_attr, mask: u32) -> io::Result<()> {
-        // SAFETY: alive; the attributes are valid for the call.
+        // SAFETY: the queue pair exists as long as the handle that is borrowed, and the attributes
+        // are valid during the call.
         status(unsafe { ibv_modify_qp(self.raw(), attributes, mask as c_int) })
     }
 
-    /// Asks for what `mask` names.
+    /// Queries the attributes that `mask` selects.
     pub(crate) fn query(&self, mask: u32) -> io::Result<ibv_qp_attr> {
         let (mut attributes, mut created) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
-        // SAFETY: alive; both structures are valid to write to.
+        // SAFETY: the queue pair exists as long as the handle that is borrowed, and both structures
+        // are valid destinations.
         status(unsafe { ibv_query_qp(self.raw(), &raw mut attributes, mask as c_int, &raw mut created) })?;
         Ok(attributes)
     }
 
-    /// The enhancements that the device can agree on with a peer's. verbs.h: `ibv_query_ece`.
+    /// Queries the enhancements that the device supports. verbs.h: `ibv_query_ece`.
     pub(crate) fn query_ece(&self) -> io::Result<ibv_ece> {
         let mut enhancements = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
-        // SAFETY: alive; there is room for the answer.
+        // SAFETY: the queue pair exists as long as the handle that is borrowed, and the structure
+        // is a valid destination.
         status(unsafe { ibv_query_ece(self.raw(), &raw mut enhancements) })?;
         Ok(enhancements)
     }
 
-    /// Sets what both agreed on. verbs.h: `ibv_set_ece`.
+    /// Sets the enhancements that both sides support. verbs.h: `ibv_set_ece`.
     pub(crate) fn set_ece(&self, mut enhancements: ibv_ece) -> io::Result<()> {
-        // SAFETY: alive; the argument is valid for the call.
+        // SAFETY: the queue pair exists as long as the handle that is borrowed, and the argument is
+        // valid during the call.
         status(unsafe { ibv_set_ece(self.raw(), &raw mut enhancements) })
     }
 }

@@ -1,4 +1,5 @@
-//! Posting and polling. Everything here is called in loops: no lock of ours, no allocation.
+//! Posting and polling. These functions are called in loops: they allocate nothing and take no
+//! locks of this crate.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -11,20 +12,20 @@ use rdma_sys::{
 
 use super::{Ah, Cq, Plain, Qp, Srq};
 
-/// A piece of memory in verbs' own form.
+/// A scatter/gather element in the layout of verbs.
 pub(crate) type Element = ibv_sge;
 
 /// `IBV_SEND_INLINE`.
 const INLINE: u32 = 1 << 3;
-/// The most pieces of data that one request carries inline.
+/// The maximum number of pieces of inline data in a request.
 pub(crate) const PIECES: usize = 2;
 
-// SAFETY: integers, pointers and unions of them.
+// SAFETY: all fields are integers, pointers or unions of these, for which zero is valid.
 unsafe impl Plain for ibv_send_wr {}
-// SAFETY: integers.
+// SAFETY: all fields are integers, for which zero is valid.
 unsafe impl Plain for ibv_wc {}
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy)]
 pub(crate) enum Verb {
     Send,
@@ -36,7 +37,7 @@ pub(crate) enum Verb {
     FetchAdd { add: u64 },
 }
 
-/// What a request carries.
+/// The data of a request.
 #[derive(Clone, Copy)]
 pub(crate) enum Payload<'a> {
     Inline([&'a [u8]; PIECES]),
@@ -49,25 +50,25 @@ pub(crate) struct Post<'a> {
     pub(crate) id: u64,
     pub(crate) flags: u32,
     pub(crate) verb: Verb,
-    /// Remote address and key, for all but sends.
+    /// Remote address and key; not used by sends.
     pub(crate) remote: (u64, u32),
-    /// Address handle, queue pair and key, for datagrams.
+    /// Address handle, queue pair number and queue key of a datagram.
     pub(crate) datagram: Option<(&'a Ah, u32, u32)>,
     pub(crate) payload: Payload<'a>,
 }
 
 #[cfg(test)]
 impl Post<'_> {
-    /// The flags of the request as `ibv_post_send` gets it.
+    /// The flags for `ibv_post_send`.
     pub(crate) fn list_flags(&self) -> u32 {
         request(self, &mut [Element { addr: 0, length: 0, lkey: 0 }; PIECES]).send_flags
     }
 }
 
-/// The extended form of a queue pair that was made with it.
+/// A queue pair with builder functions.
 pub(crate) struct Extended {
     extended: NonNull<ibv_qp_ex>,
-    #[expect(dead_code, reason = "keeps it alive")]
+    #[expect(dead_code, reason = "keeps the queue pair alive")]
     qp: Arc<Qp>,
 }
 
@@ -77,17 +78,21 @@ impl std::fmt::Debug for Extended {
     }
 }
 
-// SAFETY: an address of an object that is kept; the library's functions lock.
+// SAFETY: the pointer refers to the object that `qp` keeps alive, and the library's
+// functions serialise accesses by locks.
 unsafe impl Send for Extended {}
-// SAFETY: as above.
+// SAFETY: the pointer refers to the object that `qp` keeps alive, and the library's
+// functions serialise accesses by locks.
 unsafe impl Sync for Extended {}
 
 impl Extended {
-    /// `None` if the queue pair was made without send operations, or its provider left out a function that every request needs.
+    /// Returns `None` if the queue pair was created without builder functions, or its provider
+    /// lacks one that every request needs.
     pub(crate) fn of(qp: &Arc<Qp>) -> Option<Self> {
-        // SAFETY: alive; the library answers null for one that was made without.
+        // SAFETY: the queue pair is alive. The function returns null for a queue pair without
+        // builder functions.
         let extended = NonNull::new(unsafe { ibv_qp_to_qp_ex(qp.raw()) })?;
-        // SAFETY: alive.
+        // SAFETY: the pointer is not null, and the queue pair is alive.
         let functions = unsafe { extended.as_ref() };
         let all = functions.wr_start.is_some()
             && functions.wr_complete.is_some()
@@ -99,14 +104,14 @@ impl Extended {
     }
 }
 
-/// The number of an error of posting.
+/// The error of a post if the provider lacks the function.
 const UNSUPPORTED: i32 = 95; // EOPNOTSUPP
 
 #[inline(always)]
-fn sent(answer: i32) -> Result<(), i32> {
-    match answer {
+fn sent(result: i32) -> Result<(), i32> {
+    match result {
         0 => Ok(()),
-        // A few old providers answer -1 with errno set.
+        // Some old providers return -1 with errno set.
         ..0 => Err(last_error()),
         errno => Err(errno),
     }
@@ -118,13 +123,15 @@ fn last_error() -> i32 {
 }
 
 impl Extended {
-    /// Posts by the builder functions (`ibv_wr_*`). The error is an errno.
+    /// Posts with the builder functions (`ibv_wr_*`). The error is an errno value.
     #[inline(always)]
     pub(crate) fn post(&self, post: &Post<'_>) -> Result<(), i32> {
         let qp = self.extended.as_ptr();
-        // SAFETY: the queue pair is alive; the functions were there when `self` was made, and providers do not take them away. Between
-        // start and complete the provider holds its lock, so the fields are this thread's. What the request points to is alive during
-        // the call. A request that is not complete is aborted.
+        // SAFETY: the queue pair is alive. `Self::of` checked that the functions exist that are
+        // called unchecked, and providers do not remove them. Between `wr_start` and `wr_complete`
+        // or `wr_abort` the provider holds its lock, so only this thread accesses the fields. The
+        // borrowed data of the request is alive during the call. A request that `build` did not
+        // complete is aborted.
         unsafe {
             (*qp).wr_start.unwrap_unchecked()(qp);
             (*qp).wr_id = post.id;
@@ -138,7 +145,7 @@ impl Extended {
     }
 }
 
-/// A request in the library's form; `pieces` are where inline data is listed.
+/// Converts a request to the form of `ibv_post_send`. Inline data is listed in `pieces`.
 fn request(post: &Post<'_>, pieces: &mut [Element; PIECES]) -> ibv_send_wr {
     let (remote_addr, rkey) = post.remote;
     let mut request = ibv_send_wr { wr_id: post.id, send_flags: post.flags, ..ibv_send_wr::zeroed() };
@@ -196,10 +203,14 @@ fn request(post: &Post<'_>, pieces: &mut [Element; PIECES]) -> ibv_send_wr {
 }
 
 impl Extended {
-    /// Posts several with one doorbell: all, or none.
+    /// Posts several requests with one doorbell: all of them, or none.
     pub(crate) fn post_all(&self, posts: &[Post<'_>]) -> Result<(), i32> {
         let qp = self.extended.as_ptr();
-        // SAFETY: as in `post`.
+        // SAFETY: the queue pair is alive. `Self::of` checked that the functions exist that are
+        // called unchecked, and providers do not remove them. Between `wr_start` and `wr_complete`
+        // or `wr_abort` the provider holds its lock, so only this thread accesses the fields. The
+        // borrowed data of the requests is alive during the call. Requests that `build` did not
+        // complete are aborted.
         unsafe {
             (*qp).wr_start.unwrap_unchecked()(qp);
             for post in posts {
@@ -216,7 +227,8 @@ impl Extended {
 }
 
 impl Qp {
-    /// Posts by `ibv_post_send`. The error is an errno. Apart, so that it costs those with builder functions nothing.
+    /// Posts with `ibv_post_send`. The error is an errno value. Not inlined, so that callers with
+    /// builder functions need no stack space for the request.
     #[inline(never)]
     pub(crate) fn post(&self, post: Post<'_>) -> Result<(), i32> {
         let mut pieces = [Element { addr: 0, length: 0, lkey: 0 }; PIECES];
@@ -224,13 +236,15 @@ impl Qp {
         self.post_send(&raw mut request).map_err(|(_, errno)| errno)
     }
 
-    /// Posts several, one after the other, none with inline data. The error says how many were posted before the one that was refused.
+    /// Posts several requests without inline data, in order. The error contains the number of
+    /// requests that were posted before the one that failed.
     pub(crate) fn post_all(&self, posts: &[Post<'_>]) -> Result<(), (usize, i32)> {
         let mut nothing = [Element { addr: 0, length: 0, lkey: 0 }; PIECES];
         let mut requests: Vec<_> = posts.iter().map(|post| request(post, &mut nothing)).collect();
         let first = requests.as_mut_ptr();
         for at in 1..requests.len() {
-            // SAFETY: inside the vector, which is not touched by other means until they are posted.
+            // SAFETY: `at` is less than the length of the vector, which is accessed through `first`
+            // only until the requests are posted.
             unsafe { (*first.add(at - 1)).next = first.add(at) };
         }
         if requests.is_empty() {
@@ -243,24 +257,27 @@ impl Qp {
         })
     }
 
-    /// Posts a chain. The error has the first that was refused.
+    /// Posts a linked list of requests. The error contains the first request that was not posted.
     fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), (*mut ibv_send_wr, i32)> {
         let (qp, mut bad) = (self.raw(), first);
-        // SAFETY: the queue pair is alive; the requests, and what they point to, are valid for the call, which reads them only.
+        // SAFETY: the queue pair is alive. The callers own the requests in the list, which, with
+        // the data that they point to, are valid during the call. The provider only reads them.
         unsafe {
             let Some(function) = (*(*qp).context).ops.post_send else { return Err((first, UNSUPPORTED)) };
             sent(function(qp, first, &raw mut bad)).map_err(|errno| (bad, errno))
         }
     }
 
-    /// Posts a receive request. The error is an errno.
+    /// Posts a receive request. The error is an errno value.
     #[inline]
     pub(crate) fn receive(&self, id: u64, elements: &[Element]) -> Result<(), i32> {
         let mut bad = ptr::null_mut();
         self.post_receive(&mut receive(id, elements), &mut bad)
     }
 
-    /// Posts one of each `item`, as `of` has it. The error says how many were posted before the one that was refused.
+    /// Posts a receive request for each of `items`, with the number and the elements that `of`
+    /// returns. The error contains the number of requests that were posted before the one that
+    /// failed.
     pub(crate) fn receive_all<T>(
         &self,
         items: &[T],
@@ -269,11 +286,12 @@ impl Qp {
         receive_all(items, of, |first, bad| self.post_receive(first, bad))
     }
 
-    /// Posts a chain of requests.
+    /// Posts a linked list of requests.
     #[inline]
     fn post_receive(&self, first: &mut ibv_recv_wr, bad: &mut *mut ibv_recv_wr) -> Result<(), i32> {
         let qp: *mut ibv_qp = self.raw();
-        // SAFETY: as in `post_send`; the chain is the caller's, who borrows all of it.
+        // SAFETY: the queue pair is alive. The caller borrows all requests in the list, which, with
+        // their elements, are valid during the call. The provider only reads them.
         unsafe {
             let Some(function) = (*(*qp).context).ops.post_recv else { return Err(UNSUPPORTED) };
             sent(function(qp, first, bad))
@@ -282,14 +300,14 @@ impl Qp {
 }
 
 impl Srq {
-    /// Posts a receive request. The error is an errno.
+    /// Posts a receive request. The error is an errno value.
     #[inline]
     pub(crate) fn receive(&self, id: u64, elements: &[Element]) -> Result<(), i32> {
         let mut bad = ptr::null_mut();
         self.post_receive(&mut receive(id, elements), &mut bad)
     }
 
-    /// As [`Qp::receive_all`].
+    /// Like [`Qp::receive_all`].
     pub(crate) fn receive_all<T>(
         &self,
         items: &[T],
@@ -298,11 +316,12 @@ impl Srq {
         receive_all(items, of, |first, bad| self.post_receive(first, bad))
     }
 
-    /// Posts a chain of requests.
+    /// Posts a linked list of requests.
     #[inline]
     fn post_receive(&self, first: &mut ibv_recv_wr, bad: &mut *mut ibv_recv_wr) -> Result<(), i32> {
         let srq: *mut ibv_srq = self.raw();
-        // SAFETY: the queue is alive; the requests, and what they point to, are valid for the call, which reads them only.
+        // SAFETY: the queue is alive. The caller borrows all requests in the list, which, with
+        // their elements, are valid during the call. The provider only reads them.
         unsafe {
             let Some(function) = (*(*srq).context).ops.post_srq_recv else { return Err(UNSUPPORTED) };
             sent(function(srq, first, bad))
@@ -310,7 +329,7 @@ impl Srq {
     }
 }
 
-/// Receive requests that are given to the provider at a time.
+/// Receive requests per call of the provider.
 const CHAIN: usize = 16;
 
 fn receive_all<T>(
@@ -321,7 +340,7 @@ fn receive_all<T>(
     let mut chain: [ibv_recv_wr; CHAIN] = std::array::from_fn(|_| receive(0, &[]));
     for (part, items) in items.chunks(CHAIN).enumerate() {
         let mut next = ptr::null_mut();
-        // From the last to the first, as each names the next.
+        // In reverse order, since each request points to the next one.
         for (place, item) in chain.iter_mut().zip(items).rev() {
             let (id, elements) = of(item);
             *place = ibv_recv_wr { next, ..receive(id, elements) };
@@ -329,7 +348,8 @@ fn receive_all<T>(
         }
         let first = next;
         let mut bad = first;
-        // SAFETY: an element of `chain`, which nothing else refers to during the call.
+        // SAFETY: `first` is null or points to an element of `chain`, to which no other reference
+        // is used during the call.
         if let Some(request) = unsafe { first.as_mut() } {
             post(request, &mut bad).map_err(|errno| {
                 let place = bad.addr().wrapping_sub(first.addr()) / size_of::<ibv_recv_wr>();
@@ -352,11 +372,14 @@ fn receive(id: u64, elements: &[Element]) -> ibv_recv_wr {
 /// Builds one request.
 ///
 /// # Safety
-/// `qp` is alive, and `wr_start` was called. `wr_set_inline_data`, `wr_set_inline_data_list` and `wr_set_sge_list` are there.
+/// `qp` must be alive, and `wr_start` must have been called. Its functions `wr_set_inline_data`,
+/// `wr_set_inline_data_list` and `wr_set_sge_list` must not be null.
 #[inline(always)]
 unsafe fn build(qp: *mut ibv_qp_ex, post: &Post<'_>) -> Result<(), i32> {
     let (address, key) = post.remote;
-    // SAFETY: the caller's promise; each function is called only if it is there.
+    // SAFETY: by the contract, `qp` is alive and in a request, and the three functions that are
+    // called unchecked are not null. All others are checked. The borrowed data is alive during the
+    // call.
     unsafe {
         match post.verb {
             Verb::Send => (*qp).wr_send.ok_or(UNSUPPORTED)?(qp),
@@ -401,12 +424,12 @@ unsafe fn build(qp: *mut ibv_qp_ex, post: &Post<'_>) -> Result<(), i32> {
 }
 
 impl Cq {
-    /// Fills `completions` as far as there are any, and gives their number.
+    /// Moves completions into `completions` and returns their number.
     #[inline]
     pub(crate) fn poll(&self, completions: &mut [ibv_wc]) -> io::Result<usize> {
         let queue: *mut ibv_cq = self.raw();
         let most = i32::try_from(completions.len()).unwrap_or(i32::MAX);
-        // SAFETY: the queue is alive, and there is room for so many.
+        // SAFETY: the queue is alive, and the slice has room for `most` completions.
         let count = unsafe {
             let Some(function) = (*(*queue).context).ops.poll_cq else {
                 return Err(io::Error::from_raw_os_error(UNSUPPORTED));
@@ -416,17 +439,17 @@ impl Cq {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Asks for an event with the next completion, or the next one that was solicited or failed.
+    /// Requests an event for the next completion, or for the next one that was solicited or failed.
     #[inline]
     pub(crate) fn arm(&self, solicited_only: bool) -> io::Result<()> {
         let queue: *mut ibv_cq = self.raw();
-        // SAFETY: the queue is alive.
-        let answer = unsafe {
+        // SAFETY: the queue and its context are alive as long as `self` is borrowed.
+        let result = unsafe {
             let Some(function) = (*(*queue).context).ops.req_notify_cq else {
                 return Err(io::Error::from_raw_os_error(UNSUPPORTED));
             };
             function(queue, i32::from(solicited_only))
         };
-        super::status(answer)
+        super::status(result)
     }
 }

@@ -1,6 +1,7 @@
-//! The tests here need an RDMA device, so they are ignored unless asked for. `barewire-cli`'s `tests/verbs.rs` asks for them, with the
-//! software HCA as `mlx5_0`. With a device of the machine:
-//! `BAREWIRE_DEVICE=mlx5_0 cargo test -p barewire-verbs --features rdma-sys --tests -- --ignored`
+//! Support for tests that need an RDMA device. They are ignored by default. `tests/verbs.rs` of
+//! `barewire-cli` runs them with the software HCA as `mlx5_0`. To run them with a device of the
+//! machine: `BAREWIRE_DEVICE=mlx5_0 cargo test -p barewire-verbs --features rdma-sys --tests --
+//! --ignored`
 
 #![allow(dead_code, unsafe_code, reason = "each test binary uses some of it; memory is registered")]
 
@@ -14,36 +15,36 @@ use barewire_verbs::{
     WorkCompletion,
 };
 
-/// What a busy machine may take.
+/// A timeout that suffices on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The device to test with.
+/// The name of the device under test.
 pub(crate) fn device() -> String {
     std::env::var("BAREWIRE_DEVICE").unwrap_or_else(|_| "mlx5_0".to_owned())
 }
 
-/// Waits for something, within a deadline.
+/// Polls until there is a result, or panics after the timeout.
 pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
-        assert!(Instant::now() < deadline, "{what} does not happen");
+        assert!(Instant::now() < deadline, "timeout: {what}");
         std::thread::yield_now();
     }
 }
 
-/// A page-aligned piece of memory for a device to use, zero at first.
+/// Page-aligned zeroed memory for a device.
 pub(crate) struct Pages {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: memory of its own, which any thread may free.
+// SAFETY: the value owns its allocation, which any thread may free.
 unsafe impl Send for Pages {}
 
 impl Pages {
     pub(crate) fn new(length: usize) -> Self {
         let layout = Layout::from_size_align(length, 4096).unwrap();
-        // SAFETY: the length is not zero.
+        // SAFETY: the layout has a size other than zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
         Self { start, layout }
     }
@@ -60,31 +61,33 @@ impl Pages {
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.layout.size());
         for (at, &byte) in bytes.iter().enumerate() {
-            // SAFETY: inside of the allocation; volatile, as a device may look at the same time.
+            // SAFETY: the index was checked to be inside the allocation. The access is volatile,
+            // because a device may read at the same time.
             unsafe { self.start.add(offset + at).write_volatile(byte) };
         }
     }
 
     pub(crate) fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
         assert!(offset + N <= self.layout.size());
-        // SAFETY: inside of the allocation; volatile, as a device may write at the same time.
+        // SAFETY: the index was checked to be inside the allocation. The access is volatile,
+        // because a device may write at the same time.
         std::array::from_fn(|at| unsafe { self.start.add(offset + at).read_volatile() })
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout, and is freed only here.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 
-/// The first port, which is active.
+/// Port 1, which must be active.
 pub(crate) fn port(context: &Context) -> Port {
     context.query_port(1).unwrap()
 }
 
-/// The way from the port to itself: by LID on InfiniBand, by the chosen GID on Ethernet.
+/// The route from the port to itself: by LID on InfiniBand, by the chosen GID on Ethernet.
 pub(crate) fn to_itself(context: &Context, domain: &ProtectionDomain) -> Route {
     let port = port(context);
     if port.link_layer == LinkLayer::Ethernet {
@@ -95,7 +98,7 @@ pub(crate) fn to_itself(context: &Context, domain: &ProtectionDomain) -> Route {
     }
 }
 
-/// What small queue pairs complete at `queue` for.
+/// Parameters of a small queue pair whose completions go to `queue`.
 pub(crate) fn options(kind: QueuePairKind, queue: &CompletionQueue) -> QueuePairOptions {
     QueuePairOptions {
         kind,
@@ -107,12 +110,12 @@ pub(crate) fn options(kind: QueuePairKind, queue: &CompletionQueue) -> QueuePair
     }
 }
 
-/// A small RC queue pair that completes at `queue`.
+/// A small RC queue pair whose completions go to `queue`.
 pub(crate) fn reliable(domain: &ProtectionDomain, queue: &CompletionQueue) -> QueuePair {
     QueuePair::new(domain, &options(QueuePairKind::ReliableConnection, queue)).unwrap()
 }
 
-/// The next completion, within a deadline.
+/// Waits for the next completion.
 pub(crate) fn completion(queue: &CompletionQueue) -> WorkCompletion {
     let mut found = [WorkCompletion::empty()];
     wait_for("a completion", || !queue.poll(&mut found).unwrap().is_empty());
@@ -120,7 +123,7 @@ pub(crate) fn completion(queue: &CompletionQueue) -> WorkCompletion {
     found
 }
 
-/// Page-aligned memory that is registered for everything.
+/// Page-aligned memory, registered with all access flags for peers.
 pub(crate) struct Buffer {
     pub(crate) region: MemoryRegion,
     pub(crate) pages: Pages,
@@ -129,7 +132,8 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn new(domain: &ProtectionDomain) -> Self {
         let pages = Pages::new(8192);
-        // SAFETY: read and written by volatile accesses only; the region, which is dropped first, deregisters.
+        // SAFETY: the memory is read and written by volatile accesses only. The region is dropped,
+        // and so deregistered, before the memory.
         let region = unsafe { MemoryRegion::register(domain, pages.start(), 8192, all_access()) }.unwrap();
         Self { region, pages }
     }
@@ -143,12 +147,12 @@ impl Buffer {
     }
 }
 
-/// Everything that peers may do.
+/// All access flags for peers.
 pub(crate) fn all_access() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
 
-/// Brings a queue pair to RTS, connected to queue pair `peer` at the end of `route`.
+/// Brings a queue pair to RTS, connected to queue pair `peer` by `route`.
 pub(crate) fn connect<A>(qp: &QueuePair<A>, peer: u32, route: Route) {
     qp.initialize(&Initialize { port: 1, partition_index: 0, access: all_access(), queue_key: 0 }).unwrap();
     let receive = ReadyToReceive {
