@@ -192,12 +192,12 @@ impl Link {
         };
         // If the other end was closed with unread data, the first receive fails with ECONNRESET
         // once; messages that it sent before can be received afterwards.
-        let answer = match receive() {
+        let result = match receive() {
             Err(Errno::CONNRESET) => receive(),
-            answer => answer,
+            result => result,
         };
-        let answer = match answer {
-            Ok(answer) => answer,
+        let result = match result {
+            Ok(result) => result,
             Err(Errno::AGAIN) => return Ok(None),
             Err(Errno::CONNRESET) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(errno) => return Err(errno.into()),
@@ -208,15 +208,15 @@ impl Link {
                 descriptors.extend(received);
             }
         }
-        if answer.bytes == 0 {
+        if result.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         // If a peer sends more descriptors than allowed, the kernel truncates them to two. Fewer
         // mean that this process reached its limit.
-        if answer.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS {
+        if result.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS {
             return Err(Errno::MFILE.into());
         }
-        if answer.bytes != MESSAGE || answer.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+        if result.bytes != MESSAGE || result.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(Some(Received { message, descriptors }))

@@ -195,8 +195,8 @@ fn memory_is_pinned_or_given_back() {
         let theirs = (view.clone(), Arc::clone(&new));
         let initiator = thread::spawn(move || {
             let (view, given_back) = theirs;
-            if let Some((pin, facts)) = view.pin(old) {
-                assert_eq!(facts.address, 7);
+            if let Some((pin, info)) = view.pin(old) {
+                assert_eq!(info.address, 7);
                 assert_eq!(given_back.load(Ordering::Relaxed), 0);
                 thread::yield_now();
                 assert_eq!(given_back.load(Ordering::Relaxed), 0);
@@ -213,8 +213,8 @@ fn memory_is_pinned_or_given_back() {
         if is_free {
             new.store(1, Ordering::Relaxed);
             let again = publish(&view, 8);
-            let (_pin, facts) = view.pin(again).unwrap();
-            assert_eq!(facts.address, 8);
+            let (_pin, info) = view.pin(again).unwrap();
+            assert_eq!(info.address, 8);
         }
         initiator.join().unwrap();
         assert!(is_free || view.reclaim(0));

@@ -119,11 +119,11 @@ impl Drop for Admission {
     }
 }
 
-fn set_ptracer(who: libc::c_ulong) {
+fn set_ptracer(value: libc::c_ulong) {
     if ptrace_scope() == Some(1) {
         // SAFETY: prctl(PR_SET_PTRACER) takes integers and accesses no memory. On failure, peers
         // report the reason when they connect.
-        unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, value, 0, 0, 0) };
     }
 }
 
@@ -230,12 +230,12 @@ impl Process {
         length: usize,
         rights: u32,
     ) -> Result<Pinned<'_>, PinError> {
-        let (pin, facts) = self.table.pin(key).ok_or(PinError::Freed)?;
-        if facts.rights & rights != rights {
+        let (pin, info) = self.table.pin(key).ok_or(PinError::Freed)?;
+        if info.rights & rights != rights {
             return Err(PinError::Rights);
         }
-        match remote.checked_sub(facts.address) {
-            Some(offset) if offset <= facts.length && length as u64 <= facts.length - offset => {
+        match remote.checked_sub(info.address) {
+            Some(offset) if offset <= info.length && length as u64 <= info.length - offset => {
                 Ok(Pinned { process: self, remote, length, _pin: pin })
             }
             _ => Err(PinError::Range),
@@ -277,23 +277,24 @@ impl Process {
     ) -> Result<usize, ProcessError> {
         let vector =
             |address: u64, length| libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
-        let mut ours = [vector(0, 0); MAX_RANGES + 1];
-        ours[0] = libc::iovec { iov_base: guard.as_mut_ptr().cast(), iov_len: guard.len() };
+        let mut local_iov = [vector(0, 0); MAX_RANGES + 1];
+        local_iov[0] = libc::iovec { iov_base: guard.as_mut_ptr().cast(), iov_len: guard.len() };
         let count = local.len().min(MAX_RANGES);
         let mut length = 0;
-        for (place, range) in ours[1..].iter_mut().zip(local) {
+        for (place, range) in local_iov[1..].iter_mut().zip(local) {
             *place = vector(range.address, range.length);
             length += range.length;
         }
         // The kernel copies no more than the smaller of the local and the remote total.
         let length = length.min(most);
-        let theirs = [vector(at, guard.len()), vector(remote, length)];
-        // SAFETY: `ours` has `count + 1` entries and `theirs` has 2. `ours` names the guard's
-        // buffer, which is borrowed mutably, and ranges that the caller guarantees to be accessible
-        // as `run` accesses them. The kernel checks the addresses in `theirs`, which belong to the
-        // other process.
-        let copied =
-            unsafe { run(self.number, ours.as_ptr(), count as libc::c_ulong + 1, theirs.as_ptr(), 2, 0) };
+        let remote_iov = [vector(at, guard.len()), vector(remote, length)];
+        // SAFETY: `local_iov` has `count + 1` entries and `remote_iov` has 2. `local_iov` names the
+        // guard's buffer, which is borrowed mutably, and ranges that the caller guarantees to be
+        // accessible as `run` accesses them. The kernel checks the addresses in `remote_iov`, which
+        // belong to the other process.
+        let copied = unsafe {
+            run(self.number, local_iov.as_ptr(), count as libc::c_ulong + 1, remote_iov.as_ptr(), 2, 0)
+        };
         let process = self.number;
         match usize::try_from(copied) {
             Ok(copied) if copied < guard.len() => Err(ProcessError::Other { process, reason: REPLACED }),

@@ -253,19 +253,19 @@ impl View {
         let pin = Pin(line);
         // The owner changes these words only while no pin exists.
         let token = whole(TOKEN.map(|word| line.load(word)));
-        let facts = RegionInfo {
+        let info = RegionInfo {
             address: line.load(ADDRESS),
             length: line.load(LENGTH),
             rights: line.load(RIGHTS) as u32,
         };
-        (state & LIVE != 0 && token == key.token).then_some((pin, facts))
+        (state & LIVE != 0 && token == key.token).then_some((pin, info))
     }
 
-    pub(crate) fn publish(&self, index: u32, token: u128, facts: RegionInfo) {
+    pub(crate) fn publish(&self, index: u32, token: u128, info: RegionInfo) {
         let Some(line) = self.entry(index) else { return };
-        line.store(ADDRESS, facts.address);
-        line.store(LENGTH, facts.length);
-        line.store(RIGHTS, facts.rights.into());
+        line.store(ADDRESS, info.address);
+        line.store(LENGTH, info.length);
+        line.store(RIGHTS, info.rights.into());
         for (word, half) in TOKEN.into_iter().zip(halves(token)) {
             line.store(word, half);
         }

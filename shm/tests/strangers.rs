@@ -324,12 +324,12 @@ fn a_sender_receives_only_regions_that_it_has_keys_to() {
     assert_eq!(await_response(&mut port, &mut inbox, &link).1.len(), 1, "the inbox, but no region");
     for guess in [0, 1, 2, region.number() ^ 4, u64::MAX] {
         send(&link, &message(8, &[guess]), &[]);
-        let (answer, descriptors) = await_response(&mut port, &mut inbox, &link);
-        assert_eq!((&answer[..], descriptors.len()), (&message(5, &[guess])[..], 0));
+        let (response, descriptors) = await_response(&mut port, &mut inbox, &link);
+        assert_eq!((&response[..], descriptors.len()), (&message(5, &[guess])[..], 0));
     }
     send(&link, &message(8, &[region.number()]), &[]);
-    let (answer, descriptors) = await_response(&mut port, &mut inbox, &link);
-    assert_eq!((&answer[..], descriptors.len()), (&message(4, &[region.number(), 4196])[..], 1));
+    let (response, descriptors) = await_response(&mut port, &mut inbox, &link);
+    assert_eq!((&response[..], descriptors.len()), (&message(4, &[region.number(), 4196])[..], 1));
     // Does not read the responses any more, until the port ends the connection.
     let flags = rustix::fs::OFlags::NONBLOCK;
     rustix::fs::fcntl_setfl(&link, flags).unwrap();

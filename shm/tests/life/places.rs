@@ -94,7 +94,7 @@ impl Program {
             serve();
             assert!(started.elapsed() < TIMEOUT);
         }
-        said(&child.wait_with_output().unwrap())
+        result_of(&child.wait_with_output().unwrap())
     }
 }
 
@@ -104,7 +104,7 @@ impl Drop for Program {
     }
 }
 
-fn said(output: &Output) -> String {
+fn result_of(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find_map(|line| line.split_once(RESULT));
     line.unwrap_or_else(|| panic!("{output:?}")).1.to_owned()
@@ -119,18 +119,18 @@ fn another_user_gets_an_error_with_a_remedy() {
     }
     let program = Program::copied();
     let mut count = Count::default();
-    for (users, answer) in [(Users::Same, "only the same user may attach"), (Users::Any, "sent")] {
+    for (users, expected) in [(Users::Same, "only the same user may attach"), (Users::Any, "sent")] {
         let here = address(9);
         let config = PortConfig { users, place: Place::Abstract, ..PortConfig::default() };
         let mut port = Port::open(here, &config, &RegionSet::new(1)).unwrap();
-        let said = program.run("ask", here.number, || {
+        let result = program.run("ask", here.number, || {
             port.progress(&mut count);
         });
-        assert!(said.contains(answer), "{said}");
+        assert!(result.contains(expected), "{result}");
     }
     let table = Table::new().unwrap();
-    let said = program.run("read", table.address().descriptor.into(), std::thread::yield_now);
-    assert!(said.contains("it runs as user 0, this one as user 65534: run both as one user"), "{said}");
+    let result = program.run("read", table.address().descriptor.into(), std::thread::yield_now);
+    assert!(result.contains("it runs as user 0, this one as user 65534: run both as one user"), "{result}");
 }
 
 /// Segments do not use /dev/shm.
@@ -138,7 +138,7 @@ fn another_user_gets_an_error_with_a_remedy() {
 fn a_small_or_missing_dev_shm_suffices() {
     let _alone = alone();
     let here = address(10);
-    for (mount, answer) in [
+    for (mount, expected) in [
         ("mount -t tmpfs -o size=64k none /dev/shm", "/dev/shm is there"),
         ("mount -t tmpfs none /dev", "/dev/shm is not there"),
     ] {
@@ -159,7 +159,7 @@ fn a_small_or_missing_dev_shm_suffices() {
             let _ = writeln!(io::stderr(), "not run: this user cannot mount");
             return;
         };
-        assert_eq!(said(&output), answer);
+        assert_eq!(result_of(&output), expected);
     }
 }
 
