@@ -142,6 +142,12 @@ impl fmt::Display for TransportId {
     }
 }
 
+impl AsRef<str> for TransportId {
+    fn as_ref(&self) -> &str {
+        self.name()
+    }
+}
+
 impl FromStr for TransportId {
     type Err = UnknownTransport;
 

@@ -18,10 +18,11 @@ transports!(one_of!
 );
 
 impl Domain {
-    /// Opens a device by the names that [`components`](crate::components) lists.
+    /// Opens a device by the names that [`components`](crate::components) lists. The transport is a name or a
+    /// [`TransportId`].
     ///
     /// ```
-    /// let domain = barewire::Domain::open("self", "memory")?;
+    /// let domain = barewire::Domain::open(barewire::TransportId::Self_, "memory")?;
     /// let memory = domain.allocate(4096, barewire::Access::all())?;
     /// memory.write(0, b"hello")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -30,7 +31,8 @@ impl Domain {
     /// # Errors
     /// [`OpenError::UnknownTransport`] and [`OpenError::UnknownDevice`] list what there is;
     /// [`OpenError::Device`] if the device refuses.
-    pub fn open(transport: &str, device: &str) -> Result<Self, OpenError> {
+    pub fn open(transport: impl AsRef<str>, device: &str) -> Result<Self, OpenError> {
+        let transport = transport.as_ref();
         let unknown = || {
             let known: Vec<_> = TransportId::BUILT.iter().map(|id| id.name()).collect();
             Err(OpenError::UnknownTransport { name: transport.to_owned(), known: known.join(", ") })
@@ -55,6 +57,11 @@ impl Domain {
     /// The domain as the transport's own type; `None` if it is another transport's.
     pub fn as_static<T: Transport>(&self) -> Option<&T::Domain> {
         T::from_domain(self)
+    }
+
+    /// The transport.
+    pub fn transport_id(&self) -> TransportId {
+        transports!(each! &self.0, _domain => T::ID)
     }
 
     /// The transport's name.
