@@ -10,7 +10,10 @@
 //! created; data is copied in and out.
 //!
 //! ```
-//! use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig, RegionSet};
+//! use barewire_shm::{
+//!     BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Peer, Port, PortAddress, PortConfig,
+//!     RegionSet,
+//! };
 //! use std::{ptr::NonNull, rc::Rc};
 //!
 //! #[derive(Default)]
@@ -29,7 +32,14 @@
 //!     fn short(&mut self, _id: u8, _length: usize) {
 //!         self.headers.push(self.scratch[0]);
 //!     }
-//!     fn buffered(&mut self, _id: u8, buffers: &Rc<BulkReceiver>, number: u8, _: NonNull<u8>, _length: usize) {
+//!     fn buffered(
+//!         &mut self,
+//!         _id: u8,
+//!         buffers: &Rc<BulkReceiver>,
+//!         number: u8,
+//!         _data: NonNull<u8>,
+//!         _length: usize,
+//!     ) {
 //!         buffers.give(number);
 //!     }
 //!     fn broken(&mut self, process: i32, why: LinkError) {

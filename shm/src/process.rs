@@ -308,7 +308,7 @@ impl Process {
     fn failed(&self, call: &'static str, source: io::Error) -> ProcessError {
         let process = self.number;
         match source.raw_os_error() {
-            // The guard is the first range, so it is not mapped.
+            // The kernel fails with EFAULT only if the first range, the guard, is not accessible.
             Some(libc::EFAULT) => ProcessError::Other { process, reason: REPLACED },
             _ => refused(process, call, source),
         }
@@ -384,7 +384,7 @@ fn refused(process: i32, call: &'static str, source: io::Error) -> ProcessError 
 
 /// The process id belongs to another process.
 const OTHER: &str = "the process id was reused, or belongs to another pid namespace";
-/// The process was opened successfully before.
+/// Reason for a process that was opened successfully, but whose guard is not accessible any more.
 const REPLACED: &str = "it has executed another program, or its process id was reused";
 /// The file is not a table of this crate.
 const FORGED: &str = "the file of the address is not a region table";

@@ -2,7 +2,7 @@
 //!
 //! | line | written by | what |
 //! |---|---|---|
-//! | 0 | receiver | the number of slots it has freed, published every half lap and at least every 64 slots |
+//! | 0 | receiver | slots freed so far, published every half lap and at least every 64 slots |
 //! | 1.. | sender | slots |
 //!
 //! Word 0 of a slot: bits 0..32 are the lap plus one, which marks the slot as filled; 32..40 the

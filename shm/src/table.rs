@@ -278,8 +278,8 @@ impl View {
         }
     }
 
-    /// Withdraws the entry. Returns true if no pin is left; all accesses under pins then happened
-    /// before.
+    /// Withdraws the entry. Returns true if no pin is left; all accesses under earlier pins
+    /// have then finished.
     pub(crate) fn reclaim(&self, index: u32) -> bool {
         self.withdraw(index);
         self.entry(index).is_none_or(|line| line.word(STATE).load(Ordering::Acquire) < PIN)

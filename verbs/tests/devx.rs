@@ -63,7 +63,7 @@ fn a_refusal_is_an_answer_and_silence_is_an_error() {
     match general(&devx, &unknown, &mut output) {
         Ok(()) => assert_ne!(output[0], 0, "an unknown command must have a bad status"),
         Err(_) => {
-            assert_eq!(output, [0; 16], "a command that did not reach the device must have no response")
+            assert_eq!(output, [0; 16], "a command that did not reach the device must have no response");
         }
     }
     // The kernel rejects general commands that create objects.

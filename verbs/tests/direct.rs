@@ -72,13 +72,14 @@ fn rings_and_registers_are_where_they_are_said_to_be() {
         send.register.cast::<u64>().write_volatile(u64::from_ne_bytes(wqe[..8].try_into().unwrap()));
     }
     wait_for("the completion", || {
-        // SAFETY: the entry is in the ring of a live completion queue. Its last byte holds the
-        // owner bit, which the device sets in the first lap; the read is volatile.
+        // SAFETY: the byte is the last one of the first entry, in the ring of a live completion
+        // queue. It holds opcode and owner bit, which become 0 when the device writes the entry in
+        // the first lap; the read is volatile.
         unsafe { cqe.add(completions.ring.stride as usize - 1).read_volatile() & 0xf1 == 0 }
     });
     fence(Ordering::Acquire);
-    // SAFETY: the entry is in the ring of a live completion queue, and the owner bit shows that the
-    // device has written it.
+    // SAFETY: the entry is in the ring of a live completion queue, and its last byte shows that
+    // the device has written it.
     let entry = unsafe { cqe.add(completions.ring.stride as usize - 64).cast::<[u8; 64]>().read_volatile() };
     assert_eq!(Cqe64::read_from_bytes(&entry).unwrap().wqe_counter.get(), 0);
     assert_eq!(&pages.read::<8>(64), b"straight");

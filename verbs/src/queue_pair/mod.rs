@@ -37,7 +37,7 @@ pub struct LocalPoster {
     _here: PhantomData<Rc<()>>,
 }
 
-/// The kinds of access with which verbs post.
+/// The access types of queue pairs to which verbs post, as opposed to a driver.
 pub trait Posts {
     #[doc(hidden)]
     fn poster(&self) -> &Poster;

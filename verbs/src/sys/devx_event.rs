@@ -29,7 +29,7 @@ impl Devx {
     /// Creates a channel that delivers cookies, without the entries of the device's event queue.
     pub(crate) fn event_channel(&self) -> io::Result<DevxChannel> {
         let flags = MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA;
-        // SAFETY: `devx` holds the context open, and the channel keeps a clone of it.
+        // SAFETY: `self` holds the context open, and the channel keeps a clone of it.
         let channel =
             unsafe { self.library().functions.mlx5dv_devx_create_event_channel(self.context().raw(), flags) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
@@ -48,8 +48,8 @@ impl DevxChannel {
 
     /// Subscribes to events of one type of `object`, with `cookie`, until the object is destroyed.
     pub(crate) fn subscribe(&self, object: &DevxObject, mut event_type: u16, cookie: u64) -> io::Result<()> {
-        // SAFETY: `self` and `object` are alive during the call, and the array has the one element
-        // whose size in bytes is passed.
+        // SAFETY: `self` and `object` are alive during the call. `event_type` is a list of one
+        // event type, and its size in bytes is passed.
         status(unsafe {
             self.devx.library().functions.mlx5dv_devx_subscribe_devx_event(
                 self.channel.as_ptr(),

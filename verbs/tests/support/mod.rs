@@ -44,7 +44,7 @@ unsafe impl Send for Pages {}
 impl Pages {
     pub(crate) fn new(length: usize) -> Self {
         let layout = Layout::from_size_align(length, 4096).unwrap();
-        // SAFETY: the layout has a size other than zero.
+        // SAFETY: `alloc_zeroed` requires a size other than zero, and every test passes one.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
         Self { start, layout }
     }
