@@ -6,6 +6,9 @@
 use std::hint::black_box;
 use std::slice::from_ref;
 
+use barewire::capability::{
+    AmBcopy, AmShort, AmZcopy, Atomic64, AtomicFetch64, GetBcopy, GetZcopy, PutBcopy, PutShort, PutZcopy,
+};
 use barewire::transport::rc_mlx5::{Endpoint, RemoteKey};
 use barewire::{Completion, FetchResult, Slice, Unpack};
 use iai_callgrind::{library_benchmark, library_benchmark_group};

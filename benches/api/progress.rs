@@ -6,6 +6,7 @@
 #![allow(clippy::no_mangle_with_rust_abi, reason = "the name is for the checks of the assembly")]
 
 use barewire::Posted;
+use barewire::capability::{AmShort, PutZcopy};
 use barewire::transport::rc_mlx5::Progress;
 
 use crate::budget::ROUNDS;

@@ -1,4 +1,4 @@
-//! What posts of every operation are made of. Each transport's posts are compiled for its queue.
+//! Parts of the posts of every operation. They are compiled for each driver's queue.
 
 use std::hint::cold_path;
 

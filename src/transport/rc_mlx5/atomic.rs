@@ -1,36 +1,31 @@
-//! Atomics: those of InfiniBand, and every other as a masked one, on devices that have these.
+//! Atomics: those of InfiniBand, and all others as masked ones, on devices that have these.
 
 use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
 use super::post::{NO_FLAGS, Posting};
 use super::{Endpoint, RemoteKey};
-use crate::atomic::{Change, Fetch, Kind};
+use crate::atomic::{AtomicOp, AtomicWord, Change, Fetch, Kind};
+use crate::capability::{Atomic64, AtomicFetch64, Atomics};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 
-impl Endpoint {
-    /// Adds `operand` to the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl Atomic64 for Endpoint {
     #[inline(always)]
-    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
         self.0.gate.check()?;
         let remote = atomic_target(remote, *key)?;
         let local = self.0.unwanted_result();
         self.post_sized(size_of::<u64>(), |queue| queue.fetch_add(local, remote, operand, NO_FLAGS))?;
         Ok(Posted::Done)
     }
+}
 
-    /// Adds `operand` to the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AtomicFetch64 for Endpoint {
     #[inline(always)]
-    pub fn atomic_fetch_add64(
+    fn atomic_fetch_add64(
         &self,
         operand: u64,
         remote: u64,
@@ -43,12 +38,8 @@ impl Endpoint {
         })
     }
 
-    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline(always)]
-    pub fn atomic_compare_swap64(
+    fn atomic_compare_swap64(
         &self,
         compare: u64,
         swap: u64,
@@ -61,10 +52,29 @@ impl Endpoint {
             queue.compare_swap(local, remote, compare, swap, flags)
         })
     }
+}
 
-    crate::atomic::atomic_methods!(RemoteKey);
+impl Atomics for Endpoint {
+    #[inline]
+    fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
+        self.change(op.change(), remote, key, None)
+    }
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as of every transport, for `atomic_methods`")]
+    #[inline]
+    fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.change(op.change(), remote, key, Some((result, completion)))
+    }
+}
+
+impl Endpoint {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as in the other transports")]
     pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         let attributes = &self.0.shared.attributes;
         let has = if change.width == 4 { attributes.atomic32 } else { attributes.atomic64 };
@@ -135,7 +145,7 @@ fn target(remote: u64, key: RemoteKey, width: usize) -> Result<RemoteAddressSegm
     Ok(RemoteAddressSegment::new(remote, key.0))
 }
 
-/// The first `width` bytes of a result word: of 4, its low half.
+/// The first `width` bytes of a result word. Four are its low half.
 fn of_width(word: DataSegment, width: usize) -> DataSegment {
     DataSegment::new(word.address.get(), width as u32, word.lkey.get())
 }
@@ -152,7 +162,7 @@ fn masked(
     let replace = |swap_mask| MaskedSwap { swap: operand, swap_mask, compare: 0, compare_mask: 0 };
     let swap = match kind {
         Kind::Add => return add(queue, width, [operand, 0], local, remote, flags),
-        // Fields of one bit carry nothing.
+        // Fields of one bit have no carry.
         Kind::Xor => return add(queue, width, [operand, u64::MAX], local, remote, flags),
         Kind::And => replace(!operand),
         Kind::Or => replace(operand),

@@ -1,4 +1,4 @@
-//! From the device's syndromes to the API's causes.
+//! The API's causes of the device's syndromes.
 
 use barewire_mlx5::Failure;
 use barewire_mlx5::layouts::cqe::Syndrome as Code;

@@ -10,8 +10,8 @@ use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::transport::common::registered::refused;
 
-/// How devices of this machine are set up: `devx` or `init_obj`; `verbs` leaves them to transports over generic verbs. Without it, the
-/// first of these that works.
+/// How devices of this machine are set up: `devx` or `init_obj`; `verbs` leaves them to the transports over
+/// libibverbs. Unset, the first of these that works.
 const SETUP: &str = "BAREWIRE_MLX5_SETUP";
 
 /// A port of a device of this machine.
@@ -19,11 +19,11 @@ const SETUP: &str = "BAREWIRE_MLX5_SETUP";
 pub(crate) struct Found {
     /// Name for [`Domain::open`].
     pub(crate) device: String,
-    /// How it can be driven and why so, and what it can do then; or why it cannot.
+    /// How it is driven, why so, and what it can do; or why it cannot be driven.
     pub(crate) setup: Result<(String, Attributes), String>,
 }
 
-/// Every port of every device that libmlx5 knows. Each is opened for a moment.
+/// Every port of every device that libmlx5 drives. Each is opened and closed.
 pub(crate) fn found() -> Vec<Found> {
     let devices = verbs::devices().unwrap_or_default();
     let ports = devices.iter().filter(|device| device.is_mlx5).flat_map(|device| {

@@ -6,37 +6,30 @@ use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, WqeIndex};
 
 use super::post::{NO_FLAGS, Posting, data_segment};
 use super::{Endpoint, RemoteKey};
+use crate::capability::Lists;
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Transfer;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 
-impl Endpoint {
-    /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are
-    /// finished.
-    ///
-    /// # Errors
-    /// [`PostError`]; [`PostError::TooManyTransfers`] for more than the send ring ever takes.
-    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+impl Lists for Endpoint {
+    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.put.max_zcopy;
         self.list(transfers, limit, completion, |batch, local, remote, flags| {
             batch.write(local, remote, flags)
         })
     }
 
-    /// Reads into every transfer's slice from its remote address. All are posted, or none. The completion is counted down once, when all
-    /// are finished.
-    ///
-    /// # Errors
-    /// As [`Self::put_list`].
-    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.get.max_zcopy;
         self.list(transfers, limit, completion, |batch, local, remote, flags| {
             batch.read(local, remote, flags)
         })
     }
+}
 
+impl Endpoint {
     #[inline(always)]
     fn list(
         &self,
@@ -52,12 +45,13 @@ impl Endpoint {
         }
         let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
         let (blocks, room) = self.0.with_queue(|pair| (pair.send.blocks(), pair.send.room()));
-        // A block each.
+        // Each takes a block.
         if transfers.len() > room as usize {
             if transfers.len() > blocks as usize {
                 return Err(PostError::TooManyTransfers { limit: blocks });
             }
-            // Room comes back with completions, and what is outstanding may not have asked for one: other posts need less room than that.
+            // Room comes back with completions. What is outstanding may not have asked for one, since other
+            // posts need less room than this list.
             self.0.signal_last()?;
             return Err(self.0.gate.refuse());
         }

@@ -1,10 +1,11 @@
-//! Active messages, sent.
+//! Sending active messages.
 
 use barewire_mlx5::queue::send::PREFIX;
 use barewire_mlx5::{ControlFlags, SendQueue};
 
 use super::post::{EMPTY, NO_FLAGS, Posting};
 use super::{Endpoint, MAX_AM_SHORT, MAX_AM_SLICES, RcMlx5};
+use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::memory::Slice;
@@ -14,13 +15,9 @@ use crate::transport::common::operation::Done;
 use crate::transport::common::pieces;
 use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuffer, am_header};
 
-impl Endpoint {
-    /// Sends `header` and `payload` to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmShort for Endpoint {
     #[inline(always)]
-    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
         self.0.gate.check()?;
         check_id(id)?;
         let prefix = am_prefix(id, header);
@@ -34,32 +31,17 @@ impl Endpoint {
             Err(_) => self.am_short_other(id, header, payload),
         }
     }
+}
 
-    #[inline(never)]
-    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        if payload.len() > MAX_AM_SHORT {
-            return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
-        }
-        self.post_sized(SHORT_HEADER + payload.len(), |queue| {
-            queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS)
-        })?;
-        Ok(Posted::Done)
-    }
-
-    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+impl AmShortIov for Endpoint {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
         pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
     }
+}
 
-    /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmBcopy for Endpoint {
     #[inline(always)]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         check_id(id)?;
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
@@ -69,19 +51,11 @@ impl Endpoint {
         self.await_done(index, done);
         Ok(length)
     }
+}
 
-    /// Sends `header` followed by the slices to the peer's handler `id`. The header is copied.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmZcopy for Endpoint {
     #[inline(always)]
-    pub fn am_zcopy(
-        &self,
-        id: u8,
-        header: &[u8],
-        slices: &[Slice<'_>],
-        completion: Option<&Completion>,
-    ) -> Post {
+    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
         self.0.gate.check()?;
         check_id(id)?;
         if header.len() > MAX_AM_HEADER {
@@ -97,6 +71,19 @@ impl Endpoint {
         }
         self.am_gather(id, header, slices, completion)
     }
+}
+
+impl Endpoint {
+    #[inline(never)]
+    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+        if payload.len() > MAX_AM_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
+        }
+        self.post_sized(SHORT_HEADER + payload.len(), |queue| {
+            queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS)
+        })?;
+        Ok(Posted::Done)
+    }
 
     #[inline(never)]
     fn am_gather(
@@ -106,7 +93,7 @@ impl Endpoint {
         slices: &[Slice<'_>],
         completion: Option<&Completion>,
     ) -> Post {
-        // The first segment is the header's.
+        // The header takes the first segment.
         let mut local = [EMPTY; 1 + MAX_AM_SLICES];
         let [first, rest @ ..] = &mut local;
         let (segments, bytes) = self.segments(rest, slices, MAX_AM.saturating_sub(header.len()))?;

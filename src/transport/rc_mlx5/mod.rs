@@ -3,6 +3,7 @@
 //! An interface has one UAR page. What it shares with `rc_verbs` is in [`rc`](super::rc).
 //!
 //! ```
+//! use barewire::capability::{Flush, PutShort};
 //! use barewire::transport::rc_mlx5::{Domain, Endpoint, Interface, SOFT_DEVICE};
 //! use barewire::{Access, FlushMode, InterfaceConfig, Posted};
 //!
@@ -116,11 +117,6 @@ impl Interface {
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
-
-crate::capability::delegate!(
-    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64,
-    AtomicFetch64, Atomics
-);
 
 const MAX_PUT_SHORT: usize = MAX_WRITE_INLINE;
 const MAX_AM_SHORT: usize = MAX_SEND_INLINE - AM_HEADER - SHORT_HEADER;

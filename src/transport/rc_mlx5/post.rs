@@ -1,4 +1,4 @@
-//! What the posts of every operation are made of.
+//! Parts of the posts of every operation.
 
 use barewire_mlx5 as mlx5;
 use barewire_mlx5::{ControlFlags, DataSegment, SendQueue, WqeIndex};
@@ -93,7 +93,7 @@ impl Endpoint {
 }
 
 pub(super) const NO_FLAGS: ControlFlags = ControlFlags::empty();
-/// A segment without bytes; posting leaves it out.
+/// A segment without bytes, which posting leaves out.
 pub(super) const EMPTY: DataSegment = DataSegment::new(0, 0, 0);
 
 /// The segment of a slice whose length is within a limit.

@@ -4,6 +4,7 @@ use barewire_mlx5::{ControlFlags, RemoteAddressSegment};
 
 use super::post::{EMPTY, NO_FLAGS};
 use super::{Endpoint, MAX_PUT_SHORT, MAX_RMA_SLICES, RemoteKey};
+use crate::capability::{Check, GetBcopy, GetZcopy, PutBcopy, PutShort, PutZcopy};
 use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
 use crate::memory::Slice;
@@ -11,14 +12,10 @@ use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::rc::{DATA, SEGMENT};
 
-impl Endpoint {
-    /// Writes `payload` to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl PutShort for Endpoint {
     #[inline(always)]
-    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        // A word stays in registers; the other sizes are out of the way.
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        // A word stays in registers; the other sizes are out of line.
         match payload.try_into() {
             Ok(word) => {
                 self.0.gate.check()?;
@@ -39,44 +36,11 @@ impl Endpoint {
             },
         }
     }
+}
 
-    /// `put_short` of a cache line; `false` if it was refused.
-    #[inline(never)]
-    fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
-        let remote = RemoteAddressSegment::new(remote, key);
-        self.0.gate.is_open() && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
-    }
-
-    #[cold]
-    fn refusal(&self) -> PostError {
-        self.0.gate.check().err().unwrap_or_else(|| self.0.gate.refuse())
-    }
-
-    #[inline(never)]
-    fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Post {
-        self.0.gate.check()?;
-        if payload.len() > MAX_PUT_SHORT {
-            return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
-        }
-        let remote = RemoteAddressSegment::new(remote, key);
-        self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))?;
-        Ok(Posted::Done)
-    }
-
-    /// Asks whether the peer is there, by a write of nothing: it needs no right (IBTA 9.4.3), and fails if nobody answers.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn check(&self) -> Result<(), PostError> {
-        self.put_short_other(&[], 0, 0).map(drop)
-    }
-
-    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl PutBcopy for Endpoint {
     #[inline(always)]
-    pub fn put_bcopy(
+    fn put_bcopy(
         &self,
         pack: impl FnOnce(&mut [u8]) -> usize,
         remote: u64,
@@ -90,13 +54,11 @@ impl Endpoint {
         self.await_done(index, done);
         Ok(length)
     }
+}
 
-    /// Writes the slices, one after the other, to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl PutZcopy for Endpoint {
     #[inline(always)]
-    pub fn put_zcopy(
+    fn put_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -112,25 +74,11 @@ impl Endpoint {
         }
         self.put_gather(slices, remote, completion)
     }
+}
 
-    #[inline(never)]
-    fn put_gather(
-        &self,
-        slices: &[Slice<'_>],
-        remote: RemoteAddressSegment,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let mut local = [EMPTY; MAX_RMA_SLICES];
-        let (local, bytes) = self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
-        self.zcopy(bytes, completion, |queue, flags| queue.write_gather(local, remote, flags))
-    }
-
-    /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl GetBcopy for Endpoint {
     #[inline(always)]
-    pub fn get_bcopy(
+    fn get_bcopy(
         &self,
         unpack: &Unpack,
         length: usize,
@@ -155,13 +103,11 @@ impl Endpoint {
         self.await_done(index, done);
         Ok(Posted::InProgress)
     }
+}
 
-    /// Reads from `remote` into the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl GetZcopy for Endpoint {
     #[inline(always)]
-    pub fn get_zcopy(
+    fn get_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -176,6 +122,50 @@ impl Endpoint {
             return self.zcopy(slice.length, completion, |queue, flags| queue.read(local, remote, flags));
         }
         self.get_scatter(slices, remote, completion)
+    }
+}
+
+impl Check for Endpoint {
+    /// By a write of no bytes, which needs no right (IBTA 9.4.3) and fails if there is no response.
+    fn check(&self) -> Result<(), PostError> {
+        self.put_short_other(&[], 0, 0).map(drop)
+    }
+}
+
+impl Endpoint {
+    /// `put_short` of a cache line; `false` if it was refused.
+    #[inline(never)]
+    fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.0.gate.is_open() && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
+    }
+
+    #[cold]
+    fn refusal(&self) -> PostError {
+        self.0.gate.check().err().unwrap_or_else(|| self.0.gate.refuse())
+    }
+
+    #[inline(never)]
+    fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Post {
+        self.0.gate.check()?;
+        if payload.len() > MAX_PUT_SHORT {
+            return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
+        }
+        let remote = RemoteAddressSegment::new(remote, key);
+        self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))?;
+        Ok(Posted::Done)
+    }
+
+    #[inline(never)]
+    fn put_gather(
+        &self,
+        slices: &[Slice<'_>],
+        remote: RemoteAddressSegment,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let mut local = [EMPTY; MAX_RMA_SLICES];
+        let (local, bytes) = self.segments(&mut local, slices, self.0.shared.attributes.put.max_zcopy)?;
+        self.zcopy(bytes, completion, |queue, flags| queue.write_gather(local, remote, flags))
     }
 
     #[inline(never)]

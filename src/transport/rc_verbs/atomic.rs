@@ -1,22 +1,19 @@
-//! Atomics.
+//! Atomics: those of InfiniBand.
 
 use barewire_verbs::{self as verbs, Data, Remote};
 
 use super::Endpoint;
 use crate::atomic::{Change, Fetch, Kind};
+use crate::capability::{Atomic64, AtomicFetch64};
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 use crate::transport::rdma::RemoteKey;
 
-impl Endpoint {
-    /// Adds `operand` to the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl Atomic64 for Endpoint {
     #[inline]
-    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
         self.0.gate.check()?;
         let remote = self.atomic_target(remote, *key)?;
         let local = [self.0.unwanted_result()];
@@ -24,13 +21,11 @@ impl Endpoint {
         self.post(Operation::Atomic, operation, Data::Elements(&local), false)?;
         Ok(Posted::Done)
     }
+}
 
-    /// Adds `operand` to the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AtomicFetch64 for Endpoint {
     #[inline]
-    pub fn atomic_fetch_add64(
+    fn atomic_fetch_add64(
         &self,
         operand: u64,
         remote: u64,
@@ -43,12 +38,8 @@ impl Endpoint {
         self.fetch(verbs::Operation::FetchAdd { remote, add: operand }, result, completion)
     }
 
-    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
     #[inline]
-    pub fn atomic_compare_swap64(
+    fn atomic_compare_swap64(
         &self,
         compare: u64,
         swap: u64,
@@ -61,8 +52,10 @@ impl Endpoint {
         let remote = self.atomic_target(remote, *key)?;
         self.fetch(verbs::Operation::CompareSwap { remote, compare, swap }, result, completion)
     }
+}
 
-    /// Carries out the changes that InfiniBand has: adds and compare-and-swaps of 8 bytes.
+impl Endpoint {
+    /// Executes the changes that InfiniBand has: adds and compare-and-swaps of 8 bytes.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "as in the other transports")]
     pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         match (change, fetch) {

@@ -186,7 +186,7 @@ impl rc::Driver for RcVerbs {
         let receiver = match common {
             Some(common) => {
                 // Discards the event of an earlier queue pair with this number.
-                domain.hear();
+                domain.check_events();
                 domain.has_ended(qp.number());
                 Rc::clone(common)
             }
@@ -284,7 +284,7 @@ impl rc::Driver for RcVerbs {
 
     fn is_drained(shared: &Shared) -> bool {
         if shared.driver.receiver.is_some() {
-            shared.domain.hear();
+            shared.domain.check_events();
         }
         let completions = &shared.driver.completions;
         completions.is_empty() && completions.fill() == 0

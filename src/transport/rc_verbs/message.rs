@@ -1,9 +1,10 @@
-//! Active messages, sent.
+//! Sending active messages.
 
 use barewire_verbs::Data;
 
 use super::post::no_elements;
 use super::{Endpoint, MAX_ELEMENTS};
+use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::memory::Slice;
@@ -17,13 +18,9 @@ use crate::transport::rdma::SEND;
 /// Bytes in front of a short message's payload.
 const PREFIX: usize = AM_HEADER + SHORT_HEADER;
 
-impl Endpoint {
-    /// Sends `header` and `payload` to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmShort for Endpoint {
     #[inline]
-    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
         self.0.gate.check()?;
         check_id(id)?;
         let limit = self.0.shared.attributes.am.max_short;
@@ -32,7 +29,7 @@ impl Endpoint {
         }
         let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();
         let prefix = &prefix[..PREFIX];
-        // One piece costs libraries less than two.
+        // One inline range costs libibverbs less than two.
         let mut message = [0; PREFIX + 8];
         let data = match (message.split_first_chunk_mut::<PREFIX>(), payload.first_chunk()) {
             (Some((front, back)), Some(word)) if payload.len() == word.len() => {
@@ -45,21 +42,17 @@ impl Endpoint {
         self.post(Operation::ActiveMessage, SEND, data, false)?;
         Ok(Posted::Done)
     }
+}
 
-    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+impl AmShortIov for Endpoint {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
         pieces::am_short_iov(self, self.0.shared.attributes.am.max_short, id, header, pieces)
     }
+}
 
-    /// Lets `pack` fill a buffer and sends as many bytes as it says to the peer's handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmBcopy for Endpoint {
     #[inline]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         check_id(id)?;
         let (mut buffer, length) = self.pack(MAX_AM, pack)?;
         *am_header(buffer.bytes()) = [id, 0, 0, 0];
@@ -68,19 +61,11 @@ impl Endpoint {
         self.await_done(index, Done::Release { buffer: buffer.into_lease() });
         Ok(length)
     }
+}
 
-    /// Sends `header` followed by the slices to the peer's handler `id`. The header is copied.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmZcopy for Endpoint {
     #[inline]
-    pub fn am_zcopy(
-        &self,
-        id: u8,
-        header: &[u8],
-        slices: &[Slice<'_>],
-        completion: Option<&Completion>,
-    ) -> Post {
+    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
         self.0.gate.check()?;
         check_id(id)?;
         if header.len() > MAX_AM_HEADER {

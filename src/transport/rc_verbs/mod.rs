@@ -87,11 +87,6 @@ impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
 
-crate::capability::delegate!(
-    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64,
-    AtomicFetch64
-);
-
 /// Inline bytes that are requested of a queue pair; a device may grant fewer.
 const INLINE: usize = 240;
 /// Scatter/gather elements that are requested of a queue pair; a device may have fewer.

@@ -1,4 +1,4 @@
-//! What the posts of every operation are made of.
+//! Parts of the posts of every operation.
 
 use barewire_verbs::{self as verbs, Data, Element};
 

@@ -5,7 +5,7 @@ use barewire_verbs::Failure;
 use super::Progress;
 use super::driver::State;
 use super::receive::Receiver;
-use crate::transport::rdma::{self, Taken, What, Whose};
+use crate::transport::rdma::{self, Taken, WrId, WrKind};
 
 /// Calls of progress without a completion from one check of the device's events to the next.
 pub(super) const CHECK_EVERY: u32 = 1024;
@@ -22,13 +22,13 @@ impl Progress {
     #[inline]
     pub(super) fn take(&mut self) -> usize {
         let Some(taken) = self.0.driver.completions.take() else { return self.idle() };
-        match taken.what {
-            What::Receive(buffer) => self.receive(&taken, buffer),
-            What::Send(index) => {
-                let Some(state) = self.0.endpoint(taken.place) else { return 1 };
+        match taken.kind {
+            WrKind::Receive(buffer) => self.receive(&taken, buffer),
+            WrKind::Send(index) => {
+                let Some(state) = self.0.endpoint(taken.slot) else { return 1 };
                 match taken.outcome {
                     Ok(()) => state.complete(index),
-                    Err(failure) => state.fail_send(index, Whose::name(taken.id), rdma::error(failure)),
+                    Err(failure) => state.fail_send(index, WrId::name(taken.id), rdma::error(failure)),
                 }
             }
         }
@@ -52,7 +52,7 @@ impl Progress {
     fn check_events(&mut self) {
         self.0.driver.check_in.set(CHECK_EVERY);
         if self.0.driver.receiver.is_some() {
-            self.0.domain.hear();
+            self.0.domain.check_events();
             self.0.for_each_endpoint(State::check_failure);
         }
     }
@@ -63,7 +63,7 @@ impl Progress {
         let shared = &*self.0;
         let (receiver, muted) = match &shared.driver.receiver {
             None => {
-                let Some(state) = shared.endpoint(taken.place) else { return };
+                let Some(state) = shared.endpoint(taken.slot) else { return };
                 (&state.driver.receiver, state.is_stopped())
             }
             Some(receiver) => {

@@ -1,10 +1,10 @@
-//! The receiving side: buffers, which of them the device has, and which were kept.
+//! Receiving: the buffers that the device has, those that were kept, and the messages in them.
 //!
-//! An endpoint has one for itself, or all endpoints of an interface have one over a shared receive queue. Nobody counts credits: a sender
-//! that finds no buffer is told so by the device (RNR NAK), waits as long as the receiver says and sends again, so that nothing is lost
-//! and nothing but the room in its send queue is taken meanwhile. A sender that finds the buffers of a shared queue used up by others waits so,
-//! too; therefore the queue grows as soon as messages
-//! pile up in it.
+//! An endpoint has a receiver of its own, or all endpoints of an interface have one over a shared receive
+//! queue. There are no credits: if no buffer is free, the receiving device reports it (RNR NAK), and the
+//! sender's waits as long as the receiver says and sends again. Nothing is lost, and the message takes room in
+//! the send queue only. This also holds for a sender that finds the buffers of a shared queue used up by
+//! others; therefore the queue grows as soon as messages accumulate in it.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -20,13 +20,13 @@ use crate::transport::common::handlers::Running;
 use crate::transport::common::pool::{Block, Lease};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
-use crate::transport::rdma::{Domain, Registered, Whose};
+use crate::transport::rdma::{Domain, Registered, WrId};
 
-/// Most buffers that are given back to the device at a time.
+/// Most buffers that are posted at a time.
 const BATCH: usize = 16;
-/// Where a buffer's number is in it: behind its home, in front of the message.
+/// Offset of a buffer's number: behind the owner in its headroom, in front of the message.
 const NUMBER: usize = 16;
-/// In place of an endpoint's: the request belongs to none.
+/// Instead of an endpoint's slot: the request belongs to none.
 const SHARED: u32 = u32::MAX;
 
 const _: () = assert!(NUMBER >= size_of::<&dyn Keeper>() && NUMBER + size_of::<u32>() <= MESSAGE);
@@ -40,26 +40,26 @@ enum Requests {
 struct Slot {
     start: NonNull<u8>,
     key: u32,
-    /// The device has it.
+    /// It is posted.
     posted: Cell<bool>,
 }
 
 pub(super) struct Receiver {
-    /// Until no more are posted. Before the memory, so that it goes first.
+    /// `None` when no more are posted. Before the memory, so that it is dropped first.
     requests: RefCell<Option<Requests>>,
-    /// The endpoint's place, or [`SHARED`].
-    place: u32,
+    /// The endpoint's slot, or [`SHARED`].
+    slot: u32,
     /// Every buffer, by its number.
     slots: RefCell<Vec<Slot>>,
-    /// Buffers that nobody has.
+    /// Buffers that are neither posted nor kept.
     free: RefCell<Vec<u32>>,
-    /// Requests that the device has, and those that its queue has room for.
+    /// Requests that are posted, and those that the queue has room for.
     posted: Cell<u32>,
     room: u32,
-    /// Buffers that were kept, and the most that there may be at all.
+    /// Buffers that were kept, and the limit of all buffers.
     kept: Cell<u32>,
     most: Cell<u32>,
-    /// Messages one after the other for which these buffers are few.
+    /// Consecutive messages from which on there are too few buffers.
     backlog: Cell<u32>,
     /// The message being handled was kept.
     is_kept: Cell<bool>,
@@ -69,20 +69,21 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// For the endpoint at `place`, whose receive queue this is.
+    /// The receiver of the endpoint in `slot`, whose receive queue this is.
     pub(super) fn own(
         domain: &Domain,
         queue: ReceiveQueue,
-        place: u32,
+        slot: u32,
         config: &InterfaceConfig,
     ) -> Result<Rc<Self>, MemoryError> {
         let most = config.receive_ring + config.spare_receive_buffers;
-        let receiver = Self::new(domain, Requests::Own(queue), place, config.receive_ring, most);
+        let receiver = Self::new(domain, Requests::Own(queue), slot, config.receive_ring, most);
         receiver.add(config.receive_ring)?;
         Ok(receiver)
     }
 
-    /// For every endpoint of an interface, if that is wanted and the device has such queues.
+    /// The receiver of all endpoints of an interface, if the settings ask for one and the device has such
+    /// queues.
     pub(super) fn shared(domain: &Domain, config: &InterfaceConfig) -> Result<Option<Rc<Self>>, OpenError> {
         let wanted = config.receive_ring.saturating_mul(config.max_endpoints);
         let room = wanted.min(domain.limits().shared_receives);
@@ -94,7 +95,8 @@ impl Receiver {
         };
         let queue = match config.shared_receive_queue {
             Choice::No => return Ok(None),
-            // Before Linux 6.4 Soft-RoCE does not tell that a queue pair which receives from a shared queue has failed.
+            // Before Linux 6.4 Soft-RoCE does not report that a queue pair which receives from a shared queue
+            // has failed.
             Choice::Auto if room < config.receive_ring || domain.context().is_soft_roce() => return Ok(None),
             Choice::Yes if room < config.receive_ring => {
                 return Err(setting(format!("the device has none of {} messages", config.receive_ring)));
@@ -113,10 +115,10 @@ impl Receiver {
         Ok(Some(receiver))
     }
 
-    fn new(domain: &Domain, requests: Requests, place: u32, room: u32, most: u32) -> Rc<Self> {
+    fn new(domain: &Domain, requests: Requests, slot: u32, room: u32, most: u32) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
             requests: RefCell::new(Some(requests)),
-            place,
+            slot,
             slots: RefCell::default(),
             free: RefCell::default(),
             posted: Cell::new(0),
@@ -131,7 +133,7 @@ impl Receiver {
         })
     }
 
-    /// What queue pairs name the queue by, if it is shared.
+    /// The shared queue, if it is one, for creating queue pairs.
     pub(super) fn reference(&self) -> Option<SharedReceiveQueueRef> {
         match &*self.requests.borrow() {
             Some(Requests::Shared(queue)) => Some(queue.reference()),
@@ -141,7 +143,7 @@ impl Receiver {
 
     // Buffers.
 
-    /// Registers `count` more buffers and posts what fits.
+    /// Registers `count` more buffers and posts as many as fit.
     fn add(&self, count: u32) -> Result<(), MemoryError> {
         let memory = self.domain.blocks(count as usize * BUFFER)?;
         let mut slots = self.slots.borrow_mut();
@@ -164,7 +166,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Doubles the buffers, up to the most that there may be.
+    /// Doubles the number of buffers, up to the limit.
     #[cold]
     fn grow(&self) {
         let have = self.slots.borrow().len() as u32;
@@ -177,15 +179,16 @@ impl Receiver {
         }
     }
 
-    /// As long as there may be more, half of what a shared queue has is a backlog for which they are too few.
+    /// While there may be more buffers, a backlog of half of them means that there are too few.
     ///
-    /// The device would tell of that, too (`IBV_EVENT_SRQ_LIMIT_REACHED`), but later, and it would have to be asked by system calls.
+    /// The device reports that, too (`IBV_EVENT_SRQ_LIMIT_REACHED`), but later, and reading the event takes a
+    /// system call.
     fn bound_backlog(&self) {
         let have = self.slots.borrow().len() as u32;
         self.backlog.set(if have < self.most.get() { have / 2 } else { u32::MAX });
     }
 
-    /// So many messages were received one after the other: they came faster than they were looked at.
+    /// Grows the queue if so many messages were received without an idle poll between them.
     #[inline(always)]
     pub(super) fn see_backlog(&self, messages: u32) {
         if messages >= self.backlog.get() {
@@ -194,12 +197,12 @@ impl Receiver {
         }
     }
 
-    /// The message in this buffer was received, or its request came back: where the buffer starts.
+    /// The request of this buffer is done. Returns the start of the buffer, unless it was not posted.
     #[inline(always)]
     pub(super) fn arrived(&self, number: u32) -> Option<NonNull<u8>> {
         let slots = self.slots.borrow();
         let slot = slots.get(number as usize)?;
-        // One that is told twice is none.
+        // Ignore a duplicate completion.
         if !slot.posted.replace(false) {
             return None;
         }
@@ -207,20 +210,20 @@ impl Receiver {
         Some(slot.start)
     }
 
-    /// What was in this buffer is done with: it goes back to the device, as a rule together with others.
+    /// Makes this buffer, whose message has ended, free again. Free buffers are posted in batches.
     #[inline(always)]
     pub(super) fn give_back(&self, number: u32) {
         let mut free = self.free.borrow_mut();
         free.push(number);
         let waiting = free.len();
         drop(free);
-        // The device never waits for a batch to fill when it has fewer than that itself.
+        // If few are posted, do not wait for a batch.
         if waiting >= BATCH || self.posted.get() as usize <= waiting {
             self.refill();
         }
     }
 
-    /// Posts as many free buffers as the queue takes.
+    /// Posts as many free buffers as the queue has room for.
     #[inline(never)]
     fn refill(&self) {
         let requests = self.requests.borrow();
@@ -230,11 +233,11 @@ impl Receiver {
         loop {
             let count = free.len().min((self.room - self.posted.get()) as usize).min(BATCH);
             let first = free.len() - count;
-            for (place, number) in batch.iter_mut().zip(&free[first..]) {
+            for (receive, number) in batch.iter_mut().zip(&free[first..]) {
                 if let Some(slot) = slots.get(*number as usize) {
                     let address = slot.start.addr().get() as u64 + MESSAGE as u64;
                     let element = Element::new(address, SEGMENT as u32, slot.key);
-                    *place = Receive { id: Whose::receive(self.place, *number), element };
+                    *receive = Receive { id: WrId::receive(self.slot, *number), element };
                 }
             }
             let posted = requests.post(batch.get(..count).unwrap_or_default());
@@ -244,32 +247,32 @@ impl Receiver {
                 }
             }
             self.posted.set(self.posted.get() + posted as u32);
-            // A queue that refuses is full, or in error and not used any more.
+            // A queue that refuses is full, or in error and not used again.
             if posted < BATCH {
                 return;
             }
         }
     }
 
-    /// A queue pair was destroyed without telling that it took its last request: it may have had one.
+    /// A queue pair was destroyed without a report that it took its last request: it may have had one.
     pub(super) fn count_lost(&self) {
         self.posted.set(self.posted.get().saturating_sub(1));
         self.refill();
     }
 
-    /// Nothing is posted any more.
+    /// Posts no more buffers.
     pub(super) fn close(&self) {
         drop(self.requests.take());
     }
 
     // Messages.
 
-    /// A message of `length` bytes lies in this buffer. Its handler gets it, unless it is `muted`.
+    /// Delivers the message of `length` bytes in this buffer, unless it is `muted`.
     #[inline(always)]
     pub(super) fn deliver(&self, running: &mut Running<'_, false>, number: u32, length: u32, muted: bool) {
         let Some(start) = self.arrived(number) else { return };
         let returning = Returning { receiver: self, number };
-        // Shorter than its header, or longer than a buffer: no peer of ours sends such a thing.
+        // Shorter than its header, or longer than a buffer: no endpoint of this transport sent it.
         let length = length.wrapping_sub(AM_HEADER as u32) as usize;
         if length > MAX_AM {
             running.count_unhandled();
@@ -286,7 +289,7 @@ impl Receiver {
 }
 
 impl Requests {
-    /// Posts; how many.
+    /// Posts receive requests. Returns how many were accepted.
     fn post(&self, receives: &[Receive]) -> usize {
         let posted = match self {
             Self::Own(queue) => queue.post_all(receives),
@@ -296,7 +299,7 @@ impl Requests {
     }
 }
 
-/// The message of a handler that ended, or panicked: its buffer goes back to the device unless it was kept.
+/// Frees a message's buffer when its handler returns or panics, unless the message was kept.
 struct Returning<'a> {
     receiver: &'a Receiver,
     number: u32,
@@ -315,11 +318,12 @@ impl Keeper for Receiver {
     #[cold]
     fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
         let owner: Rc<dyn Reclaim> = self.me.upgrade().expect("a receiver that is borrowed is alive");
-        // SAFETY: `start` is a buffer's that `add` wrote its number to, and the device has no access to that.
+        // SAFETY: `start` is that of a buffer, to which `add` wrote its number. The device does not write that
+        // part.
         let number = unsafe { start.add(NUMBER).cast::<u32>().read() };
         let buffer = (!self.is_kept.replace(true)).then(|| Lease::numbered(number));
         self.kept.set(self.kept.get() + 1);
-        // Half of them are not with the device: there is need for more.
+        // Half of them are kept: there are too few.
         if 2 * self.kept.get() >= self.slots.borrow().len() as u32 {
             self.grow();
         }

@@ -4,6 +4,7 @@ use barewire_verbs::Data;
 
 use super::Endpoint;
 use super::post::no_elements;
+use crate::capability::{Check, GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
@@ -12,13 +13,9 @@ use crate::transport::common::operation::Done;
 use crate::transport::rc::{DATA, SEGMENT};
 use crate::transport::rdma::{RemoteKey, read, write};
 
-impl Endpoint {
-    /// Writes `payload` to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl PutShort for Endpoint {
     #[inline]
-    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
         self.0.gate.check()?;
         let limit = self.0.shared.attributes.put.max_short;
         if payload.len() > limit {
@@ -27,21 +24,11 @@ impl Endpoint {
         self.post(Operation::Put, write(remote, key.0), Data::Inline(payload), false)?;
         Ok(Posted::Done)
     }
+}
 
-    /// Asks whether the peer is there, by a write of nothing: it needs no right (IBTA 9.4.3), and fails if nobody answers.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn check(&self) -> Result<(), PostError> {
-        self.put_short(&[], 0, &RemoteKey(0)).map(drop)
-    }
-
-    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl PutBcopy for Endpoint {
     #[inline]
-    pub fn put_bcopy(
+    fn put_bcopy(
         &self,
         pack: impl FnOnce(&mut [u8]) -> usize,
         remote: u64,
@@ -54,13 +41,11 @@ impl Endpoint {
         self.await_done(index, Done::Release { buffer: buffer.into_lease() });
         Ok(length)
     }
+}
 
-    /// Writes the slices, one after the other, to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl PutZcopy for Endpoint {
     #[inline]
-    pub fn put_zcopy(
+    fn put_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -70,13 +55,11 @@ impl Endpoint {
         let limits = &self.0.shared.attributes.put;
         self.zcopy(Operation::Put, write(remote, key.0), slices, limits, completion)
     }
+}
 
-    /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl GetBcopy for Endpoint {
     #[inline]
-    pub fn get_bcopy(
+    fn get_bcopy(
         &self,
         unpack: &Unpack,
         length: usize,
@@ -101,13 +84,11 @@ impl Endpoint {
         self.await_done(index, done);
         Ok(Posted::InProgress)
     }
+}
 
-    /// Reads from `remote` into the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl GetZcopy for Endpoint {
     #[inline]
-    pub fn get_zcopy(
+    fn get_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
@@ -117,27 +98,28 @@ impl Endpoint {
         let limits = &self.0.shared.attributes.get;
         self.zcopy(Operation::Get, read(remote, key.0), slices, limits, completion)
     }
+}
 
-    /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are
-    /// finished.
-    ///
-    /// # Errors
-    /// [`PostError`]; [`PostError::TooManyTransfers`] for more than the send queue ever takes.
-    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+impl Check for Endpoint {
+    /// By a write of no bytes, which needs no right (IBTA 9.4.3) and fails if there is no response.
+    fn check(&self) -> Result<(), PostError> {
+        self.put_short(&[], 0, &RemoteKey(0)).map(drop)
+    }
+}
+
+impl Lists for Endpoint {
+    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.put.max_zcopy;
         self.list(Operation::Put, write, transfers, limit, completion)
     }
 
-    /// Reads into every transfer's slice from its remote address. All are posted, or none. The completion is counted down once, when all
-    /// are finished.
-    ///
-    /// # Errors
-    /// As [`Self::put_list`].
-    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
         let limit = self.0.shared.attributes.get.max_zcopy;
         self.list(Operation::Get, read, transfers, limit, completion)
     }
+}
 
+impl Endpoint {
     fn list(
         &self,
         name: Operation,

@@ -1,4 +1,4 @@
-//! A completion queue and what was taken from it, and sleeping until there is more.
+//! A completion queue, the completions taken from it, and sleeping until there are more.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -8,22 +8,22 @@ use barewire_verbs::{
     CompletionChannel, CompletionKind, CompletionQueue, CompletionQueueRef, Failure, WorkCompletion,
 };
 
-use super::{Domain, What, Whose};
+use super::{Domain, WrId, WrKind};
 use crate::error::OpenError;
 use crate::event::EventError;
 use crate::transport::common::registered::Domain as _;
 
-/// Completions that are taken from the queue at a time.
+/// Completions that are polled at a time.
 const BATCH: usize = 16;
 
 /// The completion queue of an interface.
 pub(crate) struct Completions {
     queue: CompletionQueue,
-    /// Those from `next` to `count` are still to be looked at.
+    /// The completions from `next` to `count` were polled and not yet returned.
     taken: RefCell<Box<[WorkCompletion; BATCH]>>,
     next: Cell<usize>,
     count: Cell<usize>,
-    /// Messages since nothing was there.
+    /// Messages since the queue was empty last.
     messages: Cell<u32>,
     channel: CompletionChannel,
 }
@@ -31,22 +31,22 @@ pub(crate) struct Completions {
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
-    /// The request's number.
+    /// The request's `wr_id`.
     pub(crate) id: u64,
-    /// The endpoint's place.
-    pub(crate) place: u32,
-    pub(crate) what: What,
+    /// The endpoint's slot.
+    pub(crate) slot: u32,
+    pub(crate) kind: WrKind,
     pub(crate) outcome: Result<(), Failure>,
-    /// Bytes of a message; 0 if it is none of ours.
+    /// Bytes of a message; 0 if no endpoint of this crate sends such.
     pub(crate) length: u32,
-    /// The own queue pair.
+    /// This side's queue pair.
     pub(crate) qpn: u32,
-    /// The sender's queue pair, of a datagram.
+    /// The sender's queue pair, for a datagram.
     pub(crate) from: u32,
 }
 
 impl Completions {
-    /// With room for so many.
+    /// A completion queue with room for `entries` completions.
     pub(crate) fn new(domain: &Domain, entries: u32) -> Result<Self, OpenError> {
         let channel = CompletionChannel::new(domain.context())
             .map_err(|e| domain.refused("create a completion channel", e))?;
@@ -70,13 +70,13 @@ impl Completions {
         let taken = self.taken.borrow();
         let completion = taken.get(next)?;
         self.next.set(next + 1);
-        let Whose { place, what } = Whose::of(completion.id());
-        // Nothing of ours sends with an immediate; the receive request is gone all the same.
+        let WrId { slot, kind } = WrId::of(completion.id());
+        // This crate sends with no immediate; the receive request is used up all the same.
         let is_message = completion.kind() == CompletionKind::Receive && completion.immediate().is_none();
         Some(Taken {
             id: completion.id(),
-            place,
-            what,
+            slot,
+            kind,
             outcome: completion.outcome(),
             length: if is_message { completion.length() } else { 0 },
             qpn: completion.queue_pair(),
@@ -84,22 +84,22 @@ impl Completions {
         })
     }
 
-    /// One more message was taken: how many since nothing was there.
+    /// Counts a message. Returns the messages since the queue was empty last.
     #[inline(always)]
     pub(crate) fn count_message(&self) -> u32 {
         self.messages.set(self.messages.get().wrapping_add(1));
         self.messages.get()
     }
 
-    /// Everything that was taken from the queue was looked at.
+    /// Every polled completion was returned.
     pub(crate) fn is_empty(&self) -> bool {
         self.next.get() == self.count.get()
     }
 
-    /// Takes completions from the queue, once [`Self::is_empty`]; their number.
+    /// Polls the queue, once [`Self::is_empty`]. Returns the number of completions.
     #[inline]
     pub(crate) fn fill(&self) -> usize {
-        // A queue that failed has no completions; its device tells by an event.
+        // A queue that failed has no completions; its device reports it by an event.
         let count = self.queue.poll(&mut self.taken.borrow_mut()[..]).map_or(0, <[_]>::len);
         self.count.set(count);
         self.next.set(0);
@@ -109,15 +109,15 @@ impl Completions {
         count
     }
 
-    /// Readable when there is something, once armed.
+    /// Becomes readable when a completion comes, once armed.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
-    /// From now on the descriptor tells when there is something.
+    /// Arms the descriptor.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if there is something already, [`EventError::System`]
+    /// [`EventError::Busy`] if there is a completion already, [`EventError::System`]
     pub(crate) fn arm(&self) -> Result<(), EventError> {
         let failed = |step| move |source: io::Error| EventError::System { step, source };
         let event = || self.channel.next_event().map_err(io::Error::other);
@@ -128,7 +128,7 @@ impl Completions {
             return Err(EventError::Busy);
         }
         self.queue.arm(false).map_err(failed("arm a completion queue"))?;
-        // What came before it was armed is not told.
+        // Completions from before it was armed do not notify.
         if self.fill() > 0 { Err(EventError::Busy) } else { Ok(()) }
     }
 }

@@ -1,4 +1,4 @@
-//! What is known on this side when a peer does not answer: how it was tried, from where, and what the port has counted.
+//! Details on an unresponsive peer: how it was tried, from where, and what the port counted.
 
 use std::fmt::Write;
 use std::fs;
@@ -8,7 +8,7 @@ use barewire_verbs::PortState;
 
 use super::{Domain, PortAddress};
 
-/// In one line. `tried` says how, with the settings that can be changed.
+/// The details in one line. `tried` says how, with the settings that can be changed.
 pub(crate) fn unanswered(domain: &Domain, tried: &str) -> String {
     let number = domain.port().number;
     let mut text = format!("{tried}, from {} on {}", PortAddress::of(domain), domain.device());
@@ -24,7 +24,7 @@ pub(crate) fn unanswered(domain: &Domain, tried: &str) -> String {
     text
 }
 
-/// What is wrong with the own port, if something is.
+/// What is wrong with this side's port, if anything is.
 pub(crate) fn port(domain: &Domain) -> Option<String> {
     let device = domain.device();
     match domain.context().query_port(domain.port().number) {
@@ -34,7 +34,7 @@ pub(crate) fn port(domain: &Domain) -> Option<String> {
     }
 }
 
-/// The counters of a port that tell of trouble and are not zero.
+/// The counters of errors of a port that are not zero.
 fn errors(folder: &Path) -> Vec<String> {
     const TROUBLE: [&str; 6] = ["err", "timeout", "retry", "seq", "rnr", "discard"];
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

@@ -19,7 +19,7 @@ pub type Memory = registered::Memory<MemoryRegion>;
 /// Registered memory that is cut into buffers.
 pub(crate) type Registered = registered::Registered<MemoryRegion>;
 
-/// One port of a device and one protection domain. Cloning gives another handle to the same one.
+/// One port of a device and one protection domain. A clone is another handle to the same one.
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Shared>);
 
@@ -28,7 +28,7 @@ struct Shared {
     context: Context,
     protection: ProtectionDomain,
     port: Port,
-    /// The own address, unless the port goes by LID.
+    /// This side's address, unless the port has a LID.
     gid: Option<GidEntry>,
     limits: Limits,
     events: Events,
@@ -45,7 +45,7 @@ pub(crate) struct Found {
     pub(crate) state: Result<String, String>,
 }
 
-/// Every port of every device. Each is opened for a moment.
+/// Every port of every device. Each is opened and closed.
 pub(crate) fn found() -> Vec<Found> {
     let devices = verbs::devices().unwrap_or_default();
     let ports = devices.iter().flat_map(|device| {
@@ -60,11 +60,12 @@ pub(crate) fn found() -> Vec<Found> {
 }
 
 impl Domain {
-    /// Opens `NAME:PORT`, a port of a device of this machine; port 1 if none is named. On Ethernet it chooses the GID, RoCEv2 over IPv4 if
-    /// there is one.
+    /// Opens `NAME:PORT`, a port of a device of this machine; port 1 if none is named. On Ethernet it chooses
+    /// the GID, RoCEv2 over IPv4 if there is one.
     ///
     /// # Errors
-    /// [`OpenError::UnknownDevice`] names those that there are, [`OpenError::Device`] if it cannot be opened or its port is not active.
+    /// [`OpenError::UnknownDevice`], which names the known ones; [`OpenError::Device`] if the device cannot be
+    /// opened or its port is not active.
     pub fn open(device: &str) -> Result<Self, OpenError> {
         let (name, port) = match device.split_once(':') {
             None => (device, Some(1)),
@@ -129,8 +130,8 @@ impl Domain {
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
     ///
     /// # Errors
-    /// [`KeyError`]: not a key, or of another transport. Whether the key is valid the peer's device says when it is
-    /// used.
+    /// [`KeyError`]: not a key, or of another transport. The peer's device checks whether the key is valid
+    /// when it is used.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         RemoteKey::unpack::<MemoryRegion>(bytes)
     }
@@ -156,13 +157,13 @@ impl Domain {
         &self.0.limits
     }
 
-    /// Takes what the device has to tell of its queue pairs. A system call.
-    pub(crate) fn hear(&self) {
-        self.0.events.hear(&self.0.context);
+    /// Reads the device's events. A system call.
+    pub(crate) fn check_events(&self) {
+        self.0.events.check(&self.0.context);
     }
 
-    /// Whether the queue pair is in error and took its last request from a shared receive queue, as far as was [heard](Self::hear) since it
-    /// was asked for last.
+    /// Whether an event [read](Self::check_events) since the last call reports that the queue pair is in error
+    /// and took its last request from a shared receive queue.
     pub(crate) fn has_ended(&self, qpn: u32) -> bool {
         self.0.events.has_ended(qpn)
     }

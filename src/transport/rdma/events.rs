@@ -1,11 +1,11 @@
-//! What a device tells of its queue pairs unasked, kept until whom it concerns asks.
+//! Asynchronous events of a device, kept until the interface that they concern asks for them.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use barewire_verbs::{Context, EventKind};
 
-/// The events of a device, of which every interface over it sees to its own.
+/// The events of a device, for every interface on it.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     /// Queue pairs in error that took their last request from a shared receive queue (IBTA 11.6.3.2).
@@ -13,9 +13,9 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Takes what the device has to tell. A system call; nothing waits.
-    pub(super) fn hear(&self, context: &Context) {
-        // A device that is gone tells nothing more.
+    /// Reads the device's events. A system call that does not wait.
+    pub(super) fn check(&self, context: &Context) {
+        // A device that was removed has no more events.
         while let Ok(Some(event)) = context.next_event() {
             match event.kind() {
                 EventKind::LastRequestReached(qpn) => drop(self.ended().insert(qpn)),
@@ -24,7 +24,7 @@ impl Events {
         }
     }
 
-    /// Whether this queue pair took its last request, as far as was heard since it was asked for last.
+    /// Whether an event read since the last call reports that this queue pair took its last request.
     pub(super) fn has_ended(&self, qpn: u32) -> bool {
         self.ended().remove(&qpn)
     }

@@ -1,5 +1,5 @@
-//! What the transports over generic verbs share: a device's port with memory in it, the way to another port, and queue pairs whose requests
-//! are counted.
+//! What the transports over libibverbs share: a device's port, the route to another port, completions, and
+//! queue pairs whose requests are counted.
 
 mod completions;
 mod detail;
@@ -17,7 +17,7 @@ pub(crate) use domain::found;
 pub use domain::{Domain, Memory};
 pub(crate) use failure::error;
 pub(crate) use port::PortAddress;
-pub(crate) use queue::{Full, Pair, QueuePair, SEND, What, Whose, read, write};
+pub(crate) use queue::{Full, Pair, QueuePair, SEND, WrId, WrKind, read, write};
 
-/// The name under which both appear where it is about devices and memory, not about endpoints.
+/// The name of both transports in errors of devices and memory.
 const NAME: &str = "verbs";

@@ -1,4 +1,4 @@
-//! Where a port is, and the way there.
+//! The address of a port, and the route to it.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -8,10 +8,10 @@ use barewire_verbs::{Gid, LinkLayer, Route};
 use super::Domain;
 use crate::error::ConnectError;
 
-/// Where a port is.
+/// The address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortAddress {
-    /// All zero for a port that goes by LID.
+    /// All zero for a port that has a LID.
     pub(crate) gid: Gid,
     pub(crate) lid: u16,
 }
@@ -20,7 +20,7 @@ impl PortAddress {
     /// Bytes of an address, the last few reserved.
     pub(crate) const LENGTH: usize = 24;
 
-    /// Of this side's port.
+    /// The address of this side's port.
     pub(crate) fn of(domain: &Domain) -> Self {
         Self { gid: domain.gid().map_or(Gid([0; 16]), |entry| entry.gid), lid: domain.port().lid }
     }
@@ -38,7 +38,7 @@ impl PortAddress {
         Self { gid: Gid(gid), lid: u16::from_be_bytes([bytes[16], bytes[17]]) }
     }
 
-    /// The way there from a port of ours.
+    /// The route from this side's port.
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] with the reason.

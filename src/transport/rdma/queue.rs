@@ -7,12 +7,12 @@ use crate::error::Operation as Name;
 /// A queue pair that stays on its thread, as everything of an interface does.
 pub(crate) type QueuePair = verbs::QueuePair<LocalPoster>;
 
-/// In a request's number: it is a receive request.
+/// Bit of a receive request's `wr_id`.
 const RECEIVE: u64 = 1 << 31;
-/// Where the endpoint's place is in it, and of a send request what it is.
-const PLACE: u32 = 32;
+/// Shifts of the endpoint's slot, and of a send request's operation, in a `wr_id`.
+const SLOT: u32 = 32;
 const NAME: u32 = 16;
-/// Operations by their number in a request's.
+/// Operations by their number in a `wr_id`.
 const NAMES: [Name; 8] = [
     Name::Put,
     Name::Get,
@@ -24,82 +24,83 @@ const NAMES: [Name; 8] = [
     Name::Unnamed,
 ];
 
-/// Whose completion it is, by the number of its request.
+/// A `wr_id`, which comes back in the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Whose {
-    /// The endpoint's place.
-    pub(crate) place: u32,
-    pub(crate) what: What,
+pub(crate) struct WrId {
+    /// The endpoint's slot.
+    pub(crate) slot: u32,
+    pub(crate) kind: WrKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// The send request of this count.
+pub(crate) enum WrKind {
+    /// The send request with this index.
     Send(u16),
     /// The receive request with this buffer.
     Receive(u32),
 }
 
-impl Whose {
+impl WrId {
     #[inline(always)]
     pub(crate) fn of(id: u64) -> Self {
-        let what = if id & RECEIVE == 0 {
-            What::Send(id as u16)
+        let kind = if id & RECEIVE == 0 {
+            WrKind::Send(id as u16)
         } else {
-            What::Receive((id & (RECEIVE - 1)) as u32)
+            WrKind::Receive((id & (RECEIVE - 1)) as u32)
         };
-        Self { place: (id >> PLACE) as u32, what }
+        Self { slot: (id >> SLOT) as u32, kind }
     }
 
-    /// What the send request with this number is.
+    /// The operation of the send request with this `wr_id`.
     pub(crate) fn name(id: u64) -> Name {
         NAMES.get((id >> NAME) as usize & 0xff).copied().unwrap_or(Name::Unnamed)
     }
 
-    /// The number of the receive request with this buffer.
+    /// The `wr_id` of the receive request with this buffer.
     #[inline(always)]
-    pub(crate) fn receive(place: u32, buffer: u32) -> u64 {
-        u64::from(place) << PLACE | RECEIVE | u64::from(buffer)
+    pub(crate) fn receive(slot: u32, buffer: u32) -> u64 {
+        u64::from(slot) << SLOT | RECEIVE | u64::from(buffer)
     }
 }
 
-/// No room, or the provider refused.
+/// Nothing was posted: the queue is full, or the provider refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// A queue pair whose requests are counted, so that the room in its queue and what is done are known without asking.
+/// A queue pair whose requests are counted, so that its room and what is done are known without libibverbs.
 pub(crate) struct Pair {
     qp: QueuePair,
-    /// The upper half of every request's number.
-    place: u64,
-    /// Count of the next send request.
+    /// The slot in every `wr_id`.
+    slot: u64,
+    /// Index of the next send request.
     next: u16,
-    /// Count of the first that is not known to be done.
+    /// Index of the first one that is not known to be done.
     first: u16,
     room: u32,
     posted: u64,
     requests: u32,
-    /// A completion is asked for at least every so many requests.
+    /// One of so many consecutive requests asks for a completion.
     period: u32,
     unsignaled: u32,
-    /// With fewer unsignaled than this, the next request needs nothing but what it is: no completion of ours, and no fence.
+    /// With fewer unsignaled requests than this, the next one needs neither a fence nor a completion that its
+    /// poster did not ask for.
     plain: u32,
     wants_completion: bool,
     fenced: bool,
 }
 
 impl Pair {
-    /// `requests`, a power of two, is the room of the queue; `place` the endpoint's.
-    pub(crate) fn new(qp: QueuePair, requests: u32, place: u32, signal_every: u32) -> Self {
+    /// `requests`, a power of two, is the room of the queue; `slot` the endpoint's.
+    pub(crate) fn new(qp: QueuePair, requests: u32, slot: u32, signal_every: u32) -> Self {
         Self {
             qp,
-            place: u64::from(place) << PLACE,
+            slot: u64::from(slot) << SLOT,
             next: 0,
             first: 0,
             room: requests,
             posted: 0,
             requests,
-            // Half a queue at most, so that room comes back in time.
+            // Half of the queue at most, so that room comes back in time.
             period: signal_every.clamp(1, requests / 2),
             unsignaled: 0,
             plain: 0,
@@ -112,7 +113,7 @@ impl Pair {
         &self.qp
     }
 
-    /// Posts a send request; its count.
+    /// Posts a send request. Returns its index.
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
@@ -125,8 +126,8 @@ impl Pair {
             return Err(Full);
         }
         let index = self.next;
-        let id = self.place | (name as u64) << NAME | u64::from(index);
-        // Noted first, so that nothing has to be remembered while it is posted.
+        let id = self.slot | (name as u64) << NAME | u64::from(index);
+        // Counted first, so that fewer values live across the call.
         self.next = index.wrapping_add(1);
         self.room -= 1;
         self.posted += 1;
@@ -147,7 +148,8 @@ impl Pair {
         Ok(index)
     }
 
-    /// The last request was not posted after all. Whether it was to have a completion or a fence is not known any more: the next has both.
+    /// The last request was refused. Whether it had a completion or a fence is not known any more: the next
+    /// one has both.
     #[cold]
     #[inline(never)]
     fn take_back(&mut self) {
@@ -158,7 +160,7 @@ impl Pair {
         (self.wants_completion, self.fenced, self.plain) = (true, true, 0);
     }
 
-    /// A request with these flags was posted.
+    /// Notes that a request with these flags was posted.
     #[inline(always)]
     fn note(&mut self, flags: SendFlags) {
         self.unsignaled = if flags.contains(SendFlags::SIGNALED) { 0 } else { self.unsignaled + 1 };
@@ -166,7 +168,8 @@ impl Pair {
         self.plain = self.period - 1;
     }
 
-    /// Posts a list with one doorbell. There is room for it. Answers the count of the last one, which gives a completion if that is asked for.
+    /// Posts a list with one doorbell. There is room for it. Returns the index of the last request, which
+    /// gives a completion if `completion` is set.
     pub(crate) fn post_all<'a>(
         &mut self,
         name: Name,
@@ -180,7 +183,7 @@ impl Pair {
             unsignaled = if signal { 0 } else { unsignaled + 1 };
             let mut flags = if signal { SendFlags::SIGNALED } else { SendFlags::empty() };
             flags.set(SendFlags::FENCE, at == 0 && self.fenced);
-            let id = self.place | (name as u64) << NAME | u64::from(self.next.wrapping_add(at as u16));
+            let id = self.slot | (name as u64) << NAME | u64::from(self.next.wrapping_add(at as u16));
             Request { id, operation, data: Data::Elements(elements), flags }
         };
         let requests: Vec<_> = list.iter().enumerate().map(request).collect();
@@ -197,57 +200,57 @@ impl Pair {
         if posted == requests.len() { Ok(self.last()) } else { Err(Full) }
     }
 
-    /// Requests that can be posted.
+    /// Requests that can be posted now.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
         self.room
     }
 
-    /// Requests ever posted.
+    /// Requests posted so far.
     pub(crate) fn posted(&self) -> u64 {
         self.posted
     }
 
-    /// Count of the last request; any before the first.
+    /// Index of the last request; any number before the first.
     pub(crate) fn last(&self) -> u16 {
         self.next.wrapping_sub(1)
     }
 
-    /// All are done.
+    /// Everything posted is done.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.first == self.next
     }
 
-    /// The last one gives a completion.
+    /// The last request gives a completion.
     pub(crate) fn last_is_signaled(&self) -> bool {
         self.unsignaled == 0
     }
 
-    /// The next one gives a completion.
+    /// The next request gives a completion.
     pub(crate) fn request_completion(&mut self) {
         self.wants_completion = true;
         self.plain = 0;
     }
 
-    /// The next one waits for reads and atomics before it.
+    /// The next request waits for the reads and atomics before it.
     pub(crate) fn fence(&mut self) {
         self.fenced = !self.is_idle();
         self.plain = 0;
     }
 
-    /// Everything up to this one is done, and its room free.
+    /// The request at `index` and all before it are done; their room is free.
     #[inline(always)]
     pub(crate) fn reap(&mut self, index: u16) {
         let done = index.wrapping_add(1).wrapping_sub(self.first);
-        // A completion that is told twice is none.
+        // Ignore a duplicate completion.
         if u32::from(done) <= self.requests - self.room {
             self.first = index.wrapping_add(1);
             self.room += u32::from(done);
         }
     }
 
-    /// It is done.
+    /// The request at `index` is done.
     pub(crate) fn is_done(&self, index: u16) -> bool {
         let outstanding = self.next.wrapping_sub(self.first);
         index.wrapping_sub(self.first) >= outstanding
@@ -261,17 +264,17 @@ impl Pair {
     /// Posts a receive request for a buffer.
     #[inline(always)]
     pub(crate) fn receive(&self, buffer: u32, element: Element) -> Result<(), verbs::PostError> {
-        self.qp.post_receive(self.place | RECEIVE | u64::from(buffer), &[element])
+        self.qp.post_receive(self.slot | RECEIVE | u64::from(buffer), &[element])
     }
 }
 
-/// Writes to the peer.
+/// A write to the peer.
 #[inline(always)]
 pub(crate) fn write(address: u64, key: u32) -> Operation<'static> {
     Operation::Write { remote: Remote { address, key }, immediate: None }
 }
 
-/// Reads from the peer.
+/// A read from the peer.
 #[inline(always)]
 pub(crate) fn read(address: u64, key: u32) -> Operation<'static> {
     Operation::Read { remote: Remote { address, key } }
@@ -285,17 +288,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_says_whose_it_is() {
-        let id = 7_u64 << PLACE;
-        assert_eq!(Whose::of(id | 0xffff), Whose { place: 7, what: What::Send(0xffff) });
+    fn a_wr_id_names_the_slot_and_the_request() {
+        let id = 7_u64 << SLOT;
+        assert_eq!(WrId::of(id | 0xffff), WrId { slot: 7, kind: WrKind::Send(0xffff) });
         for name in NAMES {
-            assert_eq!(Whose::name(id | (name as u64) << NAME | 0xffff), name);
+            assert_eq!(WrId::name(id | (name as u64) << NAME | 0xffff), name);
         }
         assert_eq!(
-            Whose::of(id | (Name::Unnamed as u64) << NAME | 3),
-            Whose { place: 7, what: What::Send(3) }
+            WrId::of(id | (Name::Unnamed as u64) << NAME | 3),
+            WrId { slot: 7, kind: WrKind::Send(3) }
         );
-        assert_eq!(Whose::receive(7, 0x1_0001), id | RECEIVE | 0x1_0001);
-        assert_eq!(Whose::of(id | RECEIVE | 0x1_0001), Whose { place: 7, what: What::Receive(0x1_0001) });
+        assert_eq!(WrId::receive(7, 0x1_0001), id | RECEIVE | 0x1_0001);
+        assert_eq!(WrId::of(id | RECEIVE | 0x1_0001), WrId { slot: 7, kind: WrKind::Receive(0x1_0001) });
     }
 }

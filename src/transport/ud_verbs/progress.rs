@@ -11,7 +11,7 @@ use crate::message::Message;
 use crate::panics::{self, Panics};
 use crate::transport::common::gate::Block;
 use crate::transport::common::handlers::Running;
-use crate::transport::rdma::What;
+use crate::transport::rdma::WrKind;
 use crate::transport::reliable::{ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time};
 
 /// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
@@ -47,20 +47,20 @@ impl Progress {
             self.rest();
             return 0;
         };
-        match (taken.what, taken.outcome) {
-            (What::Receive(buffer), Ok(())) => {
+        match (taken.kind, taken.outcome) {
+            (WrKind::Receive(buffer), Ok(())) => {
                 self.shared.arrived(buffer, taken.length as usize, taken.from);
             }
-            (What::Receive(buffer), Err(_)) => {
+            (WrKind::Receive(buffer), Err(_)) => {
                 self.shared.socket.fail();
                 let _ = self.shared.socket.arrived(buffer);
                 self.shared.socket.give_back(buffer);
             }
-            (What::Send(index), Err(_)) => {
+            (WrKind::Send(index), Err(_)) => {
                 self.shared.socket.complete(index);
                 self.shared.socket.fail();
             }
-            (What::Send(index), Ok(())) => self.shared.socket.complete(index),
+            (WrKind::Send(index), Ok(())) => self.shared.socket.complete(index),
         }
         1
     }
@@ -97,7 +97,7 @@ impl Progress {
         }
     }
 
-    /// What progress does besides packets, and then takes one.
+    /// WrKind progress does besides packets, and then takes one.
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {

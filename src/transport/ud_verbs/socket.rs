@@ -14,12 +14,12 @@ use crate::error::{MemoryError, Operation as Name};
 use crate::message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::registered::Domain as _;
-use crate::transport::rdma::{Completions, Domain, Full, Pair, QueuePair, Registered, Taken, What};
+use crate::transport::rdma::{Completions, Domain, Full, Pair, QueuePair, Registered, Taken, WrKind};
 
 /// Where a receive buffer is: which block, and which buffer of it.
 const BLOCK: u32 = 16;
 
-/// What the device gets for its last requests when the interface closes.
+/// WrKind the device gets for its last requests when the interface closes.
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// Receive buffers that were registered together.
@@ -29,7 +29,7 @@ struct Block {
     count: u32,
 }
 
-/// What the device may still look at, until it is done with a request.
+/// WrKind the device may still look at, until it is done with a request.
 enum Retired {
     Buffer(Lease),
     /// Held for its drop.
@@ -41,7 +41,7 @@ enum Retired {
 /// Brings a new queue pair into service.
 ///
 /// # Errors
-/// What the device says.
+/// WrKind the device says.
 pub(super) fn bring_up(qp: &QueuePair, port: u8) -> Result<(), verbs::Error> {
     let values = Initialize { port, partition_index: 0, access: Rights::empty(), queue_key: QUEUE_KEY };
     let send =
@@ -266,7 +266,7 @@ impl Socket {
         (index < block.count).then(|| (block.pool.start_of(&Lease::numbered(index)), block.key))
     }
 
-    /// What was in this buffer is done with: it goes back to the device.
+    /// WrKind was in this buffer is done with: it goes back to the device.
     pub(super) fn give_back(&self, number: u32) {
         let Some((start, key)) = self.start(number) else { return };
         if self.room.get() == 0 || !self.post_receive(number, start, key) {
@@ -286,7 +286,7 @@ impl Socket {
         let is_told = self.pair.borrow().last_is_signaled();
         while is_told && !self.pair.borrow().is_idle() && Instant::now() < end {
             match completions.take() {
-                Some(Taken { what: What::Send(index), .. }) => self.complete(index),
+                Some(Taken { kind: WrKind::Send(index), .. }) => self.complete(index),
                 Some(_) => {}
                 None => std::thread::yield_now(),
             }

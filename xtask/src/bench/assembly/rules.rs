@@ -22,8 +22,8 @@ const SLOW: &[Slow] = &[
     // An endpoint fails once.
     slow("progress", "::fail_send"),
     slow("progress", "::fail_receive"),
-    // The first completion of a queue pair whose user index libmlx5 chose.
-    slow("progress", "::meet"),
+    // The first completion of a queue pair whose user index libmlx5 assigned.
+    slow("progress", "::learn"),
     // Pending requests, and closing endpoints.
     slow("progress", "::settle"),
     // The user's callback, and its repetition after a panic.
