@@ -2,75 +2,17 @@
 
 use core::any::Any;
 use core::cell::OnceCell;
-use core::fmt;
-use core::net::Ipv6Addr;
 use core::ptr::NonNull;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use barewire_layouts::command::capability::PortType;
-
+use crate::backend::{Backend, commands};
 use crate::channel::{self, CommandChannel, Object};
 use crate::doorbell::SharedRegister;
 use crate::error::Error;
-use crate::setup::{Way, commands};
-
-/// What the device can do, as far as this driver asks (QUERY_HCA_CAP, general page).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Most WQEBBs of a send ring, and receive WQEs of a receive ring.
-    pub max_queue_entries: u32,
-    /// Most CQEs of a completion queue.
-    pub max_cq_entries: u32,
-    /// Longest message in bytes.
-    pub max_message: u64,
-    /// Most RDMA reads and atomics that a queue pair may have outstanding, as log2.
-    pub log_max_reads_requester: u8,
-    /// Most RDMA reads and atomics that a queue pair may be the target of at a time, as log2.
-    pub log_max_reads_responder: u8,
-    /// 8-byte compare-and-swap and fetch-and-add.
-    pub atomics: bool,
-    /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order. What a queue pair with such a peer may
-    /// post is what the peer's device has, too.
-    pub masked_atomics: bool,
-    /// BlueFlame registers take whole WQEs.
-    pub blueflame: bool,
-    /// The UAR pages are mapped so that a burst of stores reaches the device in one piece; known from who maps them.
-    pub write_combining: bool,
-    /// RoCE (Ethernet) or InfiniBand.
-    pub port_type: PortType,
-}
-
-/// Where peers find the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PortAddress {
-    /// Global identifier: for RoCEv2 the IP address, IPv4 mapped into IPv6.
-    pub gid: [u8; 16],
-    /// Ethernet address; 0 on InfiniBand.
-    pub mac: [u8; 6],
-    /// Local identifier; 0 on Ethernet.
-    pub lid: u16,
-}
-
-/// The GID as an IP address.
-impl fmt::Display for PortAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ipv6Addr::from(self.gid).to_canonical().fmt(f)
-    }
-}
-
-/// The port that a context's queue pairs send through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
-    /// From 1.
-    pub number: u8,
-    /// The entry of its GID table that queue pairs send from.
-    pub gid_index: u8,
-    /// What that entry says, for peers.
-    pub address: PortAddress,
-}
+use crate::values::{Capabilities, Port, PortAddress};
 
 /// An open device.
 #[derive(Clone, Debug)]
@@ -78,7 +20,7 @@ pub struct Context(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    way: Way,
+    backend: Backend,
     capabilities: Capabilities,
     port: Port,
     key_variant: AtomicU8,
@@ -92,13 +34,13 @@ impl Context {
     pub fn open(channel: impl CommandChannel + 'static) -> Result<Self, Error> {
         let capabilities = commands::capabilities(&channel)?;
         let port = commands::port(&channel)?;
-        Ok(Self::new(Way::Commands(Box::new(channel)), capabilities, port))
+        Ok(Self::new(Backend::Commands(Box::new(channel)), capabilities, port))
     }
 
-    pub(crate) fn new(way: Way, capabilities: Capabilities, port: Port) -> Self {
+    pub(crate) fn new(backend: Backend, capabilities: Capabilities, port: Port) -> Self {
         // A random one, so that a key cannot be told from its index.
         let variant = RandomState::new().hash_one(0_u8) as u8;
-        Self(Arc::new(Shared { way, capabilities, port, key_variant: AtomicU8::new(variant) }))
+        Self(Arc::new(Shared { backend, capabilities, port, key_variant: AtomicU8::new(variant) }))
     }
 
     /// What the device can do.
@@ -109,10 +51,10 @@ impl Context {
     /// Completions carry what [`RcConfig::user_index`](crate::RcConfig::user_index) says. If not, the system's library chooses numbers of its
     /// own, counting from 0 over all queues, and does not tell them.
     pub fn takes_user_index(&self) -> bool {
-        match self.way() {
-            Way::Commands(_) => true,
+        match self.backend() {
+            Backend::Commands(_) => true,
             #[cfg(feature = "verbs")]
-            Way::InitObj(_) => false,
+            Backend::InitObj(_) => false,
         }
     }
 
@@ -126,8 +68,8 @@ impl Context {
         self.0.port.address
     }
 
-    pub(crate) fn way(&self) -> &Way {
-        &self.0.way
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.0.backend
     }
 
     /// Refuses what belongs to another context: the numbers of its objects name something else here.
@@ -156,7 +98,7 @@ struct PdShared {
     context: Context,
 }
 
-/// A protection domain as its context's [`Way`] has it.
+/// A protection domain as its context's [`Backend`] has it.
 #[derive(Debug)]
 pub(crate) enum DomainObject {
     Commands {
@@ -173,13 +115,13 @@ impl ProtectionDomain {
     /// # Errors
     /// If the device refused.
     pub fn allocate(context: &Context) -> Result<Self, Error> {
-        let object = match context.way() {
-            Way::Commands(channel) => {
+        let object = match context.backend() {
+            Backend::Commands(channel) => {
                 let (object, number) = commands::allocate_pd(&**channel)?;
                 DomainObject::Commands { number, _object: object }
             }
             #[cfg(feature = "verbs")]
-            Way::InitObj(device) => DomainObject::InitObj(device.allocate_pd()?),
+            Backend::InitObj(device) => DomainObject::InitObj(device.allocate_pd()?),
         };
         Ok(Self(Arc::new(PdShared { object, context: context.clone() })))
     }
@@ -209,7 +151,7 @@ struct UarShared {
     context: Context,
 }
 
-/// A register as its context's [`Way`] has it.
+/// A register as its context's [`Backend`] has it.
 #[derive(Clone, Debug)]
 pub(crate) enum Registers {
     Page(Arc<dyn channel::Uar>),
@@ -219,10 +161,10 @@ pub(crate) enum Registers {
 
 impl Registers {
     fn allocate(context: &Context) -> Result<Self, Error> {
-        Ok(match context.way() {
-            Way::Commands(channel) => Self::Page(Arc::from(channel.allocate_uar()?)),
+        Ok(match context.backend() {
+            Backend::Commands(channel) => Self::Page(Arc::from(channel.allocate_uar()?)),
             #[cfg(feature = "verbs")]
-            Way::InitObj(device) => Self::ThreadDomain(device.allocate_register()?),
+            Backend::InitObj(device) => Self::ThreadDomain(device.allocate_register()?),
         })
     }
 }

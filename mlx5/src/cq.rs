@@ -3,12 +3,12 @@
 use core::any::Any;
 use std::sync::Arc;
 
+use crate::backend::{Backend, CompletionInfo, commands};
 use crate::channel::CompletionEvents;
 use crate::context::{Context, Registers, Uar};
 use crate::error::Error;
 use crate::notifier::Notifier;
 use crate::queue::completion::{CompletionParts, CompletionQueue};
-use crate::setup::{CompletionFacts, Way, commands};
 
 /// What a completion queue holds on to.
 #[derive(Debug)]
@@ -29,12 +29,12 @@ impl CompletionQueue {
     pub fn create(context: &Context, uar: &Uar, entries: u32) -> Result<Self, Error> {
         context.owns(uar.context())?;
         let entries = checked(context, entries)?;
-        let facts = match (context.way(), uar.own()) {
-            (Way::Commands(channel), Registers::Page(page)) => {
+        let facts = match (context.backend(), uar.own()) {
+            (Backend::Commands(channel), Registers::Page(page)) => {
                 commands::create_cq(&**channel, page, entries, None)?
             }
             #[cfg(feature = "verbs")]
-            (Way::InitObj(device), _) => device.create_cq(entries)?,
+            (Backend::InitObj(device), _) => device.create_cq(entries)?,
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
@@ -70,8 +70,8 @@ impl CompletionQueue {
     ) -> Result<(Self, Option<Notifier>), Error> {
         context.owns(uar.context())?;
         let entries = checked(context, entries)?;
-        let (facts, doorbell, events) = match (context.way(), uar.own()) {
-            (Way::Commands(channel), Registers::Page(page)) => {
+        let (facts, doorbell, events) = match (context.backend(), uar.own()) {
+            (Backend::Commands(channel), Registers::Page(page)) => {
                 let (Some(doorbell), Some(events)) =
                     (page.completion_doorbell(), channel.completion_events(page)?)
                 else {
@@ -80,7 +80,7 @@ impl CompletionQueue {
                 (commands::create_cq(&**channel, page, entries, Some(&*events))?, doorbell, events)
             }
             #[cfg(feature = "verbs")]
-            (Way::InitObj(device), _) => {
+            (Backend::InitObj(device), _) => {
                 let (facts, doorbell, events) = device.create_cq_with_events(entries)?;
                 (facts, doorbell, Arc::new(events) as _)
             }
@@ -97,11 +97,11 @@ impl CompletionQueue {
 
     fn of(
         context: &Context,
-        facts: CompletionFacts,
+        facts: CompletionInfo,
         entries: u32,
         events: Option<Arc<dyn CompletionEvents>>,
     ) -> Self {
-        let CompletionFacts { number, ring, doorbell_record, object } = facts;
+        let CompletionInfo { number, ring, doorbell_record, object } = facts;
         let keep = Arc::new(Resources { number, context: context.clone(), object, _events: events });
         // SAFETY: ring and record lie in memory that `keep` owns, which is freed after the device's object; nothing else has their address
         // but a notifier, which writes the record's other word.

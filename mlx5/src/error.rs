@@ -56,3 +56,12 @@ impl Error {
         Self::Parameter { what, value: value.into(), wanted: wanted.into() }
     }
 }
+
+/// An error of the kernel or of a library.
+#[cfg(feature = "verbs")]
+pub(crate) fn system(
+    operation: &'static str,
+    error: impl Into<Box<dyn core::error::Error + Send + Sync>>,
+) -> Error {
+    Error::System { operation, source: std::io::Error::other(error) }
+}

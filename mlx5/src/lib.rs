@@ -41,6 +41,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod backend;
 pub mod barrier;
 pub mod bytes;
 pub mod channel;
@@ -50,10 +51,15 @@ pub mod doorbell;
 mod error;
 pub mod memory;
 mod notifier;
+mod pages;
 pub mod queue;
 pub mod rc;
+#[cfg(feature = "verbs")]
+mod route;
+#[cfg(feature = "verbs")]
 pub mod setup;
 mod store;
+mod values;
 mod wqe;
 
 #[cfg(feature = "soft")]
@@ -62,11 +68,12 @@ pub use barewire_layouts as layouts;
 pub use barewire_layouts::command::qp::{Mtu, QpState};
 pub use barewire_layouts::wqe::{ControlFlags, DataSegment, RemoteAddressSegment};
 
-pub use context::{Capabilities, Context, Port, PortAddress, ProtectionDomain, Uar};
+pub use context::{Context, ProtectionDomain, Uar};
 pub use error::Error;
-pub use memory::{Access, Buffer, MemoryRegion};
+pub use memory::{Buffer, MemoryRegion};
 pub use notifier::Notifier;
 pub use queue::completion::{Completion, CompletionKind, CompletionQueue, Failure, Polled};
 pub use queue::receive::ReceiveQueue;
 pub use queue::send::{PostError, SendQueue, WqeIndex};
-pub use rc::{RcConfig, RcPath, RcQueuePair};
+pub use rc::{RcConfig, RcQueuePair};
+pub use values::{Access, Capabilities, Port, PortAddress, RcPath};

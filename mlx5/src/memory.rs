@@ -8,37 +8,20 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
-use bitflags::bitflags;
 
+#[cfg(feature = "verbs")]
+use crate::backend::init_obj;
+use crate::backend::{Backend, commands};
 use crate::bytes::Bytes;
 #[cfg(feature = "verbs")]
 use crate::context::Context;
 use crate::context::{DomainObject, ProtectionDomain};
 use crate::error::Error;
-#[cfg(feature = "verbs")]
-use crate::setup::init_obj;
-use crate::setup::{Way, commands};
-
-/// Bytes of a page, the unit in which the device maps memory.
-pub const PAGE: usize = 4096;
-
-bitflags! {
-    /// What a key allows. Local reading is always allowed.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct Access: u8 {
-        /// This side's receives, reads and atomics may write here.
-        const LOCAL_WRITE = 1 << 0;
-        /// Peers may write here; needs [`Self::LOCAL_WRITE`].
-        const REMOTE_WRITE = 1 << 1;
-        /// Peers may read here.
-        const REMOTE_READ = 1 << 2;
-        /// Peers may operate atomically here; needs [`Self::LOCAL_WRITE`].
-        const REMOTE_ATOMIC = 1 << 3;
-    }
-}
+pub use crate::pages::PAGE;
+use crate::pages::Pages;
+pub use crate::values::Access;
 
 /// Registered memory: an address range under a key (CREATE_MKEY).
 ///
@@ -54,7 +37,7 @@ pub struct MemoryRegion {
     _domain: ProtectionDomain,
 }
 
-/// A key as its context's [`Way`] has it.
+/// A key as its context's [`Backend`] has it.
 #[derive(Debug)]
 enum Registration {
     Commands(commands::Key),
@@ -99,8 +82,8 @@ impl MemoryRegion {
             ));
         }
         let context = domain.context();
-        let (registration, key) = match (context.way(), domain.object()) {
-            (Way::Commands(channel), DomainObject::Commands { number, .. }) => {
+        let (registration, key) = match (context.backend(), domain.object()) {
+            (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
                 let variant = context.next_key_variant();
                 // SAFETY: the caller's contract is the channel's.
                 let made =
@@ -108,7 +91,7 @@ impl MemoryRegion {
                 made.map(|(made, key)| (Registration::Commands(made), key))?
             }
             #[cfg(feature = "verbs")]
-            (Way::InitObj(_), DomainObject::InitObj(domain)) => {
+            (Backend::InitObj(_), DomainObject::InitObj(domain)) => {
                 // SAFETY: the caller's contract is the same.
                 let made = unsafe { init_obj::register(domain, start, length, access) };
                 made.map(|(made, key)| (Registration::InitObj(made), key))?
@@ -199,44 +182,6 @@ impl Drop for MemoryRegion {
         if let Err(error) = self.release() {
             tracing::error!("could not deregister {} bytes: {error}", self.length);
         }
-    }
-}
-
-/// Zeroed, page-aligned memory of this process.
-#[derive(Debug)]
-pub(crate) struct Pages {
-    start: NonNull<u8>,
-    layout: Layout,
-}
-
-// SAFETY: plain owned memory.
-unsafe impl Send for Pages {}
-// SAFETY: shared access gives nothing but the address.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    pub(crate) fn allocate(bytes: usize, what: &'static str) -> Result<Self, Error> {
-        let refused = || Error::OutOfMemory { what, bytes };
-        let rounded = bytes.max(1).checked_next_multiple_of(PAGE).ok_or_else(refused)?;
-        let layout = Layout::from_size_align(rounded, PAGE).map_err(|_| refused())?;
-        // SAFETY: the layout's size is at least a page.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        Ok(Self { start, layout })
-    }
-
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.layout.size()
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout and freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 

@@ -4,19 +4,20 @@ use core::any::Any;
 use std::sync::Arc;
 
 use barewire_layouts::command::capability::PortType;
-use barewire_layouts::command::qp::{Mtu, QpState};
+use barewire_layouts::command::qp::QpState;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
-use crate::context::{Context, DomainObject, PortAddress, ProtectionDomain, Registers, Uar};
+#[cfg(feature = "verbs")]
+use crate::backend::init_obj;
+use crate::backend::{Backend, Pair, PairInfo, PairSizes, Path, commands};
+use crate::context::{Context, DomainObject, ProtectionDomain, Registers, Uar};
 use crate::doorbell::{BlueFlame, Doorbell, Width};
 use crate::error::Error;
-use crate::memory::Access;
 use crate::queue::completion::CompletionQueue;
 use crate::queue::receive::{ReceiveParts, ReceiveQueue};
 use crate::queue::send::{MAX_WQE_BLOCKS, SendParts, SendQueue};
-#[cfg(feature = "verbs")]
-use crate::setup::init_obj;
-use crate::setup::{Pair, PairFacts, PairSizes, Path, Way, commands};
+use crate::values::Access;
+pub use crate::values::RcPath;
 
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,50 +43,6 @@ impl Default for RcConfig {
             signal_period: 32,
             access: Access::all(),
             user_index: 0,
-        }
-    }
-}
-
-/// The other end of a connection, and how to behave towards it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RcPath {
-    /// The peer's queue pair number (24 bits).
-    pub remote_qpn: u32,
-    /// The peer's port.
-    pub remote: PortAddress,
-    /// Packet sequence number that the peer starts with (24 bits).
-    pub receive_psn: u32,
-    /// Packet sequence number that this side starts with (24 bits).
-    pub send_psn: u32,
-    /// Payload bytes of a packet.
-    pub mtu: Mtu,
-    /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n, 0 waits for ever.
-    pub ack_timeout: u8,
-    /// Retries before the peer is given up (3 bits).
-    pub retry_count: u8,
-    /// Retries while the peer has no receive WQE (3 bits); 7 retries for ever.
-    pub rnr_retry: u8,
-    /// How long the peer shall wait when this side has no receive WQE: an index into IBTA's table (5 bits).
-    pub min_rnr_nak: u8,
-    /// RDMA reads and atomics outstanding, as log2, as far as the device can.
-    pub log_max_reads: u8,
-}
-
-impl RcPath {
-    /// A path with the field's usual values: MTU 4096, timeout 2^16 * 4.096 us (268 ms) seven times, RNR retried for ever after
-    /// 0.64 ms, 16 reads, packet sequence numbers from 0.
-    pub fn new(remote: PortAddress, remote_qpn: u32) -> Self {
-        Self {
-            remote_qpn,
-            remote,
-            receive_psn: 0,
-            send_psn: 0,
-            mtu: Mtu::Bytes4096,
-            ack_timeout: 16,
-            retry_count: 7,
-            rnr_retry: 7,
-            min_rnr_nak: 12,
-            log_max_reads: 4,
         }
     }
 }
@@ -166,19 +123,19 @@ impl<D: Doorbell> RcQueuePair<D> {
         }
         let sizes = PairSizes { send_blocks, receive_entries, user_index: config.user_index };
         let registers = if D::LOCKED { uar.shared()? } else { uar.own() };
-        let facts = match (context.way(), domain.object(), registers) {
-            (Way::Commands(channel), DomainObject::Commands { number, .. }, Registers::Page(page)) => {
+        let facts = match (context.backend(), domain.object(), registers) {
+            (Backend::Commands(channel), DomainObject::Commands { number, .. }, Registers::Page(page)) => {
                 let cqns = queues.map(|queue| queue.number);
                 commands::create_pair(&**channel, *number, &**page, cqns, &sizes)?
             }
             #[cfg(feature = "verbs")]
-            (Way::InitObj(_), DomainObject::InitObj(domain), Registers::ThreadDomain(thread)) => {
+            (Backend::InitObj(_), DomainObject::InitObj(domain), Registers::ThreadDomain(thread)) => {
                 init_obj::create_pair(domain, thread, queues.map(|queue| &*queue.object), &sizes)?
             }
             #[cfg(feature = "verbs")]
             _ => Context::foreign()?,
         };
-        let PairFacts { number, user_index, send_ring, receive_ring, doorbell_record, register, object } =
+        let PairInfo { number, user_index, send_ring, receive_ring, doorbell_record, register, object } =
             facts;
         let resources = Arc::new(Resources {
             object,
@@ -232,10 +189,10 @@ impl<D: Doorbell> RcQueuePair<D> {
     /// # Errors
     /// If a value of `path` does not fit its field, or the device refused.
     pub fn connect(&mut self, path: &RcPath) -> Result<(), Error> {
-        check(path)?;
+        path.check()?;
         let capabilities = self.context().capabilities();
-        let mac = match (self.context().way(), capabilities.port_type) {
-            (Way::Commands(channel), PortType::Ethernet) => channel.next_hop(&path.remote)?,
+        let mac = match (self.context().backend(), capabilities.port_type) {
+            (Backend::Commands(channel), PortType::Ethernet) => channel.next_hop(&path.remote)?,
             // The kernel finds it itself.
             _ => path.remote.mac,
         };
@@ -287,22 +244,4 @@ impl<D: Doorbell> RcQueuePair<D> {
     fn context(&self) -> &Context {
         self.resources.domain.context()
     }
-}
-
-fn check(path: &RcPath) -> Result<(), Error> {
-    let fits = |what, value: u32, bits: u32| {
-        if value >> bits == 0 {
-            Ok(())
-        } else {
-            Err(Error::parameter(what, value, format!("at most {bits} bits")))
-        }
-    };
-    fits("remote queue pair number", path.remote_qpn, 24)?;
-    fits("receive PSN", path.receive_psn, 24)?;
-    fits("send PSN", path.send_psn, 24)?;
-    fits("acknowledge timeout", path.ack_timeout.into(), 5)?;
-    fits("retry count", path.retry_count.into(), 3)?;
-    fits("RNR retry count", path.rnr_retry.into(), 3)?;
-    fits("minimum RNR timer", path.min_rnr_nak.into(), 5)?;
-    fits("log2 of outstanding reads", path.log_max_reads.into(), 3)
 }

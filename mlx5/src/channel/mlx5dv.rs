@@ -10,9 +10,9 @@ use barewire_layouts::doorbell::CQ_DOORBELL_OFFSET;
 use barewire_verbs::dv::{self, Devx, EventChannel, UarKind};
 
 use super::{CommandChannel, CompletionEvents, Object, Uar, Umem};
-use crate::context::{Port, PortAddress};
 use crate::error::Error;
-use crate::setup::route::Route;
+use crate::route::Route;
+use crate::values::{Port, PortAddress};
 
 /// A channel to a device that takes commands of programs.
 #[derive(Debug)]

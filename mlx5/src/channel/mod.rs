@@ -3,8 +3,11 @@
 //! A channel carries PRM commands and gives the two things that are not commands: a mapped UAR page and registered memory. Object
 //! creation is apart from other commands because a kernel (DEVX) ties an object's life to a handle.
 
+#[cfg(feature = "soft")]
+mod event_queue;
 #[cfg(feature = "verbs")]
 pub mod mlx5dv;
+pub(crate) mod queue_memory;
 #[cfg(feature = "soft")]
 pub mod soft;
 
@@ -18,8 +21,8 @@ use std::sync::Arc;
 use barewire_layouts::command::{self, Request};
 use barewire_layouts::prm::{Layout, View, ViewMut};
 
-use crate::context::{Port, PortAddress};
 use crate::error::Error;
+use crate::values::{Port, PortAddress};
 
 /// A way to a device.
 ///

@@ -13,9 +13,9 @@ use barewire_layouts::command::{
 use barewire_layouts::doorbell::{BLUEFLAME_OFFSET, CQ_DOORBELL_OFFSET};
 use barewire_layouts::prm::{Layout, View};
 
+use super::event_queue::{EventQueue, create_eq};
 use super::{CommandChannel, CompletionEvents, Object, Uar, Umem};
 use crate::error::Error;
-use crate::setup::commands;
 
 /// A channel to a [`Device`] of this process.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ unsafe impl CommandChannel for Soft {
     }
 
     fn completion_events(&self, uar: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
-        let queue = commands::create_eq(self, uar).map_err(|error| match error {
+        let queue = create_eq(self, uar).map_err(|error| match error {
             Error::Command(refused) if refused.syndrome == CommandSyndrome::NoDescriptor as u32 => {
                 Error::System {
                     operation: "opening an event queue's interrupt",
@@ -144,7 +144,7 @@ unsafe impl Uar for SoftUar {
 /// An event queue and its interrupt.
 #[derive(Debug)]
 struct SoftEvents {
-    queue: commands::EventQueue,
+    queue: EventQueue,
     channel: Arc<EventChannel>,
 }
 

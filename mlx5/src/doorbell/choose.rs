@@ -3,7 +3,7 @@
 use std::sync::Once;
 
 use super::{BlueFlame, Doorbell, PlainDoorbell, Wide16};
-use crate::context::Capabilities;
+use crate::values::Capabilities;
 
 /// What is to be done with the doorbell that [`choose`] found: a function that is compiled for each of them, so that nothing is decided
 /// per post.

@@ -1,16 +1,15 @@
-//! Opening a device of this machine, the best way that it allows.
+//! Opening a device of this machine by the best backend that works.
 
 use core::fmt;
 use core::str::FromStr;
 
 use barewire_verbs as verbs;
 
-use super::init_obj;
-use super::route::Route;
-use super::{Way, system};
+use crate::backend::{Backend, init_obj};
 use crate::channel::mlx5dv::Mlx5dv;
 use crate::context::Context;
-use crate::error::Error;
+use crate::error::{Error, system};
+use crate::route::Route;
 
 /// How objects of a device of this machine are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,7 +120,7 @@ fn by_init_obj(name: &str, port: u8) -> Result<(Context, String), Error> {
     let (reason, address) = (route.reason().to_owned(), *route.port());
     let device = init_obj::Device::new(context, route);
     let capabilities = device.capabilities()?;
-    Ok((Context::new(Way::InitObj(device), capabilities, address), reason))
+    Ok((Context::new(Backend::InitObj(device), capabilities, address), reason))
 }
 
 #[cfg(test)]

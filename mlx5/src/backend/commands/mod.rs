@@ -1,8 +1,6 @@
 //! Objects made by PRM commands.
 
 mod cq;
-#[cfg(feature = "soft")]
-mod eq;
 mod memory;
 mod rc;
 
@@ -14,12 +12,10 @@ use barewire_layouts::command::gid::{QueryRoceAddressIn, QueryRoceAddressOut, Ro
 use barewire_layouts::command::pd::{AllocPdIn, AllocPdOut};
 
 use crate::channel::{Answer, Command, CommandChannel, Object};
-use crate::context::{Capabilities, Port, PortAddress};
 use crate::error::Error;
+use crate::values::{Capabilities, Port, PortAddress};
 
 pub(crate) use cq::create_cq;
-#[cfg(feature = "soft")]
-pub(crate) use eq::{EventQueue, create_eq};
 pub(crate) use memory::{Key, create_key};
 pub(crate) use rc::create_pair;
 

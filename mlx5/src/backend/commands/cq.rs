@@ -5,11 +5,11 @@ use std::sync::Arc;
 use barewire_layouts::command::cq::{Cqc, CqeSize, CreateCqIn, CreateCqOut};
 use barewire_layouts::cqe::Cqe64;
 
-use super::memory::QueueMemory;
+use crate::backend::CompletionInfo;
+use crate::channel::queue_memory::QueueMemory;
 use crate::channel::{Command, CommandChannel, CompletionEvents, Object, Uar};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
-use crate::setup::CompletionFacts;
 
 /// What the queue holds on to; dropped in this order.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) fn create_cq(
     uar: &Arc<dyn Uar>,
     entries: u32,
     events: Option<&dyn CompletionEvents>,
-) -> Result<CompletionFacts, Error> {
+) -> Result<CompletionInfo, Error> {
     let event_queue = match events {
         Some(events) => events.event_queue(),
         None => channel.event_queue()?,
@@ -58,7 +58,7 @@ pub(crate) fn create_cq(
     if let Some(events) = events {
         events.watch(&*object)?;
     }
-    Ok(CompletionFacts {
+    Ok(CompletionInfo {
         number: answer.fields().get(CreateCqOut::CQN),
         ring,
         doorbell_record,

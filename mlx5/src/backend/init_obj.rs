@@ -14,13 +14,12 @@ use barewire_verbs::{
     ProtectionDomain, QueuePairKind, QueuePairOptions, QueuePairState, ReadyToReceive, ReadyToSend,
 };
 
-use super::route::Route;
-use super::{CompletionFacts, Pair, PairFacts, PairSizes, Path, system};
+use super::{CompletionInfo, Pair, PairInfo, PairSizes, Path};
 use crate::channel::CompletionEvents;
-use crate::context::{Capabilities, Port, PortAddress};
-use crate::error::Error;
-use crate::memory::Access;
+use crate::error::{Error, system};
 use crate::queue::completion::CompletionQueue;
+use crate::route::{self, Route};
+use crate::values::{Access, Capabilities, Port, PortAddress};
 
 /// Bytes of a CQE.
 const ENTRY: u16 = size_of::<Cqe64>() as u16;
@@ -85,7 +84,7 @@ impl Device {
     }
 
     /// Makes a queue of `entries` CQEs, a power of two, without overrun checks.
-    pub(crate) fn create_cq(&self, entries: u32) -> Result<CompletionFacts, Error> {
+    pub(crate) fn create_cq(&self, entries: u32) -> Result<CompletionInfo, Error> {
         // libmlx5 keeps one entry to itself.
         prepared(self.create(entries - 1)?, entries)
     }
@@ -94,7 +93,7 @@ impl Device {
     pub(crate) fn create_cq_with_events(
         &self,
         entries: u32,
-    ) -> Result<(CompletionFacts, NonNull<u64>, Events), Error> {
+    ) -> Result<(CompletionInfo, NonNull<u64>, Events), Error> {
         let channel = CompletionChannel::new(&self.context)
             .map_err(|error| system("making a completion channel", error))?;
         let queue = dv::CompletionQueue::create_with_channel(&channel, entries - 1, ENTRY)
@@ -106,12 +105,12 @@ impl Device {
 }
 
 /// The facts about a queue of `entries` CQEs, and its ring given to the device.
-fn prepared(queue: dv::CompletionQueue, entries: u32) -> Result<CompletionFacts, Error> {
+fn prepared(queue: dv::CompletionQueue, entries: u32) -> Result<CompletionInfo, Error> {
     let facts = *queue.info();
     let ring = expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
     // SAFETY: `entries` CQEs, and no queue pair completes here yet.
     unsafe { CompletionQueue::initialise(ring, entries) };
-    Ok(CompletionFacts {
+    Ok(CompletionInfo {
         number: facts.number,
         ring,
         doorbell_record: facts.doorbell_record.cast(),
@@ -144,7 +143,7 @@ pub(crate) fn create_pair(
     thread: &ThreadDomain,
     queues: [&(dyn Any + Send + Sync); 2],
     sizes: &PairSizes,
-) -> Result<PairFacts, Error> {
+) -> Result<PairInfo, Error> {
     // How many blocks libmlx5 counts for a request is its own affair: 1, 2 or up to 4.
     for requests_per_block in [4, 2, 1] {
         let capacity = Capacity {
@@ -163,13 +162,13 @@ pub(crate) fn create_pair(
 }
 
 /// The queue pair's facts, if its rings are what was asked for.
-fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairFacts, Error> {
+fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
     let QueuePairInfo { number, send, receive, doorbell_record, register, .. } = *pair.info();
     let ring = |what, ring: Option<Ring>, entries, stride| {
         let ring = ring.ok_or_else(|| system("opening a queue pair", "it has no such ring"))?;
         expect(what, ring, entries, stride)
     };
-    Ok(PairFacts {
+    Ok(PairInfo {
         number,
         // libmlx5 chose one that it does not tell.
         user_index: None,
@@ -277,7 +276,7 @@ impl Pair for VerbsPair {
     fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error> {
         let wanted = path.wanted;
         let remote: &PortAddress = &wanted.remote;
-        let route = super::route::to(port, path.port_type, remote);
+        let route = route::to(port, path.port_type, remote);
         let receive = ReadyToReceive {
             mtu: 128 << wanted.mtu as u32,
             peer: wanted.remote_qpn,

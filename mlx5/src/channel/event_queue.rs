@@ -1,14 +1,14 @@
-//! Event queues of a channel that makes them (CREATE_EQ): the software HCA. A kernel keeps a device's own to itself.
+//! Event queues (CREATE_EQ) of the software HCA. Those of a device of the machine are the kernel's.
 
 use std::sync::Arc;
 
 use barewire_layouts::command::eq::{CreateEqIn, CreateEqOut, EQE_BYTES, Eqc};
 
-use super::memory::QueueMemory;
-use crate::channel::{Command, CommandChannel, Object, Uar};
+use super::queue_memory::QueueMemory;
+use super::{Command, CommandChannel, Object, Uar};
 use crate::error::Error;
 
-/// Entries. They are not looked at: that there are some is what is asked for.
+/// Entries as log2. No code reads them: only the interrupt matters.
 const LOG_ENTRIES: u8 = 6;
 
 /// The device's object and its ring; dropped in this order.

@@ -1,17 +1,12 @@
-//! How a device's objects come about. Two ways end in the same plain facts, and the queues cannot tell them apart:
+//! Creating objects of a device. The two backends end in the same plain facts, and the queues do not depend
+//! on which it was:
 //!
 //! - PRM commands over a [channel](crate::channel), to the software HCA or to a device by DEVX;
-//! - objects of verbs, opened up by `mlx5dv_init_obj` (feature `verbs`).
-//!
-//! With the feature `verbs`, `open` opens a device of this machine the best way that it allows.
+//! - objects of verbs, opened by `mlx5dv_init_obj` (feature `verbs`).
 
 pub(crate) mod commands;
 #[cfg(feature = "verbs")]
 pub(crate) mod init_obj;
-#[cfg(feature = "verbs")]
-mod open;
-#[cfg(feature = "verbs")]
-pub(crate) mod route;
 
 use core::any::Any;
 use core::fmt;
@@ -23,30 +18,19 @@ use barewire_layouts::cqe::Cqe64;
 use barewire_layouts::wqe::DataSegment;
 
 use crate::channel::CommandChannel;
-use crate::context::Port;
 use crate::error::Error;
-use crate::memory::Access;
-use crate::rc::RcPath;
+use crate::values::{Access, Port, RcPath};
 
-#[cfg(feature = "verbs")]
-pub use open::{NotOpened, Opened, SetupWay, UnknownWay, open};
-
-/// The way that a context's objects are made.
+/// How a context's objects are created.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(crate) enum Backend {
     Commands(Box<dyn CommandChannel>),
     #[cfg(feature = "verbs")]
     InitObj(init_obj::Device),
 }
 
-/// An error of the system below us.
-#[cfg(feature = "verbs")]
-fn system(operation: &'static str, error: impl Into<Box<dyn core::error::Error + Send + Sync>>) -> Error {
-    Error::System { operation, source: std::io::Error::other(error) }
-}
-
-/// What a completion queue is made of.
-pub(crate) struct CompletionFacts {
+/// A completion queue that was created.
+pub(crate) struct CompletionInfo {
     pub(crate) number: u32,
     pub(crate) ring: NonNull<Cqe64>,
     pub(crate) doorbell_record: NonNull<u32>,
@@ -54,15 +38,15 @@ pub(crate) struct CompletionFacts {
     pub(crate) object: Box<dyn Any + Send + Sync>,
 }
 
-/// What a queue pair is made of.
-pub(crate) struct PairFacts {
+/// A queue pair that was created.
+pub(crate) struct PairInfo {
     pub(crate) number: u32,
     pub(crate) send_ring: NonNull<u8>,
     pub(crate) receive_ring: NonNull<DataSegment>,
     /// Its two words: receive, send.
     pub(crate) doorbell_record: NonNull<u32>,
     pub(crate) register: NonNull<u8>,
-    /// What its completions carry, if that is the caller's to say.
+    /// The user index of its completions, if the caller chooses it.
     pub(crate) user_index: Option<u32>,
     pub(crate) object: Box<dyn Pair>,
 }
@@ -77,9 +61,10 @@ pub(crate) struct PairSizes {
     pub(crate) user_index: u32,
 }
 
-/// A reliable connected queue pair as the device has it. Dropping it destroys it, and frees its memory.
+/// The device's object of a reliable connected queue pair. Dropping it destroys it and frees its memory.
 pub(crate) trait Pair: fmt::Debug + Send + Sync {
-    /// From reset to init: receive WQEs may be posted. Atomics that it answers may be masked, if that is the way to say so.
+    /// From reset to init: receive WQEs may be posted. As a responder it accepts masked atomics, if
+    /// `masked_atomics` is set and the backend can say so.
     fn initialise(&self, port: &Port, access: Access, masked_atomics: bool) -> Result<(), Error>;
 
     /// From init to ready to send.
@@ -91,11 +76,11 @@ pub(crate) trait Pair: fmt::Debug + Send + Sync {
     /// From any state to reset.
     fn reset(&self) -> Result<(), Error>;
 
-    /// What the device says.
+    /// The state that the device reports.
     fn state(&self) -> Result<QpState, Error>;
 }
 
-/// A path, as far as the device can go.
+/// A path within the limits of the device.
 #[derive(Debug)]
 pub(crate) struct Path<'a> {
     pub(crate) wanted: &'a RcPath,
@@ -103,7 +88,7 @@ pub(crate) struct Path<'a> {
     /// Ethernet address of the next hop.
     pub(crate) mac: [u8; 6],
     pub(crate) log_max_message: u8,
-    /// Reads and atomics outstanding, as log2: of this side's, and of the peer's.
+    /// Reads and atomics outstanding, as log2: this side's, and the peer's.
     pub(crate) log_requester_reads: u8,
     pub(crate) log_responder_reads: u8,
 }

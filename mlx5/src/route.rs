@@ -1,11 +1,10 @@
-//! The port of a device of this machine, and the way from it to peers, as the kernel knows them.
+//! The port of a device of this machine, and the route from it to peers, as the kernel knows them.
 
 use barewire_layouts::command::capability::PortType;
 use barewire_verbs::{AddressHandle, Context, Gid, LinkLayer, ProtectionDomain};
 
-use super::system;
-use crate::context::{Port, PortAddress};
-use crate::error::Error;
+use crate::error::{Error, system};
+use crate::values::{Port, PortAddress};
 
 /// A port and the GID that is used of it.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
-//! Memory of queues by umem, and memory of users by key (CREATE_MKEY).
+//! Keys to memory of users (CREATE_MKEY).
 
-use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
 use barewire_layouts::command::mkey::{self, ANY_QPN, AccessMode, CreateMkeyIn, CreateMkeyOut, Mkc};
 
 use crate::channel::{Command, CommandChannel, Object, Umem};
 use crate::error::Error;
-use crate::memory::{Access, PAGE, Pages};
+use crate::pages::PAGE;
+use crate::values::Access;
 
 /// A key to memory, and the memory's umem.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(crate) unsafe fn create_key(
     match create_mkey(channel, domain, &*umem, address, length, access, variant) {
         Ok((object, key)) => Ok((Key { object, umem }, key)),
         Err(error) => {
-            // Nothing names it yet, so this cannot be refused; should it be, the first error is still the one to tell.
+            // No key names it yet, so that this is not refused. If it is, the first error is reported.
             let _ = umem.deregister();
             Err(error)
         }
@@ -85,43 +85,4 @@ fn create_mkey(
         .set(Mkc::LOG_PAGE_SIZE, PAGE.ilog2() as u8);
     let (object, answer) = create.create(channel)?;
     Ok((object, mkey::key(answer.fields().get(CreateMkeyOut::MKEY_INDEX), variant)))
-}
-
-/// Pages of a queue: the device reaches them by umem, not by key.
-#[derive(Debug)]
-pub(super) struct QueueMemory {
-    pages: ManuallyDrop<Pages>,
-    umem: Box<dyn Umem>,
-}
-
-impl QueueMemory {
-    pub(super) fn allocate(
-        channel: &dyn CommandChannel,
-        bytes: usize,
-        what: &'static str,
-    ) -> Result<Self, Error> {
-        let pages = Pages::allocate(bytes, what)?;
-        // SAFETY: the pages live until `drop` below took them from the device, and only queues, which write them as a device expects,
-        // have their address.
-        let umem = unsafe { channel.register_umem(pages.start(), pages.bytes()) }?;
-        Ok(Self { pages: ManuallyDrop::new(pages), umem })
-    }
-
-    pub(super) fn start(&self) -> NonNull<u8> {
-        self.pages.start()
-    }
-
-    pub(super) fn umem_id(&self) -> u32 {
-        self.umem.id()
-    }
-}
-
-impl Drop for QueueMemory {
-    fn drop(&mut self) {
-        // Memory that the device does not let go is leaked: freeing it would let the device write to whoever gets it next.
-        if self.umem.deregister().is_ok() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.pages) };
-        }
-    }
 }

@@ -9,12 +9,11 @@ use barewire_layouts::command::qp::{
 use barewire_layouts::prm::ViewMut;
 use barewire_layouts::wqe::{DataSegment, WQEBB};
 
-use super::memory::QueueMemory;
+use crate::backend::{Pair, PairInfo, PairSizes, Path};
+use crate::channel::queue_memory::QueueMemory;
 use crate::channel::{Command, CommandChannel, Object, Uar};
-use crate::context::Port;
 use crate::error::Error;
-use crate::memory::Access;
-use crate::setup::{Pair, PairFacts, PairSizes, Path};
+use crate::values::{Access, Port};
 
 /// UDP port of RoCEv2 (IBTA annex A17), here also as the source port.
 const ROCE_PORT: u16 = 4791;
@@ -34,7 +33,7 @@ pub(crate) fn create_pair(
     uar: &dyn Uar,
     [send_cqn, receive_cqn]: [u32; 2],
     sizes: &PairSizes,
-) -> Result<PairFacts, Error> {
+) -> Result<PairInfo, Error> {
     // The receive ring, then the send ring, then the doorbell record in a cache line of its own.
     let receive_bytes = sizes.receive_entries as usize * size_of::<DataSegment>();
     let send_bytes = sizes.send_blocks as usize * WQEBB;
@@ -67,7 +66,7 @@ pub(crate) fn create_pair(
     // SAFETY: the offsets lie inside the allocation.
     let (send_ring, record) =
         unsafe { (memory.start().add(receive_bytes), memory.start().add(record_offset)) };
-    Ok(PairFacts {
+    Ok(PairInfo {
         number,
         user_index: Some(sizes.user_index),
         send_ring,

@@ -1,0 +1,47 @@
+//! Memory of queues.
+
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+
+use super::{CommandChannel, Umem};
+use crate::error::Error;
+use crate::pages::Pages;
+
+/// Pages of a queue. The device reaches them by umem, not by key.
+#[derive(Debug)]
+pub(crate) struct QueueMemory {
+    pages: ManuallyDrop<Pages>,
+    umem: Box<dyn Umem>,
+}
+
+impl QueueMemory {
+    pub(crate) fn allocate(
+        channel: &dyn CommandChannel,
+        bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, Error> {
+        let pages = Pages::allocate(bytes, what)?;
+        // SAFETY: the pages live until `drop` below has deregistered them, and only queues, which write them as a
+        // device expects, have their address.
+        let umem = unsafe { channel.register_umem(pages.start(), pages.bytes()) }?;
+        Ok(Self { pages: ManuallyDrop::new(pages), umem })
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.pages.start()
+    }
+
+    pub(crate) fn umem_id(&self) -> u32 {
+        self.umem.id()
+    }
+}
+
+impl Drop for QueueMemory {
+    fn drop(&mut self) {
+        // Memory that the device does not release is leaked: the device could write to it after it is freed.
+        if self.umem.deregister().is_ok() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
