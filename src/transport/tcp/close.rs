@@ -45,8 +45,8 @@ impl State {
         {
             memory.connection.close(poller, spare);
         }
-        if let Ok(mut rest) = self.rest.try_borrow_mut() {
-            rest.clear();
+        if let Ok(mut reader) = self.reader.try_borrow_mut() {
+            reader.clear();
         }
         self.early.take();
     }

@@ -17,7 +17,7 @@ use super::domain::Domain;
 use super::endpoint::Endpoint;
 use super::poller::{Interest, Poller, Token};
 use super::progress::Progress;
-use super::receive::{Scratch, SpareLarge};
+use super::reader::{Scratch, SpareLarge};
 use super::state::{Early, PendingFailure, State};
 use super::{NAME, address as addresses};
 use crate::address::{DeviceAddress, InterfaceAddress};
@@ -338,7 +338,7 @@ impl State {
         // A `pack` function makes progress. Without a verdict the peer tries again.
         let Ok(mut connection) = self.messages.try_borrow_mut() else { return };
         // A second time: it heard nothing of the first, and nothing was said there.
-        let is_silent = connection.outbox().sent() == 0 && self.rest.borrow().is_untouched();
+        let is_silent = connection.outbox().sent() == 0 && !self.reader.borrow().has_read();
         if !(connection.is_expected() || connection.is_open() && is_silent) {
             drop(connection);
             return newcomer.refuse(Verdict::Taken);

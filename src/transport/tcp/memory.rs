@@ -8,7 +8,7 @@ use barewire_tcp::request::{ANSWER_BYTES, Answer, Operation as Asked, Outcome, R
 
 use super::connection::Connection;
 use super::domain::RemoteKey;
-use super::progress::Scratch;
+use super::reader::Scratch;
 use super::state::{PendingFailure, State};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Cause, Operation};

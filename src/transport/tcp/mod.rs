@@ -43,6 +43,7 @@ mod memory;
 mod message;
 mod poller;
 mod progress;
+mod reader;
 mod receive;
 mod rma;
 mod state;

@@ -9,7 +9,7 @@ use barewire_tcp::door::Admitted;
 use super::NAME;
 use super::interface::Shared;
 use super::poller::{EVENTS, Event, Interest, Token};
-pub(super) use super::receive::Scratch;
+use super::reader::Scratch;
 use super::state::{PendingFailure, State};
 use crate::error::{Cause, Operation, OperationError};
 use crate::panics::Panics;

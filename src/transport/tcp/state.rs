@@ -16,6 +16,7 @@ use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::memory::RemoteMemoryClient;
 use super::poller::Token;
+use super::reader::MessageReader;
 use super::{NAME, SEGMENT};
 use crate::completion::Completion;
 use crate::error::{Cause, ConnectError, EndpointError, Operation, OperationError, PostError};
@@ -93,8 +94,7 @@ pub(super) struct State {
     pub(super) flushes: RefCell<VecDeque<Waiter>>,
     /// Messages wait until so many requests are finished.
     pub(super) fence: Cell<u64>,
-    /// The beginning of a message, or messages that wait for buffers.
-    pub(super) rest: RefCell<super::receive::Rest>,
+    pub(super) reader: RefCell<MessageReader>,
     /// Messages that handlers keep.
     pub(super) kept: Cell<u32>,
     /// On the interface's list of endpoints with something to send.
@@ -127,7 +127,7 @@ impl State {
             memory: RefCell::default(),
             flushes: RefCell::default(),
             fence: Cell::new(0),
-            rest: RefCell::default(),
+            reader: RefCell::default(),
             kept: Cell::new(0),
             dirty: Cell::new(false),
             short: Cell::new(false),
