@@ -101,7 +101,7 @@ impl Connection {
     }
 
     /// Advances a connection that this end makes.
-    pub(super) fn advance(&mut self, poller: &Poller, now: Instant) -> Result<Advance, ConnectFailure> {
+    pub(super) fn advance<T>(&mut self, poller: &Poller<T>, now: Instant) -> Result<Advance, ConnectFailure> {
         let Phase::Connecting(connector) = &mut self.phase else { return Ok(Advance::None) };
         match connector.advance(now)? {
             None => Ok(Advance::Unfinished),
@@ -113,7 +113,7 @@ impl Connection {
     }
 
     /// The connection is made.
-    pub(super) fn open(&mut self, poller: &Poller, socket: Socket) -> io::Result<()> {
+    pub(super) fn open<T>(&mut self, poller: &Poller<T>, socket: Socket) -> io::Result<()> {
         self.interest = Interest::IN;
         self.is_full = false;
         self.is_direct = false;
@@ -156,7 +156,12 @@ impl Connection {
     /// Sends what the socket takes, if it is open and is not known to be full. Returns true once nothing
     /// waits.
     #[inline]
-    pub(super) fn send(&mut self, poller: &Poller, spare: &Spare, round: u64) -> Result<bool, SendError> {
+    pub(super) fn send<T>(
+        &mut self,
+        poller: &Poller<T>,
+        spare: &Spare,
+        round: u64,
+    ) -> Result<bool, SendError> {
         self.round = round;
         let Phase::Open(socket) = &mut self.phase else { return Ok(self.outbox.is_empty()) };
         if self.is_full {
@@ -176,19 +181,19 @@ impl Connection {
     }
 
     /// Stops or resumes to receive.
-    pub(super) fn pause(&mut self, poller: &Poller, on: bool) -> io::Result<()> {
+    pub(super) fn pause<T>(&mut self, poller: &Poller<T>, on: bool) -> io::Result<()> {
         self.is_paused = on;
         self.update_interest(poller)
     }
 
     /// Whether the socket is read without epoll.
-    pub(super) fn poll_directly(&mut self, poller: &Poller, on: bool) -> io::Result<()> {
+    pub(super) fn poll_directly<T>(&mut self, poller: &Poller<T>, on: bool) -> io::Result<()> {
         self.is_direct = on;
         self.update_interest(poller)
     }
 
     #[cold]
-    fn update_interest(&mut self, poller: &Poller) -> io::Result<()> {
+    fn update_interest<T>(&mut self, poller: &Poller<T>) -> io::Result<()> {
         let mut wanted = Interest::empty();
         wanted.set(Interest::IN, !self.is_paused && !self.is_direct);
         wanted.set(Interest::OUT, !self.outbox.is_empty());
@@ -205,7 +210,7 @@ impl Connection {
     }
 
     /// Closes the connection and discards what waits to be sent.
-    pub(super) fn close(&mut self, poller: &Poller, spare: &Spare) {
+    pub(super) fn close<T>(&mut self, poller: &Poller<T>, spare: &Spare) {
         self.outbox.clear(spare);
         if let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) {
             poller.remove(&socket);
@@ -214,9 +219,9 @@ impl Connection {
 
     /// Sends what waits and `farewell`, and closes the connection. If the socket takes all of it and the
     /// peer did not close its end yet, returns the connection as one that drains.
-    pub(super) fn finish(
+    pub(super) fn finish<T>(
         &mut self,
-        poller: &Poller,
+        poller: &Poller<T>,
         spare: &Spare,
         farewell: &[u8],
         now: Instant,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::NAME;
 use super::interface::{Interface, Shared};
 use super::progress::TICK;
+use super::state::State;
 use crate::event::EventError;
 
 /// How often connections that are being made are advanced: epoll does not report them.
@@ -34,10 +35,7 @@ impl Interface {
         shared.poller.prepare_to_sleep().map_err(failed)?;
         let is_ready =
             || shared.poller.is_ready().map_err(|error| failed(("poll the sockets", error.into())));
-        if shared.has_work()
-            || !shared.poller.watch_all(|slot, on| shared.poll_directly(slot, on))
-            || is_ready()?
-        {
+        if shared.has_work() || !shared.poller.watch_all(State::poll_directly) || is_ready()? {
             return Err(EventError::Busy);
         }
         shared.poller.arm();

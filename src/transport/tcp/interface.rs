@@ -36,7 +36,7 @@ use crate::transport::common::pending::Arbiter;
 use crate::transport::common::random;
 
 pub(super) struct Shared {
-    pub(super) poller: Poller,
+    pub(super) poller: Poller<State>,
     pub(super) spare: Spare,
     pub(super) spare_large: SpareLarge,
     pub(super) handlers: Handlers,
@@ -95,7 +95,7 @@ impl Interface {
         let limits = Limits { silence: config.peer_timeout, protected, ..Limits::default() };
         let door = Door::open(domain.ip(), domain.key().clone(), limits)
             .map_err(|e| domain.refused("listen for peers", e))?;
-        let watch = || -> io::Result<Poller> {
+        let watch = || -> io::Result<Poller<State>> {
             let poller = Poller::new()?;
             poller.add(&door, Token::Door, Interest::IN)?;
             Ok(poller)

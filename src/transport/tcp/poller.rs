@@ -1,8 +1,9 @@
 //! Which connections have something: epoll, and the one connection that is read without it.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
@@ -58,15 +59,14 @@ impl Token {
     }
 }
 
-/// The epoll instance of an interface.
+/// The epoll instance of an interface whose endpoints are `T`.
 ///
 /// If one connection alone has been active, progress reads it directly and it is not watched: an epoll
 /// wakeup takes the socket's lock and delays the reader (measured: 4 % of small-message latency).
-#[derive(Debug)]
-pub(super) struct Poller {
+pub(super) struct Poller<T> {
     epoll: OwnedFd,
     /// The endpoint whose connection for messages is polled directly.
-    direct: Cell<Option<u32>>,
+    direct: RefCell<Option<Rc<T>>>,
     /// The token of the last event.
     last: Cell<Token>,
     /// Consecutive events of that token.
@@ -77,11 +77,11 @@ pub(super) struct Poller {
     armed: Cell<bool>,
 }
 
-impl Poller {
+impl<T> Poller<T> {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            direct: Cell::new(None),
+            direct: RefCell::default(),
             last: Cell::new(Token::Door),
             streak: Cell::new(0),
             wakeup: OnceCell::new(),
@@ -141,33 +141,33 @@ impl Poller {
 
     /// The endpoint whose connection for messages is polled directly, if there is one.
     #[inline]
-    pub(super) fn direct(&self) -> Option<u32> {
-        self.direct.get()
+    pub(super) fn direct(&self) -> Option<Rc<T>> {
+        self.direct.borrow().clone()
     }
 
-    /// An event was reported. If its connection has long been the only active one, it is polled directly
-    /// from now on. `poll_directly` tells an endpoint's connection for messages so, and returns false if
-    /// the connection is in use.
-    pub(super) fn note(&self, token: Token, poll_directly: impl Fn(u32, bool) -> bool) {
+    /// An event of `endpoint` was reported. If its connection for messages has long been the only active
+    /// one, it is polled directly from now on. `poll_directly` turns that on or off for an endpoint, and
+    /// returns false if the connection is in use.
+    pub(super) fn note(&self, token: Token, endpoint: &Rc<T>, poll_directly: impl Fn(&T, bool) -> bool) {
         if self.last.replace(token) != token {
             self.watch_all(&poll_directly);
         }
         self.streak.set(self.streak.get() + 1);
-        if let Token::Messages(slot) = token
+        if matches!(token, Token::Messages(_))
             && self.streak.get() >= STREAK
-            && self.direct.get().is_none()
-            && poll_directly(slot, true)
+            && self.direct.borrow().is_none()
+            && poll_directly(endpoint, true)
         {
-            self.direct.set(Some(slot));
+            self.direct.replace(Some(Rc::clone(endpoint)));
         }
     }
 
     /// Polls no connection directly any more. Returns false if the connection is in use.
-    pub(super) fn watch_all(&self, poll_directly: impl Fn(u32, bool) -> bool) -> bool {
+    pub(super) fn watch_all(&self, poll_directly: impl Fn(&T, bool) -> bool) -> bool {
         self.streak.set(0);
-        let done = self.direct.get().is_none_or(|slot| poll_directly(slot, false));
+        let done = self.direct().is_none_or(|endpoint| poll_directly(&endpoint, false));
         if done {
-            self.direct.set(None);
+            self.direct.take();
         }
         done
     }
@@ -175,7 +175,7 @@ impl Poller {
     /// The connection that is polled directly is closed.
     pub(super) fn forget_direct(&self) {
         self.streak.set(0);
-        self.direct.set(None);
+        self.direct.take();
     }
 
     // Waking a thread that sleeps on the descriptor.
@@ -232,7 +232,7 @@ impl Poller {
     }
 }
 
-impl AsFd for Poller {
+impl<T> AsFd for Poller<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -255,20 +255,21 @@ mod tests {
     fn only_a_connection_that_is_long_alone_is_polled_directly() {
         let poller = Poller::new().unwrap();
         let calls = RefCell::new(Vec::new());
-        let switch = |slot, on| {
-            calls.borrow_mut().push((slot, on));
+        let switch = |endpoint: &u32, on| {
+            calls.borrow_mut().push((*endpoint, on));
             true
         };
+        let (three, four) = (Rc::new(3), Rc::new(4));
         for _ in 1..STREAK {
-            poller.note(Token::Messages(3), switch);
+            poller.note(Token::Messages(3), &three, switch);
         }
         assert_eq!(poller.direct(), None);
-        poller.note(Token::Messages(3), switch);
-        assert_eq!(poller.direct(), Some(3));
-        poller.note(Token::Messages(4), switch);
+        poller.note(Token::Messages(3), &three, switch);
+        assert_eq!(poller.direct(), Some(Rc::clone(&three)));
+        poller.note(Token::Messages(4), &four, switch);
         assert_eq!((poller.direct(), calls.take()), (None, vec![(3, true), (3, false)]));
         for _ in 0..2 * STREAK {
-            poller.note(Token::Memory(3), switch);
+            poller.note(Token::Memory(3), &three, switch);
         }
         assert_eq!((poller.direct(), calls.take()), (None, vec![]));
     }
@@ -276,18 +277,19 @@ mod tests {
     #[test]
     fn a_connection_in_use_stays_as_it_is() {
         let poller = Poller::new().unwrap();
+        let one = Rc::new(1);
         for _ in 0..STREAK {
-            poller.note(Token::Messages(1), |_, _| false);
+            poller.note(Token::Messages(1), &one, |_, _| false);
         }
         assert_eq!(poller.direct(), None);
-        poller.note(Token::Messages(1), |_, _| true);
+        poller.note(Token::Messages(1), &one, |_, _| true);
         assert!(!poller.watch_all(|_, _| false));
-        assert_eq!(poller.direct(), Some(1));
+        assert_eq!(poller.direct(), Some(one));
     }
 
     #[test]
     fn a_wakeup_is_an_event() {
-        let poller = Poller::new().unwrap();
+        let poller = Poller::<()>::new().unwrap();
         poller.prepare_to_sleep().unwrap();
         poller.wake();
         assert!(!poller.is_ready().unwrap(), "no thread sleeps");

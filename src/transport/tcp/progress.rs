@@ -85,9 +85,7 @@ impl Progress {
             self.rounds = DIRECT_POLLS;
         }
         let mut events = 0;
-        if let Some(slot) = shared.poller.direct()
-            && let Some(state) = shared.endpoint(slot)
-        {
+        if let Some(state) = shared.poller.direct() {
             events = state.receive(&mut self.scratch, &mut running);
             if self.rounds < DIRECT_POLLS {
                 return events;
@@ -133,7 +131,7 @@ impl Progress {
                 state.settle();
             }
             if flags.intersects(Interest::IN | Interest::HUP | Interest::ERR) {
-                shared.poller.note(token, |slot, on| shared.poll_directly(slot, on));
+                shared.poller.note(token, &state, State::poll_directly);
                 events += match token {
                     Token::Memory(_) => state.receive_answers(&mut self.scratch),
                     _ => state.receive(&mut self.scratch, running),
@@ -182,8 +180,7 @@ impl Progress {
             panics.catch(|| state.report_end());
         }
         if !shared.closing.borrow().is_empty() {
-            let direct = shared.poller.direct().and_then(|slot| shared.endpoint(slot));
-            if direct.is_none_or(|state| state.handles.get() == 0) {
+            if shared.poller.direct().is_some_and(|state| state.handles.get() == 0) {
                 shared.poller.forget_direct();
             }
             panics.catch(|| events += shared.reap_closed());
@@ -312,16 +309,12 @@ impl State {
         self.fail(PendingFailure::new(Operation::Connect, Cause::PeerUnreachable, detail));
         false
     }
-}
 
-impl Shared {
-    /// Polls an endpoint's connection for messages directly, or by epoll. Returns false if the connection
-    /// is in use.
-    pub(super) fn poll_directly(&self, slot: u32, on: bool) -> bool {
-        let Some(state) = self.endpoint(slot) else { return true };
-        let Ok(mut connection) = state.messages.try_borrow_mut() else { return false };
-        if let Err(error) = connection.poll_directly(&self.poller, on) {
-            state.fail(PendingFailure::of_sending(Operation::Receive, &error.into()));
+    /// Polls the connection for messages directly, or by epoll. Returns false if it is in use.
+    pub(super) fn poll_directly(&self, on: bool) -> bool {
+        let Ok(mut connection) = self.messages.try_borrow_mut() else { return false };
+        if let Err(error) = connection.poll_directly(&self.shared.poller, on) {
+            self.fail(PendingFailure::of_sending(Operation::Receive, &error.into()));
         }
         true
     }

@@ -52,7 +52,7 @@ impl Scratch {
 
     /// Reads up to `most` bytes behind those that are `held`. Returns `None` if there is nothing to read,
     /// and zero at the end of the stream.
-    #[inline]
+    #[inline(always)]
     pub(super) fn fill(
         &mut self,
         held: &[u8],
@@ -84,7 +84,7 @@ impl Scratch {
     }
 
     /// The messages in the first `length` bytes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn messages(&mut self, length: usize) -> Messages<'_> {
         Messages { bytes: &mut self.whole()[..LEAD + length], at: LEAD }
     }
@@ -175,7 +175,7 @@ impl MessageReader {
     ///
     /// # Errors
     /// Those of the source.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read(&mut self, scratch: &mut Scratch, source: &mut impl Source) -> io::Result<Read> {
         if source.has_records() {
             return self.read_records(scratch, source);
@@ -214,7 +214,7 @@ impl MessageReader {
     }
 
     /// The held bytes and `count` more are in the scratch memory. Returns how many these are.
-    #[inline]
+    #[inline(always)]
     fn release(&mut self, count: usize) -> usize {
         let length = self.held.len() + count;
         self.has_read = true;
@@ -315,7 +315,7 @@ pub(super) struct Messages<'a> {
 impl Messages<'_> {
     /// # Errors
     /// The peer does not send messages.
-    #[inline]
+    #[inline(always)]
     pub(super) fn peek(&self) -> Result<Next, MessageError> {
         let rest = self.rest();
         let Some(header) = rest.first_chunk() else { return Ok(Next::Incomplete) };
@@ -329,7 +329,7 @@ impl Messages<'_> {
 
     /// Takes the whole message with this header. Returns the place [`HOME`] bytes in front of its data,
     /// aligned to 8. What is there belongs to messages that were taken before.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&mut self, header: Header) -> NonNull<u8> {
         // A pointer to all of the bytes, moved: data lie behind the place.
         let offset = self.at - LEAD;

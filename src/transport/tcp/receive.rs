@@ -76,7 +76,7 @@ impl State {
     }
 
     /// Delivers the messages among the first `length` bytes, and holds what is not whole.
-    #[inline]
+    #[inline(always)]
     fn deliver(&self, scratch: &mut Scratch, length: usize, running: &mut Running<'_, true>) -> usize {
         let mut delivery = Delivery { state: self, messages: scratch.messages(length) };
         let mut events = 0;
@@ -180,7 +180,7 @@ struct Delivery<'a> {
 
 impl Delivery<'_> {
     /// Takes the next message that is whole: its header, and the place for the owner of its buffer.
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<(Header, NonNull<u8>)> {
         let next = self.messages.peek();
         if !self.state.gate.is_alive() {
