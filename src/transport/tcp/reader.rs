@@ -331,10 +331,9 @@ impl Messages<'_> {
     /// aligned to 8. What is there belongs to messages that were taken before.
     #[inline(always)]
     pub(super) fn take(&mut self, header: Header) -> NonNull<u8> {
-        // A pointer to all of the bytes, moved: data lie behind the place.
-        let offset = self.at - LEAD;
+        let start = NonNull::from(&mut self.bytes[self.at - LEAD..]).cast();
         self.at += header.span();
-        NonNull::from(&mut *self.bytes).cast::<u8>().map_addr(|address| address.saturating_add(offset))
+        start
     }
 
     /// The bytes that are not taken.

@@ -44,16 +44,23 @@ impl State {
         };
         let has_large = reader.has_large();
         drop(reader);
-        let failure = match read {
-            Ok(Read::Nothing) => return 0,
-            Ok(Read::Bytes(length)) if has_large => return self.deliver_large(scratch, length, running),
-            Ok(Read::Bytes(length)) => return self.deliver(scratch, length, running),
-            Ok(Read::End) => {
-                PendingFailure::new(Operation::Receive, Cause::Disconnected, "it closed the connection")
-            }
-            Err(error) => PendingFailure::of_sending(Operation::Receive, &error.into()),
-        };
-        self.fail(failure);
+        match read {
+            Ok(Read::Nothing) => 0,
+            Ok(Read::Bytes(length)) if has_large => self.deliver_large(scratch, length, running),
+            Ok(Read::Bytes(length)) => self.deliver(scratch, length, running),
+            Ok(Read::End) => self.fail_receiving(None),
+            Err(error) => self.fail_receiving(Some(error)),
+        }
+    }
+
+    /// The connection has ended, or is of no use. This is one event.
+    #[cold]
+    #[inline(never)]
+    fn fail_receiving(&self, error: Option<io::Error>) -> usize {
+        self.fail(match error {
+            None => PendingFailure::new(Operation::Receive, Cause::Disconnected, "it closed the connection"),
+            Some(error) => PendingFailure::of_sending(Operation::Receive, &error.into()),
+        });
         1
     }
 
@@ -76,7 +83,7 @@ impl State {
     }
 
     /// Delivers the messages among the first `length` bytes, and holds what is not whole.
-    #[inline(always)]
+    #[inline(never)]
     fn deliver(&self, scratch: &mut Scratch, length: usize, running: &mut Running<'_, true>) -> usize {
         let mut delivery = Delivery { state: self, messages: scratch.messages(length) };
         let mut events = 0;
@@ -183,6 +190,9 @@ impl Delivery<'_> {
     #[inline(always)]
     fn next(&mut self) -> Option<(Header, NonNull<u8>)> {
         let next = self.messages.peek();
+        if next == Ok(Next::Incomplete) {
+            return None;
+        }
         if !self.state.gate.is_alive() {
             // Closed by a handler: nothing more is delivered.
             self.messages.discard();
