@@ -61,6 +61,11 @@ impl Place {
         places
     }
 
+    /// No library opens the devices.
+    pub(crate) fn is_ours(&self) -> bool {
+        !matches!(self.kind, Kind::Machine { .. })
+    }
+
     /// Two connected ends.
     pub(crate) fn pair(&self) -> Pair {
         self.pair_with(&InterfaceConfig::default())

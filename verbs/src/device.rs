@@ -1,6 +1,7 @@
 //! Devices, as libibverbs lists and opens them, and their ports.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
@@ -34,8 +35,17 @@ pub fn devices() -> io::Result<Vec<Device>> {
         guid: device.guid(),
         is_mlx5: library.is_some_and(|library| device.is_mlx5(library)),
     };
-    listed(DeviceList::get().map(|list| list.iter().map(device).collect()))
+    let devices = listed(DeviceList::get().map(|list| list.iter().map(device).collect()))?;
+    if devices.is_empty() {
+        // Without descriptors libibverbs finds no devices, and reports no error.
+        let files: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+        files?;
+    }
+    Ok(devices)
 }
+
+/// Files that libibverbs has open at a time while it lists devices.
+const FILES: usize = 4;
 
 /// ENOSYS: a kernel without RDMA has no devices. That is not an error.
 fn listed(result: io::Result<Vec<Device>>) -> io::Result<Vec<Device>> {

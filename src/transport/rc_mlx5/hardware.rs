@@ -46,7 +46,7 @@ pub(super) fn open(device: &str) -> Result<Domain, OpenError> {
         None => (device, Some(1)),
         Some((name, port)) => (name, port.parse().ok()),
     };
-    let known = verbs::devices().unwrap_or_default();
+    let known = verbs::devices().map_err(|error| refused(device, "list the devices", error))?;
     let Some(port) = port.filter(|_| known.iter().any(|known| known.name == name)) else {
         let known = known.iter().map(|device| format!("{}:1", device.name));
         let known: Vec<_> = std::iter::once(SOFT_DEVICE.to_owned()).chain(known).collect();

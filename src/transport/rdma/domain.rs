@@ -71,7 +71,7 @@ impl Domain {
             None => (device, Some(1)),
             Some((name, port)) => (name, port.parse().ok()),
         };
-        let known = verbs::devices().unwrap_or_default();
+        let known = verbs::devices().map_err(|error| refused(device, "list the devices", error))?;
         let Some(port) = port.filter(|_| known.iter().any(|known| known.name == name)) else {
             let known: Vec<_> = known.iter().map(|device| format!("{}:1", device.name)).collect();
             return Err(OpenError::UnknownDevice {
