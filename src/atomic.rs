@@ -1,7 +1,9 @@
 //! Atomic operations on words of 4 and 8 bytes, as values.
 
 use crate::attributes::AtomicOperations;
+use crate::capability::{Atomics, RemoteMemory};
 use crate::completion::{Completion, FetchResult};
+use crate::status::Post;
 
 /// A word that atomics work on: `u32` or `u64`.
 pub trait AtomicWord: Copy + Into<u64> + sealed::Sealed {}
@@ -123,42 +125,30 @@ impl Change {
 /// Where a fetching atomic puts what it found, and what it counts down.
 pub(crate) type Fetch<'a> = Option<(&'a FetchResult, Option<&'a Completion>)>;
 
-/// Every atomic as methods of an endpoint, over its `change(Change, u64, &RemoteKey, Fetch<'_>)`.
-macro_rules! atomic_methods {
-    ($key:ty) => {
-        /// Changes the word of 4 or 8 bytes at `remote`, which is a multiple of its size. Swaps have no form without result. What a
-        /// transport can do is in its [`Attributes`](crate::Attributes): `atomic32` and `atomic64`.
-        ///
-        /// # Errors
-        /// [`PostError`](crate::PostError)
-        #[inline]
-        pub fn atomic_post<W: $crate::AtomicWord>(
-            &self,
-            op: $crate::AtomicOp<W>,
-            remote: u64,
-            key: &$key,
-        ) -> $crate::Post {
-            self.change(op.change(), remote, key, None)
-        }
-
-        /// As [`Self::atomic_post`], and fetches what was there.
-        ///
-        /// # Errors
-        /// [`PostError`](crate::PostError)
-        #[inline]
-        pub fn atomic_fetch<W: $crate::AtomicWord>(
-            &self,
-            op: $crate::AtomicOp<W>,
-            remote: u64,
-            key: &$key,
-            result: &$crate::FetchResult,
-            completion: Option<&$crate::Completion>,
-        ) -> $crate::Post {
-            self.change(op.change(), remote, key, Some((result, completion)))
-        }
-    };
+/// An endpoint that changes words of remote memory.
+pub(crate) trait ChangeWord: RemoteMemory {
+    /// Changes the word at `remote`, and fetches its old value if `fetch` says where to.
+    fn change(&self, change: Change, remote: u64, key: &Self::Key, fetch: Fetch<'_>) -> Post;
 }
-pub(crate) use atomic_methods;
+
+impl<E: ChangeWord> Atomics for E {
+    #[inline]
+    fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &Self::Key) -> Post {
+        self.change(op.change(), remote, key, None)
+    }
+
+    #[inline]
+    fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &Self::Key,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.change(op.change(), remote, key, Some((result, completion)))
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! Endpoints: the dynamic API. One predictable branch per operation picks the transport.
 
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
-use crate::atomic::{Change, Fetch};
+use crate::atomic::{AtomicOp, AtomicWord, Change, ChangeWord, Fetch};
 use crate::capability::{
     AmBcopy, AmShort, AmShortIov, AmZcopy, Atomic64, AtomicFetch64, Check, Flush, GetBcopy, GetZcopy, Lists,
     Pending, PutBcopy, PutShort, PutZcopy,
@@ -406,7 +406,32 @@ impl Endpoint {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.atomic_compare_swap64(compare, swap, remote, key, result, completion))
     }
 
-    crate::atomic::atomic_methods!(RemoteKey);
+    /// Changes the word of 4 or 8 bytes at `remote`, which is a multiple of its size. Swaps exist with a
+    /// result only. What a transport can do is in its [`Attributes`](crate::Attributes): `atomic32` and
+    /// `atomic64`.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
+        self.change(op.change(), remote, key, None)
+    }
+
+    /// As [`Self::atomic_post`], and fetches the value before.
+    ///
+    /// # Errors
+    /// [`PostError`]
+    #[inline]
+    pub fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.change(op.change(), remote, key, Some((result, completion)))
+    }
 
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.change(change, remote, key, fetch))

@@ -5,8 +5,8 @@ use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
 use super::post::{NO_FLAGS, Posting};
 use super::{Endpoint, RemoteKey};
-use crate::atomic::{AtomicOp, AtomicWord, Change, Fetch, Kind};
-use crate::capability::{Atomic64, AtomicFetch64, Atomics};
+use crate::atomic::{Change, ChangeWord, Fetch, Kind};
+use crate::capability::{Atomic64, AtomicFetch64};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::status::{Post, Posted};
@@ -54,46 +54,7 @@ impl AtomicFetch64 for Endpoint {
     }
 }
 
-impl Atomics for Endpoint {
-    #[inline]
-    fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
-        self.change(op.change(), remote, key, None)
-    }
-
-    #[inline]
-    fn atomic_fetch<W: AtomicWord>(
-        &self,
-        op: AtomicOp<W>,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.change(op.change(), remote, key, Some((result, completion)))
-    }
-}
-
 impl Endpoint {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as in the other transports")]
-    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        let attributes = &self.0.shared.attributes;
-        let has = if change.width == 4 { attributes.atomic32 } else { attributes.atomic64 };
-        if !change.need(fetch.is_some()).is_some_and(|need| has.contains(need)) {
-            return Err(PostError::Unsupported);
-        }
-        let Change { kind, width, operand, compare } = change;
-        match (kind, width, fetch) {
-            (Kind::Add, 8, None) => self.atomic_add64(operand, remote, key),
-            (Kind::Add, 8, Some((result, completion))) => {
-                self.atomic_fetch_add64(operand, remote, key, result, completion)
-            }
-            (Kind::CompareSwap, 8, Some((result, completion))) => {
-                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
-            }
-            _ => self.change_masked(change, remote, *key, fetch),
-        }
-    }
-
     fn change_masked(&self, change: Change, remote: u64, key: RemoteKey, fetch: Fetch<'_>) -> Post {
         let state = &*self.0;
         state.gate.check()?;
@@ -129,6 +90,27 @@ impl Endpoint {
         let done = Done::Fetch { result: result.clone(), completion: completion.cloned() };
         self.await_done(index, done);
         Ok(Posted::InProgress)
+    }
+}
+
+impl ChangeWord for Endpoint {
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        let attributes = &self.0.shared.attributes;
+        let has = if change.width == 4 { attributes.atomic32 } else { attributes.atomic64 };
+        if !change.need(fetch.is_some()).is_some_and(|need| has.contains(need)) {
+            return Err(PostError::Unsupported);
+        }
+        let Change { kind, width, operand, compare } = change;
+        match (kind, width, fetch) {
+            (Kind::Add, 8, None) => self.atomic_add64(operand, remote, key),
+            (Kind::Add, 8, Some((result, completion))) => {
+                self.atomic_fetch_add64(operand, remote, key, result, completion)
+            }
+            (Kind::CompareSwap, 8, Some((result, completion))) => {
+                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
+            }
+            _ => self.change_masked(change, remote, *key, fetch),
+        }
     }
 }
 

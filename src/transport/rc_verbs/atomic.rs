@@ -3,7 +3,7 @@
 use barewire_verbs::{self as verbs, Data, Remote};
 
 use super::Endpoint;
-use crate::atomic::{Change, Fetch, Kind};
+use crate::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::capability::{Atomic64, AtomicFetch64};
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
@@ -55,23 +55,6 @@ impl AtomicFetch64 for Endpoint {
 }
 
 impl Endpoint {
-    /// Executes the changes that InfiniBand has: adds and compare-and-swaps of 8 bytes.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as in the other transports")]
-    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        match (change, fetch) {
-            (Change { kind: Kind::Add, width: 8, operand, .. }, None) => {
-                self.atomic_add64(operand, remote, key)
-            }
-            (Change { kind: Kind::Add, width: 8, operand, .. }, Some((result, completion))) => {
-                self.atomic_fetch_add64(operand, remote, key, result, completion)
-            }
-            (Change { kind: Kind::CompareSwap, width: 8, operand, compare }, Some((result, completion))) => {
-                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
-            }
-            _ => Err(PostError::Unsupported),
-        }
-    }
-
     #[inline]
     fn fetch(
         &self,
@@ -95,5 +78,23 @@ impl Endpoint {
             return Err(PostError::Unaligned);
         }
         Ok(Remote { address: remote, key: key.0 })
+    }
+}
+
+impl ChangeWord for Endpoint {
+    /// Executes the changes that InfiniBand has: adds and compare-and-swaps of 8 bytes.
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        match (change, fetch) {
+            (Change { kind: Kind::Add, width: 8, operand, .. }, None) => {
+                self.atomic_add64(operand, remote, key)
+            }
+            (Change { kind: Kind::Add, width: 8, operand, .. }, Some((result, completion))) => {
+                self.atomic_fetch_add64(operand, remote, key, result, completion)
+            }
+            (Change { kind: Kind::CompareSwap, width: 8, operand, compare }, Some((result, completion))) => {
+                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
+            }
+            _ => Err(PostError::Unsupported),
+        }
     }
 }

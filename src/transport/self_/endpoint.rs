@@ -8,7 +8,7 @@ use super::domain::RemoteKey;
 use super::interface::{Interface, Shared};
 use super::{MAX_IOV, NAME, SEGMENT};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId};
-use crate::atomic::{Change, Fetch};
+use crate::atomic::{Change, ChangeWord, Fetch};
 use crate::capability::{
     AmBcopy, AmShort, AmShortIov, AmZcopy, Atomic64, AtomicFetch64, Check, Flush, GetBcopy, GetZcopy, Lists,
     PutBcopy, PutShort, PutZcopy, RemoteMemory,
@@ -154,10 +154,10 @@ impl Endpoint {
         self.0.gate.tally.posted(size_of_val(word));
         Ok(operate(word))
     }
+}
 
-    crate::atomic::atomic_methods!(RemoteKey);
-
-    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+impl ChangeWord for Endpoint {
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         self.check_open()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
@@ -430,8 +430,6 @@ crate::transport::common::handle::endpoint_state!();
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
-
-crate::capability::delegate!(Endpoint: Atomics);
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
-use crate::atomic::{Change, Fetch, Kind};
+use crate::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::capability::{Atomic64, AtomicFetch64};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
@@ -35,10 +35,24 @@ impl Endpoint {
         Ok(Posted::Done)
     }
 
-    crate::atomic::atomic_methods!(RemoteKey);
+    /// On a word of 4 bytes, as part of the 8 around it: all accesses to a region are of one size.
+    #[inline(never)]
+    fn change_half(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
+        // SAFETY: as in `with_word`.
+        let old = unsafe { crate::transport::common::copy::update(&bytes, at, change) }
+            .ok_or(PostError::Unaligned)?;
+        self.0.gate.tally.posted(change.width);
+        if let Some((result, _)) = fetch {
+            result.set(old);
+        }
+        Ok(Posted::Done)
+    }
+}
 
+impl ChangeWord for Endpoint {
     #[inline]
-    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         if change.width != size_of::<u64>() {
             return self.change_half(change, remote, key, fetch);
@@ -59,20 +73,6 @@ impl Endpoint {
                 result.set(old);
             }
         })
-    }
-
-    /// On a word of 4 bytes, as part of the 8 around it: all accesses to a region are of one size.
-    #[inline(never)]
-    fn change_half(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        let (bytes, at) = self.reach_memory(key, (remote, change.width), Access::REMOTE_ATOMIC)?;
-        // SAFETY: as in `with_word`.
-        let old = unsafe { crate::transport::common::copy::update(&bytes, at, change) }
-            .ok_or(PostError::Unaligned)?;
-        self.0.gate.tally.posted(change.width);
-        if let Some((result, _)) = fetch {
-            result.set(old);
-        }
-        Ok(Posted::Done)
     }
 }
 

@@ -98,8 +98,6 @@ impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
 
-crate::capability::delegate!(Endpoint: Atomics);
-
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")

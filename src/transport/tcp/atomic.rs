@@ -5,54 +5,14 @@ use barewire_tcp::request::{Action, Change as Asked, Request};
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
 use super::memory::Done;
-use crate::atomic::{AtomicOp, Change, Fetch, Kind};
+use crate::atomic::{AtomicOp, Change, ChangeWord, Fetch, Kind};
+use crate::capability::{Atomic64, AtomicFetch64, Atomics};
 use crate::completion::{Completion, FetchResult};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
 
-impl Endpoint {
-    crate::atomic::atomic_methods!(RemoteKey);
-
-    /// Adds `operand` to the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.atomic_post(AtomicOp::Add(operand), remote, key)
-    }
-
-    /// Adds `operand` to the word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_fetch_add64(
-        &self,
-        operand: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.atomic_fetch(AtomicOp::Add(operand), remote, key, result, completion)
-    }
-
-    /// Stores `swap` at `remote` if `compare` is there, and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn atomic_compare_swap64(
-        &self,
-        compare: u64,
-        swap: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.atomic_fetch(AtomicOp::CompareSwap { compare, swap }, remote, key, result, completion)
-    }
-
-    pub(crate) fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+impl ChangeWord for Endpoint {
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         let state = &*self.0;
         state.gate.check()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
@@ -76,6 +36,37 @@ impl Endpoint {
             state.request(memory, Request { token: key.token, address: remote, action }, done)?;
             Ok(posted)
         })
+    }
+}
+
+impl Atomic64 for Endpoint {
+    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
+        self.atomic_post(AtomicOp::Add(operand), remote, key)
+    }
+}
+
+impl AtomicFetch64 for Endpoint {
+    fn atomic_fetch_add64(
+        &self,
+        operand: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.atomic_fetch(AtomicOp::Add(operand), remote, key, result, completion)
+    }
+
+    fn atomic_compare_swap64(
+        &self,
+        compare: u64,
+        swap: u64,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.atomic_fetch(AtomicOp::CompareSwap { compare, swap }, remote, key, result, completion)
     }
 }
 

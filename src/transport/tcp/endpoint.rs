@@ -10,7 +10,7 @@ use super::domain::RemoteKey;
 use super::interface::Interface;
 use super::state::{Peer, State};
 use crate::address::{DeviceAddress, EndpointAddress};
-use crate::capability::RemoteMemory;
+use crate::capability::{Check, Flush, RemoteMemory};
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
@@ -59,42 +59,33 @@ impl Endpoint {
         state.connect(peer)
     }
 
-    /// Asks whether the peer is there: its system acknowledges what this sends, or says that it knows of no connection, or says nothing
-    /// until `peer_timeout`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn check(&self) -> Result<(), PostError> {
-        self.0.gate.check()?;
-        self.0.send_keepalive()
-    }
-
     /// Why the endpoint failed, if it did.
     pub fn error(&self) -> Option<EndpointError> {
         self.0.error()
     }
 
-    /// Waits for what was posted so far. After `Cancel` the endpoint takes no more posts.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        self.0.flush(mode, completion)
-    }
-
-    /// What is posted next takes effect after what is outstanding.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn fence(&self) -> Result<(), PostError> {
-        self.0.gate.check()?;
-        self.0.fence();
-        Ok(())
-    }
-
     /// What this endpoint did so far.
     pub fn counters(&self) -> Counters {
         self.0.gate.tally.read()
+    }
+}
+
+impl Check for Endpoint {
+    fn check(&self) -> Result<(), PostError> {
+        self.0.gate.check()?;
+        self.0.send_keepalive()
+    }
+}
+
+impl Flush for Endpoint {
+    fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        self.0.flush(mode, completion)
+    }
+
+    fn fence(&self) -> Result<(), PostError> {
+        self.0.gate.check()?;
+        self.0.fence();
+        Ok(())
     }
 }
 
@@ -119,11 +110,6 @@ impl HasPending for Endpoint {
 impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
-
-crate::capability::delegate!(
-    Endpoint: PutShort, PutBcopy, PutZcopy, GetBcopy, GetZcopy, AmShort, AmShortIov, AmBcopy, AmZcopy, Atomic64, AtomicFetch64,
-    Atomics, Flush
-);
 
 impl Clone for Endpoint {
     fn clone(&self) -> Self {

@@ -6,6 +6,7 @@ use super::connection::Connection;
 use super::endpoint::Endpoint;
 use super::state::{PendingFailure, State};
 use super::{COPIED, EAGER, MAX_AM, MAX_AM_HEADER, SEGMENT};
+use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
 use crate::memory::Slice;
@@ -17,13 +18,9 @@ fn check_id(id: u8) -> Result<(), PostError> {
     if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
 }
 
-impl Endpoint {
-    /// Sends `header` and `payload` to handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
+impl AmShort for Endpoint {
     #[inline]
-    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
@@ -39,12 +36,10 @@ impl Endpoint {
         })?;
         Ok(Posted::Done)
     }
+}
 
-    /// Sends `header` and the pieces, one after the other, to handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+impl AmShortIov for Endpoint {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
@@ -65,15 +60,11 @@ impl Endpoint {
         })?;
         Ok(Posted::Done)
     }
+}
 
-    /// Lets `pack` fill a buffer and sends as many bytes as it says to handler `id`.
-    ///
-    /// # Errors
-    /// [`PostError`]; [`PostError::NoResource`] also for posts from inside `pack`;
-    /// [`PostError::EndpointFailed`] or [`PostError::Closed`] if `pack` cancels the endpoint or drops
-    /// the worker.
+impl AmBcopy for Endpoint {
     #[inline]
-    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+    fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;
@@ -86,18 +77,10 @@ impl Endpoint {
         }
         posted
     }
+}
 
-    /// Sends `header` followed by the slices to handler `id`, straight from their memory unless they are short.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn am_zcopy(
-        &self,
-        id: u8,
-        header: &[u8],
-        slices: &[Slice<'_>],
-        completion: Option<&Completion>,
-    ) -> Post {
+impl AmZcopy for Endpoint {
+    fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
         let state = &*self.0;
         state.gate.check()?;
         check_id(id)?;

@@ -14,6 +14,7 @@ use super::message::gather;
 use super::poller::Token;
 use super::state::{PendingFailure, State};
 use super::{COPIED, MAX_ZCOPY, SEGMENT};
+use crate::capability::{GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
@@ -23,88 +24,6 @@ use crate::status::{Post, Posted};
 const NOBODY: u64 = 0;
 
 impl Endpoint {
-    /// Writes `payload` to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        self.0.gate.check()?;
-        if payload.len() > SEGMENT {
-            return Err(PostError::too_long(payload.len(), SEGMENT));
-        }
-        self.0.put_copied(payload.len(), remote, key, |place| {
-            place.copy_from_slice(payload);
-            Ok(payload.len())
-        })?;
-        Ok(Posted::Done)
-    }
-
-    /// Lets `pack` fill a buffer and writes as many bytes as it says to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]; [`PostError::NoResource`] also for posts from inside `pack`;
-    /// [`PostError::EndpointFailed`] or [`PostError::Closed`] if `pack` cancels the endpoint or drops
-    /// the worker.
-    pub fn put_bcopy(
-        &self,
-        pack: impl FnOnce(&mut [u8]) -> usize,
-        remote: u64,
-        key: &RemoteKey,
-    ) -> Result<usize, PostError> {
-        let state = &*self.0;
-        state.gate.check()?;
-        let posted = state.put_copied(SEGMENT, remote, key, |place| {
-            let length = pack(place);
-            state.packed(length)
-        });
-        if posted.is_err() {
-            state.after_failed_pack();
-        }
-        posted
-    }
-
-    /// Writes the slices, one after the other, to `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn put_zcopy(
-        &self,
-        slices: &[Slice<'_>],
-        remote: u64,
-        key: &RemoteKey,
-        completion: Option<&Completion>,
-    ) -> Post {
-        let state = &*self.0;
-        state.gate.check()?;
-        let length = state.limited(slices)?;
-        state.with_memory(key, 1, Operation::Put, |state, memory| {
-            state.put(memory, slices, length, remote, key, completion)
-        })
-    }
-
-    /// Writes every transfer's slice to its remote address. All are posted, or none. The completion is counted down once, when all are
-    /// finished.
-    ///
-    /// # Errors
-    /// [`PostError`]; [`PostError::TooManyTransfers`] for more than `send_ring`.
-    pub fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
-        self.list(transfers, completion, Operation::Put, |state, memory, transfer, length, completion| {
-            let local = [transfer.local];
-            state.put(memory, &local, length, transfer.remote, transfer.key, completion)
-        })
-    }
-
-    /// Reads into every transfer's slice from its remote address, as [`Self::put_list`] writes.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
-        self.list(transfers, completion, Operation::Get, |state, memory, transfer, length, completion| {
-            let local = [transfer.local];
-            state.get(memory, &local, length, transfer.remote, transfer.key, completion)
-        })
-    }
-
     fn list(
         &self,
         transfers: &[Transfer<'_, RemoteKey>],
@@ -148,12 +67,77 @@ impl Endpoint {
             run(state, memory, last, last.local.length, completion)
         })
     }
+}
 
-    /// Reads `length` bytes at `remote`; progress gives them to `unpack`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_bcopy(
+impl PutShort for Endpoint {
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+        self.0.gate.check()?;
+        if payload.len() > SEGMENT {
+            return Err(PostError::too_long(payload.len(), SEGMENT));
+        }
+        self.0.put_copied(payload.len(), remote, key, |place| {
+            place.copy_from_slice(payload);
+            Ok(payload.len())
+        })?;
+        Ok(Posted::Done)
+    }
+}
+
+impl PutBcopy for Endpoint {
+    fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<usize, PostError> {
+        let state = &*self.0;
+        state.gate.check()?;
+        let posted = state.put_copied(SEGMENT, remote, key, |place| {
+            let length = pack(place);
+            state.packed(length)
+        });
+        if posted.is_err() {
+            state.after_failed_pack();
+        }
+        posted
+    }
+}
+
+impl PutZcopy for Endpoint {
+    fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        let state = &*self.0;
+        state.gate.check()?;
+        let length = state.limited(slices)?;
+        state.with_memory(key, 1, Operation::Put, |state, memory| {
+            state.put(memory, slices, length, remote, key, completion)
+        })
+    }
+}
+
+impl Lists for Endpoint {
+    fn put_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        self.list(transfers, completion, Operation::Put, |state, memory, transfer, length, completion| {
+            let local = [transfer.local];
+            state.put(memory, &local, length, transfer.remote, transfer.key, completion)
+        })
+    }
+
+    fn get_list(&self, transfers: &[Transfer<'_, RemoteKey>], completion: Option<&Completion>) -> Post {
+        self.list(transfers, completion, Operation::Get, |state, memory, transfer, length, completion| {
+            let local = [transfer.local];
+            state.get(memory, &local, length, transfer.remote, transfer.key, completion)
+        })
+    }
+}
+
+impl GetBcopy for Endpoint {
+    fn get_bcopy(
         &self,
         unpack: &Unpack,
         length: usize,
@@ -173,12 +157,10 @@ impl Endpoint {
             Ok(Posted::InProgress)
         })
     }
+}
 
-    /// Reads from `remote` into the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    pub fn get_zcopy(
+impl GetZcopy for Endpoint {
+    fn get_zcopy(
         &self,
         slices: &[Slice<'_>],
         remote: u64,
