@@ -259,7 +259,7 @@ fn other_processes_are_refused() {
         Err(ConnectError::Unreachable { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };
-    assert!(refused(child.id()).contains("not the one"), "{}", refused(child.id()));
+    assert!(refused(child.id()).contains("did not create this address"), "{}", refused(child.id()));
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(refused(child.id()).contains("has ended"), "{}", refused(child.id()));
