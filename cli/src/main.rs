@@ -1,12 +1,14 @@
 //! The `barewire` command line: see what there is, move a file, say hello, measure.
 
 mod args;
+mod child;
 mod control;
 mod demo;
 mod error;
 mod hca;
 mod hello;
 mod info;
+mod launch;
 mod link;
 mod local;
 mod output;
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Hello(args) => end(hello::run(&args, &mut out)),
         Command::Perf(args) => end(perf::run(&args, &mut out)),
         Command::Hca(args) => hca::run(&args).unwrap_or_else(|error| end(Err(error))),
+        Command::Run(args) => launch::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Second(args) => match remote::second(&args) {
             // The first process prints the line for both.
             Err((_, true)) => ExitCode::FAILURE,

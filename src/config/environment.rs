@@ -34,6 +34,18 @@ pub const VARIABLES: &[Variable] = &[
         name: "BAREWIRE_SHM_DIR",
         doc: "a directory for the sockets of shm, or abstract for the abstract namespace [default: $XDG_RUNTIME_DIR/barewire or /tmp/barewire-UID]",
     },
+    Variable {
+        name: "BAREWIRE_BOOTSTRAP",
+        doc: "how ranks find each other: pmix, pmi1, tcp, directory or single [default: what the launcher sets]",
+    },
+    Variable {
+        name: "BAREWIRE_BOOTSTRAP_DIR",
+        doc: "directory that the ranks share; each run needs an empty one",
+    },
+    Variable {
+        name: "BAREWIRE_BOOTSTRAP_TIMEOUT",
+        doc: "seconds in which all ranks must start [default: 60]",
+    },
     Variable { name: "BAREWIRE_HCA_ADDRESS", doc: "address of the software HCA [default: 127.7.0.1]" },
     Variable {
         name: "BAREWIRE_HCA_FAULTS",

@@ -46,7 +46,7 @@ impl Cli {
         let several = match &self.command {
             Command::Demo(_) | Command::Perf(_) => true,
             Command::Hca(HcaArgs { command: HcaCommand::Run(args) }) => args.devices > 1,
-            Command::Info(_) | Command::Hello(_) | Command::Second(_) => false,
+            Command::Info(_) | Command::Hello(_) | Command::Run(_) | Command::Second(_) => false,
         };
         let file = self.pcap.as_deref()?;
         if !several || file.as_os_str().to_string_lossy().contains("%a") {
@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Perf(Box<PerfArgs>),
     /// Let other programs see the software HCA as mlx5 devices
     Hca(HcaArgs),
+    /// Start several ranks of a program on this host, as mpirun does
+    Run(RunArgs),
     /// The second process of a pair, started by `demo` and `perf`
     #[command(hide = true)]
     Second(SecondArgs),
@@ -130,6 +132,25 @@ pub(crate) struct HelloArgs {
     /// Send by zcopy instead of short
     #[arg(short = 'z', long, conflicts_with = "bcopy")]
     pub(crate) zcopy: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "The ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and \
+    share a key in BAREWIRE_KEY: see the crate barewire-bootstrap.\n\n\
+    Example: barewire run -n 4 --label -- ./halo 1000")]
+pub(crate) struct RunArgs {
+    /// Number of ranks
+    #[arg(short = 'n', long = "count", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) count: u32,
+    /// Print the rank before each line of its output
+    #[arg(short = 'l', long)]
+    pub(crate) label: bool,
+    /// Let the other ranks run when one fails
+    #[arg(short = 'k', long)]
+    pub(crate) keep_going: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

@@ -3,10 +3,9 @@
 use super::library;
 use super::tree::Tree;
 use crate::args::HcaRunArgs;
+use crate::child::{end_with_parent, exit_code};
 use crate::error::{Error, local};
 use std::ffi::OsString;
-use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -37,8 +36,8 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         command.env("BAREWIRE_HCA_FAULTS", faults);
     }
     pass_signals();
-    // SAFETY: the call is one that a child between fork and exec may make.
-    unsafe { command.pre_exec(end_with_parent) };
+    // Nobody else removes the tree.
+    end_with_parent(&mut command);
     let mut child = command
         .spawn()
         .map_err(|error| local(format_args!("cannot start {}", program.to_string_lossy()), &error))?;
@@ -48,19 +47,9 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     code
 }
 
-/// The program ends with this process, however that ends: nobody else removes the tree.
-fn end_with_parent() -> io::Result<()> {
-    // SAFETY: no pointers.
-    match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 fn wait(child: &mut Child) -> Result<ExitCode, Error> {
     let status = child.wait().map_err(|error| local("cannot wait for the program", &error))?;
-    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    Ok(ExitCode::from(code as u8))
+    Ok(ExitCode::from(exit_code(status)))
 }
 
 /// The program, once it runs.

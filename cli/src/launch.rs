@@ -1,0 +1,169 @@
+//! Starts the ranks of a parallel program on this host.
+//!
+//! Each rank gets the variables that torchrun sets (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+//! `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`) and a key for the job (`BAREWIRE_KEY`), from which
+//! `barewire-bootstrap` connects the ranks.
+
+use crate::args::RunArgs;
+use crate::child::{end_with_parent, exit_code};
+use crate::error::{Error, local};
+use crate::output::error_line;
+use barewire_tcp::key::{KEY_FILE_VARIABLE, KEY_VARIABLE, Key};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the other ranks may take to end after SIGTERM.
+const GRACE: Duration = Duration::from_secs(5);
+/// Time between two checks for ranks that ended.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Variables of other launchers, which would mislead the ranks.
+const OTHERS: [&str; 5] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "PMIX_NAMESPACE", "PMIX_RANK"];
+
+/// Ranks that run; dropping it ends them.
+struct Ranks(Vec<Option<Child>>);
+
+impl Ranks {
+    /// The ranks that ended since the last call.
+    fn ended(&mut self) -> Vec<(usize, ExitStatus)> {
+        let mut ended = Vec::new();
+        for (rank, place) in self.0.iter_mut().enumerate() {
+            if let Some(Ok(Some(status))) = place.as_mut().map(Child::try_wait) {
+                *place = None;
+                ended.push((rank, status));
+            }
+        }
+        ended
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        for child in self.0.iter().flatten() {
+            // SAFETY: no pointers. The child was not waited for, so its number is still its own.
+            unsafe { libc::kill(child.id() as i32, signal) };
+        }
+    }
+
+    /// Ends all ranks that still run.
+    fn end(&mut self) {
+        self.signal(libc::SIGTERM);
+        let start = Instant::now();
+        while !self.is_empty() {
+            self.ended();
+            if start.elapsed() > GRACE {
+                self.signal(libc::SIGKILL);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Starts the ranks and waits for them. Returns the exit code of the first one that failed.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
+    let (program, arguments) =
+        args.program.split_first().ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .and_then(|listener| listener.local_addr())
+        .map_err(|error| local("cannot find a free port for rank 0", &error))?
+        .port();
+    let mut ranks = Ranks(Vec::new());
+    let mut printers = Vec::new();
+    let mut key = None;
+    if std::env::var_os(KEY_VARIABLE).is_none() && std::env::var_os(KEY_FILE_VARIABLE).is_none() {
+        key = Some(Key::generate().map_err(|error| Error::Local(error.to_string()))?.to_digits());
+    }
+    for rank in 0..args.count {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
+        for other in OTHERS {
+            command.env_remove(other);
+        }
+        for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", args.count)] {
+            command.env(name, value.to_string());
+        }
+        command.env("LOCAL_WORLD_SIZE", args.count.to_string());
+        command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env("MASTER_PORT", port.to_string());
+        if let Some(key) = &key {
+            command.env(KEY_VARIABLE, key);
+        }
+        if args.label {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        end_with_parent(&mut command);
+        let mut child = command
+            .spawn()
+            .map_err(|error| local(format_args!("cannot start {}", program.to_string_lossy()), &error))?;
+        printers.extend(child.stdout.take().map(|from| labelled(rank, from, std::io::stdout)));
+        printers.extend(child.stderr.take().map(|from| labelled(rank, from, std::io::stderr)));
+        ranks.0.push(Some(child));
+    }
+    let code = wait(&mut ranks, args.keep_going);
+    for printer in printers {
+        // A printer that panicked has printed why.
+        let _ = printer.join();
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// Waits for all ranks. When one fails, the others are ended, unless they are to keep going.
+fn wait(ranks: &mut Ranks, keep_going: bool) -> u8 {
+    let mut code = 0;
+    while !ranks.is_empty() {
+        for (rank, status) in ranks.ended() {
+            if status.success() {
+                continue;
+            }
+            let how = match (status.code(), status.signal()) {
+                (Some(code), _) => format!("exited with code {code}"),
+                (None, signal) => format!("was ended by signal {}", signal.unwrap_or_default()),
+            };
+            if code != 0 {
+                error_line(&format!("rank {rank} {how}"));
+                continue;
+            }
+            code = exit_code(status);
+            if keep_going {
+                error_line(&format!("rank {rank} {how}"));
+            } else {
+                error_line(&format!("rank {rank} {how}; ending the others"));
+                ranks.end();
+                return code;
+            }
+        }
+        thread::sleep(PAUSE);
+    }
+    code
+}
+
+/// Prints every line of `from` behind the number of its rank.
+fn labelled<W: Write>(
+    rank: u32,
+    from: impl Read + Send + 'static,
+    to: impl Fn() -> W + Send + 'static,
+) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        while from.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            let mut labelled = format!("[{rank}] ").into_bytes();
+            labelled.append(&mut line);
+            if labelled.last() != Some(&b'\n') {
+                labelled.push(b'\n');
+            }
+            // The reader of this output may have ended.
+            let _ = to().write_all(&labelled);
+        }
+    })
+}
