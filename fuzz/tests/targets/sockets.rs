@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use barewire::capability::{AmShort, AtomicFetch64, GetBcopy, GetZcopy, PutZcopy};
 use barewire::transport::tcp;
 use barewire::{
     Access, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig, PostError,
