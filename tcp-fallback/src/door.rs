@@ -43,6 +43,8 @@ const SHARE: u32 = 48;
 const SLICE: Duration = Duration::from_micros(100);
 /// CPU time that can be saved up.
 const BURST: Duration = Duration::from_micros(400);
+/// CPU time beyond what was allowed that is paid back. More was an interrupt, or the hypervisor's.
+const MOST_DEBT: Duration = Duration::from_millis(1);
 /// CPU time that newcomers leave to those who are being heard.
 const RESERVE: Duration = Duration::from_micros(40);
 /// Given back for a guest that knew the key: more than its handshake costs.
@@ -135,6 +137,8 @@ fn cpu_time() -> Duration {
 #[derive(Debug)]
 struct Allowance {
     left: Duration,
+    /// What calls spent beyond it, which is taken off what is added; up to [`MOST_DEBT`].
+    debt: Duration,
     /// Until when time was added.
     at: Instant,
 }
@@ -143,12 +147,19 @@ impl Allowance {
     fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.at);
         self.at = self.at.max(now);
-        self.left = (self.left + passed / SHARE).min(BURST);
+        let added = passed / SHARE;
+        self.left = (self.left + added.saturating_sub(self.debt)).min(BURST);
+        self.debt = self.debt.saturating_sub(added);
+    }
+
+    fn spend(&mut self, spent: Duration) {
+        self.debt = (self.debt + spent.saturating_sub(self.left)).min(MOST_DEBT);
+        self.left = self.left.saturating_sub(spent);
     }
 
     /// When there is so much, if nothing is spent until then.
     fn until(&self, wanted: Duration) -> Instant {
-        self.at + wanted.saturating_sub(self.left) * SHARE
+        self.at + (wanted + self.debt).saturating_sub(self.left) * SHARE
     }
 }
 
@@ -243,7 +254,7 @@ impl Door {
             guests: BTreeMap::new(),
             next: 0,
             paused: None,
-            allowance: Allowance { left: BURST, at: Instant::now() },
+            allowance: Allowance { left: BURST, debt: Duration::ZERO, at: Instant::now() },
             budget: budget.clamp(1, MOST_GUESTS),
             _counted: Counted::among(&DOORS),
             refused: 0,
@@ -288,13 +299,17 @@ impl Door {
     pub fn work(&mut self, now: Instant, admitted: &mut Vec<Admitted>) {
         self.allowance.refill(now);
         self.expire(now);
+        if self.paused.is_some() {
+            // A look that finds nothing costs time, too: the allowance would never grow.
+            return;
+        }
         if self.allowance.left <= RESERVE {
             return self.pause();
         }
         let slice = Slice { begun: cpu_time(), most: self.allowance.left.min(SLICE) };
         self.attend(now, slice, admitted);
         let spent = cpu_time().saturating_sub(slice.begun);
-        self.allowance.left = self.allowance.left.saturating_sub(spent);
+        self.allowance.spend(spent);
         if self.allowance.left <= RESERVE {
             self.pause();
         }
