@@ -99,7 +99,7 @@ impl Domain {
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
+    /// Until [`deregister`](crate::Memory::deregister) has returned `Ok`, `[start, start + len)` stays mapped, and this process
     /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
     /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
     /// life of the process.
@@ -113,7 +113,7 @@ impl Domain {
         unsafe { self.foreign(start, len, access) }
     }
 
-    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    /// Makes a key from the bytes of the peer's [`pack_key`](crate::Memory::pack_key).
     ///
     /// # Errors
     /// [`KeyError`]: not a key, or of another transport. The peer's device checks whether the key is valid

@@ -1,6 +1,6 @@
 //! `rc_mlx5`: reliable connected queue pairs of mlx5 devices, through barewire's own driver.
 //!
-//! An interface has one UAR page. What it shares with `rc_verbs` is in [`rc`](super::rc).
+//! An interface has one UAR page. What it shares with `rc_verbs` is in `transport::rc`.
 //!
 //! ```
 //! use barewire::capability::{Flush, PutShort};

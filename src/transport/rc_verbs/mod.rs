@@ -1,5 +1,5 @@
 //! `rc_verbs`: reliable connected queue pairs of any RDMA device, through libibverbs, for devices that
-//! barewire's own driver does not drive. What it shares with `rc_mlx5` is in [`rc`](super::rc).
+//! barewire's own driver does not drive. What it shares with `rc_mlx5` is in `transport::rc`.
 //!
 //! The number of a request (`wr_id`) names the endpoint's slot in its upper half; in the lower half the
 //! count and the operation of a send request, or the buffer of a receive request.
