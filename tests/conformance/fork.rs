@@ -46,6 +46,11 @@ impl Child {
 
     /// Waits until it ends, not by a signal. Returns its code.
     pub(crate) fn code(self, what: &str) -> i32 {
+        self.code_in_time(what).unwrap_or_else(|| panic!("{what}: the child hangs"))
+    }
+
+    /// As [`Self::code`]. `None` if the child did not end in time, and was killed.
+    pub(crate) fn code_in_time(self, what: &str) -> Option<i32> {
         let start = Instant::now();
         loop {
             let mut status = 0;
@@ -53,12 +58,12 @@ impl Child {
             let ended = unsafe { libc::waitpid(self.0, &raw mut status, libc::WNOHANG) };
             if ended == self.0 {
                 assert!(libc::WIFEXITED(status), "{what}: signal {}", libc::WTERMSIG(status));
-                return libc::WEXITSTATUS(status);
+                return Some(libc::WEXITSTATUS(status));
             }
             if start.elapsed() > DEADLINE {
                 // SAFETY: as above: its number was not given to another process yet.
                 unsafe { libc::kill(self.0, libc::SIGKILL) };
-                panic!("{what}: the child hangs");
+                return None;
             }
             thread::sleep(Duration::from_millis(1));
         }
