@@ -12,17 +12,17 @@ const GREETING: u8 = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
     // A device, the transport on it, and the two ends of a connection.
-    let domain = Domain::open("rc_mlx5", "soft0:1")?;
+    let domain = Domain::open(&"rc_mlx5/soft0:1".parse()?)?;
     let mut worker = Worker::new();
     let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
     let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
-    here.connect(&interface.device_address(), &there.address())?;
-    there.connect(&interface.device_address(), &here.address())?;
+    here.connect(&there.address())?;
+    there.connect(&here.address())?;
 
     // A put: the target's program is not involved.
     let memory = domain.allocate(64, Access::REMOTE_WRITE)?;
     let key = domain.unpack_key(&memory.pack_key())?;
-    let _ = here.put_short(b"hello", memory.address(), &key)?;
+    here.put_short(b"hello", memory.address(), &key)?;
     while here.flush(FlushMode::Remote, None)? == Posted::InProgress {
         worker.progress();
     }
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         seen.set(true);
     })?;
-    let _ = here.am_short(GREETING, 42, b"world")?;
+    here.am_short(GREETING, 42, b"world")?;
     while !arrived.get() {
         worker.progress();
         if let Some(error) = here.error() {

@@ -33,11 +33,11 @@ fn play(mut peer: Peer, serve: bool) -> Result<()> {
     let start = Instant::now();
     for round in 1..=ROUNDS {
         if serve {
-            let _ = side.post(|endpoint| endpoint.am_short(BALL, round, &[]))?;
+            side.post(|endpoint| endpoint.am_short(BALL, round, &[]))?;
         }
         side.until(|| Ok(arrived.get() == round))?;
         if !serve {
-            let _ = side.post(|endpoint| endpoint.am_short(BALL, round, &[]))?;
+            side.post(|endpoint| endpoint.am_short(BALL, round, &[]))?;
         }
     }
     let one_way = start.elapsed() / (2 * ROUNDS as u32);

@@ -60,7 +60,7 @@ async fn server() -> Result<()> {
     for (number, endpoint) in clients.borrow().iter().enumerate() {
         let mut peer = Peer::start("client")?;
         peer.send(&(number as u64).to_le_bytes())?;
-        connect(&interface, endpoint, &mut peer)?;
+        connect(endpoint, &mut peer)?;
         ends.push(tokio::task::spawn_blocking(move || peer.receive()));
     }
 
@@ -119,7 +119,7 @@ fn client(mut peer: Peer) -> Result<()> {
     side.connect(&mut peer)?;
     for request in 0..REQUESTS {
         let text = format!("request {request} of client {number}");
-        let _ = side.post(|server| server.am_short(REQUEST, number, text.as_bytes()))?;
+        side.post(|server| server.am_short(REQUEST, number, text.as_bytes()))?;
         side.until(|| Ok(answer.borrow().is_some()))?;
         let answer = answer.take().unwrap_or_default();
         if answer != text.to_ascii_uppercase().as_bytes() {

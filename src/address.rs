@@ -1,13 +1,16 @@
-//! Addresses: versioned bytes that one process hands to another.
+//! Addresses: versioned bytes that a process sends to its peers.
 //!
 //! | byte | meaning |
 //! |---|---|
 //! | 0..2 | `b"bw"` |
 //! | 2 | version of this layout, 1 |
-//! | 3 | kind: device, interface, endpoint, key |
+//! | 3 | kind: device, interface, endpoint, key, peer |
 //! | 4 | transport |
 //! | 5 | length of the body in bytes |
 //! | 6.. | body, defined by the transport, integers big-endian |
+//!
+//! The body of a peer's address consists of the bodies of its device, its interface and, if
+//! present, its endpoint, in this order.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -15,71 +18,80 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use crate::error::ConnectError;
 use crate::transport::table::transports;
 
 /// Bytes before the body.
 const HEADER: usize = 6;
 const MAGIC: [u8; 2] = *b"bw";
 const VERSION: u8 = 1;
-/// No body is longer; addresses live inline.
+/// Longest body. Addresses are stored inline.
 const MAX_BODY: usize = 40;
 
 /// Why bytes are not an address (or a key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// Cut short.
+    /// The bytes are truncated.
     #[error("truncated: {got} bytes of at least {need}")]
     Truncated {
-        /// Bytes given.
+        /// Number of bytes passed in.
         got: usize,
-        /// Bytes needed.
+        /// Number of bytes needed.
         need: usize,
     },
-    /// Not written by barewire.
+    /// The bytes were not written by barewire.
     #[error("foreign: it does not start with \"bw\"")]
     Foreign,
-    /// Written by a version with another layout.
+    /// The bytes were written by a version with another layout.
     #[error("version {found}, this library reads version {VERSION}")]
     Version {
-        /// The version found.
+        /// The version in the bytes.
         found: u8,
     },
-    /// An address of another kind, for example a device address where an endpoint address belongs.
-    #[error("a {found} where a {expected} belongs")]
+    /// The address is of another kind, for example a device address instead of an endpoint address.
+    #[error("a {found} instead of a {expected}")]
     Kind {
-        /// The kind asked for.
+        /// The expected kind.
         expected: Kind,
-        /// The kind found.
+        /// The kind in the bytes.
         found: Kind,
     },
-    /// A kind this library does not know.
+    /// The kind is unknown to this version.
     #[error("unknown kind {0:#04x}")]
     UnknownKind(u8),
-    /// A transport this library does not know.
+    /// The transport is unknown to this version.
     #[error("unknown transport {0:#04x}")]
     UnknownTransport(u8),
     /// The body has another length than the transport writes.
-    #[error("a body of {found} bytes, the transport writes {expected}")]
+    #[error("a body of {found} bytes, but the transport writes {expected}")]
     Length {
         /// Bytes that the transport writes.
         expected: usize,
-        /// Bytes found.
+        /// Bytes in the body.
         found: usize,
     },
-    /// More bytes than the address has.
+    /// There are more bytes than the address has.
     #[error("{0} bytes too many at the end")]
     Trailing(usize),
-    /// A field has a value that cannot be.
-    #[error("field {0} has an impossible value")]
+    /// The parts of a peer's address are of different transports.
+    #[error("a device address of {device} beside an address of {other}")]
+    Mixed {
+        /// The transport of the device address.
+        device: TransportId,
+        /// The transport of another part.
+        other: TransportId,
+    },
+    /// A field has an invalid value.
+    #[error("field {0} has an invalid value")]
     Field(&'static str),
 }
 
-/// What the bytes name.
+/// The kind of object that an address identifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A device: where packets go.
+    /// A device: the destination of packets.
     Device,
     /// An interface on a device.
     Interface,
@@ -87,6 +99,8 @@ pub enum Kind {
     Endpoint,
     /// A remote key.
     Key,
+    /// All that is needed to connect to a peer.
+    Peer,
 }
 
 impl Kind {
@@ -96,6 +110,7 @@ impl Kind {
             Self::Interface => b'I',
             Self::Endpoint => b'E',
             Self::Key => b'K',
+            Self::Peer => b'P',
         }
     }
 
@@ -105,6 +120,7 @@ impl Kind {
             b'I' => Some(Self::Interface),
             b'E' => Some(Self::Endpoint),
             b'K' => Some(Self::Key),
+            b'P' => Some(Self::Peer),
             _ => None,
         }
     }
@@ -117,20 +133,22 @@ impl fmt::Display for Kind {
             Self::Interface => "interface address",
             Self::Endpoint => "endpoint address",
             Self::Key => "remote key",
+            Self::Peer => "peer address",
         })
     }
 }
 
 transports!(ids!
-    /// A transport. Its name is what [`Domain::open`](crate::Domain::open) takes.
+    /// A transport. Its code is the byte that identifies it in addresses and keys.
     ///
     /// ```
     /// use barewire::TransportId;
     ///
     /// assert_eq!("shm".parse(), Ok(TransportId::Shm));
     /// assert_eq!(TransportId::Shm.to_string(), "shm");
+    /// assert_eq!(TransportId::from_code(3), Some(TransportId::Shm));
     /// ```
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[non_exhaustive]
     #[repr(u8)]
     pub enum TransportId
@@ -142,9 +160,17 @@ impl fmt::Display for TransportId {
     }
 }
 
-impl AsRef<str> for TransportId {
-    fn as_ref(&self) -> &str {
-        self.name()
+impl TransportId {
+    /// Returns the byte that identifies the transport in addresses and keys. It is the same in
+    /// every version.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// Returns the names of `transports`, separated by commas.
+    pub(crate) fn list(transports: &[Self]) -> String {
+        let names: Vec<_> = transports.iter().map(|id| id.name()).collect();
+        names.join(", ")
     }
 }
 
@@ -156,10 +182,55 @@ impl FromStr for TransportId {
     }
 }
 
-/// A name that is no transport's.
+/// A name that is not the name of a transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("there is no transport of this name")]
 pub struct UnknownTransport;
+
+/// Returns the header of a body of `length` bytes.
+const fn header(kind: Kind, transport: TransportId, length: usize) -> [u8; HEADER] {
+    [MAGIC[0], MAGIC[1], VERSION, kind.code(), transport.code(), length as u8]
+}
+
+/// Checks untrusted bytes. `expected` returns the length of the body, given the length in the
+/// header.
+fn checked_body(
+    kind: Kind,
+    bytes: &[u8],
+    expected: impl FnOnce(TransportId, usize) -> usize,
+) -> Result<(TransportId, &[u8]), AddressError> {
+    let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else {
+        // Foreign bytes are reported as such even if they are short.
+        return Err(if MAGIC.starts_with(&bytes[..bytes.len().min(2)]) {
+            AddressError::Truncated { got: bytes.len(), need: HEADER }
+        } else {
+            AddressError::Foreign
+        });
+    };
+    if header[..2] != MAGIC {
+        return Err(AddressError::Foreign);
+    }
+    if header[2] != VERSION {
+        return Err(AddressError::Version { found: header[2] });
+    }
+    let found = Kind::from_code(header[3]).ok_or(AddressError::UnknownKind(header[3]))?;
+    if found != kind {
+        return Err(AddressError::Kind { expected: kind, found });
+    }
+    let transport = TransportId::from_code(header[4]).ok_or(AddressError::UnknownTransport(header[4]))?;
+    let found = usize::from(header[5]);
+    let expected = expected(transport, found);
+    if found != expected {
+        return Err(AddressError::Length { expected, found });
+    }
+    if body.len() < expected {
+        return Err(AddressError::Truncated { got: bytes.len(), need: HEADER + expected });
+    }
+    if body.len() > expected {
+        return Err(AddressError::Trailing(body.len() - expected));
+    }
+    Ok((transport, body))
+}
 
 /// Checked bytes of one kind and transport.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -169,57 +240,34 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Writes the header and `body`; the body's length is the transport's for this kind.
+    /// Writes the header and `body`, whose length is the transport's for this kind.
     pub(crate) fn new<const N: usize>(kind: Kind, transport: TransportId, body: &[u8; N]) -> Self {
         const { assert!(N <= MAX_BODY) };
         debug_assert_eq!(N, transport.body(kind));
-        let mut bytes = [0; HEADER + MAX_BODY];
-        bytes[..HEADER].copy_from_slice(&[
-            MAGIC[0],
-            MAGIC[1],
-            VERSION,
-            kind.code(),
-            transport as u8,
-            N as u8,
-        ]);
-        bytes[HEADER..HEADER + N].copy_from_slice(body);
-        Self { bytes, len: (HEADER + N) as u8 }
+        Self::of(kind, transport, body)
     }
 
-    /// Checks bytes that came from elsewhere.
-    pub(crate) fn parse(kind: Kind, bytes: &[u8]) -> Result<Self, AddressError> {
-        let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else {
-            // Foreign bytes are named as such even when they are short.
-            return Err(if MAGIC.starts_with(&bytes[..bytes.len().min(2)]) {
-                AddressError::Truncated { got: bytes.len(), need: HEADER }
-            } else {
-                AddressError::Foreign
-            });
-        };
-        if header[..2] != MAGIC {
-            return Err(AddressError::Foreign);
-        }
-        if header[2] != VERSION {
-            return Err(AddressError::Version { found: header[2] });
-        }
-        let found = Kind::from_code(header[3]).ok_or(AddressError::UnknownKind(header[3]))?;
-        if found != kind {
-            return Err(AddressError::Kind { expected: kind, found });
-        }
-        let transport = TransportId::from_code(header[4]).ok_or(AddressError::UnknownTransport(header[4]))?;
+    /// As [`Self::new`], for a body of at most [`MAX_BODY`] bytes.
+    fn of(kind: Kind, transport: TransportId, body: &[u8]) -> Self {
+        let mut bytes = [0; HEADER + MAX_BODY];
+        bytes[..HEADER].copy_from_slice(&header(kind, transport, body.len()));
+        bytes[HEADER..HEADER + body.len()].copy_from_slice(body);
+        Self { bytes, len: (HEADER + body.len()) as u8 }
+    }
+
+    /// As [`Self::new`], with an untrusted body.
+    fn from_body(kind: Kind, transport: TransportId, body: &[u8]) -> Result<Self, AddressError> {
         let expected = transport.body(kind);
-        if usize::from(header[5]) != expected {
-            return Err(AddressError::Length { expected, found: header[5].into() });
+        if body.len() != expected {
+            return Err(AddressError::Length { expected, found: body.len() });
         }
-        if body.len() < expected {
-            return Err(AddressError::Truncated { got: bytes.len(), need: HEADER + expected });
-        }
-        if body.len() > expected {
-            return Err(AddressError::Trailing(body.len() - expected));
-        }
-        let mut copy = [0; HEADER + MAX_BODY];
-        copy[..bytes.len()].copy_from_slice(bytes);
-        Ok(Self { bytes: copy, len: bytes.len() as u8 })
+        Ok(Self::of(kind, transport, body))
+    }
+
+    /// Checks untrusted bytes.
+    pub(crate) fn parse(kind: Kind, bytes: &[u8]) -> Result<Self, AddressError> {
+        let (transport, body) = checked_body(kind, bytes, |transport, _| transport.body(kind))?;
+        Ok(Self::of(kind, transport, body))
     }
 
     pub(crate) fn transport(&self) -> TransportId {
@@ -231,16 +279,20 @@ impl Packed {
         &self.bytes[..self.len.into()]
     }
 
-    /// The body, if it has `N` bytes.
+    fn any_body(&self) -> &[u8] {
+        &self.bytes()[HEADER..]
+    }
+
+    /// Returns the body, if it has `N` bytes.
     pub(crate) fn body<const N: usize>(&self) -> Option<&[u8; N]> {
-        self.bytes()[HEADER..].try_into().ok()
+        self.any_body().try_into().ok()
     }
 }
 
 impl fmt::Debug for Packed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the body, which has a secret over some transports.
-        write!(f, "{}, {} bytes", self.transport().name(), self.len)
+        // Omits the body, which contains a secret for some transports.
+        write!(f, "{}, {} bytes", self.transport(), self.len)
     }
 }
 
@@ -251,30 +303,50 @@ macro_rules! address {
         pub struct $name(pub(crate) Packed);
 
         impl $name {
-            /// The bytes to send to the peer by any means.
+            /// Returns the bytes to send to the peer by any means.
             pub fn to_bytes(&self) -> Vec<u8> {
                 self.0.bytes().to_vec()
             }
 
-            /// Checks bytes that came from the peer.
+            /// Checks bytes from the peer.
             ///
             /// # Errors
-            /// [`AddressError`] names what is wrong: truncated, foreign, another version, kind or
-            /// transport, bytes too many.
+            /// [`AddressError`] with the reason: truncated, foreign, another version, kind or
+            /// transport, too many bytes.
             pub fn from_bytes(bytes: &[u8]) -> Result<Self, AddressError> {
                 Packed::parse(Kind::$kind, bytes).map(Self)
             }
 
-            /// The transport this address is for.
-            pub fn transport(&self) -> &'static str {
-                self.0.transport().name()
+            /// Returns the bytes without the header, for a container that stores the transport
+            /// elsewhere.
+            pub fn body(&self) -> &[u8] {
+                self.0.any_body()
+            }
+
+            /// Creates the address with these bytes after the header.
+            ///
+            /// # Errors
+            /// [`AddressError::Length`]
+            pub fn from_body(transport: TransportId, body: &[u8]) -> Result<Self, AddressError> {
+                Packed::from_body(Kind::$kind, transport, body).map(Self)
+            }
+
+            /// Returns the length of the body of such an address of a transport.
+            pub const fn body_length(transport: TransportId) -> usize {
+                transport.body(Kind::$kind)
+            }
+
+            /// Returns the transport of this address.
+            pub fn transport(&self) -> TransportId {
+                self.0.transport()
             }
         }
     };
 }
 
 address!(
-    /// Where a device is reached: a RoCE GID, or the process for `self`. Displays as people write it.
+    /// The location of a device: a RoCE GID, or the process for `self`. `Display` writes it in its
+    /// usual form.
     DeviceAddress,
     Device
 );
@@ -289,12 +361,131 @@ address!(
     Endpoint
 );
 
+/// All that is needed to connect to a peer: the addresses of its device and its interface,
+/// and, for transports that connect endpoint to endpoint, of its endpoint.
+///
+/// [`Interface::address`](crate::Interface::address) names an interface, to which
+/// [`Interface::connect`](crate::Interface::connect) opens an endpoint.
+/// [`Endpoint::address`](crate::Endpoint::address) names an endpoint, to which
+/// [`Endpoint::connect`](crate::Endpoint::connect) connects another one. The bytes can be
+/// sent by any means:
+///
+/// ```
+/// # use barewire::*;
+/// # let mut worker = Worker::new();
+/// # let domain = Domain::open(&"self/memory".parse()?)?;
+/// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+/// let bytes = interface.address().to_bytes();
+///
+/// let peer = PeerAddress::from_bytes(&bytes)?;
+/// assert_eq!(peer.transport(), TransportId::Self_);
+/// let endpoint = interface.connect(&peer)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PeerAddress {
+    device: DeviceAddress,
+    interface: InterfaceAddress,
+    endpoint: Option<EndpointAddress>,
+}
+
+impl PeerAddress {
+    /// Combines the parts of an address.
+    ///
+    /// # Errors
+    /// [`AddressError::Mixed`] if they are of different transports.
+    pub fn new(
+        device: DeviceAddress,
+        interface: InterfaceAddress,
+        endpoint: Option<EndpointAddress>,
+    ) -> Result<Self, AddressError> {
+        let others = [Some(interface.transport()), endpoint.map(|endpoint| endpoint.transport())];
+        match others.into_iter().flatten().find(|other| *other != device.transport()) {
+            Some(other) => Err(AddressError::Mixed { device: device.transport(), other }),
+            None => Ok(Self { device, interface, endpoint }),
+        }
+    }
+
+    /// Returns the address of an interface. Both parts are of one transport.
+    pub(crate) fn of_interface(device: DeviceAddress, interface: InterfaceAddress) -> Self {
+        Self { device, interface, endpoint: None }
+    }
+
+    /// Returns the address of an endpoint of this interface, of the same transport.
+    pub(crate) fn with_endpoint(self, endpoint: EndpointAddress) -> Self {
+        Self { endpoint: Some(endpoint), ..self }
+    }
+
+    /// Returns the transport of this address.
+    pub fn transport(&self) -> TransportId {
+        self.device.transport()
+    }
+
+    /// Returns the location of the peer's device.
+    pub fn device(&self) -> &DeviceAddress {
+        &self.device
+    }
+
+    /// Returns the interface on the device.
+    pub fn interface(&self) -> &InterfaceAddress {
+        &self.interface
+    }
+
+    /// Returns the endpoint of the interface, if the address has one.
+    pub fn endpoint(&self) -> Option<&EndpointAddress> {
+        self.endpoint.as_ref()
+    }
+
+    /// Returns the endpoint to which an endpoint of `transport` connects.
+    pub(crate) fn endpoint_for(&self, transport: TransportId) -> Result<&EndpointAddress, ConnectError> {
+        self.endpoint.as_ref().ok_or(ConnectError::NoEndpoint { transport })
+    }
+
+    /// Returns the bytes to send to the peer by any means.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let parts =
+            [Some(&self.device.0), Some(&self.interface.0), self.endpoint.as_ref().map(|part| &part.0)];
+        let body: Vec<u8> = parts.into_iter().flatten().flat_map(Packed::any_body).copied().collect();
+        [&header(Kind::Peer, self.transport(), body.len())[..], &body].concat()
+    }
+
+    /// Checks bytes from the peer.
+    ///
+    /// # Errors
+    /// [`AddressError`] with the reason: truncated, foreign, another version, kind or transport,
+    /// too many bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, AddressError> {
+        let (transport, body) = checked_body(Kind::Peer, bytes, |transport, found| {
+            let interface = transport.body(Kind::Device) + transport.body(Kind::Interface);
+            let endpoint = interface + transport.body(Kind::Endpoint);
+            if found == interface { interface } else { endpoint }
+        })?;
+        let (device, rest) = body.split_at(transport.body(Kind::Device));
+        let (interface, endpoint) = rest.split_at(transport.body(Kind::Interface));
+        let endpoint = Some(endpoint).filter(|endpoint| !endpoint.is_empty());
+        Ok(Self {
+            device: DeviceAddress(Packed::of(Kind::Device, transport, device)),
+            interface: InterfaceAddress(Packed::of(Kind::Interface, transport, interface)),
+            endpoint: endpoint.map(|body| EndpointAddress(Packed::of(Kind::Endpoint, transport, body))),
+        })
+    }
+}
+
+#[cfg(feature = "tcp")]
+impl DeviceAddress {
+    /// Returns the address and port of a `tcp` interface; `None` for other transports.
+    pub fn socket_address(&self) -> Option<std::net::SocketAddr> {
+        crate::transport::tcp::socket_address(self)
+    }
+}
+
 impl fmt::Display for DeviceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.transport(), self.0.bytes()[HEADER..].first_chunk::<16>()) {
+        match (self.0.transport(), self.0.any_body().first_chunk::<16>()) {
             (TransportId::RcMlx5 | TransportId::RcVerbs, Some(gid)) => {
                 write!(f, "{}", Ipv6Addr::from(*gid).to_canonical())
             }
+            #[cfg(feature = "tcp")]
             (TransportId::Tcp, _) => match crate::transport::tcp::socket_address(self) {
                 Some(address) => write!(f, "{address}"),
                 None => write!(f, "{:?}", self.0),
@@ -320,7 +511,56 @@ mod tests {
         assert_eq!(bytes[..HEADER], [b'b', b'w', 1, b'D', 2, 24]);
         let back = DeviceAddress::from_bytes(&bytes).unwrap();
         assert_eq!(back.to_bytes(), bytes);
-        assert_eq!(back.transport(), "rc_mlx5");
+        assert_eq!(back.transport(), TransportId::RcMlx5);
+    }
+
+    fn peer(transport: TransportId, with_endpoint: bool) -> PeerAddress {
+        let part = |kind, fill| {
+            let body: Vec<u8> = (0..transport.body(kind) as u8).map(|at| at ^ fill).collect();
+            Packed::of(kind, transport, &body)
+        };
+        let address = PeerAddress::of_interface(
+            DeviceAddress(part(Kind::Device, 0x10)),
+            InterfaceAddress(part(Kind::Interface, 0x20)),
+        );
+        let endpoint = EndpointAddress(part(Kind::Endpoint, 0x30));
+        if with_endpoint { address.with_endpoint(endpoint) } else { address }
+    }
+
+    #[test]
+    fn peers_of_every_transport_go_both_ways() {
+        for &transport in TransportId::ALL {
+            assert_eq!(TransportId::from_code(transport.code()), Some(transport));
+            for with_endpoint in [false, true] {
+                let address = peer(transport, with_endpoint);
+                let bytes = address.to_bytes();
+                assert_eq!(bytes[..5], [b'b', b'w', 1, b'P', transport.code()]);
+                assert_eq!(usize::from(bytes[5]), bytes.len() - HEADER);
+                let back = PeerAddress::from_bytes(&bytes).unwrap();
+                assert_eq!((back, back.endpoint().is_some()), (address, with_endpoint));
+                assert_eq!(
+                    PeerAddress::new(*back.device(), *back.interface(), back.endpoint().copied()),
+                    Ok(back)
+                );
+                for cut in 0..bytes.len() {
+                    assert!(PeerAddress::from_bytes(&bytes[..cut]).is_err(), "{cut}");
+                }
+                let long = [&bytes[..], &[0]].concat();
+                assert_eq!(PeerAddress::from_bytes(&long), Err(AddressError::Trailing(1)));
+            }
+        }
+    }
+
+    #[test]
+    fn mixed_parts_are_refused() {
+        let (shm, tcp) = (peer(TransportId::Shm, true), peer(TransportId::Tcp, true));
+        let mixed = Err(AddressError::Mixed { device: TransportId::Shm, other: TransportId::Tcp });
+        assert_eq!(PeerAddress::new(*shm.device(), *tcp.interface(), None), mixed);
+        assert_eq!(PeerAddress::new(*shm.device(), *shm.interface(), tcp.endpoint().copied()), mixed);
+        let mut bytes = shm.to_bytes();
+        bytes[5] -= 1;
+        bytes.pop();
+        assert_eq!(PeerAddress::from_bytes(&bytes), Err(AddressError::Length { expected: 56, found: 55 }));
     }
 
     #[test]
@@ -356,6 +596,7 @@ mod tests {
                 DeviceAddress::from_bytes(&bytes).map(|a| a.to_bytes()),
                 InterfaceAddress::from_bytes(&bytes).map(|a| a.to_bytes()),
                 EndpointAddress::from_bytes(&bytes).map(|a| a.to_bytes()),
+                PeerAddress::from_bytes(&bytes).map(|a| a.to_bytes()),
             ].into_iter().flatten() {
                 prop_assert_eq!(&parsed, &bytes);
             }

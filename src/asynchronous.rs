@@ -10,19 +10,21 @@ use tokio::io::unix::AsyncFd;
 use crate::event::EventError;
 use crate::worker::Worker;
 
-/// A worker whose progress is a future: its task sleeps until something happens. It stays on its thread, so the runtime is one of
-/// [`new_current_thread`](tokio::runtime::Builder::new_current_thread), or the task is in a [`LocalSet`](tokio::task::LocalSet).
+/// A worker whose progress is a future: its task sleeps until an event occurs. It stays on its
+/// thread, so it needs a runtime of
+/// [`new_current_thread`](tokio::runtime::Builder::new_current_thread), or a task in a
+/// [`LocalSet`](tokio::task::LocalSet).
 ///
 /// ```
 /// use barewire::{AsyncWorker, Domain, Interface, InterfaceConfig, Worker};
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 /// # runtime.block_on(async {
 /// let mut worker = Worker::new();
-/// let domain = Domain::open("shm", "memory")?;
+/// let domain = Domain::open(&"shm/memory".parse()?)?;
 /// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
 /// let mut worker = AsyncWorker::new(worker)?;
 /// tokio::select! {
-///     // Runs handlers and callbacks whenever there are some to run.
+///     // Runs handlers and callbacks on every event.
 ///     error = worker.run() => error?,
 ///     () = tokio::time::sleep(std::time::Duration::from_millis(1)) => return Ok(()),
 /// };
@@ -37,27 +39,29 @@ pub struct AsyncWorker {
 }
 
 impl AsyncWorker {
-    /// Inside a runtime with its I/O driver enabled.
+    /// Registers the worker with the current runtime, whose I/O driver must be enabled.
     ///
     /// # Errors
-    /// [`EventError::Missing`] if one of the transports cannot tell when something happens, [`EventError::System`]
+    /// [`EventError::Missing`] if one of the transports has no event descriptor,
+    /// [`EventError::System`]
     ///
     /// # Panics
     /// Outside of a runtime.
     pub fn new(mut worker: Worker) -> Result<Self, EventError> {
         let system = |source: io::Error| EventError::System { step: "register with the runtime", source };
         let descriptor = worker.event_fd()?.try_clone_to_owned().map_err(system)?;
-        // SAFETY: an owned descriptor is open, and the same one, as long as it lives.
+        // SAFETY: an owned descriptor stays open, and the same, as long as it lives.
         let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
         Ok(Self { worker, descriptor: descriptor.map_err(|error| system(error.into()))? })
     }
 
-    /// The worker, to open interfaces.
+    /// Returns the worker, to open interfaces.
     pub fn worker(&mut self) -> &mut Worker {
         &mut self.worker
     }
 
-    /// Makes progress, and sleeps until there is some to make. Answers the number of events, at least one. Dropping the future loses nothing.
+    /// Makes progress, and sleeps while there is none to make. Returns the number of events, at
+    /// least one. Dropping the future loses no event.
     ///
     /// # Errors
     /// [`EventError::Missing`], [`EventError::System`]
@@ -71,7 +75,7 @@ impl AsyncWorker {
                 Ok(()) => {
                     let ready = self.descriptor.readable().await;
                     let mut ready = ready.map_err(|source| EventError::System { step: "sleep", source })?;
-                    // Forgotten before the next progress, so that what comes after that is not.
+                    // Cleared before the next progress, so that no later event is missed.
                     ready.clear_ready();
                 }
                 Err(EventError::Busy) => {}
@@ -80,10 +84,10 @@ impl AsyncWorker {
         }
     }
 
-    /// Makes progress for ever, with a turn for other tasks in between.
+    /// Makes progress for ever, and yields to other tasks in between.
     ///
     /// # Errors
-    /// As [`Self::wait`]; it ends in no other way.
+    /// As [`Self::wait`]; it never returns otherwise.
     pub async fn run(&mut self) -> Result<Infallible, EventError> {
         loop {
             self.wait().await?;

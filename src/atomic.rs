@@ -3,6 +3,7 @@
 use crate::attributes::AtomicOperations;
 use crate::capability::{Atomics, RemoteMemory};
 use crate::completion::{Completion, FetchResult};
+use crate::error::PostError;
 use crate::status::Post;
 
 /// A word that atomics work on: `u32` or `u64`.
@@ -17,19 +18,19 @@ mod sealed {
     impl Sealed for u64 {}
 }
 
-/// What an atomic does with the word that it finds.
+/// An atomic change of a word.
 ///
 /// ```
 /// # use barewire::*;
 /// # let mut worker = Worker::new();
-/// # let domain = Domain::open("self", "memory")?;
+/// # let domain = Domain::open(&"self/memory".parse()?)?;
 /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
-/// # let endpoint = Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+/// # let endpoint = interface.connect(&interface.address())?;
 /// # let memory = domain.allocate(8, Access::all())?;
 /// # let key = domain.unpack_key(&memory.pack_key())?;
 /// # let remote = memory.address();
 /// let result = FetchResult::new();
-/// let _ = endpoint.atomic_post(AtomicOp::Or(0x11_u32), remote, &key)?;
+/// endpoint.atomic_post(AtomicOp::Or(0x11_u32), remote, &key)?;
 /// let _ = endpoint.atomic_fetch(AtomicOp::Swap(7_u32), remote, &key, &result, None)?;
 /// assert_eq!(result.get(), 0x11);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -37,7 +38,7 @@ mod sealed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AtomicOp<W> {
-    /// Adds, around the end.
+    /// Adds, wrapping around.
     Add(W),
     /// Bitwise and.
     And(W),
@@ -45,18 +46,19 @@ pub enum AtomicOp<W> {
     Or(W),
     /// Bitwise exclusive or.
     Xor(W),
-    /// Replaces. Only with a result.
+    /// Replaces the word. Only with a result.
     Swap(W),
-    /// Replaces by `swap` if the word is `compare`. Only with a result.
+    /// Replaces the word with `swap` if it equals `compare`. Only with a result.
     CompareSwap {
-        /// What has to be there.
+        /// The expected value.
         compare: W,
-        /// What is then put there.
+        /// The new value.
         swap: W,
     },
 }
 
 impl<W: AtomicWord> AtomicOp<W> {
+    #[inline(always)]
     pub(crate) fn change(self) -> Change {
         let (kind, operand, compare) = match self {
             Self::Add(operand) => (Kind::Add, operand.into(), 0),
@@ -91,7 +93,8 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// The word after it, if `old` is there. Of a word of 4 bytes, the low half.
+    /// Returns the new value of a word with the value `old`. For a 4-byte word, the low half
+    /// counts.
     pub(crate) fn apply(self, old: u64) -> u64 {
         match self.kind {
             Kind::Add => old.wrapping_add(self.operand),
@@ -104,7 +107,9 @@ impl Change {
         }
     }
 
-    /// What a transport must have for it; nothing has a swap without result.
+    /// Returns what the transport must support. `None` for a swap without result, which does not
+    /// exist.
+    #[inline(always)]
     pub(crate) fn need(self, fetch: bool) -> Option<AtomicOperations> {
         Some(match (self.kind, fetch) {
             (Kind::Add, false) => AtomicOperations::ADD,
@@ -122,22 +127,28 @@ impl Change {
     }
 }
 
-/// Where a fetching atomic puts what it found, and what it counts down.
+/// Where a fetching atomic stores the old value, and the completion that it counts down.
 pub(crate) type Fetch<'a> = Option<(&'a FetchResult, Option<&'a Completion>)>;
 
-/// An endpoint that changes words of remote memory.
+/// An endpoint that can change words of remote memory.
 pub(crate) trait ChangeWord: RemoteMemory {
-    /// Changes the word at `remote`, and fetches its old value if `fetch` says where to.
+    /// Changes the word at `remote`, and stores its old value in `fetch`, if given. Without `fetch`
+    /// the caller has nothing to wait for.
     fn change(&self, change: Change, remote: u64, key: &Self::Key, fetch: Fetch<'_>) -> Post;
 }
 
 impl<E: ChangeWord> Atomics for E {
-    #[inline]
-    fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &Self::Key) -> Post {
-        self.change(op.change(), remote, key, None)
+    #[inline(always)]
+    fn atomic_post<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &Self::Key,
+    ) -> Result<(), PostError> {
+        self.change(op.change(), remote, key, None).map(drop)
     }
 
-    #[inline]
+    #[inline(always)]
     fn atomic_fetch<W: AtomicWord>(
         &self,
         op: AtomicOp<W>,
@@ -164,7 +175,7 @@ mod tests {
         assert_eq!(apply(AtomicOp::Swap(5)), 5);
         assert_eq!(apply(AtomicOp::CompareSwap { compare: 0b1100, swap: 5 }), 5);
         assert_eq!(apply(AtomicOp::CompareSwap { compare: 0, swap: 5 }), 0b1100);
-        // The low half is what counts of 4 bytes.
+        // For 4-byte words only the low half counts.
         assert_eq!(AtomicOp::Add(1_u32).change().apply(u32::MAX.into()) as u32, 0);
         assert_eq!(AtomicOp::Swap(1_u32).change().need(false), None);
     }

@@ -1,9 +1,9 @@
-//! What an interface can do, how much, and what it costs: the facts as data.
+//! The attributes of an interface: operations, limits and costs, as data.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// What an interface can do besides its sizes.
+    /// Features of an interface besides its limits.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Flags: u64 {
         /// Endpoints connect endpoint to endpoint.
@@ -12,9 +12,10 @@ bitflags! {
         const CONNECT_TO_INTERFACE = 1 << 1;
         /// Requests can wait for resources on the endpoint.
         const PENDING = 1 << 2;
-        /// The death of a peer is noticed and reported.
+        /// The failure of a peer is detected and reported.
         const ERRHANDLE_PEER_FAILURE = 1 << 3;
-        /// Remote memory errors (a wrong or expired key, range or right) are reported, not fatal.
+        /// Remote memory errors (a wrong or expired key, range or right) are reported and not
+        /// fatal.
         const ERRHANDLE_REMOTE_MEM = 1 << 4;
         /// Put from the argument.
         const PUT_SHORT = 1 << 8;
@@ -32,13 +33,13 @@ bitflags! {
         const AM_BCOPY = 1 << 14;
         /// Active message straight from registered memory.
         const AM_ZCOPY = 1 << 15;
-        /// Atomics are carried out by the CPU and may be mixed with the CPU's own.
+        /// The CPU carries out atomics, which are atomic with the CPU's own.
         const ATOMIC_CPU = 1 << 16;
-        /// Atomics are carried out by the device and are atomic among the device's operations only.
+        /// The device carries out atomics, which are atomic only among the device's operations.
         const ATOMIC_DEVICE = 1 << 17;
-        /// Joins two processes.
+        /// Can connect two processes.
         const INTER_PROCESS = 1 << 18;
-        /// Joins two nodes.
+        /// Can connect two nodes.
         const INTER_NODE = 1 << 19;
         /// A thread can sleep on the interface's event descriptor.
         const EVENT_FD = 1 << 20;
@@ -46,13 +47,15 @@ bitflags! {
         const AM_SHORT_IOV = 1 << 21;
         /// The peer's memory can be mapped: [`Endpoint::rkey_ptr`](crate::Endpoint::rkey_ptr).
         const RKEY_PTR = 1 << 22;
-        /// [`Endpoint::check`](crate::Endpoint::check) asks.
+        /// [`Endpoint::check`](crate::Endpoint::check) is supported.
         const EP_CHECK = 1 << 23;
+        /// The device is a model in software, for tests and development.
+        const SOFTWARE_DEVICE = 1 << 24;
     }
 }
 
 bitflags! {
-    /// Atomics of an interface on words of one size; see [`AtomicOp`](crate::AtomicOp).
+    /// The atomics of an interface on words of one size; see [`AtomicOp`](crate::AtomicOp).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct AtomicOperations: u32 {
         /// Add without result.
@@ -79,11 +82,11 @@ bitflags! {
 }
 
 impl AtomicOperations {
-    /// Those of InfiniBand (IBTA 9.4.5); add without result is fetch-add.
+    /// The atomics of InfiniBand (IBTA 9.4.5). An add without result is a fetch-add there.
     pub const INFINIBAND: Self = Self::ADD.union(Self::FETCH_ADD).union(Self::COMPARE_SWAP);
 }
 
-/// Sizes of put or get, in bytes. Zero where the operation does not exist.
+/// Limits of puts or gets, in bytes. Zero for an operation that the transport lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RmaLimits {
@@ -99,7 +102,7 @@ pub struct RmaLimits {
     pub max_iov: usize,
 }
 
-/// Sizes of active messages, in bytes. Zero where the operation does not exist.
+/// Limits of active messages, in bytes. Zero for an operation that the transport lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct AmLimits {
@@ -117,28 +120,51 @@ pub struct AmLimits {
     pub max_header: usize,
 }
 
-/// What an interface can do, how much, and what it costs by its own model.
+/// Which processes an interface can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Place {
+    /// This process.
+    Process,
+    /// Processes of this node, through memory.
+    Node,
+    /// Processes of this node, through a network device that leads to no other node.
+    Loopback,
+    /// Processes of this and other nodes.
+    Network,
+}
+
+/// What an interface can do, its limits, and the costs that its model predicts.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Attributes {
-    /// Sizes of puts.
+    /// Limits of puts.
     pub put: RmaLimits,
-    /// Sizes of gets.
+    /// Limits of gets.
     pub get: RmaLimits,
-    /// Sizes of active messages.
+    /// Limits of active messages.
     pub am: AmLimits,
     /// Atomics on words of 4 bytes.
     pub atomic32: AtomicOperations,
     /// Atomics on words of 8 bytes.
     pub atomic64: AtomicOperations,
-    /// Everything else.
+    /// Other features.
     pub flags: Flags,
     /// CPU time of one post, in nanoseconds.
     pub overhead_ns: f64,
     /// Time of one message over the wire, in nanoseconds.
     pub latency_ns: f64,
+    /// Latency that each further endpoint of the interface adds, in nanoseconds: the device caches
+    /// the state of some endpoints only.
+    pub latency_per_endpoint_ns: f64,
     /// Bytes per second.
     pub bandwidth: f64,
+    /// Both directions share the bandwidth.
+    pub shared_duplex: bool,
+    /// Which processes can be reached.
+    pub place: Place,
+    /// Of two transports that are otherwise equal, the one with the larger number is preferred.
+    pub priority: u8,
     /// Endpoints that one interface can have.
     pub max_endpoints: u32,
 }

@@ -1,4 +1,4 @@
-//! A cache of registrations, for memory that someone else allocates.
+//! A cache of registrations, for memory that the caller allocates.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,12 +11,12 @@ use crate::domain::Domain;
 use crate::error::MemoryError;
 use crate::memory::{Access, Memory, Slice};
 
-/// How much a [`RegistrationCache`] keeps.
+/// Limits of a [`RegistrationCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLimits {
-    /// Regions.
+    /// Most regions.
     pub regions: usize,
-    /// Bytes of all regions together.
+    /// Most bytes of all regions together.
     pub bytes: usize,
 }
 
@@ -26,7 +26,7 @@ impl Default for CacheLimits {
     }
 }
 
-/// What a [`RegistrationCache`] did and has.
+/// Statistics of a [`RegistrationCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct CacheStatistics {
@@ -34,20 +34,20 @@ pub struct CacheStatistics {
     pub hits: u64,
     /// Ranges that had to be registered.
     pub misses: u64,
-    /// Regions that went because of the limits.
+    /// Regions that were removed because of the limits.
     pub evictions: u64,
-    /// Regions that went because they were invalidated.
+    /// Regions that were removed by invalidation.
     pub invalidations: u64,
-    /// Regions now.
+    /// Regions in the cache.
     pub regions: usize,
-    /// Bytes of them.
+    /// Bytes of these regions.
     pub bytes: usize,
 }
 
-/// Ranges that the device did not give up.
+/// Ranges that the device did not release.
 type Stuck = Rc<RefCell<Vec<Range<usize>>>>;
 
-/// A region. Dropping it deregisters it, and notes it if the device refuses.
+/// A region. Dropping it deregisters it, and records its range if the device refuses.
 #[derive(Debug)]
 struct Region {
     memory: ManuallyDrop<Memory>,
@@ -58,7 +58,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         let first = self.memory.address() as usize;
         let range = first..first + self.memory.len();
-        // SAFETY: taken once, here.
+        // SAFETY: `memory` is taken only here, in the drop, and not used afterwards.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
         if let Err(error) = memory.deregister() {
             tracing::error!("{error}");
@@ -70,48 +70,49 @@ impl Drop for Region {
 struct Entry {
     region: Rc<Region>,
     access: Access,
-    /// Names it in `by_use`.
+    /// The key of the entry in `by_use`.
     used: u64,
 }
 
-/// Registrations of one domain that are kept for the next time, least recently used ones first to go.
+/// Registrations of one domain, kept for reuse. The least recently used ones are evicted first.
 ///
-/// Nothing is hooked: whoever frees memory calls [`Self::invalidate`] before. That is what `unsafe` in
-/// [`Self::get`] is about.
+/// There are no allocator hooks: call [`Self::invalidate`] before memory is freed. [`Self::get`] is
+/// `unsafe` for this reason.
 ///
 /// ```
 /// use barewire::{Access, CacheLimits, Domain, RegistrationCache};
 /// use std::ptr::NonNull;
 ///
-/// let domain = Domain::open("self", "memory")?;
+/// let domain = Domain::open(&"self/memory".parse()?)?;
 /// let mut cache = RegistrationCache::new(&domain, CacheLimits::default());
 /// let mut buffer = vec![0_u8; 8192];
 /// let start = NonNull::from(&mut buffer[..]).cast::<u8>();
-/// // SAFETY: the buffer stays until it is invalidated below, and nobody else uses it.
+/// // SAFETY: the buffer lives until it is invalidated below, and nothing else accesses it.
 /// let whole = unsafe { cache.get(start, 8192, Access::REMOTE_READ) }?;
-/// // SAFETY: as above.
+/// // SAFETY: the range lies in the same buffer, which lives until it is invalidated below.
 /// let part = unsafe { cache.get(start.add(100), 10, Access::REMOTE_READ) }?;
 /// assert_eq!((part.slice()?.len(), cache.statistics().hits), (10, 1));
 /// drop((whole, part));
-/// assert_eq!(cache.invalidate(start, 8192), 0, "nobody uses it any more: the buffer may go");
+/// assert_eq!(cache.invalidate(start, 8192), 0, "unused: the buffer may be freed");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct RegistrationCache {
     domain: Domain,
     limits: CacheLimits,
-    /// By first address. None lies inside another, so their ends are in order, too.
+    /// By first address. No region lies inside another, so their ends are sorted, too.
     regions: BTreeMap<usize, Entry>,
-    /// First addresses, by last use.
+    /// First addresses of regions, by last use.
     by_use: BTreeMap<u64, usize>,
-    /// Regions that went while someone used them.
+    /// Removed regions that were still in use.
     retired: Vec<Weak<Region>>,
-    /// Regions that went and are registered for ever.
+    /// Removed regions that stay registered for ever.
     stuck: Stuck,
     clock: u64,
     statistics: CacheStatistics,
 }
 
-/// A range of a registered region. The region stays registered as long as one of these lives, even if the cache lets it go.
+/// A range of a registered region. The region stays registered while one of these exists, even
+/// after its eviction.
 #[derive(Debug, Clone)]
 pub struct Cached {
     region: Rc<Region>,
@@ -120,27 +121,27 @@ pub struct Cached {
 }
 
 impl Cached {
-    /// The range, for zero-copy operations.
+    /// Returns the range, for zero-copy operations.
     ///
     /// # Errors
-    /// Never: the range was checked when it was looked up.
+    /// Never: `get` checked the range.
     pub fn slice(&self) -> Result<Slice<'_>, MemoryError> {
         self.region.memory.slice(self.offset, self.length)
     }
 
-    /// The whole region, for its key.
+    /// Returns the whole region, for its key.
     pub fn memory(&self) -> &Memory {
         &self.region.memory
     }
 
-    /// The range's first byte in the region.
+    /// Returns the offset of the range in the region.
     pub fn offset(&self) -> usize {
         self.offset
     }
 }
 
 impl RegistrationCache {
-    /// An empty cache for `domain`.
+    /// Creates an empty cache for `domain`.
     pub fn new(domain: &Domain, limits: CacheLimits) -> Self {
         Self {
             domain: domain.clone(),
@@ -154,16 +155,18 @@ impl RegistrationCache {
         }
     }
 
-    /// A registration that has the range and gives `access`: one that is there, or a new one.
+    /// Returns a registration that covers the range with the rights `access`, creating one if
+    /// necessary.
     ///
     /// # Errors
-    /// [`MemoryError`]. If the device has no room, what is used least goes, and it is tried again.
+    /// [`MemoryError`]. If the device has no room, the least recently used region is evicted and
+    /// the registration is tried again.
     ///
     /// # Safety
-    /// Until [`Self::invalidate`] of the range has returned 0, `[start, start + length)` stays mapped, and this
-    /// process accesses it in no other way than through atomics or this API. Dropping the cache and all
-    /// that it gave deregisters too, but cannot report that the device refused: memory that was not
-    /// invalidated before stays as it is for the life of the process.
+    /// Until [`Self::invalidate`] of the range has returned 0, `[start, start + length)` stays
+    /// mapped, and this process accesses it only through atomics or this API. Dropping the cache
+    /// and all values from it deregisters too, but cannot report that the device refused: memory
+    /// that was not invalidated before must stay mapped for the life of the process.
     pub unsafe fn get(
         &mut self,
         start: NonNull<u8>,
@@ -183,7 +186,8 @@ impl RegistrationCache {
             return Ok(Cached { region, offset: first - at, length });
         }
         self.statistics.misses += 1;
-        // Together with what lies inside, and with what it lies inside of, which lacks a right: none may lie in another.
+        // Registers the union with regions inside the range, and with one around it that lacks a
+        // right: no region may lie in another.
         let (mut from, mut to, mut rights) = (first, end, access);
         if let Some((&at, entry)) = self.regions.range(..=first).next_back()
             && at + entry.region.memory.len() >= end
@@ -194,10 +198,13 @@ impl RegistrationCache {
         for at in &inside {
             rights |= self.regions.get(at).map_or(Access::empty(), |entry| entry.access);
         }
-        // SAFETY: at or before `start`, in a region that an earlier call brought.
+        // SAFETY: `from` is the start of the range itself, or of a region of an earlier call that
+        // contains `start`, so the result stays inside memory that is mapped.
         let whole = unsafe { start.sub(first - from) };
         let memory = loop {
-            // SAFETY: the caller's promise now, and those of the calls that brought the regions around.
+            // SAFETY: the range consists of the range of this call and of regions of earlier calls.
+            // The contract of this function covers each: it stays mapped, and is accessed only
+            // through atomics or this API, until it was invalidated.
             match unsafe { self.domain.register(whole, to - from, rights) } {
                 Err(_) if self.evict() => {}
                 answer => break answer?,
@@ -221,9 +228,9 @@ impl RegistrationCache {
         Ok(Cached { region, offset: first - from, length })
     }
 
-    /// Forgets every region that has a byte of the range. Returns how many regions still cover a part of it: held
-    /// by what [`Self::get`] gave, or, for the life of the process, by a device that refused to give them
-    /// up. The memory may go when that is 0.
+    /// Removes every region that overlaps the range. Returns how many regions still cover a part of
+    /// it, because a value from [`Self::get`] uses them, or, for the life of the process, because
+    /// the device refused to release them. The memory may be freed when the result is 0.
     pub fn invalidate(&mut self, start: NonNull<u8>, length: usize) -> usize {
         let first = start.addr().get();
         let end = first.saturating_add(length);
@@ -245,12 +252,12 @@ impl RegistrationCache {
         used + self.stuck.borrow().iter().filter(|range| covers(range.start, range.len())).count()
     }
 
-    /// What it did and has.
+    /// Returns the statistics.
     pub fn statistics(&self) -> CacheStatistics {
         self.statistics
     }
 
-    /// First addresses of regions that lie in the range.
+    /// Returns the first addresses of regions that lie in the range.
     fn inside(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
         self.regions
             .range(from..to)
@@ -278,7 +285,7 @@ impl RegistrationCache {
         }
     }
 
-    /// Lets go what was used least recently. False if there is nothing.
+    /// Removes the least recently used region. Returns false if there is none.
     fn evict(&mut self) -> bool {
         let Some((_, &at)) = self.by_use.first_key_value() else { return false };
         self.remove(at);
@@ -305,20 +312,21 @@ mod tests {
     const ARENA: usize = 1 << 12;
 
     proptest! {
-        /// What is given has the range and the rights, and what is kept stays within the limits; no region lies in another.
+        /// Results have the range and the rights, the cache stays within its limits, and no region
+        /// lies in another.
         #[test]
         fn gives_what_was_asked_for_and_keeps_within_limits(
             steps in proptest::collection::vec((0..10u8, 0..ARENA, 1..600_usize, 0..16u32), 1..120),
         ) {
             let mut arena = vec![0u64; ARENA / 8];
             let base = NonNull::new(arena.as_mut_ptr().cast::<u8>()).unwrap();
-            let domain = Domain::open("self", "memory").unwrap();
+            let domain = Domain::open(&"self/memory".parse().unwrap()).unwrap();
             let limits = CacheLimits { regions: 7, bytes: 2000 };
             let mut cache = RegistrationCache::new(&domain, limits);
             let mut gets = 0;
             for (kind, offset, length, access) in steps {
                 let length = length.min(ARENA - offset);
-                // SAFETY: inside the arena.
+                // SAFETY: the offset lies inside the arena.
                 let start = unsafe { base.add(offset) };
                 if kind == 0 {
                     prop_assert_eq!(cache.invalidate(start, length), 0);
@@ -326,7 +334,7 @@ mod tests {
                 }
                 let access = Access::from_bits_truncate(access);
                 gets += 1;
-                // SAFETY: the arena outlives the cache.
+                // SAFETY: the arena outlives the cache, and only the cache accesses it.
                 let cached = unsafe { cache.get(start, length, access) }.unwrap();
                 let memory = cached.memory();
                 prop_assert_eq!(memory.address() + cached.offset() as u64, start.addr().get() as u64);
@@ -335,9 +343,9 @@ mod tests {
                 prop_assert_eq!(statistics.hits + statistics.misses, gets);
                 prop_assert!(statistics.regions <= limits.regions);
                 prop_assert!(statistics.bytes <= limits.bytes || statistics.regions == 0);
-                // At once again, unless it was too long to be kept.
+                // The same region again, unless it is too long to be kept.
                 let kept = cache.regions.values().any(|entry| Rc::ptr_eq(&entry.region, &cached.region));
-                // SAFETY: as above.
+                // SAFETY: the arena outlives the cache, and only the cache accesses it.
                 let again = unsafe { cache.get(start, length, access) }.unwrap();
                 gets += 1;
                 prop_assert_eq!(Rc::ptr_eq(&again.region, &cached.region), kept);
@@ -353,15 +361,15 @@ mod tests {
     fn what_is_used_is_told_when_it_is_invalidated() {
         let mut buffer = [0u64; 64];
         let start = NonNull::from(&mut buffer).cast::<u8>();
-        let domain = Domain::open("self", "memory").unwrap();
+        let domain = Domain::open(&"self/memory".parse().unwrap()).unwrap();
         let mut cache = RegistrationCache::new(&domain, CacheLimits { regions: 1, bytes: usize::MAX });
-        // SAFETY: the buffer outlives all.
+        // SAFETY: the buffer outlives the cache and all values from it.
         let (first, second) = unsafe {
             let first = cache.get(start, 16, Access::all()).unwrap();
             (first, cache.get(start.add(256), 16, Access::all()).unwrap())
         };
         assert_eq!(cache.statistics().evictions, 1);
-        // The first is registered still, though the cache has let it go.
+        // The first is still registered, although the cache has evicted it.
         first.memory().write(0, &[1; 16]).unwrap();
         assert_eq!(cache.invalidate(start, 512), 2);
         drop((first, second));

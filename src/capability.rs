@@ -1,26 +1,29 @@
 //! The operations of endpoints, as traits.
 //!
-//! In the static API each operation is a trait that a transport's endpoint implements or does not:
-//! a post that it lacks does not compile. In the dynamic API the same facts are data,
-//! [`Attributes`](crate::Attributes), and the operation returns [`PostError::Unsupported`].
+//! In the static API each operation is a trait. A transport's endpoint implements those that it
+//! supports; a post of another operation does not compile. In the dynamic API the same facts are
+//! data, [`Attributes`](crate::Attributes), and an unsupported operation returns
+//! [`PostError::Unsupported`].
 //!
-//! A post returns [`Posted::Done`](crate::Posted::Done) if it is finished: the buffers are the caller's
-//! again, and the completion is not touched. `self` and `shm` finish every operation so, as this CPU
-//! carries it out. After [`Posted::InProgress`](crate::Posted::InProgress) progress finishes it.
+//! A post of a short or buffered operation, or of an atomic without result, has copied what it
+//! needs: it returns `()` or the number of bytes. The others return [`Posted`](crate::Posted):
+//! after [`Done`](crate::Posted::Done) the caller may reuse the buffers, and the completion is not
+//! counted down. `self` and `shm` finish every operation in the post, since the CPU carries it out.
+//! After [`InProgress`](crate::Posted::InProgress) progress finishes it.
 //!
 //! ```
 //! use barewire::capability::PutShort;
 //! use barewire::transport::self_;
-//! use barewire::{Access, InterfaceConfig, Post};
+//! use barewire::{Access, InterfaceConfig, PostError};
 //!
 //! /// Sets a flag at the peer, over any transport that has `put_short`.
-//! fn raise<E: PutShort>(endpoint: &E, flag: u64, key: &E::Key) -> Post {
+//! fn raise<E: PutShort>(endpoint: &E, flag: u64, key: &E::Key) -> Result<(), PostError> {
 //!     endpoint.put_short(&[1], flag, key)
 //! }
 //!
 //! let domain = self_::Domain::open("memory")?;
 //! let (interface, _progress) = self_::Interface::open(&domain, &InterfaceConfig::default())?;
-//! let endpoint = self_::Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+//! let endpoint = interface.connect(&interface.address())?;
 //! let memory = domain.allocate(64, Access::REMOTE_WRITE)?;
 //! raise(&endpoint, memory.address() + 8, &domain.unpack_key(&memory.pack_key())?)?;
 //! let mut flag = [0];
@@ -33,6 +36,7 @@ use crate::atomic::{AtomicOp, AtomicWord};
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::error::{Busy, PostError};
 use crate::memory::{Slice, Transfer};
+use crate::pending::PendingRequest;
 use crate::status::{FlushMode, PendingResult, Post};
 
 /// The key by which operations name remote memory.
@@ -43,17 +47,17 @@ pub trait RemoteMemory {
 
 /// Put from the argument.
 pub trait PutShort: RemoteMemory {
-    /// Writes `payload` to `remote`. The payload is copied: the post is always done.
+    /// Writes `payload`, which is copied, to `remote`.
     ///
     /// # Errors
     /// [`PostError`]
-    fn put_short(&self, payload: &[u8], remote: u64, key: &Self::Key) -> Post;
+    fn put_short(&self, payload: &[u8], remote: u64, key: &Self::Key) -> Result<(), PostError>;
 }
 
 /// Put through a buffer of the interface.
 pub trait PutBcopy: RemoteMemory {
-    /// Writes to `remote` what `pack` puts into a buffer. `pack` returns the number of bytes, and so
-    /// does the post, which is done.
+    /// Writes to `remote` what `pack` puts into a buffer. `pack` returns the number of bytes, and
+    /// so does the post; the caller has nothing to wait for.
     ///
     /// # Errors
     /// [`PostError`]
@@ -114,9 +118,9 @@ pub trait GetZcopy: RemoteMemory {
 
 /// Lists of puts and gets.
 pub trait Lists: RemoteMemory {
-    /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All are
-    /// posted or none; `self`, `shm` and `cma` stop at the first that cannot be posted. The completion is
-    /// counted down once, when all are finished.
+    /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All
+    /// are posted or none; `self`, `shm` and `cma` stop at the first that cannot be posted. The
+    /// completion is counted down once, when all are finished.
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::TooManyTransfers`] for a list longer than the send queue.
@@ -131,27 +135,27 @@ pub trait Lists: RemoteMemory {
 
 /// Active message from the argument.
 pub trait AmShort {
-    /// Sends `header` and `payload` to the peer's handler `id`. They are copied: the post is always done.
+    /// Sends `header` and `payload`, which are copied, to the peer's handler `id`.
     ///
     /// # Errors
     /// [`PostError`]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post;
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError>;
 }
 
 /// Active message from arguments in pieces.
 pub trait AmShortIov {
-    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one payload of
-    /// [`AmShort::am_short`].
+    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one
+    /// payload of [`AmShort::am_short`].
     ///
     /// # Errors
     /// [`PostError`]
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post;
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError>;
 }
 
 /// Active message through a buffer of the interface.
 pub trait AmBcopy {
-    /// Sends to the peer's handler `id` what `pack` puts into a buffer. `pack` returns the number of
-    /// bytes, and so does the post, which is done.
+    /// Sends to the peer's handler `id` what `pack` puts into a buffer. `pack` returns the number
+    /// of bytes, and so does the post; the caller has nothing to wait for.
     ///
     /// # Errors
     /// [`PostError`]
@@ -169,52 +173,18 @@ pub trait AmZcopy {
     fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post;
 }
 
-/// 64-bit add without result.
-pub trait Atomic64: RemoteMemory {
-    /// Adds `operand` to the word at `remote`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    fn atomic_add64(&self, operand: u64, remote: u64, key: &Self::Key) -> Post;
-}
-
-/// 64-bit atomics that fetch the old value.
-pub trait AtomicFetch64: RemoteMemory {
-    /// Adds `operand` to the word at `remote` and fetches the value before.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    fn atomic_fetch_add64(
-        &self,
-        operand: u64,
-        remote: u64,
-        key: &Self::Key,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post;
-
-    /// Stores `swap` at `remote` if the word is `compare`, and fetches the value before.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    fn atomic_compare_swap64(
-        &self,
-        compare: u64,
-        swap: u64,
-        remote: u64,
-        key: &Self::Key,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post;
-}
-
 /// Every atomic, on words of 4 and 8 bytes.
 pub trait Atomics: RemoteMemory {
     /// Changes the word at `remote`, a multiple of the word's size. Swaps exist with a result only.
     ///
     /// # Errors
     /// [`PostError`]
-    fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &Self::Key) -> Post;
+    fn atomic_post<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &Self::Key,
+    ) -> Result<(), PostError>;
 
     /// As [`Self::atomic_post`], and fetches the value before.
     ///
@@ -232,8 +202,9 @@ pub trait Atomics: RemoteMemory {
 
 /// Waiting for, ordering and cancelling operations.
 pub trait Flush {
-    /// Waits for what was posted so far; see [`FlushMode`]. After [`FlushMode::Cancel`] the endpoint
-    /// accepts no posts. Over `ud_verbs` a message is finished when the peer has acknowledged it.
+    /// Waits for what was posted so far; see [`FlushMode`]. After [`FlushMode::Cancel`] the
+    /// endpoint accepts no posts. Over `ud_verbs` a message is finished when the peer has
+    /// acknowledged it.
     ///
     /// # Errors
     /// [`PostError`]
@@ -248,8 +219,8 @@ pub trait Flush {
 
 /// Checking that the peer is alive.
 pub trait Check {
-    /// Checks the peer as [`Endpoint::check`](crate::Endpoint::check) does, or returns why posts are
-    /// refused.
+    /// Checks the peer as [`Endpoint::check`](crate::Endpoint::check) does, or returns why posts
+    /// are refused.
     ///
     /// # Errors
     /// [`PostError`]
@@ -258,11 +229,22 @@ pub trait Check {
 
 /// Requests that wait for resources.
 pub trait Pending: Sized {
-    /// Queues a request that progress runs, in order, when resources come back.
+    /// Queues a request that progress runs, in order, when resources are freed.
     ///
     /// # Errors
     /// [`Busy`] if a post would not return [`PostError::NoResource`] now.
     fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy>;
+
+    /// As [`Self::pending_add`], for a request that was taken from an endpoint, or that the caller
+    /// keeps.
+    ///
+    /// # Errors
+    /// The request, if a post would not return [`PostError::NoResource`] now: run it instead.
+    fn pending_add_request(&self, request: PendingRequest<Self>) -> Result<(), PendingRequest<Self>>;
+
+    /// Takes the waiting requests, in order. The one that is running, if any, stays.
+    #[must_use = "the requests are dropped without having run"]
+    fn pending_take(&self) -> Vec<PendingRequest<Self>>;
 
     /// Drops every waiting request and calls `purged` once for each, in order.
     fn pending_purge(&self, purged: impl FnMut());

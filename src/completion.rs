@@ -1,4 +1,4 @@
-//! Completions, results and unpackers: what an operation in progress gives back.
+//! Completions, fetch results and unpackers: how an operation in progress reports its end.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,11 +15,11 @@ struct State {
     pending: Cell<u32>,
     status: Cell<Result<(), OperationError>>,
     callback: Cell<Option<Callback>>,
-    /// Zero was reached again while the callback ran.
+    /// The count reached zero again while the callback was running.
     again: Cell<bool>,
     /// The task that awaits the completion.
     waker: Cell<Option<Waker>>,
-    /// The callback is a [`Waking`].
+    /// Whether the callback is a [`Waking`].
     wakes: Cell<bool>,
 }
 
@@ -42,12 +42,12 @@ impl State {
     }
 }
 
-/// A counter of operations with a callback that runs when the last of them finished.
+/// A counter of operations with a callback that runs when the last of them is finished.
 ///
-/// The caller sets the count; every operation that was posted with this completion and answered
-/// [`Posted::InProgress`](crate::Posted::InProgress) counts it down by one. The callback runs inside
-/// progress and may post. A completion can be used again: [`add`](Self::add) arms it anew, so no
-/// allocation is needed per operation.
+/// The caller sets the count; every operation that was posted with this completion and returned
+/// [`Posted::InProgress`](crate::Posted::InProgress) counts it down by one. The callback runs
+/// inside progress and may post. A completion can be used again: [`add`](Self::add) arms it anew,
+/// so no allocation is needed per operation.
 ///
 /// ```
 /// use std::{cell::Cell, rc::Rc};
@@ -59,8 +59,8 @@ impl State {
 /// ```
 ///
 /// A reference to a completion can be awaited: the future is ready when no operation is awaited any
-/// more, and returns the [`status`](Self::status). It needs no particular executor, but something must
-/// drive the worker on this thread. One task at a time can await a completion.
+/// more, and returns the [`status`](Self::status). It needs no particular executor, but something
+/// must drive the worker on this thread. One task at a time can await a completion.
 ///
 /// ```
 /// # use barewire::{Completion, OperationError};
@@ -81,18 +81,18 @@ impl Completion {
         Self(State::new(count, Some(Box::new(callback))))
     }
 
-    /// A completion without a callback, to be polled or awaited.
+    /// Creates a completion without a callback, to be polled or awaited.
     pub fn counter(count: u32) -> Self {
         Self(State::new(count, None))
     }
 
-    /// Operations still awaited.
+    /// Returns the number of operations still awaited.
     #[inline]
     pub fn pending(&self) -> u32 {
         self.0.pending.get()
     }
 
-    /// Awaits `n` more operations. From zero, this arms the completion anew and forgets an old error.
+    /// Awaits `n` more operations. From zero, this rearms the completion and clears an old error.
     #[inline]
     pub fn add(&self, n: u32) {
         let pending = self.0.pending.get();
@@ -102,7 +102,7 @@ impl Completion {
         self.0.pending.set(pending.saturating_add(n));
     }
 
-    /// The first error so far.
+    /// Returns the first error so far.
     ///
     /// # Errors
     /// The first [`OperationError`] of an operation counted by this completion.
@@ -111,14 +111,14 @@ impl Completion {
         self.0.status.get()
     }
 
-    /// One awaited operation is finished. Also for callers that fold work of their own into the count,
-    /// for example a post that answered [`Posted::Done`](crate::Posted::Done).
+    /// One awaited operation is finished. Also for callers that fold work of their own into the
+    /// count, for example a post that returned [`Posted::Done`](crate::Posted::Done).
     #[inline]
     pub fn count_down(&self, result: Result<(), OperationError>) {
         if let Err(error) = result {
             self.fail(error);
         }
-        // More operations than awaited: the callback ran already.
+        // More operations than awaited: the callback has already run.
         let Some(pending) = self.0.pending.get().checked_sub(1) else { return };
         self.0.pending.set(pending);
         if pending == 0 {
@@ -128,7 +128,7 @@ impl Completion {
 
     fn run(&self) {
         let Some(callback) = self.0.callback.take() else {
-            // None was given, or it is running further down this stack.
+            // There is no callback, or it is running further up the stack.
             self.0.again.set(true);
             return;
         };
@@ -143,7 +143,7 @@ impl Completion {
     }
 }
 
-/// A callback that runs, taken from its completion. It goes back also when it panics.
+/// A running callback, taken from its completion. The drop puts it back, also after a panic.
 struct Running<'a> {
     state: &'a State,
     callback: Option<Callback>,
@@ -161,7 +161,8 @@ impl Running<'_> {
         }
     }
 
-    /// Runs the callback again, after it panicked when zero was reached again meanwhile.
+    /// Runs the callback again, if the count reached zero again while it was running and it then
+    /// panicked.
     #[cold]
     #[inline(never)]
     fn run_after_panic(&mut self) {
@@ -202,7 +203,7 @@ impl Future for Completed<'_> {
             return Poll::Ready(state.status.get());
         }
         state.waker.set(Some(context.waker().clone()));
-        // Part of the callback, so that completions that nobody awaits do not pay for it.
+        // Part of the callback, so that completions that are never awaited pay nothing for it.
         if !state.wakes.replace(true) {
             let waking = Waking { state: Rc::downgrade(state), callback: state.callback.take() };
             state.callback.set(Some(waking.into_callback()));
@@ -233,7 +234,8 @@ impl Waking {
 }
 
 impl Drop for Waking {
-    /// The task polled while the callback ran, which took its place back: the next poll tries again.
+    /// If the task polled while the callback was running, the callback was replaced already; the
+    /// next poll tries again.
     fn drop(&mut self) {
         if let Some(state) = self.state.upgrade() {
             state.wakes.set(false);
@@ -251,17 +253,17 @@ impl fmt::Debug for Completion {
     }
 }
 
-/// Where a fetching atomic puts the value that it found. Valid once the operation is complete.
+/// Where a fetching atomic stores the old value. Valid once the operation is complete.
 #[derive(Clone, Debug, Default)]
 pub struct FetchResult(Rc<Cell<u64>>);
 
 impl FetchResult {
-    /// A result that reads zero until an operation fills it.
+    /// Creates a result that reads zero until an operation fills it.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The value fetched.
+    /// Returns the fetched value.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.get()
@@ -273,14 +275,15 @@ impl FetchResult {
     }
 }
 
-/// A function that takes the bytes which a buffered get fetched. Make it once and use it for many gets.
+/// A function that receives the bytes of a buffered get. Create it once and use it for many gets.
 #[derive(Clone)]
 pub struct Unpack(Rc<UnpackFn>);
 
 type UnpackFn = dyn Fn(&[u8]);
 
 impl Unpack {
-    /// Wraps a function; it runs inside the post (`self`) or inside progress, before the completion.
+    /// Wraps a function; it runs inside the post (`self`) or inside progress, before the
+    /// completion.
     pub fn new(unpack: impl Fn(&[u8]) + 'static) -> Self {
         Self(Rc::new(unpack))
     }

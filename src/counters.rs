@@ -1,4 +1,4 @@
-//! What endpoints did, in numbers: two additions per post, and nothing else on the way to the wire.
+//! Counters of endpoints. They cost two additions per post.
 
 use std::cell::Cell;
 use std::fmt;
@@ -6,16 +6,17 @@ use std::hint::cold_path;
 use std::ops::{Add, AddAssign, Sub};
 use std::rc::Rc;
 
-/// What an endpoint, or all endpoints that an interface ever had, did since it was opened. Numbers wrap around.
+/// Counts of an endpoint, or of all endpoints that an interface has had, since it was opened. They
+/// wrap around.
 ///
 /// ```
 /// # use barewire::*;
 /// let mut worker = Worker::new();
-/// let domain = Domain::open("self", "memory")?;
+/// let domain = Domain::open(&"self/memory".parse()?)?;
 /// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
-/// let endpoint = Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+/// let endpoint = interface.connect(&interface.address())?;
 /// let before = endpoint.counters();
-/// let _ = endpoint.am_short(0, 1, b"four")?;
+/// endpoint.am_short(0, 1, b"four")?;
 /// let did = endpoint.counters() - before;
 /// assert_eq!((did.posted, did.bytes), (1, 12));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -23,22 +24,23 @@ use std::rc::Rc;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Operations that were accepted: messages, puts, gets and atomics; each transfer of a list.
+    /// Accepted operations: messages, puts, gets and atomics; each transfer of a list.
     pub posted: u64,
-    /// Bytes of those: payloads, headers of messages, the words of atomics.
+    /// Bytes of these: payloads, headers of messages, the words of atomics.
     pub bytes: u64,
-    /// Posts that found no room, and were answered [`PostError::NoResource`](crate::PostError::NoResource). Not those that were answered so
-    /// because requests wait, or the peer did not answer yet.
+    /// Posts that returned [`PostError::NoResource`](crate::PostError::NoResource) for lack of
+    /// room. Posts that returned it because requests were pending, or because the peer had not
+    /// responded, are excluded.
     pub no_resource: u64,
-    /// Requests that [`Endpoint::pending_add`](crate::Endpoint::pending_add) took.
+    /// Requests that [`Endpoint::pending_add`](crate::Endpoint::pending_add) accepted.
     pub waited: u64,
-    /// Messages that the transport sent again, which only `ud_verbs` does. What a device or the kernel sends again is in their own counters
-    /// (`/sys/class/infiniband/*/ports/*/hw_counters`, `nstat`).
+    /// Messages that the transport sent again, which only `ud_verbs` does. Devices and the kernel
+    /// count their own retransmissions (`/sys/class/infiniband/*/ports/*/hw_counters`, `nstat`).
     pub retries: u64,
 }
 
 impl Counters {
-    /// The numbers with their names, for whoever shows all of them.
+    /// Returns the counters with their names.
     pub const fn named(&self) -> [(&'static str, u64); 5] {
         [
             ("posted", self.posted),
@@ -49,15 +51,16 @@ impl Counters {
         ]
     }
 
-    /// Hands the numbers, under these labels, to the recorder of the crate [`metrics`]: its counters `barewire_posted`, `barewire_bytes`, ...
-    /// are set to them (feature `metrics`). Call it as often as they are to be new; posting knows nothing of it.
+    /// Passes the counters, with these labels, to the recorder of the crate [`metrics`]: sets its
+    /// counters `barewire_posted`, `barewire_bytes` and so on (feature `metrics`). Call it whenever
+    /// they should be updated; posts are not affected.
     ///
     /// ```
     /// # use barewire::*;
     /// # let mut worker = Worker::new();
-    /// # let domain = Domain::open("self", "memory")?;
+    /// # let domain = Domain::open(&"self/memory".parse()?)?;
     /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
-    /// interface.counters().publish(&[("transport", interface.transport()), ("device", "memory")]);
+    /// interface.counters().publish(&[("transport", interface.transport().name()), ("device", "memory")]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[cfg(feature = "metrics")]
@@ -97,7 +100,7 @@ impl AddAssign for Counters {
     }
 }
 
-/// What was done since the other was read.
+/// The counts since `other` was read.
 impl Sub for Counters {
     type Output = Self;
 
@@ -115,7 +118,7 @@ impl fmt::Display for Counters {
     }
 }
 
-/// An endpoint's counters while it counts.
+/// The live counters of an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     posted: Cell<u64>,
@@ -126,7 +129,7 @@ pub(crate) struct Tally {
     past: Past,
 }
 
-/// What the endpoints of an interface did that are gone.
+/// Counts of an interface's endpoints that were dropped.
 pub(crate) type Past = Rc<Cell<Counters>>;
 
 impl Tally {
@@ -136,7 +139,7 @@ impl Tally {
         tally
     }
 
-    /// An operation was accepted.
+    /// Counts an accepted operation.
     #[inline(always)]
     pub(crate) fn posted(&self, bytes: usize) {
         self.posted_many(1, bytes);
@@ -148,18 +151,18 @@ impl Tally {
         self.add_bytes(bytes);
     }
 
-    /// For whoever knows otherwise how many operations were accepted.
+    /// Counts bytes, for transports that count operations elsewhere.
     #[inline(always)]
     pub(crate) fn add_bytes(&self, bytes: usize) {
         self.bytes.set(self.bytes.get().wrapping_add(bytes as u64));
     }
 
-    /// So many operations were posted altogether.
+    /// Sets the total number of posted operations.
     pub(crate) fn set_posted(&self, operations: u64) {
         self.posted.set(operations);
     }
 
-    /// Not a call: who might make one saves registers for it in front of every post.
+    /// Inlined: a call here would make every post save registers.
     #[inline(always)]
     pub(crate) fn refused(&self) {
         cold_path();

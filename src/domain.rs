@@ -3,12 +3,13 @@
 use std::ptr::NonNull;
 
 use crate::address::TransportId;
+use crate::device::DeviceId;
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, Memory, RemoteKey};
 use crate::transport::table::transports;
-use crate::transport::{Transport, rc_mlx5};
+use crate::transport::{self, Transport};
 
-/// One device opened by one transport: memory is registered and interfaces are opened in it.
+/// A device opened by a transport, in which memory is registered and interfaces are opened.
 #[derive(Debug, Clone)]
 pub struct Domain(pub(crate) Kind);
 
@@ -18,55 +19,54 @@ transports!(one_of!
 );
 
 impl Domain {
-    /// Opens a device by the names that [`components`](crate::components) lists. The transport is a name or a
-    /// [`TransportId`].
+    /// Opens a device. [`components`](crate::components) lists the devices of this machine.
     ///
     /// ```
-    /// let domain = barewire::Domain::open(barewire::TransportId::Self_, "memory")?;
+    /// let domain = barewire::Domain::open(&"self/memory".parse()?)?;
     /// let memory = domain.allocate(4096, barewire::Access::all())?;
     /// memory.write(0, b"hello")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`OpenError::UnknownTransport`] and [`OpenError::UnknownDevice`] list what there is;
+    /// [`OpenError::NotBuilt`] and [`OpenError::UnknownDevice`] list the alternatives;
     /// [`OpenError::Device`] if the device refuses.
-    pub fn open(transport: impl AsRef<str>, device: &str) -> Result<Self, OpenError> {
-        let transport = transport.as_ref();
-        let unknown = || {
-            let known: Vec<_> = TransportId::BUILT.iter().map(|id| id.name()).collect();
-            Err(OpenError::UnknownTransport { name: transport.to_owned(), known: known.join(", ") })
-        };
-        let Ok(id) = transport.parse() else { return unknown() };
-        transports!(by_id! id, T::open(device).map(Self::from_static::<T>), else unknown())
+    pub fn open(device: &DeviceId) -> Result<Self, OpenError> {
+        let transport = device.transport();
+        transports!(by_id! transport, T::open(device.name()).map(Self::from_static::<T>), else {
+            Err(OpenError::NotBuilt { transport, known: TransportId::list(TransportId::BUILT) })
+        })
     }
 
-    /// A domain of `rc_mlx5` on a software HCA that the caller opened, for tests and fault injection.
+    /// Creates a domain of `rc_mlx5` on a software HCA that the caller opened, for tests and fault
+    /// injection.
     ///
     /// # Errors
     /// [`OpenError::Device`] if the device refuses.
+    #[cfg(feature = "soft")]
     pub fn open_soft(device: barewire_hca::Device) -> Result<Self, OpenError> {
-        rc_mlx5::Domain::open_soft(device).map(Self::from_static::<rc_mlx5::RcMlx5>)
+        transport::rc_mlx5::Domain::open_soft(device).map(Self::from_static::<transport::rc_mlx5::RcMlx5>)
     }
 
-    /// The domain of a transport's own type.
+    /// Wraps a domain of a transport's own type.
     pub fn from_static<T: Transport>(domain: T::Domain) -> Self {
         T::into_domain(domain)
     }
 
-    /// The domain as the transport's own type; `None` if it is another transport's.
+    /// Returns the domain as the transport's own type; `None` if it is of another transport.
     pub fn as_static<T: Transport>(&self) -> Option<&T::Domain> {
         T::from_domain(self)
     }
 
-    /// The transport.
-    pub fn transport_id(&self) -> TransportId {
+    /// Returns the transport.
+    pub fn transport(&self) -> TransportId {
         transports!(each! &self.0, _domain => T::ID)
     }
 
-    /// The transport's name.
-    pub fn transport(&self) -> &'static str {
-        transports!(each! &self.0, _domain => T::ID.name())
+    /// Returns the device's name. Two domains of one node with equal names use the same device,
+    /// even over different transports.
+    pub fn name(&self) -> &str {
+        transports!(each! &self.0, domain => transport::Domain::name(domain))
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
@@ -77,16 +77,16 @@ impl Domain {
         transports!(each! &self.0, domain => domain.allocate(len, access).map(Memory::from_static::<T>))
     }
 
-    /// Registers memory that someone else owns.
+    /// Registers memory that the domain does not own.
     ///
     /// # Errors
     /// [`MemoryError`]
     ///
     /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
-    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
-    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
-    /// life of the process.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
+    /// this process accesses it only through atomics or this API. Dropping the memory deregisters
+    /// it too, but cannot report that the device refused: memory that was dropped must stay mapped
+    /// for the life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -94,16 +94,17 @@ impl Domain {
         access: Access,
     ) -> Result<Memory, MemoryError> {
         transports!(each! &self.0, domain => {
-            // SAFETY: the function of the transport has the same contract, which the caller keeps.
+            // SAFETY: the function of the transport has the same contract as this function, and
+            // gets the same arguments.
             unsafe { domain.register(start, len, access) }.map(Memory::from_static::<T>)
         })
     }
 
-    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    /// Creates a key from the bytes of the peer's [`Memory::pack_key`].
     ///
     /// Over `shm` the first operation with a key to a region returns
-    /// [`NoResource`](crate::PostError::NoResource) until the owner of the region makes progress and
-    /// hands the region over; later ones need no progress of the owner.
+    /// [`NoResource`](crate::PostError::NoResource) until the owner of the region makes progress
+    /// and passes the region on; later ones need no progress of the owner.
     ///
     /// # Errors
     /// [`KeyError`]

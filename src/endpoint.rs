@@ -1,26 +1,31 @@
-//! Endpoints: the dynamic API. One predictable branch per operation picks the transport.
+//! Endpoints: the dynamic API. Each operation selects the transport with one predictable branch.
 
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use crate::address::{PeerAddress, TransportId};
 use crate::atomic::{AtomicOp, AtomicWord, Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Atomic64, AtomicFetch64, Check, Flush, GetBcopy, GetZcopy, Lists,
-    Pending, PutBcopy, PutShort, PutZcopy,
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, Pending, PutBcopy,
+    PutShort, PutZcopy,
 };
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::counters::Counters;
 use crate::error::{Busy, ConnectError, EndpointError, OpenError, PostError};
 use crate::interface::{Interface, Kind as InterfaceKind};
 use crate::memory::{KeyKind, RemoteKey, Slice, Transfer};
+use crate::pending::PendingRequest;
 use crate::status::{FlushMode, PendingResult, Post};
+use crate::transport::common::pending::{HasPending, Request};
+#[cfg(feature = "shm")]
 use crate::transport::shm::RemotePointer;
 use crate::transport::table::transports;
 use crate::transport::{Transport, transfers_of};
 
-/// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last one closes it,
-/// and what was outstanding completes as cancelled.
+/// One end of a connection. Cloning gives another handle to the same endpoint; dropping the last
+/// one closes it, and outstanding operations complete as cancelled.
 ///
-/// Every operation answers at once: see [`Posted`](crate::Posted) and [`PostError`]. While requests are pending
-/// on an endpoint, a post answers [`PostError::NoResource`], so nothing overtakes them.
+/// Every post returns at once. An operation that copies its payload (short, buffered) needs nothing
+/// more from the caller; one that uses the caller's memory, or fetches, returns
+/// [`Posted`](crate::Posted). While requests are pending on an endpoint, a post returns
+/// [`PostError::NoResource`], so that nothing overtakes them.
 #[derive(Debug, Clone)]
 #[must_use = "dropping the last handle closes the endpoint"]
 pub struct Endpoint(pub(crate) Kind);
@@ -30,14 +35,14 @@ transports!(one_of!
     pub(crate) enum Kind of Endpoint
 );
 
-/// The operations that some transport lacks.
+/// The operations that some transports lack.
 ///
-/// The arms of [`each!`](crate::transport::table::each) call an operation as a method of a reference to
-/// the transport's endpoint. Method resolution takes the endpoint's own operation if there is one, and
-/// otherwise the one below, which needs one more reference.
+/// The arms of [`each!`](crate::transport::table::each) call an operation as a method of a
+/// reference to the transport's endpoint. Method resolution finds the endpoint's own operation if
+/// there is one, and otherwise the one below, which needs one more reference.
 #[allow(dead_code, reason = "without the feature verbs every transport has some of them")]
 trait Lacking {
-    fn put_short<K>(&self, _: &[u8], _: u64, _: &K) -> Post {
+    fn put_short<K>(&self, _: &[u8], _: u64, _: &K) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -65,11 +70,11 @@ trait Lacking {
         Err(PostError::Unsupported)
     }
 
-    fn am_short(&self, _: u8, _: u64, _: &[u8]) -> Post {
+    fn am_short(&self, _: u8, _: u64, _: &[u8]) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
-    fn am_short_iov(&self, _: u8, _: u64, _: &[&[u8]]) -> Post {
+    fn am_short_iov(&self, _: u8, _: u64, _: &[&[u8]]) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -81,26 +86,7 @@ trait Lacking {
         Err(PostError::Unsupported)
     }
 
-    fn atomic_add64<K>(&self, _: u64, _: u64, _: &K) -> Post {
-        Err(PostError::Unsupported)
-    }
-
-    fn atomic_fetch_add64<K>(&self, _: u64, _: u64, _: &K, _: &FetchResult, _: Option<&Completion>) -> Post {
-        Err(PostError::Unsupported)
-    }
-
-    fn atomic_compare_swap64<K>(
-        &self,
-        _: u64,
-        _: u64,
-        _: u64,
-        _: &K,
-        _: &FetchResult,
-        _: Option<&Completion>,
-    ) -> Post {
-        Err(PostError::Unsupported)
-    }
-
+    #[cfg(feature = "shm")]
     fn rkey_ptr<K>(&self, _: &K) -> Result<RemotePointer, PostError> {
         Err(PostError::Unsupported)
     }
@@ -120,20 +106,20 @@ impl Endpoint {
     /// Makes an endpoint to be connected to a peer's endpoint; transports with
     /// [`Flags::CONNECT_TO_EP`](crate::Flags::CONNECT_TO_EP).
     ///
-    /// Both ends make one, tell each other their device's and their endpoint's address by any means, and connect:
+    /// Both ends open one, send each other its address by any means, and connect:
     ///
     /// ```
     /// # use barewire::*;
     /// let mut worker = Worker::new();
-    /// let domain = Domain::open("rc_mlx5", "soft0:1")?;
+    /// let domain = Domain::open(&"rc_mlx5/soft0:1".parse()?)?;
     /// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
     /// let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
-    /// here.connect(&interface.device_address(), &there.address())?;
-    /// there.connect(&interface.device_address(), &here.address())?;
+    /// here.connect(&there.address())?;
+    /// there.connect(&here.address())?;
     ///
     /// let memory = domain.allocate(4096, Access::REMOTE_WRITE)?;
     /// let key = domain.unpack_key(&memory.pack_key())?;
-    /// let _ = here.put_short(b"hello", memory.address(), &key)?;
+    /// here.put_short(b"hello", memory.address(), &key)?;
     /// while here.flush(FlushMode::Remote, None)? == Posted::InProgress {
     ///     worker.progress();
     /// }
@@ -150,65 +136,57 @@ impl Endpoint {
         })
     }
 
-    /// Makes an endpoint to an interface; transports with
-    /// [`Flags::CONNECT_TO_INTERFACE`](crate::Flags::CONNECT_TO_INTERFACE).
-    ///
-    /// # Errors
-    /// [`ConnectError::Unsupported`], [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`]
-    pub fn connect_to_interface(
-        interface: &Interface,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
-    ) -> Result<Self, ConnectError> {
-        transports!(each_of! InterfaceKind, &interface.0, interface => {
-            T::connect_to_interface(interface, device, address).map(Self::from_static::<T>)
-        })
-    }
-
-    /// The endpoint of a transport's own type.
+    /// Wraps an endpoint of a transport's own type.
     pub fn from_static<T: Transport>(endpoint: T::Endpoint) -> Self {
         T::into_endpoint(endpoint)
     }
 
-    /// The endpoint as the transport's own type; `None` if it is another transport's.
+    /// Returns the endpoint as the transport's own type; `None` if it is of another transport.
     pub fn as_static<T: Transport>(&self) -> Option<&T::Endpoint> {
         T::from_endpoint(self)
     }
 
-    /// What the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> EndpointAddress {
+    /// Returns the transport.
+    pub fn transport(&self) -> TransportId {
+        transports!(each! &self.0, _endpoint => T::ID)
+    }
+
+    /// Returns the address that the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> PeerAddress {
         transports!(each! &self.0, endpoint => endpoint.address())
     }
 
-    /// Connects to the peer's endpoint. Both ends connect to each other; once both did, both can post.
+    /// Connects to the peer's endpoint. Both ends connect to each other; after that, both can post.
     ///
     /// # Errors
-    /// [`ConnectError`]
-    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
-        transports!(each! &self.0, endpoint => T::connect(endpoint, device, address))
+    /// [`ConnectError::NoEndpoint`] if `peer` is the address of an interface only,
+    /// [`ConnectError::Unsupported`] if the transport connects to interfaces, [`ConnectError`]
+    pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        transports!(each! &self.0, endpoint => T::connect(endpoint, peer))
     }
 
-    /// What this endpoint did so far: what its transport's `counters` says.
+    /// Returns the counters of this endpoint.
     pub fn counters(&self) -> Counters {
         transports!(each! &self.0, endpoint => endpoint.counters())
     }
 
-    /// Why the endpoint failed, if it did.
+    /// Returns why the endpoint failed, if it did.
     pub fn error(&self) -> Option<EndpointError> {
         transports!(each! &self.0, endpoint => endpoint.error())
     }
 
-    /// Writes `payload` to `remote`. Done at once: the payload is copied.
+    /// Writes `payload`, which is copied, to `remote`.
     ///
     /// # Errors
     /// [`PostError`]
     #[inline(always)]
-    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         match (&self.0, &key.0) {
+            #[cfg(feature = "mlx5")]
             (Kind::RcMlx5(endpoint), KeyKind::RcMlx5(key)) => endpoint.put_short(payload, remote, key),
-            // Behind a call, so that the stack and the registers that the others need cost the first
-            // nothing. A word by value: if its address were taken, the caller would have to keep it in
-            // memory.
+            // Out of line: inlining the other transports would cost the first one stack and
+            // registers. A word is passed by value: by reference, the caller would have to keep it
+            // in memory.
             _ => match payload.try_into() {
                 Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
                 Err(_) => self.put_short_other(payload, remote, key),
@@ -217,17 +195,17 @@ impl Endpoint {
     }
 
     #[inline(never)]
-    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
+    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short(&word.to_ne_bytes(), remote, key))
     }
 
     #[inline(never)]
-    fn put_short_other(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+    fn put_short_other(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_short(payload, remote, key))
     }
 
-    /// Lets `pack` fill a buffer of the interface and writes as many bytes as it says to `remote`. Answers the
-    /// number of bytes; the caller has nothing to wait for.
+    /// Lets `pack` fill a buffer of the interface and writes as many bytes as it says to `remote`.
+    /// Returns the number of bytes; the caller has nothing to wait for.
     ///
     /// # Errors
     /// [`PostError`]
@@ -256,8 +234,9 @@ impl Endpoint {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.put_zcopy(slices, remote, key, completion))
     }
 
-    /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All are posted, or none (`self` stops at
-    /// the first that cannot be done). The completion is counted down once, when all are finished.
+    /// Writes every transfer's slice to its remote address, with one doorbell for all of them. All
+    /// are posted, or none (`self` stops at the first that cannot be done). The completion is
+    /// counted down once, when all are finished.
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::TooManyTransfers`] for a list longer than the send queue.
@@ -304,13 +283,14 @@ impl Endpoint {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.get_zcopy(slices, remote, key, completion))
     }
 
-    /// Sends `header` and `payload` to the peer's handler `id`. Done at once: the payload is copied.
+    /// Sends `header` and `payload`, which are copied, to the peer's handler `id`.
     ///
     /// # Errors
     /// [`PostError`]
     #[inline(always)]
-    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         match &self.0 {
+            #[cfg(feature = "mlx5")]
             Kind::RcMlx5(endpoint) => endpoint.am_short(id, header, payload),
             // As in `put_short`.
             _ => match payload.try_into() {
@@ -321,26 +301,26 @@ impl Endpoint {
     }
 
     #[inline(never)]
-    fn am_word(&self, id: u8, header: u64, word: u64) -> Post {
+    fn am_word(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
         transports!(each! &self.0, endpoint => endpoint.am_short(id, header, &word.to_ne_bytes()))
     }
 
     #[inline(never)]
-    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         transports!(each! &self.0, endpoint => endpoint.am_short(id, header, payload))
     }
 
-    /// Sends `header` and the pieces, one after the other, to the peer's handler `id`, as one payload of [`Self::am_short`]. Done at
-    /// once: they are copied.
+    /// Sends `header` and the pieces, which are copied, one after the other, to the peer's handler
+    /// `id`, as one payload of [`Self::am_short`].
     ///
     /// # Errors
     /// [`PostError`]
-    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         transports!(each! &self.0, endpoint => endpoint.am_short_iov(id, header, pieces))
     }
 
-    /// Lets `pack` fill a buffer of the interface and sends as many bytes as it says to the peer's handler `id`.
-    /// Answers the number of bytes; the caller has nothing to wait for.
+    /// Lets `pack` fill a buffer of the interface and sends as many bytes as it says to the peer's
+    /// handler `id`. Returns the number of bytes; the caller has nothing to wait for.
     ///
     /// # Errors
     /// [`PostError`]
@@ -349,7 +329,8 @@ impl Endpoint {
         transports!(each! &self.0, endpoint => endpoint.am_bcopy(id, pack))
     }
 
-    /// Sends `header` followed by the slices, straight from their memory, to the peer's handler `id`.
+    /// Sends `header` followed by the slices, straight from their memory, to the peer's handler
+    /// `id`.
     ///
     /// # Errors
     /// [`PostError`]
@@ -364,57 +345,20 @@ impl Endpoint {
         transports!(each! &self.0, endpoint => endpoint.am_zcopy(id, header, slices, completion))
     }
 
-    /// Adds `operand` to the 64-bit word at `remote`.
+    /// Changes the word of 4 or 8 bytes at `remote`, which is a multiple of its size. Swaps exist
+    /// with a result only. What a transport can do is in its [`Attributes`](crate::Attributes):
+    /// `atomic32` and `atomic64`.
     ///
     /// # Errors
     /// [`PostError`]
     #[inline]
-    pub fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.atomic_add64(operand, remote, key))
-    }
-
-    /// Adds `operand` to the 64-bit word at `remote` and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_fetch_add64(
+    pub fn atomic_post<W: AtomicWord>(
         &self,
-        operand: u64,
+        op: AtomicOp<W>,
         remote: u64,
         key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.atomic_fetch_add64(operand, remote, key, result, completion))
-    }
-
-    /// Stores `swap` in the 64-bit word at `remote` if `compare` is there, and fetches what was there.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_compare_swap64(
-        &self,
-        compare: u64,
-        swap: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.atomic_compare_swap64(compare, swap, remote, key, result, completion))
-    }
-
-    /// Changes the word of 4 or 8 bytes at `remote`, which is a multiple of its size. Swaps exist with a
-    /// result only. What a transport can do is in its [`Attributes`](crate::Attributes): `atomic32` and
-    /// `atomic64`.
-    ///
-    /// # Errors
-    /// [`PostError`]
-    #[inline]
-    pub fn atomic_post<W: AtomicWord>(&self, op: AtomicOp<W>, remote: u64, key: &RemoteKey) -> Post {
-        self.change(op.change(), remote, key, None)
+    ) -> Result<(), PostError> {
+        self.change(op.change(), remote, key, None).map(drop)
     }
 
     /// As [`Self::atomic_post`], and fetches the value before.
@@ -433,15 +377,18 @@ impl Endpoint {
         self.change(op.change(), remote, key, Some((result, completion)))
     }
 
+    #[inline]
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.change(change, remote, key, fetch))
     }
 
-    /// The peer's memory as it is mapped into this process; transports with [`Flags::RKEY_PTR`](crate::Flags::RKEY_PTR).
+    /// Returns the peer's memory as it is mapped into this process; for transports with
+    /// [`Flags::RKEY_PTR`](crate::Flags::RKEY_PTR).
     ///
     /// # Errors
-    /// [`PostError::Unsupported`] where nothing is mapped, [`PostError::NoResource`] until the
-    /// peer's progress hands the region over, [`PostError`]
+    /// [`PostError::Unsupported`] if the transport maps nothing, [`PostError::NoResource`] until
+    /// the peer's progress passes the region on, [`PostError`]
+    #[cfg(feature = "shm")]
     pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
         transports!(each! (&self.0, &key.0), (endpoint, key) => endpoint.rkey_ptr(key))
     }
@@ -462,15 +409,59 @@ impl Endpoint {
         transports!(each! &self.0, endpoint => endpoint.fence())
     }
 
-    /// Queues a request that progress runs, in order, when resources come back. It posts and answers
-    /// [`PendingResult::Done`], or [`PendingResult::Again`] to stay at the head.
+    /// Queues a request that progress runs, in order, when resources are freed. It posts and
+    /// returns [`PendingResult::Done`], or [`PendingResult::Again`] to stay at the head.
     ///
     /// # Errors
-    /// [`Busy`] if a post would not answer [`PostError::NoResource`] now.
-    pub fn pending_add(&self, mut request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+    /// [`Busy`] if a post would not return [`PostError::NoResource`] now.
+    pub fn pending_add(&self, request: impl FnMut(&Self) -> PendingResult + 'static) -> Result<(), Busy> {
+        if !transports!(each! &self.0, endpoint => endpoint.may_wait()) {
+            return Err(Busy);
+        }
+        self.pending_add_request(PendingRequest::new(request)).map_err(|_| Busy)
+    }
+
+    /// As [`Self::pending_add`], for a request that was taken from an endpoint, or that the caller
+    /// keeps.
+    ///
+    /// # Errors
+    /// The request, if a post would not return [`PostError::NoResource`] now: run it instead.
+    pub fn pending_add_request(&self, request: PendingRequest) -> Result<(), PendingRequest> {
         transports!(each! &self.0, endpoint => {
-            endpoint.pending_add(move |endpoint| request(&Self::from_static::<T>(endpoint.clone())))
+            if !endpoint.may_wait() {
+                return Err(request);
+            }
+            let convert = |endpoint: &_| Self::from_static::<T>(Clone::clone(endpoint));
+            endpoint.wait(Request::Dynamic { request, convert });
+            Ok(())
         })
+    }
+
+    /// Takes the waiting requests, in order, to add them to another endpoint of any transport. The
+    /// one that is running, if any, stays, and so do requests that were added through the static
+    /// API.
+    ///
+    /// ```
+    /// # use barewire::*;
+    /// # let mut worker = Worker::new();
+    /// # let domain = Domain::open(&"self/memory".parse()?)?;
+    /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
+    /// # let from = interface.connect(&interface.address())?;
+    /// # let to = interface.connect(&interface.address())?;
+    /// for mut request in from.pending_take() {
+    ///     // Nothing overtakes a request that waits: where one waits, the next ones do, too.
+    ///     while let Err(refused) = to.pending_add_request(request) {
+    ///         request = refused;
+    ///         if request.run(&to) == PendingResult::Done {
+    ///             break;
+    ///         }
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use = "the requests are dropped without having run"]
+    pub fn pending_take(&self) -> Vec<PendingRequest> {
+        transports!(each! &self.0, endpoint => endpoint.take_dynamic())
     }
 
     /// Drops every waiting request, calling `purged` once for each, in order.
@@ -478,25 +469,25 @@ impl Endpoint {
         transports!(each! &self.0, endpoint => endpoint.pending_purge(purged));
     }
 
-    /// Checks whether the peer is alive, without waiting for the result. If the peer has ended, the
-    /// endpoint fails, as any other operation would make it, and the
-    /// [error handler](crate::Interface::set_error_handler) is called. Nothing is sent if an
-    /// outstanding operation checks already.
+    /// Checks whether the peer is alive, without waiting for the result. If the peer has exited,
+    /// the endpoint fails, as after any other operation, and the [error
+    /// handler](crate::Interface::set_error_handler) is called. Nothing is sent if an outstanding
+    /// operation already serves as a check.
     ///
     /// | transport | how |
     /// |---|---|
     /// | `self` | the peer is this process |
-    /// | `shm` | the kernel reports the peer's end unasked; this reports what is known |
-    /// | `cma` | the kernel is asked, and replies at once |
+    /// | `shm` | the kernel reports the peer's exit by itself; this returns what is known |
+    /// | `cma` | asks the kernel, which replies at once |
     /// | `rc_mlx5`, `rc_verbs` | a write of no bytes, which the peer's device acknowledges |
     /// | `tcp` | eight bytes, which the peer's kernel acknowledges; after `peer_timeout` without an acknowledgement the endpoint fails |
     ///
     /// # Errors
-    /// [`PostError::Unsupported`] for the other transports. Else as posts, but for
+    /// [`PostError::Unsupported`] for the other transports. Otherwise as posts, except
     /// [`PostError::NoResource`].
     pub fn check(&self) -> Result<(), PostError> {
         match transports!(each! &self.0, endpoint => endpoint.check()) {
-            // Something is outstanding, which checks the peer.
+            // An outstanding operation already checks the peer.
             Err(PostError::NoResource) => Ok(()),
             other => other,
         }

@@ -1,4 +1,4 @@
-//! Sleeping until something happens: one descriptor for all interfaces of a worker.
+//! Waiting for events: one descriptor for all interfaces of a worker.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,35 +10,36 @@ use rustix::time::{
 };
 use thiserror::Error;
 
+use crate::address::TransportId;
 use crate::interface::Interface;
 
-/// Why a thread cannot sleep on events.
+/// Why a thread cannot sleep until an event.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EventError {
-    /// Something is there to be done.
-    #[error("there is something to be done: call progress first")]
+    /// Progress has something to do.
+    #[error("there is work to do: call progress first")]
     Busy,
-    /// The transport cannot tell when something happens.
+    /// The transport cannot signal events.
     #[error("{transport} has no event descriptor: {reason}; call Worker::progress instead")]
     Missing {
         /// The transport.
-        transport: &'static str,
-        /// Why.
+        transport: TransportId,
+        /// The reason.
         reason: &'static str,
     },
-    /// The interface is closed: its worker was dropped, or this process is a child by fork.
+    /// The interface is closed: its worker was dropped, or this process is a forked child.
     #[error("{transport}: the interface is closed: its worker was dropped, or belongs to the parent process")]
     Closed {
         /// The transport.
-        transport: &'static str,
+        transport: TransportId,
     },
     /// A system call failed.
     #[error("could not {step}: {source}")]
     System {
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
-        /// The system's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -49,17 +50,17 @@ impl EventError {
     }
 }
 
-/// The descriptors of a worker's interfaces, and a timer, behind one descriptor.
+/// The descriptors of a worker's interfaces and a timer, combined in one descriptor.
 pub(crate) struct EventSet {
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// So many interfaces are in it.
+    /// Number of interfaces in the set.
     known: usize,
 }
 
 impl EventSet {
     pub(crate) fn new() -> Result<Self, EventError> {
-        let failed = |error: rustix::io::Errno| EventError::system("make an event set")(error);
+        let failed = |error: rustix::io::Errno| EventError::system("create an event set")(error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
@@ -67,7 +68,7 @@ impl EventSet {
         Ok(Self { epoll, timer, known: 0 })
     }
 
-    /// Takes in the interfaces that came since.
+    /// Adds the interfaces that were opened since the last call.
     pub(crate) fn take_in(&mut self, interfaces: &[Interface]) -> Result<(), EventError> {
         for interface in &interfaces[self.known..] {
             if let Some(descriptor) = interface.event_fd()? {
@@ -80,9 +81,9 @@ impl EventSet {
         Ok(())
     }
 
-    /// The descriptor becomes readable at `time`; without one, by events alone.
+    /// Makes the descriptor readable at `time`; with `None`, on events only.
     pub(crate) fn wake_at(&self, time: Option<Instant>) -> Result<(), EventError> {
-        // Zero would be never.
+        // A zero time would disarm the timer.
         let rest =
             time.map(|time| time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)));
         let value = timespec(rest.unwrap_or_default());
@@ -93,7 +94,7 @@ impl EventSet {
         Ok(())
     }
 
-    /// Sleeps until the descriptor is readable, a signal comes or `timeout` passed.
+    /// Sleeps until the descriptor is readable, a signal arrives or `timeout` has passed.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> Result<(), EventError> {
         let timeout = timeout.map(timespec);
         match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], timeout.as_ref()) {
@@ -110,7 +111,7 @@ impl AsFd for EventSet {
 }
 
 fn timespec(time: Duration) -> Timespec {
-    // Longer than anyone waits.
+    // More than a century, which fits the kernel's type.
     let seconds = time.as_secs().min(u32::MAX.into());
     Timespec { tv_sec: seconds as _, tv_nsec: time.subsec_nanos().into() }
 }

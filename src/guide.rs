@@ -1,4 +1,4 @@
-//! How to use this library, topic by topic. Nothing but text, whose examples are tests.
+//! How to use this library, topic by topic. The examples are tests.
 
 #[doc = include_str!("../docs/guide/transports.md")]
 pub mod transports {}
@@ -17,3 +17,6 @@ pub mod errors {}
 
 #[doc = include_str!("../docs/guide/tuning.md")]
 pub mod tuning {}
+
+#[doc = include_str!("../docs/guide/tags.md")]
+pub mod tags {}

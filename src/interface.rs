@@ -3,13 +3,14 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use crate::address::{DeviceAddress, InterfaceAddress};
+use crate::address::{PeerAddress, TransportId};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::Counters;
 use crate::domain::{Domain, Kind as DomainKind};
-use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::endpoint::Endpoint;
+use crate::error::{ConnectError, EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::message::Message;
 use crate::status::Post;
@@ -18,8 +19,8 @@ use crate::transport::sealed::Conversions;
 use crate::transport::table::transports;
 use crate::worker::Worker;
 
-/// A transport at work on a device: queues, buffers and handlers. Cloning gives another handle to the same
-/// interface.
+/// A transport in use on a device: queues, buffers and handlers. Cloning gives another handle to
+/// the same interface.
 #[derive(Debug, Clone)]
 pub struct Interface(pub(crate) Kind);
 
@@ -29,20 +30,20 @@ transports!(one_of!
 );
 
 impl Interface {
-    /// Opens an interface and gives its progress to `worker`.
+    /// Opens an interface and adds its progress to `worker`.
     ///
     /// ```
-    /// use barewire::{Domain, Endpoint, Interface, InterfaceConfig, Worker};
+    /// use barewire::{Domain, Interface, InterfaceConfig, Worker};
     /// use std::{cell::Cell, rc::Rc};
     ///
     /// let mut worker = Worker::new();
-    /// let domain = Domain::open("self", "memory")?;
+    /// let domain = Domain::open(&"self/memory".parse()?)?;
     /// let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
     /// let sum = Rc::new(Cell::new(0));
     /// let total = Rc::clone(&sum);
     /// interface.set_handler(3, move |message| total.set(total.get() + message.data().len()))?;
     ///
-    /// let endpoint = Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+    /// let endpoint = interface.connect(&interface.address())?;
     /// endpoint.am_short(3, 0, b"twelve bytes")?;
     /// worker.progress();
     /// // The header of a short message is part of its data.
@@ -51,48 +52,79 @@ impl Interface {
     /// ```
     ///
     /// # Errors
-    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    /// [`OpenError::Setting`] for a setting with an invalid value, [`OpenError::Device`] if the
+    /// device refuses.
     pub fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Result<Self, OpenError> {
         let (interface, progress) = transports!(each_of! DomainKind, &domain.0, domain => {
             let (interface, progress) = T::open_interface(domain, config)?;
             (Self::from_static::<T>(interface), T::into_progress(progress))
         });
         worker.adopt(interface.clone(), progress, config.busy_poll);
-        tracing::debug!(transport = interface.transport(), ?config, "interface opened");
+        tracing::debug!(transport = %interface.transport(), ?config, "interface opened");
         Ok(interface)
     }
 
-    /// The interface of a transport's own type. Its progress remains the caller's.
+    /// Wraps an interface of a transport's own type. The caller keeps its progress.
     pub fn from_static<T: Transport>(interface: T::Interface) -> Self {
         T::into_interface(interface)
     }
 
-    /// The interface as the transport's own type; `None` if it is another transport's.
+    /// Returns the interface as the transport's own type; `None` if it is of another transport.
     pub fn as_static<T: Transport>(&self) -> Option<&T::Interface> {
         T::from_interface(self)
     }
 
-    /// The transport's name.
-    pub fn transport(&self) -> &'static str {
-        transports!(each! &self.0, _interface => T::ID.name())
+    /// Returns the transport.
+    pub fn transport(&self) -> TransportId {
+        transports!(each! &self.0, _interface => T::ID)
     }
 
-    /// What the interface can do.
+    /// Returns what the interface can do.
     pub fn attributes(&self) -> &Attributes {
         transports!(each! &self.0, interface => interface.attributes())
     }
 
-    /// Where peers find the device.
-    pub fn device_address(&self) -> DeviceAddress {
-        transports!(each! &self.0, interface => interface.device_address())
-    }
-
-    /// Where peers find the interface on its device.
-    pub fn address(&self) -> InterfaceAddress {
+    /// Returns the address of the interface, which peers pass to [`connect`](Self::connect).
+    pub fn address(&self) -> PeerAddress {
         transports!(each! &self.0, interface => interface.address())
     }
 
-    /// Sets the handler of active messages `id` (0 to 31), replacing an older one. Handlers may post.
+    /// Opens an endpoint to the peer's interface; transports with
+    /// [`Flags::CONNECT_TO_INTERFACE`](crate::Flags::CONNECT_TO_INTERFACE). The address of one of
+    /// its endpoints contains that of the interface.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unsupported`] if the transport connects endpoint to endpoint: use
+    /// [`Endpoint::new`] and [`Endpoint::connect`]. [`ConnectError::ForeignTransport`],
+    /// [`ConnectError::Unreachable`], [`ConnectError`]
+    pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
+        transports!(each! &self.0, interface => {
+            T::connect_to_interface(interface, peer).map(Endpoint::from_static::<T>)
+        })
+    }
+
+    /// Checks whether the interface can reach a peer's interface.
+    ///
+    /// | transport | check |
+    /// |---|---|
+    /// | `self` | the address is that of this interface |
+    /// | `shm` | connects to the peer's socket and checks the peer's user |
+    /// | `cma` | opens the peer's region table and compares its secret |
+    /// | `tcp` | both addresses have one family, and both or neither are of the loopback |
+    /// | `rc_mlx5`, `rc_verbs`, `ud_verbs` | the address is valid; only a connection can show more |
+    ///
+    /// Between containers, which share a kernel but not its directories or PID namespaces, `shm`
+    /// and `cma` return the reason, and another transport can be used.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`]; [`ConnectError::Unreachable`]
+    /// with the reason.
+    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        transports!(each! &self.0, interface => interface.reaches(peer))
+    }
+
+    /// Sets the handler of active messages with `id` (0 to 31), replacing an earlier one. Handlers
+    /// may post.
     ///
     /// # Errors
     /// [`HandlerError::UnknownHandlerId`], [`HandlerError::Closed`]
@@ -109,18 +141,19 @@ impl Interface {
         transports!(each! &self.0, interface => interface.set_error_handler(handler));
     }
 
-    /// Messages that came for an id without handler, and were dropped.
+    /// Returns the number of messages that were dropped because their id has no handler.
     pub fn unhandled(&self) -> u64 {
         transports!(each! &self.0, interface => interface.unhandled())
     }
 
-    /// What all endpoints of the interface did so far, also those that are gone.
+    /// Returns the counters of all endpoints of the interface, including dropped ones.
     pub fn counters(&self) -> Counters {
         transports!(each! &self.0, interface => interface.counters())
     }
 
-    /// What becomes readable when something happens to an interface that is armed; `None` if nothing ever does without a call on this
-    /// thread. Only for sleeping: nothing is to be read from it, and it may also be readable without a reason.
+    /// Returns the descriptor that becomes readable when an event occurs on an armed interface;
+    /// `None` if no event occurs without a call on this thread. Use it only to wait: do not read
+    /// from it, and expect spurious wake-ups.
     ///
     /// # Errors
     /// [`EventError::Missing`], [`EventError::System`]
@@ -128,18 +161,19 @@ impl Interface {
         transports!(each! &self.0, interface => interface.event_fd())
     }
 
-    /// From now on the [descriptor](Self::event_fd) tells when something happens, until progress is called. Answers when progress is
-    /// wanted at the latest, if it is.
+    /// Makes the [descriptor](Self::event_fd) readable on the next event, until progress is called.
+    /// Returns the deadline by which progress must be called even without an event, if there is
+    /// one.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if something is there to be done: call progress, and arm again. [`EventError::Missing`],
-    /// [`EventError::System`]
+    /// [`EventError::Busy`] if progress has something to do: call progress, and arm again.
+    /// [`EventError::Missing`], [`EventError::System`]
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
         transports!(each! &self.0, interface => interface.arm())
     }
 
-    /// Waits, in the sense of [`FlushMode::Local`](crate::FlushMode::Local), for the operations of every endpoint.
-    /// The completion is counted down once, when all are finished.
+    /// Flushes every endpoint as [`FlushMode::Local`](crate::FlushMode::Local) does. The completion
+    /// is counted down once, when all operations are finished.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError::Closed`]
@@ -147,7 +181,7 @@ impl Interface {
         transports!(each! &self.0, interface => interface.flush(completion))
     }
 
-    /// On every endpoint, operations posted later take effect after those posted before.
+    /// On every endpoint, orders later operations after earlier ones.
     ///
     /// # Errors
     /// [`PostError::Closed`]

@@ -1,34 +1,36 @@
 //! A kernel-bypass userspace transport: UCT's model with its own mlx5 driver.
 //!
-//! A [`Domain`] is a device opened by a transport; memory is registered there. An [`Interface`] is the transport at
-//! work, driven by a [`Worker`]; an [`Endpoint`] is one end of a connection. Operations are UCT's: put and get,
-//! active messages, atomics, flush and fence.
+//! A [`Domain`] is a device opened by a transport, in which memory is registered. An [`Interface`]
+//! is the transport in use, driven by a [`Worker`]; an [`Endpoint`] is one end of a connection. The
+//! operations are those of UCT: put and get, active messages, atomics, flush and fence.
 //!
-//! [`guide`] explains it topic by topic.
+//! [`guide`] explains the library topic by topic.
 //!
-//! This is the dynamic door: enums over the transports, for when the transport is picked at run time. The static
-//! door, [`transport`], has the same names per transport, with everything inlined.
+//! The items at the crate root are the dynamic API: the transport is selected at run time. The
+//! static API, [`transport`], has the same names per transport, with everything inlined.
 //!
 //! ```
-//! use barewire::{Access, Domain, Endpoint, Interface, InterfaceConfig, Posted, Worker};
+//! use barewire::{Access, Domain, Interface, InterfaceConfig, Worker};
 //!
 //! let mut worker = Worker::new();
-//! let domain = Domain::open("self", "memory")?;
+//! let domain = Domain::open(&"self/memory".parse()?)?;
 //! let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
-//! let endpoint = Endpoint::connect_to_interface(
-//!     &interface, &interface.device_address(), &interface.address())?;
+//! let endpoint = interface.connect(&interface.address())?;
 //!
 //! let memory = domain.allocate(4096, Access::all())?;
 //! let key = domain.unpack_key(&memory.pack_key())?;
-//! assert_eq!(endpoint.put_short(b"hello", memory.address(), &key)?, Posted::Done);
+//! endpoint.put_short(b"hello", memory.address(), &key)?;
 //!
 //! interface.set_handler(7, |message| {
 //!     assert_eq!(message.split_short(), Some((42, &b"world"[..])));
 //! })?;
-//! let _ = endpoint.am_short(7, 42, b"world")?;
+//! endpoint.am_short(7, 42, b"world")?;
 //! worker.progress();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// A build with some of the transports does not use all of their common code.
+#![cfg_attr(not(all(feature = "cma", feature = "mlx5", feature = "shm", feature = "tcp")), allow(dead_code))]
 
 mod address;
 #[cfg(feature = "tokio")]
@@ -41,6 +43,7 @@ mod completion;
 mod component;
 mod config;
 mod counters;
+mod device;
 mod domain;
 mod endpoint;
 mod error;
@@ -51,17 +54,19 @@ mod interface;
 mod memory;
 mod message;
 mod panics;
+mod pending;
 mod status;
 pub mod transport;
 mod worker;
 
 pub use address::{
-    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, TransportId, UnknownTransport,
+    AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, PeerAddress, TransportId,
+    UnknownTransport,
 };
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncWorker;
 pub use atomic::{AtomicOp, AtomicWord};
-pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+pub use attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 pub use cache::{CacheLimits, CacheStatistics, Cached, RegistrationCache};
 pub use completion::{Completed, Completion, FetchResult, Unpack};
 pub use component::{Absent, Component, DeviceInfo, TransportInfo, components};
@@ -69,6 +74,7 @@ pub use config::{
     Choice, ConfigError, InterfaceConfig, Setting, UnknownVariable, VARIABLES, Variable, unknown_variables,
 };
 pub use counters::Counters;
+pub use device::{DeviceId, DeviceIdError};
 pub use domain::Domain;
 pub use endpoint::Endpoint;
 pub use error::{
@@ -79,6 +85,7 @@ pub use event::EventError;
 pub use interface::Interface;
 pub use memory::{Access, Memory, RemoteKey, Slice, Transfer};
 pub use message::{KeptMessage, MAX_HANDLERS, Message, SHORT_HEADER};
+pub use pending::PendingRequest;
 pub use status::{FlushMode, PendingResult, Post, Posted};
 pub use worker::Worker;
 

@@ -4,15 +4,14 @@ use bitflags::bitflags;
 
 use crate::error::MemoryError;
 use crate::transport::Transport;
-use crate::transport::common::copy::Bytes;
 use crate::transport::table::transports;
+use barewire_shared_bytes::SharedBytes;
 
 bitflags! {
-    /// What may be done to a region. Reading it locally is always possible. Unknown bits are ignored
-    /// wherever a region is made.
+    /// Access rights to a region. Local reads are always allowed. Unknown bits are ignored.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
-        /// The local device may write it (gets into it, atomic results).
+        /// The local device may write to the region (gets into it, atomic results).
         const LOCAL_WRITE = 1 << 0;
         /// Peers may put.
         const REMOTE_WRITE = 1 << 1;
@@ -23,61 +22,62 @@ bitflags! {
     }
 }
 
-/// A range of registered memory as zero-copy operations take it.
+/// A range of registered memory for zero-copy operations.
 ///
-/// It borrows the memory for the post only: freeing the memory while an operation is in flight is safe
-/// (the device loses its right first, the operation fails) but rarely what one wants.
+/// It borrows the memory only for the post. Freeing the memory while an operation is in flight is
+/// safe (the device loses access first, and the operation fails), but rarely intended.
 #[derive(Debug, Clone, Copy)]
 pub struct Slice<'a> {
     pub(crate) address: u64,
     pub(crate) length: usize,
-    /// The device's local key (lkey); for `self` the access bits.
+    /// The lkey; for transports without a device, the access rights.
     pub(crate) key: u32,
-    /// Whose memory it is; see [`domain_tag`].
+    /// The tag of its domain; see [`domain_tag`].
     pub(crate) domain: u32,
-    pub(crate) memory: &'a Bytes,
+    pub(crate) memory: &'a SharedBytes,
 }
 
 impl Slice<'_> {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// True for a slice of no bytes.
+    /// Returns whether the slice has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 }
 
-/// One of a list of puts or gets: local memory, and where on the other side.
+/// A put or get in a list: local memory and a remote address.
 #[derive(Debug, Clone, Copy)]
 pub struct Transfer<'a, K = RemoteKey> {
-    /// What is read by a put, written by a get.
+    /// The source of a put, or the target of a get.
     pub local: Slice<'a>,
     /// Remote address.
     pub remote: u64,
-    /// The right to it.
+    /// The key to it.
     pub key: &'a K,
 }
 
-/// A number of its own for each domain of this process, so that a slice cannot stray to another device.
+/// Returns a number that is unique among the domains of this process, so that a slice is not used
+/// with another device.
 pub(crate) fn domain_tag() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The operations on a region's bytes that are the same for every transport.
+/// Implements the access to a region's bytes, which is the same for every transport.
 macro_rules! memory_access {
     () => {
-        /// Address of the first byte, as peers name it in puts, gets and atomics.
+        /// Returns the address of the first byte, which peers use in puts, gets and atomics.
         #[inline]
         pub fn address(&self) -> u64 {
             self.bytes().address()
         }
 
-        /// Bytes.
+        /// Returns the length in bytes.
         #[inline]
         #[allow(clippy::len_without_is_empty, reason = "regions have at least one byte")]
         pub fn len(&self) -> usize {
@@ -90,7 +90,7 @@ macro_rules! memory_access {
         /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
         pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), $crate::error::MemoryError> {
             let bytes = $crate::memory::checked(self.bytes(), offset, source.len())?;
-            // SAFETY: `self` keeps the memory alive, and the range was checked.
+            // SAFETY: `self` keeps the memory alive, and `checked` has checked the range.
             unsafe { bytes.write(offset, source) };
             Ok(())
         }
@@ -101,12 +101,12 @@ macro_rules! memory_access {
         /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
         pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), $crate::error::MemoryError> {
             let bytes = $crate::memory::checked(self.bytes(), offset, target.len())?;
-            // SAFETY: `self` keeps the memory alive, and the range was checked.
+            // SAFETY: `self` keeps the memory alive, and `checked` has checked the range.
             unsafe { bytes.read(offset, target) };
             Ok(())
         }
 
-        /// The word at `offset`, for who looks at it again and again.
+        /// Returns the word at `offset` as an atomic, for polling loops.
         ///
         /// # Errors
         /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange),
@@ -116,12 +116,13 @@ macro_rules! memory_access {
             &self,
             offset: usize,
         ) -> Result<&::std::sync::atomic::AtomicU64, $crate::error::MemoryError> {
-            // SAFETY: `self` keeps the memory alive.
+            // SAFETY: `self` keeps the memory alive, and the result borrows `self`.
             let word = unsafe { self.bytes().atomic(offset) };
             word.ok_or_else(|| $crate::memory::no_word(self.bytes(), offset))
         }
 
-        /// Loads the word at `offset` with acquire ordering: what a peer wrote before it is visible after.
+        /// Loads the word at `offset` with acquire ordering: what a peer wrote before the word is
+        /// visible after the load.
         ///
         /// # Errors
         /// As [`Self::word`].
@@ -147,11 +148,11 @@ macro_rules! memory_access {
         #[inline]
         pub fn load_u8(&self, offset: usize) -> Result<u8, $crate::error::MemoryError> {
             let bytes = $crate::memory::checked(self.bytes(), offset, 1)?;
-            // SAFETY: `self` keeps the memory alive, and the range was checked.
+            // SAFETY: `self` keeps the memory alive, and `checked` has checked the range.
             Ok(unsafe { bytes.load_u8(offset) })
         }
 
-        /// A range of this memory for zero-copy operations.
+        /// Returns a range of this memory for zero-copy operations.
         ///
         /// # Errors
         /// [`MemoryError::OutOfRange`](crate::MemoryError::OutOfRange)
@@ -175,18 +176,22 @@ macro_rules! memory_access {
 pub(crate) use memory_access;
 
 #[inline]
-pub(crate) fn checked(bytes: &Bytes, offset: usize, length: usize) -> Result<&Bytes, MemoryError> {
+pub(crate) fn checked(
+    bytes: &SharedBytes,
+    offset: usize,
+    length: usize,
+) -> Result<&SharedBytes, MemoryError> {
     if bytes.contains(offset, length) { Ok(bytes) } else { Err(out_of_range(bytes, offset, length)) }
 }
 
 #[cold]
-fn out_of_range(bytes: &Bytes, offset: usize, length: usize) -> MemoryError {
+fn out_of_range(bytes: &SharedBytes, offset: usize, length: usize) -> MemoryError {
     MemoryError::OutOfRange { offset, length, region: bytes.len() }
 }
 
-/// Why there is no word at `offset`.
+/// Returns the error of an `offset` at which there is no word.
 #[cold]
-pub(crate) fn no_word(bytes: &Bytes, offset: usize) -> MemoryError {
+pub(crate) fn no_word(bytes: &SharedBytes, offset: usize) -> MemoryError {
     if bytes.contains(offset, size_of::<u64>()) {
         MemoryError::Unaligned { offset }
     } else {
@@ -194,10 +199,10 @@ pub(crate) fn no_word(bytes: &Bytes, offset: usize) -> MemoryError {
     }
 }
 
-/// A registered region of any transport. It owns its memory, unless it was registered by
-/// [`Domain::register`](crate::Domain::register).
+/// A registered region of any transport. It owns its memory, unless
+/// [`Domain::register`](crate::Domain::register) returned it.
 ///
-/// Dropping it deregisters it, and frees memory that it owns. Where the device refuses, owned memory is
+/// Dropping it deregisters it and frees memory that it owns. If the device refuses, owned memory is
 /// leaked and the refusal is logged; [`Self::deregister`] returns it.
 #[derive(Debug)]
 #[must_use = "dropping the memory deregisters it"]
@@ -209,7 +214,7 @@ transports!(one_of!
 );
 
 impl Memory {
-    fn bytes(&self) -> &Bytes {
+    fn bytes(&self) -> &SharedBytes {
         transports!(each! &self.0, memory => memory.bytes())
     }
 
@@ -223,35 +228,35 @@ impl Memory {
 
     memory_access!();
 
-    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
-    /// what was allocated is freed, what was registered is the caller's again.
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
+    /// allocated memory is freed, and registered memory is under the caller's control again.
     ///
     /// # Errors
-    /// [`MemoryError::Deregister`]: the device refused. It then may still access the memory. What was
-    /// allocated is leaked; what was registered must stay as it is for the life of the process. Over `cma`
-    /// it means that a peer was stopped or killed while it used registered memory. The other transports
-    /// without a device never fail.
+    /// [`MemoryError::Deregister`]: the device refused and may still access the memory. Allocated
+    /// memory is leaked; registered memory must stay mapped for the life of the process. Over `cma`
+    /// it means that a peer was stopped or killed while it used registered memory. The other
+    /// transports without a device never fail.
     pub fn deregister(self) -> Result<(), MemoryError> {
         transports!(each! self.0, memory => memory.deregister())
     }
 
-    /// The bytes from which a peer makes its [`RemoteKey`].
+    /// Returns the bytes from which a peer creates its [`RemoteKey`].
     pub fn pack_key(&self) -> Vec<u8> {
         transports!(each! &self.0, memory => memory.pack_key())
     }
 
-    /// The memory of a transport's own type.
+    /// Wraps memory of a transport's own type.
     pub fn from_static<T: Transport>(memory: T::Memory) -> Self {
         T::into_memory(memory)
     }
 
-    /// The memory as the transport's own type; `None` if it is another transport's.
+    /// Returns the memory as the transport's own type; `None` if it is of another transport.
     pub fn as_static<T: Transport>(&self) -> Option<&T::Memory> {
         T::from_memory(self)
     }
 }
 
-/// A right to a peer's region, of any transport.
+/// The right to access a peer's region, of any transport.
 #[derive(Debug, Clone)]
 pub struct RemoteKey(pub(crate) KeyKind);
 
@@ -261,12 +266,12 @@ transports!(one_of!
 );
 
 impl RemoteKey {
-    /// The key of a transport's own type.
+    /// Wraps a key of a transport's own type.
     pub fn from_static<T: Transport>(key: T::RemoteKey) -> Self {
         T::into_key(key)
     }
 
-    /// The key as the transport's own type; `None` if it is another transport's.
+    /// Returns the key as the transport's own type; `None` if it is of another transport.
     pub fn as_static<T: Transport>(&self) -> Option<&T::RemoteKey> {
         T::from_key(self)
     }

@@ -10,7 +10,7 @@ use crate::error::PostError;
 use crate::fork::Maker;
 use crate::transport::common::pool::Lease;
 
-/// Active-message ids per interface.
+/// Number of active-message ids per interface.
 pub const MAX_HANDLERS: u8 = 32;
 /// Bytes of the header that `am_short` puts before the payload.
 pub const SHORT_HEADER: usize = size_of::<u64>();
@@ -22,11 +22,11 @@ pub(crate) fn check_id(id: u8) -> Result<(), PostError> {
     if id < MAX_HANDLERS { Ok(()) } else { Err(PostError::UnknownHandlerId(id)) }
 }
 
-/// A message as its handler sees it. Its bytes are borrowed from it: they are valid until the
-/// handler returns, and longer only as a [`KeptMessage`], which [`Self::keep`] makes of it.
+/// A message as its handler receives it. Its bytes are valid until the handler returns, or longer
+/// as a [`KeptMessage`], which [`Self::keep`] returns.
 ///
-/// A slice of the message does not outlive a call of `keep`, as the buffer is reused when the kept
-/// message is dropped:
+/// A slice of the message cannot outlive a call of `keep`, because the buffer is reused when the
+/// kept message is dropped:
 ///
 /// ```compile_fail,E0505
 /// fn handler(message: barewire::Message<'_>) {
@@ -44,7 +44,7 @@ pub(crate) fn check_id(id: u8) -> Result<(), PostError> {
 /// }
 /// ```
 ///
-/// The kept message is read in its place:
+/// Read from the kept message instead:
 ///
 /// ```
 /// fn handler(message: barewire::Message<'_>) {
@@ -53,93 +53,102 @@ pub(crate) fn check_id(id: u8) -> Result<(), PostError> {
 ///     println!("{:?}", &kept[..]);
 /// }
 /// ```
-// Two words, so that it reaches the handler in registers.
+// Two words, so that it is passed to the handler in registers.
 pub struct Message<'a> {
-    /// First byte, [`HOME`] bytes behind the start of its buffer; or an [`Elsewhere`].
+    /// First byte of the data, [`HEADROOM`] bytes behind the start of its buffer; or an
+    /// [`ExternalMessage`].
     data: NonNull<u8>,
-    /// With [`ELSEWHERE`], if that is what `data` points to.
+    /// With the bit [`EXTERNAL`], if `data` points to an [`ExternalMessage`].
     length: usize,
     buffer: PhantomData<&'a [u8]>,
 }
 
-/// Bytes in front of a message's data: who keeps it ([`write_home`]), and what a transport puts before the data.
-pub(crate) const HOME: usize = 24;
+/// Bytes in front of a message's data: the pointer to its keeper ([`write_keeper`]), then the
+/// transport's header.
+pub(crate) const HEADROOM: usize = 24;
 
-const ELSEWHERE: usize = 1 << (usize::BITS - 1);
+const EXTERNAL: usize = 1 << (usize::BITS - 1);
 
-/// A message whose data has no home in front, as another process could write it: where the data is, and who keeps it.
-pub(crate) struct Elsewhere<'a> {
+/// A message without headroom, because another process could write to it: the address of the data,
+/// and the keeper.
+pub(crate) struct ExternalMessage<'a> {
     data: NonNull<u8>,
     keeper: &'a dyn Keeper,
 }
 
-impl<'a> Elsewhere<'a> {
+impl<'a> ExternalMessage<'a> {
     pub(crate) fn new(data: NonNull<u8>, keeper: &'a dyn Keeper) -> Self {
         Self { data, keeper }
     }
 }
 
-/// Notes in a buffer that starts at `start` who keeps a message whose data lies [`HOME`] bytes behind.
+/// Writes the keeper of a message to the headroom at `start`. The data lies [`HEADROOM`] bytes
+/// behind.
 ///
 /// # Safety
 /// `start` is valid for writes of 16 bytes and aligned to 8.
-pub(crate) unsafe fn write_home(start: NonNull<u8>, keeper: &dyn Keeper) {
-    // SAFETY: the caller's contract; the lifetime is that of `Message::new`.
+pub(crate) unsafe fn write_keeper(start: NonNull<u8>, keeper: &dyn Keeper) {
+    // SAFETY: `start` is valid for this write and aligned (contract of this function). Erasing the
+    // lifetime is sound, because `Message::new` requires that the keeper outlives the message.
     unsafe { start.cast::<NonNull<dyn Keeper + '_>>().write(NonNull::from(keeper)) };
 }
 
 impl<'a> Message<'a> {
     /// # Safety
-    /// `data` lies [`HOME`] bytes behind the start of a buffer whose home was written with a keeper
-    /// that lives for `'a`. It is valid for reads of `length` bytes. Until `'a` ends, or the kept
-    /// message that the keeper returns is dropped, these bytes are not written.
+    /// `data` lies [`HEADROOM`] bytes behind the start of a buffer, where [`write_keeper`] wrote a
+    /// keeper that lives for `'a`. It is valid for reads of `length` bytes. Until `'a` ends, or the
+    /// kept message that the keeper returns is dropped, these bytes are not written.
     #[inline(always)]
     pub(crate) unsafe fn new(data: NonNull<u8>, length: usize) -> Self {
         Self { data, length, buffer: PhantomData }
     }
 
     /// # Safety
-    /// The data of `place` is valid for reads of `length` bytes, fewer than half the address space.
-    /// Until `'a` ends, or the kept message that the keeper returns is dropped, these bytes are not
-    /// written.
+    /// The data of `external` is valid for reads of `length` bytes, fewer than half the address
+    /// space. Until `'a` ends, or the kept message that the keeper returns is dropped, these bytes
+    /// are not written.
     #[inline(always)]
-    pub(crate) unsafe fn elsewhere(place: &'a Elsewhere<'_>, length: usize) -> Self {
-        Self { data: NonNull::from(place).cast(), length: length | ELSEWHERE, buffer: PhantomData }
+    pub(crate) unsafe fn external(external: &'a ExternalMessage<'_>, length: usize) -> Self {
+        Self { data: NonNull::from(external).cast(), length: length | EXTERNAL, buffer: PhantomData }
     }
 
     #[inline(always)]
-    fn place(&self) -> Option<&Elsewhere<'a>> {
-        // SAFETY: the contract of `elsewhere`: with this bit, it was made there.
-        (self.length & ELSEWHERE != 0).then(|| unsafe { self.data.cast().as_ref() })
+    fn external_message(&self) -> Option<&ExternalMessage<'a>> {
+        // SAFETY: only `external` sets this bit, and it stores a reference that lives for `'a`.
+        (self.length & EXTERNAL != 0).then(|| unsafe { self.data.cast().as_ref() })
     }
 
-    /// Everything that was sent: for `am_short` the 8-byte header and the payload, for `am_zcopy` the header
-    /// and the slices, for `am_bcopy` what was packed.
+    /// Returns the data of the message: for `am_short` the 8-byte header and the payload, for
+    /// `am_zcopy` the header and the slices, for `am_bcopy` what was packed.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        let data = self.place().map_or(self.data, |place| place.data);
-        // SAFETY: by the contracts of `new` and `elsewhere` the bytes are valid and not written while
-        // this message exists. The result borrows the message, and `keep` takes it by value, so that
-        // the result is dead before a kept message can give the buffer back.
-        unsafe { std::slice::from_raw_parts(data.as_ptr(), self.length & !ELSEWHERE) }
+        let data = self.external_message().map_or(self.data, |external| external.data);
+        // SAFETY: by the contracts of `new` and `external` the bytes are valid and not written
+        // while this message exists. The result borrows the message, and `keep` takes it by value,
+        // so the result is dead before a kept message can return the buffer.
+        unsafe { std::slice::from_raw_parts(data.as_ptr(), self.length & !EXTERNAL) }
     }
 
-    /// A message of `am_short` as its header and payload; `None` if it is shorter than a header.
+    /// Splits a message of `am_short` into its header and payload; `None` if it is shorter than a
+    /// header.
     #[inline]
     pub fn split_short(&self) -> Option<(u64, &[u8])> {
         let (header, payload) = self.data().split_first_chunk::<SHORT_HEADER>()?;
         Some((u64::from_le_bytes(*header), payload))
     }
 
-    /// Keeps the bytes beyond the handler, without copying them but over `tcp`. The receive buffer is missing from its queue
-    /// until the result is dropped; a receiver out of buffers slows its senders down and loses nothing.
+    /// Keeps the bytes beyond the handler, without a copy (except over `tcp`). The receive buffer
+    /// is missing from its queue until the result is dropped; a receiver without buffers slows its
+    /// senders down, but loses nothing.
     pub fn keep(self) -> KeptMessage {
-        if let Some(place) = self.place() {
-            return place.keeper.keep(place.data, self.data());
+        if let Some(external) = self.external_message() {
+            return external.keeper.keep(external.data, self.data());
         }
-        // SAFETY: the contract of `new`.
+        // SAFETY: without the bit `EXTERNAL` the message is from `new`, whose contract says that
+        // `data` lies `HEADROOM` bytes behind the start of a buffer, where a keeper was written
+        // that lives for `'a`.
         let (start, keeper) = unsafe {
-            let start = self.data.sub(HOME);
+            let start = self.data.sub(HEADROOM);
             (start, start.cast::<NonNull<dyn Keeper + 'a>>().read().as_ref())
         };
         keeper.keep(start, self.data())
@@ -152,22 +161,22 @@ impl fmt::Debug for Message<'_> {
     }
 }
 
-/// Bytes of a message that its handler kept. Dropping it gives the buffer back.
+/// The bytes of a message that its handler kept. Dropping it returns the buffer.
 #[must_use = "dropping the message gives its buffer back"]
 pub struct KeptMessage {
     data: NonNull<[u8]>,
-    /// Taken when it is dropped; `None` if the owner has no use for it any more.
+    /// Taken by the drop; `None` if the owner does not want the buffer back.
     buffer: Option<Lease>,
-    /// A child by fork gives nothing back.
+    /// A forked child does not return the buffer.
     maker: Maker,
-    owner: Rc<dyn Reclaim>,
+    owner: Rc<dyn BufferOwner>,
 }
 
 impl KeptMessage {
     /// # Safety
-    /// `data` lies in `buffer`, a buffer of `owner`, and stays valid and unwritten until `owner.reclaim(buffer)` is
-    /// called, or, if it is not to be given back, while `owner` lives.
-    pub(crate) unsafe fn new(data: &[u8], buffer: Option<Lease>, owner: Rc<dyn Reclaim>) -> Self {
+    /// `data` lies in `buffer`, a buffer of `owner`. It stays valid and unwritten until
+    /// `owner.reclaim(buffer)` is called, or, without `buffer`, while `owner` lives.
+    pub(crate) unsafe fn new(data: &[u8], buffer: Option<Lease>, owner: Rc<dyn BufferOwner>) -> Self {
         Self { data: NonNull::from(data), buffer, maker: Maker::current(), owner }
     }
 }
@@ -176,7 +185,8 @@ impl Deref for KeptMessage {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: valid and unwritten until `reclaim`, by the contract of `new`.
+        // SAFETY: the bytes are valid and unwritten until `reclaim`, which only the drop calls, or
+        // while `owner` lives (contract of `new`).
         unsafe { self.data.as_ref() }
     }
 }
@@ -197,13 +207,14 @@ impl fmt::Debug for KeptMessage {
     }
 }
 
-/// Turns the message being handled into a kept one.
+/// Converts the message being handled into a kept one.
 pub(crate) trait Keeper {
-    /// Called once per message, if at all, with its data and the start of its buffer.
+    /// Keeps the message. Called at most once per message, with its data and the start of its
+    /// buffer.
     fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage;
 }
 
-/// Takes the buffer of a kept message back.
-pub(crate) trait Reclaim {
+/// The owner of the buffers of kept messages.
+pub(crate) trait BufferOwner {
     fn reclaim(&self, buffer: Lease);
 }

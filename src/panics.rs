@@ -1,11 +1,11 @@
-//! Panics of the user's code: the work around it is done first, and then the panic continues.
+//! Panics in user code: the remaining work is done before the panic continues.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Runs pieces of user code one after the other. A panic of one of them continues when this is
-/// dropped, so that the others run, too. Only the first panic continues; if the thread unwinds
-/// already, none does.
+/// Runs several pieces of user code. If one panics, the others still run, and the panic continues
+/// when this is dropped. Only the first panic continues; none does if the thread is already
+/// unwinding.
 #[derive(Default)]
 pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
 
@@ -14,7 +14,7 @@ impl Panics {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(user))
             && let Some(later) = self.0.replace(panic)
         {
-            // Not dropped: the drop of a payload may panic, too.
+            // Not dropped, because the drop of a panic's payload may panic, too.
             std::mem::forget(self.0.replace(later));
         }
     }

@@ -1,19 +1,19 @@
-//! What a post answers.
+//! What a post returns.
 
 use crate::error::PostError;
 
-/// The answer of every post.
+/// The result of a post whose operation may stay in progress: one that uses the caller's memory or
+/// fetches, or a flush.
 pub type Post = Result<Posted, PostError>;
 
-/// The operation was taken.
+/// The operation was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "an operation in progress still uses its buffers"]
 pub enum Posted {
-    /// Finished as far as the caller is concerned: buffers may be reused, the completion was not touched
-    /// and will not be.
+    /// Finished for the caller: buffers may be reused. The completion is not counted down.
     Done,
-    /// The completion will be counted down when the operation is finished. Without a completion, flush
-    /// tells when.
+    /// The completion will be counted down when the operation is finished. Without a completion,
+    /// flush the endpoint to wait for it.
     InProgress,
 }
 
@@ -21,21 +21,21 @@ pub enum Posted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FlushMode {
-    /// Every operation posted so far is finished here: its buffers may be reused and its results are
-    /// there.
+    /// All operations posted so far are finished on this side: buffers may be reused, and results
+    /// are available.
     Local,
     /// As `Local`, and everything written is visible in the peer's memory.
     Remote,
-    /// Outstanding operations are given up: each completes once with
-    /// [`Cause::Canceled`](crate::Cause::Canceled). The endpoint takes no more posts.
+    /// Cancels outstanding operations: each completes once with
+    /// [`Cause::Canceled`](crate::Cause::Canceled). The endpoint accepts no more posts.
     Cancel,
 }
 
-/// What a pending request answers when its turn comes.
+/// The result of a pending request that progress has run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingResult {
-    /// Posted (or given up): take it off the queue.
+    /// The request is done: remove it from the queue.
     Done,
-    /// No resources yet: keep it at the head of the queue.
+    /// No resources yet: keep the request at the head of the queue.
     Again,
 }

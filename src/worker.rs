@@ -1,4 +1,4 @@
-//! The worker: the one owner of the progress of every interface opened through it.
+//! The worker: the only owner of the progress of every interface opened through it.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,7 +15,7 @@ transports!(one_of!
 );
 
 impl Kind {
-    /// Progress has nothing to do.
+    /// Returns whether progress has nothing to do.
     fn is_idle(&self) -> bool {
         transports!(each! self, progress => progress.is_idle())
     }
@@ -27,12 +27,12 @@ impl Kind {
 
 /// Drives the interfaces opened through it, on one thread.
 ///
-/// Handlers and completion callbacks run inside [`progress`](Self::progress). They may post, but they cannot
-/// reach the worker, which is borrowed meanwhile. Dropping the worker closes its interfaces: outstanding
-/// operations complete as cancelled, handlers are dropped, and later posts answer
-/// [`PostError::Closed`](crate::PostError::Closed).
+/// Handlers and completion callbacks run inside [`progress`](Self::progress). They may post, but
+/// they cannot access the worker, which is borrowed meanwhile. Dropping the worker closes its
+/// interfaces: outstanding operations complete as cancelled, handlers are dropped, and later posts
+/// return [`PostError::Closed`](crate::PostError::Closed).
 ///
-/// In a child by fork, an inherited worker makes no progress, and dropping it does nothing: see
+/// In a forked child, an inherited worker makes no progress, and dropping it does nothing: see
 /// [fork](crate::guide::threads).
 ///
 /// A worker stays on its thread:
@@ -45,15 +45,15 @@ impl Kind {
 #[must_use = "dropping the worker closes its interfaces"]
 pub struct Worker {
     progress: Vec<Kind>,
-    /// The same, as handles.
+    /// Handles to the same interfaces.
     interfaces: Vec<Interface>,
     events: Option<EventSet>,
-    /// How long a wait looks before it sleeps.
+    /// How long a wait polls before it sleeps.
     busy_poll: Duration,
 }
 
 impl Worker {
-    /// A worker without interfaces.
+    /// Creates a worker without interfaces.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,11 +64,12 @@ impl Worker {
         self.progress.push(progress);
     }
 
-    /// Delivers what arrived, finishes what is done and gives pending requests their turn. Never blocks.
-    /// Answers how many events there were; zero says that nothing happened.
+    /// Delivers messages, finishes operations and runs pending requests. Never blocks. Returns the
+    /// number of events; zero means that nothing happened.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        // One device as a rule; what the others need costs it nothing.
+        #[cfg(feature = "mlx5")]
+        // Fast path for a single device; the other transports add nothing to it.
         if let [Kind::RcMlx5(only)] = &*self.progress
             && only.is_idle()
         {
@@ -79,23 +80,26 @@ impl Worker {
 
     #[inline(never)]
     fn progress_all(&mut self) -> usize {
+        #[cfg(feature = "shm")]
         if let [Kind::Shm(only)] = &mut *self.progress {
             return only.progress();
         }
         self.progress_each()
     }
 
-    /// Of its own, so that a single `shm` does not save registers for it.
+    /// A separate function, so that the fast path of a single `shm` needs no saved registers.
     #[inline(never)]
     fn progress_each(&mut self) -> usize {
         self.progress.iter_mut().map(|one| if one.is_idle() { 0 } else { one.progress() }).sum()
     }
 
-    /// A descriptor that becomes readable when something happens to an armed worker; for `poll`, `epoll` and the reactors that are made of
-    /// them. Nothing is to be read from it. It is the same for the worker's whole life.
+    /// Returns a descriptor that becomes readable when an event occurs on an armed worker, for
+    /// `poll`, `epoll` and reactors built on them. Do not read from it. It stays the same for the
+    /// life of the worker.
     ///
     /// # Errors
-    /// [`EventError::Missing`] if one of the transports cannot tell, [`EventError::System`]
+    /// [`EventError::Missing`] if one of the transports cannot signal events,
+    /// [`EventError::System`]
     pub fn event_fd(&mut self) -> Result<BorrowedFd<'_>, EventError> {
         Ok(self.event_set()?.as_fd())
     }
@@ -109,12 +113,12 @@ impl Worker {
         Ok(events)
     }
 
-    /// From now on [`Self::event_fd`] tells when something happens, until [`Self::progress`] is called: then arm again. What happened
-    /// before is not lost, but answered by [`EventError::Busy`].
+    /// Makes [`Self::event_fd`] readable on the next event, until [`Self::progress`] is called:
+    /// then arm again. Earlier events are not lost, but reported as [`EventError::Busy`].
     ///
     /// # Errors
-    /// [`EventError::Busy`] if something is there to be done: call progress, and arm again. [`EventError::Missing`],
-    /// [`EventError::System`]
+    /// [`EventError::Busy`] if progress has something to do: call progress, and arm again.
+    /// [`EventError::Missing`], [`EventError::System`]
     pub fn arm(&mut self) -> Result<(), EventError> {
         self.event_set()?;
         let mut earliest: Option<Instant> = None;
@@ -126,13 +130,14 @@ impl Worker {
         self.event_set()?.wake_at(earliest)
     }
 
-    /// Makes progress, and sleeps until there is some to make, after a look of [`InterfaceConfig::busy_poll`](crate::InterfaceConfig).
-    /// Answers the number of events; zero if `timeout` passed.
+    /// Makes progress, and sleeps while there is none to make, after polling for
+    /// [`InterfaceConfig::busy_poll`](crate::InterfaceConfig). Returns the number of events; zero
+    /// if `timeout` has passed.
     ///
     /// ```
     /// # use barewire::*;
     /// # let mut worker = Worker::new();
-    /// # let domain = Domain::open("self", "memory")?;
+    /// # let domain = Domain::open(&"self/memory".parse()?)?;
     /// # let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
     /// let events = worker.wait(Some(std::time::Duration::from_millis(1)))?;
     /// assert_eq!(events, 0);

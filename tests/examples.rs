@@ -1,14 +1,14 @@
-//! The examples as a stranger runs them: processes of their own, to their end.
+//! Runs the examples as separate processes.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a loaded machine may take.
+/// Time limit for a machine under load.
 const DEADLINE: Duration = Duration::from_mins(2);
 
-/// Runs an example and answers what it printed.
+/// Runs an example and returns its output.
 fn run(name: &str, environment: &[(&str, &str)]) -> String {
     let binary = example(name);
     assert!(binary.exists(), "{} is not built: cargo build --examples", binary.display());
@@ -30,13 +30,14 @@ fn run(name: &str, environment: &[(&str, &str)]) -> String {
     stdout.into_owned()
 }
 
-/// Beside the tests, as Cargo lays out what it builds.
+/// Cargo puts examples beside the tests.
 fn example(name: &str) -> PathBuf {
     let here = std::env::current_exe().unwrap();
     here.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
 }
 
-/// On the software HCA, and with two processes over the other transports that need no device.
+/// Runs an example on the software HCA, and with two processes over the other transports that need
+/// no device.
 fn everywhere(name: &str, check: impl Fn(&str)) {
     check(&run(name, &[]));
     let key = "5a".repeat(32);

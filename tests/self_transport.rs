@@ -1,23 +1,21 @@
-//! The transport `self` through the public API, in tests that are small enough for Miri.
+//! Tests of the transport `self` through the public API that are small enough for Miri.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use barewire::{
-    Access, Completion, Domain, Endpoint, FetchResult, Interface, InterfaceConfig, KeptMessage,
+    Access, AtomicOp, Completion, Domain, Endpoint, FetchResult, Interface, InterfaceConfig, KeptMessage,
     PendingResult, PostError, Posted, Unpack, Worker,
 };
 
-/// With as many buffers for messages.
+/// Opens an interface with this many buffers for messages.
 fn open(bcopy_buffers: u32) -> (Worker, Domain, Interface, Endpoint) {
     let mut worker = Worker::new();
-    let domain = Domain::open("self", "memory").unwrap();
+    let domain = Domain::open(&"self/memory".parse().unwrap()).unwrap();
     let config = InterfaceConfig { bcopy_buffers, ..InterfaceConfig::default() };
     let interface = Interface::open(&mut worker, &domain, &config).unwrap();
-    let endpoint =
-        Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())
-            .unwrap();
+    let endpoint = interface.connect(&interface.address()).unwrap();
     (worker, domain, interface, endpoint)
 }
 
@@ -27,7 +25,7 @@ fn memory_is_written_and_read_in_every_way() {
     let target = domain.allocate(64, Access::all()).unwrap();
     let local = domain.allocate(64, Access::all()).unwrap();
     let (at, key) = (target.address(), domain.unpack_key(&target.pack_key()).unwrap());
-    assert_eq!(endpoint.put_short(&[1; 11], at + 3, &key), Ok(Posted::Done));
+    assert_eq!(endpoint.put_short(&[1; 11], at + 3, &key), Ok(()));
     let pack = |buffer: &mut [u8]| {
         buffer[..5].fill(2);
         5
@@ -36,9 +34,18 @@ fn memory_is_written_and_read_in_every_way() {
     local.write(0, &[3; 20]).unwrap();
     let slices = [local.slice(1, 9).unwrap(), local.slice(10, 4).unwrap()];
     assert_eq!(endpoint.put_zcopy(&slices, at + 19, &key, None), Ok(Posted::Done));
-    assert_eq!(endpoint.atomic_add64(5, at + 40, &key), Ok(Posted::Done));
+    assert_eq!(endpoint.atomic_post(AtomicOp::Add(5_u64), at + 40, &key), Ok(()));
     let result = FetchResult::new();
-    assert_eq!(endpoint.atomic_compare_swap64(5, 6, at + 40, &key, &result, None), Ok(Posted::Done));
+    assert_eq!(
+        endpoint.atomic_fetch(
+            AtomicOp::CompareSwap { compare: 5_u64, swap: 6 },
+            at + 40,
+            &key,
+            &result,
+            None
+        ),
+        Ok(Posted::Done)
+    );
     assert_eq!(result.get(), 5);
 
     let wanted = [vec![0; 3], vec![1; 11], vec![2; 5], vec![3; 13], vec![0; 8], vec![6, 0]].concat();
@@ -63,8 +70,8 @@ fn messages_are_kept_and_outlive_the_worker() {
     let (inner, again) = (Rc::clone(&kept), endpoint.clone());
     let handler = move |message: barewire::Message<'_>| {
         if message.data().len() < 10 {
-            // Delivered when this one has ended.
-            assert_eq!(again.am_short(1, 9, b"from the handler"), Ok(Posted::Done));
+            // Delivered after this handler has returned.
+            assert_eq!(again.am_short(1, 9, b"from the handler"), Ok(()));
         }
         inner.borrow_mut().push(message.keep());
     };
@@ -90,7 +97,7 @@ fn a_request_waits_until_a_kept_message_is_dropped() {
     let kept = Rc::new(Cell::new(None));
     let inner = Rc::clone(&kept);
     interface.set_handler(0, move |message| inner.set(Some(message.keep()))).unwrap();
-    assert_eq!(endpoint.am_short(0, 1, b"first"), Ok(Posted::Done));
+    assert_eq!(endpoint.am_short(0, 1, b"first"), Ok(()));
     assert_eq!(endpoint.am_short(0, 2, b"second"), Err(PostError::NoResource));
     let done = Completion::counter(1);
     let told = done.clone();
@@ -110,7 +117,7 @@ fn a_request_waits_until_a_kept_message_is_dropped() {
     assert_eq!(kept.take().as_deref(), Some(&[&2u64.to_le_bytes()[..], b"second"].concat()[..]));
 }
 
-/// A handler that replaces itself runs to its end, and one that panics gives its one buffer back.
+/// A handler that replaces itself runs to its end, and one that panics releases its only buffer.
 #[test]
 fn handlers_are_replaced_and_panic() {
     let (_worker, _domain, interface, endpoint) = open(1);
@@ -121,7 +128,7 @@ fn handlers_are_replaced_and_panic() {
         counted.set(counted.get() + 1);
     };
     interface.set_handler(3, first).unwrap();
-    assert_eq!(endpoint.am_short(3, 0, &[]), Ok(Posted::Done));
+    assert_eq!(endpoint.am_short(3, 0, &[]), Ok(()));
     assert_eq!((calls.get(), Rc::strong_count(&calls)), (1, 1), "dropped when it had ended");
     for _ in 0..2 {
         let post = AssertUnwindSafe(|| endpoint.am_short(3, 0, &[]));

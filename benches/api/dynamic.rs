@@ -26,10 +26,10 @@ pub(crate) fn connected() -> &'static mut Dynamic {
         let endpoint = Endpoint::new(&interface).expect("endpoint");
         (domain, interface, endpoint)
     };
-    let (domain, interface, endpoint) = open(&devices.client, &mut worker);
+    let (domain, _, endpoint) = open(&devices.client, &mut worker);
     let (server_domain, server, peer) = open(&devices.server, &mut server_worker);
-    endpoint.connect(&server.device_address(), &peer.address()).expect("connected");
-    peer.connect(&interface.device_address(), &endpoint.address()).expect("connected");
+    endpoint.connect(&peer.address()).expect("connected");
+    peer.connect(&endpoint.address()).expect("connected");
     server.set_handler(ID, |_| ()).expect("handler");
     let target = Box::leak(Box::new(server_domain.allocate(4096, Access::all()).expect("memory")));
     let key = domain.unpack_key(&target.pack_key()).expect("key");

@@ -1,4 +1,5 @@
-//! The operations of the transport API: static ones of `rc_mlx5`, and those of the dynamic API.
+//! The operations of the transport API: those of the static API of `rc_mlx5`, and those of the
+//! dynamic API.
 
 #![allow(clippy::no_mangle_with_rust_abi, reason = "the name is for the checks of the assembly")]
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "as the API takes keys")]
@@ -7,10 +8,10 @@ use std::hint::black_box;
 use std::slice::from_ref;
 
 use barewire::capability::{
-    AmBcopy, AmShort, AmZcopy, Atomic64, AtomicFetch64, GetBcopy, GetZcopy, PutBcopy, PutShort, PutZcopy,
+    AmBcopy, AmShort, AmZcopy, Atomics, GetBcopy, GetZcopy, PutBcopy, PutShort, PutZcopy,
 };
 use barewire::transport::rc_mlx5::{Endpoint, RemoteKey};
-use barewire::{Completion, FetchResult, Slice, Unpack};
+use barewire::{AtomicOp, Completion, FetchResult, Slice, Unpack};
 use iai_callgrind::{library_benchmark, library_benchmark_group};
 
 use crate::budget::{Level, ROUNDS};
@@ -187,7 +188,7 @@ crate::rows::operations! {
     }
 
     atomic_add: held_atomic_add(endpoint: &Endpoint, operand: u64, remote: u64, key: &RemoteKey) -> bool {
-        endpoint.atomic_add64(operand, remote, key).is_ok()
+        endpoint.atomic_post(AtomicOp::Add(operand), remote, key).is_ok()
     }
     with [connected()] until [posted] |post, sides: Static| {
         for round in 0..ROUNDS {
@@ -203,7 +204,7 @@ crate::rows::operations! {
         result: &FetchResult,
         completion: &Completion,
     ) -> bool {
-        endpoint.atomic_fetch_add64(operand, remote, key, result, Some(completion)).is_ok()
+        endpoint.atomic_fetch(AtomicOp::Add(operand), remote, key, result, Some(completion)).is_ok()
     }
     with [connected()] until [completed] |post, sides: Static| {
         for round in 0..ROUNDS {
@@ -221,7 +222,8 @@ crate::rows::operations! {
         result: &FetchResult,
         completion: &Completion,
     ) -> bool {
-        endpoint.atomic_compare_swap64(compare, swap, remote, key, result, Some(completion)).is_ok()
+        let operation = AtomicOp::CompareSwap { compare, swap };
+        endpoint.atomic_fetch(operation, remote, key, result, Some(completion)).is_ok()
     }
     with [connected()] until [completed] |post, sides: Static| {
         for round in 0..ROUNDS {

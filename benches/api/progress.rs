@@ -36,7 +36,7 @@ fn receive_batches(sides: &mut Static, progress: Counted, size: u64) {
     let mut events = 0;
     for round in 0..ROUNDS / size {
         for _ in 0..size {
-            let _ = sides.client.endpoint.am_short(ID, round, &[7; 8]).expect("posted");
+            sides.client.endpoint.am_short(ID, round, &[7; 8]).expect("posted");
         }
         sides.devices.settle();
         for _ in 0..size {
@@ -46,7 +46,7 @@ fn receive_batches(sides: &mut Static, progress: Counted, size: u64) {
     }
 }
 
-/// Completes each operation by a call of its own.
+/// Completes the operations with one call of progress each.
 fn complete(sides: &mut Static, progress: Counted) {
     let mut events = 0;
     for round in 0..ROUNDS {

@@ -13,7 +13,7 @@ use crate::budget::ROUNDS;
 /// The active message of the benches.
 pub(crate) const ID: u8 = 1;
 
-/// Room for every round, so that nothing has to be reaped meanwhile.
+/// Room for every round, so that nothing has to be reaped in between.
 pub(crate) fn config() -> InterfaceConfig {
     InterfaceConfig {
         send_ring: 4 * ROUNDS as u32,
@@ -21,13 +21,13 @@ pub(crate) fn config() -> InterfaceConfig {
         bcopy_buffers: 2 * ROUNDS as u32,
         signal_every: 64,
         max_endpoints: 1,
-        // Time passes slowly under valgrind.
+        // Time is slow under valgrind.
         ack_timeout: 0,
         ..Default::default()
     }
 }
 
-/// Two devices that are stepped by hand.
+/// Two devices that are stepped.
 #[derive(Debug)]
 pub(crate) struct Devices {
     pub(crate) client: hca::Device,
@@ -45,12 +45,13 @@ impl Devices {
         Self { client: open(), server: open() }
     }
 
-    /// Lets both work until neither has anything to do.
+    /// Steps both until neither has anything to do.
     pub(crate) fn settle(&self) {
         while self.client.step() | self.server.step() {}
     }
 
-    /// The client sent `requests`, none twice, and neither device complains.
+    /// Asserts that the client sent `requests`, none twice, and that neither device reports
+    /// anything.
     pub(crate) fn check(&self, requests: u64) {
         let counters = self.client.counters();
         assert_eq!(
@@ -82,7 +83,7 @@ impl Side {
     }
 
     fn connect(&self, peer: &Self) {
-        self.endpoint.connect(&peer.interface.device_address(), &peer.endpoint.address()).expect("connected");
+        self.endpoint.connect(&peer.endpoint.address()).expect("connected");
     }
 }
 
@@ -93,14 +94,14 @@ pub(crate) struct Static {
     pub(crate) devices: Devices,
     pub(crate) client: Side,
     pub(crate) server: Side,
-    /// Of the server.
+    /// Memory of the server.
     pub(crate) remote: u64,
     pub(crate) key: rc_mlx5::RemoteKey,
-    /// Of the client.
+    /// Memory of the client.
     pub(crate) memory: rc_mlx5::Memory,
     pub(crate) unpack: Unpack,
     pub(crate) result: FetchResult,
-    /// Awaits every round and one more, so that no callback runs.
+    /// Counts every round and one more, so that no callback runs.
     pub(crate) completion: Completion,
     pub(crate) received: Rc<Cell<u64>>,
 }
@@ -132,7 +133,7 @@ pub(crate) fn connected() -> &'static mut Static {
 }
 
 impl Static {
-    /// Lets devices and interfaces work until there is nothing left.
+    /// Lets devices and interfaces run until there are no more events.
     fn settle(&mut self) {
         loop {
             self.devices.settle();
@@ -143,7 +144,7 @@ impl Static {
     }
 }
 
-/// Every round posted one request, and it was carried out.
+/// Asserts that every round posted one request, and that it was executed.
 pub(crate) fn posted(sides: &'static mut Static) -> &'static mut Static {
     sides.settle();
     sides.devices.check(ROUNDS);
@@ -151,21 +152,21 @@ pub(crate) fn posted(sides: &'static mut Static) -> &'static mut Static {
     sides
 }
 
-/// As [`posted`], and each was announced.
+/// Like [`posted`], and asserts that each was completed.
 pub(crate) fn completed(sides: &'static mut Static) -> &'static mut Static {
     let sides = posted(sides);
     assert_eq!((sides.completion.pending(), sides.completion.status()), (1, Ok(())));
     sides
 }
 
-/// As [`posted`], and each was a message that its handler got.
+/// Like [`posted`], and asserts that each was a message for the handler.
 pub(crate) fn delivered(sides: &'static mut Static) -> &'static mut Static {
     let sides = posted(sides);
     assert_eq!(sides.received.get(), ROUNDS);
     sides
 }
 
-/// Nothing was there.
+/// Asserts that there were no events.
 pub(crate) fn idle(sides: &'static mut Static) -> &'static mut Static {
     sides.devices.check(0);
     sides

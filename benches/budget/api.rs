@@ -13,8 +13,8 @@ const fn row(bench: &'static str, operation: &'static str, held: Limit, inlined:
 
 pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("put_short_8", PUT_SHORT_8, limit(40, 85).must(85).aim(60), limit(30, 46)),
-    // A length at run time may cost at most 20 more.
-    // Two more than before the doorbell record became an atomic and posts could be refused in a child.
+    // A length at run time may cost at most 20 more. The limits include two instructions for an
+    // atomic doorbell record and for refusing posts in a child.
     row(
         "put_short_8_run_time",
         "put_short, 8 B, length at run time",
@@ -30,9 +30,9 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("am_short_8", AM_SHORT_8, limit(40, 90).must(90).aim(65), limit(30, 47)),
     row("am_bcopy_8", "am_bcopy, 8 B", limit(50, 101), limit(40, 92)),
     row("am_zcopy", "am_zcopy, 8 B header and one region, with completion", limit(60, 140), limit(50, 92)),
-    row("atomic_add", "atomic_add64", limit(40, 77), limit(30, 60)),
-    row("fetch_add", "atomic_fetch_add64, with completion", limit(50, 98), limit(40, 78)),
-    row("compare_swap", "atomic_compare_swap64, with completion", limit(50, 103), limit(40, 84)),
+    row("atomic_add", "atomic_post, 8 B", limit(40, 77), limit(30, 60)),
+    row("fetch_add", "atomic_fetch, add, with completion", limit(50, 98), limit(40, 78)),
+    row("compare_swap", "atomic_fetch, compare and swap, with completion", limit(50, 103), limit(40, 84)),
     row("progress_empty", PROGRESS_EMPTY, limit(8, 14).must(14).aim(8), limit(5, 14)),
     row(
         "progress_receive",
@@ -52,7 +52,7 @@ pub(super) const BUDGETS: &[[Budget; 2]] = &[
     row("dynamic_progress_empty", "dynamic door: progress with nothing to do", limit(8, 22), limit(5, 20)),
 ];
 
-/// What the choice of the transport at run time may add.
+/// The additional cost of selecting the transport at run time.
 const fn door(operation: &'static str, bench: &'static str, minus: &'static str, limit: u64) -> Difference {
     Difference { operation, level: Level::Api, shape: Shape::Held, bench, minus, limit, must: 8, aim: 4 }
 }

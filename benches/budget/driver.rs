@@ -7,7 +7,7 @@ const fn row(bench: &'static str, operation: &'static str, held: Limit, inlined:
     Budget::both(Level::Driver, bench, operation, ROUNDS, (held, inlined))
 }
 
-/// As [`row`], for a bench that runs a batch in each round.
+/// Like [`row`], for a bench that runs a batch in each round.
 const fn batch(bench: &'static str, operation: &'static str, held: Limit, inlined: Limit) -> [Budget; 2] {
     Budget::both(Level::Driver, bench, operation, ROUNDS * BATCH, (held, inlined))
 }

@@ -1,10 +1,10 @@
-//! From a budget to the configuration of its bench.
+//! The configuration of a bench from its budget.
 
 use iai_callgrind::{Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig};
 
 use crate::budget::{self, Budget, Level, Shape};
 
-/// The hard limit of a bench, without a cache model, which counts no instructions.
+/// The hard limit of a bench, without a cache model, which would count no instructions.
 ///
 /// # Panics
 /// If the bench has no budget.
@@ -12,8 +12,8 @@ pub(crate) fn gate(level: Level, shape: Shape, bench: &str) -> LibraryBenchmarkC
     configuration(level, shape, bench, EntryPoint::Default)
 }
 
-/// As [`gate`], for a bench that does other work as well: only the functions of a module `counted`
-/// count.
+/// Like [`gate`], for a bench that does other work as well: only the functions of a module
+/// `counted` count.
 ///
 /// # Panics
 /// If the bench has no budget.

@@ -1,4 +1,4 @@
-//! What each operation may cost, in instructions: the one place for limits, aims and floors.
+//! The instruction budget of each operation: the only place with limits, aims and floors.
 //!
 //! The benches take their hard limits from here, and `cargo xtask bench` the table that it writes.
 
@@ -6,7 +6,7 @@ mod api;
 mod driver;
 mod shm;
 
-/// Operations in a loop, so that set-up does not show.
+/// Operations in a loop, so that the cost of set-up is negligible.
 pub(crate) const ROUNDS: u64 = 1024;
 /// WQEs in a batch.
 pub(crate) const BATCH: u64 = 16;
@@ -35,12 +35,12 @@ impl Level {
     }
 }
 
-/// How an operation is used; also the name of the group of benches.
+/// The form of a measured operation, which is also the name of the group of benches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// One function that is never inlined, everything at run time, call and return included.
+    /// One function that is never inlined, with all values at run time, including call and return.
     Held,
-    /// In the loop.
+    /// Inlined into the loop.
     Inlined,
 }
 
@@ -54,24 +54,24 @@ impl Shape {
     }
 }
 
-/// What one bench may count.
+/// The budget of one bench.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     pub(crate) level: Level,
     pub(crate) shape: Shape,
     /// The bench's function.
     pub(crate) bench: &'static str,
-    /// The operation in words; the key of the peers' counts.
+    /// The operation as text; the key of the counts of other libraries.
     pub(crate) operation: &'static str,
-    /// Operations that one run of the bench does.
+    /// Operations in one run of the bench.
     pub(crate) operations: u64,
-    /// With less than this for an operation, its body was optimised away.
+    /// With fewer instructions per operation, the compiler has removed the body.
     pub(crate) floor: u64,
-    /// What the gate holds: as [`Self::must`], or a little above what is counted today.
+    /// The limit that the bench enforces: [`Self::must`], or slightly more than the current count.
     pub(crate) limit: u64,
-    /// What an operation must not exceed.
+    /// The required maximum for an operation.
     pub(crate) must: Option<u64>,
-    /// What we would like to see.
+    /// The desired value.
     pub(crate) aim: Option<u64>,
 }
 
@@ -84,13 +84,13 @@ struct Limit {
     aim: Option<u64>,
 }
 
-/// Limits without a 'must': `most` guards what was reached.
+/// Limits without a requirement: `most` guards what has been reached.
 const fn limit(floor: u64, most: u64) -> Limit {
     Limit { floor, most, must: None, aim: None }
 }
 
 impl Limit {
-    /// The 'must' is met, and is the limit.
+    /// The requirement is met, and is the limit.
     const fn must(self, must: u64) -> Self {
         Self { must: Some(must), most: must, ..self }
     }
@@ -130,7 +130,7 @@ impl Budget {
         self.hard(self.limit)
     }
 
-    /// A run that counted so many instructions holds the 'must'; also if there is none.
+    /// Returns whether a run with this many instructions meets the requirement, if there is one.
     pub(crate) fn holds_must(&self, instructions: u64) -> bool {
         self.must.is_none_or(|must| instructions <= self.hard(must))
     }
@@ -145,15 +145,15 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Budget> {
     driver::BUDGETS.as_flattened().iter().chain(api::BUDGETS.as_flattened()).chain(shm::BUDGETS)
 }
 
-/// Two benches whose difference is limited, too.
+/// Two benches whose difference is limited as well.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Difference {
     pub(crate) operation: &'static str,
     pub(crate) level: Level,
     pub(crate) shape: Shape,
-    /// The bench that costs more.
+    /// The more expensive bench.
     pub(crate) bench: &'static str,
-    /// The one that it is compared with.
+    /// The bench to compare with.
     pub(crate) minus: &'static str,
     pub(crate) limit: u64,
     pub(crate) must: u64,

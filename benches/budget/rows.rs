@@ -1,11 +1,11 @@
-//! Operations and their benches, a row each.
+//! Operations and their benches, one row each.
 
 /// Defines each operation as an exported function, and its benches in both shapes.
 ///
-/// A row has the name of the bench, the exported name, the parameters and the body of the operation;
-/// then how the state of the bench is made and how it is checked afterwards, and the loop, in which
-/// `post` is the operation. In the group `held` that is the exported function, about whose arguments
-/// the optimiser knows nothing. In the group `inlined` it is the body.
+/// A row has the name of the bench, the exported name, the parameters and the body of the
+/// operation; then the constructor of the state of the bench and the check after it, and the loop,
+/// in which `post` is the operation. In the group `held` that is the exported function, about whose
+/// arguments the compiler has no information. In the group `inlined` it is the body.
 ///
 /// `also` names benches that another module defines in its modules `held` and `inlined`.
 macro_rules! operations {

@@ -2,7 +2,7 @@
 
 use super::{Budget, Level, Limit, ROUNDS, Shape, limit};
 
-/// An operation, which is measured behind a call only.
+/// An operation, which is measured only as a call.
 const fn row(bench: &'static str, operation: &'static str, held: Limit) -> Budget {
     Budget::new((Level::Shm, Shape::Held), bench, operation, ROUNDS, held)
 }
@@ -20,8 +20,8 @@ pub(super) const BUDGETS: &[Budget] = &[
         "shm: progress that receives one am_short, handler excluded",
         limit(20, 45).must(45).aim(30),
     ),
-    // One more each than before: accesses to mapped memory succeed after the peer's death too, so each
-    // is counted, and the post that finds the allowance spent reads the connection's socket.
+    // Each access is counted, since accesses to mapped memory succeed after the peer's death as
+    // well. The post that finds the allowance used up reads the socket of the connection.
     row("put_short_8", "shm: put_short, 8 B", limit(15, 45)),
-    row("fetch_add_8", "shm: atomic_fetch_add64", limit(15, 51)),
+    row("fetch_add_8", "shm: atomic_fetch, add", limit(15, 51)),
 ];

@@ -1,4 +1,4 @@
-//! The driver's operations: a post, a poll or a receive each. `benches/asm/` has the assembly of
+//! The operations of the driver: posts, polls and receives. `benches/asm/` has the assembly of
 //! some.
 
 #![allow(clippy::no_mangle_with_rust_abi, reason = "the name is for the assembly listings")]
@@ -242,7 +242,7 @@ crate::rows::operations! {
         queue.poll()
     }
     with [empty_completion_queue()] until [still_empty] |post, queue: CompletionQueue| {
-        // Eight in a round: the loop itself would be a quarter of the count.
+        // Eight per round: otherwise the loop would be a quarter of the count.
         for _ in 0..ROUNDS / 8 {
             post(queue);
             post(queue);

@@ -18,7 +18,7 @@ use crate::budget::{BATCH, ROUNDS};
 
 /// Blocks of the send ring: room for every WQE of a bench.
 const BLOCKS: usize = (ROUNDS * BATCH) as usize;
-/// A completion is asked for once in this many WQEs.
+/// At least one completion is requested in this many WQEs.
 const SIGNAL_PERIOD: u32 = 64;
 
 #[repr(C, align(4096))]
@@ -31,13 +31,13 @@ struct Memory {
 #[repr(C, align(64))]
 struct Ring([u8; BLOCKS * 64]);
 
-// SAFETY: a bench is one thread.
+// SAFETY: a bench uses one thread.
 unsafe impl Sync for Memory {}
-// SAFETY: as above.
+// SAFETY: a bench uses one thread.
 unsafe impl Send for Memory {}
 
 fn memory() -> Arc<Memory> {
-    // SAFETY: bytes and numbers, for which zeros are a value.
+    // SAFETY: the structure consists of bytes and numbers, for which zeros are valid.
     unsafe { Arc::<Memory>::new_zeroed().assume_init() }
 }
 
@@ -45,7 +45,7 @@ fn pointer<T, U>(cell: &UnsafeCell<T>) -> NonNull<U> {
     NonNull::new(cell.get()).expect("a reference is not null").cast()
 }
 
-/// What a bench works on: it moves a reference and drops nothing.
+/// Leaks the state of a bench, so that the bench moves a reference and drops nothing.
 fn leak<T>(value: T) -> &'static mut T {
     Box::leak(Box::new(value))
 }
@@ -57,7 +57,8 @@ pub(crate) fn send_queue<D: Doorbell>() -> &'static mut SendQueue<D> {
 
 fn new_send_queue<D: Doorbell>() -> SendQueue<D> {
     let memory = memory();
-    // SAFETY: sizes and alignments are as asked for; `keep` holds the memory.
+    // SAFETY: the parts of `memory` have the required sizes and alignments, and `keep` keeps it
+    // alive.
     unsafe {
         SendQueue::from_parts(SendParts {
             ring: pointer(&memory.ring),
@@ -74,7 +75,8 @@ fn new_send_queue<D: Doorbell>() -> SendQueue<D> {
 /// An empty receive queue.
 pub(crate) fn receive_queue() -> &'static mut ReceiveQueue {
     let memory = memory();
-    // SAFETY: as above; a receive WQE is shorter than a block.
+    // SAFETY: the parts of `memory` have the required sizes and alignments, since a receive WQE is
+    // shorter than a block, and `keep` keeps it alive.
     leak(unsafe {
         ReceiveQueue::from_parts(ReceiveParts {
             ring: pointer(&memory.ring),
@@ -88,7 +90,8 @@ pub(crate) fn receive_queue() -> &'static mut ReceiveQueue {
 /// An empty shared receive queue.
 pub(crate) fn shared_receive_queue() -> &'static mut SharedReceiveQueue {
     let memory = memory();
-    // SAFETY: as above; a WQE of one segment is half a block.
+    // SAFETY: the parts of `memory` have the required sizes and alignments, since a WQE of one
+    // segment is half a block, and `keep` keeps it alive.
     leak(unsafe {
         SharedReceiveQueue::from_parts(SharedReceiveParts {
             ring: pointer(&memory.ring),
@@ -100,7 +103,7 @@ pub(crate) fn shared_receive_queue() -> &'static mut SharedReceiveQueue {
     })
 }
 
-/// Where the datagrams go, as a bench does not know it.
+/// The destination of datagrams, opaque to the compiler.
 pub(crate) fn destination() -> AddressVector {
     black_box(AddressVector::roce(9, 0x1234, [2; 6], [3; 16], 49152, 0, 64))
 }
@@ -123,7 +126,8 @@ pub(crate) fn completed() -> &'static mut (CompletionQueue, SendQueue) {
 fn completion_queue(filled: u32) -> CompletionQueue {
     let memory = memory();
     let ring: NonNull<Cqe64> = pointer(&memory.ring);
-    // SAFETY: as above; the CQEs are written before the queue is polled.
+    // SAFETY: the parts of `memory` have the required sizes and alignments, and `keep` keeps it
+    // alive. The CQEs are written before the queue is polled.
     unsafe {
         CompletionQueue::initialise(ring, BLOCKS as u32);
         for at in 0..filled {
@@ -144,7 +148,7 @@ fn completion_queue(filled: u32) -> CompletionQueue {
     }
 }
 
-/// Every round posted a WQE of `N` blocks.
+/// Asserts that every round posted a WQE of `N` blocks.
 pub(crate) fn posted<const N: u64, D: Doorbell>(
     queue: &'static mut SendQueue<D>,
 ) -> &'static mut SendQueue<D> {
@@ -152,25 +156,25 @@ pub(crate) fn posted<const N: u64, D: Doorbell>(
     queue
 }
 
-/// Every round pushed `N` receive WQEs.
+/// Asserts that every round pushed `N` receive WQEs.
 pub(crate) fn pushed<const N: u64>(queue: &'static mut ReceiveQueue) -> &'static mut ReceiveQueue {
     assert_eq!(u64::from(queue.entries() - queue.room()), ROUNDS * N, "receive WQEs posted");
     queue
 }
 
-/// Every round pushed a WQE; one entry of a list always stays behind.
+/// Asserts that every round pushed a WQE; one entry of a list always stays behind.
 pub(crate) fn pushed_shared(queue: &'static mut SharedReceiveQueue) -> &'static mut SharedReceiveQueue {
     assert_eq!(u64::from(queue.entries() - 1 - queue.room()), ROUNDS, "receive WQEs posted");
     queue
 }
 
-/// Nothing was there.
+/// Asserts that there were no completions.
 pub(crate) fn still_empty(queue: &'static mut CompletionQueue) -> &'static mut CompletionQueue {
     assert_eq!(queue.poll().map(Polled::completion), None);
     queue
 }
 
-/// Every completion was taken, and the last of them freed everything before it.
+/// Asserts that every completion was taken, and that the last one freed everything before it.
 pub(crate) fn reaped(
     queues: &'static mut (CompletionQueue, SendQueue),
 ) -> &'static mut (CompletionQueue, SendQueue) {

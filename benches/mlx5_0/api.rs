@@ -1,4 +1,4 @@
-//! The transport API, over any connected transport.
+//! The operations of the transport API over any connected transport.
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "as the API takes keys")]
 
 use std::hint::black_box;
@@ -55,7 +55,7 @@ impl<T: Transport> Side<T> {
     }
 
     fn connect(&self, peer: &Self) -> Result<(), ConnectError> {
-        T::connect(&self.endpoint, &peer.interface.device_address(), &peer.endpoint.address())
+        T::connect(&self.endpoint, &peer.endpoint.address())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Operations on `mlx5_0`, each N calls of a function that callgrind counts, beside
+//! Operations on `mlx5_0`, each as N calls of a function that callgrind counts, for comparison with
 //! `peers/libmlx5.c` and `peers/uct.c`.
 //!
 //! usage: `mlx5_0 devx|init_obj|verbs OPERATION N`, under `barewire hca run`
@@ -20,7 +20,7 @@ const DEVICE: &str = "mlx5_0";
 const DEADLINE: Duration = Duration::from_mins(1);
 /// The id of the active messages.
 const ID: u8 = 1;
-/// Operations that are posted before all of them are completed.
+/// Operations that are posted before they are completed.
 const BATCH: u32 = 16;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;

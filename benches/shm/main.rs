@@ -1,7 +1,7 @@
 //! Instructions per operation of the transport `shm`, between two interfaces of one process.
 //!
-//! A lane holds fewer messages than there are rounds, so both ends take turns: only the functions of the module `counted` are counted. The
-//! limits are in `benches/budget/`.
+//! A ring holds fewer messages than there are rounds, so both ends take turns: only the functions
+//! of the module `counted` are counted. The limits are in `benches/budget/`.
 
 #![allow(missing_docs, reason = "the macros of iai-callgrind write public items")]
 
@@ -15,17 +15,18 @@ mod gate;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use barewire::capability::{AmShort, AtomicFetch64, Flush, PutShort};
+use barewire::capability::{AmShort, Atomics, Flush, PutShort};
 use barewire::transport::shm::{Domain, Endpoint, Interface, Progress, RemoteKey};
-use barewire::{Access, FetchResult, FlushMode, InterfaceConfig};
+use barewire::{Access, AtomicOp, FetchResult, FlushMode, InterfaceConfig};
 use budget::{Level, ROUNDS, Shape};
 use iai_callgrind::{LibraryBenchmarkConfig, library_benchmark, library_benchmark_group};
 
-/// Messages between two turns of the other end.
+/// Messages between two turns of the server.
 const TURN: u64 = 32;
 const ID: u8 = 1;
 
-/// Two ends with a lane from one to the other. It is leaked, so that a bench moves a reference and drops nothing.
+/// Two ends with a ring from one to the other. They are leaked, so that a bench moves a reference
+/// and drops nothing.
 struct Sides {
     endpoint: Endpoint,
     client: Progress,
@@ -34,7 +35,7 @@ struct Sides {
     key: RemoteKey,
     result: FetchResult,
     received: Rc<Cell<u64>>,
-    /// What a bench adds to.
+    /// The sum that a bench adds to.
     events: u64,
     server_interface: Interface,
 }
@@ -49,7 +50,7 @@ fn connected() -> &'static mut Sides {
     let ((domain, client_interface, mut client), (far, server_interface, mut server)) = (open(), open());
     let endpoint = Endpoint::new(&client_interface).expect("endpoint");
     let there = Endpoint::new(&server_interface).expect("endpoint");
-    endpoint.connect(&server_interface.device_address(), &there.address()).expect("connected");
+    endpoint.connect(&there.address()).expect("connected");
     while endpoint.flush(FlushMode::Local, None).is_err() {
         client.progress();
         server.progress();
@@ -70,7 +71,7 @@ fn connected() -> &'static mut Sides {
         events: 0,
         server_interface,
     };
-    // Until the FIFO has given way to the lane, and the region is mapped.
+    // Until messages use the ring instead of the FIFO, and the region is mapped.
     for round in 0..4 * TURN {
         while sides.endpoint.am_short(ID, round, &[0; 8]).is_err() {
             sides.drain();
@@ -86,7 +87,7 @@ fn connected() -> &'static mut Sides {
 
 impl Sides {
     fn drain(&mut self) {
-        // Longer than polling stays with one ring.
+        // More rounds than polling stays with one ring.
         for _ in 0..1200 {
             self.server.progress();
             self.client.progress();
@@ -94,7 +95,7 @@ impl Sides {
     }
 }
 
-/// Every message came.
+/// Asserts that every message arrived.
 fn delivered(sides: &'static mut Sides) -> &'static mut Sides {
     sides.drain();
     assert_eq!(sides.received.get(), ROUNDS);
@@ -106,7 +107,7 @@ fn idle(sides: &'static mut Sides) -> &'static mut Sides {
     sides
 }
 
-/// With a handler that does nothing: what handlers do is their own business.
+/// With an empty handler, so that only the delivery counts.
 fn with_empty_handler() -> &'static mut Sides {
     let sides = connected();
     sides.server_interface.set_handler(ID, |_| ()).expect("handler");
@@ -123,9 +124,9 @@ fn gate(bench: &str) -> LibraryBenchmarkConfig {
     crate::gate::gate_counted(Level::Shm, Shape::Held, bench)
 }
 
-/// What is counted, with its call and return, and nothing of the loop around it.
+/// The counted functions, with call and return, and without the loop around them.
 mod counted {
-    use super::{AmShort, AtomicFetch64, Endpoint, FetchResult, Progress, PutShort, RemoteKey};
+    use super::{AmShort, AtomicOp, Atomics, Endpoint, FetchResult, Progress, PutShort, RemoteKey};
 
     #[inline(never)]
     pub(super) fn held_am_short_8(endpoint: &Endpoint, id: u8, header: u64, payload: u64) -> bool {
@@ -149,7 +150,7 @@ mod counted {
         key: &RemoteKey,
         result: &FetchResult,
     ) -> bool {
-        endpoint.atomic_fetch_add64(1, remote, key, result, None).is_ok()
+        endpoint.atomic_fetch(AtomicOp::Add(1_u64), remote, key, result, None).is_ok()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Two sockets and nothing else.
+//! Two bare sockets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -37,7 +37,7 @@ pub(crate) fn run(plan: &Plan) -> Outcome<()> {
 fn receive(mut socket: &TcpStream, message: &mut [u8]) -> Outcome<()> {
     let mut filled = 0;
     spin("a message", || match socket.read(&mut message[filled..]) {
-        Ok(0) => Err("the other end is gone".into()),
+        Ok(0) => Err("the other end closed the connection".into()),
         Ok(count) => {
             filled += count;
             Ok(filled == message.len())

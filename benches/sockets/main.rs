@@ -1,6 +1,6 @@
 //! Comparisons for `tcp` that `barewire perf` cannot express: messages of 16 bytes back and forth
 //! between two processes, over a bare socket that both ends poll, or over some of many connections
-//! of `tcp`. For `cargo xtask compare`.
+//! of `tcp`. Used by `cargo xtask compare`.
 //!
 //! usage: `sockets listen|connect PORT ROUNDS bare|many [CONNECTIONS BUSY]`
 
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Rounds before those that count.
+/// Rounds before the measured ones.
 const WARM_UP: u32 = 10_000;
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// What the command line asks for.
+/// The command line.
 struct Plan {
     listens: bool,
     port: u16,
@@ -56,7 +56,7 @@ fn plan(side: &str, port: &str, rounds: &str) -> Outcome<Plan> {
     Ok(Plan { listens, port: port.parse()?, rounds: rounds.parse()? })
 }
 
-/// Spins until `done`, with an eye on the clock now and then.
+/// Spins until `done`, and checks the clock now and then.
 fn spin(what: &str, mut done: impl FnMut() -> Outcome<bool>) -> Outcome<()> {
     let start = Instant::now();
     let mut looks = 0u32;

@@ -1,5 +1,5 @@
 //! Many connections of `tcp` between two interfaces, some of them busy: one message at a time, over
-//! each busy one in turn.
+//! each busy connection in turn.
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
@@ -8,8 +8,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use barewire::{
-    DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface, InterfaceConfig, PostError,
-    Posted, Worker,
+    Domain, Endpoint, FlushMode, Interface, InterfaceConfig, PeerAddress, PostError, Posted, Worker,
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -37,7 +36,7 @@ pub(crate) fn run(plan: &Plan, connections: u32, busy: u32) -> Outcome<()> {
     let busy = busy as usize;
     let rounds = WARM_UP + plan.rounds;
     let mut times = Times::new(plan.rounds);
-    // What came while the connections were made.
+    // Messages that arrived while the connections were established.
     let before = process.received.get();
     for round in 0..rounds {
         let at = round as usize % busy;
@@ -85,10 +84,11 @@ fn receive(link: &mut TcpStream) -> Outcome<Vec<u8>> {
 }
 
 impl Process {
-    /// Connects as many endpoints to as many of the other process, and sends a message over each, so that all of them are there.
+    /// Connects this many endpoints to those of the other process, and sends a message over each,
+    /// so that all connections are established.
     fn connect(link: &mut TcpStream, connections: u32) -> Outcome<Self> {
         let mut worker = Worker::new();
-        let domain = Domain::open("tcp", "lo")?;
+        let domain = Domain::open(&"tcp/lo".parse()?)?;
         let config = InterfaceConfig { max_endpoints: connections, ..Default::default() };
         let interface = Interface::open(&mut worker, &domain, &config)?;
         let endpoints: Vec<Endpoint> =
@@ -96,14 +96,12 @@ impl Process {
         let received = Rc::new(Cell::new(0));
         let count = Rc::clone(&received);
         interface.set_handler(ID, move |_| count.set(count.get() + 1))?;
-        say(link, &interface.device_address().to_bytes())?;
         let own: Vec<Vec<u8>> = endpoints.iter().map(|endpoint| endpoint.address().to_bytes()).collect();
         say(link, &own.concat())?;
-        let device = DeviceAddress::from_bytes(&receive(link)?)?;
         let theirs = receive(link)?;
         let each = own.first().map_or(1, Vec::len);
         for (endpoint, address) in endpoints.iter().zip(theirs.chunks(each)) {
-            endpoint.connect(&device, &EndpointAddress::from_bytes(address)?)?;
+            endpoint.connect(&PeerAddress::from_bytes(address)?)?;
         }
         let mut this = Self { worker, endpoints, received, _interface: interface };
         for at in 0..connections as usize {
@@ -114,7 +112,7 @@ impl Process {
         Ok(this)
     }
 
-    /// Waits until both are here, with all that they sent.
+    /// Waits until both processes have called this function and received all messages.
     fn agree(&mut self, link: &mut TcpStream) -> Outcome<()> {
         let Self { worker, endpoints, .. } = self;
         for endpoint in endpoints {
@@ -137,9 +135,9 @@ impl Process {
 
     fn send(&mut self, at: usize) -> Outcome<()> {
         let Self { worker, endpoints, .. } = self;
-        // 8 bytes, and 8 in front of them.
+        // 8 bytes, and 8 of the header.
         spin("a send", || match endpoints[at].am_short(ID, 7, &[]) {
-            Ok(_) => Ok(true),
+            Ok(()) => Ok(true),
             Err(PostError::NoResource) => {
                 worker.progress();
                 Ok(false)

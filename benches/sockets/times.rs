@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// Half of each round's time: one way.
+/// Half of the time of each round: the one-way latency.
 pub(crate) struct Times(Vec<u64>);
 
 impl Times {
@@ -14,7 +14,7 @@ impl Times {
         self.0.push(since.elapsed().as_nanos() as u64 / 2);
     }
 
-    /// Prints the median in the words of `barewire perf --json`.
+    /// Prints the median in the format of `barewire perf --json`.
     pub(crate) fn tell(mut self) {
         self.0.sort_unstable();
         let median = self.0.get(self.0.len() / 2).copied().unwrap_or(0);

@@ -27,7 +27,7 @@
 //! assert_eq!(addresses.len(), job.size() as usize);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 mod detect;

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
-use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
+use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -506,14 +506,14 @@ fn serve(config: &TcpConfig) -> Result<(Vec<Vec<u8>>, Vec<Channel>), Error> {
         return Ok((vec![host()], Vec::new()));
     }
     let mut door =
-        Door::open_at(config.master, config.key.clone(), limits(config.master.ip())).map_err(failed)?;
+        Listener::open_at(config.master, config.key.clone(), limits(config.master.ip())).map_err(failed)?;
     let deadline = Instant::now() + config.timeout;
     let mut hosts = vec![Vec::new(); config.size as usize];
     hosts[0] = host();
     let mut joined: Vec<Option<Channel>> = (0..others).map(|_| None).collect();
     // Connected, and not yet joined.
     let mut waiting: Vec<Channel> = Vec::new();
-    let mut admitted: Vec<Admitted> = Vec::new();
+    let mut admitted: Vec<Authenticated> = Vec::new();
     while joined.iter().any(Option::is_none) {
         let now = Instant::now();
         if now >= deadline {

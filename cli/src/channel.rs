@@ -1,8 +1,8 @@
 //! Messages over one connected socket: the length of a message in bytes as a little-endian `u32`,
 //! then its bytes.
 //!
-//! The peer is authenticated before a channel is made of the socket: by its user
-//! (`SO_PEERCRED`) on a Unix socket, by the job's key ([`keyed`](crate::keyed)) over TCP.
+//! The peer is authenticated before a channel is created from the socket: by its user
+//! (`SO_PEERCRED`) on a Unix socket, by the job key ([`keyed`](crate::keyed)) over TCP.
 
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
 use barewire_tcp::socket::{RECEIVE, Socket};
@@ -20,7 +20,7 @@ pub const LIMIT: usize = 64 << 10;
 /// Bytes of the length in front of a message.
 const LENGTH: usize = size_of::<u32>();
 
-/// Why a message could not be sent or received.
+/// The reason why a message could not be sent or received.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// The peer closed the connection between two messages.
@@ -33,7 +33,7 @@ pub enum ChannelError {
     PeerClosedEarly {
         /// Bytes of the message and its length that were received.
         received: usize,
-        /// Bytes of the message and its length, as far as they are known.
+        /// Bytes of the message and its length, as far as known.
         expected: usize,
     },
     /// The peer reset the connection.
@@ -61,7 +61,7 @@ pub enum ChannelError {
 }
 
 impl ChannelError {
-    /// Returns true if the peer closed or reset the connection.
+    /// Returns `true` if the peer closed or reset the connection.
     pub fn is_peer_gone(&self) -> bool {
         matches!(self, Self::PeerClosed | Self::PeerClosedEarly { .. } | Self::PeerReset)
     }
@@ -78,19 +78,19 @@ impl From<io::Error> for ChannelError {
     }
 }
 
-/// The front of a byte stream.
+/// The result of parsing the start of a byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parsed<'a> {
-    /// A whole message.
+    /// A complete message.
     Message(&'a [u8]),
-    /// The beginning of a message. At least this many bytes are needed.
+    /// The start of a message. At least this many bytes are needed.
     Need(usize),
 }
 
-/// Reads the front of a byte stream.
+/// Parses the start of a byte stream.
 ///
 /// # Errors
-/// [`ChannelError::TooLong`]: the stream cannot be read any further.
+/// [`ChannelError::TooLong`]: the stream cannot be parsed any further.
 pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ChannelError> {
     let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(Parsed::Need(LENGTH)) };
     let length = u32::from_le_bytes(*length) as usize;
@@ -100,7 +100,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ChannelError> {
     Ok(rest.get(..length).map_or(Parsed::Need(LENGTH + length), Parsed::Message))
 }
 
-/// A nonblocking socket, and the bytes that it did not take yet.
+/// A nonblocking socket, and the bytes that it has not accepted yet.
 #[derive(Debug)]
 enum Wire {
     Unix { socket: UnixStream, unsent: Vec<u8> },
@@ -108,8 +108,8 @@ enum Wire {
 }
 
 impl Wire {
-    /// Reads into `buffer`, which has room for [`RECEIVE`] bytes. Returns `None` if there is nothing
-    /// to read, and zero at the end of the stream.
+    /// Reads into `buffer`, which has room for [`RECEIVE`] bytes. Returns `None` if there is
+    /// nothing to read, and zero at the end of the stream.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match self {
             Self::Tcp { socket, .. } => socket.receive(buffer),
@@ -123,7 +123,7 @@ impl Wire {
         }
     }
 
-    /// Appends bytes to those that are unsent. There is room for one message if none are.
+    /// Appends bytes to the unsent ones. There is room for one message if none are unsent.
     fn push(&mut self, bytes: &[u8]) -> bool {
         match self {
             Self::Tcp { outbox, spare, .. } => outbox.push(spare, bytes),
@@ -134,7 +134,7 @@ impl Wire {
         }
     }
 
-    /// Sends what the socket takes. Returns true once nothing is unsent.
+    /// Sends as much as the socket accepts. Returns `true` once nothing is unsent.
     fn flush(&mut self) -> io::Result<bool> {
         match self {
             Self::Tcp { socket, outbox, spare } => outbox.flush(socket, spare).map_err(|error| match error {
@@ -168,12 +168,12 @@ impl AsFd for Wire {
 /// One end of a control connection.
 ///
 /// After any error of [`receive`](Self::receive) and [`try_receive`](Self::try_receive) except
-/// [`ChannelError::TimedOut`] no message follows.
+/// [`ChannelError::TimedOut`], no message follows.
 #[derive(Debug)]
 pub struct Channel {
     wire: Wire,
     peer: Option<SocketAddr>,
-    /// What was read and is not returned yet.
+    /// Bytes that were read and not returned yet.
     inbound: Vec<u8>,
 }
 
@@ -186,7 +186,7 @@ impl From<Socket> for Channel {
 }
 
 impl Channel {
-    /// Makes a channel of a connected Unix socket.
+    /// Creates a channel from a connected Unix socket.
     ///
     /// # Errors
     /// The descriptor is not a connected socket.
@@ -204,7 +204,7 @@ impl Channel {
     /// The address of this end, or `None` for a Unix socket.
     ///
     /// # Errors
-    /// The kernel does not know it any more.
+    /// The kernel no longer has the address.
     pub fn local(&self) -> io::Result<Option<SocketAddr>> {
         Ok(SockRef::from(&self.wire).local_addr()?.as_socket())
     }
@@ -212,8 +212,9 @@ impl Channel {
     /// Sends one message.
     ///
     /// # Errors
-    /// The message is longer than [`LIMIT`] (nothing is sent), the peer is gone, or the socket had no
-    /// room within `timeout`. In the last case the rest of the message is sent with the next one.
+    /// The message is longer than [`LIMIT`] (nothing is sent), the peer closed the connection, or
+    /// the socket had no room within `timeout`. In the last case the rest of the message is sent
+    /// with the next one.
     pub fn send(&mut self, message: &[u8], timeout: Duration) -> Result<(), ChannelError> {
         let length = message.len();
         if length > LIMIT {
@@ -229,7 +230,7 @@ impl Channel {
         if self.flush(deadline)? { Ok(()) } else { Err(timed_out) }
     }
 
-    /// Sends what is unsent. Returns false if the deadline passed before.
+    /// Sends the unsent bytes. Returns `false` if the deadline passed before.
     fn flush(&mut self, deadline: Instant) -> Result<bool, ChannelError> {
         while !self.wire.flush()? {
             if !self.wait(PollFlags::OUT, deadline)? {
@@ -242,7 +243,8 @@ impl Channel {
     /// Waits up to `timeout` for one message.
     ///
     /// # Errors
-    /// The peer is gone, what it sent is too long, or no whole message was received in time.
+    /// The peer closed the connection, its message is too long, or no complete message was received
+    /// in time.
     pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>, ChannelError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -255,10 +257,10 @@ impl Channel {
         }
     }
 
-    /// Returns a message if a whole one was received, without waiting.
+    /// Returns a message if a complete one was received, without waiting.
     ///
     /// # Errors
-    /// The peer is gone and all its messages were returned, or what it sent is too long.
+    /// The peer closed the connection and all its messages were returned, or a message is too long.
     pub fn try_receive(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         loop {
             let expected = match parse(&self.inbound)? {
@@ -283,7 +285,7 @@ impl Channel {
         }
     }
 
-    /// Waits for an event of the socket. Returns false if the deadline passed.
+    /// Waits for an event of the socket. Returns `false` if the deadline passed.
     fn wait(&self, events: PollFlags, deadline: Instant) -> io::Result<bool> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -293,9 +295,9 @@ impl Channel {
         Ok(true)
     }
 
-    /// Closes the connection in order: ends the outgoing half, then discards what the peer sends until
-    /// the peer closes its half or `timeout` expires. If unread bytes were left, the kernel would reset
-    /// the connection, and the reset may overtake the last message.
+    /// Closes the connection in order: shuts down the outgoing half, then discards received bytes
+    /// until the peer closes its half or `timeout` expires. With unread bytes the kernel would
+    /// reset the connection, and the reset may overtake the last message.
     pub fn close(mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         let mut rest = vec![0; RECEIVE];

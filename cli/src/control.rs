@@ -1,5 +1,5 @@
-//! The JSON messages that the two processes exchange over the control connection, beside the
-//! transport that they exercise.
+//! The JSON messages that two processes exchange over the control connection, in addition to the
+//! transport under test.
 
 use crate::args::{Layout, Test};
 use clap::ValueEnum;
@@ -9,22 +9,22 @@ use std::fmt;
 /// The version of these messages.
 pub(crate) const PROTOCOL: u32 = 3;
 
-/// What a process is in its pair.
+/// The role of a process in its pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
-    /// Started by the user; leads.
+    /// Started by the user; the initiator.
     First,
-    /// Started by the first; follows.
+    /// Started by the first; the responder.
     Second,
-    /// Waits for a client; follows.
+    /// Waits for a client; the responder.
     Server,
-    /// Connects to a server; leads.
+    /// Connects to a server; the initiator.
     Client,
 }
 
 impl Role {
-    /// What the peer must be.
+    /// The role of the peer.
     pub(crate) fn counterpart(self) -> Self {
         match self {
             Self::First => Self::Second,
@@ -46,7 +46,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// The commands that run as a pair.
+/// The commands that run in a pair of processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
@@ -65,44 +65,44 @@ impl fmt::Display for Work {
     }
 }
 
-/// One part of the demo, told by the leader to the follower.
+/// One part of the demo, sent by the initiator to the responder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Step {
-    /// Tell what lies in the region after the put.
+    /// Report the contents of the region after the put.
     PutDone,
-    /// Receive the file as this many active messages of at most `segment` bytes of it each.
+    /// Receive the file as this many active messages of at most `segment` bytes of the file each.
     Am { messages: u64, segment: u64 },
-    /// Answer every put of 8 bytes until the last.
+    /// Respond to every put of 8 bytes until the last.
     PutPingPong,
-    /// Answer every active message of 8 bytes until the last.
+    /// Respond to every active message of 8 bytes until the last.
     AmPingPong,
     /// This transport is finished.
     Close,
 }
 
-/// A test that a perf client wants of its server.
+/// A test that a perf client requests from its server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PerfPlan {
     pub(crate) test: Test,
     pub(crate) layout: Layout,
-    /// Bytes of the message's pieces.
+    /// Sizes of the pieces of a message in bytes.
     pub(crate) sizes: Vec<u64>,
-    /// From the beginning of one piece to that of the next in the sender's memory; 0 if they follow each other.
+    /// Distance between the starts of two pieces in the sender's memory; 0 if they are adjacent.
     pub(crate) stride: u64,
-    /// Bytes of a zcopy active message that are its header.
+    /// Bytes of a zcopy active message in its header.
     pub(crate) header: u64,
     /// Active messages of a stream that may be unacknowledged; 0 for any number.
     pub(crate) window: u32,
     /// The target does not progress in a one-sided test.
     pub(crate) passive: bool,
-    /// Messages or round trips, the warm-up included.
+    /// Messages or round trips, including the warm-up.
     pub(crate) total: u64,
 }
 
 impl PerfPlan {
-    /// Bytes of a message.
+    /// Size of a message in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.sizes.iter().fold(0, |sum, piece| sum.saturating_add(*piece))
     }
@@ -125,67 +125,66 @@ impl fmt::Display for Hex {
     }
 }
 
-/// A message between the two.
+/// A control message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Message {
-    /// The first message, both ways.
+    /// The first message in both directions.
     Hello {
         protocol: u32,
-        /// The program's version, for the error message.
+        /// The version of the program, for the error message.
         version: String,
         work: Work,
         role: Role,
         pid: u32,
     },
-    /// Leader to follower: open this transport.
+    /// Initiator to responder: open this transport.
     Open {
         transport: String,
-        /// For a second process; a server has its own.
+        /// For a second process; a server selects its own.
         device: Option<String>,
     },
-    /// A device's and an endpoint's address.
+    /// The address of an endpoint.
     Address {
-        device: Hex,
-        endpoint: Hex,
+        peer: Hex,
     },
     /// The demo's regions hold files of this many bytes.
     File {
         length: u64,
     },
-    /// A region that the peer may use.
+    /// A region that the peer may access.
     Region {
         address: u64,
         length: u64,
         key: Hex,
     },
     Demo(Step),
-    /// Leader to follower: over this transport, this test.
+    /// Initiator to responder: run this test over this transport.
     Perf(PerfPlan),
-    /// The hello message's size and the way that it is sent.
+    /// Size of the hello message, and the way in which it is sent.
     Greeting {
         layout: Layout,
         size: u64,
     },
-    /// This side has reached a point that both reach.
+    /// This side has reached a point of synchronisation.
     Ready,
-    /// What arrived: bytes and their SHA-256.
+    /// The received data: its length and SHA-256.
     Arrived {
         bytes: u64,
         sha256: Hex,
     },
-    /// Leader to follower: no more transports or tests.
+    /// Initiator to responder: there are no more transports or tests.
     Done,
-    /// This process lives.
+    /// This process is alive.
     Alive,
-    /// The last message: all is done, or why not.
+    /// The last message: success, or the reason of the failure.
     Goodbye {
         reason: Option<String>,
     },
 }
 
 impl Message {
-    /// What it is, for errors.
+    /// The name of the message, for errors.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Hello { .. } => "hello",
@@ -204,7 +203,7 @@ impl Message {
         }
     }
 
-    /// The bytes of the message.
+    /// Serialises the message.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings, numbers and maps with string keys always become JSON")
     }

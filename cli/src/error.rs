@@ -1,47 +1,47 @@
-//! What can end a command, said in one line.
+//! Errors that end a command, each as one line of text.
 
 use crate::link::Peer;
 use std::time::Duration;
 use thiserror::Error;
 
-/// What ends a command.
+/// The reason why a command ends.
 #[derive(Debug, Error)]
 pub(crate) enum Error {
-    /// The command line, or what it asks for, makes no sense; exit code 2.
+    /// The command line is invalid; exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// The peer's process is gone.
+    /// The peer process ended.
     #[error("lost {peer} during {during}: {cause}")]
     PeerGone { peer: Peer, during: String, cause: String },
-    /// The peer's process is there but says nothing.
+    /// The peer process is running but sends nothing.
     #[error(
-        "{peer} said nothing for {:.0} s during {during}: it is stopped or busy with another client, or the network \
+        "no message from {peer} for {:.0} s during {during}: it is stopped or busy with another client, or the network \
          between is down",
         .silence.as_secs_f64()
     )]
     PeerSilent { peer: Peer, during: String, silence: Duration },
-    /// The peer ended the work and said why.
+    /// The peer ended the command and reported the reason.
     #[error("{peer} gave up during {during}: {reason}")]
     PeerGaveUp { peer: Peer, during: String, reason: String },
-    /// The peer is no barewire, or another one, or does other work.
+    /// The peer is another program, another version, or runs another command.
     #[error("cannot work with {peer}: {what}")]
     Protocol { peer: Peer, what: String },
-    /// The peer lives, but nothing moves.
+    /// The peer is running, but makes no progress.
     #[error("no progress for {:.0} s during {during} with {peer}", .silence.as_secs_f64())]
     Stalled { peer: Peer, during: String, silence: Duration },
     /// An operation of the library failed.
     #[error("{during} with {peer} failed: {cause}")]
     Operation { peer: Peer, during: String, cause: String },
-    /// What arrived is not what was sent.
+    /// The received data differs from the sent data.
     #[error("{0}")]
     Mismatch(String),
-    /// Anything on this side that is told in one line.
+    /// Any other error of this process.
     #[error("{0}")]
     Local(String),
 }
 
 impl Error {
-    /// The exit code: 2 for what the user wrote, 1 for what happened.
+    /// The exit code: 2 for an invalid command line, 1 otherwise.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -49,18 +49,18 @@ impl Error {
         }
     }
 
-    /// True if the peer knows already why the work ends, or cannot be told.
+    /// Returns `true` if the peer already has the reason, or cannot be notified.
     pub(crate) fn peer_is_done(&self) -> bool {
         matches!(self, Self::PeerGone { .. } | Self::PeerGaveUp { .. })
     }
 }
 
-/// Puts an error and its sources in front of a description of what was tried: `what: error: source`.
+/// Formats a failed action with its error and the error's sources: `what: error: source`.
 pub(crate) fn local(what: impl std::fmt::Display, error: &dyn std::error::Error) -> Error {
     Error::Local(format!("{what}: {}", chain(error)))
 }
 
-/// An error with its sources, each once.
+/// An error with its sources, without repetitions.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -74,7 +74,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Makes any text one printable line: it may come from a peer, and goes to a terminal.
+/// Makes any text one printable line, because it may come from a peer and is written to a terminal.
 pub(crate) fn one_line(text: &str) -> String {
     const LONGEST: usize = 600;
     let words = text.split(|c: char| c.is_control() || c.is_whitespace()).filter(|word| !word.is_empty());

@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 /// The active-message id of the greeting.
 const GREETING: u8 = 0;
-/// How much of what arrived is printed.
+/// Bytes of the received message that are printed.
 const SHOWN: usize = 64;
 const FAREWELL: &str = "the end of the connection";
 
@@ -24,9 +24,9 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
     let choice = transports::find(&args.transport, args.device.as_deref())?;
     if !choice.joins_processes() {
         let name = &choice.transport;
-        return Err(Error::Usage(format!("transport '{name}' does not lead to another process")));
+        return Err(Error::Usage(format!("transport '{name}' does not connect two processes")));
     }
-    transports::need_key(&choice.transport)?;
+    transports::need_key(choice.transport)?;
     let layout = match (args.bcopy, args.zcopy) {
         (true, _) => Layout::Bcopy,
         (_, true) => Layout::Zcopy,
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
         let listening = |address: &dyn Display| note.line(format!("waiting for a client on {address}"));
         return with_client(args.bind, args.port, Work::Hello, listening, |link| {
             same_transport(link, &choice)?;
-            let mut session = Session::connect(link, &choice.transport, &choice.device)?;
+            let mut session = Session::connect(link, choice.transport, &choice.device)?;
             let (arrived, announced) = prepare(&mut session, &ours)?;
             receive(&mut session, &arrived, &announced, out)?;
             send(&mut session, &ours)?;
@@ -47,20 +47,20 @@ pub(crate) fn run(args: &HelloArgs, out: &mut Output) -> Result<(), Error> {
         });
     };
     with_server(host, args.port, Work::Hello, |link| {
-        link.send(&Message::Open { transport: choice.transport.clone(), device: None }, "the set-up")?;
-        let mut session = Session::connect(link, &choice.transport, &choice.device)?;
+        link.send(&Message::Open { transport: choice.transport.to_string(), device: None }, "the set-up")?;
+        let mut session = Session::connect(link, choice.transport, &choice.device)?;
         let (arrived, announced) = prepare(&mut session, &ours)?;
         send(&mut session, &ours)?;
         receive(&mut session, &arrived, &announced, out)?;
-        // Until the server's message is acknowledged, this end of the connection must stay.
+        // This end of the connection must stay until the server's message is acknowledged.
         session.wait.barrier(FAREWELL)
     })
 }
 
-/// The server uses the transport that it was told, and the client must have been told the same.
+/// The server uses the transport of its command line, and the client must have the same.
 fn same_transport(link: &mut Link, choice: &Choice) -> Result<(), Error> {
     match link.message("the set-up")? {
-        Message::Open { transport, .. } if transport == choice.transport => Ok(()),
+        Message::Open { transport, .. } if transport == choice.transport.name() => Ok(()),
         Message::Open { transport, .. } => Err(link.protocol(format!(
             "the client was started with transport '{transport}', the server with '{}'",
             choice.transport
@@ -69,7 +69,7 @@ fn same_transport(link: &mut Link, choice: &Choice) -> Result<(), Error> {
     }
 }
 
-/// What one side sends, and how.
+/// The message of one side, and how it is sent.
 #[derive(Debug)]
 struct Greeting {
     layout: Layout,
@@ -93,7 +93,7 @@ impl Greeting {
         )))
     }
 
-    /// Letters, as uct_hello_world sends them.
+    /// The letters that uct_hello_world sends.
     fn text(&self) -> impl Iterator<Item = u8> {
         (b'A'..=b'Z').cycle().take(self.size)
     }
@@ -101,7 +101,7 @@ impl Greeting {
 
 type Arrived = Rc<RefCell<Option<Vec<u8>>>>;
 
-/// Sets up the handler, then tells the peer what it will get and is told the same.
+/// Installs the handler, then exchanges announcements with the peer.
 fn prepare(session: &mut Session<'_>, ours: &Greeting) -> Result<(Arrived, Greeting), Error> {
     const DURING: &str = "the announcement";
     let arrived = Arrived::default();
@@ -130,7 +130,7 @@ fn send(session: &mut Session<'_>, ours: &Greeting) -> Result<(), Error> {
     let Session { endpoint, wait, domain, .. } = session;
     match ours.layout {
         Layout::Short | Layout::ShortIov => {
-            let _ = wait.post(DURING, || endpoint.am_short(GREETING, text.len() as u64, &text))?;
+            wait.post(DURING, || endpoint.am_short(GREETING, text.len() as u64, &text))?;
         }
         Layout::Bcopy => {
             wait.post(DURING, || {
@@ -167,7 +167,7 @@ fn receive(
         Layout::Short | Layout::ShortIov => data.get(barewire::SHORT_HEADER..).unwrap_or_default(),
         Layout::Bcopy | Layout::Zcopy => &data,
     };
-    // The peer announced the size: nothing of that size is allocated.
+    // The peer announced the size, so nothing of that size is allocated.
     if !announced.text().eq(text.iter().copied()) {
         return Err(Error::Mismatch(format!(
             "the {} bytes that arrived are not the {} that were sent",

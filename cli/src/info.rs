@@ -1,4 +1,5 @@
-//! `barewire info`: what there is on this machine, and what is missing and why.
+//! `barewire info`: lists the devices and transports of this machine, and the reason for each that
+//! is absent.
 
 use crate::args::InfoArgs;
 use crate::error::{Error, local};
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &InfoArgs, out: &mut Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// The settings of interfaces, and what else the environment says.
+/// Prints the settings of interfaces and the other environment variables.
 fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
     let config = InterfaceConfig::from_env().map_err(|error| Error::Usage(error.to_string()))?;
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -64,7 +65,7 @@ fn config(as_json: bool, out: &mut Output) -> Result<(), Error> {
     }
     out.line("\nother variables")?;
     for other in VARIABLES {
-        // A key is nobody's business.
+        // The key is secret.
         let value = match set(other.name) {
             Some(_) if other.name == barewire_tcp::key::KEY_VARIABLE => "=(set)".to_owned(),
             Some(value) => format!("={value}"),
@@ -80,7 +81,7 @@ fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
     for device in &component.devices {
         out.line(format!("  device {}: {}", device.name, device.description))?;
         for transport in &device.transports {
-            out.line(format!("    transport {}", transport.name))?;
+            out.line(format!("    transport {}", transport.transport()))?;
             for (name, value) in rows(&transport.attributes) {
                 out.line(format!("      {name:<18} {value}"))?;
             }
@@ -92,7 +93,7 @@ fn print(component: &Component, out: &mut Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// The attributes as pairs of a name and words.
+/// The attributes as pairs of name and text.
 fn rows(attributes: &Attributes) -> Vec<(&'static str, String)> {
     let Attributes {
         put,
@@ -146,7 +147,7 @@ fn sizes(short: usize, bcopy: usize, min_zcopy: usize, max_zcopy: usize, iov: us
     parts.join(", ")
 }
 
-/// Limits in bytes, both inclusive.
+/// Formats inclusive limits in bytes.
 fn range(least: usize, most: usize) -> String {
     match (least, most) {
         (0, usize::MAX) => "of any size".into(),
@@ -183,7 +184,7 @@ fn component_json(component: &Component) -> Value {
                 .iter()
                 .map(|transport| {
                     let mut attributes = attributes_json(&transport.attributes);
-                    attributes["name"] = transport.name.into();
+                    attributes["name"] = transport.transport().name().into();
                     attributes
                 })
                 .collect();

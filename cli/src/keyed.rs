@@ -1,24 +1,24 @@
-//! Control connections over TCP, between processes that know the job's key. They are encrypted and
+//! Control connections over TCP between processes that share the job key. They are encrypted and
 //! authenticated ([`barewire_tcp::seal`]) except on the loopback interface.
 
 use crate::channel::{self, Channel};
 use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
-use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, Purpose, Verdict};
+use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use rustix::event::PollFlags;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// A control connection addresses no interface and no endpoint.
+/// A control connection addresses neither an interface nor an endpoint.
 const CLAIM: Claim =
     Claim { purpose: Purpose::Control, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
 /// Time between two calls of a connector.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A listening socket that accepts peers with the job's key. What other peers cost is bounded: see
-/// [`barewire_tcp::door`].
+/// A listening socket that accepts peers with the job key. The cost of other peers is bounded: see
+/// [`barewire_tcp::listener`].
 ///
 /// ```
 /// use barewire_cli::keyed::{self, KeyedListener};
@@ -37,28 +37,28 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// ```
 #[derive(Debug)]
 pub struct KeyedListener {
-    door: Door,
-    admitted: Vec<Admitted>,
+    door: Listener,
+    admitted: Vec<Authenticated>,
 }
 
 impl KeyedListener {
-    /// Listens on `address`; port 0 takes any free port.
+    /// Listens on `address`; port 0 selects a free port.
     ///
     /// # Errors
-    /// The address is not one of this host, or is taken.
+    /// The address does not belong to this host, or is in use.
     pub fn bind(address: SocketAddr, key: Key) -> io::Result<Self> {
-        Ok(Self { door: Door::open_at(address, key, limits(address))?, admitted: Vec::new() })
+        Ok(Self { door: Listener::open_at(address, key, limits(address))?, admitted: Vec::new() })
     }
 
-    /// The address that is listened on, with the port that was chosen.
+    /// The listening address, with the selected port.
     pub fn address(&self) -> SocketAddr {
         self.door.address()
     }
 
-    /// Waits up to `timeout` for a peer that knows the key. Returns `None` if none connected.
+    /// Waits up to `timeout` for a peer with the key. Returns `None` if none connected.
     ///
     /// # Errors
-    /// The kernel refuses to wait.
+    /// The kernel failed to wait.
     pub fn accept(&mut self, timeout: Duration) -> io::Result<Option<Channel>> {
         let deadline = Instant::now() + timeout;
         loop {

@@ -1,8 +1,8 @@
 //! Starts the ranks of a parallel program on this host.
 //!
 //! Each rank gets the variables that torchrun sets (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
-//! `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`) and a key for the job (`BAREWIRE_KEY`), from which
-//! `barewire-bootstrap` connects the ranks.
+//! `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`) and a key for the job (`BAREWIRE_KEY`), from
+//! which `barewire-bootstrap` connects the ranks.
 
 use crate::args::RunArgs;
 use crate::child::{end_with_parent, exit_code};
@@ -16,18 +16,18 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the other ranks may take to end after SIGTERM.
+/// Time for the other ranks to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time between two checks for ranks that ended.
+/// Time between two checks for ranks that have ended.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Variables of other launchers, which would mislead the ranks.
 const OTHERS: [&str; 5] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "PMIX_NAMESPACE", "PMIX_RANK"];
 
-/// Ranks that run; dropping it ends them.
+/// Running ranks. Dropping the value ends them.
 struct Ranks(Vec<Option<Child>>);
 
 impl Ranks {
-    /// The ranks that ended since the last call.
+    /// The ranks that have ended since the last call.
     fn ended(&mut self) -> Vec<(usize, ExitStatus)> {
         let mut ended = Vec::new();
         for (rank, place) in self.0.iter_mut().enumerate() {
@@ -45,12 +45,13 @@ impl Ranks {
 
     fn signal(&self, signal: libc::c_int) {
         for child in self.0.iter().flatten() {
-            // SAFETY: no pointers. The child was not waited for, so its number is still its own.
+            // SAFETY: these arguments contain no pointers. The child has not been waited for, so
+            // its process id is not reused.
             unsafe { libc::kill(child.id() as i32, signal) };
         }
     }
 
-    /// Ends all ranks that still run.
+    /// Ends all running ranks.
     fn end(&mut self) {
         self.signal(libc::SIGTERM);
         let start = Instant::now();
@@ -70,7 +71,7 @@ impl Drop for Ranks {
     }
 }
 
-/// Starts the ranks and waits for them. Returns the exit code of the first one that failed.
+/// Starts the ranks and waits for them. Returns the exit code of the first that failed.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     let (program, arguments) =
         args.program.split_first().ok_or_else(|| Error::Usage("a program is missing".to_owned()))?;
@@ -111,13 +112,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     }
     let code = wait(&mut ranks, args.keep_going);
     for printer in printers {
-        // A printer that panicked has printed why.
+        // A thread that panicked has printed the reason.
         let _ = printer.join();
     }
     Ok(ExitCode::from(code))
 }
 
-/// Waits for all ranks. When one fails, the others are ended, unless they are to keep going.
+/// Waits for all ranks. If one fails, ends the others unless `keep_going` is set.
 fn wait(ranks: &mut Ranks, keep_going: bool) -> u8 {
     let mut code = 0;
     while !ranks.is_empty() {
@@ -147,7 +148,7 @@ fn wait(ranks: &mut Ranks, keep_going: bool) -> u8 {
     code
 }
 
-/// Prints every line of `from` behind the number of its rank.
+/// Prefixes every line of `from` with the rank.
 fn labelled<W: Write>(
     rank: u32,
     from: impl Read + Send + 'static,
@@ -162,7 +163,7 @@ fn labelled<W: Write>(
             if labelled.last() != Some(&b'\n') {
                 labelled.push(b'\n');
             }
-            // The reader of this output may have ended.
+            // The reader of this output may have closed it.
             let _ = to().write_all(&labelled);
         }
     })

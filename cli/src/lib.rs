@@ -1,5 +1,5 @@
-//! The control connection of the program `barewire`, for the program, its tests and its fuzz targets.
-//! It is no interface for other programs.
+//! The control connection of the program `barewire`, for the program, its tests and its fuzz
+//! targets. It is not an interface for other programs.
 
 pub mod channel;
 pub mod keyed;

@@ -1,4 +1,4 @@
-//! The control connection to the peer, and whether the peer still lives.
+//! The control connection to the peer, and detection of the peer's end.
 
 use crate::control::{Message, PROTOCOL, Role, Work};
 use crate::error::{Error, chain};
@@ -10,28 +10,28 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-/// A peer that says nothing for this long is given up.
+/// The connection fails if nothing is received from the peer for this long.
 pub(crate) const SILENCE: Duration = Duration::from_secs(5);
-/// How often this side says that it lives.
+/// Interval of the messages that report that this process is alive.
 const HEARTBEAT: Duration = Duration::from_millis(500);
-/// How often the control connection is looked at.
+/// Interval between two checks of the control connection.
 const LOOK: Duration = Duration::from_millis(1);
-/// How long one control message may take to be sent.
+/// Time limit for sending one control message.
 const SEND: Duration = Duration::from_secs(3);
-/// How long a failing operation waits for the peer's end to explain it.
+/// How long a failing operation waits for the control connection to report a better reason.
 const EXPLANATION: Duration = Duration::from_secs(1);
-/// How long the orderly end may take.
+/// Time limit for an orderly end.
 const FAREWELL: Duration = Duration::from_secs(5);
 const FAREWELL_WORDS: &str = "the farewell";
-/// Messages that the peer may send ahead.
+/// Most messages that are received in advance.
 const INBOX: usize = 64;
 
-/// The other process.
+/// The peer process.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub(crate) role: Role,
     pub(crate) pid: Option<u32>,
-    /// Where it is, unless it is the other process of a pair or a client on this machine.
+    /// Host of the peer, unless it is the other process of a pair or a client on this machine.
     pub(crate) place: Option<String>,
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Greets the peer at the other end of `channel` and checks that it fits. The peer has proved
-    /// already who it is. `second` is the process at the other end, if this one started it.
+    /// Greets the peer at the other end of `channel` and checks that it is compatible. The peer is
+    /// already authenticated. `second` is the peer process if this process started it.
     pub(crate) fn open(
         channel: Channel,
         role: Role,
@@ -103,7 +103,7 @@ impl Link {
                 Err(self.protocol(format!("it runs 'barewire {work}', this end 'barewire {ours}'")))
             }
             Message::Hello { role, .. } if role != self.peer.role => {
-                Err(self.protocol(format!("it says that it is {role}")))
+                Err(self.protocol(format!("its role is {role}")))
             }
             Message::Hello { pid, .. } => {
                 self.peer.pid = Some(pid);
@@ -118,32 +118,32 @@ impl Link {
         &self.peer
     }
 
-    /// The address from which packets to the peer leave.
+    /// The source address of packets to the peer.
     pub(crate) fn local(&self) -> Option<IpAddr> {
         let address = self.channel.as_ref()?.local().ok()?;
         Some(address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip()))
     }
 
-    /// The peer is on this machine: both ends of the connection have one address, or it is a unix
-    /// socket.
+    /// Returns whether the peer is on this machine: both ends of the connection have the same
+    /// address, or it is a Unix socket.
     pub(crate) fn is_near(&self) -> bool {
         let peer = self.channel.as_ref().and_then(Channel::peer).map(|peer| peer.ip());
         peer.is_none_or(|peer| self.local().is_some_and(|here| here.to_canonical() == peer.to_canonical()))
     }
 
-    /// The peer was started by this process, or it by the peer.
+    /// Returns whether one of the two processes started the other.
     pub(crate) fn is_pair(&self) -> bool {
         matches!(self.peer.role, Role::First | Role::Second)
     }
 
-    /// An error: the peer does not keep to the protocol.
+    /// The error for a peer that violates the protocol.
     pub(crate) fn protocol(&self, what: String) -> Error {
         Error::Protocol { peer: self.peer.clone(), what }
     }
 
-    /// An error: the peer sent another message than the one that is due.
+    /// The error for an unexpected message.
     pub(crate) fn unexpected(&self, got: &Message, wanted: &str) -> Error {
-        self.protocol(format!("it sent '{}' where '{wanted}' was due", got.name()))
+        self.protocol(format!("it sent '{}' instead of '{wanted}'", got.name()))
     }
 
     /// Sends a message.
@@ -158,8 +158,8 @@ impl Link {
         }
     }
 
-    /// Looks after the connection, at most once a millisecond: says that this side lives, takes in what came,
-    /// and fails if the peer is gone or silent. Call it often.
+    /// Maintains the connection, at most once a millisecond: sends heartbeats, receives messages,
+    /// and fails if the peer has ended or sends nothing. Must be called often.
     pub(crate) fn tend(&mut self, now: Instant, during: &str) -> Result<(), Error> {
         if now.saturating_duration_since(self.looked) < LOOK {
             return Ok(());
@@ -167,7 +167,7 @@ impl Link {
         self.looked = now;
         if now.saturating_duration_since(self.sent) >= HEARTBEAT {
             match self.send(&Message::Alive, during) {
-                // A peer that has nothing more to say need not listen either.
+                // A peer that has finished may have closed its end.
                 Err(_) if self.peer_finished => {}
                 sent => sent?,
             }
@@ -211,7 +211,7 @@ impl Link {
             message => {
                 self.peer_finished = matches!(message, Message::Goodbye { .. });
                 if self.inbox.len() == INBOX {
-                    return Err(self.protocol("it sends messages that nobody asked for".into()));
+                    return Err(self.protocol("it sends unsolicited messages".into()));
                 }
                 self.inbox.push_back(message);
             }
@@ -219,8 +219,8 @@ impl Link {
         Ok(())
     }
 
-    /// Looks after the connection and takes the next message, if there is one. What the peer said before it left
-    /// counts first.
+    /// Maintains the connection and returns the next message, if there is one. Messages of the peer
+    /// take precedence over its end.
     pub(crate) fn next(&mut self, now: Instant, during: &str) -> Result<Option<Message>, Error> {
         match self.tend(now, during) {
             Err(Error::PeerGone { .. }) if !self.inbox.is_empty() => {}
@@ -229,7 +229,7 @@ impl Link {
         self.take(during)
     }
 
-    /// The oldest message that came and was not taken yet.
+    /// Returns the oldest message that has been received.
     fn take(&mut self, during: &str) -> Result<Option<Message>, Error> {
         match self.inbox.pop_front() {
             Some(Message::Goodbye { .. }) => {
@@ -251,8 +251,8 @@ impl Link {
         }
     }
 
-    /// Finds the better explanation of `error`: a peer that dies takes operations with it, and their errors may
-    /// be here before its end is.
+    /// Returns a better reason for `error` if the control connection has one: when a peer ends,
+    /// errors of operations may arrive before the end of the connection.
     pub(crate) fn explain(&mut self, error: Error, during: &str) -> Error {
         let deadline = Instant::now() + EXPLANATION;
         while Instant::now() < deadline {
@@ -264,13 +264,13 @@ impl Link {
         error
     }
 
-    /// Names the cause of an error of the control connection.
+    /// Maps an error of the control connection.
     fn lost(&mut self, error: &ChannelError, during: &str) -> Error {
         let peer = self.peer.clone();
         if let ChannelError::TooLong { .. } = error {
             return Error::Protocol { peer, what: error.to_string() };
         }
-        // A send may fail although the peer's last words are here already.
+        // Sending may fail although the last message of the peer has already arrived.
         while let Some(Ok(Some(message))) = self.channel.as_mut().map(Channel::try_receive) {
             if let Err(last @ Error::PeerGaveUp { .. }) = self.take_in(&message, during) {
                 return last;
@@ -288,8 +288,8 @@ impl Link {
         Error::PeerGone { peer, during: during.to_owned(), cause }
     }
 
-    /// Ends the pair: in order if there is no error, else telling the peer the reason. On return the connection
-    /// is closed and the second process, if it is ours, is no more.
+    /// Ends the pair: in order, or by sending the reason to the peer if there is an error. On
+    /// return the connection is closed and a second process started by this one has ended.
     pub(crate) fn finish(mut self, error: Option<&Error>) -> Finished {
         let told = match error {
             Some(error) if error.peer_is_done() => matches!(error, Error::PeerGaveUp { .. }),
@@ -326,7 +326,7 @@ impl Link {
         Error::PeerGone { peer: self.peer.clone(), during: FAREWELL_WORDS.into(), cause }
     }
 
-    /// Waits for the peer's own goodbye.
+    /// Waits for the peer's goodbye.
     fn farewell(&mut self) -> Result<(), Error> {
         while !self.peer_finished {
             self.tend(Instant::now(), FAREWELL_WORDS)?;
@@ -339,11 +339,11 @@ impl Link {
     }
 }
 
-/// How the end of a pair went.
+/// The result of ending a pair.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// The peer knows of the error and can tell the user.
+    /// The peer has the reason and can report it to the user.
     pub(crate) told: bool,
-    /// The end itself.
+    /// The result of the end itself.
     pub(crate) outcome: Result<(), Error>,
 }

@@ -1,8 +1,8 @@
-//! Unix sockets where processes of the same user on this machine meet without a key.
+//! Unix sockets that connect processes of the same user on this machine without a key.
 //!
-//! The kernel names the user at the other end (SO_PEERCRED, unix(7)), and each side refuses any
-//! other user before it sends a byte. A socket has the number of a port in its name. It lives in
-//! `$XDG_RUNTIME_DIR/barewire`, which only its owner can enter, or in the abstract namespace where
+//! The kernel reports the user at the other end (SO_PEERCRED, unix(7)), and each side refuses any
+//! other user before it sends a byte. The name of a socket contains the port number. It is in
+//! `$XDG_RUNTIME_DIR/barewire`, which only its owner can enter, or in the abstract namespace if
 //! there is no such directory.
 
 use crate::error::{Error, local};
@@ -15,15 +15,16 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How many connections may wait to be accepted.
+/// Most connections waiting to be accepted.
 const BACKLOG: i32 = 16;
-/// How long a client waits for room in the server's backlog.
+/// How long a client waits for room in the backlog of the server.
 const ROOM: Duration = Duration::from_secs(5);
-/// The first of the port numbers that no service has (RFC 6335), for a server without one.
+/// The first port number that is not assigned to services (RFC 6335), for a server without a given
+/// port.
 const DYNAMIC: u16 = 49_152;
 
-/// A listening socket. A name in the file system is removed when this is dropped; one that a
-/// killed process left behind is taken over by the next server at that port.
+/// A listening socket. A name in the file system is removed on drop; the next server at the port
+/// takes over a name that a killed process left behind.
 #[derive(Debug)]
 pub(crate) struct LocalListener {
     socket: Socket,
@@ -74,7 +75,7 @@ impl LocalListener {
 impl Drop for LocalListener {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // Someone may have removed it.
+            // Another process may have removed it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -113,13 +114,13 @@ pub(crate) fn connect(port: u16) -> Result<Channel, Error> {
     )))
 }
 
-/// What to do where the kernel cannot vouch for the peer.
+/// What to do if the kernel cannot authenticate the peer.
 pub(crate) const HOW_TO_MAKE_A_KEY: &str = "processes of different users or hosts need a key: make one with \
      (umask 077; head -c 32 /dev/urandom > job.key) and give both --key-file job.key";
 
 fn reach(address: &SockAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // It bounds the wait of connect(2) for room, too: unix(7) sockets share the send timeout.
+    // This also limits how long connect(2) waits for room: unix(7) sockets share the send timeout.
     socket.set_write_timeout(Some(ROOM))?;
     socket.connect(address)?;
     Ok(socket)
@@ -132,7 +133,7 @@ fn listen(folder: Option<&Folder>, user: User, port: u16) -> io::Result<(Socket,
         socket.listen(BACKLOG)?;
         return Ok((socket, None));
     };
-    // Until it is unlocked no other process takes a name over.
+    // While the lock is held, no other process takes over a name.
     rustix::fs::flock(&folder.handle, FlockOperation::LockExclusive)?;
     let path = folder.socket(port);
     let listening = take_name(&socket, &path).and_then(|()| socket.listen(BACKLOG));
@@ -140,7 +141,7 @@ fn listen(folder: Option<&Folder>, user: User, port: u16) -> io::Result<(Socket,
     listening.map(|()| (socket, Some(path)))
 }
 
-/// Binds to `path`, from which a socket is removed at which no process listens any more.
+/// Binds to `path`, after removing a socket at which no process listens.
 fn take_name(socket: &Socket, path: &Path) -> io::Result<()> {
     let address = SockAddr::unix(path)?;
     match socket.bind(&address) {
@@ -148,7 +149,7 @@ fn take_name(socket: &Socket, path: &Path) -> io::Result<()> {
         bound => return bound,
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A server whose backlog is full is alive.
+    // A server with a full backlog is running.
     probe.set_nonblocking(true)?;
     match probe.connect(&address) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
@@ -175,7 +176,7 @@ struct Folder {
 }
 
 impl Folder {
-    /// `None` if there is no runtime directory, or what is there is not this user's alone.
+    /// Returns `None` if there is no runtime directory, or others have access to it.
     fn of(user: User) -> Option<Self> {
         let path = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("barewire");
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
@@ -186,7 +187,7 @@ impl Folder {
         let handle = rustix::fs::open(&path, flags, Mode::empty()).ok()?;
         let found = rustix::fs::statat(&handle, "", AtFlags::EMPTY_PATH).ok()?;
         let is_private = found.st_uid == user.0 && found.st_mode & 0o777 & !0o700 == 0;
-        // The longest name of a socket must fit, too.
+        // The longest name of a socket must fit as well.
         let this = Self { path, handle };
         (is_private && SockAddr::unix(this.socket(u16::MAX)).is_ok()).then_some(this)
     }
@@ -201,12 +202,12 @@ impl Folder {
 struct User(u32);
 
 impl User {
-    /// This process's. An error if the kernel gives its number to users whom it cannot name here.
+    /// The user of this process. Fails if the kernel uses the same id for users without a mapping.
     fn own() -> Result<Self, Error> {
         let user = rustix::process::geteuid().as_raw();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let is_overflow = read("/proc/sys/kernel/overflowuid").trim() == user.to_string();
-        // user_namespaces(7): a namespace that has every user leaves none without a name.
+        // user_namespaces(7): a namespace that maps all users has none without a mapping.
         let has_all = read("/proc/self/uid_map").split_whitespace().eq(["0", "0", "4294967295"]);
         if is_overflow && !has_all {
             return Err(Error::Usage(format!(
@@ -217,13 +218,14 @@ impl User {
     }
 }
 
-/// The user at the other end of a unix socket, as the kernel says.
+/// The user at the other end of a Unix socket, as reported by the kernel.
 fn peer_user(socket: &Socket) -> io::Result<User> {
-    // No process is 0 in a namespace that does not have it, which rules out rustix's type.
+    // A namespace without a mapping of the peer reports process id 0, which the type in rustix
+    // cannot represent.
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `found`, which has as many, any bytes of
-    // which are a value, and to `length`.
+    // SAFETY: the kernel writes at most `length` bytes to `found`, which has that size and is valid
+    // for any bytes, and writes `length`.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -257,7 +259,7 @@ mod tests {
         let path = path.unwrap();
         let taken = listen(Some(&folder), user, 7).unwrap_err();
         assert_eq!(taken.kind(), ErrorKind::AddrInUse);
-        // As SIGKILL leaves it: closed, with its name in place.
+        // The state after SIGKILL: closed, with its name still present.
         drop(socket);
         assert!(path.exists());
         let (again, path) = listen(Some(&folder), user, 7).unwrap();

@@ -1,4 +1,4 @@
-//! The `barewire` command line: see what there is, move a file, say hello, measure.
+//! The `barewire` command line.
 
 mod args;
 mod child;
@@ -15,6 +15,7 @@ mod output;
 mod pair;
 mod patience;
 mod perf;
+mod plan;
 mod remote;
 mod session;
 mod transports;
@@ -57,10 +58,11 @@ fn main() -> ExitCode {
         Command::Info(args) => end(info::run(&args, &mut out)),
         Command::Hello(args) => end(hello::run(&args, &mut out)),
         Command::Perf(args) => end(perf::run(&args, &mut out)),
+        Command::Plan(args) => end(plan::run(&args, &mut out)),
         Command::Hca(args) => hca::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Run(args) => launch::run(&args).unwrap_or_else(|error| end(Err(error))),
         Command::Second(args) => match remote::second(&args) {
-            // The first process prints the line for both.
+            // The first process prints the error for both.
             Err((_, true)) => ExitCode::FAILURE,
             Err((error, false)) => end(Err(error)),
             Ok(()) => ExitCode::SUCCESS,
@@ -68,7 +70,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Puts the job's key where this process and the ones that it starts find it. A pair that was given none gets one of its own.
+/// Puts the job key into the environment of this process and its children. A pair without a key
+/// gets a new one.
 fn hand_on_key(cli: &Cli) -> Result<(), Error> {
     let set = |name: &str, value: &OsStr| {
         // SAFETY: no other thread runs yet.

@@ -1,10 +1,10 @@
-//! Standard output that outlives its reader, and the error line.
+//! Standard output that may be closed, and error lines.
 
 use crate::error::{Error, one_line};
 use std::io::{self, ErrorKind, Write};
 
-/// Standard output. If its reader goes away (`barewire info | head -1`) the rest is discarded and the work
-/// goes on; the exit code still tells how it ended.
+/// Standard output. If its reader closes it (`barewire info | head -1`), the rest of the output is
+/// discarded and the command continues; the exit code still reports the result.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     reader_gone: bool,
@@ -28,17 +28,17 @@ impl Output {
     }
 }
 
-/// Said beside every table of times.
+/// Printed with every table of times.
 pub(crate) const EMULATOR: &str =
     "These are times of the software HCA, an emulator on this machine's CPUs, not of a NIC.";
 
-/// Prints what deserves attention and ends nothing.
+/// Prints a warning.
 pub(crate) fn warning_line(text: &str) {
     let _ = writeln!(io::stderr(), "barewire: warning: {}", one_line(text));
 }
 
-/// Prints the one line that says why a command ended.
+/// Prints the reason why a command ended.
 pub(crate) fn error_line(text: &str) {
-    // Nothing is left to be done if even this cannot be written.
+    // Ignore errors: there is no other place to report them.
     let _ = writeln!(io::stderr(), "barewire: error: {}", one_line(text));
 }

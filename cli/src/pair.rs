@@ -1,4 +1,4 @@
-//! A second process of this program, joined to the first by a pair of unix sockets without a name.
+//! A second process of this program, connected to the first by a pair of unnamed Unix sockets.
 
 use crate::control::Work;
 use crate::error::{Error, chain, local};
@@ -13,12 +13,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Variables that hold secrets. They reach the second process over the connection, because the
-/// environment that a process is started with can be read in /proc/PID/environ.
+/// Variables that contain secrets. They are sent over the connection, because the initial
+/// environment of a process is readable in /proc/PID/environ.
 const SECRETS: [&str; 2] = [KEY_VARIABLE, "BAREWIRE_HCA_KEY"];
-/// How long the secrets may take to be sent and received.
+/// Time limit for sending and receiving the secrets.
 const HAND_OVER: Duration = Duration::from_secs(5);
-/// How long an orphan may take to notice that it is one and to say so.
+/// Time for an orphan to detect its state and to report it.
 const ORPHAN_SECONDS: u32 = 5;
 
 /// The second process, as the first holds it. Dropping it ends the process.
@@ -48,8 +48,8 @@ impl Second {
             secrets.extend(std::env::var(name).ok().map(|value| (name, value)));
         }
         let child = command.spawn().map_err(fail)?;
-        // The socket has room for it, so this cannot wait for the child. A child that is dead
-        // already is noticed by the greeting.
+        // The socket has room for it, so this does not wait for the child. The greeting detects a
+        // child that has already ended.
         let text = serde_json::to_vec(&secrets).map_err(|error| Error::Local(error.to_string()))?;
         let _ = channel.send(&text, HAND_OVER);
         Ok((Self { child, ended: None }, channel))
@@ -59,11 +59,11 @@ impl Second {
         self.child.id()
     }
 
-    /// Waits for the process to end by itself.
+    /// Waits until the process has ended.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
         while self.ended.is_none() {
-            // An error of wait(2) means that there is no such child: it ended.
+            // An error of wait(2) means that there is no such child: it has ended.
             self.ended = self.child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(0)));
             if self.ended.is_none() {
                 if Instant::now() >= deadline {
@@ -79,15 +79,15 @@ impl Second {
 impl Drop for Second {
     fn drop(&mut self) {
         if self.wait(Duration::ZERO).is_none() {
-            // SIGKILL also ends a stopped process. Both calls fail only for a process that is gone.
+            // SIGKILL also ends a stopped process. Both calls fail only if the process has ended.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
     }
 }
 
-/// In the second process: the connection to the first, which is `parent`. From here on this process does not outlive
-/// its parent.
+/// Called in the second process: returns the connection to the first, `parent`. From now on this
+/// process ends with its parent.
 pub(crate) fn attend(parent: u32) -> Result<Channel, Error> {
     let parent = i32::try_from(parent).map_err(|_| Error::Usage("the parent is no process id".into()))?;
     follow_parent(parent).map_err(|error| local("cannot watch the first process", &error))?;
@@ -99,14 +99,14 @@ pub(crate) fn attend(parent: u32) -> Result<Channel, Error> {
     Ok(channel)
 }
 
-/// Receives the first process's secrets, and puts them where the library finds them.
+/// Receives the secrets of the first process, and puts them into the environment.
 fn take_secrets(channel: &mut Channel) -> Result<(), Error> {
     let wrong = |cause: &str| Error::Local(format!("lost the first process during the hand-over: {cause}"));
     let message = channel.receive(HAND_OVER).map_err(|error| wrong(&chain(&error)))?;
     let secrets: BTreeMap<String, String> =
         serde_json::from_slice(&message).map_err(|error| wrong(&error.to_string()))?;
     for (name, value) in secrets.iter().filter(|(name, _)| SECRETS.contains(&name.as_str())) {
-        // SAFETY: no other thread runs yet: `main` calls this before anything else of a second
+        // SAFETY: no other thread runs yet: `main` calls this before anything else in a second
         // process.
         unsafe { std::env::set_var(name, value) };
     }
@@ -115,14 +115,14 @@ fn take_secrets(channel: &mut Channel) -> Result<(), Error> {
 
 static PARENT: AtomicI32 = AtomicI32::new(0);
 
-/// Makes the parent's end reach this process whatever it does at that time.
+/// Makes this process end after its parent, whatever its state.
 ///
-/// The end of the control connection is what it normally notices, and says so. If it cannot: the kernel sends
-/// SIGCONT when the parent dies, which wakes a stopped process, and the handler arms an alarm that ends it.
-/// (SIGKILL instead would leave nobody to name the cause.)
+/// Normally it detects the end of the control connection and reports it. If it is stopped, it
+/// cannot: the kernel sends SIGCONT when the parent ends, which continues the process, and the
+/// handler sets an alarm that ends it. (With SIGKILL instead, no process would report the reason.)
 fn follow_parent(parent: i32) -> io::Result<()> {
     extern "C" fn on_continue(_: libc::c_int) {
-        // Anyone may send SIGCONT, `fg` for one.
+        // Other processes may send SIGCONT as well, such as a shell with `fg`.
         // SAFETY: getppid and alarm are async-signal-safe: signal-safety(7).
         unsafe {
             if libc::getppid() != PARENT.load(Ordering::Relaxed) {
@@ -132,8 +132,8 @@ fn follow_parent(parent: i32) -> io::Result<()> {
     }
     PARENT.store(parent, Ordering::Relaxed);
     let handler: extern "C" fn(libc::c_int) = on_continue;
-    // SAFETY: sigaction(2) gets a fully initialised action whose handler calls async-signal-safe functions
-    // only; prctl(2) takes no pointers here.
+    // SAFETY: sigaction(2) gets a fully initialised action whose handler calls only
+    // async-signal-safe functions; these arguments of prctl(2) contain no pointers.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as libc::sighandler_t;
@@ -143,7 +143,7 @@ fn follow_parent(parent: i32) -> io::Result<()> {
         {
             return Err(io::Error::last_os_error());
         }
-        // It may have died before the kernel knew.
+        // The parent may have ended before prctl took effect.
         if libc::getppid() != parent {
             libc::alarm(ORPHAN_SECONDS);
         }

@@ -1,10 +1,10 @@
-//! How long is too long.
+//! A timeout that ignores time in which this process did not run.
 
 use std::time::{Duration, Instant};
 
-/// Counts the time in which something should have happened. Time in which this process itself did not run
-/// (stopped, or the machine slept) counts as one short step, so that a pair that was stopped and continued
-/// together goes on.
+/// Measures the time without progress. Time in which this process did not run (it was stopped, or
+/// the machine slept) counts as one short step, so a pair that was stopped and continued together
+/// goes on.
 #[derive(Debug)]
 pub(crate) struct Patience {
     spent: Duration,
@@ -18,18 +18,18 @@ impl Patience {
         Self { spent: Duration::ZERO, last: Instant::now() }
     }
 
-    /// It happened.
+    /// Restarts the measurement after progress.
     pub(crate) fn renew(&mut self, now: Instant) {
         self.spent = Duration::ZERO;
         self.last = now;
     }
 
-    /// The time spent on waiting until the last look.
+    /// The time without progress up to the last check.
     pub(crate) fn spent(&self) -> Duration {
         self.spent
     }
 
-    /// Nothing happened until now; the time spent on waiting so far.
+    /// Records that there was no progress until `now`. Returns the time without progress.
     pub(crate) fn spend(&mut self, now: Instant) -> Duration {
         self.spent += now.saturating_duration_since(self.last).min(Self::STEP);
         self.last = now;

@@ -1,4 +1,4 @@
-//! How the two processes of a command come together and part.
+//! Connects the two processes of a command, and ends the connection.
 
 use crate::args::SecondArgs;
 use crate::control::{Role, Work};
@@ -16,12 +16,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// How long a name server may take to answer.
+/// Time limit for the response of a name server.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long the two ends may take to prove to each other that they know the key.
+/// Time limit for both ends to prove possession of the key.
 const PROOF: Duration = Duration::from_secs(10);
 
-/// Starts a second process for `work`, runs `lead` against it and ends it.
+/// Starts a second process for `work`, runs `lead` with it and ends it.
 pub(crate) fn with_second<T>(
     work: Work,
     lead: impl FnOnce(&mut Link) -> Result<T, Error>,
@@ -32,7 +32,7 @@ pub(crate) fn with_second<T>(
     part(link, result)
 }
 
-/// Connects to the server for `work` at `host` and runs `lead` against it.
+/// Connects to the server for `work` at `host` and runs `lead` with it.
 pub(crate) fn with_server<T>(
     host: &str,
     port: u16,
@@ -45,8 +45,8 @@ pub(crate) fn with_server<T>(
     part(link, result)
 }
 
-/// Where clients come in. A server admits those who know its key, or without a key the processes
-/// of its own user on its own machine.
+/// The listening socket of a server. It accepts clients with its key, or without a key processes of
+/// the same user on the same machine.
 enum Door {
     Local(LocalListener),
     Keyed(Box<KeyedListener>),
@@ -68,7 +68,7 @@ impl Door {
         }
     }
 
-    /// Waits for a client that is admitted.
+    /// Waits for an authenticated client.
     fn accept(&mut self) -> Result<Channel, Error> {
         const AGAIN: Duration = Duration::from_hours(1);
         let listener = match self {
@@ -96,8 +96,8 @@ impl fmt::Display for Door {
     }
 }
 
-/// Serves clients for `work` one after the other until `follow` succeeds with one. What becomes of
-/// the others is a warning. `listening` gets the address.
+/// Serves clients for `work` in turn until `follow` succeeds with one. Failures of the others are
+/// warnings. `listening` gets the address.
 pub(crate) fn with_client<T>(
     bind: Option<IpAddr>,
     port: u16,
@@ -121,9 +121,10 @@ pub(crate) fn with_client<T>(
     }
 }
 
-/// The second process: does what the first wants. With an error comes whether the first knows it.
+/// The second process: executes the requests of the first. An error comes with a flag: whether the
+/// first process has it already.
 pub(crate) fn second(args: &SecondArgs) -> Result<(), (Error, bool)> {
-    // What the first process gave up for, it tells the user itself.
+    // The first process reports its own reason to the user.
     let unknown = |error| {
         let known = matches!(error, Error::PeerGaveUp { .. });
         (error, known)
@@ -149,8 +150,8 @@ fn part<T>(link: Link, result: Result<T, Error>) -> Result<T, Error> {
     Ok(value)
 }
 
-/// Connects to the first address of `host` that answers, and says where that is. Without a key
-/// only this machine is reached.
+/// Connects to the first address of `host` that responds, and returns it as text. Without a key
+/// only this machine can be reached.
 fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
     let Some(key) = transports::key()? else {
         if !is_here(host) {
@@ -168,12 +169,12 @@ fn connect(host: &str, port: u16) -> Result<(Channel, String), Error> {
     Err(Error::Local(format!("cannot connect to the server: {refusal}")))
 }
 
-/// True for the names of this machine that no name server decides about.
+/// Returns `true` for names of this machine that need no name server.
 fn is_here(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Looks a name up. The resolver has no deadline of its own, so it runs in a thread that may be left behind.
+/// Resolves a name. The resolver has no timeout, so it runs in a thread that may be left behind.
 fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
@@ -185,12 +186,12 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
         .name("resolver".into())
         .spawn(move || {
             let found = (name.as_str(), port).to_socket_addrs().map(Vec::from_iter);
-            // Nobody listens any more once the deadline has passed.
+            // The receiver is dropped when the deadline has passed.
             let _ = sender.send(found);
         })
         .map_err(|error| local(what(), &error))?;
     match receiver.recv_timeout(ANSWER) {
         Ok(found) => found.map_err(|error| local(what(), &error)),
-        Err(_) => Err(Error::Local(format!("{}: no answer within {} s", what(), ANSWER.as_secs()))),
+        Err(_) => Err(Error::Local(format!("{}: no response within {} s", what(), ANSWER.as_secs()))),
     }
 }

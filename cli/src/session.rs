@@ -5,15 +5,14 @@ use crate::error::{Error, local};
 use crate::link::Link;
 use crate::transports;
 use crate::wait::Wait;
-use barewire::transport::{cma, shm, tcp};
 use barewire::{
-    Access, Attributes, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, Flags, FlushMode,
-    Interface, InterfaceConfig, Memory, OpenError, Posted, RemoteKey, Worker,
+    Access, Attributes, Completion, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig,
+    Memory, OpenError, PeerAddress, Posted, RemoteKey, TransportId, Worker,
 };
 use std::fmt::Display;
 
 const SET_UP: &str = "the connection's set-up";
-/// Where the route from a process to itself leads.
+/// The address for connections of a process to itself.
 const HERE: &str = "127.0.0.1";
 
 /// A region of the peer.
@@ -23,11 +22,11 @@ pub(crate) struct Remote {
     pub(crate) key: RemoteKey,
 }
 
-/// A connected endpoint with everything under it. Fields are dropped in this order.
+/// A connected endpoint and the objects that it uses. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Session<'a> {
     pub(crate) endpoint: Endpoint,
-    /// In a loopback of endpoints the other one.
+    /// The other endpoint in a loopback of two endpoints.
     _far: Option<Endpoint>,
     pub(crate) interface: Interface,
     pub(crate) wait: Wait<'a>,
@@ -35,55 +34,47 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Opens the device and connects an endpoint to the peer's, which does the same.
-    pub(crate) fn connect(link: &'a mut Link, transport: &str, device: &str) -> Result<Self, Error> {
+    /// Opens the device and connects an endpoint to that of the peer, which does the same.
+    pub(crate) fn connect(link: &'a mut Link, transport: TransportId, device: &str) -> Result<Self, Error> {
         near(link, transport)?;
         let device = &place(link, transport, device)?;
         let (domain, worker, interface) = open(transport, device)?;
         let failed = |error: OpenError| local(format!("cannot open {transport} on {device}"), &error);
         let endpoint = Endpoint::new(&interface).map_err(failed)?;
-        let ours = Message::Address {
-            device: Hex(interface.device_address().to_bytes()),
-            endpoint: Hex(endpoint.address().to_bytes()),
-        };
+        let ours = Message::Address { peer: Hex(endpoint.address().to_bytes()) };
         let mut wait = Wait::new(Some(link), worker, endpoint.clone(), interface.attributes());
         wait.send(&ours, SET_UP)?;
-        let (device, address) = match wait.message(SET_UP)? {
+        let peer = match wait.message(SET_UP)? {
             same if same == ours => {
                 return Err(wait.protocol("it sent this process's own address back".into()));
             }
-            Message::Address { device, endpoint } => (device, endpoint),
+            Message::Address { peer } => peer,
             other => return Err(wait.unexpected(&other, "address")),
         };
-        let useless = |wait: &Wait, what: &str, error: &dyn Display| {
-            wait.protocol(format!("its {what} is of no use here: {error}"))
-        };
-        let device =
-            DeviceAddress::from_bytes(&device.0).map_err(|error| useless(&wait, "device address", &error))?;
-        let address = EndpointAddress::from_bytes(&address.0)
-            .map_err(|error| useless(&wait, "endpoint address", &error))?;
-        endpoint.connect(&device, &address).map_err(|error| useless(&wait, "address", &error))?;
-        // Nothing may be sent before the peer's end is connected too.
+        let useless =
+            |error: &dyn Display| wait.protocol(format!("its address cannot be used here: {error}"));
+        let peer = PeerAddress::from_bytes(&peer.0).map_err(|error| useless(&error))?;
+        endpoint.connect(&peer).map_err(|error| useless(&error))?;
+        // Nothing may be sent before the peer's end is connected as well.
         wait.barrier(SET_UP)?;
         Ok(Self { endpoint, _far: None, interface, wait, domain })
     }
 
-    /// Opens the device and connects an endpoint to its own interface, or to another one there.
-    pub(crate) fn loopback(transport: &str, device: &str) -> Result<Self, Error> {
+    /// Opens the device and connects an endpoint to its own interface, or to another endpoint
+    /// there.
+    pub(crate) fn loopback(transport: TransportId, device: &str) -> Result<Self, Error> {
         let device = if device == transports::ROUTE { HERE } else { device };
         let (domain, worker, interface) = open(transport, device)?;
         let failed = |error: &dyn std::error::Error| {
             local(format!("cannot connect {transport} on {device} to itself"), error)
         };
-        let here = interface.device_address();
         let (endpoint, far) = if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
-            let endpoint = Endpoint::connect_to_interface(&interface, &here, &interface.address());
-            (endpoint.map_err(|error| failed(&error))?, None)
+            (interface.connect(&interface.address()).map_err(|error| failed(&error))?, None)
         } else {
             let new = || Endpoint::new(&interface).map_err(|error| failed(&error));
             let (endpoint, far) = (new()?, new()?);
-            let connected = endpoint.connect(&here, &far.address());
-            let connected = connected.and_then(|()| far.connect(&here, &endpoint.address()));
+            let connected = endpoint.connect(&far.address());
+            let connected = connected.and_then(|()| far.connect(&endpoint.address()));
             connected.map_err(|error| failed(&error))?;
             (endpoint, Some(far))
         };
@@ -91,7 +82,7 @@ impl<'a> Session<'a> {
         Ok(Self { endpoint, _far: far, interface, wait, domain })
     }
 
-    /// What the interface can do.
+    /// The attributes of the interface.
     pub(crate) fn attributes(&self) -> &Attributes {
         self.interface.attributes()
     }
@@ -103,8 +94,8 @@ impl<'a> Session<'a> {
             .map_err(|error| local(format!("cannot allocate {length} bytes"), &error))
     }
 
-    /// Tells the peer of a region and gets one in exchange, which must have at least `length` bytes; in a
-    /// loopback the region itself comes back.
+    /// Sends the address and key of a region to the peer and receives those of a region of at least
+    /// `length` bytes; a loopback returns `region`.
     pub(crate) fn exchange(&mut self, region: &Memory, length: usize) -> Result<Remote, Error> {
         const DURING: &str = "the exchange of keys";
         let ours = Message::Region {
@@ -125,14 +116,15 @@ impl<'a> Session<'a> {
             Message::Region { address, key, .. } => {
                 let key = self.domain.unpack_key(&key.0);
                 let key =
-                    key.map_err(|error| self.wait.protocol(format!("its key is of no use here: {error}")))?;
+                    key.map_err(|error| self.wait.protocol(format!("its key cannot be used here: {error}")))?;
                 Ok(Remote { address, key })
             }
             other => Err(self.wait.unexpected(&other, "region")),
         }
     }
 
-    /// Waits until everything posted so far is in the peer's memory; it carries about `bytes`.
+    /// Waits until all posted operations, which carry about `bytes`, have reached the peer's
+    /// memory.
     pub(crate) fn flush(&mut self, during: &str, bytes: u64) -> Result<(), Error> {
         let completion = Completion::counter(1);
         let endpoint = &self.endpoint;
@@ -144,10 +136,9 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Refuses what reaches into the peer's memory by the kernel of this machine unless the peer is on
-/// this machine.
-fn near(link: &Link, transport: &str) -> Result<(), Error> {
-    if link.is_near() || ![shm::NAME, cma::NAME].contains(&transport) {
+/// Refuses transports that use the kernel of this machine unless the peer is on this machine.
+fn near(link: &Link, transport: TransportId) -> Result<(), Error> {
+    if link.is_near() || ![TransportId::Shm, TransportId::Cma].contains(&transport) {
         return Ok(());
     }
     Err(link.protocol(format!(
@@ -156,9 +147,9 @@ fn near(link: &Link, transport: &str) -> Result<(), Error> {
     )))
 }
 
-/// The device to open for a peer: the one that was named, or the address from which packets to the peer leave.
-fn place(link: &Link, transport: &str, device: &str) -> Result<String, Error> {
-    if transport == tcp::NAME && !link.is_pair() {
+/// The device to open for a peer: the named one, or the source address of packets to the peer.
+fn place(link: &Link, transport: TransportId, device: &str) -> Result<String, Error> {
+    if transport == TransportId::Tcp && !link.is_pair() {
         transports::need_key(transport)?;
     }
     if device != transports::ROUTE {
@@ -170,10 +161,10 @@ fn place(link: &Link, transport: &str, device: &str) -> Result<String, Error> {
     }
 }
 
-fn open(transport: &str, device: &str) -> Result<(Domain, Worker, Interface), Error> {
+fn open(transport: TransportId, device: &str) -> Result<(Domain, Worker, Interface), Error> {
     let config = InterfaceConfig::from_env().map_err(|error| Error::Usage(error.to_string()))?;
     let mut worker = Worker::new();
-    let opened = Domain::open(transport, device).and_then(|domain| {
+    let opened = Domain::open(&DeviceId::new(transport, device)).and_then(|domain| {
         let interface = Interface::open(&mut worker, &domain, &config)?;
         Ok((domain, interface))
     });

@@ -1,22 +1,22 @@
-//! Which transport on which device.
+//! Selection of transport and device.
 
 use crate::error::Error;
 use barewire::transport::tcp;
-use barewire::{Absent, Attributes, Flags, InterfaceConfig, components};
+use barewire::{Absent, Attributes, Flags, InterfaceConfig, TransportId, components};
 
-/// The device of `tcp` that nobody named: the one that the route to the peer leads over.
+/// The default device of `tcp`: that of the route to the peer.
 pub(crate) const ROUTE: &str = "route";
 
 /// A transport on a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Choice {
-    pub(crate) transport: String,
+    pub(crate) transport: TransportId,
     pub(crate) device: String,
     pub(crate) attributes: Attributes,
 }
 
 impl Choice {
-    /// True if it joins two processes; what does not leads back to the process itself.
+    /// Returns `true` if it connects two processes; otherwise it only reaches the process itself.
     pub(crate) fn joins_processes(&self) -> bool {
         self.attributes.flags.contains(Flags::INTER_PROCESS)
     }
@@ -27,9 +27,9 @@ impl Choice {
 }
 
 impl Choice {
-    /// True for the software HCA, whose times say nothing of hardware.
+    /// Returns `true` for the software HCA, whose times do not represent hardware.
     pub(crate) fn is_emulator(&self) -> bool {
-        self.transport == barewire::transport::rc_mlx5::NAME && self.device.starts_with("soft")
+        self.transport == TransportId::RcMlx5 && self.device.starts_with("soft")
     }
 }
 
@@ -39,7 +39,7 @@ fn all() -> Vec<Choice> {
     for device in components().into_iter().flat_map(|component| component.devices) {
         for transport in device.transports {
             choices.push(Choice {
-                transport: transport.name.to_owned(),
+                transport: transport.transport(),
                 device: device.name.clone(),
                 attributes: transport.attributes,
             });
@@ -48,29 +48,29 @@ fn all() -> Vec<Choice> {
     choices
 }
 
-/// Every transport on every device, `tcp` once, and what is not there.
+/// Every transport on every device, `tcp` once, and the absent ones.
 pub(crate) fn everything() -> (Vec<Choice>, Vec<Absent>) {
     let mut choices = all();
-    choices.iter_mut().filter(|choice| choice.transport == tcp::NAME).for_each(Choice::follow_route);
+    choices.iter_mut().filter(|choice| choice.transport == TransportId::Tcp).for_each(Choice::follow_route);
     choices.dedup_by(|next, one| (&next.transport, &next.device) == (&one.transport, &one.device));
     (choices, components().into_iter().flat_map(|component| component.absent).collect())
 }
 
-/// The transports that join two processes, each on its first device.
+/// The transports between processes, each on its first device.
 pub(crate) fn joining() -> Vec<Choice> {
     let mut choices = all();
     choices.retain(Choice::joins_processes);
-    choices.iter_mut().filter(|choice| choice.transport == tcp::NAME).for_each(Choice::follow_route);
+    choices.iter_mut().filter(|choice| choice.transport == TransportId::Tcp).for_each(Choice::follow_route);
     let mut seen = Vec::new();
     choices.retain(|choice| {
         let new = !seen.contains(&choice.transport);
-        seen.push(choice.transport.clone());
+        seen.push(choice.transport);
         new
     });
     choices
 }
 
-/// The transports that join two processes over this device.
+/// The transports between processes over this device.
 pub(crate) fn over(device: &str) -> Result<Vec<Choice>, Error> {
     let mut choices = all();
     choices.retain(Choice::joins_processes);
@@ -84,22 +84,23 @@ pub(crate) fn over(device: &str) -> Result<Vec<Choice>, Error> {
     Ok(choices)
 }
 
-/// The transport of this name on the named device, or on its first.
+/// The transport with this name on the named device, or on its first.
 pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Error> {
-    if transport == tcp::NAME {
-        // Addresses are devices, too; whether this host has one is seen when it is opened.
+    if transport == TransportId::Tcp.name() {
+        // Addresses are devices as well; opening one checks whether this host has it.
         return Ok(Choice {
-            transport: transport.to_owned(),
+            transport: TransportId::Tcp,
             device: device.unwrap_or(ROUTE).to_owned(),
             attributes: tcp::attributes(&InterfaceConfig::default()),
         });
     }
     let choices = all();
-    let of_transport: Vec<&Choice> = choices.iter().filter(|choice| choice.transport == transport).collect();
+    let of_transport: Vec<&Choice> =
+        choices.iter().filter(|choice| choice.transport.name() == transport).collect();
     if of_transport.is_empty() {
         let absent = components().into_iter().flat_map(|component| component.absent);
         let reason = absent.into_iter().find(|absent| absent.what == transport).map(|absent| absent.reason);
-        let known = list(choices.iter().map(|choice| choice.transport.as_str()));
+        let known = list(choices.iter().map(|choice| choice.transport.name()));
         return Err(Error::Local(match reason {
             Some(reason) => format!("transport '{transport}' is absent: {reason}; there are {known}"),
             None => format!("unknown transport '{transport}': there are {known}"),
@@ -116,9 +117,9 @@ pub(crate) fn find(transport: &str, device: Option<&str>) -> Result<Choice, Erro
     }
 }
 
-/// Refuses to work with strangers: processes that did not start each other need a key that both were given.
-pub(crate) fn need_key(transport: &str) -> Result<(), Error> {
-    if transport != tcp::NAME {
+/// Requires a key for processes that did not start each other.
+pub(crate) fn need_key(transport: TransportId) -> Result<(), Error> {
+    if transport != TransportId::Tcp {
         return Ok(());
     }
     match key()? {
@@ -131,7 +132,7 @@ pub(crate) fn need_key(transport: &str) -> Result<(), Error> {
     }
 }
 
-/// The job's key, if one was given.
+/// The job key, if one was given.
 pub(crate) fn key() -> Result<Option<tcp::Key>, Error> {
     tcp::Key::from_env().map_err(|error| Error::Local(error.to_string()))
 }
@@ -161,8 +162,8 @@ mod tests {
 
     #[test]
     fn the_demo_has_something_to_run_on() {
-        let names: Vec<String> = joining().into_iter().map(|choice| choice.transport).collect();
-        assert!(names.contains(&"rc_mlx5".to_owned()), "{names:?}");
-        assert!(!names.contains(&"self".to_owned()), "{names:?}");
+        let transports: Vec<_> = joining().into_iter().map(|choice| choice.transport).collect();
+        assert!(transports.contains(&TransportId::RcMlx5), "{transports:?}");
+        assert!(!transports.contains(&TransportId::Self_), "{transports:?}");
     }
 }

@@ -1,8 +1,9 @@
-//! Times, sizes and rates as people read them.
+//! Times, sizes and rates as text.
 
 use std::time::Duration;
 
-/// A value with three significant digits in the unit that fits: `scaled(1234.0, 1000.0, ["B", "kB"])` is `1.23 kB`.
+/// A value with three significant digits in a suitable unit: `scaled(1234.0, 1000.0, ["B", "kB"])`
+/// is `1.23 kB`.
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value;
     let mut unit = 0;
@@ -37,7 +38,7 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// Bytes in a time as `1.23 GB/s`; `-` if either is nothing.
+/// Bytes per time as `1.23 GB/s`; `-` if either is zero.
 pub(crate) fn rate(count: u64, time: Duration) -> String {
     if count == 0 || time.is_zero() {
         return "-".into();
@@ -45,7 +46,7 @@ pub(crate) fn rate(count: u64, time: Duration) -> String {
     scaled(count as f64 / time.as_secs_f64(), 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s"])
 }
 
-/// Messages in a time as `310 k/s`; `-` if either is nothing.
+/// Messages per time as `310 k/s`; `-` if either is zero.
 pub(crate) fn message_rate(count: u64, time: Duration) -> String {
     if count == 0 || time.is_zero() {
         return "-".into();

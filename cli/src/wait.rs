@@ -9,27 +9,29 @@ use indicatif::ProgressBar;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// How long an operation may make no progress although the peer lives.
+/// Most time without progress of an operation while the peer is alive.
 const STALL: Duration = Duration::from_secs(8);
-/// What a long operation may take beyond that: a slower wire counts as stalled.
+/// The slowest accepted rate, which extends the time limit of long operations.
 const SLOWEST_BYTES_PER_SECOND: u64 = 2 << 20;
-/// Looks without an event before the CPU is offered to others: the device of an emulator wants it, too.
+/// Polls without an event before the CPU is yielded, which the thread of an emulator needs as well.
 const EAGER: u32 = 8;
-/// As many in a row where an answer takes less than this many nanoseconds: the time that a CPU needs to come back would show.
+/// The same for latencies below `NEAR` nanoseconds, which the time to get the CPU back would
+/// exceed.
 const EAGER_WHEN_NEAR: u32 = 4096;
 const NEAR: f64 = 500.0;
-/// And where the system carries every post, which then takes this many: a look is a system call, and an offer of the CPU is one more.
+/// The same for overheads above `BY_SYSTEM` nanoseconds, where every post and poll is a system
+/// call.
 const EAGER_BY_SYSTEM: u32 = 256;
 const BY_SYSTEM: f64 = 500.0;
-/// After this long without an event a wait sleeps between its looks.
+/// After this long without an event a wait sleeps between its polls.
 const DROWSY: Duration = Duration::from_millis(2);
-/// How long it sleeps.
+/// Duration of the sleep.
 const NAP: Duration = Duration::from_micros(50);
-/// Looks between two looks at the clock, the peer and the endpoint.
+/// Polls between two checks of the clock, the peer and the endpoint.
 const CLOCK: u32 = 32;
 const CLOCK_WHEN_NEAR: u32 = 1024;
 
-/// Why a wait ended early; the wait adds the peer and what it was doing.
+/// The reason why a wait ended early; the wait adds the peer and the activity.
 #[derive(Debug)]
 pub(crate) struct Fault(String);
 
@@ -39,8 +41,8 @@ impl<E: Display> From<E> for Fault {
     }
 }
 
-/// The progress of one endpoint's interface, and the control connection to the peer unless the endpoint leads
-/// back here.
+/// The progress of one endpoint's interface, and the control connection to the peer unless the
+/// endpoint is a loopback.
 #[derive(Debug)]
 pub(crate) struct Wait<'a> {
     link: Option<&'a mut Link>,
@@ -53,7 +55,7 @@ pub(crate) struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// The attributes are the endpoint's.
+    /// `attributes` are those of the endpoint.
     pub(crate) fn new(
         link: Option<&'a mut Link>,
         worker: Worker,
@@ -70,12 +72,12 @@ impl<'a> Wait<'a> {
         Self { link, worker, endpoint, bar: None, looks: 0, clock, eager }
     }
 
-    /// True if the endpoint leads back to this process.
+    /// Returns `true` if the endpoint is connected to this process.
     pub(crate) fn is_loopback(&self) -> bool {
         self.link.is_none()
     }
 
-    /// The peer, for the user.
+    /// The peer, as text for the user.
     pub(crate) fn peer_name(&self) -> String {
         self.link.as_ref().map_or_else(|| "this process".into(), |link| link.peer().to_string())
     }
@@ -87,17 +89,17 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// How far the work on the progress bar is.
+    /// Sets the position of the progress bar.
     pub(crate) fn at(&self, position: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(position);
         }
     }
 
-    /// Progresses until `ready` has an answer.
+    /// Progresses until `ready` returns a value.
     ///
-    /// Fails if the peer is gone or silent, if the endpoint failed, if `ready` fails, or if nothing at all
-    /// happened for a long time.
+    /// Fails if the peer has ended or sends nothing, if the endpoint failed, if `ready` fails, or
+    /// if there was no event for a long time.
     #[inline(always)]
     pub(crate) fn until<T>(
         &mut self,
@@ -107,7 +109,7 @@ impl<'a> Wait<'a> {
         self.until_within::<T, true>(STALL, during, ready)
     }
 
-    /// As [`Self::until`], but without progress: what is waited for comes without it.
+    /// Like [`Self::until`], but without progress, for events that do not need it.
     #[inline(always)]
     pub(crate) fn until_passively<T>(
         &mut self,
@@ -117,7 +119,7 @@ impl<'a> Wait<'a> {
         self.until_within::<T, false>(STALL, during, ready)
     }
 
-    /// In the caller, so that what comes between an arrival and the answer to it is short.
+    /// Inlined into the caller, to keep the path from an arrival to the response short.
     #[inline(always)]
     fn until_within<T, const PROGRESS: bool>(
         &mut self,
@@ -144,14 +146,14 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// The clock, the peer and the endpoint are to be looked at.
+    /// Returns whether the clock, the peer and the endpoint are due for a check.
     #[inline(always)]
     fn is_time(&self) -> bool {
         // Both are powers of two.
         self.looks & (self.clock - 1) == 0
     }
 
-    /// After so many looks without an event: looks at what is seldom looked at, and leaves the CPU to others.
+    /// After polls without an event: makes the rare checks, and yields the CPU.
     #[inline(never)]
     fn pause(
         &mut self,
@@ -180,7 +182,7 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Looks at the peer and the endpoint.
+    /// Checks the peer and the endpoint.
     fn look(&mut self, now: Instant, during: &str) -> Result<(), Error> {
         if let Some(link) = &mut self.link {
             link.tend(now, during)?;
@@ -194,13 +196,14 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Gives the peer and the transport a moment between two pieces of other work.
+    /// Makes progress and checks the peer during other work.
     pub(crate) fn breathe(&mut self, during: &str) -> Result<(), Error> {
         self.worker.progress();
         self.look(Instant::now(), during)
     }
 
-    /// An operation failed: says so in the endpoint's words if it has any, unless the peer's end explains it.
+    /// The error of a failed operation: that of the endpoint if it has one, unless the end of the
+    /// peer explains it.
     #[cold]
     fn failed(&mut self, during: &str, cause: String) -> Error {
         let cause = self.endpoint.error().map_or(cause, |error| error.to_string());
@@ -224,14 +227,19 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Posts, as often as there are no resources.
+    /// Returns the worker, to open more interfaces.
+    pub(crate) fn worker(&mut self) -> &mut Worker {
+        &mut self.worker
+    }
+
+    /// Posts, and repeats the post while resources are exhausted.
     #[inline(always)]
     pub(crate) fn post<T>(
         &mut self,
         during: &str,
         mut post: impl FnMut() -> Result<T, PostError>,
     ) -> Result<T, Error> {
-        // The first try costs no progress call.
+        // The first attempt makes no progress call.
         match post() {
             Ok(posted) => Ok(posted),
             Err(error) => self.post_later(during, error, &mut post),
@@ -256,7 +264,7 @@ impl<'a> Wait<'a> {
         })
     }
 
-    /// Waits until `completion` has no operation left; they carry about `bytes`.
+    /// Waits until `completion` has no outstanding operations; they carry about `bytes`.
     pub(crate) fn complete(
         &mut self,
         during: &str,
@@ -266,7 +274,8 @@ impl<'a> Wait<'a> {
         self.complete_down_to(during, completion, 0, bytes)
     }
 
-    /// Waits until `completion` has no more than `left` operations left; they carry about `bytes`.
+    /// Waits until `completion` has at most `left` outstanding operations; they carry about
+    /// `bytes`.
     pub(crate) fn complete_down_to(
         &mut self,
         during: &str,
@@ -281,7 +290,7 @@ impl<'a> Wait<'a> {
         })
     }
 
-    /// Sends the peer a control message.
+    /// Sends a control message to the peer.
     pub(crate) fn send(&mut self, message: &Message, during: &str) -> Result<(), Error> {
         match &mut self.link {
             Some(link) => link.send(message, during),
@@ -289,7 +298,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Waits for the peer's next control message, for as long as the peer lives.
+    /// Waits for the peer's next control message while the peer is alive.
     pub(crate) fn message(&mut self, during: &str) -> Result<Message, Error> {
         self.message_with(true, during)
     }
@@ -302,19 +311,20 @@ impl<'a> Wait<'a> {
             if let Some(message) = link.next(now, during)? {
                 return Ok(message);
             }
-            // Not at the endpoint: a peer that has said its last word may close its end before that word is read.
+            // The endpoint is not checked: a peer may close its end before its last message is
+            // read.
             if events == 0 {
                 std::thread::sleep(NAP);
             }
         }
     }
 
-    /// Waits until both sides are here.
+    /// Waits until both sides have called this function.
     pub(crate) fn barrier(&mut self, during: &str) -> Result<(), Error> {
         self.barrier_with(true, during)
     }
 
-    /// As [`Self::barrier`], but without progress.
+    /// Like [`Self::barrier`], but without progress.
     pub(crate) fn barrier_passively(&mut self, during: &str) -> Result<(), Error> {
         self.barrier_with(false, during)
     }
@@ -327,7 +337,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// An error: the peer does not keep to the protocol.
+    /// The error for a peer that violates the protocol.
     pub(crate) fn protocol(&self, what: String) -> Error {
         match &self.link {
             Some(link) => link.protocol(what),
@@ -335,7 +345,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// An error: the peer sent another message than the one that is due.
+    /// The error for an unexpected message.
     pub(crate) fn unexpected(&self, got: &Message, wanted: &str) -> Error {
         match &self.link {
             Some(link) => link.unexpected(got, wanted),

@@ -1,4 +1,4 @@
-//! Bad command lines, what there is, and output that nobody reads.
+//! Invalid command lines, `barewire info`, and output without a reader.
 
 mod support;
 
@@ -77,7 +77,7 @@ fn what_is_not_there_is_one_line_and_code_1() {
 fn hosts_that_are_not_there_are_one_line_and_code_1() {
     let bad: &[(&[&str], &str)] = &[
         (&["hello", "-n", "localhost.invalid"], "localhost.invalid"),
-        // TEST-NET-1 (RFC 5737) is on no host.
+        // TEST-NET-1 (RFC 5737) belongs to no host.
         (&["hello", "-a", "192.0.2.1"], "192.0.2.1"),
     ];
     for (args, words) in bad {

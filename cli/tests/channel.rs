@@ -4,8 +4,8 @@ use barewire_cli::channel::{Channel, ChannelError, LIMIT, Parsed, parse};
 use barewire_cli::keyed::{self, KeyedListener};
 use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
-use barewire_tcp::door::{Door, Limits};
 use barewire_tcp::handshake::{Claim, Purpose};
+use barewire_tcp::listener::{Limits, Listener};
 use proptest::prelude::*;
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
@@ -30,12 +30,12 @@ fn unix_pair() -> (Channel, Channel) {
     (Channel::unix(one).unwrap(), Channel::unix(other).unwrap())
 }
 
-/// A TCP connection, in encrypted records or plain.
+/// A TCP connection, with encrypted or plain records.
 fn tcp_pair(protected: bool) -> (Channel, Channel) {
     let limits = Limits { protected, ..Limits::default() };
     let purpose = Purpose::Control;
     let claim = Claim { purpose, service: 0, endpoint: 0, from_service: 0, from_endpoint: 0 };
-    let mut door = Door::open(HERE, key(1), limits).unwrap();
+    let mut door = Listener::open(HERE, key(1), limits).unwrap();
     let connector = Connector::start(door.address(), None, &key(1), claim, SOON, limits).unwrap();
     let mut server = None;
     let client = connector.wait(|| {
@@ -109,7 +109,7 @@ fn waiting_ends_at_the_deadline_and_harms_nothing() {
     }
 }
 
-/// What a send that timed out leaves behind is sent with the next one: no message is cut off.
+/// The rest of a message whose send timed out is sent with the next one: no message is truncated.
 #[test]
 fn a_send_that_finds_no_room_ends_at_the_deadline() {
     for (mut client, mut server) in pairs() {
@@ -247,7 +247,7 @@ fn accept_ends_at_the_deadline() {
 fn an_address_that_is_taken_or_foreign_is_refused() {
     let taken = TcpListener::bind((HERE, 0)).unwrap();
     assert!(KeyedListener::bind(taken.local_addr().unwrap(), key(1)).is_err());
-    // TEST-NET-1 (RFC 5737) is on no host.
+    // TEST-NET-1 (RFC 5737) belongs to no host.
     assert!(KeyedListener::bind("192.0.2.1:0".parse().unwrap(), key(1)).is_err());
 }
 

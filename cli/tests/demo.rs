@@ -1,10 +1,10 @@
-//! The main job, end to end.
+//! `barewire demo`, end to end.
 
 mod support;
 
 use support::{Ended, PATIENCE, TestFile, run, start_with};
 
-/// Rows of the table: every operation over rc_mlx5 with its checksum held.
+/// Checks the rows of the table: every operation over rc_mlx5 with a correct checksum.
 #[track_caller]
 fn all_checks_held(ended: &Ended) {
     ended.succeeded();
@@ -67,7 +67,8 @@ fn what_the_wire_saw_is_captured() {
         folder.read_dir().unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
     std::fs::remove_dir_all(&folder).unwrap();
     all_checks_held(&ended);
-    // One for each device, of more than a header: a capture file of microseconds or nanoseconds, in this machine's byte order.
+    // One file per device with more than a header: a capture of microseconds or nanoseconds in the
+    // byte order of this machine.
     assert!(captures.len() >= 2, "{} captures", captures.len());
     for capture in captures {
         let magic = u32::from_ne_bytes(*capture.first_chunk().unwrap());

@@ -1,6 +1,7 @@
-//! Programs of Debian's own over the software HCA: `barewire hca run -- PROGRAM`.
+//! Runs Debian's programs over the software HCA: `barewire hca run -- PROGRAM`.
 //!
-//! A program that is not installed is no failure here: `cargo xtask test` installs them all, and says which are missing where it may not.
+//! Programs that are not installed are skipped: `cargo xtask test` installs all of them, or lists
+//! the missing ones.
 
 mod support;
 
@@ -95,7 +96,8 @@ fn pingpongs_run_over_a_second_port() {
     Pair::of(&["ibv_ud_pingpong", "-i", "2", "-n", "50", "-e"]).with(&["--ports", "2", "--ib"]).run();
 }
 
-/// Whoever is done leaves, and its last acknowledgment may be the one that is lost: perftest waits for the other side, ping-pongs do not.
+/// A program that has finished ends, and its last acknowledgement may be lost: perftest waits for
+/// the other side, ping-pongs do not.
 #[test]
 fn programs_survive_a_bad_wire() {
     if !installed("ibv_rc_pingpong", "ibverbs-utils") || !installed("ib_send_bw", "perftest") {
@@ -186,10 +188,10 @@ fn ucx(transport: &str, tests: &[(&str, &str)]) {
     }
 }
 
-/// What a transport with connections has.
+/// The tests for a transport with connections.
 const CONNECTED: [(&str, &str); 5] =
     [("am_lat", "short"), ("put_lat", "short"), ("get", "bcopy"), ("fadd", "short"), ("am_bw", "bcopy")];
-/// Datagrams carry messages only.
+/// Datagrams only carry messages.
 const DATAGRAMS: [(&str, &str); 2] = [("am_lat", "short"), ("am_bw", "bcopy")];
 
 #[test]
@@ -251,7 +253,7 @@ fn pyverbs_runs_but_for_what_is_listed() {
     assert!(verdict.is_empty(), "{}", verdict.join("\n"));
 }
 
-/// Requests are always on their way here: those that are left are not answered.
+/// Requests are always in flight, so those that are left get no response.
 #[test]
 fn a_program_whose_peer_is_killed_is_told() {
     if !installed("ib_write_bw", "perftest") {
@@ -264,7 +266,7 @@ fn a_program_whose_peer_is_killed_is_told() {
     support::signal(killed, libc::SIGKILL);
     assert_eq!(server.end(support::PATIENCE).status.code(), Some(128 + libc::SIGKILL));
     let left = client.end(support::PATIENCE);
-    // IBV_WC_RETRY_EXC_ERR, or the control connection in the moment before the first request.
+    // IBV_WC_RETRY_EXC_ERR, or an error of the control connection before the first request.
     let told = ["Failed status 12", "Failed to exchange data"].map(|words| left.stderr.contains(words));
     assert!(!left.status.success() && told.contains(&true), "{left:#?}");
 }
@@ -325,7 +327,7 @@ fn a_program_without_the_right_to_devx_has_verbs() {
 const PYTHON: &str = "/usr/bin/python3";
 const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs";
 
-/// A script of ours, where pyverbs is installed.
+/// A script of this folder, if pyverbs is installed.
 fn script(name: &str) -> Option<String> {
     if !std::path::Path::new(PYVERBS).is_dir() {
         hca::skipped("pyverbs", "python3-pyverbs");
@@ -335,7 +337,7 @@ fn script(name: &str) -> Option<String> {
     Some(format!("{}/tests/hca/{name}", env!("CARGO_MANIFEST_DIR")))
 }
 
-/// What it prints.
+/// The output of a script.
 fn pyverbs(options: &[&str], name: &str, arguments: &[&str]) -> Option<String> {
     let script = script(name)?;
     Some(alone(options, &[&[PYTHON, "-B", &script], arguments].concat()))

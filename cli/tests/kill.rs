@@ -1,4 +1,5 @@
-//! Whichever process of a pair dies, at whatever moment: the other ends soon, says who and why, and nothing is left.
+//! Kills either process of a pair at any moment: the other ends soon and reports the peer and the
+//! cause, and no process is left.
 
 mod support;
 
@@ -15,8 +16,8 @@ fn a_moment() {
     thread::sleep(Duration::from_micros(random_below(LATEST)));
 }
 
-/// The end of the one that was left: in time, in one line that names the peer and the cause, unless all was over
-/// before the kill.
+/// Checks the end of the survivor: in time, with one line that names the peer and the cause, unless
+/// the command had finished before the kill.
 #[track_caller]
 fn left_alone(survivor: Barewire, peer: &str, peer_pid: u32) {
     let since = Instant::now();
@@ -26,7 +27,7 @@ fn left_alone(survivor: Barewire, peer: &str, peer_pid: u32) {
         return;
     }
     let line = ended.failed();
-    // Killed during the greeting, it had not told its process number yet.
+    // Killed during the greeting, it had not sent its process id yet.
     let named = line.contains(&format!("{peer} (pid {peer_pid}"))
         || (line.contains("the greeting") && line.contains(peer))
         || line.starts_with(&format!("cannot connect to {peer}: localhost:"));
@@ -56,7 +57,7 @@ fn kill_the_first(args: &[&str]) {
         if let Some(second) = second {
             assert!(gone_within(second, PROMISE), "the second process {second} outlives the first");
         }
-        // Both hold standard error; that it ends shows that neither is left.
+        // Both hold standard error, so its end shows that both processes have ended.
         let ended = first.end(PROMISE);
         if ended.status.success() || ended.stderr.is_empty() {
             continue;
@@ -86,7 +87,7 @@ fn the_second_of_a_perf() {
     }
 }
 
-/// More operations than any transport does in the time. Those that memory takes at once succeed
+/// More operations than any transport completes in the time. Those that copy to memory succeed
 /// without the peer, and their poster makes no progress.
 #[test]
 fn the_target_of_an_endless_stream() {
@@ -139,7 +140,7 @@ fn either_side_of_a_server_and_its_client() {
             client.end(PROMISE);
             let next = next().end(PATIENCE);
             let ended = server.end(PROMISE);
-            // The server waits for another client, unless all was over before the kill.
+            // The server waits for another client, unless the test had finished before the kill.
             assert!(ended.status.success(), "{ended:#?} {next:#?}");
             if !ended.stderr.is_empty() {
                 next.succeeded();
@@ -156,7 +157,7 @@ fn either_side_of_a_server_and_its_client() {
     }
 }
 
-/// A peer that is stopped is as good as dead.
+/// A stopped peer is treated like one that has ended.
 #[test]
 fn a_stopped_second_process() {
     let mut first = start(&["perf", "-n", "100000000"]);
@@ -183,7 +184,7 @@ fn a_stopped_first_process() {
     assert!(!ended.status.success() && ended.stderr.contains("the first process (pid "), "{ended:#?}");
 }
 
-/// Nobody is left to end a stopped process whose parent was killed, but the kernel.
+/// Only the kernel can end a stopped process whose parent was killed.
 #[test]
 fn a_stopped_second_process_of_a_killed_first() {
     let mut first = start(&["perf", "-n", "100000000"]);

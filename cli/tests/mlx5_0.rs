@@ -1,4 +1,5 @@
-//! The command line on `mlx5_0`: the software HCA behind Debian's libibverbs and libmlx5, set up by DEVX and by verbs objects.
+//! The command line on `mlx5_0`: the software HCA behind Debian's libibverbs and libmlx5, set up by
+//! DEVX and by verbs objects.
 
 mod support;
 
@@ -10,7 +11,7 @@ use support::{Ended, PATIENCE, TestFile, start_with};
 
 const WAYS: [&str; 2] = ["devx", "init_obj"];
 
-/// `barewire hca run OPTIONS -- barewire ARGUMENTS`, set up by `way`.
+/// Runs `barewire hca run OPTIONS -- barewire ARGUMENTS`, with the backend `way`.
 fn run(options: &[&str], arguments: &[&str], way: Option<&str>) -> Ended {
     let barewire = [env!("CARGO_BIN_EXE_barewire")];
     let arguments = [&["hca", "run"], options, &["--"], &barewire, arguments].concat();
@@ -30,23 +31,20 @@ fn info_says_how_the_device_is_set_up_and_why() {
     };
     let text = shown(&[], None);
     for words in
-        ["device mlx5_0:1", "set up by devx: the kernel passes commands on", "RoCEv2 with an IPv4 address"]
+        ["device mlx5_0:1", "set up by devx: the kernel supports DEVX", "RoCEv2 with an IPv4 address"]
     {
         assert!(text.contains(words), "{words}: {text}");
     }
     let text = shown(&[], Some("init_obj"));
-    assert!(text.contains("set up by init_obj: as asked for"), "{text}");
+    assert!(text.contains("set up by init_obj: as requested"), "{text}");
     let text = shown(&["--no-devx"], None);
-    assert!(text.contains("set up by init_obj: devx is refused: "), "{text}");
+    assert!(text.contains("set up by init_obj: devx failed: "), "{text}");
     let text = shown(&[], Some("verbs"));
     assert!(text.contains("absent mlx5_0:1: BAREWIRE_MLX5_SETUP=verbs leaves it to"), "{text}");
     let text = shown(&["--no-devx"], Some("devx"));
     assert!(text.contains("absent mlx5_0:1: mlx5_0 cannot be driven directly: devx: "), "{text}");
     let text = shown(&[], Some("firmware"));
-    assert!(
-        text.contains("BAREWIRE_MLX5_SETUP: no way to set up an mlx5 device is called 'firmware'"),
-        "{text}"
-    );
+    assert!(text.contains("BAREWIRE_MLX5_SETUP: unknown backend 'firmware'"), "{text}");
     let text = shown(&["--ib"], None);
     assert!(text.contains("device mlx5_0:1") && text.contains("GID 0 (InfiniBand"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The measuring tool: every test, both forms of output, both ways to start it.
+//! `barewire perf`: every test, all output formats, both ways to start it.
 
 mod support;
 
@@ -91,7 +91,7 @@ fn a_series_of_sizes_and_its_plot() {
         assert!(ended.stdout.lines().any(|line| line.starts_with(row)), "{row}: {}", ended.stdout);
     }
     assert!(ended.stdout.contains("# counters: posted "), "{}", ended.stdout);
-    // What does not fit is said.
+    // Sizes that are not possible are reported.
     assert!(ended.stdout.contains("# am_lat on shm takes messages of"), "{}", ended.stdout);
     let svg = std::fs::read_to_string(plot.path()).unwrap();
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{svg}");
@@ -191,7 +191,7 @@ fn json_has_the_numbers_with_their_units() {
     ] {
         assert!(value[name].as_f64().unwrap() > 0.0, "{name}: {value}");
     }
-    // Half a round trip each, so as many messages as fit into the time.
+    // Half a round trip each, so this many messages fit into the time.
     let latency = value["latency_overall_us"].as_f64().unwrap();
     let rate = value["message_rate_overall_per_s"].as_f64().unwrap();
     assert!((latency * rate / 1e6 - 1.0).abs() < 0.01, "{value}");

@@ -1,4 +1,5 @@
-//! `barewire perf` and Debian's `ucx_perftest` with the same words: one function reads what either prints.
+//! `barewire perf` and Debian's `ucx_perftest` with the same arguments: one function parses the
+//! output of both.
 
 mod support;
 
@@ -8,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use support::{PATIENCE, TestFile, run};
 
-/// Of a table: what its head calls the time, the rank of the percentile, and the lines with numbers.
+/// A table: the name of its time, the rank of the percentile, and the lines with numbers.
 #[derive(Debug, PartialEq)]
 struct Table {
     time: String,
@@ -16,14 +17,14 @@ struct Table {
     rows: Vec<Row>,
 }
 
-/// A name (`Final:`, a test's, or that of a thread) and eight numbers.
+/// A name (`Final:`, that of a test, or of a thread) and eight numbers.
 #[derive(Debug, PartialEq)]
 struct Row {
     name: String,
     numbers: [f64; 8],
 }
 
-/// Reads a table of either tool.
+/// Parses a table of either tool.
 fn table(text: &str) -> Table {
     let mut table = Table { time: String::new(), percentile: String::new(), rows: Vec::new() };
     for line in text.lines() {
@@ -48,7 +49,7 @@ fn table(text: &str) -> Table {
 /// A row of a CSV: names and numbers.
 type Fields = (Vec<String>, Vec<f64>);
 
-/// Reads the CSV of either tool: the columns' names, and the rows.
+/// Parses the CSV of either tool: the names of the columns, and the rows.
 fn csv(text: &str) -> (Vec<String>, Vec<Fields>) {
     let mut lines = text.lines().filter(|line| !line.starts_with('#'));
     let head: Vec<String> = lines.next().unwrap().split(',').map(str::to_owned).collect();
@@ -64,7 +65,7 @@ fn csv(text: &str) -> (Vec<String>, Vec<Fields>) {
     (head, rows)
 }
 
-/// Runs a pair of `ucx_perftest` with these words; `None` if it is not installed.
+/// Runs a pair of `ucx_perftest` with these arguments; `None` if it is not installed.
 fn theirs(words: &[&str]) -> Option<String> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let start = |more: &[&str], out: Stdio| {
@@ -78,7 +79,7 @@ fn theirs(words: &[&str]) -> Option<String> {
     };
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // It takes one client, so it cannot be asked by connecting whether it listens.
+        // It accepts one client, so a test connection is not possible.
         let client = start(&["127.0.0.1"], Stdio::piped()).unwrap();
         let pid = client.id();
         let guard = thread::spawn(move || client.wait_with_output().unwrap());
@@ -109,7 +110,7 @@ fn ours(words: &[&str]) -> String {
     ended.stdout
 }
 
-/// What the words are about, so that the numbers make sense: iterations, times, bandwidths, rates.
+/// Checks that the numbers are plausible: iterations, times, bandwidths, rates.
 #[track_caller]
 fn is_sound(row: &Row, size: f64, iterations: f64) {
     let [count, percentile, average, overall, _, bandwidth, _, rate] = row.numbers;
@@ -180,7 +181,7 @@ fn the_same_batch_files_and_the_same_csv() {
             "{numbers:?}"
         );
     }
-    // The table of the same: a line with the names before each test's.
+    // The table of the same tests: a line with the names precedes each.
     let words = ["-b", one.path(), "-b", two.path(), "-n", "1000", "-w", "10"];
     let mine = ours(&[&["-x", "shm"], &words[..]].concat());
     let Some(text) = theirs(&[&["-x", "posix", "-d", "memory"], &words[..]].concat()) else { return };

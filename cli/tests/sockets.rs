@@ -1,4 +1,4 @@
-//! `tcp` between processes that did not start each other: with the key by file, and never without.
+//! `tcp` between processes that did not start each other, with and without a key file.
 
 mod support;
 
@@ -96,7 +96,8 @@ fn the_route_to_a_peer_is_told() {
     assert!(ended.stdout.contains("device lo, since the route to 127.0.0.1"), "{ended:#?}");
 }
 
-/// Also the control connection, whatever the transport: who does not know the key is refused, and the server waits on for who does.
+/// Also for the control connection of other transports: the server refuses clients without the key
+/// and waits for the next.
 #[test]
 fn a_stranger_is_refused_and_the_server_waits_on() {
     let (one, other) = (KeyFile::new("one", [1; 32], 0o600), KeyFile::new("other", [2; 32], 0o600));
@@ -108,7 +109,7 @@ fn a_stranger_is_refused_and_the_server_waits_on() {
         };
         let ended = client(&["--key-file", other.path()]);
         assert!(ended.failed().contains("the same key"), "{ended:#?}");
-        // Neither garbage nor somebody without any key.
+        // Clients that send garbage, or have no key at all.
         let mut stranger = TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
         stranger.write_all(&[0x5a; 100]).unwrap();
         client(&[]).failed();

@@ -1,4 +1,4 @@
-//! Processes of other users and clients that want too much: what they get of a server or a client.
+//! Processes of other users, and clients that request too much.
 
 mod support;
 
@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use support::{PATIENCE, PROMISE, TestFile, as_nobody, control, control_name, signal, start, start_with};
 
-/// Every byte that comes until the other end is closed; none if it is reset.
+/// All bytes until the other end is closed; none if it is reset.
 fn all_of(mut socket: impl Read) -> Vec<u8> {
     let mut bytes = Vec::new();
     match socket.read_to_end(&mut bytes) {
@@ -21,8 +21,8 @@ fn all_of(mut socket: impl Read) -> Vec<u8> {
     bytes
 }
 
-/// Another user holds the port, and the name of this user's control socket, too. A client that
-/// believed it would write where that user wants.
+/// Another user has the port, and the name of this user's control socket. A client that trusted it
+/// would write to addresses of its choice.
 #[test]
 fn a_server_of_another_user_hears_nothing() {
     let (place, places) = channel();
@@ -44,7 +44,7 @@ fn a_server_of_another_user_hears_nothing() {
     let ended = start(&measure).end(PATIENCE);
     assert!(ended.failed().contains("belongs to user 65534"), "{ended:#?}");
     assert!(ended.failed().contains("--key-file"), "{ended:#?}");
-    assert_eq!(hears.recv_timeout(PROMISE).unwrap(), b"", "a stranger heard of this process");
+    assert_eq!(hears.recv_timeout(PROMISE).unwrap(), b"", "another user received bytes");
     stranger.join().unwrap();
     assert!(hears.recv_timeout(Duration::from_millis(100)).is_err(), "it came over TCP, too");
 }
@@ -60,7 +60,7 @@ fn a_client_of_another_user_hears_nothing() {
     });
     let Some(stranger) = stranger else { return };
     let (tcp, heard) = stranger.join().unwrap();
-    assert_eq!(tcp, Err(ErrorKind::ConnectionRefused), "anybody reaches the server by TCP");
+    assert_eq!(tcp, Err(ErrorKind::ConnectionRefused), "the server is reachable by TCP");
     assert_eq!(heard, b"");
     start(&["perf", "127.0.0.1", "-p", &port, "-n", "10"]).end(PATIENCE).succeeded();
     server.end(PATIENCE).succeeded();
@@ -76,7 +76,7 @@ fn memory_and_counts_have_limits() {
     };
     let ended = client(&["-n", "1", "-D", "zcopy", "-s", "400M"]);
     assert!(ended.failed().contains("--max-memory"), "{ended:#?}");
-    // Strides take memory, too.
+    // Strides use memory as well.
     let ended = client(&["-n", "1", "-D", "zcopy", "-s", "8,8", "-i", "300M", "-x", "rc_mlx5"]);
     assert!(
         ended.failed().contains("--max-memory") || ended.failed().contains("cannot be used"),
@@ -105,7 +105,7 @@ fn without_a_key_no_other_host_is_reached_or_served() {
     }
 }
 
-/// The kernel takes 127.0.0.1 for the source of what goes to 127.0.0.2, as if to another host.
+/// The kernel uses 127.0.0.1 as the source address for 127.0.0.2, like for another host.
 #[test]
 fn memory_is_not_shared_with_another_host() {
     let key = [("BAREWIRE_KEY", &*"5a".repeat(32))];
@@ -149,7 +149,7 @@ fn the_socket_is_private_and_taken_over_from_a_killed_server() {
     assert!(!left.contains(&socket), "{left:?}");
 }
 
-/// The environment of a process can be read by every process of its user, and by root.
+/// Every process of the same user, and root, can read the environment of a process.
 #[test]
 fn a_pair_keeps_its_key_out_of_the_environment() {
     let key = "5a".repeat(32);
@@ -157,7 +157,7 @@ fn a_pair_keeps_its_key_out_of_the_environment() {
     let second = first.second().expect("it runs");
     let read = |file: &str| std::fs::read(format!("/proc/{second}/{file}")).unwrap();
     let deadline = Instant::now() + PATIENCE;
-    // Until the child has become another program, it has the environment of its parent.
+    // Until exec, a child has the environment of its parent.
     while !read("cmdline").starts_with(b"barewire\0second\0") {
         assert!(Instant::now() < deadline, "no second process");
         std::thread::sleep(Duration::from_millis(1));

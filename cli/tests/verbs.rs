@@ -1,5 +1,5 @@
-//! The tests of `barewire-verbs` that need a device, with the software HCA as the device: our objects over Debian's libibverbs and
-//! libmlx5 over the kernel's ABI as `hca/uverbs/` has it.
+//! The tests of `barewire-verbs` that need a device, with the software HCA as the device: Debian's
+//! libibverbs and libmlx5 over the kernel's ABI as implemented in `hca/uverbs/`.
 
 mod support;
 
@@ -12,11 +12,11 @@ use std::sync::OnceLock;
 
 use hca::{alone, installed};
 
-/// Those that a device passes, and those that one is to refuse.
+/// The tests that a device passes, and one that it must refuse.
 const TESTS: [&str; 7] = ["devx", "direct", "events", "memory", "objects", "posting", REFUSED];
 const REFUSED: &str = "refused";
 
-/// The programs with the tests, built; none where libibverbs is not installed.
+/// The built test programs; `None` if libibverbs is not installed.
 fn tests() -> Option<&'static [PathBuf]> {
     static BUILT: OnceLock<Option<Vec<PathBuf>>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {

@@ -7,8 +7,8 @@
 #![allow(dead_code, reason = "each example uses some of it")]
 
 use barewire::{
-    Access, Completion, DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface,
-    InterfaceConfig, Memory, Post, PostError, Posted, RemoteKey, Worker,
+    Access, Completion, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PeerAddress, Post,
+    PostError, Posted, RemoteKey, Worker,
 };
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -93,12 +93,9 @@ pub(crate) struct Remote {
 }
 
 /// Connects an endpoint to the peer's endpoint.
-pub(crate) fn connect(interface: &Interface, endpoint: &Endpoint, peer: &mut Peer) -> Result<()> {
-    peer.send(&interface.device_address().to_bytes())?;
+pub(crate) fn connect(endpoint: &Endpoint, peer: &mut Peer) -> Result<()> {
     peer.send(&endpoint.address().to_bytes())?;
-    let device = DeviceAddress::from_bytes(&peer.receive()?)?;
-    let address = EndpointAddress::from_bytes(&peer.receive()?)?;
-    endpoint.connect(&device, &address)?;
+    endpoint.connect(&PeerAddress::from_bytes(&peer.receive()?)?)?;
     // Return when the other end is connected, too.
     Ok(peer.barrier()?)
 }
@@ -120,9 +117,8 @@ impl Side {
     /// As `open`, with another default for the transport and device.
     pub(crate) fn open_at(place: &str) -> Result<Self> {
         let place = std::env::var("BAREWIRE_EXAMPLE").unwrap_or_else(|_| place.into());
-        let (transport, device) = place.split_once('/').ok_or("BAREWIRE_EXAMPLE is TRANSPORT/DEVICE")?;
         let mut worker = Worker::new();
-        let domain = Domain::open(transport, device)?;
+        let domain = Domain::open(&place.parse()?)?;
         let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default())?;
         let endpoint = Endpoint::new(&interface)?;
         Ok(Self { endpoint, interface, domain, worker })
@@ -130,7 +126,7 @@ impl Side {
 
     /// Connects to the peer's endpoint. The peer must do the same.
     pub(crate) fn connect(&self, peer: &mut Peer) -> Result<()> {
-        connect(&self.interface, &self.endpoint, peer)
+        connect(&self.endpoint, peer)
     }
 
     /// Allocates memory for every remote operation, and sends its address and key to the peer.
@@ -149,7 +145,10 @@ impl Side {
     }
 
     /// Posts an operation. Makes progress until there are resources for it.
-    pub(crate) fn post(&mut self, mut operation: impl FnMut(&Endpoint) -> Post) -> Result<Posted> {
+    pub(crate) fn post<T>(
+        &mut self,
+        mut operation: impl FnMut(&Endpoint) -> std::result::Result<T, PostError>,
+    ) -> Result<T> {
         let mut posted = None;
         let endpoint = self.endpoint.clone();
         self.until(|| {

@@ -1,1 +1,1 @@
-//! Fuzz targets are tests: see `tests/targets/`, and CONTRIBUTING.md for how to run them longer.
+//! The fuzz targets are tests: see `tests/targets/`, and CONTRIBUTING.md for longer runs.

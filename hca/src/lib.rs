@@ -7,6 +7,7 @@
 //!
 //! It is a model for correctness, not for speed. It is written from the public headers and the
 //! InfiniBand specification, and does not depend on the driver in `barewire-mlx5`.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;
 mod command;

@@ -4,6 +4,7 @@
 //! Every type is plain bytes with big-endian fields; sizes and offsets are asserted at compile
 //! time. The crate has no `unsafe`, uses no standard library, and does not depend on where the
 //! bytes are stored.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
 #![deny(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The driver alone: two queue pairs of one software HCA, connected to each other; one writes to the other's memory and reads it back.
+//! Uses the driver without transports: connects two queue pairs of one software HCA, writes to the
+//! memory of one through the other, and reads the bytes back.
 //!
 //! `cargo run -p barewire-mlx5 --example embed_mlx5`
 
@@ -12,7 +13,7 @@ use barewire_mlx5::{
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Set-up: a device, and the objects that PRM commands make on it.
+    // Set-up: open a device and create its objects by PRM commands.
     let device = hca::Device::open(hca::Config::default())?;
     let context = Context::open(Soft::new(device))?;
     let domain = ProtectionDomain::allocate(&context)?;
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ours.connect(&RcPath::new(context.port_address(), theirs.number()))?;
     theirs.connect(&RcPath::new(context.port_address(), ours.number()))?;
 
-    // Memory that the peer may reach, and memory of our own to read into.
+    // Memory that the peer may access, and local memory for the read.
     let target = Buffer::allocate(&domain, 4096, Access::all())?;
     let local = Buffer::allocate(&domain, 4096, Access::LOCAL_WRITE)?;
 
@@ -49,7 +50,7 @@ fn wait(completions: &mut CompletionQueue, pair: &mut RcQueuePair) -> Result<Com
     let deadline = Instant::now() + Duration::from_secs(5);
     while Instant::now() < deadline {
         let Some(polled) = completions.poll() else {
-            // The software HCA is a thread: let it run.
+            // The software HCA is a thread: yield to it.
             std::thread::yield_now();
             continue;
         };

@@ -1,8 +1,13 @@
-//! What the driver writes for the operations of a golden file: `wqe_dump GOLDEN_FILE`.
+//! Prints what the driver writes for the operations of a golden file: `wqe_dump GOLDEN_FILE`.
 //!
-//! Every operation of the file (`reference/golden/README.md` describes its lines) is posted through the driver's public functions on a queue
-//! over plain memory, which needs no device, and gives one JSON line: `name`; `sq_hex`, the ring's blocks, where `ee` was not
-//! written; `dbrec`, both words of the doorbell record; `bf_hex`, what was stored at the BlueFlame register.
+//! Every operation of the file (`reference/golden/README.md` describes its lines) is posted through
+//! the driver's public functions on a queue over plain memory, without a device. Each prints one
+//! JSON line:
+//!
+//! - `name`;
+//! - `sq_hex`: the blocks of the ring, with `ee` for bytes that were not written;
+//! - `dbrec`: both words of the doorbell record;
+//! - `bf_hex`: the bytes stored to the BlueFlame register.
 
 #[path = "../tests/replay/mod.rs"]
 mod replay;

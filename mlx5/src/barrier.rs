@@ -1,9 +1,10 @@
-//! The order in which a device must see our stores, and we its stores. One named function per rule.
+//! Memory barriers between this process and the device: one named function per ordering rule.
 //!
-//! x86-64 keeps normal stores in order and normal loads in order (Intel SDM vol. 3, 9.2), so towards host memory the compiler is all
-//! that must be held back. A UAR page is mapped write-combining, and write-combining stores are ordered by `sfence` only.
-//! aarch64 orders nothing by itself; the device is in the outer shareable domain, so these are the strong forms that
-//! rdma-core uses (`dmb oshst`, `dsb st`, `dmb oshld`).
+//! x86-64 keeps the order of normal stores and of normal loads (Intel SDM vol. 3, 9.2), so for host
+//! memory only the compiler must be restrained. A UAR page is mapped write-combining; only `sfence`
+//! orders write-combining stores. aarch64 orders nothing by itself, and the device is in the outer
+//! shareable domain, so these are the strong forms that rdma-core uses (`dmb oshst`, `dsb st`, `dmb
+//! oshld`).
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -14,14 +15,16 @@ compile_error!("barewire-mlx5 knows the barriers of x86-64 and aarch64 only");
 macro_rules! barrier {
     ($instruction:literal) => {
         #[cfg(not(miri))]
-        // SAFETY: a barrier reads and writes nothing; without `nomem` the compiler moves no access over it.
+        // SAFETY: a barrier accesses no memory. Without `nomem` the compiler moves no access across
+        // it.
         unsafe {
             core::arch::asm!($instruction, options(nostack, preserves_flags))
         }
     };
 }
 
-/// WQE bytes before the doorbell record: the device may fetch the WQE as soon as it sees the record.
+/// Orders the bytes of a WQE before the doorbell record: the device may fetch the WQE as soon as it
+/// reads the record.
 #[inline(always)]
 pub fn wqe_before_doorbell_record() {
     fence(Ordering::Release);
@@ -29,20 +32,22 @@ pub fn wqe_before_doorbell_record() {
     barrier!("dmb oshst");
 }
 
-/// Doorbell record before the write to the UAR: the device must not find an older record than the doorbell it was rung for.
+/// Orders the doorbell record before the doorbell: the device must not read an older record than
+/// the one that the doorbell announces.
 #[inline(always)]
 pub fn doorbell_record_before_doorbell() {
     store_fence();
 }
 
-/// Sends what sits in the write-combining buffer on its way. Needed before the same BlueFlame register is written by another
-/// core, and where latency of the last store matters.
+/// Flushes the write-combining buffer. Needed before another core writes the same BlueFlame
+/// register, and where the latency of the last store matters.
 #[inline(always)]
 pub fn flush_write_combining() {
     store_fence();
 }
 
-/// Owner byte of a CQE before the rest of the CQE and the data that it announces.
+/// Orders the load of a CQE's owner byte before the loads of the CQE and of the data that it
+/// announces.
 #[inline(always)]
 pub fn owner_before_completion() {
     fence(Ordering::Acquire);
@@ -59,7 +64,7 @@ fn store_fence() {
     }
     #[cfg(target_arch = "aarch64")]
     barrier!("dsb st");
-    // Miri knows no instructions; its registers are plain memory.
+    // Miri supports no assembly; there the registers are plain memory.
     #[cfg(miri)]
     fence(Ordering::Release);
 }

@@ -30,7 +30,7 @@ impl Context {
     /// Opens the device at the other end of `channel`.
     ///
     /// # Errors
-    /// If it does not answer as an mlx5 device does.
+    /// If the device does not respond as an mlx5 device does.
     pub fn open(channel: impl CommandChannel + 'static) -> Result<Self, Error> {
         let capabilities = commands::capabilities(&channel)?;
         let port = commands::port(&channel)?;
@@ -38,18 +38,19 @@ impl Context {
     }
 
     pub(crate) fn new(backend: Backend, capabilities: Capabilities, port: Port) -> Self {
-        // A random one, so that a key cannot be told from its index.
+        // Random, so that a key cannot be derived from its index.
         let variant = RandomState::new().hash_one(0_u8) as u8;
         Self(Arc::new(Shared { backend, capabilities, port, key_variant: AtomicU8::new(variant) }))
     }
 
-    /// What the device can do.
+    /// The capabilities of the device.
     pub fn capabilities(&self) -> &Capabilities {
         &self.0.capabilities
     }
 
-    /// Completions carry what [`RcConfig::user_index`](crate::RcConfig::user_index) says. If not, the system's library chooses numbers of its
-    /// own, counting from 0 over all queues, and does not tell them.
+    /// Returns whether completions carry the value of
+    /// [`RcConfig::user_index`](crate::RcConfig::user_index). If not, libmlx5 assigns indices,
+    /// counting from 0 over all queues, and does not report them.
     pub fn takes_user_index(&self) -> bool {
         match self.backend() {
             Backend::Commands(_) => true,
@@ -63,7 +64,7 @@ impl Context {
         &self.0.port
     }
 
-    /// Where peers find the port in use.
+    /// The address at which peers reach the port in use.
     pub fn port_address(&self) -> PortAddress {
         self.0.port.address
     }
@@ -72,23 +73,25 @@ impl Context {
         &self.0.backend
     }
 
-    /// Refuses what belongs to another context: the numbers of its objects name something else here.
+    /// Fails if `other` is another context: object numbers of one context name other objects in
+    /// another.
     pub(crate) fn owns(&self, other: &Self) -> Result<(), Error> {
         if Arc::ptr_eq(&self.0, &other.0) { Ok(()) } else { Self::foreign() }
     }
 
-    /// An object of another device was given.
+    /// The error for an object of another device.
     pub(crate) fn foreign<T>() -> Result<T, Error> {
         Err(Error::parameter("device", 0u32, "the same for all objects"))
     }
 
-    /// The low byte of the next memory key: it changes from key to key, so that a stale key of a reused index is caught.
+    /// The low byte of the next mkey. It differs from key to key, so that a stale key of a reused
+    /// index fails.
     pub(crate) fn next_key_variant(&self) -> u8 {
         self.0.key_variant.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-/// A protection domain: keys and queue pairs of one domain work together, and with no other.
+/// A protection domain: mkeys and queue pairs work together only within one domain.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain(Arc<PdShared>);
 
@@ -98,7 +101,7 @@ struct PdShared {
     context: Context,
 }
 
-/// A protection domain as its context's [`Backend`] has it.
+/// A protection domain as the context's [`Backend`] represents it.
 #[derive(Debug)]
 pub(crate) enum DomainObject {
     Commands {
@@ -110,7 +113,7 @@ pub(crate) enum DomainObject {
 }
 
 impl ProtectionDomain {
-    /// Takes a domain from the device (ALLOC_PD).
+    /// Allocates a domain (ALLOC_PD).
     ///
     /// # Errors
     /// If the device refused.
@@ -126,7 +129,7 @@ impl ProtectionDomain {
         Ok(Self(Arc::new(PdShared { object, context: context.clone() })))
     }
 
-    /// The device it is of.
+    /// The device that the domain belongs to.
     pub fn context(&self) -> &Context {
         &self.0.context
     }
@@ -136,8 +139,9 @@ impl ProtectionDomain {
     }
 }
 
-/// A BlueFlame register of one thread: the queues that ring it share it without a lock, so that none of them leaves the thread. Each post
-/// drains what an other queue's burst left in the write-combining buffer before it writes its own
+/// A BlueFlame register of one thread. The queues that use it share it without a lock, so none of
+/// them may leave the thread. Before a post writes its WQE to the register, it drains the burst
+/// that another queue may have left in the write-combining buffer
 /// ([`crate::barrier::doorbell_record_before_doorbell`]).
 #[derive(Clone, Debug)]
 pub struct Uar(Rc<UarShared>);
@@ -145,13 +149,14 @@ pub struct Uar(Rc<UarShared>);
 #[derive(Debug)]
 struct UarShared {
     own: Registers,
-    /// Another register, for queues of several threads, from the first of them on.
+    /// A second register, for queues of several threads, allocated when the first of them is
+    /// created.
     shared: OnceCell<Registers>,
     lock: OnceCell<Arc<SharedRegister>>,
     context: Context,
 }
 
-/// A register as its context's [`Backend`] has it.
+/// A register as the context's [`Backend`] represents it.
 #[derive(Clone, Debug)]
 pub(crate) enum Registers {
     Page(Arc<dyn channel::Uar>),
@@ -170,7 +175,7 @@ impl Registers {
 }
 
 impl Uar {
-    /// Takes a register from the device.
+    /// Allocates a register.
     ///
     /// # Errors
     /// If the device has none left.
@@ -180,17 +185,17 @@ impl Uar {
         Ok(Self(Rc::new(UarShared { own, shared, lock, context: context.clone() })))
     }
 
-    /// The device it is of.
+    /// The device that the register belongs to.
     pub(crate) fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// The register of the thread's own queues.
+    /// The register for queues of this thread.
     pub(crate) fn own(&self) -> &Registers {
         &self.0.own
     }
 
-    /// The register of queues of several threads.
+    /// The register for queues of several threads.
     pub(crate) fn shared(&self) -> Result<&Registers, Error> {
         if let Some(shared) = self.0.shared.get() {
             return Ok(shared);
@@ -199,11 +204,11 @@ impl Uar {
         Ok(self.0.shared.get_or_init(|| shared))
     }
 
-    /// The lock of [`Self::shared`], which is at `register`.
+    /// The lock of [`Self::shared`], whose address is `register`.
     pub(crate) fn lock(&self, register: NonNull<u8>) -> Arc<SharedRegister> {
         let share = || {
             let keep: Arc<dyn Any + Send + Sync> = Arc::new(self.0.shared.get().cloned());
-            // SAFETY: what `keep` holds; queues ring it under this lock only.
+            // SAFETY: `keep` keeps the register mapped, and queues write it only under this lock.
             unsafe { SharedRegister::new(register, keep) }
         };
         self.0.lock.get_or_init(share).clone()

@@ -10,22 +10,23 @@ use crate::error::Error;
 use crate::notifier::Notifier;
 use crate::queue::completion::{CompletionParts, CompletionQueue};
 
-/// What a completion queue holds on to.
+/// The resources of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) number: u32,
     pub(crate) context: Context,
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "held for its drop"))]
     pub(crate) object: Box<dyn Any + Send + Sync>,
-    /// Where its events go; the device lets go of it after the object.
+    /// The destination of its events, dropped after the object.
     _events: Option<Arc<dyn CompletionEvents>>,
 }
 
 impl CompletionQueue {
-    /// Creates a queue of at least `entries` CQEs of 64 bytes, without overrun checks: see [`CompletionQueue`].
+    /// Creates a queue of at least `entries` CQEs of 64 bytes, without overrun checks: see
+    /// [`CompletionQueue`].
     ///
     /// # Errors
-    /// If `entries` is more than the device takes, or it refused.
+    /// If `entries` exceeds the limit of the device, or the device refused.
     pub fn create(context: &Context, uar: &Uar, entries: u32) -> Result<Self, Error> {
         context.owns(uar.context())?;
         let entries = checked(context, entries)?;
@@ -41,7 +42,8 @@ impl CompletionQueue {
         Ok(Self::of(context, facts, entries, None))
     }
 
-    /// As [`Self::create`], with a descriptor to sleep on; `None` where the way to the device has none, which is no way of this crate's.
+    /// Like [`Self::create`], and returns a notifier to sleep on, or `None` if the channel has no
+    /// events. All channels of this crate have them.
     ///
     /// ```
     /// # #[cfg(feature = "soft")] {
@@ -50,9 +52,10 @@ impl CompletionQueue {
     ///
     /// let context = Context::open(Soft::new(hca::Device::open(hca::Config::default())?))?;
     /// let uar = Uar::allocate(&context)?;
-    /// let (mut completions, notifier) = CompletionQueue::create_with_notifier(&context, &uar, 1024)?;
+    /// let (mut completions, notifier) =
+    ///     CompletionQueue::create_with_notifier(&context, &uar, 1024)?;
     /// let notifier = notifier.ok_or("no descriptor")?;
-    /// // Arm, look whether something came before, and only then sleep on the descriptor.
+    /// // Arm, check that the queue is empty, and only then sleep on the descriptor.
     /// notifier.arm(&mut completions);
     /// if completions.is_empty() {
     ///     let _sleep_on = notifier.as_fd();
@@ -62,7 +65,7 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::create`].
     pub fn create_with_notifier(
         context: &Context,
         uar: &Uar,
@@ -89,7 +92,8 @@ impl CompletionQueue {
         };
         let (number, record) = (facts.number, facts.doorbell_record);
         let queue = Self::of(context, facts, entries, Some(Arc::clone(&events)));
-        // SAFETY: the record's two words are one after the other. The memory of both, and the page of the doorbell, are the queue's to keep.
+        // SAFETY: the record has two consecutive words. The queue's `keep`, which the notifier
+        // holds, keeps the record and the doorbell page alive.
         let notifier =
             unsafe { Notifier::new(events, queue.keep().clone(), doorbell, record.add(1), number) };
         Ok((queue, Some(notifier)))
@@ -103,20 +107,21 @@ impl CompletionQueue {
     ) -> Self {
         let CompletionInfo { number, ring, doorbell_record, object } = facts;
         let keep = Arc::new(Resources { number, context: context.clone(), object, _events: events });
-        // SAFETY: ring and record lie in memory that `keep` owns, which is freed after the device's object; nothing else has their address
-        // but a notifier, which writes the record's other word.
+        // SAFETY: ring and record lie in memory that `keep` owns and frees after the device's
+        // object. Nothing else has their address except a notifier, which writes the other word of
+        // the record.
         unsafe { CompletionQueue::from_parts(CompletionParts { ring, entries, doorbell_record, keep }) }
     }
 
-    /// What the queue is made of, if it was made by [`Self::create`].
+    /// The resources of a queue that [`Self::create`] created.
     pub(crate) fn resources(&self) -> Result<&Resources, Error> {
         (&**self.keep() as &dyn Any)
             .downcast_ref::<Resources>()
-            .ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
+            .ok_or_else(|| Error::parameter("completion queue", 0u32, "a queue of this device"))
     }
 }
 
-/// A number of entries that the device takes, a power of two.
+/// Rounds a number of entries up to a power of two within the limit of the device.
 fn checked(context: &Context, entries: u32) -> Result<u32, Error> {
     let most = context.capabilities().max_cq_entries;
     if entries == 0 || entries > most {

@@ -1,52 +1,52 @@
-//! Why setting something up failed.
+//! Errors of set-up.
 
 use std::io;
 
 use barewire_layouts::command::CommandError;
 use barewire_layouts::prm::UnknownValue;
 
-/// An error of a set-up call. Nothing on the hot path gives one.
+/// An error of a set-up call. No function of the hot path returns it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The device refused a command.
     #[error("the device refused: {0}")]
     Command(#[from] CommandError),
-    /// The device's answer does not make sense.
-    #[error("the device's answer is malformed: {0}")]
+    /// The output of the device is malformed.
+    #[error("the device's output is malformed: {0}")]
     Answer(#[from] UnknownValue),
-    /// The way to the device failed.
+    /// The kernel or a library failed.
     #[error("{operation} failed: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         operation: &'static str,
-        /// The system's reason.
+        /// The cause.
         source: io::Error,
     },
-    /// A parameter that no device would take.
+    /// A parameter is out of range.
     #[error("{what} is {value}, but must be {wanted}")]
     Parameter {
         /// The parameter.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: u64,
-        /// What it may be.
+        /// The accepted values.
         wanted: String,
     },
-    /// The device cannot do it.
+    /// The device does not support the request.
     #[error("the device has no {what}: {reason}")]
     Unsupported {
-        /// What it lacks.
+        /// The missing feature.
         what: &'static str,
-        /// Why, and what to do instead.
+        /// The reason, and what to do instead.
         reason: &'static str,
     },
-    /// There is not enough memory.
+    /// Memory allocation failed.
     #[error("out of memory: {bytes} bytes for {what}")]
     OutOfMemory {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: &'static str,
-        /// How much was asked for.
+        /// The size of the request.
         bytes: usize,
     },
 }

@@ -1,17 +1,20 @@
-//! An mlx5 driver that writes work queue entries, doorbell records and BlueFlame registers itself and reads completions itself.
+//! An mlx5 driver that writes work queue entries, doorbell records and BlueFlame registers and
+//! reads completions without a library on the data path.
 //!
-//! Set-up goes through PRM commands over a [`channel`]: [`Context`], [`ProtectionDomain`], [`Uar`], [`CompletionQueue`],
-//! [`RcQueuePair`], [`Buffer`]. The hot path is in [`queue`]: there is no `dyn`, allocation, lock, system call or panic between a
-//! post and the register.
+//! Set-up uses PRM commands over a [`channel`]: [`Context`], [`ProtectionDomain`], [`Uar`],
+//! [`CompletionQueue`], [`RcQueuePair`], [`Buffer`]. The hot path is in [`queue`]: there is no
+//! `dyn`, allocation, lock, system call or panic between a post and the register.
 //!
-//! The crate stands alone: it knows devices, queues and keys, and nothing of the transports above. With the feature `soft` (default) it
-//! drives the software HCA of `barewire-hca`; `examples/embed_mlx5.rs` is a whole program.
+//! The crate stands alone: it provides devices, queues and keys, and depends on no transport. With
+//! the feature `soft` (default) it drives the software HCA of `barewire-hca`;
+//! `examples/embed_mlx5.rs` is a complete program.
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
 //! use barewire_mlx5::channel::soft::Soft;
 //! use barewire_mlx5::{
-//!     Access, Buffer, CompletionQueue, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath, RcQueuePair, Uar, hca,
+//!     Access, Buffer, CompletionQueue, Context, ControlFlags, ProtectionDomain, RcConfig, RcPath,
+//!     RcQueuePair, Uar, hca,
 //! };
 //!
 //! // Set-up, by PRM commands.
@@ -21,7 +24,7 @@
 //! let mut completions = CompletionQueue::create(&context, &uar, 1024)?;
 //! let mut pair: RcQueuePair =
 //!     RcQueuePair::create(&domain, &uar, &completions, &completions, &RcConfig::default())?;
-//! // To itself; a peer would be told the port's address and the number.
+//! // Connect to itself. For a peer, exchange the port address and the queue pair number.
 //! pair.connect(&RcPath::new(context.port_address(), pair.number()))?;
 //!
 //! // The hot path: a WQE, the doorbell record, the BlueFlame register; then the CQE.
@@ -40,10 +43,10 @@
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
 pub mod barrier;
-pub mod bytes;
 pub mod channel;
 mod context;
 mod cq;

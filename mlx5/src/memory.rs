@@ -1,8 +1,8 @@
-//! Memory that the device can reach, and the keys to it.
+//! Memory that the device can access, and its keys.
 //!
-//! A device touches what a key covers and nothing else, so that posting needs no `unsafe`: memory safety is
-//! promised where memory is registered, by [`MemoryRegion::register`], and where commands make keys
-//! ([`crate::channel::CommandChannel::execute`]). [`Buffer`] owns its memory and is safe.
+//! A device accesses only memory that an mkey covers, so posting needs no `unsafe`. Memory safety
+//! is promised where memory is registered, by [`MemoryRegion::register`], and where commands create
+//! mkeys ([`crate::channel::CommandChannel::execute`]). [`Buffer`] owns its memory and is safe.
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -10,11 +10,11 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
+use barewire_shared_bytes::SharedBytes;
 
 #[cfg(feature = "verbs")]
 use crate::backend::init_obj;
 use crate::backend::{Backend, commands};
-use crate::bytes::Bytes;
 #[cfg(feature = "verbs")]
 use crate::context::Context;
 use crate::context::{DomainObject, ProtectionDomain};
@@ -23,10 +23,10 @@ pub use crate::pages::PAGE;
 use crate::pages::Pages;
 pub use crate::values::Access;
 
-/// Registered memory: an address range under a key (CREATE_MKEY).
+/// Registered memory: an address range under an mkey (CREATE_MKEY).
 ///
-/// Dropping it takes the key and the memory from the device and logs a refusal; [`Self::deregister`]
-/// returns it. A WQE that still names the region then fails with a protection error.
+/// Dropping the region deregisters it and logs a refusal; [`Self::deregister`] returns the refusal
+/// instead. A WQE that still names the region then fails with a protection error.
 #[derive(Debug)]
 pub struct MemoryRegion {
     start: NonNull<u8>,
@@ -37,7 +37,7 @@ pub struct MemoryRegion {
     _domain: ProtectionDomain,
 }
 
-/// A key as its context's [`Backend`] has it.
+/// An mkey as the context's [`Backend`] represents it.
 #[derive(Debug)]
 enum Registration {
     Commands(commands::Key),
@@ -45,20 +45,21 @@ enum Registration {
     InitObj(barewire_verbs::MemoryRegion),
 }
 
-// SAFETY: the region only names memory; what may be done with the memory is in the contract of `register`.
+// SAFETY: the region is an address and a key; accesses to the memory are governed by the contract
+// of `register`.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above; no method changes anything.
+// SAFETY: shared access only reads the address, the length and the key.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// Registers `length` bytes at `start`.
     ///
     /// # Safety
-    /// Until [`Self::deregister`] has returned `Ok` the bytes stay mapped, and this process accesses them only
-    /// in ways that tolerate a device which reads and (with a write right) writes them at the same time:
-    /// atomically, or while no operation that involves them is under way. Posting is safe and takes any key:
-    /// whether an operation is under way knows only who owns every queue pair of `domain` and, if there
-    /// are remote rights, of every peer.
+    /// Until [`Self::deregister`] has returned `Ok` the bytes stay mapped, and this process
+    /// accesses them only in ways that tolerate a device that concurrently reads and (with a write
+    /// right) writes them: atomically, or while no operation on them is in progress. Posting is
+    /// safe and accepts any key, so only the owner of all queue pairs of `domain` and, with remote
+    /// rights, of all peers can know whether an operation is in progress.
     ///
     /// # Errors
     /// If the length is zero, write rights contradict each other, or the device refused.
@@ -85,14 +86,14 @@ impl MemoryRegion {
         let (registration, key) = match (context.backend(), domain.object()) {
             (Backend::Commands(channel), DomainObject::Commands { number, .. }) => {
                 let variant = context.next_key_variant();
-                // SAFETY: the caller's contract is the channel's.
+                // SAFETY: this function has the contract of `create_key`.
                 let made =
                     unsafe { commands::create_key(&**channel, *number, start, length, access, variant) };
                 made.map(|(made, key)| (Registration::Commands(made), key))?
             }
             #[cfg(feature = "verbs")]
             (Backend::InitObj(_), DomainObject::InitObj(domain)) => {
-                // SAFETY: the caller's contract is the same.
+                // SAFETY: this function has the contract of `init_obj::register`.
                 let made = unsafe { init_obj::register(domain, start, length, access) };
                 made.map(|(made, key)| (Registration::InitObj(made), key))?
             }
@@ -102,13 +103,13 @@ impl MemoryRegion {
         Ok(Self { start, length, key, access, registration: Some(registration), _domain: domain.clone() })
     }
 
-    /// First address.
+    /// Address of the first byte.
     #[inline]
     pub fn address(&self) -> u64 {
         self.start.addr().get() as u64
     }
 
-    /// First byte.
+    /// Pointer to the first byte.
     #[inline]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
@@ -120,32 +121,32 @@ impl MemoryRegion {
         self.length
     }
 
-    /// Never: a region has at least one byte.
+    /// Returns `false`: a region has at least one byte.
     #[inline]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The key for this side's segments.
+    /// The key for WQEs of this process.
     #[inline]
     pub fn lkey(&self) -> u32 {
         self.key
     }
 
-    /// The key for a peer. It works as far as [`Self::access`] lets it.
+    /// The key for a peer, valid for the accesses in [`Self::access`].
     #[inline]
     pub fn rkey(&self) -> u32 {
         self.key
     }
 
-    /// What the key allows.
+    /// The rights of the key.
     #[inline]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// A segment of `length` bytes at `offset`, for this side's WQEs. `None` if it does not lie in the region or is longer than a segment
-    /// can be (2^31 - 1 bytes).
+    /// A segment of `length` bytes at `offset` for WQEs of this process. `None` if it does not lie
+    /// in the region or is longer than a segment can be (2^31 - 1 bytes).
     #[inline]
     pub fn segment(&self, offset: usize, length: usize) -> Option<DataSegment> {
         let end = offset.checked_add(length)?;
@@ -153,16 +154,17 @@ impl MemoryRegion {
             .then(|| DataSegment::new(self.address() + offset as u64, length as u32, self.key))
     }
 
-    /// Where a peer finds the byte at `offset`.
+    /// The remote address of the byte at `offset`, for WQEs of a peer.
     #[inline]
     pub fn remote(&self, offset: usize) -> RemoteAddressSegment {
         RemoteAddressSegment::new(self.address().wrapping_add(offset as u64), self.key)
     }
 
-    /// Takes key and memory from the device. After `Ok` the memory is the caller's alone.
+    /// Deregisters the memory. After `Ok` the device does not access it.
     ///
     /// # Errors
-    /// If the device still uses it: the memory must then stay as it is for the life of the process.
+    /// If the device still uses the memory, which must then stay mapped for the life of the
+    /// process.
     pub fn deregister(mut self) -> Result<(), Error> {
         self.release()
     }
@@ -189,23 +191,24 @@ impl Drop for MemoryRegion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{length} bytes at offset {offset} do not lie in a buffer of {size} bytes, or are not aligned")]
 pub struct OutOfBounds {
-    /// First byte asked for.
+    /// Offset of the access.
     pub offset: usize,
-    /// Bytes asked for.
+    /// Length of the access in bytes.
     pub length: usize,
-    /// Bytes of the buffer.
+    /// Size of the buffer in bytes.
     pub size: usize,
 }
 
-/// Registered memory that is owned: zeroed, page-aligned, freed when the device cannot reach it any more
-/// and leaked if it does not let go.
+/// Registered memory that the buffer owns: zeroed and page-aligned. It is freed once the device
+/// cannot access it, and leaked if the device does not release it.
 ///
-/// A peer or the device may write it at any time, so that it is only copied to and from, never borrowed. Any
-/// thread may do so: accesses to one byte are atomic and of one size ([`crate::bytes`]).
+/// A peer or the device may write the memory at any time, so it is copied to and from, never
+/// borrowed. Any thread may copy: accesses to one byte are atomic and of one size
+/// ([`SharedBytes`]).
 pub struct Buffer {
     region: MemoryRegion,
-    bytes: Bytes,
-    /// `None` once it was released.
+    bytes: SharedBytes,
+    /// `None` after release.
     pages: Option<Pages>,
 }
 
@@ -219,13 +222,13 @@ impl Buffer {
     /// Allocates and registers `length` bytes.
     ///
     /// # Errors
-    /// As [`MemoryRegion::register`], and [`Error::OutOfMemory`].
+    /// Those of [`MemoryRegion::register`], and [`Error::OutOfMemory`].
     pub fn allocate(domain: &ProtectionDomain, length: usize, access: Access) -> Result<Self, Error> {
         let pages = Pages::allocate(length, "a buffer")?;
-        // SAFETY: `release` frees the pages after the device let them go and leaks them if it did not. Every
-        // access goes through the copying methods, which are atomic.
+        // SAFETY: `release` frees the pages only after the device released them, and leaks them
+        // otherwise. Every access goes through the copying methods, which are atomic.
         let region = unsafe { MemoryRegion::register(domain, pages.start(), length, access) }?;
-        Ok(Self { region, bytes: Bytes::new(pages.start(), length), pages: Some(pages) })
+        Ok(Self { region, bytes: SharedBytes::new(pages.start(), length), pages: Some(pages) })
     }
 
     /// Address, length and keys.
@@ -234,7 +237,7 @@ impl Buffer {
         &self.region
     }
 
-    /// Deregisters the memory and frees it.
+    /// Deregisters and frees the memory.
     ///
     /// # Errors
     /// If the device still uses it. The memory is then leaked.
@@ -253,7 +256,7 @@ impl Buffer {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// [`OutOfBounds`]; nothing was copied then.
+    /// [`OutOfBounds`]; then nothing is copied.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.check(offset, bytes.len())?;
         // SAFETY: the range lies in the buffer, which owns its memory.
@@ -264,7 +267,7 @@ impl Buffer {
     /// Copies from `offset` to `bytes`.
     ///
     /// # Errors
-    /// [`OutOfBounds`]; nothing was copied then.
+    /// [`OutOfBounds`]; then nothing is copied.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
         self.check(offset, bytes.len())?;
         // SAFETY: the range lies in the buffer, which owns its memory.
@@ -272,7 +275,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Reads the byte at `offset`; what a peer wrote before it is visible after.
+    /// Loads the byte at `offset` with acquire ordering: data that a peer wrote before it is
+    /// visible afterwards.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -283,7 +287,8 @@ impl Buffer {
         Ok(unsafe { self.bytes.load_u8(offset) })
     }
 
-    /// Reads 8 bytes at `offset`, a multiple of 8; what a peer wrote before them is visible after.
+    /// Loads 8 bytes at `offset`, a multiple of 8, with acquire ordering: data that a peer wrote
+    /// before them is visible afterwards.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -292,7 +297,7 @@ impl Buffer {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
-    /// Writes 8 bytes at `offset`, a multiple of 8.
+    /// Stores 8 bytes at `offset`, a multiple of 8, with release ordering.
     ///
     /// # Errors
     /// [`OutOfBounds`].

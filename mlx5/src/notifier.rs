@@ -1,4 +1,4 @@
-//! Being woken by a completion queue.
+//! Completion notification through a descriptor.
 
 use core::any::Any;
 use core::cell::Cell;
@@ -14,25 +14,27 @@ use crate::doorbell::RecordWord;
 use crate::queue::completion::CompletionQueue;
 use crate::{barrier, store};
 
-/// Tells of completions of one queue, by a descriptor: see [`CompletionQueue::create_with_notifier`].
+/// Reports completions of one queue through a descriptor: see
+/// [`CompletionQueue::create_with_notifier`].
 ///
-/// Its [descriptor](AsFd) is readable once the queue, [armed](Self::arm), has completions.
+/// The [descriptor](AsFd) becomes readable once the queue, [armed](Self::arm), has completions.
 pub struct Notifier {
-    /// Holds the record and the page of the doorbell.
+    /// Keeps the record and the doorbell page alive.
     _queue: Arc<dyn Any + Send + Sync>,
     events: Arc<dyn CompletionEvents>,
     doorbell: NonNull<u64>,
     /// The arm word of the queue's record.
     record: RecordWord,
     number: u32,
-    /// Counts events: a request that says the same again is none.
+    /// Counts events: the device ignores a request with the same number as the last.
     sequence: Cell<u8>,
 }
 
 impl Notifier {
     /// # Safety
-    /// Until `queue` is dropped, `record` is valid as the arm word of queue `number`'s doorbell record, which nothing but this and the device
-    /// touches, and `doorbell` for stores of 8 bytes as the CQ doorbell of that queue's page.
+    /// Until `queue` is dropped, `record` is valid as the arm word of the doorbell record of queue
+    /// `number`, which only this value and the device access, and `doorbell` is valid for stores of
+    /// 8 bytes as the CQ doorbell of that queue's page.
     pub(crate) unsafe fn new(
         events: Arc<dyn CompletionEvents>,
         queue: Arc<dyn Any + Send + Sync>,
@@ -40,13 +42,14 @@ impl Notifier {
         record: NonNull<u32>,
         number: u32,
     ) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: `record` is valid by the caller's contract.
         let record = unsafe { RecordWord::new(record) };
         Self { events, _queue: queue, doorbell, record, number, sequence: Cell::new(0) }
     }
 
-    /// Asks for an event (PRM: CQ doorbell, arm). Events of earlier requests are forgotten. The next completion that `queue`, the one this was made
-    /// with, has not given yet makes the descriptor readable, also if it is there already.
+    /// Requests an event (PRM: CQ doorbell, arm) and discards events of earlier requests. The next
+    /// completion that has not been polled from `queue`, the queue of this notifier, makes the
+    /// descriptor readable, even if the completion has already arrived.
     pub fn arm(&self, queue: &mut CompletionQueue) {
         if self.events.take() {
             self.sequence.set(self.sequence.get().wrapping_add(1) & 3);
@@ -58,7 +61,8 @@ impl Notifier {
         barrier::doorbell_record_before_doorbell();
         let CqDoorbell(word) = CqDoorbell::new(request, self.number);
         let word = word.get().to_be();
-        // SAFETY: the contract of `new`.
+        // SAFETY: `doorbell` is valid for a store of 8 bytes by the contract of `new`, while `self`
+        // holds the queue.
         unsafe { store::word(self.doorbell, word) };
         barrier::flush_write_combining();
     }

@@ -15,9 +15,9 @@ pub(crate) struct Pages {
     layout: Layout,
 }
 
-// SAFETY: plain owned memory.
+// SAFETY: the memory is owned and not tied to a thread.
 unsafe impl Send for Pages {}
-// SAFETY: shared access gives nothing but the address.
+// SAFETY: shared access only returns the address and the size.
 unsafe impl Sync for Pages {}
 
 impl Pages {

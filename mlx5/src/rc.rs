@@ -22,16 +22,16 @@ pub use crate::values::RcPath;
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RcConfig {
-    /// WQEBBs (64 bytes) of the send ring; rounded up to a power of two, at least 16.
+    /// WQEBBs (64 bytes) in the send ring; rounded up to a power of two, at least 16.
     pub send_blocks: u32,
-    /// Receive WQEs of the receive ring; rounded up to a power of two, at least 4.
+    /// Receive WQEs in the receive ring; rounded up to a power of two, at least 4.
     pub receive_entries: u32,
-    /// A completion is asked for at least once in this many WQEBBs; rounded down to a power of two that is at most an eighth of
-    /// the ring. 1 asks for one with every WQE.
+    /// At least one completion is requested in this many WQEBBs; rounded down to a power of two
+    /// that is at most an eighth of the ring. 1 requests one with every WQE.
     pub signal_period: u32,
-    /// What the peer may do to memory of this protection domain over this queue pair.
+    /// The peer's rights to memory of this protection domain over this queue pair.
     pub access: Access,
-    /// A number of the caller's (24 bits) that completions of this queue pair carry.
+    /// A number (24 bits) that completions of this queue pair carry.
     pub user_index: u32,
 }
 
@@ -47,7 +47,7 @@ impl Default for RcConfig {
     }
 }
 
-/// What a queue pair holds on to; dropped in this order.
+/// The resources of a queue pair, dropped in this order.
 #[derive(Debug)]
 struct Resources {
     object: Box<dyn Pair>,
@@ -58,9 +58,10 @@ struct Resources {
 
 /// A reliable connected queue pair.
 ///
-/// The queues are public so that both can be borrowed at once. Each keeps the device's object, its ring and its record alive, and
-/// writes no others. So a program that exchanges the queues of two pairs confuses itself only: completions and [`Self::reset`] then
-/// concern the other pair's queue.
+/// The queues are public so that both can be borrowed at the same time. Each keeps the device's
+/// object, its ring and its record alive, and writes no others. Exchanging the queues of two pairs
+/// is therefore memory safe, but completions and [`Self::reset`] then concern the other pair's
+/// queue.
 #[derive(Debug)]
 pub struct RcQueuePair<D: Doorbell = BlueFlame> {
     /// The send queue.
@@ -74,13 +75,16 @@ pub struct RcQueuePair<D: Doorbell = BlueFlame> {
 }
 
 impl<D: Doorbell> RcQueuePair<D> {
-    /// Creates a queue pair in the init state: receive WQEs may be posted, nothing is sent before [`Self::connect`].
+    /// Creates a queue pair in the init state: receive WQEs may be posted, and nothing is sent
+    /// before [`Self::connect`].
     ///
-    /// `send_completions` must have room for a CQE of every send WQEBB, and `receive_completions` for one of every receive WQE, beside
-    /// those of their other queue pairs: see [`CompletionQueue`].
+    /// `send_completions` must have room for a CQE per send WQEBB, and `receive_completions` for
+    /// one per receive WQE, in addition to those of their other queue pairs: see
+    /// [`CompletionQueue`].
     ///
     /// # Errors
-    /// If a size is more than the device takes, a completion queue is not the device's, or it refused.
+    /// If a size exceeds the limit of the device, a completion queue belongs to another device, or
+    /// the device refused.
     pub fn create(
         domain: &ProtectionDomain,
         uar: &Uar,
@@ -99,7 +103,7 @@ impl<D: Doorbell> RcQueuePair<D> {
             return Err(Error::parameter(
                 "bytes of a store to the register",
                 D::Width::BYTES,
-                "what this CPU has",
+                "a width that this CPU supports",
             ));
         }
         let most = context.capabilities().max_queue_entries;
@@ -110,7 +114,7 @@ impl<D: Doorbell> RcQueuePair<D> {
             Ok(value.next_power_of_two().max(least))
         };
         let send_blocks = size("send WQEBBs", config.send_blocks, 4 * MAX_WQE_BLOCKS)?;
-        // The send ring follows the receive ring at once and starts on a WQEBB.
+        // The send ring follows the receive ring and starts at a WQEBB.
         let receive_entries =
             size("receive WQEs", config.receive_entries, (WQEBB / size_of::<DataSegment>()) as u32)?;
         if config.user_index >> 24 != 0 {
@@ -143,8 +147,9 @@ impl<D: Doorbell> RcQueuePair<D> {
             _registers: registers.clone(),
             domain: domain.clone(),
         });
-        // SAFETY: ring, record word and register lie in memory that `keep` holds and that nothing else has the address of, save the
-        // register, which queues of the same thread share (`Uar`), or of several under its lock. The CPU was asked.
+        // SAFETY: ring, record word and register lie in memory that `keep` holds. Nothing else has
+        // the address of ring and record; the register is shared with queues of the same thread
+        // (`Uar`) or, under its lock, of several. `D::Width::is_available` was checked.
         let send = unsafe {
             let parts = SendParts {
                 ring: send_ring,
@@ -157,7 +162,8 @@ impl<D: Doorbell> RcQueuePair<D> {
             };
             SendQueue::build(parts, D::LOCKED.then(|| uar.lock(register)))
         };
-        // SAFETY: as above.
+        // SAFETY: ring and record word lie in memory that `keep` holds, and nothing else has their
+        // address.
         let receive = unsafe {
             ReceiveQueue::from_parts(ReceiveParts {
                 ring: receive_ring,
@@ -177,14 +183,16 @@ impl<D: Doorbell> RcQueuePair<D> {
         self.number
     }
 
-    /// What completions of this queue pair carry as their user index: what [`RcConfig::user_index`] said, or `None` if the system's library
-    /// chose one of its own and does not tell. The queue pair's number is in every completion.
+    /// The user index that completions of this queue pair carry: [`RcConfig::user_index`], or
+    /// `None` if libmlx5 assigned an index, which it does not report. Every completion carries the
+    /// queue pair number.
     #[inline]
     pub fn user_index(&self) -> Option<u32> {
         self.user_index
     }
 
-    /// Connects to the peer of `path`. Both directions work after both sides did it; messages that come earlier are retried by the sender.
+    /// Connects to the peer of `path`. Both directions work after both sides have connected; the
+    /// sender retries messages that arrive earlier.
     ///
     /// # Errors
     /// If a value of `path` does not fit its field, or the device refused.
@@ -193,7 +201,7 @@ impl<D: Doorbell> RcQueuePair<D> {
         let capabilities = self.context().capabilities();
         let mac = match (self.context().backend(), capabilities.port_type) {
             (Backend::Commands(channel), PortType::Ethernet) => channel.next_hop(&path.remote)?,
-            // The kernel finds it itself.
+            // The kernel resolves the address.
             _ => path.remote.mac,
         };
         let path = Path {
@@ -207,7 +215,8 @@ impl<D: Doorbell> RcQueuePair<D> {
         self.resources.object.connect(self.context().port(), &path)
     }
 
-    /// Moves the queue pair to error: everything outstanding completes as flushed, the peer's operations fail.
+    /// Moves the queue pair to error: all outstanding WQEs complete as flushed, and the peer's
+    /// operations fail.
     ///
     /// # Errors
     /// If the device refused.
@@ -215,8 +224,8 @@ impl<D: Doorbell> RcQueuePair<D> {
         self.resources.object.fail()
     }
 
-    /// Takes the queue pair back to the init state, from any state. Poll the completion queues empty first: what is still in them is of
-    /// the life before.
+    /// Moves the queue pair back to the init state, from any state. Poll the completion queues
+    /// until they are empty first: they may contain completions of WQEs posted before the reset.
     ///
     /// # Errors
     /// If the device refused.
@@ -227,10 +236,10 @@ impl<D: Doorbell> RcQueuePair<D> {
         self.initialise()
     }
 
-    /// The state that the device holds the queue pair in.
+    /// Queries the state of the queue pair.
     ///
     /// # Errors
-    /// If the device refused, or named a state that this driver does not know.
+    /// If the device refused, or returned a state that this driver does not know.
     pub fn state(&self) -> Result<QpState, Error> {
         self.resources.object.state()
     }

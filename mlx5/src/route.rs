@@ -1,4 +1,4 @@
-//! The port of a device of this machine, and the route from it to peers, as the kernel knows them.
+//! The port of a device of this machine, and its routes to peers, as the kernel reports them.
 
 use barewire_layouts::command::capability::PortType;
 use barewire_verbs::{AddressHandle, Context, Gid, LinkLayer, ProtectionDomain};
@@ -6,18 +6,18 @@ use barewire_verbs::{AddressHandle, Context, Gid, LinkLayer, ProtectionDomain};
 use crate::error::{Error, system};
 use crate::values::{Port, PortAddress};
 
-/// A port and the GID that is used of it.
+/// A port and the selected GID.
 #[derive(Debug)]
 pub(crate) struct Route {
     domain: ProtectionDomain,
     port: Port,
     port_type: PortType,
-    /// Why this GID.
+    /// The reason for the choice of the GID.
     reason: String,
 }
 
 impl Route {
-    /// For port `number`.
+    /// The route of port `number`.
     pub(crate) fn new(context: &Context, number: u8) -> Result<Self, Error> {
         let attributes = context.query_port(number).map_err(|error| system("querying the port", error))?;
         let domain = ProtectionDomain::new(context)
@@ -34,7 +34,7 @@ impl Route {
         let port = Port { number, gid_index, address };
         let mut route = Self { domain, port, port_type, reason: choice.reason };
         if port_type == PortType::Ethernet {
-            // Peers who resolve nothing themselves send here.
+            // Peers that do not resolve a next hop send to this address.
             route.port.address.mac = route.next_hop(&address)?;
         }
         Ok(route)
@@ -52,7 +52,8 @@ impl Route {
         &self.reason
     }
 
-    /// The Ethernet address of the next hop on the way to a peer: the kernel resolves it, and may ask the network.
+    /// The Ethernet address of the next hop towards a peer. The kernel resolves it, which may
+    /// require network traffic.
     pub(crate) fn next_hop(&self, remote: &PortAddress) -> Result<[u8; 6], Error> {
         if self.port_type == PortType::InfiniBand {
             return Ok([0; 6]);
@@ -64,7 +65,7 @@ impl Route {
     }
 }
 
-/// The way from `port` to a peer, as verbs have it.
+/// The route from `port` to a peer, as verbs represent it.
 pub(crate) fn to(port: &Port, port_type: PortType, remote: &PortAddress) -> barewire_verbs::Route {
     match port_type {
         PortType::InfiniBand if remote.lid != 0 => barewire_verbs::Route::to_lid(port.number, remote.lid),

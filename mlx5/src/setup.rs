@@ -1,4 +1,4 @@
-//! Opening a device of this machine by the best backend that works.
+//! Opens a device of this machine by the best backend that works.
 
 use core::fmt;
 use core::str::FromStr;
@@ -11,12 +11,12 @@ use crate::context::Context;
 use crate::error::{Error, system};
 use crate::route::Route;
 
-/// How objects of a device of this machine are made.
+/// The backend for a device of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetupWay {
-    /// By the device's own commands, which the kernel passes on.
+    /// PRM commands, which the kernel passes to the device.
     Devx,
-    /// By verbs, opened up by `mlx5dv_init_obj`.
+    /// Verbs objects, exported by `mlx5dv_init_obj`.
     InitObj,
 }
 
@@ -29,9 +29,9 @@ impl fmt::Display for SetupWay {
     }
 }
 
-/// No way of set-up has this name.
+/// The error for an unknown name of a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no way to set up an mlx5 device is called '{0}': there are devx and init_obj")]
+#[error("unknown backend '{0}': use devx or init_obj")]
 pub struct UnknownWay(String);
 
 impl FromStr for SetupWay {
@@ -46,29 +46,29 @@ impl FromStr for SetupWay {
     }
 }
 
-/// An open device, and how that came about.
+/// An open device and its backend.
 #[derive(Debug)]
 pub struct Opened {
     /// The device.
     pub context: Context,
-    /// How its objects are made.
+    /// The backend.
     pub way: SetupWay,
-    /// Why that way, and why this GID, in words for a person.
+    /// The reason for the backend and for the GID, as text for the user.
     pub reason: String,
 }
 
-/// A device that cannot be driven directly. Generic verbs may still work.
+/// The error for a device that cannot be driven directly. Generic verbs may still work.
 #[derive(Debug, thiserror::Error)]
 #[error("{device} cannot be driven directly: {}", .tried.iter().map(|(way, error)| format!("{way}: {error}")).collect::<Vec<_>>().join("; "))]
 pub struct NotOpened {
-    /// Its name.
+    /// Name of the device.
     pub device: String,
-    /// What was tried, in this order, and what came of it.
+    /// The attempts, in order, and their errors.
     pub tried: Vec<(SetupWay, Error)>,
 }
 
-/// Opens the device that libibverbs calls `name` and uses its port `port`: by DEVX where the kernel lets programs do that, else by
-/// `mlx5dv_init_obj`; or by `wanted` alone.
+/// Opens the device that libibverbs calls `name` and uses its port `port`: by DEVX if the kernel
+/// supports it, else by `mlx5dv_init_obj`; or only by `wanted` if it is given.
 ///
 /// ```no_run
 /// let opened = barewire_mlx5::setup::open("mlx5_0", 1, None)?;
@@ -78,7 +78,7 @@ pub struct NotOpened {
 /// ```
 ///
 /// # Errors
-/// [`NotOpened`] has the reasons.
+/// [`NotOpened`], with the reason of each attempt.
 pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, NotOpened> {
     let mut tried = Vec::new();
     for way in [SetupWay::Devx, SetupWay::InitObj] {
@@ -92,9 +92,9 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
         match opened {
             Ok((context, gid)) => {
                 let why = match (wanted, &tried[..]) {
-                    (Some(_), _) => "as asked for".to_owned(),
-                    (None, []) => "the kernel passes commands on".to_owned(),
-                    (None, [(way, error), ..]) => format!("{way} is refused: {error}"),
+                    (Some(_), _) => "as requested".to_owned(),
+                    (None, []) => "the kernel supports DEVX".to_owned(),
+                    (None, [(way, error), ..]) => format!("{way} failed: {error}"),
                 };
                 return Ok(Opened { context, way, reason: format!("{why}; {gid}") });
             }
@@ -104,16 +104,16 @@ pub fn open(name: &str, port: u8, wanted: Option<SetupWay>) -> Result<Opened, No
     Err(NotOpened { device: name.to_owned(), tried })
 }
 
-/// The device, and why its GID was chosen.
+/// The device, and the reason for its GID.
 fn by_devx(name: &str, port: u8) -> Result<(Context, String), Error> {
     let context = verbs::Context::open_devx(name).map_err(|error| system("opening the device", error))?;
-    let devx = context.devx().ok_or_else(|| system("opening the device", "it takes no commands"))?;
+    let devx = context.devx().ok_or_else(|| system("opening the device", "it does not support DEVX"))?;
     let route = Route::new(&context, port)?;
     let reason = route.reason().to_owned();
     Ok((Context::open(Mlx5dv::new(devx, route))?, reason))
 }
 
-/// As [`by_devx`].
+/// The device, and the reason for its GID.
 fn by_init_obj(name: &str, port: u8) -> Result<(Context, String), Error> {
     let context = verbs::Context::open(name).map_err(|error| system("opening the device", error))?;
     let route = Route::new(&context, port)?;
@@ -132,7 +132,7 @@ mod tests {
         for way in [SetupWay::Devx, SetupWay::InitObj] {
             assert_eq!(way.to_string().parse(), Ok(way));
         }
-        assert!("verbs".parse::<SetupWay>().unwrap_err().to_string().contains("devx and init_obj"));
+        assert!("verbs".parse::<SetupWay>().unwrap_err().to_string().contains("devx or init_obj"));
     }
 
     #[test]

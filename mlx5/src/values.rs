@@ -1,5 +1,5 @@
-//! Plain values: what a device can do, its port, access rights, and the path of a connection. Set-up and
-//! everything above it use them; they use nothing.
+//! Plain values: capabilities of a device, its port, access rights, and the path of a connection.
+//! They depend on no other module of the driver.
 
 use core::fmt;
 use core::net::Ipv6Addr;
@@ -10,10 +10,10 @@ use bitflags::bitflags;
 
 use crate::error::Error;
 
-/// What the device can do, as far as this driver asks (QUERY_HCA_CAP, general page).
+/// The capabilities of a device, as far as this driver queries them (QUERY_HCA_CAP, general page).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Most WQEBBs of a send ring, and receive WQEs of a receive ring.
+    /// Most WQEBBs of a send ring, and most receive WQEs of a receive ring.
     pub max_queue_entries: u32,
     /// Most CQEs of a completion queue.
     pub max_cq_entries: u32,
@@ -25,18 +25,19 @@ pub struct Capabilities {
     pub log_max_reads_responder: u8,
     /// 8-byte compare-and-swap and fetch-and-add.
     pub atomics: bool,
-    /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order. What a queue pair with such a peer may
-    /// post is what the peer's device has, too.
+    /// Masked compare-and-swap and fetch-and-add of 4 and 8 bytes, on numbers in host byte order. A
+    /// queue pair may post only those that the peer's device supports as well.
     pub masked_atomics: bool,
-    /// BlueFlame registers take whole WQEs.
+    /// BlueFlame registers accept whole WQEs.
     pub blueflame: bool,
-    /// The UAR pages are mapped so that a burst of stores reaches the device in one piece; known from who maps them.
+    /// UAR pages are mapped so that a burst of stores reaches the device as one write, as reported
+    /// by the mapping code.
     pub write_combining: bool,
     /// RoCE (Ethernet) or InfiniBand.
     pub port_type: PortType,
 }
 
-/// Where peers find the port.
+/// The address of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortAddress {
     /// Global identifier: for RoCEv2 the IP address, IPv4 mapped into IPv6.
@@ -54,60 +55,61 @@ impl fmt::Display for PortAddress {
     }
 }
 
-/// The port that a context's queue pairs send through.
+/// The port through which the queue pairs of a context send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// From 1.
+    /// Number of the port, from 1.
     pub number: u8,
-    /// The entry of its GID table that queue pairs send from.
+    /// Index in the GID table of the port.
     pub gid_index: u8,
-    /// What that entry says, for peers.
+    /// The address of that entry, for peers.
     pub address: PortAddress,
 }
 
 bitflags! {
-    /// What a key allows. Local reading is always allowed.
+    /// The rights of a key. Local reading is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
-        /// This side's receives, reads and atomics may write here.
+        /// Local receives, reads and atomics may write.
         const LOCAL_WRITE = 1 << 0;
-        /// Peers may write here; needs [`Self::LOCAL_WRITE`].
+        /// Peers may write; requires [`Self::LOCAL_WRITE`].
         const REMOTE_WRITE = 1 << 1;
-        /// Peers may read here.
+        /// Peers may read.
         const REMOTE_READ = 1 << 2;
-        /// Peers may operate atomically here; needs [`Self::LOCAL_WRITE`].
+        /// Peers may execute atomics; requires [`Self::LOCAL_WRITE`].
         const REMOTE_ATOMIC = 1 << 3;
     }
 }
 
-/// The other end of a connection, and how to behave towards it.
+/// The peer of a connection, and the parameters of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RcPath {
     /// The peer's queue pair number (24 bits).
     pub remote_qpn: u32,
     /// The peer's port.
     pub remote: PortAddress,
-    /// Packet sequence number that the peer starts with (24 bits).
+    /// Packet sequence number at which the peer starts (24 bits).
     pub receive_psn: u32,
-    /// Packet sequence number that this side starts with (24 bits).
+    /// Packet sequence number at which this side starts (24 bits).
     pub send_psn: u32,
-    /// Payload bytes of a packet.
+    /// Payload bytes per packet.
     pub mtu: Mtu,
-    /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n, 0 waits for ever.
+    /// Local acknowledge timeout as an exponent (5 bits): 4.096 us * 2^n; 0 waits forever.
     pub ack_timeout: u8,
-    /// Retries before the peer is given up (3 bits).
+    /// Retries before the connection fails (3 bits).
     pub retry_count: u8,
-    /// Retries while the peer has no receive WQE (3 bits); 7 retries for ever.
+    /// Retries while the peer has no receive WQE (3 bits); 7 retries forever.
     pub rnr_retry: u8,
-    /// How long the peer shall wait when this side has no receive WQE: an index into IBTA's table (5 bits).
+    /// How long the peer waits if this side has no receive WQE: an index to the table of the IBTA
+    /// (5 bits).
     pub min_rnr_nak: u8,
-    /// RDMA reads and atomics outstanding, as log2, as far as the device can.
+    /// RDMA reads and atomics outstanding, as log2, limited by the device.
     pub log_max_reads: u8,
 }
 
 impl RcPath {
-    /// A path with the field's usual values: MTU 4096, timeout 2^16 * 4.096 us (268 ms) seven times, RNR retried for ever after
-    /// 0.64 ms, 16 reads, packet sequence numbers from 0.
+    /// A path with the usual values: MTU 4096, seven retries after 2^16 * 4.096 us (268 ms), RNR
+    /// retries forever with 0.64 ms between, 16 reads, packet sequence numbers from 0.
     pub fn new(remote: PortAddress, remote_qpn: u32) -> Self {
         Self {
             remote_qpn,
@@ -123,7 +125,7 @@ impl RcPath {
         }
     }
 
-    /// Refuses values that do not fit their fields.
+    /// Fails if a value does not fit its field.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let fits = |what, value: u32, bits: u32| {
             if value >> bits == 0 {

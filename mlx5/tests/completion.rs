@@ -1,4 +1,4 @@
-//! CQEs in every form, written by a model of the device, as the queue hands them out.
+//! Polls CQEs in every form, written by a model of the device.
 
 #[expect(dead_code, reason = "shared with tests that need the rest")]
 mod plain;
@@ -11,12 +11,14 @@ use barewire_mlx5::{Completion, CompletionKind, CompletionQueue, Polled};
 use plain::{Device, Entry, cqe, mini};
 
 fn plain_queue<S: Entry>(device: &Device<S>) -> CompletionQueue<S> {
-    // SAFETY: the device's ring outlives the queue, and a test is one thread.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     unsafe { CompletionQueue::from_parts(device.parts()) }
 }
 
 fn enhanced_queue<S: Entry>(device: &Device<S>) -> CompletionQueue<S, Enhanced> {
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     unsafe { CompletionQueue::from_parts_enhanced(device.parts(), MiniFormat::Checksum) }
 }
 
@@ -105,7 +107,8 @@ fn inline_data_of_either_size() {
     let format = |format: CqeFormat| (CqeOpcode::ResponderSend as u8) << 4 | format.bits();
     let mut small = cqe(CqeOpcode::ResponderSend, 1, 0, 5);
     small.metadata = core::array::from_fn(|at| 100 + at as u8);
-    // Five laps over a ring of two, so that the entry before the next is now the last of the ring, now the first.
+    // Five laps over a ring of two: the entry before the next is the last of the ring, then the
+    // first.
     for (scatter, count, wanted) in [
         (CqeFormat::Inline32, 5, &[100, 101, 102, 103, 104][..]),
         (CqeFormat::Inline64, 3, &[0, 1, 2]),
@@ -132,12 +135,14 @@ fn inline_data_of_either_size() {
     assert_eq!(queue.inline_data(), None, "an error has no data");
 }
 
-/// Blocks of 2 to 20 completions over rings of 32 and 64, so that titles, arrays and ends fall on every slot, with plain CQEs between.
+/// Blocks of 2 to 20 completions in rings of 32 and 64, with plain CQEs between, so that titles,
+/// arrays and ends occur in every slot.
 #[test]
 fn compressed_blocks_of_the_basic_layout() {
     for entries in [32, 64] {
         let mut device = Device::<Cqe64>::new(entries);
-        // SAFETY: the device's ring outlives the queue, and a test is one thread.
+        // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has
+        // one thread.
         let mut queue =
             unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::Checksum) };
         let (mut index, mut total) = (0u16, 0u32);
@@ -174,7 +179,8 @@ fn compressed_blocks_of_the_basic_layout() {
 #[test]
 fn compressed_sends_carry_their_own_counter_and_opcode() {
     let mut device = Device::<Cqe128>::new(16);
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     let mut queue = unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::Hash) };
     let minis = [mini([0, 5, 0x08, 0], 0), mini([1, 9, 0x0a, 0], 0), mini([0, 77, 0x10, 0], 64)];
     device.compress(cqe(CqeOpcode::Requester, 3, 1, 0), &minis);
@@ -187,7 +193,8 @@ fn compressed_sends_carry_their_own_counter_and_opcode() {
 #[test]
 fn the_stride_format_has_the_stride_for_counter() {
     let mut device = Device::<Cqe64>::new(16);
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     let mut queue =
         unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::ChecksumStride) };
     let minis = [mini([0, 0, 0x01, 0x02], 1), mini([0, 0, 0x01, 0x08], 2)];
@@ -195,8 +202,9 @@ fn the_stride_format_has_the_stride_for_counter() {
     assert_eq!(counters(&drain(&mut queue)), [0x0102, 0x0108]);
 }
 
-/// The same in the enhanced layout: blocks of one to seven behind a title that was a completion itself, some blocks one behind the
-/// other, for more than 256 laps, as the lap number has eight bits.
+/// The same in the enhanced layout: blocks of one to seven after a title that was itself a
+/// completion, some blocks consecutive, for more than 256 laps, because the lap number has eight
+/// bits.
 #[test]
 fn compressed_blocks_of_the_enhanced_layout() {
     let mut device = Device::<Cqe128>::new(16);
@@ -228,7 +236,7 @@ fn compressed_blocks_of_the_enhanced_layout() {
     }
 }
 
-/// The empty poll looks at one byte: everything else of the ring may be anything.
+/// The empty poll tests one byte: the rest of the ring may have any contents.
 #[test]
 fn an_entry_of_the_device_is_not_looked_at() {
     let device = Device::<Cqe64>::new(2);

@@ -1,4 +1,5 @@
-//! Completions that the software HCA compresses, read by the driver: the same, in the same order, as without compression.
+//! Completions that the software HCA compresses equal, in the same order, those without
+//! compression.
 
 #[path = "../../hca/tests/support/mod.rs"]
 mod support;
@@ -17,12 +18,12 @@ use support::{Connection, Cq, Node, Pair, Qp, Region, Wqe};
 
 const LOG_CQ: u8 = 5;
 
-/// A queue of the device and the driver's reader of it.
+/// A queue of the device and the driver's queue over its ring.
 struct Reader<S: Slot, L: Layout> {
     queue: CompletionQueue<S, L>,
     ring: NonNull<u8>,
     size: usize,
-    /// Blocks that were seen in the ring.
+    /// Blocks that were found in the ring.
     blocks: usize,
 }
 
@@ -30,7 +31,7 @@ impl<S: Slot, L: Layout> Reader<S, L> {
     fn new(cq: &Cq, build: &impl Fn(CompletionParts<S>) -> CompletionQueue<S, L>) -> Self {
         let (ring, entries, doorbell_record) = cq.parts();
         let start = ring.cast::<S>();
-        // SAFETY: the ring of a queue that nobody has posted to.
+        // SAFETY: the ring belongs to a queue to which nothing has been posted.
         unsafe { CompletionQueue::<S>::initialise(start, entries) };
         let parts = CompletionParts { ring: start, entries, doorbell_record, keep: Arc::new(()) };
         Self { queue: build(parts), ring, size: entries as usize, blocks: 0 }
@@ -38,7 +39,7 @@ impl<S: Slot, L: Layout> Reader<S, L> {
 
     fn drain(&mut self) -> Vec<Completion> {
         for entry in 1..=self.size {
-            // SAFETY: the last byte of an entry of the ring; the device stands still.
+            // SAFETY: the last byte of an entry of the ring; the stepped device does not run now.
             let op_own = unsafe { self.ring.add(entry * size_of::<S>() - 1).read() };
             self.blocks += usize::from(CqeFormat::from_op_own(op_own) == CqeFormat::Compressed);
         }
@@ -71,7 +72,8 @@ fn operation(random: &mut fastrand::Rng, source: &Region, target: &Region) -> (W
     (wqe, receives)
 }
 
-/// Runs random operations and gives the completions of the sender and of the receiver, and the blocks seen.
+/// Runs random operations. Returns the completions of the sender and of the receiver, and the
+/// number of blocks.
 fn run<S: Slot, L: Layout>(
     seed: u64,
     entry: CqeSize,
@@ -113,7 +115,7 @@ fn run<S: Slot, L: Layout>(
         all_sent.extend(sent.drain());
         all_received.extend(received.drain());
     }
-    // An error is told plainly, in the middle of what is alike.
+    // An error is not compressed, even between completions that are.
     pair.qb.to_error();
     pair.qa.place(&Wqe::new(Opcode::Send));
     pair.qa.place(&Wqe::new(Opcode::Send));
@@ -125,21 +127,21 @@ fn run<S: Slot, L: Layout>(
 
 fn agrees<S: Slot>(entry: CqeSize) {
     for seed in 1..=3 {
-        // SAFETY: here and below: queues and rings end with `run`, which is one thread.
+        // SAFETY: queues and rings are dropped at the end of `run`, which uses one thread.
         let plain =
             run(seed, entry, None, |parts: CompletionParts<S>| unsafe { CompletionQueue::from_parts(parts) });
         assert!(plain.0.len() > 300 && plain.1.len() > 200 && plain.2 == 0);
         for format in [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride] {
             let basic = Some((CompressionLayout::Basic, format));
             let basic = run(seed, entry, basic, |parts: CompletionParts<S>| {
-                // SAFETY: as above.
+                // SAFETY: queues and rings are dropped at the end of `run`, which uses one thread.
                 unsafe { CompletionQueue::from_parts_compressed(parts, format) }
             });
             assert!(basic.2 > 20, "only {} blocks", basic.2);
             assert!((&basic.0, &basic.1) == (&plain.0, &plain.1), "basic {format:?}, seed {seed}");
             let enhanced = Some((CompressionLayout::Enhanced, format));
             let enhanced = run(seed, entry, enhanced, |parts: CompletionParts<S>| {
-                // SAFETY: as above.
+                // SAFETY: queues and rings are dropped at the end of `run`, which uses one thread.
                 unsafe { CompletionQueue::from_parts_enhanced(parts, format) }
             });
             assert!(enhanced.2 > 20, "only {} blocks", enhanced.2);

@@ -1,4 +1,5 @@
-//! The driver on the software HCA, or on a device of the machine: what is posted happens, what must fail fails with the device's own syndrome, rings wrap.
+//! Tests of the driver on the software HCA, or on a device of the machine: operations take effect,
+//! invalid ones fail with the syndrome of the device, and rings wrap.
 
 mod machine;
 
@@ -15,7 +16,7 @@ use barewire_mlx5::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_descriptors};
 
 const DEADLINE: Duration = Duration::from_mins(1);
-/// For a million messages: on cores that others keep busy, each wait costs a time slice of theirs.
+/// For a million messages: on busy cores, each wait may cost a time slice of another process.
 const VOLUME_DEADLINE: Duration = Duration::from_secs(160);
 
 /// Two connected queue pairs of one device.
@@ -27,7 +28,7 @@ struct Pair {
     peer_completions: CompletionQueue,
     domain: ProtectionDomain,
     context: Context,
-    /// The software HCA, if it is one of this process.
+    /// The software HCA, if it runs in this process.
     device: Option<hca::Device>,
 }
 
@@ -70,7 +71,7 @@ impl Pair {
         Buffer::allocate(&self.domain, length, access).unwrap()
     }
 
-    /// The next completion of our side, reaped.
+    /// Waits for the next completion of `ours` and reaps it.
     fn wait(&mut self) -> Completion {
         let completion = poll(&mut self.completions);
         if matches!(completion.kind, CompletionKind::Send | CompletionKind::SendError(_)) {
@@ -95,7 +96,7 @@ fn poll(completions: &mut CompletionQueue) -> Completion {
     }
 }
 
-/// Whether the descriptor becomes readable in time.
+/// Returns whether the descriptor becomes readable within `time`.
 fn readable(notifier: &Notifier, time: Duration) -> bool {
     let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
     poll_descriptors(&mut [PollFd::new(&notifier.as_fd(), PollFlags::IN)], Some(&time)).unwrap() == 1
@@ -120,7 +121,7 @@ fn exchanged_queues_outlive_their_pairs() {
     let target = pair.buffer(8, Access::all());
     std::mem::swap(&mut pair.ours.send, &mut pair.theirs.send);
     std::mem::swap(&mut pair.ours.receive, &mut pair.theirs.receive);
-    // Its queues are in `ours`, and keep its device objects and rings.
+    // The queues of `theirs` were moved to `ours` and keep their device objects and rings.
     drop(pair.theirs);
     for round in 1..=600u64 {
         let payload = round.to_ne_bytes();
@@ -168,7 +169,7 @@ fn reads_and_writes_by_reference_arrive() {
         source.read(0, &mut got).unwrap();
         assert!(got == payload, "{length} bytes");
     }
-    // Gathered from three places, one of them empty, and scattered back over two.
+    // Gathered from three segments, one of them empty, and scattered to two.
     let region = source.region();
     let parts =
         [region.segment(10, 5).unwrap(), region.segment(0, 0).unwrap(), region.segment(0, 3).unwrap()];
@@ -195,7 +196,7 @@ fn an_armed_queue_makes_its_descriptor_readable() {
     };
     write(&mut pair);
     pair.wait();
-    assert!(!readable(&pair.notifier, Duration::from_millis(20)), "nobody asked");
+    assert!(!readable(&pair.notifier, Duration::from_millis(20)), "no event was requested");
     // More often than there are sequence numbers.
     for round in 0..9 {
         pair.notifier.arm(&mut pair.completions);
@@ -204,7 +205,7 @@ fn an_armed_queue_makes_its_descriptor_readable() {
         assert!(readable(&pair.notifier, DEADLINE), "round {round}");
         pair.wait();
     }
-    // Asked for twice, and told without the completion of the first: there is one that came before.
+    // Armed twice: the first completion, which was not polled, triggers the second event.
     pair.notifier.arm(&mut pair.completions);
     write(&mut pair);
     while pair.completions.is_empty() {
@@ -234,7 +235,7 @@ fn atomics_return_what_was_there() {
     pair.ours.send.compare_swap(local, remote, 42, 9, ControlFlags::COMPLETION).unwrap();
     pair.wait();
     assert_eq!((result.load_u64(0).unwrap(), target.load_u64(8).unwrap()), (7, 7));
-    // Of 4 bytes, where the device tells that it has masked ones: nothing is carried into the next word.
+    // Masked atomics of 4 bytes, if the device has them: no carry reaches the next word.
     assert!(pair.device.is_none() || pair.context.capabilities().masked_atomics);
     if pair.context.capabilities().masked_atomics {
         target.store_u64(8, 0x1_ffff_ffff).unwrap();
@@ -283,7 +284,7 @@ fn sends_and_immediates_find_their_receive_wqe() {
 
 #[test]
 fn a_sender_waits_for_a_receive_wqe() {
-    // The smallest receive ring, too: the send ring lies behind it.
+    // Also the smallest receive ring, which the send ring follows.
     let mut pair = Pair::new(RcConfig { receive_entries: 1, ..RcConfig::default() });
     pair.ours.send.send_inline(b"early", ControlFlags::COMPLETION).unwrap();
     if let Some(device) = &pair.device {
@@ -293,7 +294,7 @@ fn a_sender_waits_for_a_receive_wqe() {
             std::thread::yield_now();
         }
     }
-    assert!(pair.completions.poll().map(Polled::completion).is_none(), "nobody can have received it");
+    assert!(pair.completions.poll().map(Polled::completion).is_none(), "there is no receive WQE");
     let inbox = pair.buffer(64, Access::LOCAL_WRITE);
     assert!(pair.theirs.receive.push(inbox.region().segment(0, 64).unwrap()));
     pair.theirs.receive.publish();
@@ -301,7 +302,8 @@ fn a_sender_waits_for_a_receive_wqe() {
     assert_eq!(pair.wait_peer().byte_count, 5);
 }
 
-/// Each mistake: the device's own syndrome, then everything behind it flushed once, and the queue pair in error.
+/// Each invalid operation completes with the syndrome of the device, later ones are flushed once,
+/// and the queue pair is in error.
 #[test]
 fn mistakes_give_the_devices_own_syndrome() {
     type Post = fn(&mut Pair, &Buffer, &Buffer) -> Result<(), PostError>;
@@ -346,7 +348,7 @@ fn mistakes_give_the_devices_own_syndrome() {
         std::thread::sleep(Duration::from_millis(2));
         assert!(pair.completions.poll().map(Polled::completion).is_none(), "{what}: one completion each");
 
-        // And on with the same queue pairs.
+        // The same queue pairs work again after a reset.
         pair.ours.reset().unwrap();
         pair.theirs.reset().unwrap();
         while pair.peer_completions.poll().map(Polled::completion).is_some() {}
@@ -383,7 +385,8 @@ fn an_error_state_flushes_both_queues() {
     assert_eq!((sent, received), (7, 5));
 }
 
-/// A ring of 64 WQEBBs, with WQEs of one to four blocks: it is full often, never loses a WQE and wraps thousands of times.
+/// A ring of 64 WQEBBs with WQEs of one to four blocks: it is often full, loses no WQE, and wraps
+/// thousands of times.
 #[test]
 fn a_million_messages_through_a_small_ring() {
     let messages: u64 = 1_000_000;
@@ -395,7 +398,7 @@ fn a_million_messages_through_a_small_ring() {
     let mut full = 0;
     let mut posted = 0;
     while posted < messages {
-        // Every 17th message is a long one, so that long WQEs meet every position of the ring.
+        // Every 17th message is long, so that long WQEs occur at every position of the ring.
         let result = if posted % 17 == 0 {
             pair.ours.send.write_inline(&long, target.region().remote(64), ControlFlags::empty())
         } else {
@@ -461,7 +464,7 @@ fn bad_sizes_and_rights_say_what_is_wanted() {
     assert!(buffer.region().segment(100, 1).is_none() && buffer.region().segment(usize::MAX, 2).is_none());
 }
 
-/// Whatever is dropped first, the device ends up empty.
+/// The device has no objects left whatever the order of drops.
 #[test]
 fn objects_may_be_dropped_in_any_order() {
     for order in 0..4 {
@@ -472,7 +475,7 @@ fn objects_may_be_dropped_in_any_order() {
             0 => drop((notifier, context, domain, completions, peer_completions, ours, theirs, buffer)),
             1 => drop((buffer, theirs, ours, peer_completions, completions, domain, context, notifier)),
             2 => {
-                // The send queue of one in the pair of the other: each keeps what it needs.
+                // The send queue of one pair in the other: each keeps its own resources.
                 let (mut ours, mut theirs) = (ours, theirs);
                 std::mem::swap(&mut ours.send, &mut theirs.send);
                 drop((theirs, completions, notifier, peer_completions, domain, buffer, context));

@@ -1,4 +1,5 @@
-//! Every way to ring a doorbell, on the software HCA, which compares what a register got with the ring and reports each other byte.
+//! Tests every doorbell type on the software HCA, which compares the bytes in the register with the
+//! ring and reports each difference.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ fn open() -> Context {
     Context::open(Soft::new(device.unwrap())).unwrap()
 }
 
-/// `count` queue pairs that ring through one page, each connected to itself.
+/// `count` queue pairs, each connected to itself, that share one page.
 fn sides<D: Doorbell>(domain: &ProtectionDomain, uar: &Uar, count: usize) -> Vec<Side<D>> {
     let context = domain.context();
     (0..count)
@@ -39,7 +40,8 @@ fn sides<D: Doorbell>(domain: &ProtectionDomain, uar: &Uar, count: usize) -> Vec
 }
 
 impl<D: Doorbell> Side<D> {
-    /// Writes of every kind and length: one block, two of known length, up to four of any, and one that is fetched. Round the ring.
+    /// Posts writes of every kind and length around the ring: one block, two of known length, up to
+    /// four of any length, and one that the device fetches.
     fn run(&mut self, target: &Buffer, source: &Buffer, at: usize, rounds: usize) {
         let payload: Vec<u8> = (0..220).map(|byte| (byte * 3 + at + 1) as u8).collect();
         for round in 0..rounds {
@@ -81,7 +83,7 @@ impl<D: Doorbell> Side<D> {
     }
 }
 
-/// What a doorbell writes is what the ring holds.
+/// Checks that a doorbell writes what the ring contains.
 struct Works;
 
 impl Choose for Works {

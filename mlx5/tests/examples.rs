@@ -1,15 +1,15 @@
-//! The example as a stranger runs it: a process of its own, to its end.
+//! Runs the example as a separate process.
 
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a loaded machine may take.
+/// Time for a machine under load.
 const DEADLINE: Duration = Duration::from_mins(1);
 
 #[test]
 fn embed_mlx5() {
-    // Beside the tests, as Cargo lays out what it builds.
+    // Cargo puts examples beside the tests.
     let here = std::env::current_exe().unwrap();
     let binary = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples/embed_mlx5");
     assert!(binary.exists(), "{} is not built: cargo build -p barewire-mlx5 --examples", binary.display());

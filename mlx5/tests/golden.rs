@@ -1,6 +1,7 @@
-//! Our bytes against libmlx5's own: ring, doorbell record and BlueFlame register of every operation in `golden/libmlx5.jsonl`.
+//! Compares the driver with libmlx5: ring, doorbell record and BlueFlame register of every
+//! operation in `golden/libmlx5.jsonl`.
 //!
-//! Bytes that libmlx5 leaves as they were are `ee` in the file and are not compared.
+//! Bytes that libmlx5 leaves unchanged are `ee` in the file and are not compared.
 
 mod machine;
 mod replay;
@@ -39,7 +40,8 @@ fn field(line: &Value, key: &str) -> Vec<u8> {
     bytes(line[key].as_str().unwrap()).unwrap()
 }
 
-/// RC and UD, single and in lists, by `ibv_post_send` and `ibv_wr`, across the ring's end.
+/// RC and UD, single requests and lists, by `ibv_post_send` and `ibv_wr`, across the end of the
+/// ring.
 #[test]
 fn every_operation_is_byte_for_byte_libmlx5s() {
     let written = Replay::new(FILE).unwrap().run().unwrap();
@@ -53,7 +55,8 @@ fn every_operation_is_byte_for_byte_libmlx5s() {
     }
 }
 
-/// On a device that was set up for real: what lies in its ring is what libmlx5 would have put there, but for the queue pair's number.
+/// On a real queue pair of a device: its ring contains what libmlx5 would have written, except for
+/// the queue pair number.
 #[test]
 fn on_a_device_of_the_machine_too() {
     const PERIOD: u32 = 64;
@@ -64,7 +67,8 @@ fn on_a_device_of_the_machine_too() {
     let mut pairs = BTreeMap::new();
     for line in FILE.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
         if line["kind"] == "qp" && line["type"].as_str().unwrap().starts_with("RC") {
-            // In the init state the device carries nothing out: the keys in the file are none of ours.
+            // In the init state the device executes nothing: the keys in the file do not exist
+            // here.
             let send_blocks = line["sq_wqe_cnt"].as_u64().unwrap() as u32;
             let config = RcConfig { send_blocks, signal_period: PERIOD, ..RcConfig::default() };
             let pair: RcQueuePair =
@@ -93,7 +97,8 @@ fn on_a_device_of_the_machine_too() {
         let mut wanted = field(&line, "sq_hex");
         assert_eq!(written[4..7], number[1..], "{}", line["name"]);
         for at in (0..wanted.len()).step_by(64) {
-            // A control segment, if it has our number. It may ask for a completion that libmlx5 did not need.
+            // A control segment, if it contains the queue pair number. It may request a completion
+            // that libmlx5 did not need.
             if written[at + 4..at + 7] == number[1..] {
                 wanted[at + 4..at + 7].copy_from_slice(&number[1..]);
                 if start / u64::from(PERIOD) != queue.posted() / u64::from(PERIOD) {
@@ -109,7 +114,7 @@ fn on_a_device_of_the_machine_too() {
     assert_eq!(compared, 39, "operations of connections");
 }
 
-/// The program that others run gives the same, line by line.
+/// The example program prints the same bytes.
 #[test]
 fn wqe_dump_prints_what_libmlx5_writes() {
     let run = Command::new(wqe_dump())
@@ -131,7 +136,7 @@ fn wqe_dump_prints_what_libmlx5_writes() {
     }
 }
 
-/// `cargo test` builds examples next to the tests, unless it was asked for a single one.
+/// `cargo test` builds examples beside the tests, unless a single test was requested.
 fn wqe_dump() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let built = test.parent().unwrap().parent().unwrap().join("examples/wqe_dump");
@@ -145,7 +150,7 @@ fn wqe_dump() -> PathBuf {
     built
 }
 
-/// A file with other ring sizes, positions and operands, whose bytes are worked out from mlx5dv.h.
+/// A file with other ring sizes, positions and operands, whose bytes are derived from mlx5dv.h.
 #[test]
 fn another_file_of_the_same_kind() {
     let file = r#"
@@ -165,7 +170,7 @@ fn another_file_of_the_same_kind() {
         format!("00ffff01001234020000000000000304{}{}", "00000005000000090000000000001000", untouched(32))
     );
     assert_eq!(hex(&of("a").record), "0000000000000000");
-    // The key's segments lie in the ring's first block: the WQE starts in the last one.
+    // The WQE starts in the last block of the ring, and the key's segments are in the first.
     let change = format!("98000000000000000000000020006000{}", "00".repeat(32));
     let invalidation = format!("00000f250012340800000008000000ff{change}40000000ffffff00{}", "00".repeat(56));
     assert_eq!(hex(&of("b").ring), invalidation);
@@ -190,7 +195,7 @@ fn a_malformed_file_is_an_error_in_words() {
     }
 }
 
-/// The short cut for 8 bytes and the general path give the same WQE.
+/// The fast path for 8 bytes and the general path write the same WQE.
 #[test]
 fn eight_bytes_take_the_same_form_by_either_path() {
     let remote = RemoteAddressSegment::new(0x1122_3344_5566, 0x778899);
@@ -213,7 +218,7 @@ fn halves_of_the_register_take_turns() {
     assert_eq!(hex(&register[256..272]), "00000100000048010000000800000000");
 }
 
-/// UCX's layouts: opcode modifier, operands in one unit or two, result.
+/// The layouts of UCX: opcode modifier, operands in one unit or two, result.
 #[test]
 fn masked_atomics_of_either_width() {
     let (local, remote) = (DataSegment::new(0x10, 4, 2), RemoteAddressSegment::new(0x20, 3));
@@ -251,7 +256,7 @@ fn masked_atomics_of_either_width() {
     );
 }
 
-/// Compact, and the RoCE form with MAC and GID, inline and by reference.
+/// Compact address vectors, and the RoCE form with MAC and GID, inline and by reference.
 #[test]
 fn datagrams_in_every_form() {
     let mut plain = PlainQueue::new(0x4c, 16, 2);
@@ -306,7 +311,7 @@ fn room_is_counted_exactly() {
     assert_eq!(queue.room(), 0);
     assert_eq!(queue.nop(ControlFlags::empty()), Err(PostError::QueueFull));
     assert!(!queue.is_idle());
-    // The second WQE frees the first whole and its own first block; the rest of it comes back later.
+    // The second WQE frees the first WQE and its own first block; its other blocks are freed later.
     queue.reap(4);
     assert!(queue.is_done(WqeIndex(0)) && queue.is_done(WqeIndex(4)) && !queue.is_done(WqeIndex(8)));
     assert_eq!(queue.room(), 5);

@@ -1,4 +1,5 @@
-//! Twelve mistakes that a driver of this kind was found to make, each with a test that would catch it here.
+//! Twelve mistakes that were found in another driver of this kind, each with a test that would
+//! detect it here.
 
 mod plain;
 #[cfg(feature = "soft")]
@@ -21,8 +22,8 @@ use barewire_mlx5::{
 use plain::{Device, Shared, cqe, mini};
 use replay::memory::PlainQueue;
 
-/// 1. A WQE that was pushed to the register must lie in the ring too: the push is a hint. And a batch is rung for with eight bytes, as only
-///    a single WQE may be pushed whole.
+/// 1. A WQE that was written to the register must be in the ring as well: the write is a hint. The
+///    doorbell of a batch has eight bytes, because only a single WQE may be written whole.
 #[test]
 fn mistake_01_what_is_pushed_lies_in_the_ring_too() {
     let remote = RemoteAddressSegment::new(0x1000, 7);
@@ -49,11 +50,12 @@ fn mistake_01_what_is_pushed_lies_in_the_ring_too() {
     assert_eq!(plain.record(), [0, 0, 0, 0, 0, 0, 0, 4]);
 }
 
-/// 2. A receive queue has no register. [`ReceiveParts`] has no place for one; the doorbell record is all that `publish` writes.
+/// 2. A receive queue has no register. [`ReceiveParts`] has no field for one, and `publish` writes
+///    only the doorbell record.
 #[test]
 fn mistake_02_receives_are_announced_by_the_record_alone() {
     let ring = Shared::new([0xee_u8; 16], 8);
-    // SAFETY: the queue has the first four segments, which `keep` holds.
+    // SAFETY: the queue has the first four segments, which `keep` keeps alive.
     let mut queue = unsafe {
         ReceiveQueue::<1>::from_parts(ReceiveParts {
             ring: ring.start().cast(),
@@ -63,13 +65,14 @@ fn mistake_02_receives_are_announced_by_the_record_alone() {
         })
     };
     assert!(queue.push(DataSegment::new(1, 2, 3)));
-    assert_eq!(ring.published(), 0, "not before it is said");
+    assert_eq!(ring.published(), 0, "not before publish");
     queue.publish();
     assert_eq!(ring.published(), 1);
     assert!((1..8).all(|at| ring.get(at) == [0xee; 16]), "nothing beside the WQE was written");
 }
 
-/// 3. A WQE that goes over the ring's end is pushed as it is, not as what lies behind the ring, and whole.
+/// 3. A WQE that wraps at the end of the ring is written to the register whole, without bytes from
+///    behind the ring.
 #[test]
 fn mistake_03_a_wqe_over_the_rings_end_is_pushed_whole() {
     let payload: Vec<u8> = (0..MAX_WRITE_INLINE as u8).collect();
@@ -86,8 +89,8 @@ fn mistake_03_a_wqe_over_the_rings_end_is_pushed_whole() {
     }
 }
 
-/// 4. The address vector's fields lie where mlx5dv.h has them: MAC at 20, class at 26, hop limit at 27, flow and GID index at 28, GID at
-///    32.
+/// 4. The fields of the address vector have the offsets of mlx5dv.h: MAC 20, class 26, hop limit
+///    27, flow and GID index 28, GID 32.
 #[test]
 fn mistake_04_the_roce_address_vector() {
     let gid = core::array::from_fn(|at| 0xa0 + at as u8);
@@ -104,15 +107,18 @@ fn mistake_04_the_roce_address_vector() {
     assert_eq!(vector[32..48], gid);
 }
 
-/// 5. Blocks of compressed CQEs: known by the format, not by an opcode; counted by what the layout says; one step of the ring for each
-///    completion. Twenty were enough to hang the other driver.
+/// 5. Blocks of compressed CQEs: detected by the format, not by an opcode; counted as the layout
+///    defines; one step of the ring per completion. Twenty blocks were enough to hang the other
+///    driver.
 #[test]
 fn mistake_05_compressed_blocks_go_on_and_on() {
     let mut device = Device::<Cqe64>::new(32);
-    // SAFETY: the device's ring outlives the queue, and a test is one thread.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     let mut basic = unsafe { CompletionQueue::from_parts_compressed(device.parts(), MiniFormat::Hash) };
     let mut other = Device::<Cqe64>::new(32);
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `other`, which they keep alive, and the test has one
+    // thread.
     let mut enhanced = unsafe { CompletionQueue::from_parts_enhanced(other.parts(), MiniFormat::Hash) };
     for round in 0..if cfg!(miri) { 10 } else { 500u32 } {
         let minis = [mini([0; 4], round); 5];
@@ -130,14 +136,16 @@ fn mistake_05_compressed_blocks_go_on_and_on() {
     }
 }
 
-/// 6. The error of a WQE that nobody asked a completion for is told, and the queue goes on behind it.
+/// 6. The error of a WQE without a completion request is reported, and the queue continues after
+///    it.
 #[test]
 fn mistake_06_errors_of_unsignalled_wqes_are_told() {
     let mut plain = PlainQueue::new(5, 16, 2);
     let index = plain.queue.nop(ControlFlags::empty()).unwrap();
     assert!(!plain.queue.last_is_signaled());
     let mut device = Device::<Cqe64>::new(4);
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     let mut completions = unsafe { CompletionQueue::from_parts(device.parts()) };
     let mut error = cqe(CqeOpcode::RequesterError, 5, index.0, 0);
     error.timestamp = barewire_mlx5::layouts::be::Be64::new(0x05);
@@ -151,11 +159,12 @@ fn mistake_06_errors_of_unsignalled_wqes_are_told() {
     assert!(plain.queue.is_idle() && plain.queue.room() == 16);
 }
 
-/// 7. No opcode stops the queue: what is no completion of a WQE is named and stepped over.
+/// 7. No opcode stops the queue: a CQE that does not complete a WQE is identified and skipped.
 #[test]
 fn mistake_07_no_opcode_stops_the_queue() {
     let mut device = Device::<Cqe64>::new(8);
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     let mut queue = unsafe { CompletionQueue::from_parts(device.parts()) };
     for opcode in 0..16u8 {
         device.complete(Cqe64 { op_own: opcode << 4, ..cqe(CqeOpcode::Requester, 1, 2, 3) });
@@ -172,11 +181,12 @@ fn mistake_07_no_opcode_stops_the_queue() {
     }
 }
 
-/// 8. A shared receive queue is a list: what completes out of order is put behind the others, and the links stay whole.
+/// 8. A shared receive queue is a list: WQEs that complete out of order are appended, and the links
+///    stay consistent.
 #[test]
 fn mistake_08_a_shared_receive_queue_is_a_list() {
     let ring = Shared::new([0_u8; 32], 8);
-    // SAFETY: the ring is eight WQEs of one segment, which `keep` holds.
+    // SAFETY: the ring has eight WQEs of one segment, which `keep` keeps alive.
     let mut queue = unsafe {
         SharedReceiveQueue::<List>::from_parts(SharedReceiveParts {
             ring: ring.start().cast(),
@@ -190,7 +200,8 @@ fn mistake_08_a_shared_receive_queue_is_a_list() {
     let buffer = [DataSegment::new(1, 2, 3)];
     let mut posted: Vec<u16> = std::iter::from_fn(|| queue.push(&buffer)).collect();
     assert_eq!(posted.len(), 7);
-    // The device's walk: from its WQE to the next by the header. One message of every round stays with its queue pair for a while.
+    // The device follows the headers from WQE to WQE. One message of every round stays with its
+    // queue pair for a while.
     let (mut at, mut slow) = (0, None);
     for round in 0..if cfg!(miri) { 10 } else { 100 } {
         for index in &posted {
@@ -208,12 +219,13 @@ fn mistake_08_a_shared_receive_queue_is_a_list() {
     }
 }
 
-/// 9. Completions go on for many laps with the consumer counter never published, and published it is the right one. That the device does
-///    not take this for an overrun is asked for when the queue is created: see below.
+/// 9. Completions work for many laps without publishing the consumer counter, and a published
+///    counter is correct. The test below covers the flag that disables overrun checks.
 #[test]
 fn mistake_09_completions_go_on_without_a_published_counter() {
     let mut device = Device::<Cqe64>::new(4);
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     let mut queue = unsafe { CompletionQueue::from_parts(device.parts()) };
     for counter in 0..1001u16 {
         device.complete(cqe(CqeOpcode::Requester, 1, counter, 0));
@@ -228,8 +240,8 @@ fn mistake_09_completions_go_on_without_a_published_counter() {
     assert_eq!(device.ring.published(), 1001);
 }
 
-/// 9, the other half: `oi` is set in CREATE_CQ. 10. Every value of a path reaches the device as the caller gave it, none is fixed behind
-/// its back.
+/// 9, the other half: `oi` is set in CREATE_CQ. 10. Every value of a path reaches the device as
+/// given by the caller.
 #[cfg(feature = "soft")]
 #[test]
 fn mistake_10_the_path_is_the_callers() {
@@ -282,7 +294,8 @@ fn mistake_10_the_path_is_the_callers() {
     }
 }
 
-/// 11. An inline payload is held against what a WQE takes, whatever its length, and one that fits has a `ds` count that does.
+/// 11. The length of an inline payload is checked against the limit of a WQE, and the `ds` count of
+///     one that fits is correct.
 #[test]
 fn mistake_11_inline_lengths_are_checked() {
     let remote = RemoteAddressSegment::new(0, 0);
@@ -309,14 +322,15 @@ fn mistake_11_inline_lengths_are_checked() {
     }
 }
 
-/// 12. A CQE is read only after its validity byte said that it is the driver's, so that an entry that
-///     the device wrote between two polls is taken whole. `overrun.rs` tests entries that the device
-///     writes while they are read.
+/// 12. A CQE is read only after its validity byte shows that the driver owns it, so an entry that
+///     the device wrote between two polls is read whole. `overrun.rs` tests entries that the device
+///     writes during the read.
 #[test]
 fn mistake_12_nothing_is_read_before_it_is_ours() {
     static_assertions();
     let mut device = Device::<Cqe64>::new(2);
-    // SAFETY: as above.
+    // SAFETY: `parts` describe the ring of `device`, which they keep alive, and the test has one
+    // thread.
     let mut queue = unsafe { CompletionQueue::from_parts(device.parts()) };
     device.ring.set(0, Cqe64 { op_own: 0x01, ..cqe(CqeOpcode::Requester, 9, 9, 9) });
     assert_eq!(queue.poll().map(Polled::completion), None, "the rest may be there before the validity byte");
@@ -328,7 +342,8 @@ fn mistake_12_nothing_is_read_before_it_is_ours() {
     assert_eq!((completion.qpn, completion.wqe_counter, completion.byte_count), (1, 2, 3));
 }
 
-/// A send queue shares its register with others of its thread, so that it must not leave it; a completion queue may.
+/// A send queue shares its register with others of its thread and must stay there; a completion
+/// queue need not.
 fn static_assertions() {
     trait OnThread<Marker> {
         fn check() {}
@@ -336,13 +351,13 @@ fn static_assertions() {
     impl<T> OnThread<()> for T {}
     struct Leaves;
     impl<T: Send> OnThread<Leaves> for T {}
-    // Ambiguous, and no longer compiled, if a send queue were `Send`.
+    // Ambiguous, and a compile error, if a send queue were `Send`.
     <barewire_mlx5::SendQueue as OnThread<_>>::check();
     <CompletionQueue as OnThread<Leaves>>::check();
 }
 
-/// Numbers of another context name objects of somebody else: a queue pair that completed into a queue of another
-/// device could forge completions of whoever has the queue of that number here.
+/// Object numbers of another context name other objects: a queue pair that completed to a queue of
+/// another device could forge completions of the local queue with that number.
 #[cfg(feature = "soft")]
 #[test]
 fn objects_of_two_contexts_do_not_mix() {

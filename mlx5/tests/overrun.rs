@@ -1,7 +1,7 @@
-//! A device that writes what the program reads at the same time, and the other way round: completion
-//! queues that are too small, and receive WQEs that are reaped before they complete.
+//! Concurrent accesses of a device and the program to the same entries: completion queues that are
+//! too small, and receive WQEs that are reaped before they complete.
 //!
-//! Miri and ThreadSanitizer report accesses that race. Without them the tests see torn words only.
+//! Miri and ThreadSanitizer report data races. Without them the tests detect only torn words.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ const ROUNDS: u32 = if cfg!(miri) { 30 } else { 100_000 };
 #[repr(align(64))]
 struct Line([AtomicU64; 8]);
 
-/// Memory that the program's queue and the device's thread share.
+/// Memory that the queue and the thread of the device share.
 #[derive(Default)]
 struct Memory {
     lines: [Line; 2 * ENTRIES as usize],
@@ -32,7 +32,7 @@ struct Memory {
 
 impl Memory {
     fn ring<T>(self: &Arc<Self>) -> NonNull<T> {
-        // Derived from the whole value, so that it reaches all lines.
+        // Derived from the whole value, so that the pointer covers all lines.
         NonNull::new(Arc::as_ptr(self).cast_mut().cast()).expect("an Arc is not null")
     }
 
@@ -40,7 +40,7 @@ impl Memory {
         NonNull::from(&self.record).cast()
     }
 
-    /// Writes a CQE of any kind to entry `number`, without regard to the consumer.
+    /// Writes a CQE of any kind to entry `number`, regardless of the consumer.
     fn complete<S: Slot>(&self, number: u32) {
         let lines = size_of::<S>() / 64;
         let entry = (number % ENTRIES) as usize * lines;
@@ -72,7 +72,7 @@ impl Memory {
 
 fn overrun<S: Slot, L: Layout>(is_plain: bool, build: impl Fn(CompletionParts<S>) -> CompletionQueue<S, L>) {
     let memory = Arc::new(Memory::default());
-    // SAFETY: a ring that no device knows yet; `Memory` has room for entries of 128 bytes.
+    // SAFETY: no device has the ring yet; `Memory` has room for entries of 128 bytes.
     unsafe { CompletionQueue::initialise(memory.ring::<S>(), ENTRIES) };
     let mut queue = build(CompletionParts {
         ring: memory.ring(),
@@ -98,18 +98,20 @@ fn overrun<S: Slot, L: Layout>(is_plain: bool, build: impl Fn(CompletionParts<S>
             let _ = queue.last_cqe();
         }
     });
-    // What the device left is at most one completion for each entry, and blocks of them.
+    // At most one completion per entry, and the rest of blocks, can be left.
     assert!((0..16 * ENTRIES).any(|_| queue.poll().is_none()), "the queue does not end");
 }
 
 fn overrun_all_layouts<S: Slot>() {
-    // SAFETY: here and below: ring and record live as long as `keep`, are aligned to 64, and the
-    // device stores to them by atomics of whole words.
+    // SAFETY: ring and record live as long as `keep`, are aligned to 64, and the device stores to
+    // them by atomics of whole words.
     overrun::<S, _>(true, |parts| unsafe { CompletionQueue::from_parts(parts) });
     for format in [MiniFormat::Hash, MiniFormat::ChecksumStride] {
-        // SAFETY: as above.
+        // SAFETY: ring and record live as long as `keep`, are aligned to 64, and the device stores
+        // to them by atomics of whole words.
         overrun::<S, _>(false, |parts| unsafe { CompletionQueue::from_parts_compressed(parts, format) });
-        // SAFETY: as above.
+        // SAFETY: ring and record live as long as `keep`, are aligned to 64, and the device stores
+        // to them by atomics of whole words.
         overrun::<S, _>(false, |parts| unsafe { CompletionQueue::from_parts_enhanced(parts, format) });
     }
 }
@@ -164,7 +166,7 @@ fn a_receive_that_is_reaped_too_early_is_no_data_race() {
 fn a_shared_receive_that_is_released_too_early_is_no_data_race() {
     let memory = Arc::new(Memory::default());
     assert!(wqe_bytes(3) * ENTRIES as usize <= size_of_val(&memory.lines));
-    // SAFETY: as above.
+    // SAFETY: ring and record live as long as `keep`, and the device loads whole words.
     let mut queue = unsafe {
         SharedReceiveQueue::<List>::from_parts(SharedReceiveParts {
             ring: memory.ring(),
@@ -181,8 +183,8 @@ fn a_shared_receive_that_is_released_too_early_is_no_data_race() {
     });
 }
 
-/// The software HCA writes sixteen times as many CQEs as there is room for, and fetches WQEs that are
-/// overwritten, as the program says that all of them are done.
+/// The software HCA writes sixteen times as many CQEs as there are entries, and fetches WQEs that
+/// are overwritten, because the program reaps them too early.
 #[cfg(all(feature = "soft", not(miri)))]
 #[test]
 fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
@@ -211,7 +213,7 @@ fn a_queue_pair_that_is_reaped_too_early_harms_itself_only() {
     for _ in 0..20 {
         pair.connect(&RcPath::new(context.port_address(), pair.number())).unwrap();
         let start = Instant::now();
-        // Ten milliseconds are many rounds, and at least one in which the device had its turn.
+        // Ten milliseconds are many rounds, with at least one in which the device ran.
         while start.elapsed() < Duration::from_millis(10) || (taken == 0 && start.elapsed() < DEADLINE) {
             let mut last = pair.send.write_inline(&[7; 24], remote, ControlFlags::COMPLETION);
             for _ in 0..8 {

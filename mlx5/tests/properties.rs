@@ -22,16 +22,16 @@ use proptest::prelude::*;
 use replay::memory::PlainQueue;
 use zerocopy::FromBytes;
 
-/// What is done to a send queue.
+/// An operation on a send queue.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Posts an inline write of so many bytes.
+    /// Posts an inline write of `length` bytes.
     Write { length: usize, signaled: bool },
     /// Posts a list of segments.
     Gather { segments: usize, signaled: bool },
     /// Posts a batch of inline sends.
     Batch(Vec<usize>),
-    /// Takes the oldest completions of the device, so many.
+    /// Takes this many of the oldest completions of the device.
     Reap(usize),
 }
 
@@ -44,16 +44,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A send queue as a textbook has it: a list of WQEs, the oldest in front.
+/// A reference model of a send queue: a list of WQEs, the oldest first.
 struct Oracle {
     blocks: u32,
     period: u32,
     producer: u32,
     /// Start, length in blocks, signalled.
     posted: VecDeque<(u32, u32, bool)>,
-    /// Start and length of the WQE of several blocks that was posted last.
+    /// Start and length of the last posted WQE of several blocks.
     long: (u32, u32),
-    /// Blocks given back.
+    /// Blocks freed.
     freed: u32,
 }
 
@@ -82,7 +82,8 @@ impl Oracle {
     fn complete(&mut self) -> Option<u16> {
         let at = self.posted.iter().position(|(_, _, signaled)| *signaled)?;
         let (start, _, _) = self.posted.drain(..=at).next_back()?;
-        // The blocks of the WQE that follow its first come back with the next completion, unless it is the last of several blocks.
+        // The blocks after the first are freed by the next completion, unless this is the last WQE
+        // of several blocks.
         let (long, blocks) = self.long;
         self.freed = start + if start == long { blocks } else { 1 };
         Some(start as u16)
@@ -132,7 +133,7 @@ fn run(plain: &mut PlainQueue, oracle: &mut Oracle, step: &Step) -> Result<(), T
     if oracle.producer != posted_before {
         prop_assert_eq!(&plain.record()[4..], (oracle.producer & 0xffff).to_be_bytes());
     }
-    // Every WQE that is still out is in the ring as it was posted.
+    // Every outstanding WQE is in the ring as posted.
     for (start, blocks, signaled) in &oracle.posted {
         let wqe = plain.ring((start % oracle.blocks) as usize, 16);
         let control = ControlSegment::read_from_bytes(&wqe).unwrap();
@@ -145,7 +146,7 @@ fn run(plain: &mut PlainQueue, oracle: &mut Oracle, step: &Step) -> Result<(), T
     Ok(())
 }
 
-/// Takes everything that there is, at most `limit`, and asks for all that can be asked.
+/// Takes at most `limit` completions and calls every accessor.
 fn poll_all<S: Slot, L: Layout>(queue: &mut CompletionQueue<S, L>, limit: usize) -> usize {
     let mut taken = 0;
     while taken < limit && queue.poll().is_some() {
@@ -160,7 +161,7 @@ fn cqe_of(bytes: &[u8; 64]) -> Cqe64 {
     zerocopy::transmute!(*bytes)
 }
 
-/// Any bytes in the ring, with validity bytes as the test says.
+/// A ring of any bytes, with the validity bytes of the test.
 fn any_ring<S: Entry>(slots: &[[u8; 64]], valid: bool) {
     let device = Device::<S>::new(8);
     for (at, bytes) in slots.iter().enumerate() {
@@ -170,7 +171,7 @@ fn any_ring<S: Entry>(slots: &[[u8; 64]], valid: bool) {
         }
         device.ring.set(at, S::with(*bytes, cqe));
     }
-    // SAFETY: the device's ring outlives the queues, which are used one after the other.
+    // SAFETY: `parts` keep the ring of `device` alive, and the queues are used one after the other.
     unsafe {
         let taken = poll_all(&mut CompletionQueue::from_parts(device.parts()), 100);
         assert!(!valid || taken >= 8, "{taken}: nothing stops the queue");
@@ -181,10 +182,10 @@ fn any_ring<S: Entry>(slots: &[[u8; 64]], valid: bool) {
     }
 }
 
-/// A shared receive queue, and what is out in which order.
+/// Tests a shared receive queue with a model of the outstanding WQEs and their order.
 fn shared_receive<T: Topology>(entries: u32, steps: &[(bool, usize)]) -> Result<(), TestCaseError> {
     let ring = Shared::new([0u8; 16], entries as usize * wqe_bytes(2) / 16);
-    // SAFETY: the ring has the size asked for, the queue alone writes it and `keep` holds it.
+    // SAFETY: the ring has the required size, `keep` keeps it alive, and only the queue writes it.
     let mut queue = unsafe {
         SharedReceiveQueue::<T>::from_parts(SharedReceiveParts {
             ring: ring.start().cast(),
@@ -237,7 +238,8 @@ proptest! {
         plain.advance(start);
         let mut oracle =
             Oracle { blocks, period, producer: start, posted: VecDeque::new(), long: (u32::MAX, 0), freed: start };
-        // As after the NOPs that moved the queue on, of which the last may not have asked for a completion.
+        // The state after the NOPs that advanced the queue, the last of which may not have
+        // requested a completion.
         plain.queue.nop(ControlFlags::COMPLETION).unwrap();
         oracle.post(1, true).unwrap();
         for step in &steps {
@@ -256,7 +258,7 @@ proptest! {
         any_ring::<Cqe128>(&slots, valid);
     }
 
-    /// Rings full of blocks, whose counts and arrays are anything.
+    /// Rings full of blocks with any counts and arrays.
     #[test]
     fn any_bytes_in_compressed_blocks(
         slots in prop::collection::vec(prop::array::uniform32(any::<[u8; 2]>()), 8),

@@ -1,4 +1,5 @@
-//! Receive WQEs of several segments, and shared receive queues of both topologies, byte for byte and in every order of completion.
+//! Receive WQEs of several segments, and shared receive queues of both topologies: their bytes, and
+//! every order of completion.
 
 #[expect(dead_code, reason = "shared with tests that need the rest")]
 mod plain;
@@ -28,7 +29,8 @@ fn bytes(number: u8) -> Unit {
 #[test]
 fn receive_wqes_of_several_segments_end_with_the_invalid_key() {
     let ring = Shared::new(UNTOUCHED, 4 * 2);
-    // SAFETY: two WQEs of four segments, which the queue alone writes and `keep` holds.
+    // SAFETY: the ring has two WQEs of four segments, `keep` keeps it alive, and only the queue
+    // writes it.
     let mut queue = unsafe {
         ReceiveQueue::<4>::from_parts(ReceiveParts {
             ring: ring.start().cast(),
@@ -56,7 +58,7 @@ fn receive_wqes_of_several_segments_end_with_the_invalid_key() {
 
 fn shared<T: Topology>(entries: u32, segments: usize) -> (SharedReceiveQueue<T>, Arc<Shared<Unit>>) {
     let ring = Shared::new(UNTOUCHED, entries as usize * wqe_bytes(segments) / 16);
-    // SAFETY: the ring has the size asked for, the queue alone writes it and `keep` holds it.
+    // SAFETY: the ring has the required size, `keep` keeps it alive, and only the queue writes it.
     let queue = unsafe {
         SharedReceiveQueue::from_parts(SharedReceiveParts {
             ring: ring.start().cast(),
@@ -110,7 +112,7 @@ fn a_cyclic_queue_waits_for_the_oldest() {
     assert_eq!((queue.release(1), queue.room()), (Some(1), 3));
     assert_eq!(queue.push(&[segment(7)]), Some(0));
     assert_eq!(ring.get(1), bytes(7));
-    // The device counts on beyond the ring's size.
+    // The device counts beyond the size of the ring.
     assert_eq!(queue.release(4), Some(0));
 }
 
@@ -131,11 +133,12 @@ fn a_completion_of_what_was_never_posted_changes_nothing() {
     check::<Cyclic>();
 }
 
-/// The WQE of the lap before is posted again by counting, as long as it is its turn.
+/// The WQE of the previous lap is posted again without a write, as long as its entry is next.
 #[test]
 fn a_wqe_is_posted_again_in_its_turn() {
     let ring = Shared::new(UNTOUCHED, 4);
-    // SAFETY: four WQEs of a segment, which the queue alone writes and `keep` holds.
+    // SAFETY: the ring has four WQEs of one segment, `keep` keeps it alive, and only the queue
+    // writes it.
     let mut queue = unsafe {
         ReceiveQueue::<1>::from_parts(ReceiveParts {
             ring: ring.start().cast(),

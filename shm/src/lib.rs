@@ -63,6 +63,7 @@
 //! assert_eq!(inbox.headers, [77]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 mod address;

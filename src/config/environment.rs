@@ -9,7 +9,7 @@ use super::value::Value;
 
 const PREFIX: &str = "BAREWIRE_";
 
-/// An environment variable besides the settings of interfaces.
+/// An environment variable that is not a setting of interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Variable {
@@ -19,7 +19,7 @@ pub struct Variable {
     pub doc: &'static str,
 }
 
-/// What else the environment says to this library, its command line and the software HCA.
+/// The other environment variables of this library, its command line and the software HCA.
 pub const VARIABLES: &[Variable] = &[
     Variable { name: "BAREWIRE_KEY", doc: "the job's key for tcp: 64 hexadecimal digits" },
     Variable {
@@ -28,11 +28,11 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "BAREWIRE_MLX5_SETUP",
-        doc: "how rc_mlx5 sets a device of the machine up: devx or init_obj [default: the first that works]",
+        doc: "how rc_mlx5 sets up a device of the machine: devx or init_obj [default: the first that works]",
     },
     Variable {
         name: "BAREWIRE_SHM_DIR",
-        doc: "a directory for the sockets of shm, or abstract for the abstract namespace [default: $XDG_RUNTIME_DIR/barewire or /tmp/barewire-UID]",
+        doc: "directory for the sockets of shm, or abstract for the abstract namespace [default: $XDG_RUNTIME_DIR/barewire or /tmp/barewire-UID]",
     },
     Variable {
         name: "BAREWIRE_BOOTSTRAP",
@@ -58,38 +58,38 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "BAREWIRE_HCA_WIRE",
-        doc: "udp, or roce to reach other RoCE peers, without protection from strangers [default: udp]",
+        doc: "udp, or roce to reach other RoCE peers, without authentication of packets [default: udp]",
     },
     Variable {
         name: "BAREWIRE_HCA_RESERVED",
         doc: "reserved bits in WQEs: ignore, or refuse to test a driver [default: ignore]",
     },
-    Variable { name: "BAREWIRE_HCA_DEVICES", doc: "devices that `barewire hca run` shows a program" },
-    Variable { name: "BAREWIRE_HCA_PORTS", doc: "ports of each of them" },
-    Variable { name: "BAREWIRE_HCA_LINK", doc: "their link layer: ethernet or infiniband" },
-    Variable { name: "BAREWIRE_HCA_DEVX", doc: "0: they have no DEVX" },
+    Variable { name: "BAREWIRE_HCA_DEVICES", doc: "number of devices that `barewire hca run` provides" },
+    Variable { name: "BAREWIRE_HCA_PORTS", doc: "number of ports of each of these devices" },
+    Variable { name: "BAREWIRE_HCA_LINK", doc: "link layer of these devices: ethernet or infiniband" },
+    Variable { name: "BAREWIRE_HCA_DEVX", doc: "0: these devices have no DEVX" },
 ];
 
-/// Of this repository's own tests.
+/// Prefixes of variables of this repository's own tests.
 const OF_TESTS: &[&str] = &["TEST_", "VM_", "SHM_", "HCA_SOAK_", "CONFINED_TEST", "BENCH_", "COMPARE_"];
 
-/// The environment variable of a setting.
+/// Returns the environment variable of a setting.
 pub(super) fn variable(setting: &str) -> String {
     format!("{PREFIX}{}", setting.to_uppercase())
 }
 
-/// A variable does not say what its setting takes.
+/// The value of a variable is not valid for its setting.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{variable}='{text}' is not possible: the setting takes {form} ({unit})")]
+#[error("{variable}='{text}' is not valid: the setting takes {form} ({unit})")]
 #[non_exhaustive]
 pub struct ConfigError {
     /// Its name.
     pub variable: String,
     /// Its value.
     pub text: String,
-    /// What can be written.
+    /// The accepted form.
     pub form: &'static str,
-    /// What is counted.
+    /// The unit of the value.
     pub unit: &'static str,
 }
 
@@ -111,22 +111,24 @@ pub(super) fn overrule<V: Value>(
     Ok(())
 }
 
-/// A variable with this library's prefix that it does not know.
+/// An unknown variable with this library's prefix.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{name} is no variable of barewire{}", like(.meant.as_deref()))]
+#[error("{name} is not a variable of barewire{}", like(.meant.as_deref()))]
 #[non_exhaustive]
 pub struct UnknownVariable {
     /// Its name.
     pub name: String,
-    /// A known one that looks like it.
+    /// A known variable with a similar name.
     pub meant: Option<String>,
 }
 
 fn like(meant: Option<&str>) -> String {
-    meant.map_or_else(|| ": see barewire info --config".to_owned(), |meant| format!(": {meant} is meant?"))
+    meant
+        .map_or_else(|| ": see barewire info --config".to_owned(), |meant| format!(": did you mean {meant}?"))
 }
 
-/// Variables that are set, have this library's prefix and mean nothing to it: most likely mistyped.
+/// Returns the variables that are set and have this library's prefix, but are unknown: most likely
+/// misspelt.
 pub fn unknown_variables() -> Vec<UnknownVariable> {
     unknown(env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
 }
@@ -152,7 +154,8 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<UnknownVariable> {
 }
 
 impl InterfaceConfig {
-    /// The defaults, where no environment variable says otherwise. A [`Setting`](super::Setting) has the name of its variable.
+    /// Returns the defaults, with the settings that environment variables override.
+    /// [`Setting::variable`](super::Setting::variable) is the name of a setting's variable.
     ///
     /// # Errors
     /// [`ConfigError`]
@@ -160,7 +163,8 @@ impl InterfaceConfig {
         Self::default().overruled_by_env()
     }
 
-    /// These settings, where no environment variable says otherwise. Variables of barewire that are unknown are warned of.
+    /// Returns these settings, with those that environment variables override. Logs a warning for
+    /// each unknown variable of barewire.
     ///
     /// # Errors
     /// [`ConfigError`]
@@ -196,7 +200,7 @@ mod tests {
         let error = InterfaceConfig::default().overruled(wrong).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "BAREWIRE_PATH_MTU='big' is not possible: the setting takes a whole number, such as 64 or 4K (bytes)"
+            "BAREWIRE_PATH_MTU='big' is not valid: the setting takes a whole number, such as 64 or 4K (bytes)"
         );
     }
 
@@ -205,7 +209,7 @@ mod tests {
         let names = [
             "BAREWIRE_SENDRING",
             "BAREWIRE_SEND_RING",
-            "HOME",
+            "HEADROOM",
             "BAREWIRE_NONSENSE_AT_ALL",
             "BAREWIRE_KEY_FILE",
         ];
@@ -214,8 +218,8 @@ mod tests {
         assert_eq!(
             found,
             [
-                "BAREWIRE_NONSENSE_AT_ALL is no variable of barewire: see barewire info --config",
-                "BAREWIRE_SENDRING is no variable of barewire: BAREWIRE_SEND_RING is meant?",
+                "BAREWIRE_NONSENSE_AT_ALL is not a variable of barewire: see barewire info --config",
+                "BAREWIRE_SENDRING is not a variable of barewire: did you mean BAREWIRE_SEND_RING?",
             ]
         );
     }

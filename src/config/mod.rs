@@ -1,4 +1,4 @@
-//! Settings of an interface: each is declared once, with its name, unit, default and meaning.
+//! Settings of an interface. Each is declared once, with its name, unit, default and documentation.
 
 mod environment;
 mod value;
@@ -9,26 +9,27 @@ pub use environment::{ConfigError, UnknownVariable, VARIABLES, Variable, unknown
 pub use value::Choice;
 use value::Value;
 
+use crate::address::TransportId;
 use crate::error::OpenError;
 
 /// A setting as data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Setting {
-    /// The field's and the builder's name.
+    /// Name of the field and of the builder method.
     pub name: &'static str,
-    /// What the value counts.
+    /// The unit of the value.
     pub unit: &'static str,
-    /// The default, as [`Self::variable`] would have it.
+    /// The default, in the format of [`Self::variable`].
     pub default: String,
-    /// The value, in the same words.
+    /// The value, in the same format.
     pub value: String,
-    /// What it does.
+    /// The documentation.
     pub doc: String,
 }
 
 impl Setting {
-    /// The environment variable that sets it.
+    /// Returns the name of the environment variable that sets it.
     pub fn variable(&self) -> String {
         environment::variable(self.name)
     }
@@ -36,14 +37,16 @@ impl Setting {
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $unit:literal;)+) => {
-        /// Sizes and times of an interface, fixed when it is opened. Transports use what concerns them.
+        /// Settings of an interface, fixed when it is opened. A transport uses those that concern
+        /// it.
         ///
         /// ```
         /// let config = barewire::InterfaceConfig::default().send_ring(64).max_endpoints(2);
         /// assert_eq!((config.send_ring, config.retry_count), (64, 7));
         /// ```
         ///
-        /// [`Self::from_env`] lets whoever starts a program overrule its settings: `BAREWIRE_SEND_RING=64`.
+        /// [`Self::from_env`] lets the user of a program override its settings:
+        /// `BAREWIRE_SEND_RING=64`.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct InterfaceConfig {
             $($(#[doc = $doc])+ pub $name: $type,)+
@@ -63,7 +66,7 @@ macro_rules! settings {
                 self
             })+
 
-            /// Every setting with its value.
+            /// Returns every setting with its value.
             pub fn settings(&self) -> Vec<Setting> {
                 let default = Self::default();
                 vec![$(Setting {
@@ -78,7 +81,7 @@ macro_rules! settings {
             /// Names of the settings.
             const NAMES: &[&str] = &[$(stringify!($name)),+];
 
-            /// These settings, where `variable` names no other.
+            /// Returns these settings, with those that `variable` overrides.
             fn overruled(mut self, variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
                 $(environment::overrule(stringify!($name), $unit, &variable, &mut self.$name)?;)+
                 Ok(self)
@@ -88,50 +91,57 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Room of each endpoint's send queue, in 64-byte WQE building blocks; a power of two, 16 to 32768.
+    /// Size of each endpoint's send queue, in 64-byte WQE building blocks; a power of two, 16 to
+    /// 32768.
     send_ring: u32 = 256, "blocks of 64 bytes";
     /// Messages that an endpoint can receive ahead of progress; a power of two, 4 to 32768.
     receive_ring: u32 = 128, "messages";
-    /// Messages per endpoint that handlers can keep before it starts to run out of receive buffers.
+    /// Messages per endpoint that handlers can keep before its receive buffers run short.
     spare_receive_buffers: u32 = 32, "messages";
-    /// Whether the endpoints of `rc_verbs` receive from one shared receive queue (SRQ). Its buffers start as those of one endpoint, and grow
-    /// with need up to those of all. A side that posts nothing then learns of a failed
-    /// connection when it polls, not while it sleeps. `auto` leaves Soft-RoCE out.
+    /// Whether the endpoints of `rc_verbs` share one receive queue (SRQ). Its buffers start as
+    /// those of one endpoint and grow on demand up to those of all. An endpoint that posts nothing
+    /// then detects a failed connection when it polls, not while it sleeps. `auto` excludes
+    /// Soft-RoCE.
     shared_receive_queue: Choice = Choice::Auto, "auto, yes or no";
-    /// Endpoints of the interface; its completion queue is sized for them.
+    /// Most endpoints of the interface; its completion queue is sized for them.
     max_endpoints: u32 = 16, "endpoints";
-    /// Buffers of 8 KiB that buffered operations, or messages of `self`, have in flight at once.
+    /// Number of 8 KiB buffers for buffered operations, or for messages of `self`, in flight.
     bcopy_buffers: u32 = 128, "buffers of 8 KiB";
-    /// A completion is asked of the device for every this many operations that need none of their own.
+    /// A completion is requested for one of this many operations that need none themselves.
     signal_every: u32 = 32, "operations";
     /// Payload bytes per packet: 256, 512, 1024, 2048 or 4096.
     path_mtu: u32 = 4096, "bytes";
-    /// Local ack timeout exponent: 4.096 us * 2^timeout (IBTA 9.7.6.1.3); 0 waits for ever. With 16, 268 ms, and 7 retries a dead peer
-    /// is reported within about two seconds, and a peer that merely lost its CPU for a while is not.
+    /// Local ack timeout exponent: 4.096 us * 2^timeout (IBTA 9.7.6.1.3); 0 waits for ever. With 16
+    /// (268 ms) and 7 retries, a dead peer is reported within about two seconds, and a peer that
+    /// lost its CPU for a while is not.
     ack_timeout: u8 = 16, "exponent of 4.096 us * 2^n";
-    /// Retries without any answer before the peer counts as gone, 0 to 7.
+    /// Retries without any response before the peer is unreachable, 0 to 7.
     retry_count: u8 = 7, "retries";
     /// Retries of a receiver that is not ready, 0 to 6, or 7 for no limit.
     rnr_retry: u8 = 7, "retries";
     /// Receiver-not-ready timer code sent to peers (IBTA table 45), 1 to 31.
     min_rnr_timer: u8 = 12, "code of IBTA table 45";
-    /// Reads and atomics in flight per endpoint, and served per endpoint: 1 to 16, rounded down to a power of two.
+    /// Reads and atomics in flight per endpoint, in each direction: 1 to 16, rounded down to a
+    /// power of two.
     max_rd_atomic: u8 = 8, "operations";
-    /// How long [`Worker::wait`](crate::Worker::wait) looks by itself before it sleeps: about as long as to wake up takes. Of several
-    /// interfaces of a worker the longest counts.
+    /// How long [`Worker::wait`](crate::Worker::wait) polls before it sleeps; about one wake-up
+    /// latency. If the interfaces of a worker differ, the longest time is used.
     busy_poll: Duration = Duration::from_micros(20), "time";
-    /// How long a connection of `tcp`, or a request for one of `ud_verbs`, may take until it is there; of `tcp` a stretch without progress of this end's counts as a sixteenth at most.
+    /// How long a connection of `tcp`, or a connection request of `ud_verbs`, may take. For `tcp`,
+    /// time in which this process did not call progress counts as at most a sixteenth of the limit.
     connect_timeout: Duration = Duration::from_secs(10), "time";
-    /// How long a peer of `tcp` or `ud_verbs` may acknowledge nothing, or take nothing from buffers that are full, until it counts as gone.
+    /// How long a peer of `tcp` or `ud_verbs` may acknowledge nothing, or read nothing while
+    /// buffers are full, before its endpoint fails.
     peer_timeout: Duration = Duration::from_secs(30), "time";
-    /// Whether what endpoints of `tcp` send, and what peers ask of the domain's memory, is encrypted and authenticated. `auto`: but on the
-    /// loopback. A connection is protected if either end asks for it.
+    /// Whether `tcp` encrypts and authenticates what its endpoints send, and what peers request of
+    /// the domain's memory. `auto`: everywhere but on the loopback. A connection is protected if
+    /// either end requires it.
     integrity: Choice = Choice::Auto, "auto, yes (on) or no (off)";
 }
 
 impl InterfaceConfig {
-    /// `bcopy_buffers`, checked.
-    pub(crate) fn checked_bcopy_buffers(&self, transport: &'static str) -> Result<usize, OpenError> {
+    /// Returns `bcopy_buffers` after a check.
+    pub(crate) fn checked_bcopy_buffers(&self, transport: TransportId) -> Result<usize, OpenError> {
         check(transport, "bcopy_buffers", self.bcopy_buffers, 1, 65536)?;
         Ok(self.bcopy_buffers as usize)
     }
@@ -139,7 +149,7 @@ impl InterfaceConfig {
 
 /// Refuses a setting outside `least..=most`.
 pub(crate) fn check(
-    transport: &'static str,
+    transport: TransportId,
     setting: &'static str,
     value: u32,
     least: u32,

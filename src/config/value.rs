@@ -1,33 +1,33 @@
-//! Values of settings as people write them.
+//! Parsing and formatting of setting values.
 
 use std::time::Duration;
 
-/// A type of settings.
+/// A type of setting values.
 pub(crate) trait Value: Sized {
-    /// What to write, for example.
+    /// The accepted form, with examples.
     const FORM: &str;
 
     fn text(&self) -> String;
 
-    /// `None` if it is no such value.
+    /// Parses a value. `None` if `text` is not a valid one.
     fn parse(text: &str) -> Option<Self>;
 }
 
-/// Whether something is used.
+/// Whether to use an optional feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Choice {
-    /// Where there is one, and where it is of use.
+    /// If it is available and useful.
     #[default]
     Auto,
-    /// In any case: opening fails where there is none.
+    /// Always: opening fails if it is not available.
     Yes,
-    /// In no case.
+    /// Never.
     No,
 }
 
 impl Choice {
-    /// The first word of each is the one that is written.
+    /// The first word of each choice is the one that is written.
     const WORDS: [(Self, &str); 5] =
         [(Self::Auto, "auto"), (Self::Yes, "yes"), (Self::No, "no"), (Self::Yes, "on"), (Self::No, "off")];
 }
@@ -44,7 +44,7 @@ impl Value for Choice {
     }
 }
 
-/// A whole number, with K, M or G for powers of 1024.
+/// Parses a whole number, with K, M or G for powers of 1024.
 fn number(text: &str) -> Option<u64> {
     let unit = |(unit, shift)| Some((text.strip_suffix(unit)?, shift));
     let (digits, shift) = [('K', 10), ('k', 10), ('M', 20), ('m', 20), ('G', 30)]
@@ -78,7 +78,7 @@ impl Value for Duration {
     const FORM: &str = "a time with its unit, such as 500us, 20ms, 10s or 2min";
 
     fn text(&self) -> String {
-        // As 1.5s or 20ms.
+        // For example 1.5s or 20ms.
         format!("{self:?}")
     }
 

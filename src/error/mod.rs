@@ -1,8 +1,8 @@
-//! What can go wrong, to whom, and what to look at next.
+//! Error types: what failed, on which object, and what to check next.
 //!
-//! Posting answers with the small [`PostError`]; an operation that was posted and failed tells its
-//! [`Completion`](crate::Completion) an [`OperationError`]; the endpoint it ran on reports once, in full
-//! words, an [`EndpointError`]. Setting things up has an error type per object.
+//! A post returns the small [`PostError`]. An operation that fails after it was posted passes an
+//! [`OperationError`] to its [`Completion`](crate::Completion). Its endpoint reports an
+//! [`EndpointError`] with all details once. Set-up functions have an error type per object.
 
 mod operation;
 mod post;
@@ -10,5 +10,6 @@ mod setup;
 
 pub use operation::{Cause, EndpointError, Operation, OperationError, Syndrome};
 pub use post::{Busy, PostError};
+#[cfg(any(feature = "mlx5", feature = "shm", feature = "tcp", feature = "verbs"))]
 pub(crate) use setup::Source;
 pub use setup::{ConnectError, HandlerError, KeyError, MemoryError, OpenError};

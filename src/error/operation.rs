@@ -1,14 +1,16 @@
-//! Why an operation that was posted failed, and what it did to its endpoint.
+//! Failures of posted operations, and their effect on the endpoint.
 
 use std::fmt;
 
-/// Why an operation that was posted did not succeed.
+use crate::address::TransportId;
+
+/// Why a posted operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationError {
-    /// The cause in the API's own terms.
+    /// The cause, independent of the transport.
     pub cause: Cause,
-    /// The device's own code, where a device spoke.
+    /// The device's error code, if a device reported the failure.
     pub syndrome: Option<Syndrome>,
 }
 
@@ -52,9 +54,9 @@ impl fmt::Display for Syndrome {
 pub enum Cause {
     /// Cancelled by flush-cancel or by dropping the endpoint.
     Canceled,
-    /// An earlier operation failed and took the queue with it.
+    /// An earlier operation failed and put the queue in error.
     Flushed,
-    /// A local buffer was too small for what arrived, or a local length was wrong.
+    /// A local buffer was too small for the received data, or a local length was wrong.
     LocalLength,
     /// The device refused the request itself.
     LocalOperation,
@@ -66,27 +68,27 @@ pub enum Cause {
     RemoteAccess,
     /// The peer could not carry the request out.
     RemoteOperation,
-    /// No answer from the peer after every retry.
+    /// No response from the peer after all retries.
     PeerUnreachable,
     /// The peer never had a receive buffer ready.
     ReceiverNotReady,
     /// The connection to the peer ended.
     Disconnected,
-    /// The peer does not know the job's key, or this end does not.
+    /// The two ends have different keys.
     Unauthenticated,
-    /// Bytes of the connection were changed on the way. Nothing of them took effect.
+    /// Bytes of the connection were changed in transit. None of them took effect.
     Altered,
-    /// A code this version does not know.
+    /// A code that this version does not know.
     Unknown,
 }
 
 impl Cause {
-    /// What to check next, in one line.
+    /// Returns what to check next, in one line.
     pub const fn hint(self) -> &'static str {
         match self {
             Self::Canceled => "the endpoint was cancelled or dropped here",
             Self::Flushed => {
-                "the queue was put in error before its turn came: look at the first error of this endpoint, or of the peer's"
+                "the queue was put in error before its turn came: see the first error of this endpoint, or of the peer's"
             }
             Self::LocalLength => "check the lengths of the local slices and the peer's message size",
             Self::LocalOperation => "check alignment, lengths and what the device supports",
@@ -95,12 +97,12 @@ impl Cause {
             Self::RemoteAccess => {
                 "check the remote key, that the region is alive, its bounds and its access rights"
             }
-            Self::RemoteOperation => "look at the peer's own errors",
+            Self::RemoteOperation => "check the peer's own errors",
             Self::PeerUnreachable => "check that the peer process is alive and its device address reachable",
             Self::ReceiverNotReady => "check that the peer calls progress and releases kept messages",
             Self::Disconnected => "check that the peer process is alive, and its own errors",
             Self::Unauthenticated => "give both ends the same key: see BAREWIRE_KEY_FILE",
-            Self::Altered => "somebody between the two hosts changes the packets, or a device damages them",
+            Self::Altered => "a host on the path changes the packets, or a device damages them",
             Self::Unknown => "see the device's manual for this syndrome",
         }
     }
@@ -121,13 +123,13 @@ impl fmt::Display for Cause {
             Self::ReceiverNotReady => "receiver-not-ready retries exceeded",
             Self::Disconnected => "disconnected",
             Self::Unauthenticated => "the two ends have different keys",
-            Self::Altered => "bytes were changed on the way",
+            Self::Altered => "bytes were changed in transit",
             Self::Unknown => "unknown device error",
         })
     }
 }
 
-/// The kind of operation an error speaks of.
+/// The kind of operation that an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -143,7 +145,7 @@ pub enum Operation {
     Flush,
     /// Receiving.
     Receive,
-    /// Making the connection.
+    /// Connecting.
     Connect,
     /// An operation that the device did not name.
     Unnamed,
@@ -164,22 +166,22 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The one report of an endpoint that failed. Its other operations complete with an error of their own;
-/// other endpoints go on.
+/// The report of an endpoint that failed, made once. Its other operations complete with their own
+/// errors; other endpoints are not affected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointError {
-    /// Transport name, such as `rc_mlx5`.
-    pub transport: &'static str,
+    /// The transport.
+    pub transport: TransportId,
     /// The peer: device address and queue.
     pub peer: String,
-    /// What failed.
+    /// The operation that failed.
     pub operation: Operation,
-    /// Why.
+    /// The cause.
     pub cause: Cause,
-    /// The device's own code.
+    /// The device's error code.
     pub syndrome: Option<Syndrome>,
-    /// What is known on this side: how often it was tried, from where, what the device counted.
+    /// Further details: the retries, the route, the device's counters.
     pub detail: Option<String>,
 }
 

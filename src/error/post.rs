@@ -2,47 +2,48 @@
 
 use thiserror::Error;
 
-/// Why a post was refused. Nothing was posted and no completion will be counted down.
+/// Why a post was refused. Nothing was posted, and no completion will be counted down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The queue, the buffer pool or the credits are used up, or requests are already pending on this
-    /// endpoint. Call progress and try again, or add the request to the pending queue.
-    #[error("no resources now: progress, or add the request to the pending queue")]
+    /// The queue, the buffer pool or the credits are used up, or requests are already pending on
+    /// this endpoint. Call progress and try again, or add the request to the pending queue.
+    #[error("no resources now: call progress, or add the request to the pending queue")]
     NoResource,
-    /// The payload is longer than the operation carries; see the interface's attributes.
-    #[error("{length} bytes are more than the {limit} that this operation carries")]
+    /// The payload is longer than the operation allows; see the interface's attributes.
+    #[error("{length} bytes are more than the {limit} that this operation can carry")]
     TooLong {
-        /// Bytes asked for (saturated).
+        /// Requested bytes (saturated).
         length: u32,
-        /// Bytes possible.
+        /// The limit in bytes.
         limit: u32,
     },
-    /// More memory slices than one operation gathers or scatters.
-    #[error("more than the {limit} memory slices that one operation takes")]
+    /// More memory slices than one operation can gather or scatter.
+    #[error("more than the {limit} memory slices that one operation can take")]
     TooManySlices {
-        /// Slices possible.
+        /// The limit of slices.
         limit: u32,
     },
-    /// More transfers in a list than the send queue ever holds.
-    #[error("more than the {limit} transfers that the send queue holds: post the list in parts")]
+    /// A list has more transfers than the send queue can hold.
+    #[error("more than the {limit} transfers that the send queue can hold: post the list in parts")]
     TooManyTransfers {
-        /// Transfers possible.
+        /// The limit of transfers.
         limit: u32,
     },
     /// Active-message ids are 0 to 31.
     #[error("active-message id {0} is not in 0..32")]
     UnknownHandlerId(u8),
-    /// The endpoint failed or was cancelled; [`Endpoint::error`](crate::Endpoint::error) tells why.
+    /// The endpoint failed or was cancelled; [`Endpoint::error`](crate::Endpoint::error) returns
+    /// why.
     #[error("the endpoint has failed or was cancelled")]
     EndpointFailed,
     /// The endpoint is not connected yet.
     #[error("the endpoint is not connected")]
     NotConnected,
-    /// The interface's `Progress` (or the `Worker` that owned it) is gone.
+    /// The interface's `Progress` (or the `Worker` that owned it) was dropped.
     #[error("the interface is closed: its worker was dropped")]
     Closed,
-    /// The endpoint belongs to the process that this one was forked from.
+    /// The endpoint belongs to the process from which this one was forked.
     #[error("the endpoint belongs to the parent process: open an interface after the fork")]
     Forked,
     /// The remote range is not inside the key's region.
@@ -54,7 +55,8 @@ pub enum PostError {
     /// The region of this key was freed.
     #[error("the region of this key was freed")]
     KeyExpired,
-    /// Atomics need an address that is a multiple of their word's size, and the 8 bytes around a word of 4 inside the region.
+    /// An atomic needs an address that is a multiple of its word's size. For a word of 4 bytes, the
+    /// aligned 8 bytes around it must be inside the region.
     #[error(
         "an atomic needs an address that is a multiple of its word's size, 4 or 8, in 8 bytes of the region"
     )]
@@ -71,7 +73,7 @@ pub enum PostError {
 }
 
 impl PostError {
-    /// `TooLong` from sizes as callers have them.
+    /// Creates `TooLong` from `usize` lengths.
     #[cold]
     pub(crate) fn too_long(length: usize, limit: usize) -> Self {
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -79,7 +81,7 @@ impl PostError {
     }
 }
 
-/// A pending request was not taken because resources are there right now: post instead.
+/// A pending request was not accepted because resources are available now: post instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("resources are available: post the operation instead of queueing it")]
 pub struct Busy;

@@ -1,74 +1,76 @@
-//! Why something could not be set up.
+//! Errors of setting up devices, memory and connections.
 
 use thiserror::Error;
 
-/// An error of a layer below, kept as the source of one of ours.
+use crate::address::TransportId;
+
+/// An error of a lower layer, kept as the source of an error of this crate.
 pub(crate) type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a domain, an interface or an endpoint could not be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// No transport of this name is compiled in.
-    #[error("unknown transport '{name}': there are {known}")]
-    UnknownTransport {
-        /// The name asked for.
-        name: String,
-        /// The names that exist, with commas.
+    /// The transport is not compiled into this build.
+    #[error("{transport} is not compiled in: this build has {known}")]
+    NotBuilt {
+        /// The requested transport.
+        transport: TransportId,
+        /// The transports of this build, separated by commas.
         known: String,
     },
     /// The transport has no device of this name.
     #[error("unknown device '{device}' for transport {transport}: there are {known}")]
     UnknownDevice {
         /// The transport.
-        transport: &'static str,
-        /// The device asked for.
+        transport: TransportId,
+        /// The requested device.
         device: String,
-        /// The devices that exist, with commas.
+        /// The devices that exist, separated by commas.
         known: String,
     },
-    /// A setting is outside what the transport takes.
-    #[error("{transport}: {setting} = {value} is not possible: {reason}")]
+    /// A setting has a value that the transport does not accept.
+    #[error("{transport}: {setting} = {value} is not valid: {reason}")]
     Setting {
         /// The transport.
-        transport: &'static str,
+        transport: TransportId,
         /// Name of the setting in [`InterfaceConfig`](crate::InterfaceConfig).
         setting: &'static str,
         /// The value given.
         value: u64,
-        /// What is possible.
+        /// What is accepted.
         reason: String,
     },
-    /// The interface has as many endpoints as its completion queue can serve.
+    /// The interface already has as many endpoints as its completion queue can serve.
     #[error(
         "{transport}: all {limit} endpoints of this interface are in use; open it with a larger max_endpoints"
     )]
     TooManyEndpoints {
         /// The transport.
-        transport: &'static str,
-        /// Endpoints that the interface was opened for.
+        transport: TransportId,
+        /// The limit of endpoints with which the interface was opened.
         limit: u32,
     },
-    /// The interface's `Progress` (or the `Worker` that owned it) is gone.
+    /// The interface's `Progress` (or the `Worker` that owned it) was dropped.
     #[error("{transport}: the interface is closed: its worker was dropped")]
     Closed {
         /// The transport.
-        transport: &'static str,
+        transport: TransportId,
     },
-    /// The transport connects in the other way; see [`Flags`](crate::Flags).
+    /// The transport does not connect in this way; see [`Flags`](crate::Flags).
     #[error("{transport} connects {instead}")]
     Unsupported {
         /// The transport.
-        transport: &'static str,
+        transport: TransportId,
         /// The call to use.
         instead: &'static str,
     },
-    /// A layer below refused.
+    /// A lower layer refused.
     #[error("{device}: could not {step}: {source}")]
     Device {
         /// Device name.
         device: String,
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
         /// The refusal.
         source: Source,
@@ -83,41 +85,50 @@ pub enum ConnectError {
     #[error("a {transport} endpoint cannot use an address of {found}")]
     ForeignTransport {
         /// The endpoint's transport.
-        transport: &'static str,
+        transport: TransportId,
         /// The address's transport.
-        found: &'static str,
+        found: TransportId,
     },
-    /// The peer's address holds a value that cannot be.
+    /// The peer's address contains an invalid value.
     #[error("{transport}: the peer's address is not usable: {source}")]
     Address {
         /// The endpoint's transport.
-        transport: &'static str,
-        /// What is wrong.
+        transport: TransportId,
+        /// The invalid value.
         source: crate::address::AddressError,
     },
     /// The address is not reachable from here.
     #[error("{transport}: {peer} is not reachable: {reason}")]
     Unreachable {
         /// The endpoint's transport.
-        transport: &'static str,
+        transport: TransportId,
         /// The peer.
         peer: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The endpoint is connected, failed or closed already.
     #[error("{transport}: the endpoint was connected before")]
     Connected {
         /// The endpoint's transport.
-        transport: &'static str,
+        transport: TransportId,
     },
-    /// The transport connects in the other way; see [`Flags`](crate::Flags).
+    /// The transport does not connect in this way; see [`Flags`](crate::Flags).
     #[error("{transport} connects {instead}")]
     Unsupported {
         /// The transport.
-        transport: &'static str,
+        transport: TransportId,
         /// The call to use.
         instead: &'static str,
+    },
+    /// The address is that of an interface, where that of an endpoint is needed.
+    #[error(
+        "{transport}: the address is that of an interface: pass Endpoint::address of the peer's endpoint, \
+         or connect to the interface by Interface::connect"
+    )]
+    NoEndpoint {
+        /// The endpoint's transport.
+        transport: TransportId,
     },
     /// The endpoint to connect could not be opened.
     #[error(transparent)]
@@ -126,7 +137,7 @@ pub enum ConnectError {
     #[error("{transport}: could not connect to {peer}: {source}")]
     Device {
         /// The endpoint's transport.
-        transport: &'static str,
+        transport: TransportId,
         /// The peer.
         peer: String,
         /// The refusal.
@@ -134,17 +145,17 @@ pub enum ConnectError {
     },
 }
 
-/// Why memory could not be allocated, registered or reached.
+/// Why memory could not be allocated, registered or accessed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// Regions have at least one byte.
     #[error("a memory region needs at least one byte")]
     Empty,
-    /// The system or the device has no room for the region.
+    /// The kernel or the device has no memory for the region.
     #[error("no memory for a region of {length} bytes")]
     NoMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         length: usize,
     },
     /// The range is not inside the region.
@@ -152,7 +163,7 @@ pub enum MemoryError {
     OutOfRange {
         /// Offset from the region's start.
         offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         length: usize,
         /// The region's length.
         region: usize,
@@ -166,12 +177,12 @@ pub enum MemoryError {
     /// The device refused to register the region.
     #[error("could not register {length} bytes: {source}")]
     Device {
-        /// Bytes asked for.
+        /// Requested bytes.
         length: usize,
         /// The refusal.
         source: Source,
     },
-    /// The device did not give up the region and may still access it.
+    /// The device did not release the region and may still access it.
     #[error(
         "could not deregister {length} bytes: {source}; \
          the memory has to stay as it is for the life of the process"
@@ -195,9 +206,9 @@ pub enum KeyError {
     #[error("the key is for transport {found}, this domain is {expected}")]
     ForeignTransport {
         /// The domain's transport.
-        expected: &'static str,
+        expected: TransportId,
         /// The key's transport.
-        found: &'static str,
+        found: TransportId,
     },
     /// The key is for another domain of the same transport and cannot be used here.
     #[error("the key belongs to another domain")]
@@ -211,9 +222,9 @@ pub enum KeyError {
     )]
     NotShared {
         /// The transport.
-        transport: &'static str,
-        /// One that can reach it.
-        instead: &'static str,
+        transport: TransportId,
+        /// A transport that can access it.
+        instead: TransportId,
     },
 }
 
@@ -224,7 +235,8 @@ pub enum HandlerError {
     /// Active-message ids are 0 to 31.
     #[error("active-message id {0} is not in 0..32")]
     UnknownHandlerId(u8),
-    /// The interface's `Progress` (or the `Worker` that owned it) is gone: nothing would call the handler.
+    /// The interface's `Progress` (or the `Worker` that owned it) was dropped, so the handler would
+    /// never be called.
     #[error("the interface is closed: its worker was dropped")]
     Closed,
 }

@@ -1,6 +1,6 @@
-//! The static API: one module per transport, each with `Domain`, `Interface`, `Progress`, `Endpoint`,
-//! `Memory` and `RemoteKey`. Everything inlines, and an operation that a transport lacks is a compile
-//! error (see [`capability`](crate::capability)).
+//! The static API: one module per transport, each with `Domain`, `Interface`, `Progress`,
+//! `Endpoint`, `Memory` and `RemoteKey`. Everything inlines, and an operation that a transport
+//! lacks is a compile error (see [`capability`](crate::capability)).
 //!
 //! Code that is generic over the transport takes a [`Transport`]:
 //!
@@ -16,11 +16,10 @@
 //! {
 //!     let domain = T::open(device)?;
 //!     let (interface, _progress) = T::open_interface(&domain, &InterfaceConfig::default())?;
-//!     let endpoint =
-//!         T::connect_to_interface(&interface, &interface.device_address(), &interface.address())?;
+//!     let endpoint = T::connect_to_interface(&interface, &interface.address())?;
 //!     let memory = domain.allocate(64, Access::REMOTE_WRITE)?;
 //!     let key = domain.unpack_key(&memory.pack_key())?;
-//!     let _ = endpoint.put_short(&[7], memory.address(), &key)?;
+//!     endpoint.put_short(&[7], memory.address(), &key)?;
 //!     let mut byte = [0];
 //!     memory.read(0, &mut byte)?;
 //!     Ok(byte[0])
@@ -30,10 +29,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "cma")]
 pub mod cma;
 pub(crate) mod common;
 mod object;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub mod rc;
+#[cfg(feature = "mlx5")]
 pub mod rc_mlx5;
 #[cfg(feature = "verbs")]
 pub mod rc_verbs;
@@ -42,15 +44,17 @@ pub(crate) mod rdma;
 #[cfg(feature = "verbs")]
 mod reliable;
 pub mod self_;
+#[cfg(feature = "shm")]
 pub mod shm;
 pub(crate) mod table;
+#[cfg(feature = "tcp")]
 pub mod tcp;
 #[cfg(feature = "verbs")]
 pub mod ud_verbs;
 
 pub use object::{Domain, Endpoint, Interface, Memory, Progress};
 
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, TransportId};
+use crate::address::{PeerAddress, TransportId};
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::{ConnectError, OpenError, PostError};
@@ -101,21 +105,18 @@ pub trait Transport: Sized + sealed::Conversions + 'static {
     /// [`OpenError::Closed`]
     fn open_endpoint(interface: &Self::Interface) -> Result<Self::Endpoint, OpenError> {
         let _ = interface;
-        Err(OpenError::Unsupported { transport: Self::ID.name(), instead: TO_INTERFACES })
+        Err(OpenError::Unsupported { transport: Self::ID, instead: TO_INTERFACES })
     }
 
-    /// Connects to the peer's endpoint. Both ends connect to each other; once both did, both can post.
+    /// Connects to the peer's endpoint. Both ends connect to each other; after that, both can
+    /// post.
     ///
     /// # Errors
     /// [`ConnectError`]; [`ConnectError::Unsupported`] without
     /// [`Flags::CONNECT_TO_EP`](crate::Flags::CONNECT_TO_EP).
-    fn connect(
-        endpoint: &Self::Endpoint,
-        device: &DeviceAddress,
-        address: &EndpointAddress,
-    ) -> Result<(), ConnectError> {
-        let _ = (endpoint, device, address);
-        Err(ConnectError::Unsupported { transport: Self::ID.name(), instead: TO_INTERFACES })
+    fn connect(endpoint: &Self::Endpoint, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let _ = (endpoint, peer);
+        Err(ConnectError::Unsupported { transport: Self::ID, instead: TO_INTERFACES })
     }
 
     /// Opens an endpoint to an interface; transports with
@@ -125,18 +126,17 @@ pub trait Transport: Sized + sealed::Conversions + 'static {
     /// [`ConnectError`]; [`ConnectError::Unsupported`] without that flag.
     fn connect_to_interface(
         interface: &Self::Interface,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
+        peer: &PeerAddress,
     ) -> Result<Self::Endpoint, ConnectError> {
-        let _ = (interface, device, address);
+        let _ = (interface, peer);
         Err(ConnectError::Unsupported {
-            transport: Self::ID.name(),
-            instead: "endpoint to endpoint: use Endpoint::new and connect",
+            transport: Self::ID,
+            instead: "endpoint to endpoint: use Endpoint::new and Endpoint::connect",
         })
     }
 }
 
-const TO_INTERFACES: &str = "to interfaces: use Endpoint::connect_to_interface";
+const TO_INTERFACES: &str = "to interfaces: use Interface::connect";
 
 /// The transfers of a list, with the keys of one transport. A list pays for one allocation.
 pub(crate) fn transfers_of<'a, T: Transport>(

@@ -1,17 +1,17 @@
-//! The objects of a transport as traits: what the domains, interfaces and endpoints of every transport
-//! have in common. The operations of endpoints are in [`capability`](crate::capability).
+//! The objects of a transport as traits: what the domains, interfaces and endpoints of every
+//! transport have in common. The operations of endpoints are in [`capability`](crate::capability).
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use crate::address::PeerAddress;
 use crate::attributes::Attributes;
 use crate::capability::{Flush, Pending};
 use crate::completion::Completion;
 use crate::counters::Counters;
-use crate::error::{EndpointError, HandlerError, KeyError, MemoryError, PostError};
+use crate::error::{ConnectError, EndpointError, HandlerError, KeyError, MemoryError, PostError};
 use crate::event::EventError;
 use crate::memory::{Access, Slice};
 use crate::message::Message;
@@ -24,13 +24,16 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
     /// A right to a peer's memory.
     type RemoteKey: Clone + Debug + Send + Sync;
 
+    /// The device's name: as [`crate::Domain::name`].
+    fn name(&self) -> &str;
+
     /// Allocates zeroed, page-aligned memory and registers it.
     ///
     /// # Errors
     /// [`MemoryError`]
     fn allocate(&self, len: usize, access: Access) -> Result<Self::Memory, MemoryError>;
 
-    /// Registers memory that someone else owns.
+    /// Registers memory that the domain does not own.
     ///
     /// # Errors
     /// [`MemoryError`]
@@ -44,7 +47,7 @@ pub trait Domain: Clone + Debug + Send + Sync + 'static {
         access: Access,
     ) -> Result<Self::Memory, MemoryError>;
 
-    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    /// Creates a key from the bytes of the peer's [`Memory::pack_key`].
     ///
     /// # Errors
     /// [`KeyError`]
@@ -99,13 +102,17 @@ pub trait Interface: Clone + Debug + 'static {
     /// What the interface can do.
     fn attributes(&self) -> &Attributes;
 
-    /// Where peers find the device.
-    fn device_address(&self) -> DeviceAddress;
+    /// Where peers find the interface.
+    fn address(&self) -> PeerAddress;
 
-    /// Where peers find the interface on its device.
-    fn address(&self) -> InterfaceAddress;
+    /// Checks whether the interface can reach a peer's interface: as [`crate::Interface::reaches`].
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`], [`ConnectError::Unreachable`]
+    fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError>;
 
-    /// Sets the handler of active messages `id` (0 to 31), replacing an older one. Handlers may post.
+    /// Sets the handler of active messages `id` (0 to 31), replacing an earlier one. Handlers may
+    /// post.
     ///
     /// # Errors
     /// [`HandlerError`]
@@ -127,8 +134,8 @@ pub trait Interface: Clone + Debug + 'static {
     /// [`EventError::Missing`]
     fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, EventError>;
 
-    /// Arms the [descriptor](Self::event_fd) until progress is called. Returns when progress is wanted
-    /// at the latest, if it is.
+    /// Arms the [descriptor](Self::event_fd) until progress is called. Returns when progress is
+    /// wanted at the latest, if it is.
     ///
     /// # Errors
     /// [`EventError::Busy`] if progress has something to do. [`EventError::Missing`],
@@ -158,7 +165,7 @@ pub trait Progress {
 /// One end of a connection.
 pub trait Endpoint: Clone + Debug + Flush + Pending + 'static {
     /// What the peer passes to [`Transport::connect`](super::Transport::connect).
-    fn address(&self) -> EndpointAddress;
+    fn address(&self) -> PeerAddress;
 
     /// Why the endpoint failed, if it did.
     fn error(&self) -> Option<EndpointError>;
@@ -176,6 +183,10 @@ macro_rules! objects {
         impl $crate::transport::Domain for Domain {
             type Memory = Memory;
             type RemoteKey = RemoteKey;
+
+            fn name(&self) -> &str {
+                self.device()
+            }
 
             fn allocate(&self, len: usize, access: $crate::Access) -> Result<Memory, $crate::MemoryError> {
                 self.allocate(len, access)
@@ -237,12 +248,12 @@ macro_rules! objects {
                 self.attributes()
             }
 
-            fn device_address(&self) -> $crate::DeviceAddress {
-                self.device_address()
+            fn address(&self) -> $crate::PeerAddress {
+                self.address()
             }
 
-            fn address(&self) -> $crate::InterfaceAddress {
-                self.address()
+            fn reaches(&self, peer: &$crate::PeerAddress) -> Result<(), $crate::ConnectError> {
+                self.reaches(peer)
             }
 
             fn set_handler(
@@ -292,7 +303,7 @@ macro_rules! objects {
     };
     (@ Endpoint) => {
         impl $crate::transport::Endpoint for Endpoint {
-            fn address(&self) -> $crate::EndpointAddress {
+            fn address(&self) -> $crate::PeerAddress {
                 self.address()
             }
 
@@ -306,4 +317,62 @@ macro_rules! objects {
         }
     };
 }
-pub(crate) use objects;
+
+/// `transport!(Shm: endpoints, interfaces)`: the type `Shm` as a [`Transport`](super::Transport),
+/// by the functions of its module's objects. The list names what endpoints connect to.
+macro_rules! transport {
+    ($variant:ident: $($to:ident),+) => {
+        /// The transport as a type, for code that is generic over it.
+        #[derive(Debug)]
+        pub enum $variant {}
+
+        impl $crate::transport::Transport for $variant {
+            const ID: $crate::address::TransportId = $crate::address::TransportId::$variant;
+            type Domain = Domain;
+            type Memory = Memory;
+            type RemoteKey = RemoteKey;
+            type Interface = Interface;
+            type Progress = Progress;
+            type Endpoint = Endpoint;
+
+            fn attributes(config: &$crate::InterfaceConfig) -> $crate::Attributes {
+                attributes(config)
+            }
+
+            fn open(device: &str) -> Result<Domain, $crate::OpenError> {
+                Domain::open(device)
+            }
+
+            fn open_interface(
+                domain: &Domain,
+                config: &$crate::InterfaceConfig,
+            ) -> Result<(Interface, Progress), $crate::OpenError> {
+                Interface::open(domain, config)
+            }
+
+            $($crate::transport::object::transport!(@ $to);)+
+        }
+    };
+    (@ endpoints) => {
+        fn open_endpoint(interface: &Interface) -> Result<Endpoint, $crate::OpenError> {
+            Endpoint::new(interface)
+        }
+
+        fn connect(
+            endpoint: &Endpoint,
+            peer: &$crate::PeerAddress,
+        ) -> Result<(), $crate::ConnectError> {
+            endpoint.connect(peer)
+        }
+    };
+    (@ interfaces) => {
+        fn connect_to_interface(
+            interface: &Interface,
+            peer: &$crate::PeerAddress,
+        ) -> Result<Endpoint, $crate::ConnectError> {
+            interface.connect(peer)
+        }
+    };
+}
+
+pub(crate) use {objects, transport};

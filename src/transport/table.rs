@@ -10,12 +10,12 @@ macro_rules! transports {
         $crate::transport::table::$then! {
             ($($arguments)*)
             Self_ self_ 1 "self" [8, 8, 8, 16];
-            RcMlx5 rc_mlx5 2 "rc_mlx5" [24, 0, 24, 4];
-            Shm shm 3 "shm" [8, 24, 24, 33];
-            Cma cma 4 "cma" [16, 24, 24, 28];
+            #[cfg(feature = "mlx5")] RcMlx5 rc_mlx5 2 "rc_mlx5" [24, 0, 24, 4];
+            #[cfg(feature = "shm")] Shm shm 3 "shm" [8, 24, 24, 33];
+            #[cfg(feature = "cma")] Cma cma 4 "cma" [16, 24, 24, 28];
             #[cfg(feature = "verbs")] RcVerbs rc_verbs 6 "rc_verbs" [24, 0, 24, 4];
             #[cfg(feature = "verbs")] UdVerbs ud_verbs 7 "ud_verbs" [24, 16, 24, 4];
-            Tcp tcp 5 "tcp" [20, 8, 16, 18];
+            #[cfg(feature = "tcp")] Tcp tcp 5 "tcp" [20, 8, 16, 18];
         }
     };
 }
@@ -24,11 +24,11 @@ macro_rules! transports {
 macro_rules! one_of {
     (
         ($(#[$attribute:meta])* $visibility:vis enum $kind:ident of $object:ident)
-        $($(#[$gate:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
+        $($(#[$posting:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
     ) => {
         $(#[$attribute])*
         $visibility enum $kind {
-            $($(#[$gate])* $variant($crate::transport::$module::$object),)*
+            $($(#[$posting])* $variant($crate::transport::$module::$object),)*
         }
     };
 }
@@ -41,16 +41,17 @@ macro_rules! one_of {
 macro_rules! each {
     (
         (($endpoint:expr, $key:expr), ($object:ident, $key_object:ident) => $body:expr)
-        $($(#[$gate:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
+        $($(#[$posting:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
     ) => {
         match ($endpoint, $key) {
-            $($(#[$gate])* (Kind::$variant($object), KeyKind::$variant($key_object)) => $body,)*
+            $($(#[$posting])* (Kind::$variant($object), KeyKind::$variant($key_object)) => $body,)*
+            #[allow(unreachable_patterns, reason = "a build may have one transport only")]
             _ => Err(PostError::ForeignKey),
         }
     };
     (
         ($value:expr, $object:ident => $body:expr)
-        $($(#[$gate:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
+        $($(#[$posting:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
     ) => {
         $crate::transport::table::transports!(each_of! Kind, $value, $object => $body)
     };
@@ -60,10 +61,10 @@ macro_rules! each {
 macro_rules! each_of {
     (
         ($kind:ident, $value:expr, $object:ident => $body:expr)
-        $($(#[$gate:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
+        $($(#[$posting:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
     ) => {
         match $value {
-            $($(#[$gate])* $kind::$variant($object) => {
+            $($(#[$posting])* $kind::$variant($object) => {
                 #[allow(dead_code, reason = "not every expression names the transport")]
                 type T = $crate::transport::$module::$variant;
                 $body
@@ -77,10 +78,10 @@ macro_rules! each_of {
 macro_rules! by_id {
     (
         ($id:expr, $body:expr, else $other:expr)
-        $($(#[$gate:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
+        $($(#[$posting:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
     ) => {
         match $id {
-            $($(#[$gate])* $crate::TransportId::$variant => {
+            $($(#[$posting])* $crate::TransportId::$variant => {
                 type T = $crate::transport::$module::$variant;
                 $body
             })*
@@ -94,7 +95,7 @@ macro_rules! by_id {
 macro_rules! ids {
     (
         ($(#[$attribute:meta])* $visibility:vis enum $id:ident)
-        $($(#[$gate:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
+        $($(#[$posting:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
     ) => {
         $(#[$attribute])*
         $visibility enum $id {
@@ -103,8 +104,9 @@ macro_rules! ids {
 
         impl $id {
             /// The transports of this build.
-            pub const BUILT: &'static [Self] = &[$($(#[$gate])* Self::$variant,)*];
-            const ALL: &'static [Self] = &[$(Self::$variant,)*];
+            pub const BUILT: &'static [Self] = &[$($(#[$posting])* Self::$variant,)*];
+            /// Every transport, also those that this build lacks.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
             /// The name by which users know the transport.
             pub const fn name(self) -> &'static str {
@@ -113,7 +115,8 @@ macro_rules! ids {
                 }
             }
 
-            const fn from_code(code: u8) -> Option<Self> {
+            /// The transport with this code in addresses.
+            pub const fn from_code(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$variant),)*
                     _ => None,
@@ -134,9 +137,9 @@ macro_rules! ids {
 macro_rules! conversions {
     (
         $objects:tt
-        $($(#[$gate:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
+        $($(#[$posting:meta])* $variant:ident $module:ident $code:literal $name:literal $bodies:tt;)*
     ) => {
-        $($(#[$gate])* $crate::transport::table::conversions_of! { $variant $module $objects })*
+        $($(#[$posting])* $crate::transport::table::conversions_of! { $variant $module $objects })*
     };
 }
 
@@ -153,6 +156,7 @@ macro_rules! conversions_of {
                 fn $from(object: &$crate::$file::$object) -> Option<&$crate::transport::$module::$object> {
                     match &object.0 {
                         $crate::$file::$kind::$variant(object) => Some(object),
+                        #[allow(unreachable_patterns, reason = "a build may have one transport only")]
                         _ => None,
                     }
                 }

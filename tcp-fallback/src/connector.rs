@@ -1,4 +1,4 @@
-//! A connection in the making, from the side that asks for it. It is advanced by being called and never waits.
+//! Opening a connection, without waiting.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -7,37 +7,37 @@ use std::time::{Duration, Instant};
 use socket2::Socket as Raw;
 use thiserror::Error;
 
-use crate::door::Limits;
 use crate::handshake::{CHALLENGE_BYTES, Claim, HandshakeError, Initiator, Session, VERDICT_BYTES};
 use crate::key::{Key, random};
-use crate::patience::Patience;
-use crate::socket::{Socket, open, say};
+use crate::listener::Limits;
+use crate::socket::{Socket, open, send_whole};
+use crate::stall_timer::StallTimer;
 
-/// The first wait before another attempt; each later one is twice as long.
+/// The first pause between two attempts; each later one is twice as long.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The longest.
+/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// Attempts after which an address where nobody listens counts as such.
+/// Refused attempts after which no process is assumed to listen.
 const REFUSALS: u32 = 4;
 
-/// Why there is no connection.
+/// Why no connection was made.
 #[derive(Debug, Error)]
 pub enum ConnectFailure {
-    /// Nobody listens.
-    #[error("nobody listens there: the peer is gone, or its address is old")]
+    /// No process listens at the address.
+    #[error("no process listens there: the peer has ended, or its address is old")]
     Refused,
     /// The deadline passed.
-    #[error("no answer within {:.1} s{}", .waited.as_secs_f64(), .last.as_deref().unwrap_or_default())]
+    #[error("no response within {:.1} s{}", .waited.as_secs_f64(), .last.as_deref().unwrap_or_default())]
     TimedOut {
-        /// How long it was tried and looked at.
+        /// The time that counted ([`StallTimer`]).
         waited: Duration,
-        /// What the last attempt ended with.
+        /// The result of the last attempt.
         last: Option<String>,
     },
     /// The handshake failed.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// What the system says.
+    /// A system call failed.
     #[error(transparent)]
     Io(io::Error),
 }
@@ -46,15 +46,15 @@ pub enum ConnectFailure {
 enum State {
     /// Until the next attempt.
     Pausing(Instant),
-    /// The system connects.
+    /// The kernel connects.
     Connecting(Raw),
-    /// The hello was sent, the challenge is awaited.
+    /// The hello was sent.
     Greeted(Raw, Initiator),
-    /// The claim was sent, the verdict is awaited.
+    /// The claim was sent.
     Claimed(Raw, Session),
 }
 
-/// A connection in the making.
+/// A connection that is being opened.
 #[derive(Debug)]
 pub struct Connector {
     peer: SocketAddr,
@@ -62,7 +62,7 @@ pub struct Connector {
     key: Key,
     claim: Claim,
     limits: Limits,
-    patience: Patience,
+    timer: StallTimer,
     pause: Duration,
     refusals: u32,
     last: Option<String>,
@@ -71,9 +71,11 @@ pub struct Connector {
     count: usize,
 }
 
-/// An end of version 1 of the handshake hangs up without a word, as does one that is busy.
+/// A peer that has version 1 of the handshake, or is busy, closes the connection without a
+/// response.
 fn unchallenged(error: io::Error) -> io::Error {
-    let words = "it hangs up at the first message: it is busy, or of an older version of barewire";
+    let words =
+        "it closes the connection at the first message: it is busy, or has an older version of barewire";
     match error.kind() {
         kind @ (ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => io::Error::new(kind, words),
         _ => error,
@@ -81,17 +83,17 @@ fn unchallenged(error: io::Error) -> io::Error {
 }
 
 impl Connector {
-    /// Begins to connect to `peer`, from the address `source` if there is one. It is tried again until `patience` is over, of which time
-    /// counts in which [`Self::advance`] is called ([`Patience`]).
+    /// Begins to connect to `peer`, from the address `source` if one is given. Failed attempts are
+    /// repeated until `timeout`, measured by a [`StallTimer`].
     ///
     /// # Errors
-    /// No descriptor, or `peer` cannot be reached from `source`.
+    /// There is no descriptor left, or `peer` cannot be reached from `source`.
     pub fn start(
         peer: SocketAddr,
         source: Option<IpAddr>,
         key: &Key,
         claim: Claim,
-        patience: Duration,
+        timeout: Duration,
         limits: Limits,
     ) -> io::Result<Self> {
         let begun = Instant::now();
@@ -101,7 +103,7 @@ impl Connector {
             key: key.clone(),
             claim,
             limits,
-            patience: Patience::new(patience, begun),
+            timer: StallTimer::new(timeout, begun),
             pause: PAUSE,
             refusals: 0,
             last: None,
@@ -113,7 +115,7 @@ impl Connector {
         Ok(this)
     }
 
-    /// Whom it connects to.
+    /// The address that it connects to.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -121,7 +123,8 @@ impl Connector {
     fn attempt(&self) -> io::Result<State> {
         let socket = open(self.peer)?;
         if let Some(source) = self.source {
-            // The port is chosen with the peer in mind: more connections than there are ports.
+            // The kernel chooses the port per peer, so that there can be more connections than
+            // ports.
             socket.set_reuse_address(true)?;
             socket.bind(&SocketAddr::new(source, 0).into())?;
         }
@@ -136,7 +139,7 @@ impl Connector {
         }
     }
 
-    /// Goes on until the connection is there, with `between` whenever nothing can be done now.
+    /// Advances until the connection is open, and calls `between` in between.
     ///
     /// # Errors
     /// [`ConnectFailure`]
@@ -149,7 +152,7 @@ impl Connector {
         }
     }
 
-    /// Does what can be done now; the connection once it is there.
+    /// Does what can be done without waiting. Returns the connection once it is open.
     ///
     /// # Errors
     /// [`ConnectFailure`]
@@ -159,19 +162,19 @@ impl Connector {
             Ok(Some((socket, session))) => {
                 let made = session
                     .seal_connecting()
-                    .and_then(|seal| Socket::new(socket, self.peer, self.limits.silence, seal));
+                    .and_then(|seal| Socket::new(socket, self.peer, self.limits.peer_timeout, seal));
                 return made.map(Some).map_err(ConnectFailure::Io);
             }
             Err(ConnectFailure::Io(error)) => self.again(now, error)?,
             Err(other) => return Err(other),
         }
-        if self.patience.is_over(now) {
-            return Err(ConnectFailure::TimedOut { waited: self.patience.spent(), last: self.last.take() });
+        if self.timer.is_over(now) {
+            return Err(ConnectFailure::TimedOut { waited: self.timer.spent(), last: self.last.take() });
         }
         Ok(None)
     }
 
-    /// An attempt failed: another one later, if that may help.
+    /// An attempt failed: plans another one if that may help.
     fn again(&mut self, now: Instant, error: io::Error) -> Result<(), ConnectFailure> {
         match error.kind() {
             ErrorKind::ConnectionRefused => {
@@ -180,7 +183,7 @@ impl Connector {
                     return Err(ConnectFailure::Refused);
                 }
             }
-            // A peer with many guests may have sent this one away; a link may come back.
+            // A busy peer may have dropped the handshake, and a link may come back.
             ErrorKind::ConnectionReset
             | ErrorKind::ConnectionAborted
             | ErrorKind::BrokenPipe
@@ -215,27 +218,28 @@ impl Connector {
                         self.state = State::Connecting(socket);
                         return Ok(None);
                     }
-                    // With nobody listening, TCP's simultaneous open may join a socket with itself.
+                    // If no process listens, TCP's simultaneous open may connect a socket to
+                    // itself.
                     if socket.local_addr().map_err(failed)?.as_socket() == Some(self.peer) {
                         return Err(failed(ErrorKind::ConnectionRefused.into()));
                     }
                     let challenge = random().map_err(failed)?;
                     let initiator = Initiator::new(self.claim, challenge, self.limits.protected);
-                    say(&socket, initiator.hello()).map_err(failed)?;
+                    send_whole(&socket, initiator.hello()).map_err(failed)?;
                     self.count = 0;
                     self.state = State::Greeted(socket, initiator);
                 }
                 State::Greeted(socket, initiator) => {
-                    if !self.hear(&socket, CHALLENGE_BYTES).map_err(|error| failed(unchallenged(error)))? {
+                    if !self.receive(&socket, CHALLENGE_BYTES).map_err(|error| failed(unchallenged(error)))? {
                         self.state = State::Greeted(socket, initiator);
                         return Ok(None);
                     }
-                    let (claim, session) = initiator.answer(&self.key, &self.held)?;
-                    say(&socket, &claim).map_err(failed)?;
+                    let (claim, session) = initiator.prove(&self.key, &self.held)?;
+                    send_whole(&socket, &claim).map_err(failed)?;
                     self.state = State::Claimed(socket, session);
                 }
                 State::Claimed(socket, session) => {
-                    if !self.hear(&socket, VERDICT_BYTES).map_err(failed)? {
+                    if !self.receive(&socket, VERDICT_BYTES).map_err(failed)? {
                         self.state = State::Claimed(socket, session);
                         return Ok(None);
                     }
@@ -246,8 +250,9 @@ impl Connector {
         }
     }
 
-    /// Reads on to `wanted` bytes of the handshake, and not one more; true once they are there.
-    fn hear(&mut self, socket: &Raw, wanted: usize) -> io::Result<bool> {
+    /// Receives up to `wanted` bytes of the handshake, and not one that follows it. Returns true
+    /// once they are complete.
+    fn receive(&mut self, socket: &Raw, wanted: usize) -> io::Result<bool> {
         use rustix::io::Errno;
         while self.count < wanted {
             let flags = rustix::net::RecvFlags::DONTWAIT;

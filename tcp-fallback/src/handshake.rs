@@ -1,20 +1,21 @@
-//! How two ends prove to each other that they know the job's key, before anything else is said.
+//! The handshake, in which both ends prove that they have the job's key.
 //!
-//! | step | who | bytes | what |
+//! | step | sent by the end that | bytes | contents |
 //! |---|---|---|---|
-//! | hello | who connects | 40 | header, challenge |
-//! | challenge | who accepts | 72 | header, challenge, proof over both |
-//! | claim | who connects | 72 | what it wants, proof over all of it |
-//! | verdict | who accepts | 40 | whether it may, proof over everything before it |
+//! | hello | connects | 40 | header, challenge |
+//! | challenge | accepts | 72 | header, challenge, proof over both |
+//! | claim | connects | 72 | the request, proof over all of it |
+//! | verdict | accepts | 40 | the decision, proof over everything before it |
 //!
-//! Every header is `BWTH`, the version as u16, whether the connection is to be protected (0 or 1), and a
-//! zero; integers are little-endian. Challenges are 32 random bytes. The three proofs are HMAC-SHA-256
-//! with different labels, so that none serves as another, nor in another connection.
+//! Every header is `BWTH`, the version as u16, whether the connection is protected (0 or 1), and a
+//! zero; integers are little-endian. Challenges are 32 random bytes. The three proofs are
+//! HMAC-SHA-256 with different labels, so that none can be used as another, or in another
+//! connection.
 //!
-//! A connection is protected if either end asks for it: the hello has the wish of the end that connects,
-//! the challenge what holds, and every proof covers both, so neither can be changed on the way. What
-//! follows is in records then ([`seal`](crate::seal)), whose keys are derived from the job's key and the
-//! hello, the challenge and the claim (HKDF-SHA-256).
+//! A connection is protected if either end requests it: the hello has the request of the end that
+//! connects, and the challenge the result. Every proof covers both, so neither can be altered. The
+//! bytes that follow are then in records ([`seal`](crate::seal)), whose keys are derived from the
+//! job's key, the hello, the challenge and the claim (HKDF-SHA-256).
 
 use thiserror::Error;
 
@@ -26,7 +27,7 @@ use crate::key::{Key, PROOF_BYTES};
 use crate::seal::Seal;
 
 const MAGIC: [u8; 4] = *b"BWTH";
-/// The version of the handshake and of what follows it.
+/// The version of the handshake and of the protocols after it.
 pub const VERSION: u16 = 2;
 const HEADER: usize = 8;
 const CHALLENGE: usize = 32;
@@ -48,13 +49,13 @@ const VERDICT: &[u8] = b"barewire tcp 2 verdict";
 const FROM_ACCEPTING: &[u8] = b"barewire tcp 2 from accepting";
 const FROM_CONNECTING: &[u8] = b"barewire tcp 2 from connecting";
 
-/// Why a handshake ends.
+/// Why a handshake fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum HandshakeError {
-    /// The other end speaks something else.
+    /// The peer has another protocol.
     #[error("it does not speak barewire's handshake")]
     Foreign,
-    /// The other end speaks another version.
+    /// The peer has another version.
     #[error(
         "it speaks version {0} of the handshake, this end version {VERSION}: use the same barewire at both ends"
     )]
@@ -63,17 +64,17 @@ pub enum HandshakeError {
     #[error("it does not know this job's key: give both ends the same key")]
     Key,
     /// The verdict is not the one that was sent.
-    #[error("the bytes of the handshake were changed on the way")]
+    #[error("the bytes of the handshake were altered on the way")]
     Altered,
-    /// What it wants cannot be.
-    #[error("it asks for something unknown")]
+    /// The claim is not valid.
+    #[error("it requests something unknown")]
     Claim,
-    /// The other end does not let this one in.
+    /// The peer refuses the connection.
     #[error("{0}")]
     Verdict(Verdict),
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Purpose {
@@ -85,18 +86,18 @@ pub enum Purpose {
     Control = 3,
 }
 
-/// What the end that connects wants: the numbers of the two ends.
+/// The request of the end that connects: a purpose, and the numbers of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub purpose: Purpose,
-    /// Whom it wants: the number of an interface or a domain.
+    /// The interface or domain that it connects to.
     pub service: u64,
-    /// And its endpoint.
+    /// The endpoint that it connects to.
     pub endpoint: u64,
-    /// Who it is: the number of its interface.
+    /// The interface that it connects from.
     pub from_service: u64,
-    /// And its endpoint.
+    /// The endpoint that it connects from.
     pub from_endpoint: u64,
 }
 
@@ -125,20 +126,20 @@ impl Claim {
     }
 }
 
-/// Whether the end that connects may stay.
+/// The decision of the end that accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[repr(u8)]
 pub enum Verdict {
-    /// It may.
+    /// The connection is accepted.
     #[error("it accepts")]
     Welcome = 0,
     /// There is no such interface, domain or endpoint.
     #[error("it has no such endpoint: it was closed, or the address is old")]
     Unknown = 1,
-    /// The endpoint is connected to somebody else.
+    /// The endpoint is connected to another one.
     #[error("its endpoint is connected to another one")]
     Taken = 2,
-    /// The process serves as many connections as it may.
+    /// The process has no more descriptors for such connections.
     #[error("it serves as many connections to its memory as it may: raise its limit of descriptors")]
     Full = 3,
 }
@@ -157,7 +158,7 @@ fn header(protected: bool) -> [u8; HEADER] {
     [a, b, c, d, low, high, protected.into(), 0]
 }
 
-/// Whether the connection is to be protected.
+/// Returns whether the header requests protection.
 fn check_header(bytes: &[u8]) -> Result<bool, HandshakeError> {
     let Some(found) = bytes.first_chunk::<HEADER>() else { return Err(HandshakeError::Foreign) };
     if found[..4] != MAGIC {
@@ -177,7 +178,7 @@ fn opening(challenge: [u8; CHALLENGE], protected: bool) -> [u8; HELLO_BYTES] {
     bytes
 }
 
-/// What both ends know once the claim is proved: the key, and every byte that was said.
+/// The key and the bytes of a handshake up to the claim, which both ends have proved.
 #[derive(Debug)]
 pub struct Session {
     key: Key,
@@ -188,12 +189,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// The connection is [protected](crate::door::Limits::protected).
+    /// The connection is [protected](crate::listener::Limits::protected).
     pub fn is_protected(&self) -> bool {
         self.protected
     }
 
-    /// The verdict as it goes over the wire.
+    /// The bytes of the verdict.
     pub fn verdict(&self, verdict: Verdict) -> [u8; VERDICT_BYTES] {
         let mut bytes = [0; VERDICT_BYTES];
         let (head, proof) = bytes.split_at_mut(HEADER);
@@ -202,10 +203,10 @@ impl Session {
         bytes
     }
 
-    /// Reads the verdict.
+    /// Checks the verdict.
     ///
     /// # Errors
-    /// [`HandshakeError::Verdict`] if it is not welcome, [`HandshakeError::Altered`]
+    /// [`HandshakeError::Verdict`] if the connection is refused, [`HandshakeError::Altered`]
     pub fn judge(&self, bytes: &[u8; VERDICT_BYTES]) -> Result<(), HandshakeError> {
         let (head, proof) = bytes.split_at(HEADER);
         if !self.key.verify(VERDICT, &self.transcript(head), proof) {
@@ -222,12 +223,12 @@ impl Session {
         [&self.hello, &self.opening, &self.claim, verdict]
     }
 
-    /// What protects the connection at the end that accepts, if it is protected.
+    /// The seal of the end that accepts, if the connection is protected.
     pub(crate) fn seal_accepting(&self) -> io::Result<Option<Seal>> {
         self.seal(FROM_ACCEPTING, FROM_CONNECTING)
     }
 
-    /// What protects the connection at the end that connects, if it is protected.
+    /// The seal of the end that connects, if the connection is protected.
     pub(crate) fn seal_connecting(&self) -> io::Result<Option<Seal>> {
         self.seal(FROM_CONNECTING, FROM_ACCEPTING)
     }
@@ -253,22 +254,22 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// Begins a handshake with a challenge that was never used before, for a connection that is to be
-    /// [protected](crate::door::Limits::protected) or not.
+    /// Begins a handshake with a fresh challenge. `protected` requests a
+    /// [protected](crate::listener::Limits::protected) connection.
     pub fn new(claim: Claim, challenge: [u8; CHALLENGE], protected: bool) -> Self {
         Self { hello: opening(challenge, protected), claim: claim.to_bytes() }
     }
 
-    /// What to send first.
+    /// The bytes of the hello.
     pub fn hello(&self) -> &[u8; HELLO_BYTES] {
         &self.hello
     }
 
-    /// Checks the other end's proof and answers with the claim and the proof of this one.
+    /// Checks the proof of the challenge. Returns the claim with this end's proof.
     ///
     /// # Errors
     /// [`HandshakeError::Foreign`], [`HandshakeError::Version`], [`HandshakeError::Key`]
-    pub fn answer(
+    pub fn prove(
         &self,
         key: &Key,
         challenge: &[u8; CHALLENGE_BYTES],
@@ -299,8 +300,8 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Answers a hello with a challenge that was never used before. The connection is protected if
-    /// `protected`, or if the hello asks for it.
+    /// Responds to a hello with a fresh challenge. The connection is protected if `protected` is
+    /// set or the hello requests it.
     ///
     /// # Errors
     /// [`HandshakeError::Foreign`], [`HandshakeError::Version`]
@@ -310,22 +311,22 @@ impl Acceptor {
         challenge: [u8; CHALLENGE],
         protected: bool,
     ) -> Result<(Self, [u8; CHALLENGE_BYTES]), HandshakeError> {
-        let asked = check_header(hello)?;
-        let this = Self { hello: *hello, opening: opening(challenge, protected || asked) };
+        let requested = check_header(hello)?;
+        let this = Self { hello: *hello, opening: opening(challenge, protected || requested) };
         let mut bytes = [0; CHALLENGE_BYTES];
         bytes[..HELLO_BYTES].copy_from_slice(&this.opening);
         bytes[HELLO_BYTES..].copy_from_slice(&key.prove(ACCEPTS, &[hello, &this.opening]));
         Ok((this, bytes))
     }
 
-    /// What an end of another version gets in place of a challenge: the version of this end.
+    /// The response to another version: this end's version, in place of a challenge.
     pub fn another_version() -> [u8; CHALLENGE_BYTES] {
         let mut bytes = [0; CHALLENGE_BYTES];
         bytes[..HEADER].copy_from_slice(&header(false));
         bytes
     }
 
-    /// Checks the proof and tells what the other end wants.
+    /// Checks the proof of the claim. Returns the claim.
     ///
     /// # Errors
     /// [`HandshakeError::Key`], [`HandshakeError::Claim`]
@@ -363,7 +364,7 @@ mod tests {
     fn two_ends_of_a_job_meet() {
         let initiator = Initiator::new(CLAIM, [1; 32], false);
         let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
-        let (claim, here) = initiator.answer(&key(9), &challenge).unwrap();
+        let (claim, here) = initiator.prove(&key(9), &challenge).unwrap();
         let (found, there) = acceptor.admit(&key(9), &claim).unwrap();
         assert_eq!(found, CLAIM);
         for verdict in Verdict::ALL {
@@ -397,10 +398,10 @@ mod tests {
     fn another_key_is_noticed_by_either_end() {
         let initiator = Initiator::new(CLAIM, [1; 32], false);
         let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
-        assert_eq!(initiator.answer(&key(8), &challenge).map(drop), Err(HandshakeError::Key));
+        assert_eq!(initiator.prove(&key(8), &challenge).map(drop), Err(HandshakeError::Key));
         // One that does not care: a proof made with another key.
         let forged = Acceptor::challenge(&key(8), initiator.hello(), [2; 32], false).unwrap().1;
-        let claim = initiator.answer(&key(8), &forged).unwrap().0;
+        let claim = initiator.prove(&key(8), &forged).unwrap().0;
         assert_eq!(acceptor.admit(&key(9), &claim).map(drop), Err(HandshakeError::Key));
     }
 
@@ -408,18 +409,19 @@ mod tests {
     fn what_was_recorded_is_of_no_use() {
         let initiator = Initiator::new(CLAIM, [1; 32], false);
         let (_, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
-        let claim = initiator.answer(&key(9), &challenge).unwrap().0;
+        let claim = initiator.prove(&key(9), &challenge).unwrap().0;
         // The same hello again meets a new challenge.
         let (acceptor, _) = Acceptor::challenge(&key(9), initiator.hello(), [3; 32], false).unwrap();
         assert_eq!(acceptor.admit(&key(9), &claim).map(drop), Err(HandshakeError::Key));
-        // And a recorded challenge does not answer a new hello.
+        // A recorded challenge is not valid for a new hello.
         assert_eq!(
-            Initiator::new(CLAIM, [4; 32], false).answer(&key(9), &challenge).map(drop),
+            Initiator::new(CLAIM, [4; 32], false).prove(&key(9), &challenge).map(drop),
             Err(HandshakeError::Key)
         );
     }
 
-    /// An end without the key that hands on what another end says: neither proof serves as the other.
+    /// An end without the key that hands on what another end says: neither proof serves as the
+    /// other.
     #[test]
     fn proofs_do_not_serve_as_each_other() {
         let hello = opening([5; 32], false);
@@ -436,9 +438,9 @@ mod tests {
         for at in 0..CHALLENGE_BYTES {
             let mut changed = challenge;
             changed[at] ^= 1;
-            assert!(initiator.answer(&key(9), &changed).is_err(), "{at}");
+            assert!(initiator.prove(&key(9), &changed).is_err(), "{at}");
         }
-        let claim = initiator.answer(&key(9), &challenge).unwrap().0;
+        let claim = initiator.prove(&key(9), &challenge).unwrap().0;
         for at in 0..CLAIM_BYTES {
             let mut changed = claim;
             changed[at] ^= 1;
@@ -446,32 +448,32 @@ mod tests {
         }
         let mut old = *initiator.hello();
         old[4] = 1;
-        let answer = Acceptor::challenge(&key(9), &old, [0; 32], false).map(drop);
-        assert_eq!(answer, Err(HandshakeError::Version(1)));
+        let error = Acceptor::challenge(&key(9), &old, [0; 32], false).map(drop);
+        assert_eq!(error, Err(HandshakeError::Version(1)));
     }
 
-    /// Whichever end asks, both have it; and nobody on the way can take it away.
+    /// Either end can request protection, and an attacker on the path cannot remove it.
     #[test]
     fn protection_is_the_wish_of_either_end() {
         for (here, there) in [(false, false), (true, false), (false, true), (true, true)] {
             let initiator = Initiator::new(CLAIM, [1; 32], here);
             let (acceptor, challenge) =
                 Acceptor::challenge(&key(9), initiator.hello(), [2; 32], there).unwrap();
-            let (claim, session) = initiator.answer(&key(9), &challenge).unwrap();
+            let (claim, session) = initiator.prove(&key(9), &challenge).unwrap();
             let accepted = acceptor.admit(&key(9), &claim).unwrap().1;
             let both = [session.is_protected(), accepted.is_protected()];
             assert_eq!(both, [here || there; 2]);
 
-            // The wish is changed on the way, and the challenge back.
+            // The request is altered on the way, and the challenge back.
             let mut changed = *initiator.hello();
             changed[6] ^= 1;
             let (acceptor, mut challenge) = Acceptor::challenge(&key(9), &changed, [2; 32], there).unwrap();
-            let refused = initiator.answer(&key(9), &challenge).map(drop);
+            let refused = initiator.prove(&key(9), &challenge).map(drop);
             assert_eq!(refused, Err(HandshakeError::Key));
             challenge[6] ^= 1;
-            assert!(initiator.answer(&key(9), &challenge).is_err());
+            assert!(initiator.prove(&key(9), &challenge).is_err());
             let (claim, _) = initiator
-                .answer(&key(9), &{
+                .prove(&key(9), &{
                     let hello = initiator.hello();
                     Acceptor::challenge(&key(9), hello, [2; 32], there).unwrap().1
                 })
@@ -489,12 +491,13 @@ mod tests {
         assert!(old.contains("version 1") && old.contains("this end version 2"), "{old}");
     }
 
-    /// The keys of a connection, as Python computes them: see `golden_records` in the module `seal`.
+    /// The keys of a connection, as Python computes them: see `golden_records` in the module
+    /// `seal`.
     #[test]
     fn golden_records_of_a_connection() {
         let initiator = Initiator::new(CLAIM, [1; 32], true);
         let (acceptor, challenge) = Acceptor::challenge(&key(9), initiator.hello(), [2; 32], false).unwrap();
-        let (claim, here) = initiator.answer(&key(9), &challenge).unwrap();
+        let (claim, here) = initiator.prove(&key(9), &challenge).unwrap();
         let there = acceptor.admit(&key(9), &claim).unwrap().1;
         let mut seals = [here.seal_connecting(), there.seal_accepting()].map(|seal| seal.unwrap().unwrap());
         let records = seals.each_mut().map(|seal| seal.wrap(&[b"barewire"]).unwrap());

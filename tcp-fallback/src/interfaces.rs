@@ -1,4 +1,4 @@
-//! The network interfaces of this host: which serve, which do not and why, and which leads to a peer.
+//! The network interfaces of this host, why some are not used, and the one that leads to a peer.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -25,7 +25,7 @@ impl NetworkInterface {
 /// Every network interface that has an address or could have one, the loopback last.
 ///
 /// # Errors
-/// What the system says.
+/// Those of getifaddrs(3).
 pub fn list() -> io::Result<Vec<NetworkInterface>> {
     let mut interfaces: Vec<NetworkInterface> = Vec::new();
     for found in if_addrs::get_if_addrs()? {
@@ -40,7 +40,7 @@ pub fn list() -> io::Result<Vec<NetworkInterface>> {
             interfaces[place].addresses.push(address);
         }
     }
-    // What has no address at all is known to sysfs alone.
+    // Interfaces without an address are only in sysfs.
     for entry in std::fs::read_dir(SYSFS).into_iter().flatten().flatten() {
         if let Ok(name) = entry.file_name().into_string()
             && entry.path().is_dir()
@@ -68,11 +68,11 @@ fn reason(sysfs: &Path, interface: &NetworkInterface) -> Option<String> {
     }
     if directory.join("bridge").is_dir() {
         return Some(
-            "it is a bridge, which as a rule leads to containers of this host: name it to use it".into(),
+            "it is a bridge, which usually leads to containers of this host: name it to use it".into(),
         );
     }
     if interface.addresses.is_empty() {
-        return Some("it has no address but link-local ones".into());
+        return Some("it has only link-local addresses".into());
     }
     None
 }
@@ -84,14 +84,14 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// The address of this host from which packets to `peer` leave, as its routes are now. Sends nothing.
+/// The source address of packets to `peer`, by the current routes. Sends nothing.
 ///
 /// # Errors
 /// There is no route.
 pub fn source_of(peer: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-    // Any port: a datagram socket only looks the route up.
+    // The port does not matter: connecting a datagram socket only finds the route.
     socket.connect(SocketAddr::new(peer, 9))?;
     Ok(socket.local_addr()?.ip())
 }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_told() {
+    fn reasons_are_why() {
         let root = std::env::temp_dir().join(format!("barewire-net-{}", std::process::id()));
         let interface =
             |name: &str, addresses| NetworkInterface { name: name.into(), addresses, reason: None };
@@ -121,11 +121,11 @@ mod tests {
             std::fs::write(root.join(name).join("operstate"), state).unwrap();
         }
         std::fs::create_dir(root.join("br0/bridge")).unwrap();
-        let told = |name: &str, addresses: &[IpAddr]| reason(&root, &interface(name, addresses.to_vec()));
-        assert!(told("down0", &address).unwrap().contains("link is down"));
-        assert!(told("br0", &address).unwrap().contains("bridge"));
-        assert!(told("bare0", &[]).unwrap().contains("no address"));
-        assert_eq!(told("good0", &address), None);
+        let why = |name: &str, addresses: &[IpAddr]| reason(&root, &interface(name, addresses.to_vec()));
+        assert!(why("down0", &address).unwrap().contains("link is down"));
+        assert!(why("br0", &address).unwrap().contains("bridge"));
+        assert!(why("bare0", &[]).unwrap().contains("link-local"));
+        assert_eq!(why("good0", &address), None);
         std::fs::remove_dir_all(root).unwrap();
     }
 }

@@ -29,10 +29,10 @@ pub enum KeyError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// Others than its owner may read the file.
+    /// Not only its owner may read the file.
     #[error("the key file {path} has mode {mode:03o}, so that others may read it: chmod 600 {path}")]
     Exposed {
         /// The file.
@@ -59,18 +59,18 @@ pub enum KeyError {
     /// What was given is neither 32 bytes nor 64 hexadecimal digits.
     #[error("{place} holds no key: a key is 32 bytes, or 64 hexadecimal digits")]
     Malformed {
-        /// Where it was found.
+        /// The file or the variable.
         place: String,
     },
-    /// The system has no random bytes.
-    #[error("the system gives no random bytes: {0}")]
+    /// The kernel has no random bytes.
+    #[error("the kernel has no random bytes: {0}")]
     NoRandomness(io::Error),
 }
 
-/// The secret that the processes of a job share: who knows it belongs to the job.
+/// The secret that the processes of a job share: a process that has it belongs to the job.
 ///
-/// It is never sent. Two ends prove to each other that they know it, with challenges that are new each time.
-/// Its bytes are wiped when it is dropped.
+/// It is never sent. Two ends prove to each other that they have it, with fresh challenges. Its
+/// bytes are wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; KEY_BYTES]);
 
@@ -81,7 +81,7 @@ impl Drop for Key {
 }
 
 impl Key {
-    /// A key that nobody else has.
+    /// A random key.
     ///
     /// # Errors
     /// [`KeyError::NoRandomness`]
@@ -89,7 +89,7 @@ impl Key {
         random().map(Self).map_err(KeyError::NoRandomness)
     }
 
-    /// A key of the caller's own making; its bytes should be random.
+    /// The key with these bytes, which should be random.
     pub const fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
         Self(bytes)
     }
@@ -126,7 +126,8 @@ impl Key {
         Self::parse(&bytes).ok_or_else(|| KeyError::Malformed { place: path.display().to_string() })
     }
 
-    /// The key that the environment names: the file `BAREWIRE_KEY_FILE`, or the digits `BAREWIRE_KEY`. `None` if it has neither.
+    /// The key in the file `BAREWIRE_KEY_FILE`, or of the digits `BAREWIRE_KEY`. Returns `None` if
+    /// neither variable is set.
     ///
     /// # Errors
     /// As [`Self::from_file`].
@@ -141,7 +142,7 @@ impl Key {
         }
     }
 
-    /// The key as 64 hexadecimal digits, to hand to a process of the same job.
+    /// The key as 64 hexadecimal digits, for a process of the same job.
     pub fn to_digits(&self) -> String {
         let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default();
         self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
@@ -154,12 +155,12 @@ impl Key {
         std::str::from_utf8(bytes).ok().map(str::trim_ascii).and_then(parse_digits).map(Self)
     }
 
-    /// A proof of knowing the key, over `label` and `parts` one after the other.
+    /// A proof of the key: HMAC-SHA-256 over `label` and `parts` one after the other.
     pub(crate) fn prove(&self, label: &[u8], parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
         self.mac(label, parts).finalize().into_bytes().into()
     }
 
-    /// Checks a proof, in a time that does not depend on how much of it is right.
+    /// Checks a proof in constant time.
     pub(crate) fn verify(&self, label: &[u8], parts: &[&[u8]], proof: &[u8]) -> bool {
         self.mac(label, parts).verify_slice(proof).is_ok()
     }
@@ -182,7 +183,7 @@ impl Key {
     }
 }
 
-/// Never the key itself.
+/// Omits the key.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(..)")
@@ -202,7 +203,7 @@ fn parse_digits(digits: &str) -> Option<[u8; KEY_BYTES]> {
     Some(bytes)
 }
 
-/// Random bytes that nobody can foresee.
+/// Random bytes of the kernel.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     const { assert!(N <= 256, "getrandom(2) gives this much at once") };
     let mut bytes = [0; N];
@@ -267,7 +268,7 @@ mod tests {
         assert!(matches!(found, Ok(Err(KeyError::NotAFile { .. }))), "{found:?}");
     }
 
-    /// Only root can give a file away, so anybody else tests with one of root's.
+    /// Only root can change the owner of a file; other users test with a file of root.
     #[test]
     fn a_file_of_another_user_is_refused() {
         let path = written("foreign", &[1; 32], 0o600);

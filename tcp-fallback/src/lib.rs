@@ -2,47 +2,48 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`key`], [`handshake`] | the job's secret, and how two ends prove that they know it |
-//! | [`door`], [`connector`] | accepting and opening connections, up to the proof |
+//! | [`key`], [`handshake`] | the job's secret, and how two ends prove that they have it |
+//! | [`listener`], [`connector`] | accepting and opening connections, up to the proof |
 //! | [`socket`], [`outbox`] | a nonblocking connection, and the bytes that wait to be sent on it |
 //! | [`seal`] | records, which protect the bytes after the handshake |
-//! | [`patience`] | timeouts that ignore time in which this process made no progress |
+//! | [`stall_timer`] | timeouts that ignore time in which this process made no progress |
 //! | [`message`], [`request`] | headers of messages, and requests to a peer's memory |
 //! | [`region`], [`target`] | memory that peers may access, and the thread that serves them |
 //! | [`interfaces`] | addresses of this host, and which of them leads to a peer |
 //!
 //! Nothing here waits, allocates per message, or calls back: a transport drives it. Guarantees:
 //!
-//! * No byte of a peer is parsed before the peer proved that it knows the key, and a peer accesses only
-//!   memory that was opened to it.
-//! * On a [protected](door::Limits::protected) connection, the received bytes are those that the peer
-//!   sent: unchanged, in order, once, and from this connection's peer and direction. Otherwise the
-//!   connection ends with an error that says so. The bytes are encrypted as well. An attacker on the
-//!   path can delay them or cut the connection, and sees when and how much is sent.
+//! * No byte of a peer is parsed before the peer proved the key, and a peer accesses only memory
+//!   that was opened to it.
+//! * On a [protected](listener::Limits::protected) connection, the received bytes are those that
+//!   the peer sent: unchanged, in order, once, and from this connection's peer and direction.
+//!   Otherwise the connection ends with an error that says so. The bytes are encrypted as well. An
+//!   attacker on the path can delay them or cut the connection, and sees when and how much is sent.
 //!
 //! There is no forward secrecy: an attacker that learns the job's key later can decrypt what was
-//! recorded, since the keys of a connection are derived from the job's key and from bytes that are sent
-//! in the clear. A connection that is not protected can be read and changed by an attacker that can
-//! read and change its packets.
+//! recorded, since the keys of a connection are derived from the job's key and from bytes that are
+//! sent in the clear. A connection that is not protected can be read and changed by an attacker
+//! that can read and change its packets.
 //!
-//! Records are this crate's own, built from reviewed parts (HKDF and AES-256-GCM of `ring`), instead of
-//! TLS or Noise: the handshake existed, and records add no state machine to it, so that the nonblocking
-//! sockets, the thread that serves memory and the bounds on the cost of strangers stay as they are.
-
+//! Records are this crate's own, built from reviewed parts (HKDF and AES-256-GCM of `ring`),
+//! instead of TLS or Noise: the handshake existed, and records add no state machine to it, so that
+//! the nonblocking sockets, the thread that serves memory and the bounds on the cost of handshakes
+//! stay as they are.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 pub mod connector;
-pub mod door;
 pub mod handshake;
 pub mod interfaces;
 pub mod key;
+pub mod listener;
 pub mod message;
 pub mod outbox;
-pub mod patience;
 pub mod region;
 pub mod request;
 pub mod seal;
 pub mod socket;
+pub mod stall_timer;
 pub mod target;
 
 pub use key::Key;

@@ -1,5 +1,6 @@
-//! Messages between two endpoints, as they follow each other on an admitted connection: a header of 8 bytes, the payload, and
-//! zeros up to a multiple of 8, so that every payload is aligned where it arrives.
+//! Messages between two endpoints, as they follow each other on a connection: a header of 8 bytes,
+//! the payload, and zeros up to a multiple of 8, so that every payload is aligned in the receive
+//! buffer.
 //!
 //! | bytes | field | little-endian |
 //! |---|---|---|
@@ -15,7 +16,7 @@ pub const HEADER_BYTES: usize = 8;
 /// Payloads begin at multiples of this.
 pub const ALIGNMENT: usize = 8;
 
-/// What a header announces.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A message for a handler.
@@ -25,31 +26,31 @@ pub enum Kind {
     },
     /// The peer closes the connection in order; nothing follows.
     Farewell,
-    /// Nothing: whoever sends it learns whether anybody is there to acknowledge it.
+    /// Without content: the acknowledgement shows the sender that the peer is alive.
     Nothing,
 }
 
 /// A message's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What it announces.
+    /// The kind.
     pub kind: Kind,
     /// Bytes of the payload.
     pub length: u32,
 }
 
-/// Why bytes are not a header. The connection cannot be read further.
+/// Why bytes are not a header. What follows them cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum MessageError {
     /// Unknown kind, or bytes that should be zero.
-    #[error("it sent something that is no message")]
+    #[error("it sent bytes that are not a message")]
     Foreign,
     /// Longer than any message.
-    #[error("it announced a message of {length} bytes, and {limit} are the limit")]
+    #[error("it announced a message of {length} bytes, and the limit is {limit}")]
     TooLong {
         /// Bytes announced.
         length: u32,
-        /// Bytes possible.
+        /// Bytes allowed.
         limit: u32,
     },
 }
@@ -61,7 +62,7 @@ impl Header {
         Self { kind: Kind::Message { handler }, length }
     }
 
-    /// The header as it goes over the wire.
+    /// The bytes of the header.
     #[inline]
     pub const fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let (kind, handler) = match self.kind {
@@ -72,7 +73,7 @@ impl Header {
         (self.length as u64 | kind << 32 | (handler as u64) << 40).to_le_bytes()
     }
 
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// # Errors
     /// [`MessageError`]
@@ -134,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_give_an_answer(bytes: [u8; 8], limit: u32) {
+        fn any_bytes_are_parsed_or_refused(bytes: [u8; 8], limit: u32) {
             if let Ok(header) = Header::parse(bytes, limit) {
                 prop_assert_eq!(header.to_bytes(), bytes);
                 prop_assert!(header.length <= limit);

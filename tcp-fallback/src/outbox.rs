@@ -1,4 +1,4 @@
-//! What waits to be sent on a connection: copied bytes, and ranges of memory that are sent from where they are.
+//! The send queue of a connection: copied bytes, and ranges of memory that are sent without a copy.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,20 +12,22 @@ use crate::socket::{Sent, Socket};
 
 /// Bytes of a buffer.
 pub const CAPACITY: usize = 256 << 10;
-/// Buffers that are kept for the next connection that needs one.
+/// Unused buffers that are kept.
 const SPARE: usize = 16;
-/// Ranges given to the system in one call.
+/// Ranges that one system call sends.
 const AT_ONCE: usize = 32;
 
-/// Buffers that no connection uses at the moment: an idle connection has none.
+/// Unused buffers, shared by connections: an idle connection has none.
 #[derive(Debug, Default)]
 pub struct Spare(RefCell<Vec<Box<[u8]>>>);
 
 impl Spare {
+    #[inline]
     pub(crate) fn take(&self) -> Box<[u8]> {
         self.0.borrow_mut().pop().unwrap_or_else(|| vec![0; CAPACITY].into())
     }
 
+    #[inline]
     pub(crate) fn give(&self, buffer: Box<[u8]>) {
         let mut spare = self.0.borrow_mut();
         if spare.len() < SPARE {
@@ -34,20 +36,20 @@ impl Spare {
     }
 }
 
-/// Why nothing more is sent.
+/// Why a connection cannot send any more.
 #[derive(Debug, Error)]
 pub enum SendError {
-    /// Memory that was being sent from is gone.
-    #[error("memory that was being sent from was freed")]
+    /// Memory was revoked before it was sent.
+    #[error("memory was freed before it was sent")]
     Revoked,
-    /// What the system says.
+    /// A system call failed, or records cannot be sealed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 #[derive(Debug)]
 enum Item {
-    /// The next so many bytes of the buffer.
+    /// The next bytes of the buffer.
     Copied(usize),
     /// A range of a region.
     Range { region: Arc<Region>, offset: usize, length: usize },
@@ -56,16 +58,16 @@ enum Item {
 /// The bytes that wait on one connection, in order.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    /// `None` while nothing copied waits.
+    /// `None` while no copied bytes wait.
     buffer: Option<Box<[u8]>>,
-    /// What waits of the buffer.
+    /// The bytes of the buffer that wait.
     head: usize,
     tail: usize,
     /// In order; empty if everything that waits is in the buffer.
     items: VecDeque<Item>,
     /// Bytes of ranges that wait.
     ranges: u64,
-    /// Bytes that were ever put in.
+    /// Bytes that were ever posted.
     posted: u64,
     /// Bytes that were ever sent.
     sent: u64,
@@ -89,7 +91,7 @@ impl Outbox {
         self.tail - self.head
     }
 
-    /// Bytes that were ever put in: where what is put in next begins.
+    /// Bytes that were ever posted: the position at which the next ones begin.
     #[inline]
     pub fn posted(&self) -> u64 {
         self.posted
@@ -101,7 +103,8 @@ impl Outbox {
         self.sent
     }
 
-    /// Room for exactly `length` bytes at the end, to be filled and then [committed](Self::commit). `None` if there is none now.
+    /// Returns room for `length` bytes, to be filled and [committed](Self::commit), or `None` if
+    /// the outbox is full.
     #[inline]
     pub fn room(&mut self, spare: &Spare, length: usize) -> Option<&mut [u8]> {
         if self.buffer.is_none() {
@@ -109,7 +112,8 @@ impl Outbox {
         }
         let buffer = self.buffer.as_mut()?;
         if buffer.len() - self.tail < length {
-            // Worth it only if the front half is free: else a full queue is moved again and again.
+            // Only if the front half is free: otherwise a full queue would be moved again and
+            // again.
             if self.head < buffer.len() / 2 || buffer.len() - (self.tail - self.head) < length {
                 return None;
             }
@@ -120,7 +124,7 @@ impl Outbox {
         buffer.get_mut(self.tail..self.tail + length)
     }
 
-    /// [`Self::room`] for so many bytes would be refused.
+    /// Returns true if [`Self::room`] for `length` bytes would return `None`.
     pub fn is_crowded(&self, length: usize) -> bool {
         self.buffer.as_ref().is_some_and(|buffer| {
             buffer.len() - self.tail < length
@@ -128,12 +132,12 @@ impl Outbox {
         })
     }
 
-    /// The first `length` bytes of the [room](Self::room) are to be sent.
+    /// Posts the first `length` bytes of the [room](Self::room).
     #[inline]
     pub fn commit(&mut self, length: usize) {
         self.tail += length;
         self.posted += length as u64;
-        // Without ranges the buffer says it all.
+        // Without ranges no items are needed.
         if self.ranges > 0 {
             match self.items.back_mut() {
                 Some(Item::Copied(count)) => *count += length,
@@ -142,7 +146,7 @@ impl Outbox {
         }
     }
 
-    /// Puts copied bytes in; false if there is no room.
+    /// Posts a copy of `bytes`. Returns false if there is no room.
     #[inline]
     pub fn push(&mut self, spare: &Spare, bytes: &[u8]) -> bool {
         let Some(room) = self.room(spare, bytes.len()) else { return false };
@@ -151,8 +155,8 @@ impl Outbox {
         true
     }
 
-    /// A range of memory is to be sent from where it is. Whether it lies inside the region is the caller's to know; a range that
-    /// does not is an error when its turn comes.
+    /// Posts a range of memory, which is sent without a copy. A range that does not lie inside the
+    /// region makes [`Self::flush`] fail.
     pub fn push_range(&mut self, region: Arc<Region>, offset: usize, length: usize) {
         if length == 0 {
             return;
@@ -165,10 +169,10 @@ impl Outbox {
         self.posted += length as u64;
     }
 
-    /// Sends what the socket takes. True once nothing waits.
+    /// Sends what the socket takes. Returns true once nothing waits.
     ///
     /// # Errors
-    /// [`SendError`]; the connection is of no use then.
+    /// [`SendError`]; the connection cannot be used any more.
     #[inline]
     pub fn flush(&mut self, socket: &mut Socket, spare: &Spare) -> Result<bool, SendError> {
         if socket.is_protected() {
@@ -190,7 +194,7 @@ impl Outbox {
         Ok(true)
     }
 
-    /// As [`Self::flush`], in records. What lies in records that were not sent still counts as waiting.
+    /// As [`Self::flush`], in records. Sealed bytes wait until they are sent.
     #[inline(never)]
     fn flush_records(&mut self, socket: &mut Socket, spare: &Spare) -> Result<bool, SendError> {
         while !self.is_empty() {
@@ -215,8 +219,11 @@ impl Outbox {
         }
     }
 
-    /// Copies what waits behind the first `skip` bytes to the front of `room`: how many bytes.
-    fn copy(&self, mut skip: usize, room: &mut [u8]) -> Result<usize, SendError> {
+    /// Copies waiting bytes, without the first `skip`, to the front of `room`. Returns how many.
+    ///
+    /// # Errors
+    /// [`SendError::Revoked`]
+    pub fn copy(&self, mut skip: usize, room: &mut [u8]) -> Result<usize, SendError> {
         let buffer = self.buffer.as_deref().unwrap_or_default();
         if self.ranges == 0 {
             let waiting = &buffer[(self.head + skip).min(self.tail)..self.tail];
@@ -274,7 +281,7 @@ impl Outbox {
         Ok(socket.send_vectored(&slices)?)
     }
 
-    /// The first `count` bytes are sent.
+    /// The first `count` bytes were sent.
     fn take(&mut self, mut count: usize) {
         self.sent += count as u64;
         if self.ranges == 0 {
@@ -308,7 +315,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets what waits, and gives the buffer back.
+    /// Discards what waits, and returns the buffer to `spare`.
     pub fn clear(&mut self, spare: &Spare) {
         self.items.clear();
         self.ranges = 0;

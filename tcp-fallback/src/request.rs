@@ -1,49 +1,50 @@
-//! Requests to a process's memory and the answers, as they follow each other on an admitted connection.
+//! Requests to a process's memory and their responses, as they follow each other on a connection.
 //!
-//! A request is 40 bytes, and for a put its data behind it:
+//! A request has 40 bytes, which the data of a put follow:
 //!
 //! | bytes | field | little-endian |
 //! |---|---|---|
 //! | 0 | operation: put 1, get 2, atomic 3 | u8 |
-//! | 1 | atomic: what to do | u8 |
+//! | 1 | atomic: the change | u8 |
 //! | 2 | atomic: bytes of the word, 4 or 8 | u8 |
-//! | 3 | atomic: 1 if the old value is wanted | u8 |
+//! | 3 | atomic: 1 if it returns the old value | u8 |
 //! | 4..8 | zeros | |
 //! | 8..16 | the region's number | u64 |
 //! | 16..24 | address | u64 |
 //! | 24..32 | bytes to put or get, or the operand | u64 |
 //! | 32..40 | compare-and-swap: the value compared with; else zero | u64 |
 //!
-//! Requests are carried out in order, and answered in order. An answer is 24 bytes, and for a get the data behind it:
+//! Requests are executed in order, and the responses are in the same order. A response has 24
+//! bytes, which the data of a get follow:
 //!
 //! | bytes | field | little-endian |
 //! |---|---|---|
 //! | 0..8 | how many requests are finished, this one included | u64 |
-//! | 8 | outcome: done 0, refused 1, the connection's bytes were changed on the way 2 | u8 |
-//! | 9 | operation that it answers | u8 |
+//! | 8 | outcome: done 0, refused 1, altered bytes on the connection 2 | u8 |
+//! | 9 | operation of the request | u8 |
 //! | 10..16 | zeros | |
 //! | 16..24 | bytes that follow, or the old value | u64 |
 //!
-//! An answer that only says 'done' stands for all requests before it. After another outcome nothing more is
-//! carried out.
+//! A response without data or value covers all requests before it. After an outcome other than
+//! 'done', no request is executed.
 
 use thiserror::Error;
 
 /// Bytes of a request without its data.
 pub const REQUEST_BYTES: usize = 40;
-/// Bytes of an answer without its data.
-pub const ANSWER_BYTES: usize = 24;
+/// Bytes of a response without its data.
+pub const RESPONSE_BYTES: usize = 24;
 
-/// What comes is no request, or no answer. The connection cannot be read further.
+/// Bytes are not a request, or not a response. What follows them cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("it sent something that is no request and no answer")]
+#[error("it sent bytes that are neither a request nor a response")]
 pub struct Foreign;
 
-/// What an atomic does with the word that it finds and its operand.
+/// The change that an atomic makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Change {
-    /// Adds, around the end.
+    /// Adds, wrapping around.
     Add = 1,
     /// Bitwise and.
     And = 2,
@@ -53,7 +54,7 @@ pub enum Change {
     Xor = 4,
     /// Replaces.
     Swap = 5,
-    /// Replaces if the word equals the value compared with.
+    /// Replaces the word if it equals the compared value.
     CompareSwap = 6,
 }
 
@@ -88,11 +89,11 @@ impl Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
-    /// Write the data that follow.
+    /// Writes the data that follow.
     Put = 1,
-    /// Read.
+    /// Reads.
     Get = 2,
-    /// Change a word.
+    /// Changes a word.
     Atomic = 3,
 }
 
@@ -107,30 +108,30 @@ impl Operation {
     }
 }
 
-/// What is asked for.
+/// An operation with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Write the `length` bytes that follow.
+    /// Writes the `length` bytes that follow.
     Put {
         /// Bytes.
         length: u64,
     },
-    /// Read `length` bytes.
+    /// Reads `length` bytes.
     Get {
         /// Bytes.
         length: u64,
     },
-    /// Change a word.
+    /// Changes a word.
     Atomic {
-        /// How.
+        /// The change.
         change: Change,
         /// Bytes of the word: 4 or 8.
         width: u8,
-        /// Whether the old value is wanted.
+        /// Returns the old value.
         fetch: bool,
-        /// What it is changed with; the upper half is zero for 4 bytes.
+        /// The operand; the upper half is zero for 4 bytes.
         operand: u64,
-        /// What compare-and-swap compares with.
+        /// The value that compare-and-swap compares with.
         compare: u64,
     },
 }
@@ -140,9 +141,9 @@ pub enum Action {
 pub struct Request {
     /// The region's number.
     pub token: u64,
-    /// Where in it.
+    /// The address.
     pub address: u64,
-    /// What.
+    /// The operation.
     pub action: Action,
 }
 
@@ -151,7 +152,7 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Request {
-    /// The request as it goes over the wire, without data.
+    /// The bytes of the request, without data.
     pub fn to_bytes(self) -> [u8; REQUEST_BYTES] {
         let (first, operand, compare) = match self.action {
             Action::Put { length } => ([Operation::Put as u8, 0, 0, 0], length, 0),
@@ -169,7 +170,7 @@ impl Request {
         bytes
     }
 
-    /// Reads a request.
+    /// Parses a request.
     ///
     /// # Errors
     /// [`Foreign`]
@@ -204,35 +205,35 @@ impl Request {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
-    /// It was carried out.
+    /// It was executed.
     Done = 0,
     /// The region refused it.
     Refused = 1,
-    /// What came of it was changed on the way, so nothing of it was carried out.
+    /// Its bytes were altered on the way, and it was not executed.
     Altered = 2,
 }
 
-/// What became of a request and of all before it.
+/// The response to a request, and to those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct Response {
     /// How many requests are finished, this one included.
     pub finished: u64,
-    /// What became of the last one.
+    /// The outcome of the last one.
     pub outcome: Outcome,
-    /// What it was.
+    /// The operation of the last one.
     pub operation: Operation,
-    /// Bytes that follow a get, or the old value of an atomic.
+    /// The bytes of data of a get, or the old value of an atomic.
     pub value: u64,
 }
 
-impl Answer {
-    /// The answer as it goes over the wire, without data.
-    pub fn to_bytes(self) -> [u8; ANSWER_BYTES] {
-        let mut bytes = [0; ANSWER_BYTES];
+impl Response {
+    /// The bytes of the response, without data.
+    pub fn to_bytes(self) -> [u8; RESPONSE_BYTES] {
+        let mut bytes = [0; RESPONSE_BYTES];
         bytes[..8].copy_from_slice(&self.finished.to_le_bytes());
         bytes[8] = self.outcome as u8;
         bytes[9] = self.operation as u8;
@@ -240,11 +241,11 @@ impl Answer {
         bytes
     }
 
-    /// Reads an answer.
+    /// Parses a response.
     ///
     /// # Errors
     /// [`Foreign`]
-    pub fn parse(bytes: &[u8; ANSWER_BYTES]) -> Result<Self, Foreign> {
+    pub fn parse(bytes: &[u8; RESPONSE_BYTES]) -> Result<Self, Foreign> {
         let operation = Operation::from_code(bytes[9]).ok_or(Foreign)?;
         let outcome = match bytes[8] {
             0 => Outcome::Done,
@@ -280,9 +281,9 @@ mod tests {
         assert_eq!(request.to_bytes()[..4], [3, 6, 4, 1]);
         assert_eq!(Request::parse(&request.to_bytes()), Ok(request));
         for (outcome, code) in [(Outcome::Done, 0), (Outcome::Refused, 1), (Outcome::Altered, 2)] {
-            let answer = Answer { finished: 3, outcome, operation: Operation::Get, value: 4 };
-            assert_eq!(answer.to_bytes()[8..10], [code, 2]);
-            assert_eq!(Answer::parse(&answer.to_bytes()), Ok(answer));
+            let response = Response { finished: 3, outcome, operation: Operation::Get, value: 4 };
+            assert_eq!(response.to_bytes()[8..10], [code, 2]);
+            assert_eq!(Response::parse(&response.to_bytes()), Ok(response));
         }
     }
 
@@ -300,7 +301,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_give_an_answer(bytes: [u8; 40], first in 0u8..4, change in 0u8..8) {
+        fn any_bytes_are_parsed_or_refused(bytes: [u8; 40], first in 0u8..4, change in 0u8..8) {
             let mut near = bytes;
             near[..8].copy_from_slice(&[first, change, 8, change & 1, 0, 0, 0, 0]);
             for bytes in [bytes, near] {
@@ -308,9 +309,9 @@ mod tests {
                     prop_assert_eq!(request.to_bytes(), bytes);
                 }
             }
-            let answer: [u8; 24] = std::array::from_fn(|i| bytes[i]);
-            if let Ok(parsed) = Answer::parse(&answer) {
-                prop_assert_eq!(parsed.to_bytes(), answer);
+            let response: [u8; 24] = std::array::from_fn(|i| bytes[i]);
+            if let Ok(parsed) = Response::parse(&response) {
+                prop_assert_eq!(parsed.to_bytes(), response);
             }
         }
     }

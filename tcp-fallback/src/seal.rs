@@ -1,7 +1,7 @@
 //! Records: how a protected connection carries its bytes after the handshake.
 //!
-//! The bytes of each direction are cut into records of up to 16 KiB, each encrypted and authenticated
-//! with AES-256-GCM:
+//! The bytes of each direction are cut into records of up to 16 KiB, each encrypted and
+//! authenticated with AES-256-GCM:
 //!
 //! | bytes | field | |
 //! |---|---|---|
@@ -9,14 +9,14 @@
 //! | 4..4 + length | payload | encrypted |
 //! | then 16 | tag | |
 //!
-//! Each direction has keys of its own, derived by HKDF-SHA-256 from the job's key and the whole
+//! Each direction has its own keys, derived by HKDF-SHA-256 from the job's key and the whole
 //! handshake, both challenges included. The nonce is the record's number in its direction (u64,
-//! little-endian, and four zeros); it is not sent. After 2^22 records (64 GiB) both ends move on to the
-//! next key, HKDF-Expand of the present secret, and count from zero.
+//! little-endian, and four zeros); it is not sent. After 2^22 records (64 GiB) both ends move on to
+//! the next key, HKDF-Expand of the present secret, and count from zero.
 //!
-//! So a record is accepted once, at its place, in its direction and connection, or the connection
-//! fails: changed, duplicated, dropped, reordered, reflected and replayed records are all the same.
-//! No byte of a record is handed on before its tag was verified.
+//! A record is therefore accepted once, in order, in its direction and connection. Changed,
+//! duplicated, dropped, reordered, reflected and replayed records all fail the connection. No byte
+//! of a record is returned before its tag is verified.
 
 use std::fmt;
 use std::io;
@@ -36,9 +36,9 @@ pub const OVERHEAD: usize = HEAD + TAG;
 /// Records under one key. Far from the limits of AES-GCM: 2^32 blocks.
 const RECORDS: u64 = 1 << 22;
 
-/// What came is not what the peer sent.
+/// The received bytes are not those that the peer sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the bytes were changed on the way: a record is not the peer's next one")]
+#[error("the bytes were altered on the way: a record is not the peer's next one")]
 pub struct Altered;
 
 impl From<Altered> for io::Error {
@@ -47,7 +47,7 @@ impl From<Altered> for io::Error {
     }
 }
 
-/// True if bytes were changed on the way.
+/// Returns true if the error says that bytes were altered on the way.
 pub fn is_altered(error: &io::Error) -> bool {
     matches!(error.get_ref(), Some(source) if source.is::<Altered>())
 }
@@ -68,7 +68,7 @@ impl Chain {
         Ok(Self { key: LessSafeKey::new(UnboundKey::from(key)), next: next.into(), number: 0 })
     }
 
-    /// The nonce of the next record, under the key that it belongs to.
+    /// Returns the nonce of the next record, and advances to the next key if needed.
     fn nonce(&mut self) -> io::Result<Nonce> {
         if self.number == RECORDS {
             *self = Self::new(&self.next)?;
@@ -80,22 +80,22 @@ impl Chain {
     }
 }
 
-/// What protects one connection at one end.
+/// The keys and buffers of a protected connection.
 pub(crate) struct Seal {
     outward: Chain,
     inward: Chain,
-    /// The beginning of a record that came in part.
+    /// The beginning of a received record.
     held: Vec<u8>,
-    /// Records that are being sent, in `[at, end)`.
+    /// Records that wait to be sent, in `[at, end)`.
     buffer: Option<Box<[u8]>>,
     at: usize,
     end: usize,
-    /// Bytes of payload in all of the buffer.
+    /// Bytes of payload of all records in the buffer.
     payload: usize,
 }
 
 impl Seal {
-    /// From the secrets of both directions.
+    /// Makes the keys from the secrets of both directions.
     pub(crate) fn new(outward: &Prk, inward: &Prk) -> io::Result<Self> {
         Ok(Self {
             outward: Chain::new(outward)?,
@@ -108,7 +108,8 @@ impl Seal {
         })
     }
 
-    /// Turns `record` into a record: its payload lies in it, behind [`HEAD`] bytes and before [`TAG`].
+    /// Seals the payload in `record`, which begins after [`HEAD`] bytes and is followed by [`TAG`]
+    /// bytes.
     fn seal(&mut self, record: &mut [u8]) -> io::Result<()> {
         let (head, rest) = record.split_at_mut(HEAD);
         let (payload, tag) = rest.split_at_mut(rest.len() - TAG);
@@ -123,12 +124,12 @@ impl Seal {
         Ok(())
     }
 
-    /// Takes what `read` finds and opens the whole records, whose payloads lie at the front of `buffer`
-    /// then: how many bytes. `None` if there is no whole record yet; zero is the end of the stream.
-    /// The buffer takes at least a record.
+    /// Reads by `read`, and opens the whole records to the front of `buffer`, which has room for at
+    /// least one record. Returns the bytes of payload, `None` if no record is whole yet, or zero at
+    /// the end of the stream.
     ///
     /// # Errors
-    /// What `read` says; [`Altered`].
+    /// Those of `read`; [`Altered`].
     pub(crate) fn receive(
         &mut self,
         buffer: &mut [u8],
@@ -167,19 +168,19 @@ impl Seal {
         }
         self.held.extend_from_slice(&buffer[from..]);
         if self.held.is_empty() {
-            // A connection that is idle has no buffers.
+            // An idle connection has no buffers.
             self.held = Vec::new();
         }
         Ok(to)
     }
 
-    /// Records that are to be sent before others are made.
+    /// The sealed records that wait to be sent.
     pub(crate) fn sending(&self) -> Option<&[u8]> {
         self.buffer.as_ref().map(|buffer| &buffer[self.at..self.end])
     }
 
-    /// Makes records of what `fill` puts into the room that it gets, behind so many bytes that it put
-    /// there before, until it puts nothing more or the buffer is full.
+    /// Seals the bytes that `fill` returns, until there are no more or the buffer is full. `fill`
+    /// gets the number of bytes that it returned before, and room for the next ones.
     pub(crate) fn begin(
         &mut self,
         spare: &Spare,
@@ -203,7 +204,7 @@ impl Seal {
         Ok(())
     }
 
-    /// So many bytes of the records are sent. Once all are: how many bytes of payload they had.
+    /// `count` more bytes of the records were sent. Once all are, returns their bytes of payload.
     pub(crate) fn sent(&mut self, count: usize, spare: &Spare) -> Option<usize> {
         self.at += count;
         if self.at < self.end {
@@ -216,7 +217,7 @@ impl Seal {
     }
 }
 
-/// Never a key.
+/// Omits the keys.
 impl fmt::Debug for Seal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Seal")

@@ -1,4 +1,4 @@
-//! A connected socket that never waits. If the connection is protected, its bytes are in records.
+//! Nonblocking connected sockets. The bytes of a protected connection are in records.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
@@ -11,37 +11,37 @@ use socket2::TcpKeepalive;
 
 use crate::seal::{OVERHEAD, RECORD, Seal};
 
-/// Room that [`Socket::receive`] needs.
+/// Bytes of room that [`Socket::receive`] needs.
 pub const RECEIVE: usize = RECORD + OVERHEAD;
 
-/// A connected socket. Nothing here waits: what cannot be done now says so.
+/// A connected socket. No method waits.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
     peer: SocketAddr,
-    /// Of a protected connection.
+    /// Present if the connection is protected.
     seal: Option<Box<Seal>>,
 }
 
 impl Socket {
-    /// Takes a connected socket over. A peer that acknowledges nothing for `patience` counts as gone, whether or not
-    /// there is something to send.
+    /// Takes over a connected socket. It fails if the peer acknowledges nothing for `timeout`,
+    /// whether or not there is something to send.
     pub(crate) fn new(
         socket: socket2::Socket,
         peer: SocketAddr,
-        patience: Duration,
+        timeout: Duration,
         seal: Option<Seal>,
     ) -> io::Result<Self> {
-        // A message waits for nobody; what can travel together is put together above.
+        // The outbox coalesces messages; the kernel must not delay them.
         socket.set_tcp_nodelay(true)?;
-        let idle = (patience / 2).max(Duration::from_secs(1));
-        let interval = (patience / 8).max(Duration::from_secs(1));
+        let idle = (timeout / 2).max(Duration::from_secs(1));
+        let interval = (timeout / 8).max(Duration::from_secs(1));
         socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval))?;
-        socket.set_tcp_user_timeout(Some(patience))?;
+        socket.set_tcp_user_timeout(Some(timeout))?;
         Ok(Self { fd: socket.into(), peer, seal: seal.map(Box::new) })
     }
 
-    /// The other end's address.
+    /// The peer's address.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -52,12 +52,12 @@ impl Socket {
         self.seal.is_some()
     }
 
-    /// Takes what is there, up to the buffer's length. `None` if nothing is; zero bytes are the end of the
-    /// stream. On a protected connection the buffer must have room for [`RECEIVE`] bytes, and nothing is
-    /// there before a record is whole and verified.
+    /// Receives into `buffer`. Returns `None` if there is nothing to receive, and zero at the end
+    /// of the stream. On a protected connection, `buffer` needs room for [`RECEIVE`] bytes, and
+    /// only whole verified records are received.
     ///
     /// # Errors
-    /// What the system says, or that the bytes were changed on the way ([`is_altered`](crate::seal::is_altered)).
+    /// Those of recv(2), and [altered](crate::seal::is_altered) bytes.
     #[inline]
     pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match &mut self.seal {
@@ -73,7 +73,7 @@ impl Socket {
     /// As [`Self::receive`], into several buffers, on a connection that is not protected.
     pub(crate) fn receive_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         if self.is_protected() {
-            // What the system puts there has not been verified.
+            // The bytes of a record have to be verified first.
             return Err(ErrorKind::Unsupported.into());
         }
         loop {
@@ -86,13 +86,13 @@ impl Socket {
         }
     }
 
-    /// Sends what there is room for, as it is; zero if there is none.
+    /// Sends as many bytes as the kernel takes, unprotected. Returns zero if it takes none.
     #[inline]
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         send(&self.fd, bytes)
     }
 
-    /// Sends the records that were made.
+    /// Sends the sealed records.
     pub(crate) fn send_records(&mut self, spare: &crate::outbox::Spare) -> io::Result<Sent> {
         let Some(seal) = &mut self.seal else { return Ok(Sent::All(0)) };
         while let Some(records) = seal.sending() {
@@ -119,16 +119,17 @@ impl Socket {
         }
     }
 
-    /// Ends the outgoing half: the peer finds the end of the stream behind what was sent.
+    /// Ends the outgoing half: the peer receives what was sent, and then the end of the stream.
     pub fn finish(&self) {
-        // A connection that is gone already needs no end.
+        // It fails only if the connection has ended.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Write);
     }
 
-    /// Takes and drops what the peer sent. True once it ended its half, or the connection is gone.
+    /// Discards what the peer sent. Returns true once the peer has ended its half, or the
+    /// connection failed.
     pub fn drain(&self) -> bool {
         let mut waste = [0; 4096];
-        // Bounded: a peer that never stops does not hold this end up.
+        // Bounded, as the peer may never stop sending.
         for _ in 0..64 {
             match receive(&self.fd, &mut waste) {
                 Ok(Some(0)) | Err(_) => return true,
@@ -143,9 +144,9 @@ impl Socket {
 /// What [`Socket::send_records`] did.
 #[derive(Debug)]
 pub(crate) enum Sent {
-    /// All records are gone, with so many bytes of payload.
+    /// All records were sent, with so many bytes of payload.
     All(usize),
-    /// There is no room for more.
+    /// The kernel takes no more.
     Full,
 }
 
@@ -185,7 +186,7 @@ impl AsFd for Socket {
     }
 }
 
-/// An unconnected socket of the right family, which does not wait.
+/// An unconnected nonblocking socket for `address`.
 pub(crate) fn open(address: SocketAddr) -> io::Result<socket2::Socket> {
     let domain = socket2::Domain::for_address(address);
     let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
@@ -193,17 +194,17 @@ pub(crate) fn open(address: SocketAddr) -> io::Result<socket2::Socket> {
     Ok(socket)
 }
 
-/// Sends the few bytes of a handshake, whole.
-pub(crate) fn say(socket: &socket2::Socket, bytes: &[u8]) -> io::Result<()> {
+/// Sends the few bytes of a handshake.
+pub(crate) fn send_whole(socket: &socket2::Socket, bytes: &[u8]) -> io::Result<()> {
     match rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)? {
         count if count == bytes.len() => Ok(()),
-        // The first bytes on a connection always find room.
+        // There is always room for the first bytes on a connection.
         _ => Err(ErrorKind::ConnectionReset.into()),
     }
 }
 
-/// The connection is gone by the peer's doing or its absence, in whatever words the system says so.
-pub fn is_gone(error: &io::Error) -> bool {
+/// Returns true if the error says that the peer, or the network to it, ended the connection.
+pub fn is_disconnected(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::ConnectionReset
@@ -218,7 +219,7 @@ pub fn is_gone(error: &io::Error) -> bool {
     )
 }
 
-/// Ends both halves at once.
+/// Ends both halves.
 pub(crate) fn abort(socket: &socket2::Socket) {
     let _ = socket.shutdown(Shutdown::Both);
 }

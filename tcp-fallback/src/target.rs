@@ -1,4 +1,5 @@
-//! The thread that carries out what peers ask of this process's memory, so that the process itself need not.
+//! The thread that executes peers' requests to this process's memory, without progress of the
+//! process.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -11,36 +12,36 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-use crate::door::{Admitted, Counted, Door, Limits};
 use crate::handshake::{Purpose, Verdict};
 use crate::key::Key;
+use crate::listener::{Authenticated, Counted, Limits, Listener};
 use crate::outbox::{Outbox, Spare};
 use crate::region::{Region, Regions};
-use crate::request::{ANSWER_BYTES, Action, Answer, Operation, Outcome, REQUEST_BYTES, Request};
+use crate::request::{Action, Operation, Outcome, REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
 use crate::seal::is_altered;
 use crate::socket::Socket;
 
 /// Bytes read at once.
 const READ: usize = 256 << 10;
-/// Bytes of a put that are taken straight into their place in one call.
-const STRAIGHT: usize = 1 << 20;
-/// Up to here a get's data are copied; above they are sent from where they are.
+/// Bytes of a put that one system call receives into the region.
+const DIRECT: usize = 1 << 20;
+/// The data of a get of at most so many bytes are copied; others are sent from the region.
 const COPIED: usize = 8 << 10;
-/// No more requests are taken from a peer that leaves this much of its answers unread.
+/// No more requests are received from a peer that leaves so many bytes of responses unread.
 const UNREAD: u64 = 1 << 20;
-/// Reads from one peer before the next has its turn.
+/// Reads from one peer before those from the next.
 const TURNS: usize = 8;
-/// How long a peer may take to leave after it was refused.
+/// How long a peer that was refused may take to close the connection.
 const PARTING: Duration = Duration::from_secs(1);
 /// Connections to all targets of the process: one of two descriptors at most.
 static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 const DESCRIPTORS: u64 = 2;
 
-const DOOR: u64 = u64::MAX;
+const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-/// A listening socket and the thread behind it. Dropping it ends both, and every connection; in a
-/// child by fork it does nothing.
+/// A listener and the thread that serves its connections. Dropping it ends them; in a child by fork
+/// the drop has no effect.
 #[derive(Debug)]
 pub struct Target {
     address: SocketAddr,
@@ -52,7 +53,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens `regions` to peers who know the key and the number `service`.
+    /// Opens `regions` to peers that have the key and the number `service`.
     ///
     /// # Errors
     /// There is no descriptor or no thread left, or `address` is not one of this host.
@@ -63,16 +64,16 @@ impl Target {
         regions: Arc<Regions>,
         limits: Limits,
     ) -> io::Result<Self> {
-        let door = Door::open(address, key, limits)?;
-        let address = door.address();
+        let listener = Listener::open(address, key, limits)?;
+        let address = listener.address();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &door, epoll::EventData::new_u64(DOOR), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let protected = Arc::new(AtomicBool::new(limits.protected));
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let server = Server {
-            door,
+            listener,
             protected: Arc::clone(&protected),
             most: descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS) as usize),
             epoll,
@@ -89,7 +90,7 @@ impl Target {
         Ok(Self { address, wake, protected, thread: Some(thread), process: std::process::id() })
     }
 
-    /// Whether connections that come in from now on are [protected](Limits::protected).
+    /// Sets whether new connections are [protected](Limits::protected).
     pub fn protect(&self, on: bool) {
         self.protected.store(on, Ordering::Relaxed);
     }
@@ -109,7 +110,7 @@ impl Drop for Target {
         }
         let woken = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
-            // A panic of the thread's was its own end.
+            // A panic has ended the thread, too.
             let _ = thread.join();
         }
     }
@@ -117,9 +118,9 @@ impl Drop for Target {
 
 #[derive(Debug)]
 struct Server {
-    door: Door,
+    listener: Listener,
     protected: Arc<AtomicBool>,
-    /// Connections that the process may serve.
+    /// Connections that all targets of the process may serve.
     most: usize,
     epoll: OwnedFd,
     service: u64,
@@ -128,14 +129,14 @@ struct Server {
     next: u64,
     scratch: Box<[u8]>,
     spare: Spare,
-    /// Peers that were refused, and until when they have to leave.
+    /// Peers that were refused, and when their connections are closed at the latest.
     parting: Vec<(Instant, u64)>,
 }
 
 impl Server {
     fn run(mut self) {
         let mut events = Vec::with_capacity(64);
-        let mut admitted = Vec::new();
+        let mut authenticated = Vec::new();
         loop {
             events.clear();
             let timeout = self.timeout();
@@ -147,14 +148,14 @@ impl Server {
             for event in &events {
                 match event.data.u64() {
                     WAKE => return,
-                    DOOR => {}
+                    LISTENER => {}
                     number => self.serve(number),
                 }
             }
             let now = Instant::now();
-            self.door.protect(self.protected.load(Ordering::Relaxed));
-            self.door.work(now, &mut admitted);
-            for newcomer in admitted.drain(..) {
+            self.listener.protect(self.protected.load(Ordering::Relaxed));
+            self.listener.work(now, &mut authenticated);
+            for newcomer in authenticated.drain(..) {
                 self.admit(newcomer);
             }
             while let Some((until, number)) = self.parting.first().copied()
@@ -168,12 +169,12 @@ impl Server {
 
     fn timeout(&self) -> Option<Timespec> {
         let parting = self.parting.first().map(|(until, _)| *until);
-        let next = [self.door.deadline(), parting].into_iter().flatten().min()?;
+        let next = [self.listener.deadline(), parting].into_iter().flatten().min()?;
         let left = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
     }
 
-    fn admit(&mut self, newcomer: Admitted) {
+    fn admit(&mut self, newcomer: Authenticated) {
         if newcomer.claim.purpose != Purpose::Memory || newcomer.claim.service != self.service {
             return newcomer.refuse(Verdict::Unknown);
         }
@@ -209,19 +210,19 @@ struct Peer {
     socket: Socket,
     _connection: Counted,
     outbox: Outbox,
-    /// The beginning of a request, or requests that wait for room for their answers.
-    rest: Vec<u8>,
-    /// The rest waits for room.
-    stuck: bool,
-    /// Where the data of a put go that came in part.
+    /// The beginning of a request, or requests that wait for room for their responses.
+    held: Vec<u8>,
+    /// The held requests wait for room.
+    is_full: bool,
+    /// The rest of a put whose data arrived in part.
     putting: Option<Putting>,
     /// Requests finished.
     finished: u64,
-    /// The last operation that nobody was told of yet.
-    owed: Option<Operation>,
-    /// It asked for what it may not have; nothing more is done for it.
+    /// The last finished operation, if there is no response to it yet.
+    unacknowledged: Option<Operation>,
+    /// A request was refused; no other one is executed.
     refused: bool,
-    /// What it is watched for.
+    /// The events that epoll reports.
     watched: epoll::EventFlags,
 }
 
@@ -232,7 +233,7 @@ struct Putting {
     left: usize,
 }
 
-/// Nothing more is done for a peer that asks for what it may not have.
+/// The peer has no right to the access.
 #[derive(Debug)]
 struct Refused;
 
@@ -242,11 +243,11 @@ impl Peer {
             socket,
             _connection: Counted::among(&CONNECTIONS),
             outbox: Outbox::default(),
-            rest: Vec::new(),
-            stuck: false,
+            held: Vec::new(),
+            is_full: false,
             putting: None,
             finished: 0,
-            owed: None,
+            unacknowledged: None,
             refused: false,
             watched: epoll::EventFlags::IN,
         }
@@ -254,8 +255,8 @@ impl Peer {
 
     fn watch(&mut self, epoll: &OwnedFd, number: u64) -> io::Result<()> {
         let mut wanted = epoll::EventFlags::empty();
-        wanted.set(epoll::EventFlags::IN, !self.stuck && self.outbox.waiting() <= UNREAD);
-        wanted.set(epoll::EventFlags::OUT, self.stuck || !self.outbox.is_empty());
+        wanted.set(epoll::EventFlags::IN, !self.is_full && self.outbox.waiting() <= UNREAD);
+        wanted.set(epoll::EventFlags::OUT, self.is_full || !self.outbox.is_empty());
         if wanted != self.watched {
             epoll::modify(epoll, &self.socket, epoll::EventData::new_u64(number), wanted)?;
             self.watched = wanted;
@@ -263,7 +264,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Does what can be done now; false if the peer is gone or done with.
+    /// Does what can be done without waiting. Returns false if the connection has ended.
     fn serve(&mut self, scratch: &mut [u8], regions: &Regions, spare: &Spare) -> io::Result<bool> {
         for _ in 0..TURNS {
             self.send(spare)?;
@@ -276,10 +277,10 @@ impl Peer {
             if self.outbox.waiting() > UNREAD {
                 return Ok(true);
             }
-            let held = self.rest.len();
-            scratch[..held].copy_from_slice(&self.rest);
-            self.rest.clear();
-            let filled = if self.stuck {
+            let held = self.held.len();
+            scratch[..held].copy_from_slice(&self.held);
+            self.held.clear();
+            let filled = if self.is_full {
                 held
             } else if let (Some(putting), 0, false) = (&mut self.putting, held, self.socket.is_protected())
                 && putting.left > 0
@@ -297,7 +298,7 @@ impl Peer {
                     Ok(Some(0)) => return Ok(false),
                     Ok(Some(count)) => held + count,
                     Ok(None) => {
-                        self.rest.extend_from_slice(&scratch[..held]);
+                        self.held.extend_from_slice(&scratch[..held]);
                         break;
                     }
                     Err(error) if is_altered(&error) => {
@@ -307,8 +308,8 @@ impl Peer {
                     Err(error) => return Err(error),
                 }
             };
-            self.stuck = false;
-            self.take(&scratch[..filled], regions, spare);
+            self.is_full = false;
+            self.execute_all(&scratch[..filled], regions, spare);
             self.acknowledge(spare);
         }
         self.send(spare)?;
@@ -316,18 +317,18 @@ impl Peer {
     }
 
     fn send(&mut self, spare: &Spare) -> io::Result<()> {
-        // Memory that is freed while it is being sent leaves the answer in pieces: the connection ends.
+        // If memory is freed while it is sent, the response is incomplete: the connection ends.
         match self.outbox.flush(&mut self.socket, spare) {
             Ok(_) => Ok(()),
             Err(_) => Err(ErrorKind::ConnectionAborted.into()),
         }
     }
 
-    /// Carries out the requests in `bytes`; what cannot be carried out yet becomes the rest.
-    fn take(&mut self, mut bytes: &[u8], regions: &Regions, spare: &Spare) {
+    /// Executes the requests in `bytes`, and holds those that cannot be executed yet.
+    fn execute_all(&mut self, mut bytes: &[u8], regions: &Regions, spare: &Spare) {
         while !self.refused {
             if let Some(putting) = &mut self.putting {
-                match putting.take(bytes) {
+                match putting.store(bytes) {
                     Ok(count) => bytes = &bytes[count..],
                     Err(Refused) => return self.refuse(spare, Operation::Put, Outcome::Refused),
                 }
@@ -338,16 +339,14 @@ impl Peer {
                 self.finish(Operation::Put);
             }
             let Some((request, behind)) = bytes.split_first_chunk::<REQUEST_BYTES>() else { break };
-            // The longest answer, and one for the puts before it.
-            if self.outbox.room(spare, 2 * ANSWER_BYTES + COPIED).is_none() {
-                self.stuck = true;
+            // The longest response, and one for the puts before it.
+            if self.outbox.room(spare, 2 * RESPONSE_BYTES + COPIED).is_none() {
+                self.is_full = true;
                 break;
             }
             let done = match Request::parse(request) {
-                Ok(request) => {
-                    self.carry_out(&request, regions, spare).map_err(|Refused| request.operation())
-                }
-                // Whatever it is, it cannot be read further.
+                Ok(request) => self.execute(&request, regions, spare).map_err(|Refused| request.operation()),
+                // Its length is unknown: what follows cannot be parsed.
                 Err(_) => Err(Operation::Put),
             };
             if let Err(operation) = done {
@@ -355,37 +354,37 @@ impl Peer {
             }
             bytes = behind;
         }
-        self.rest.extend_from_slice(bytes);
+        self.held.extend_from_slice(bytes);
     }
 
     fn finish(&mut self, operation: Operation) {
         self.finished += 1;
-        self.owed = Some(operation);
+        self.unacknowledged = Some(operation);
     }
 
-    fn answer(&mut self, spare: &Spare, operation: Operation, outcome: Outcome, value: u64) {
-        self.owed = None;
-        let answer = Answer { finished: self.finished, outcome, operation, value };
-        // Room was seen to before the request was taken.
-        self.outbox.push(spare, &answer.to_bytes());
+    fn respond(&mut self, spare: &Spare, operation: Operation, outcome: Outcome, value: u64) {
+        self.unacknowledged = None;
+        let response = Response { finished: self.finished, outcome, operation, value };
+        // There is room: it was checked before the request was executed.
+        self.outbox.push(spare, &response.to_bytes());
     }
 
-    /// Tells the peer what is finished.
+    /// Responds to the last finished operation, and with it to those before.
     fn acknowledge(&mut self, spare: &Spare) {
-        if let Some(operation) = self.owed {
-            self.answer(spare, operation, Outcome::Done, 0);
+        if let Some(operation) = self.unacknowledged {
+            self.respond(spare, operation, Outcome::Done, 0);
         }
     }
 
     fn refuse(&mut self, spare: &Spare, operation: Operation, outcome: Outcome) {
         self.acknowledge(spare);
         self.finished += 1;
-        self.answer(spare, operation, outcome, 0);
+        self.respond(spare, operation, outcome, 0);
         self.refused = true;
         self.putting = None;
     }
 
-    fn carry_out(&mut self, request: &Request, regions: &Regions, spare: &Spare) -> Result<(), Refused> {
+    fn execute(&mut self, request: &Request, regions: &Regions, spare: &Spare) -> Result<(), Refused> {
         let region = regions.get(request.token).ok_or(Refused)?;
         let rights = region.rights();
         match request.action {
@@ -414,7 +413,7 @@ impl Peer {
                     .ok_or(Refused)?;
                 self.finish(Operation::Atomic);
                 if fetch {
-                    self.answer(spare, Operation::Atomic, Outcome::Done, old);
+                    self.respond(spare, Operation::Atomic, Outcome::Done, old);
                 }
             }
         }
@@ -430,7 +429,7 @@ impl Peer {
     ) -> Result<(), Refused> {
         let entered = region.enter().ok_or(Refused)?;
         self.finish(Operation::Get);
-        self.answer(spare, Operation::Get, Outcome::Done, length as u64);
+        self.respond(spare, Operation::Get, Outcome::Done, length as u64);
         if length > COPIED {
             drop(entered);
             self.outbox.push_range(region, offset, length);
@@ -444,8 +443,8 @@ impl Peer {
 }
 
 impl Putting {
-    /// Takes the data that came with the request. Answers how many bytes.
-    fn take(&mut self, bytes: &[u8]) -> Result<usize, Refused> {
+    /// Stores data from the front of `bytes`. Returns how many bytes.
+    fn store(&mut self, bytes: &[u8]) -> Result<usize, Refused> {
         let count = self.left.min(bytes.len());
         self.region.write(self.offset, &bytes[..count]).map_err(|_| Refused)?;
         self.offset += count;
@@ -453,9 +452,9 @@ impl Putting {
         Ok(count)
     }
 
-    /// Takes the data that follow straight from the socket. An error without a cause: the memory is gone.
+    /// Receives data into the region. An error of `None` means that the region is revoked.
     fn receive(&mut self, socket: &mut Socket) -> Result<Option<usize>, Option<io::Error>> {
-        let count = self.region.receive(self.offset, self.left.min(STRAIGHT), socket)?;
+        let count = self.region.receive(self.offset, self.left.min(DIRECT), socket)?;
         self.offset += count.unwrap_or(0);
         self.left -= count.unwrap_or(0);
         Ok(count)

@@ -1,4 +1,5 @@
-//! An attacker on the way between two ends that know the key: nothing that it changes takes effect.
+//! An attacker on the path between two ends that have the key: nothing that it changes takes
+//! effect.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
-use barewire_tcp::door::Limits;
 use barewire_tcp::handshake::{CHALLENGE_BYTES, CLAIM_BYTES, Claim, HELLO_BYTES, Purpose, VERDICT_BYTES};
+use barewire_tcp::listener::Limits;
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::region::{Region, Regions, Rights};
-use barewire_tcp::request::{ANSWER_BYTES, Action, Answer, Change, Outcome, Request};
+use barewire_tcp::request::{Action, Change, Outcome, RESPONSE_BYTES, Request, Response};
 use barewire_tcp::seal::is_altered;
 use barewire_tcp::socket::{RECEIVE, Socket};
 use barewire_tcp::target::Target;
@@ -21,11 +22,11 @@ use barewire_tcp::target::Target;
 const DEADLINE: Duration = Duration::from_mins(1);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SERVICE: u64 = 77;
-/// Bytes in front of a record's payload, and behind it.
+/// Bytes before and after a record's payload.
 const HEAD: usize = 4;
 const TAG: usize = 16;
 
-/// What the attacker does to a record.
+/// An attack on a record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Attack {
     /// Flips a bit of this byte.
@@ -34,15 +35,15 @@ enum Attack {
     FlipFromEnd(usize),
     Drop,
     Duplicate,
-    /// Exchanges it with the next.
+    /// Swaps it with the next.
     Reorder,
-    /// Puts what the other end sent in its place.
+    /// Replaces it by a record of the other end.
     Reflect,
-    /// Puts the first record of the connection in its place.
+    /// Replaces it by the first record of the connection.
     Replay,
-    /// Cuts the stream behind so many bytes of it.
+    /// Cuts the stream after so many bytes of it.
     Truncate(usize),
-    /// Puts bytes of its own in its place.
+    /// Replaces it by other bytes.
     Forge,
 }
 
@@ -71,7 +72,7 @@ const ATTACKS: [Attack; 17] = [
 /// The record of each direction that is attacked.
 const ATTACKED: usize = 2;
 
-/// A proxy in front of `target`, for one connection. It attacks what the client sends, or what it gets.
+/// A proxy in front of `target`, for one connection. It attacks the bytes of one direction.
 fn proxy(target: SocketAddr, requests: bool, attack: Option<Attack>) -> SocketAddr {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -111,7 +112,7 @@ fn proxy(target: SocketAddr, requests: bool, attack: Option<Attack>) -> SocketAd
     address
 }
 
-/// Hands on the handshake as it comes, and then record by record what `pass` makes of it.
+/// Forwards the handshake unchanged, and then each record as `pass` returns it.
 fn relay(
     (mut from, mut to): (TcpStream, TcpStream),
     handshake: usize,
@@ -177,7 +178,7 @@ fn strike(
     to.write_all(&changed)
 }
 
-/// A target over 64 words, and a client that reaches it over the attacker.
+/// A target over 64 words, and a client that connects to it through the attacker.
 struct Job {
     target: Target,
     memory: &'static mut [u64; 64],
@@ -192,7 +193,7 @@ fn job(requests: bool, attack: Option<Attack>) -> Job {
     let memory = Box::leak(Box::new([0u64; 64]));
     let start = NonNull::from(&mut *memory).cast::<u8>();
     let rights = Rights { write: true, read: true, atomic: true };
-    // SAFETY: it is leaked, and looked at only when nothing is under way.
+    // SAFETY: it is leaked, and read only while no access is in progress.
     #[allow(unsafe_code, reason = "registration is the caller's promise")]
     let region = Arc::new(unsafe { Region::new(start, size_of_val(memory), rights, None) });
     let regions = Arc::new(Regions::default());
@@ -209,12 +210,12 @@ fn job(requests: bool, attack: Option<Attack>) -> Job {
 }
 
 impl Job {
-    /// Asks for `action` on a word, with data behind it: one record.
+    /// Requests `action` on a word, with data: one record.
     fn ask(&mut self, word: usize, action: Action, data: &[u8]) {
         let address = self.memory.as_ptr().addr() as u64 + 8 * word as u64;
         let request = Request { token: self.token, address, action };
         assert!(self.outbox.push(&self.spare, &[&request.to_bytes()[..], data].concat()));
-        // The other end may be gone.
+        // The other end may have closed the connection.
         let _ = self.outbox.flush(&mut self.socket, &self.spare);
     }
 
@@ -223,9 +224,9 @@ impl Job {
         self.ask(word, action, &[]);
     }
 
-    /// Reads an answer, if it is there.
-    fn poll(&mut self, data: usize) -> io::Result<Option<(Answer, Vec<u8>)>> {
-        if self.held.len() < ANSWER_BYTES + data {
+    /// Reads a response, if one has arrived.
+    fn poll(&mut self, data: usize) -> io::Result<Option<(Response, Vec<u8>)>> {
+        if self.held.len() < RESPONSE_BYTES + data {
             let mut bytes = vec![0; RECEIVE];
             match self.socket.receive(&mut bytes)? {
                 Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -233,62 +234,63 @@ impl Job {
                 None => std::thread::yield_now(),
             }
         }
-        if self.held.len() < ANSWER_BYTES + data {
+        if self.held.len() < RESPONSE_BYTES + data {
             return Ok(None);
         }
-        let answer = Answer::parse(self.held.first_chunk().unwrap()).unwrap();
-        let data = self.held[ANSWER_BYTES..ANSWER_BYTES + data].to_vec();
-        self.held.drain(..ANSWER_BYTES + data.len());
-        Ok(Some((answer, data)))
+        let response = Response::parse(self.held.first_chunk().unwrap()).unwrap();
+        let data = self.held[RESPONSE_BYTES..RESPONSE_BYTES + data].to_vec();
+        self.held.drain(..RESPONSE_BYTES + data.len());
+        Ok(Some((response, data)))
     }
 
-    /// Waits for an answer.
-    fn answer(&mut self, data: usize) -> io::Result<(Answer, Vec<u8>)> {
+    /// Waits for a response.
+    fn response(&mut self, data: usize) -> io::Result<(Response, Vec<u8>)> {
         let start = Instant::now();
         loop {
-            assert!(start.elapsed() < DEADLINE, "no answer");
-            if let Some(answer) = self.poll(data)? {
-                return Ok(answer);
+            assert!(start.elapsed() < DEADLINE, "no response");
+            if let Some(response) = self.poll(data)? {
+                return Ok(response);
             }
         }
     }
 }
 
-/// What the peer's memory is asked for is changed on the way.
+/// Requests to the peer's memory are altered on the way.
 #[test]
 fn changed_requests_take_no_effect() {
     for attack in ATTACKS.map(Some).into_iter().chain([None]) {
         let mut job = job(true, attack);
         job.ask(0, Action::Put { length: 8 }, &[1; 8]);
-        assert_eq!(job.answer(0).unwrap().0.outcome, Outcome::Done);
+        assert_eq!(job.response(0).unwrap().0.outcome, Outcome::Done);
         job.add(1);
-        assert_eq!(job.answer(0).unwrap().0.outcome, Outcome::Done);
-        // This one is attacked, and each behind it would change a word of its own.
+        assert_eq!(job.response(0).unwrap().0.outcome, Outcome::Done);
+        // This one is attacked, and each after it would change another word.
         job.ask(2, Action::Put { length: 8 }, &[2; 8]);
         for word in 3..60 {
             job.add(word);
         }
         let mut outcome = None;
         if attack.is_some() {
-            // Every answer until the connection is over.
-            while let Ok((answer, _)) = job.answer(0) {
-                outcome = Some(answer.outcome);
+            // Every response until the connection ends.
+            while let Ok((response, _)) = job.response(0) {
+                outcome = Some(response.outcome);
             }
         } else {
-            while job.answer(0).unwrap().0.finished < 60 {}
+            while job.response(0).unwrap().0.finished < 60 {}
         }
-        let told = match attack {
+        let expected = match attack {
             None | Some(Attack::Truncate(_)) => None,
             Some(_) => Some(Outcome::Altered),
         };
-        assert_eq!(outcome, told, "{attack:?}");
+        assert_eq!(outcome, expected, "{attack:?}");
         drop(job.target);
         let whole = u64::from_ne_bytes([1; 8]);
         let put = u64::from_ne_bytes([2; 8]);
         assert_eq!(job.memory[..2], [whole, 5], "{attack:?}");
         match attack {
             None => assert_eq!(job.memory[2], put),
-            // The first of the two is genuine, and is carried out unless it is read together with the other.
+            // The first of the two is genuine, and is executed unless it is read together with the
+            // other.
             Some(Attack::Duplicate) => assert!([0, put].contains(&job.memory[2])),
             Some(_) => assert_eq!(job.memory[2], 0, "{attack:?}"),
         }
@@ -297,8 +299,8 @@ fn changed_requests_take_no_effect() {
     }
 }
 
-/// A put of many records, of which one in the middle is changed: what came before it is there, and what
-/// the attacker made of it is not.
+/// A put of many records, of which one in the middle is altered: the data of those before it are
+/// stored, and its data are not.
 #[test]
 fn a_changed_part_of_a_long_put() {
     const LENGTH: usize = 64 * 8;
@@ -308,23 +310,24 @@ fn a_changed_part_of_a_long_put() {
         assert!(job.outbox.push(&job.spare, &[3; 103]), "{part}");
         let _ = job.outbox.flush(&mut job.socket, &job.spare);
     }
-    let outcome = job.answer(0).unwrap().0.outcome;
+    let outcome = job.response(0).unwrap().0.outcome;
     assert_eq!(outcome, Outcome::Altered);
     drop(job.target);
-    // At most two records were genuine, and each is there as a whole or not at all.
+    // At most two records were genuine, and each is stored as a whole or not at all.
     let bytes: Vec<u8> = job.memory.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let put = bytes.iter().take_while(|byte| **byte == 3).count();
     assert!([0, 100, 203].contains(&put) && bytes[put..].iter().all(|byte| *byte == 0), "{put}");
 }
 
-/// What the peer's memory answers is changed on the way.
+/// Responses of the peer's memory are altered on the way.
 #[test]
 fn changed_answers_are_not_handed_on() {
     for attack in ATTACKS {
         let mut job = job(false, Some(attack));
         job.ask(0, Action::Put { length: 8 }, &[7; 8]);
-        assert_eq!(job.answer(0).unwrap().0.outcome, Outcome::Done);
-        // One answer after the other, until the third is attacked; and on, as more may be waited for.
+        assert_eq!(job.response(0).unwrap().0.outcome, Outcome::Done);
+        // One response after the other until the third is attacked, and on, as more may be
+        // outstanding.
         let (start, mut good) = (Instant::now(), 0);
         let failure = loop {
             assert!(start.elapsed() < DEADLINE, "{attack:?}: nothing was noticed");
@@ -333,8 +336,12 @@ fn changed_answers_are_not_handed_on() {
             let mut wait = || -> io::Result<()> {
                 let asked = Instant::now();
                 while good == before && asked.elapsed() < Duration::from_millis(20) {
-                    let Some((answer, data)) = job.poll(8)? else { continue };
-                    assert_eq!((answer.outcome, answer.finished), (Outcome::Done, good + 2), "{attack:?}");
+                    let Some((response, data)) = job.poll(8)? else { continue };
+                    assert_eq!(
+                        (response.outcome, response.finished),
+                        (Outcome::Done, good + 2),
+                        "{attack:?}"
+                    );
                     assert_eq!(data, [7; 8], "{attack:?}");
                     good += 1;
                 }
@@ -361,7 +368,8 @@ fn changed_handshakes_fail() {
     let key = Key::from_bytes([1; 32]);
     let claim =
         Claim { purpose: Purpose::Memory, service: 1, endpoint: 0, from_service: 0, from_endpoint: 0 };
-    // The byte of the hello that asks for protection is cleared on the way; a refusal becomes a welcome.
+    // The byte of the hello that requests protection is cleared on the way; a refusal becomes an
+    // acceptance.
     for (protection, failure) in [(true, HandshakeError::Key), (false, HandshakeError::Altered)] {
         let listener = TcpListener::bind((HERE, 0)).unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! What strangers, and peers that lie, can do: cost a bounded little, and nothing else.
+//! Connections without the key, and peers that violate the protocol: their cost is bounded, and
+//! they have no other effect.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -9,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use barewire_tcp::Key;
 use barewire_tcp::connector::{ConnectFailure, Connector};
-use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, HandshakeError, Initiator, Purpose, Verdict};
+use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::region::{Region, Regions, Rights};
 use barewire_tcp::request::{
-    ANSWER_BYTES, Action, Answer, Change, Operation, Outcome, REQUEST_BYTES, Request,
+    Action, Change, Operation, Outcome, REQUEST_BYTES, RESPONSE_BYTES, Request, Response,
 };
 use barewire_tcp::socket::{RECEIVE, Socket};
 use barewire_tcp::target::Target;
@@ -33,15 +34,15 @@ fn connector(peer: SocketAddr, key: &Key, claim: Claim) -> Connector {
     Connector::start(peer, Some(HERE), key, claim, DEADLINE, Limits::default()).unwrap()
 }
 
-/// Lets door and connector work until there is a connection, or why there is none.
-fn meet(door: &mut Door, mut connector: Connector) -> Result<(Socket, Socket), ConnectFailure> {
+/// Advances the listener and the connector until the connection is open, or failed.
+fn meet(listener: &mut Listener, mut connector: Connector) -> Result<(Socket, Socket), ConnectFailure> {
     let start = Instant::now();
-    let mut admitted: Vec<Admitted> = Vec::new();
+    let mut admitted: Vec<Authenticated> = Vec::new();
     let mut there = None;
     loop {
         let now = Instant::now();
         assert!(now - start < DEADLINE, "no connection");
-        door.work(now, &mut admitted);
+        listener.work(now, &mut admitted);
         for newcomer in admitted.drain(..) {
             assert_eq!(newcomer.claim, CLAIM);
             there = newcomer.welcome().ok();
@@ -52,23 +53,23 @@ fn meet(door: &mut Door, mut connector: Connector) -> Result<(Socket, Socket), C
     }
 }
 
-/// Lets the door work until `done`.
-fn work(door: &mut Door, what: &str, mut done: impl FnMut(&Door) -> bool) {
+/// Lets the listener work until `done`.
+fn work(listener: &mut Listener, what: &str, mut done: impl FnMut(&Listener) -> bool) {
     let start = Instant::now();
     let mut admitted = Vec::new();
-    while !done(door) {
+    while !done(listener) {
         assert!(start.elapsed() < DEADLINE, "{what}");
-        door.work(Instant::now(), &mut admitted);
-        assert!(admitted.is_empty(), "{what}: somebody got in");
+        listener.work(Instant::now(), &mut admitted);
+        assert!(admitted.is_empty(), "{what}: a connection was admitted");
         std::thread::yield_now();
     }
 }
 
 #[test]
 fn who_knows_the_key_gets_in() {
-    let mut door = Door::open(HERE, key(1), Limits::default()).unwrap();
-    let connector = connector(door.address(), &key(1), CLAIM);
-    let (mut here, mut there) = meet(&mut door, connector).unwrap();
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
+    let connector = connector(listener.address(), &key(1), CLAIM);
+    let (mut here, mut there) = meet(&mut listener, connector).unwrap();
     let (mut outbox, spare) = (Outbox::default(), Spare::default());
     assert!(outbox.push(&spare, b"hello") && outbox.flush(&mut here, &spare).unwrap());
     let mut bytes = vec![0; RECEIVE];
@@ -80,42 +81,44 @@ fn who_knows_the_key_gets_in() {
         assert!(start.elapsed() < DEADLINE);
     };
     assert_eq!(&bytes[..count], b"hello");
-    assert_eq!((door.refused(), door.guests()), (0, 0));
+    assert_eq!((listener.refused(), listener.handshakes()), (0, 0));
 }
 
 #[test]
-fn a_key_of_another_job_is_told_as_such() {
-    let mut door = Door::open(HERE, key(1), Limits::default()).unwrap();
-    let connector = connector(door.address(), &key(2), CLAIM);
-    let failure = meet(&mut door, connector).unwrap_err();
+fn a_key_of_another_job_is_reported() {
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
+    let connector = connector(listener.address(), &key(2), CLAIM);
+    let failure = meet(&mut listener, connector).unwrap_err();
     assert!(matches!(failure, ConnectFailure::Handshake(HandshakeError::Key)), "{failure}");
-    work(&mut door, "the guest leaves", |door| door.refused() == 1 && door.guests() == 0);
+    work(&mut listener, "the handshake fails", |listener| {
+        listener.refused() == 1 && listener.handshakes() == 0
+    });
 }
 
 #[test]
-fn nobody_listens() {
-    let address = Door::open(HERE, key(1), Limits::default()).unwrap().address();
+fn a_refused_connection_is_reported() {
+    let address = Listener::open(HERE, key(1), Limits::default()).unwrap().address();
     let failure = connector(address, &key(1), CLAIM).wait(std::thread::yield_now).unwrap_err();
     assert!(matches!(failure, ConnectFailure::Refused), "{failure}");
 }
 
 #[test]
-fn what_one_end_says_may_come_byte_by_byte_but_not_forever() {
-    let limits = Limits { patience: Duration::from_millis(1500), ..Limits::default() };
-    let mut door = Door::open(HERE, key(1), limits).unwrap();
-    let mut slow = TcpStream::connect(door.address()).unwrap();
+fn a_handshake_may_arrive_byte_by_byte_but_times_out() {
+    let limits = Limits { timeout: Duration::from_millis(1500), ..Limits::default() };
+    let mut listener = Listener::open(HERE, key(1), limits).unwrap();
+    let mut slow = TcpStream::connect(listener.address()).unwrap();
     slow.set_nodelay(true).unwrap();
     let start = Instant::now();
     let hello = *Initiator::new(CLAIM, [7; 32], true).hello();
     let mut rest = hello.iter();
-    work(&mut door, "the slow one leaves", |door| {
+    work(&mut listener, "the slow handshake times out", |listener| {
         if let Some(byte) = rest.next() {
             let _ = slow.write_all(&[*byte]);
         }
-        door.refused() == 1
+        listener.refused() == 1
     });
-    assert!(start.elapsed() >= limits.patience);
-    // It was challenged, and then nothing.
+    assert!(start.elapsed() >= limits.timeout);
+    // It received the challenge, and then nothing.
     let mut said = Vec::new();
     let _ = slow.read_to_end(&mut said);
     assert_eq!(said.len(), barewire_tcp::handshake::CHALLENGE_BYTES);
@@ -123,48 +126,48 @@ fn what_one_end_says_may_come_byte_by_byte_but_not_forever() {
 
 #[test]
 fn a_recorded_conversation_opens_nothing() {
-    let mut door = Door::open(HERE, key(1), Limits::default()).unwrap();
-    // What an eavesdropper has of an honest connection.
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
+    // An eavesdropper records the bytes of an honest connection.
     let honest = Initiator::new(CLAIM, [7; 32], true);
-    let mut recorded = TcpStream::connect(door.address()).unwrap();
+    let mut recorded = TcpStream::connect(listener.address()).unwrap();
     recorded.write_all(honest.hello()).unwrap();
     recorded.set_nonblocking(true).unwrap();
     let mut challenge = [0; barewire_tcp::handshake::CHALLENGE_BYTES];
-    work(&mut door, "a challenge", |_| recorded.read_exact(&mut challenge).is_ok());
-    let (claim, _) = honest.answer(&key(1), &challenge).unwrap();
+    work(&mut listener, "a challenge", |_| recorded.read_exact(&mut challenge).is_ok());
+    let (claim, _) = honest.prove(&key(1), &challenge).unwrap();
     recorded.write_all(&claim).unwrap();
     let start = Instant::now();
     let mut admitted = Vec::new();
     while admitted.is_empty() {
         assert!(start.elapsed() < DEADLINE);
-        door.work(Instant::now(), &mut admitted);
+        listener.work(Instant::now(), &mut admitted);
     }
-    // And what it is worth.
+    // They open no other connection.
     for _ in 0..3 {
-        let refused = door.refused();
-        let mut again = TcpStream::connect(door.address()).unwrap();
+        let refused = listener.refused();
+        let mut again = TcpStream::connect(listener.address()).unwrap();
         again.write_all(honest.hello()).unwrap();
         again.write_all(&claim).unwrap();
-        work(&mut door, "the recording is refused", |door| door.refused() > refused);
+        work(&mut listener, "the recording is refused", |listener| listener.refused() > refused);
     }
 }
 
 #[test]
 fn garbage_is_refused_at_once() {
-    let mut door = Door::open(HERE, key(1), Limits::default()).unwrap();
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
     let mut version = *Initiator::new(CLAIM, [7; 32], true).hello();
     version[4] = 9;
     let garbage: [&[u8]; 4] =
         [&[0; 40], &[0xff; 4096], b"GET / HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n", &version];
     for bytes in garbage {
-        let refused = door.refused();
-        let mut stranger = TcpStream::connect(door.address()).unwrap();
+        let refused = listener.refused();
+        let mut stranger = TcpStream::connect(listener.address()).unwrap();
         stranger.write_all(bytes).unwrap();
-        work(&mut door, "garbage", |door| door.refused() > refused);
+        work(&mut listener, "garbage", |listener| listener.refused() > refused);
         let mut said = Vec::new();
         let _ = stranger.read_to_end(&mut said);
         if bytes == version {
-            // Nothing but the version of this end.
+            // Only the version of this end.
             assert_eq!(said[..8], *b"BWTH\x02\0\0\0");
             said.drain(..8);
             assert_eq!(said, [0; barewire_tcp::handshake::CHALLENGE_BYTES - 8]);
@@ -174,14 +177,14 @@ fn garbage_is_refused_at_once() {
     }
 }
 
-/// Connections that say nothing fill every place, and a peer with the key still connects.
+/// Silent connections use up the handshakes, and a peer with the key still connects.
 #[test]
-fn a_flood_of_silence_keeps_nobody_out() {
+fn a_flood_of_silent_connections_keeps_no_peer_out() {
     const FLOOD: usize = 1_000;
     const HELD: usize = 200;
-    let limits = Limits { guests: 64, ..Limits::default() };
-    let mut door = Door::open(HERE, key(1), limits).unwrap();
-    let address = door.address();
+    let limits = Limits { handshakes: 64, ..Limits::default() };
+    let mut listener = Listener::open(HERE, key(1), limits).unwrap();
+    let address = listener.address();
     let over = Arc::new(AtomicBool::new(false));
     let flood = std::thread::spawn({
         let over = Arc::clone(&over);
@@ -205,25 +208,27 @@ fn a_flood_of_silence_keeps_nobody_out() {
     let mut got_in = 0;
     while !over.load(Ordering::Acquire) {
         let connector = connector(address, &key(1), CLAIM);
-        meet(&mut door, connector).unwrap();
+        meet(&mut listener, connector).unwrap();
         got_in += 1;
-        assert!(door.guests() <= limits.guests);
+        assert!(listener.handshakes() <= limits.handshakes);
     }
     let (held, connected) = flood.join().unwrap();
     println!("{connected} strangers, {got_in} peers");
     assert!(got_in > 0 && connected > HELD as u64);
-    work(&mut door, "the flood is taken", |door| door.refused() + door.guests() as u64 >= connected);
-    assert!(door.guests() <= limits.guests);
+    work(&mut listener, "the flood is taken", |listener| {
+        listener.refused() + listener.handshakes() as u64 >= connected
+    });
+    assert!(listener.handshakes() <= limits.handshakes);
     drop(held);
 }
 
-/// The CPU time of this thread: what others do on a busy machine does not count.
+/// The CPU time of this thread, which does not depend on the load of the machine.
 fn cpu_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Connections without an end, of which some are held.
+/// Opens connections continually, and holds some of them.
 fn flood(address: SocketAddr, over: &Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
     let over = Arc::clone(over);
     std::thread::spawn(move || {
@@ -239,24 +244,24 @@ fn flood(address: SocketAddr, over: &Arc<AtomicBool>) -> std::thread::JoinHandle
     })
 }
 
-/// Strangers that come without an end cost a small part of the time in which the door is worked, and no call
-/// takes long.
+/// A flood of connections costs a small part of the time in which the listener is called, and no
+/// call takes long.
 #[test]
 fn a_flood_takes_a_small_share_of_time() {
-    let mut door = Door::open(HERE, key(1), Limits::default()).unwrap();
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
     let over = Arc::new(AtomicBool::new(false));
-    let floods = [(); 2].map(|()| flood(door.address(), &over));
-    // What was saved up is spent first.
-    work(&mut door, "the flood", |door| door.refused() > 100);
+    let floods = [(); 2].map(|()| flood(listener.address(), &over));
+    // The accumulated time is spent first.
+    work(&mut listener, "the flood", |listener| listener.refused() > 100);
     let (mut spent, mut longest) = (Duration::ZERO, Duration::ZERO);
     let (mut calls, mut busy, mut late) = (0, 0, 0);
-    let (start, refused) = (Instant::now(), door.refused());
+    let (start, refused) = (Instant::now(), listener.refused());
     let mut admitted = Vec::new();
     while start.elapsed() < Duration::from_secs(2) {
         let before = cpu_time();
-        door.work(Instant::now(), &mut admitted);
+        listener.work(Instant::now(), &mut admitted);
         let took = cpu_time().saturating_sub(before);
-        // As a call of progress: what costs as little as this is no stranger's.
+        // A call of progress that costs as little as this has no connection to handle.
         if took > Duration::from_micros(10) {
             spent += took;
             busy += 1;
@@ -270,80 +275,98 @@ fn a_flood_takes_a_small_share_of_time() {
     println!(
         "{calls} calls, {busy} of them busy, {} strangers: {share:.4} of the time, {longest:?} at most, \
          {late} calls over 1 ms",
-        door.refused() - refused
+        listener.refused() - refused
     );
     assert!(share < 0.05, "{share}");
-    // The CPU time of a thread includes interrupts, and time that the hypervisor takes from this machine.
+    // The CPU time of a thread includes interrupts, and time that the hypervisor takes from this
+    // machine.
     assert!(late <= 2 + busy / 200, "{late} of {busy} calls over 1 ms, {longest:?} at most");
-    // A peer with the key connects. While the flood lasts, the kernel may drop its SYN as any other.
+    // A peer with the key connects. While the flood lasts, the kernel may drop its SYN as any
+    // other.
     over.store(true, Ordering::Release);
     for flood in floods {
         flood.join().unwrap();
     }
     let start = Instant::now();
-    let connector = connector(door.address(), &key(1), CLAIM);
-    meet(&mut door, connector).unwrap();
+    let connector = connector(listener.address(), &key(1), CLAIM);
+    meet(&mut listener, connector).unwrap();
     println!("a peer got in after {:?}", start.elapsed());
 }
 
-/// Many doors have no more guests together than there are places for.
+/// Runs a test in its own process with this limit of descriptors, as others change the process's
+/// counts. Returns false in that process.
+fn has_run_in_child(test: &str, descriptors: u32) -> bool {
+    const CHILD: &str = "BAREWIRE_TEST_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        return false;
+    }
+    let status = std::process::Command::new("sh")
+        .args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" --exact {test}")])
+        .arg(std::env::current_exe().unwrap())
+        .env(CHILD, "1")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    true
+}
+
+/// All listeners of a process together have a bounded number of handshakes.
 #[test]
-fn doors_share_their_places() {
-    const DOORS: usize = 10;
-    let mut doors: Vec<Door> =
-        (0..DOORS).map(|_| Door::open(HERE, key(1), Limits::default()).unwrap()).collect();
+fn listeners_share_the_bound() {
+    const LISTENERS: usize = 10;
+    if has_run_in_child("listeners_share_the_bound", 4096) {
+        return;
+    }
+    // No handshake times out during the test.
+    let limits = Limits { timeout: 10 * DEADLINE, ..Limits::default() };
+    let mut listeners: Vec<Listener> =
+        (0..LISTENERS).map(|_| Listener::open(HERE, key(1), limits).unwrap()).collect();
     let mut strangers = Vec::new();
     let mut admitted = Vec::new();
     for round in 1..=70 {
-        let addresses = doors.iter().map(Door::address);
+        let addresses = listeners.iter().map(Listener::address);
         strangers.extend(addresses.map(|address| TcpStream::connect(address).unwrap()));
         let start = Instant::now();
-        while doors.iter().any(|door| door.refused() + (door.guests() as u64) < round) {
+        while listeners.iter().any(|listener| listener.refused() + (listener.handshakes() as u64) < round) {
             assert!(start.elapsed() < DEADLINE);
-            for door in &mut doors {
-                door.work(Instant::now(), &mut admitted);
+            for listener in &mut listeners {
+                listener.work(Instant::now(), &mut admitted);
             }
         }
-        let guests: usize = doors.iter().map(Door::guests).sum();
-        assert!(guests <= 64 + DOORS, "{guests}");
+        let handshakes: usize = listeners.iter().map(Listener::handshakes).sum();
+        assert!(handshakes <= 64 + LISTENERS, "{handshakes}");
     }
     // Each has its share.
-    assert!(doors.iter().all(|door| door.guests() >= 64 / DOORS));
+    assert!(listeners.iter().all(|listener| listener.handshakes() >= 64 / LISTENERS));
 }
 
-/// Without descriptors the door waits, and goes on when there are some.
+/// Without descriptors the listener waits until there are some.
 #[test]
 fn no_descriptors_left_is_survived() {
-    // In a process of its own, which may exhaust its own descriptors.
-    const CHILD: &str = "BAREWIRE_TEST_DESCRIPTORS";
-    if std::env::var_os(CHILD).is_none() {
-        let status = std::process::Command::new("sh")
-            .args(["-c", "ulimit -n 64 && exec \"$0\" --exact no_descriptors_left_is_survived"])
-            .arg(std::env::current_exe().unwrap())
-            .env(CHILD, "1")
-            .status()
-            .unwrap();
-        assert!(status.success());
+    if has_run_in_child("no_descriptors_left_is_survived", 64) {
         return;
     }
-    let mut door = Door::open(HERE, key(1), Limits::default()).unwrap();
-    // No more than there are places, of 64 descriptors.
-    let waiting: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(door.address()).unwrap()).collect();
+    let mut listener = Listener::open(HERE, key(1), Limits::default()).unwrap();
+    // As many as 64 descriptors allow.
+    let waiting: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(listener.address()).unwrap()).collect();
     let mut held = Vec::new();
     while let Ok(file) = std::fs::File::open("/dev/null") {
         held.push(file);
     }
     let mut admitted = Vec::new();
     for _ in 0..100 {
-        door.work(Instant::now(), &mut admitted);
+        listener.work(Instant::now(), &mut admitted);
     }
-    assert_eq!(door.guests(), 0);
-    let failure = Connector::start(door.address(), Some(HERE), &key(1), CLAIM, DEADLINE, Limits::default());
+    assert_eq!(listener.handshakes(), 0);
+    let failure =
+        Connector::start(listener.address(), Some(HERE), &key(1), CLAIM, DEADLINE, Limits::default());
     assert_eq!(failure.unwrap_err().raw_os_error(), Some(24), "EMFILE");
     drop(held);
-    work(&mut door, "those who wait are taken", |door| door.guests() == waiting.len());
-    let connector = connector(door.address(), &key(1), CLAIM);
-    meet(&mut door, connector).unwrap();
+    work(&mut listener, "the waiting connections are accepted", |listener| {
+        listener.handshakes() == waiting.len()
+    });
+    let connector = connector(listener.address(), &key(1), CLAIM);
+    meet(&mut listener, connector).unwrap();
 }
 
 const SERVICE: u64 = 77;
@@ -360,7 +383,7 @@ struct Served {
 fn served(rights: Rights) -> Served {
     let memory = Box::leak(Box::new([0u64; 8]));
     let start = NonNull::from(&mut *memory).cast::<u8>();
-    // SAFETY: it is leaked, and looked at only when nothing is under way.
+    // SAFETY: it is leaked, and read only while no access is in progress.
     #[allow(unsafe_code, reason = "registration is the caller's promise")]
     let region = Arc::new(unsafe { Region::new(start, 64, rights, None) });
     let regions = Arc::new(Regions::default());
@@ -413,9 +436,9 @@ impl Client {
         Some(self.held.drain(..count).collect())
     }
 
-    fn answer(&mut self) -> Option<Answer> {
-        let bytes = self.read(ANSWER_BYTES)?;
-        Some(Answer::parse(bytes.first_chunk().unwrap()).unwrap())
+    fn response(&mut self) -> Option<Response> {
+        let bytes = self.read(RESPONSE_BYTES)?;
+        Some(Response::parse(bytes.first_chunk().unwrap()).unwrap())
     }
 }
 
@@ -431,16 +454,16 @@ fn what_was_opened_is_served() {
     let mut client = served.connect(SERVICE).unwrap();
     client.say(&served.request(8, Action::Put { length: 4 }).to_bytes());
     client.say(b"bytes"[..4].as_ref());
-    let done = client.answer().unwrap();
+    let done = client.response().unwrap();
     assert_eq!((done.finished, done.outcome, done.operation), (1, Outcome::Done, Operation::Put));
     client.say(&served.request(7, Action::Get { length: 6 }).to_bytes());
-    let answer = client.answer().unwrap();
-    assert_eq!((answer.finished, answer.value), (2, 6));
+    let response = client.response().unwrap();
+    assert_eq!((response.finished, response.value), (2, 6));
     assert_eq!(client.read(6).unwrap(), b"\0byte\0");
     for (number, old) in [(3, 0), (4, 5)] {
         client.say(&served.request(16, add(4, 5)).to_bytes());
-        let answer = client.answer().unwrap();
-        assert_eq!((answer.finished, answer.operation, answer.value), (number, Operation::Atomic, old));
+        let response = client.response().unwrap();
+        assert_eq!((response.finished, response.operation, response.value), (number, Operation::Atomic, old));
     }
     assert!(matches!(
         served.connect(SERVICE + 1).map(drop),
@@ -448,7 +471,7 @@ fn what_was_opened_is_served() {
     ));
 }
 
-/// What a peer says.
+/// A connection to a target.
 type Ask = fn(&Served) -> Vec<u8>;
 
 #[test]
@@ -492,11 +515,11 @@ fn what_was_not_opened_is_refused_and_others_go_on() {
         let mut other = served.connect(SERVICE).unwrap();
         let mut client = served.connect(SERVICE).unwrap();
         client.say(&bytes(&served));
-        // What is behind it is not carried out.
+        // The request behind it is not executed.
         client.say(&served.request(0, Action::Put { length: 8 }).to_bytes());
         client.say(&[0xee; 8]);
-        let answer = client.answer().unwrap_or_else(|| panic!("{what}: no answer"));
-        assert_eq!((answer.finished, answer.outcome), (1, Outcome::Refused), "{what}");
+        let response = client.response().unwrap_or_else(|| panic!("{what}: no response"));
+        assert_eq!((response.finished, response.outcome), (1, Outcome::Refused), "{what}");
         assert!(client.read(1).is_none(), "{what}: the connection ends");
 
         let fresh = Box::leak(Box::new([7u64; 1]));
@@ -510,8 +533,8 @@ fn what_was_not_opened_is_refused_and_others_go_on() {
             action: Action::Get { length: 8 },
         };
         other.say(&request.to_bytes());
-        let answer = other.answer().unwrap();
-        assert_eq!((answer.finished, answer.outcome), (1, Outcome::Done), "{what}");
+        let response = other.response().unwrap();
+        assert_eq!((response.finished, response.outcome), (1, Outcome::Done), "{what}");
         assert_eq!(other.read(8).unwrap(), 7u64.to_ne_bytes(), "{what}");
         let Served { target, memory, .. } = served;
         drop(target);
@@ -519,14 +542,15 @@ fn what_was_not_opened_is_refused_and_others_go_on() {
     }
 }
 
-/// A peer that asks for much and reads nothing is not served on, and costs a bounded amount of memory; others are.
+/// The target stops reading from a peer that does not read its responses, whose memory is bounded,
+/// and serves others.
 #[test]
-fn a_peer_that_does_not_read_holds_nobody_up() {
+fn a_peer_that_does_not_read_delays_no_other() {
     let served = served(ALL);
     let mut greedy = served.connect(SERVICE).unwrap();
     let request = served.request(0, Action::Get { length: 64 }).to_bytes();
     let (mut posted, start) = (0u64, Instant::now());
-    // Until the system takes no more of its requests: the target has stopped reading them.
+    // Until the kernel takes no more of its requests: the target has stopped reading them.
     let mut full = None;
     while full.is_none_or(|since: Instant| since.elapsed() < Duration::from_millis(300)) {
         assert!(start.elapsed() < DEADLINE);
@@ -539,17 +563,18 @@ fn a_peer_that_does_not_read_holds_nobody_up() {
     }
     let mut other = served.connect(SERVICE).unwrap();
     other.say(&served.request(0, add(8, 3)).to_bytes());
-    assert_eq!(other.answer().unwrap().outcome, Outcome::Done);
-    // When it reads again, everything is there, in order.
+    assert_eq!(other.response().unwrap().outcome, Outcome::Done);
+    // When it reads again, all responses arrive in order.
     for number in 1..=posted {
         let _ = greedy.outbox.flush(&mut greedy.socket, &greedy.spare);
-        let answer = greedy.answer().unwrap();
-        assert_eq!((answer.finished, answer.value), (number, 64));
+        let response = greedy.response().unwrap();
+        assert_eq!((response.finished, response.value), (number, 64));
         assert_eq!(greedy.read(64).unwrap().len(), 64);
     }
 }
 
-/// A put whose data come slowly holds nobody up, and one whose sender dies leaves the rest as it was.
+/// A put whose data arrive slowly delays no other peer, and one whose sender dies leaves the rest
+/// unchanged.
 #[test]
 fn half_a_put() {
     let served = served(ALL);
@@ -558,38 +583,38 @@ fn half_a_put() {
     slow.say(&[1; 8]);
     let mut other = served.connect(SERVICE).unwrap();
     other.say(&served.request(56, add(8, 3)).to_bytes());
-    assert_eq!(other.answer().unwrap().outcome, Outcome::Done);
+    assert_eq!(other.response().unwrap().outcome, Outcome::Done);
     slow.say(&[2; 8]);
-    assert_eq!(slow.answer().unwrap().outcome, Outcome::Done);
+    assert_eq!(slow.response().unwrap().outcome, Outcome::Done);
     slow.say(&served.request(16, Action::Put { length: 16 }).to_bytes());
     slow.say(&[3; 8]);
     drop(slow);
     other.say(&served.request(56, add(8, 3)).to_bytes());
-    assert_eq!(other.answer().unwrap().value, 3);
+    assert_eq!(other.response().unwrap().value, 3);
     drop(served.target);
     assert_eq!(served.memory[..2], [0x0101_0101_0101_0101, 0x0202_0202_0202_0202]);
     assert_eq!(served.memory[3], 0);
 }
 
-/// Somebody's patience does not run out while it looks at nothing: what was said meanwhile counts.
+/// A timeout does not expire while the process is stopped: what arrived meanwhile counts.
 #[test]
-fn a_door_that_nobody_looked_at_for_long() {
-    let limits = Limits { patience: Duration::from_millis(200), ..Limits::default() };
-    let mut door = Door::open(HERE, key(1), limits).unwrap();
-    let patience = limits.patience;
+fn listeners_and_connectors_that_are_called_rarely() {
+    let limits = Limits { timeout: Duration::from_millis(200), ..Limits::default() };
+    let mut listener = Listener::open(HERE, key(1), limits).unwrap();
+    let timeout = limits.timeout;
     let mut connector =
-        Connector::start(door.address(), Some(HERE), &key(1), CLAIM, patience, limits).unwrap();
+        Connector::start(listener.address(), Some(HERE), &key(1), CLAIM, timeout, limits).unwrap();
     let mut admitted = Vec::new();
-    // Each looks once after what the other said, and then both are elsewhere for longer than they have patience.
+    // Each step of the handshake takes longer than the timeout.
     for _ in 0..10 {
-        std::thread::sleep(2 * patience);
-        door.work(Instant::now(), &mut admitted);
+        std::thread::sleep(2 * timeout);
+        listener.work(Instant::now(), &mut admitted);
         for newcomer in admitted.drain(..) {
             assert!(newcomer.welcome().is_ok());
         }
-        std::thread::sleep(2 * patience);
+        std::thread::sleep(2 * timeout);
         if connector.advance(Instant::now()).unwrap().is_some() {
-            assert_eq!(door.refused(), 0);
+            assert_eq!(listener.refused(), 0);
             return;
         }
     }

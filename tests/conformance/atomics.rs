@@ -23,7 +23,7 @@ fn every_operation<W>(
     let (a, b): (u64, u64) = (old.into(), operand.into());
     let swap = AtomicOp::CompareSwap { compare: old, swap: operand };
     let misses = AtomicOp::CompareSwap { compare: operand, swap: operand };
-    // What it needs without result and with it, and what is there afterwards.
+    // The capability of each operation without and with result, and the value afterwards.
     let none = AtomicOperations::all().complement();
     let cases = [
         (AtomicOp::Add(operand), AtomicOperations::ADD, AtomicOperations::FETCH_ADD, a.wrapping_add(b) & all),
@@ -47,7 +47,7 @@ fn every_operation<W>(
                 if fetch {
                     endpoint.atomic_fetch(op, remote, key, &result, Some(&watch.completion))
                 } else {
-                    endpoint.atomic_post(op, remote, key)
+                    endpoint.atomic_post(op, remote, key).map(|()| Posted::Done)
                 }
             };
             if need == none || !has.contains(need) {
@@ -86,20 +86,19 @@ pub(crate) fn atomics(place: &Place) {
     let (memory, key) = pair.target(64, Access::REMOTE_ATOMIC);
     memory.store_u64(8, 40).unwrap();
     let remote = memory.address() + 8;
-    let posted = pair.post("add", |endpoint| endpoint.atomic_add64(2, remote, &key));
-    assert_eq!(posted, Ok(Posted::Done));
+    let posted = pair.post("add", |endpoint| endpoint.atomic_post(AtomicOp::Add(2_u64), remote, &key));
+    assert_eq!(posted, Ok(()));
     let (result, watch) = (FetchResult::new(), Watch::new(1));
     watch.posted(pair.post("fetch_add", |endpoint| {
-        endpoint.atomic_fetch_add64(u64::MAX, remote, &key, &result, Some(&watch.completion))
+        endpoint.atomic_fetch(AtomicOp::Add(u64::MAX), remote, &key, &result, Some(&watch.completion))
     }));
     pair.until("fetch_add", || watch.is_done());
     assert_eq!((result.get(), watch.result()), (42, Some(Ok(()))));
-    for (compare, found, after) in [(7, 41, 41), (41, 41, 0xdead_beef_0bad_cafe)] {
+    for (compare, found, after) in [(7_u64, 41, 41), (41, 41, 0xdead_beef_0bad_cafe)] {
         let watch = Watch::new(1);
         watch.posted(pair.post("compare_swap", |endpoint| {
-            endpoint.atomic_compare_swap64(
-                compare,
-                0xdead_beef_0bad_cafe,
+            endpoint.atomic_fetch(
+                AtomicOp::CompareSwap { compare, swap: 0xdead_beef_0bad_cafe },
                 remote,
                 &key,
                 &result,
@@ -111,8 +110,11 @@ pub(crate) fn atomics(place: &Place) {
         assert_eq!(memory.load_u64(8).unwrap(), after, "{}", pair.name);
     }
     let endpoint = &pair.client.endpoint;
-    assert_eq!(endpoint.atomic_add64(1, remote + 4, &key), Err(PostError::Unaligned));
-    assert_eq!(endpoint.atomic_fetch_add64(1, remote + 1, &key, &result, None), Err(PostError::Unaligned));
+    assert_eq!(endpoint.atomic_post(AtomicOp::Add(1_u64), remote + 4, &key), Err(PostError::Unaligned));
+    assert_eq!(
+        endpoint.atomic_fetch(AtomicOp::Add(1_u64), remote + 1, &key, &result, None),
+        Err(PostError::Unaligned)
+    );
     assert_eq!(contents(&memory)[..8], [0; 8]);
     assert_eq!(contents(&memory)[16..], [0; 48]);
 }
@@ -126,7 +128,7 @@ pub(crate) fn fetches_in_flight_do_not_mix(place: &Place) {
     let results: Vec<_> = (0..100).map(|_| FetchResult::new()).collect();
     for result in &results {
         watch.posted(pair.post("fetch_add", |endpoint| {
-            endpoint.atomic_fetch_add64(3, remote, &key, result, Some(&watch.completion))
+            endpoint.atomic_fetch(AtomicOp::Add(3_u64), remote, &key, result, Some(&watch.completion))
         }));
     }
     pair.until("all", || watch.is_done());
@@ -134,7 +136,7 @@ pub(crate) fn fetches_in_flight_do_not_mix(place: &Place) {
     assert_eq!(values, (0..100).map(|i| 3 * i).collect::<Vec<_>>(), "{}", pair.name);
 }
 
-/// Every operation, with and without result, by capability; the words around stay as they are.
+/// Every operation, with and without result, by capability; the adjacent words stay unchanged.
 pub(crate) fn every_operation_on_words_of_both_sizes(place: &Place) {
     let mut pair = place.pair();
     let attributes = pair.client.interface.attributes();
@@ -145,7 +147,7 @@ pub(crate) fn every_operation_on_words_of_both_sizes(place: &Place) {
     every_operation(&mut pair, of_64, 16, 0xf0f0_1234_5678_9abc_u64, |word| word);
 }
 
-/// `None` if there is no room now.
+/// `None` if there is no room.
 fn taken(endpoint: &Endpoint, post: Post) -> Option<Posted> {
     match post {
         Ok(posted) => Some(posted),
@@ -154,13 +156,13 @@ fn taken(endpoint: &Endpoint, post: Post) -> Option<Posted> {
     }
 }
 
-/// Two endpoints on one word, with nothing to order them: no change is lost.
+/// Two endpoints change one word without ordering: no change is lost.
 pub(crate) fn concurrent_changes_of_one_word_are_exact(place: &Place) {
     const EACH: u64 = 500;
     let mut pair = place.pair();
     let (memory, key) = pair.target(16, Access::REMOTE_ATOMIC);
     let (sum, counter) = (memory.address(), memory.address() + 8);
-    // Both ends of a second connection, which `self` has no need of.
+    // Both ends of a second connection, which `self` does not need.
     let second = (!pair.is_self()).then(|| (pair.client.another(), pair.server.another()));
     if let Some((other, peer)) = &second {
         connect(other, peer);
@@ -173,13 +175,25 @@ pub(crate) fn concurrent_changes_of_one_word_are_exact(place: &Place) {
     for i in 0..EACH {
         for (end, endpoint) in endpoints.iter().enumerate() {
             let operand = i * 2 + end as u64;
-            pair.until("add", || taken(endpoint, endpoint.atomic_add64(operand, sum, &key)).is_some());
+            pair.until("add", || {
+                taken(
+                    endpoint,
+                    endpoint.atomic_post(AtomicOp::Add(operand), sum, &key).map(|()| Posted::Done),
+                )
+                .is_some()
+            });
             let result = &results[(2 * i) as usize + end];
             let mut posted = None;
             pair.until("fetch", || {
                 posted = taken(
                     endpoint,
-                    endpoint.atomic_fetch_add64(1, counter, &key, result, Some(&watch.completion)),
+                    endpoint.atomic_fetch(
+                        AtomicOp::Add(1_u64),
+                        counter,
+                        &key,
+                        result,
+                        Some(&watch.completion),
+                    ),
                 );
                 posted.is_some()
             });
@@ -191,7 +205,7 @@ pub(crate) fn concurrent_changes_of_one_word_are_exact(place: &Place) {
         pair.until("flush", || endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::Done));
     }
     assert_eq!(memory.load_u64(0).unwrap(), (0..2 * EACH).sum::<u64>(), "{}", pair.name);
-    // Each value was found once.
+    // Each value was fetched once.
     let mut found: Vec<u64> = results.iter().map(FetchResult::get).collect();
     found.sort_unstable();
     assert_eq!(found, (0..2 * EACH).collect::<Vec<_>>(), "{}", pair.name);

@@ -1,4 +1,4 @@
-//! The list of behaviours, in the order of UCX's tests that show them (../shared/reference/ucx.md, section 6.3).
+//! The list of behaviours, in the order of the tests of UCX that cover them.
 
 use barewire::Flags;
 
@@ -8,14 +8,14 @@ use crate::{
     ordering, panics, peers, pending, processes, reentrancy, rma, setup, volume,
 };
 
-/// Something that every transport has to do alike.
+/// A behaviour that all transports have in common.
 pub(crate) struct Behaviour {
-    /// UCX's test of it, by number; 0 where UCX has none.
+    /// The number of UCX's test; 0 if UCX has none.
     pub(crate) row: u8,
-    /// Where it is written down.
+    /// The module with the function.
     pub(crate) module: &'static str,
     pub(crate) name: &'static str,
-    /// What a transport has to have for it.
+    /// The capabilities that the behaviour requires.
     pub(crate) needs: Flags,
     pub(crate) run: fn(&Place),
 }

@@ -8,7 +8,7 @@ use barewire::{Access, Completion, Endpoint, Flags, FlushMode, PendingResult, Po
 use crate::place::Place;
 use crate::support::{DEADLINE, Watch, collect, connect};
 
-/// An endpoint whose last handle is dropped inside its own handler.
+/// The last handle of an endpoint is dropped inside its handler.
 pub(crate) fn a_handler_drops_its_endpoint(place: &Place) {
     let mut pair = place.pair();
     let (client, server) = (pair.client.another(), pair.server.another());
@@ -26,13 +26,13 @@ pub(crate) fn a_handler_drops_its_endpoint(place: &Place) {
         })
         .unwrap();
     for i in 0..10 {
-        assert_eq!(client.endpoint.am_short(1, i, &[]), Ok(Posted::Done));
+        assert_eq!(client.endpoint.am_short(1, i, &[]), Ok(()));
     }
     pair.until("first", || calls.get() > 0);
     for _ in 0..100 {
         pair.server_worker.progress();
     }
-    // Where messages come to the interface, closing the endpoint does not stop them.
+    // If the interface receives messages, closing the endpoint does not stop them.
     let flags = pair.client.interface.attributes().flags;
     assert!(
         calls.get() == 1 || flags.contains(Flags::CONNECT_TO_INTERFACE),
@@ -42,7 +42,7 @@ pub(crate) fn a_handler_drops_its_endpoint(place: &Place) {
     pair.flush(FlushMode::Local);
 }
 
-/// A completion callback that drops the endpoint whose operations are still completing.
+/// A completion callback drops the endpoint whose operations are still completing.
 pub(crate) fn a_callback_drops_its_endpoint(place: &Place) {
     let mut pair = place.pair();
     let (client, server) = (pair.client.another(), pair.server.another());
@@ -83,8 +83,8 @@ pub(crate) fn handlers_open_and_flush(place: &Place) {
         .interface
         .set_handler(1, move |_| {
             let (from, to) = (Endpoint::new(&client).unwrap(), Endpoint::new(&server).unwrap());
-            from.connect(&server.device_address(), &to.address()).unwrap();
-            to.connect(&client.device_address(), &from.address()).unwrap();
+            from.connect(&to.address()).unwrap();
+            to.connect(&from.address()).unwrap();
             let done = done.clone();
             let mut sent = false;
             let mut start = move |from: &Endpoint| {
@@ -105,7 +105,7 @@ pub(crate) fn handlers_open_and_flush(place: &Place) {
                     }
                 }
             };
-            // Where connecting takes its time, later.
+            // If connecting takes time, later.
             if start(&from) == PendingResult::Again {
                 from.pending_add(start).unwrap();
             }
@@ -113,11 +113,11 @@ pub(crate) fn handlers_open_and_flush(place: &Place) {
         })
         .unwrap();
     for _ in 0..3 {
-        let _ = pair.post("send", |e| e.am_short(1, 0, &[])).unwrap();
+        pair.post("send", |e| e.am_short(1, 0, &[])).unwrap();
     }
     pair.until("all", || flushed.is_done() && inbox.borrow().len() == 3);
     assert_eq!(flushed.result(), Some(Ok(())));
-    // An error handler that drops the endpoint that failed.
+    // An error handler drops the endpoint that failed.
     let failing = opened.borrow_mut().remove(0);
     let (target, key) = pair.target(8, Access::empty());
     let last = Rc::new(Cell::new(Some(failing.clone())));
@@ -132,11 +132,11 @@ pub(crate) fn handlers_open_and_flush(place: &Place) {
     if refused.is_ok() {
         pair.until("error", || calls.get() == 1);
     }
-    let _ = pair.post("send", |e| e.am_short(2, 0, &[])).unwrap();
+    pair.post("send", |e| e.am_short(2, 0, &[])).unwrap();
     pair.until("message", || inbox.borrow().len() == 4);
 }
 
-/// A panic in a handler leaves the interface usable; the handler is gone.
+/// A panic in a handler leaves the interface usable; the handler is removed.
 pub(crate) fn a_panic_in_a_handler_does_no_harm(place: &Place) {
     let mut pair = place.pair();
     pair.server.interface.set_handler(1, |_| panic!("expected by the test")).unwrap();
@@ -155,18 +155,19 @@ pub(crate) fn a_panic_in_a_handler_does_no_harm(place: &Place) {
     };
     send();
     for i in 0..10 {
-        let _ = pair.post("after", |e| e.am_short(2, i, &[])).unwrap();
+        pair.post("after", |e| e.am_short(2, i, &[])).unwrap();
     }
     pair.until("after", || inbox.borrow().len() == 10);
     assert_eq!(pair.server.interface.unhandled(), 0);
 }
 
-/// A pack closure keeps its buffer, whatever it does to the endpoint and the worker meanwhile.
+/// The buffer of a pack closure stays valid, whatever the closure does to the endpoint and the
+/// worker.
 pub(crate) fn a_pack_closure_ends_its_connection(place: &Place) {
     for by_worker in [false, true] {
         let mut pair = place.pair();
         let inbox = collect(&pair.server.interface, 1);
-        // Enough for a transport that opens its buffers with the first messages.
+        // Enough for a transport that allocates its buffers with the first messages.
         for sent in 1..=100 {
             let packed = pair.post("am_bcopy", |endpoint| endpoint.am_bcopy(1, |_| 1));
             assert_eq!(packed, Ok(1));

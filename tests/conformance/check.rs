@@ -1,11 +1,11 @@
-//! Asking whether a peer is still there.
+//! `check` of a peer.
 
 use barewire::{FlushMode, PostError, Worker};
 
 use crate::place::Place;
 use crate::support::{Pair, watch_errors};
 
-/// Of a peer that lives it changes nothing, however often and on a queue however full.
+/// Checks have no effect on a running peer, however many there are and however full the queue is.
 pub(crate) fn a_peer_that_lives_is_not_disturbed(place: &Place) {
     let mut pair = place.pair();
     let errors = [watch_errors(&pair.client.interface), watch_errors(&pair.server.interface)];

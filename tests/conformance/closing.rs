@@ -1,4 +1,5 @@
-//! Cancelling, dropping and closing: each operation completes once, and nothing else is harmed.
+//! Cancelling, dropping and closing: each operation completes once, and other endpoints are not
+//! affected.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,7 +18,7 @@ pub(crate) fn cancel_with_nothing_outstanding(place: &Place) {
     assert_eq!(endpoint.flush(FlushMode::Local, None), Err(PostError::EndpointFailed));
 }
 
-/// Long puts until there is no room, with the watches of those that are in progress.
+/// Posts long puts until there is no room. Returns the watches of those in progress.
 fn in_flight(pair: &Pair) -> (Vec<Watch>, [barewire::Memory; 2]) {
     const SIZE: usize = 1 << 20;
     let (target, key) = pair.target(SIZE, Access::REMOTE_WRITE);
@@ -38,7 +39,7 @@ fn in_flight(pair: &Pair) -> (Vec<Watch>, [barewire::Memory; 2]) {
     (watches, [source, target])
 }
 
-/// Each ended once: finished, or cancelled.
+/// Asserts that each operation ended once: completed, or cancelled.
 fn assert_ended_once(pair: &Pair, watches: &[Watch]) {
     for watch in watches {
         assert_eq!(watch.calls(), 1, "{}", pair.name);
@@ -66,7 +67,8 @@ pub(crate) fn cancel_completes_everything_once(place: &Place) {
     assert_eq!(pair.client.endpoint.flush(FlushMode::Local, None), Err(PostError::EndpointFailed));
 }
 
-/// The last handle of an endpoint goes while its operations are in flight; another endpoint goes on.
+/// The last handle of an endpoint is dropped while its operations are in flight; another endpoint
+/// continues.
 pub(crate) fn dropping_an_endpoint_completes_what_is_in_flight(place: &Place) {
     let mut pair = place.pair();
     let errors = watch_errors(&pair.client.interface);
@@ -81,7 +83,7 @@ pub(crate) fn dropping_an_endpoint_completes_what_is_in_flight(place: &Place) {
     pair.flush(FlushMode::Remote);
 }
 
-/// The worker goes while operations are in flight.
+/// The worker is dropped while operations are in flight.
 pub(crate) fn dropping_the_worker_completes_what_is_in_flight(place: &Place) {
     let mut pair = place.pair();
     let (watches, _memory) = in_flight(&pair);
@@ -93,7 +95,7 @@ pub(crate) fn dropping_the_worker_completes_what_is_in_flight(place: &Place) {
     assert_eq!(pair.client.interface.flush(None), Err(PostError::Closed), "{}", pair.name);
 }
 
-/// Everything that a user holds is dropped in many orders, with operations in flight and a message kept.
+/// All objects of a user are dropped in many orders, with operations in flight and a kept message.
 pub(crate) fn any_order_of_dropping_is_safe(place: &Place) {
     const THINGS: usize = 6;
     for order in 0..24_usize {
@@ -112,7 +114,7 @@ pub(crate) fn any_order_of_dropping_is_safe(place: &Place) {
             pair.until("message", || kept.borrow().len() == 1);
         }
         let (watches, [source, target]) = in_flight(&pair);
-        // Moved out by swapping, as the pair itself looks after its devices when it goes.
+        // Swapped out, because the pair checks its devices on drop.
         let (client, server) = (pair.client.another_handle(), pair.server.another_handle());
         let (client, server) =
             (std::mem::replace(&mut pair.client, client), std::mem::replace(&mut pair.server, server));
@@ -124,7 +126,7 @@ pub(crate) fn any_order_of_dropping_is_safe(place: &Place) {
             Some(Box::new(move || drop(source))),
             Some(Box::new(move || kept.borrow_mut().clear())),
         ];
-        // The order's number in the factorial base picks what goes next.
+        // The number of the order in the factorial base selects what is dropped next.
         let (mut left, mut number): (Vec<usize>, usize) = ((0..THINGS).collect(), order * 29);
         while !left.is_empty() {
             let index = left.remove(number % left.len());
@@ -142,7 +144,8 @@ pub(crate) fn any_order_of_dropping_is_safe(place: &Place) {
             assert_eq!(watch.calls(), 1, "{}: order {order}", pair.name);
         }
         for device in &pair.devices {
-            // Memory that went while it was used is the device's complaint, and nobody's harm.
+            // The device reports accesses to memory that was dropped during use, which are
+            // harmless.
             let _ = device.take_reports();
         }
     }

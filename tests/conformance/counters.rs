@@ -1,14 +1,14 @@
-//! What endpoints and interfaces say that they did.
+//! The counters of endpoints and interfaces.
 
 use barewire::{
-    Access, Counters, Endpoint, FetchResult, Flags, FlushMode, PostError, RemoteKey, SHORT_HEADER, Transfer,
-    Unpack,
+    Access, AtomicOp, Counters, Endpoint, FetchResult, Flags, FlushMode, PostError, RemoteKey, SHORT_HEADER,
+    Transfer, Unpack,
 };
 
 use crate::place::Place;
 use crate::support::{Pair, collect, connect, fill, send_later, small};
 
-/// An operation of so many bytes, and the endpoint's counters before and after it.
+/// An operation of `bytes` bytes, with the counters of the endpoint before and after it.
 fn counted<T>(
     pair: &mut Pair,
     what: &str,
@@ -23,7 +23,7 @@ fn counted<T>(
     assert_eq!((did.posted, did.bytes), (1, bytes as u64), "{}: {what}", pair.name);
 }
 
-/// Every operation that the transport has adds one, and its bytes, once.
+/// Every operation of the transport adds one, and its bytes, once.
 pub(crate) fn operations_and_their_bytes_are_counted(place: &Place) {
     const BYTES: usize = 24;
     let mut pair = place.pair();
@@ -91,18 +91,18 @@ pub(crate) fn operations_and_their_bytes_are_counted(place: &Place) {
     }
     let result = FetchResult::new();
     if flags.intersects(Flags::ATOMIC_CPU | Flags::ATOMIC_DEVICE) {
-        counted(&mut pair, "atomic_add64", 8, |endpoint| endpoint.atomic_add64(1, at, key));
-        counted(&mut pair, "atomic_fetch_add64", 8, |endpoint| {
-            endpoint.atomic_fetch_add64(1, at, key, &result, None)
+        counted(&mut pair, "atomic_post", 8, |endpoint| endpoint.atomic_post(AtomicOp::Add(1_u64), at, key));
+        counted(&mut pair, "atomic_fetch, add", 8, |endpoint| {
+            endpoint.atomic_fetch(AtomicOp::Add(1_u64), at, key, &result, None)
         });
-        counted(&mut pair, "atomic_compare_swap64", 8, |endpoint| {
-            endpoint.atomic_compare_swap64(1, 2, at, key, &result, None)
+        counted(&mut pair, "atomic_fetch, compare and swap", 8, |endpoint| {
+            endpoint.atomic_fetch(AtomicOp::CompareSwap { compare: 1_u64, swap: 2 }, at, key, &result, None)
         });
     }
     pair.flush(FlushMode::Remote);
 }
 
-/// A refusal for want of resources, and a request that waits.
+/// A refused post, and a request that waits.
 pub(crate) fn refusals_and_requests_that_wait_are_counted(place: &Place) {
     let mut pair = place.pair_with(&small());
     let inbox = collect(&pair.server.interface, 1);
@@ -122,7 +122,7 @@ pub(crate) fn refusals_and_requests_that_wait_are_counted(place: &Place) {
     assert_eq!((pair.client.endpoint.counters() - before).posted, sent + 1, "{}", pair.name);
 }
 
-/// An interface adds up its endpoints, also those that are gone.
+/// The counters of an interface include those of its endpoints, also of dropped ones.
 pub(crate) fn interfaces_add_up_their_endpoints(place: &Place) {
     let mut pair = place.pair();
     let before = pair.client.interface.counters();
@@ -146,7 +146,7 @@ pub(crate) fn interfaces_add_up_their_endpoints(place: &Place) {
         pair.worker.progress();
         pair.server_worker.progress();
     }
-    assert_eq!(did(&pair), (2, 32), "{}: with one endpoint gone", pair.name);
+    assert_eq!(did(&pair), (2, 32), "{}: with one endpoint dropped", pair.name);
     send(&mut pair, &endpoint);
     assert_eq!(did(&pair), (3, 48), "{}", pair.name);
 }

@@ -1,4 +1,4 @@
-//! Sleeping until something happens, over the transports that can tell.
+//! Sleeping until an event, over transports with event descriptors.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    DeviceAddress, Domain, Endpoint, EndpointAddress, EventError, Flags, Interface, InterfaceConfig,
-    PostError, Posted, Worker,
+    DeviceId, Domain, Endpoint, EventError, Flags, Interface, InterfaceConfig, PeerAddress, PostError,
+    Posted, Worker,
 };
 
 use crate::place::Place;
@@ -18,7 +18,7 @@ fn can_sleep(interface: &Interface) -> bool {
     interface.attributes().flags.contains(Flags::EVENT_FD)
 }
 
-/// Arms a worker that has nothing more to do.
+/// Arms a worker that has nothing left to do.
 fn arm_when_idle(worker: &mut Worker, name: &str) {
     let start = Instant::now();
     loop {
@@ -38,7 +38,7 @@ pub(crate) fn who_cannot_tell_says_so(place: &Place) {
         Ok(()) | Err(EventError::Busy) => assert!(can_sleep(&client.interface), "{name}"),
         Err(error @ EventError::Missing { .. }) => {
             assert!(!can_sleep(&client.interface), "{name}: {error}");
-            assert!(error.to_string().contains(client.interface.transport()), "{error}");
+            assert!(error.to_string().contains(client.interface.transport().name()), "{error}");
         }
         Err(error) => panic!("{name}: {error}"),
     }
@@ -54,7 +54,7 @@ pub(crate) fn an_idle_worker_sleeps_until_the_time_is_over(place: &Place) {
     let start = Instant::now();
     while start.elapsed() < DEADLINE {
         let before = Instant::now();
-        // Late events of the connection may come in between.
+        // Late events of the connection may occur in between.
         if pair.worker.wait(Some(Duration::from_millis(20))).unwrap() == 0 {
             assert!(before.elapsed() >= Duration::from_millis(20), "{}", pair.name);
             break;
@@ -63,7 +63,7 @@ pub(crate) fn an_idle_worker_sleeps_until_the_time_is_over(place: &Place) {
     assert!(start.elapsed() < DEADLINE, "{}", pair.name);
 }
 
-/// What arrived before is told by `arm`; what comes after, by the descriptor.
+/// `arm` reports messages that arrived before it, the descriptor those after it.
 pub(crate) fn a_message_wakes_an_armed_worker(place: &Place) {
     let mut pair = place.pair();
     if !can_sleep(&pair.client.interface) || pair.is_self() {
@@ -75,10 +75,10 @@ pub(crate) fn a_message_wakes_an_armed_worker(place: &Place) {
         loop {
             arm_when_idle(&mut pair.server_worker, pair.name);
             match pair.client.endpoint.am_short(1, round, b"wake up") {
-                Ok(_) => break,
+                Ok(()) => break,
                 Err(error) => assert_eq!(error, PostError::NoResource, "{}", pair.name),
             }
-            // What is missing may need an answer of the other end.
+            // The rest may need a response of the other end.
             pair.worker.progress();
             pair.server_worker.progress();
             assert!(start.elapsed() < DEADLINE, "{}: no room in round {round}", pair.name);
@@ -92,10 +92,10 @@ pub(crate) fn a_message_wakes_an_armed_worker(place: &Place) {
     }
 }
 
-/// What one thread of [`both_ends_sleep_and_no_wake_up_is_lost`] tells the other.
-type Addresses = (Vec<u8>, Vec<u8>);
+/// What the threads of [`both_ends_sleep_and_no_wake_up_is_lost`] send each other.
+type Addresses = Vec<u8>;
 
-/// Echoes until `rounds` messages came, asleep between them.
+/// Echoes `rounds` messages, and sleeps between them.
 fn echo(
     (transport, device): (&str, &str),
     rounds: u64,
@@ -104,13 +104,12 @@ fn echo(
     told: &mpsc::Receiver<Addresses>,
 ) {
     let mut worker = Worker::new();
-    let domain = Domain::open(transport, device).unwrap();
+    let domain = Domain::open(&DeviceId::new(transport.parse().unwrap(), device)).unwrap();
     let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
     let endpoint = Endpoint::new(&interface).unwrap();
-    tell.send((interface.device_address().to_bytes(), endpoint.address().to_bytes())).unwrap();
-    let (device, address) = told.recv_timeout(DEADLINE).unwrap();
-    let device = DeviceAddress::from_bytes(&device).unwrap();
-    endpoint.connect(&device, &EndpointAddress::from_bytes(&address).unwrap()).unwrap();
+    tell.send(endpoint.address().to_bytes()).unwrap();
+    let address = told.recv_timeout(DEADLINE).unwrap();
+    endpoint.connect(&PeerAddress::from_bytes(&address).unwrap()).unwrap();
     let received = Rc::new(Cell::new(0));
     let seen = Rc::clone(&received);
     interface.set_handler(2, move |_| seen.set(seen.get() + 1)).unwrap();
@@ -118,7 +117,7 @@ fn echo(
     while received.get() < rounds || sent < rounds {
         if sent < received.get() + u64::from(starts) && sent < rounds {
             match endpoint.am_short(2, sent, &[7; 8]) {
-                Ok(_) => sent += 1,
+                Ok(()) => sent += 1,
                 Err(PostError::NoResource) => {}
                 Err(error) => panic!("{transport}: {error}"),
             }
@@ -131,18 +130,18 @@ fn echo(
         longest = longest.max(before.elapsed());
         assert!(longest < DEADLINE / 2, "{transport}: a wake-up was lost after {} messages", received.get());
     }
-    // The other one waits for the last answer, and this one is there until it has come.
+    // The other end waits for the last response, so this end stays until it has arrived.
     while endpoint.flush(barewire::FlushMode::Remote, None) == Ok(Posted::InProgress) {
         worker.progress();
     }
-    // It may have ended already.
+    // The other thread may have ended.
     let _ = tell.send(Addresses::default());
     while told.try_recv() == Err(mpsc::TryRecvError::Empty) {
         worker.progress();
     }
 }
 
-/// Two threads, each asleep until the other's message comes.
+/// Two threads, each of which sleeps until a message of the other arrives.
 pub(crate) fn both_ends_sleep_and_no_wake_up_is_lost(place: &Place) {
     let Some([one, other]) = place.ends() else { return };
     let other = (other.0.to_owned(), other.1.to_owned());

@@ -1,4 +1,4 @@
-//! Fork: a child does nothing to what it inherits, and the parent goes on.
+//! Fork: a child does not affect what it inherits, and the parent continues.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -11,7 +11,7 @@ use barewire::{
 use crate::place::Place;
 use crate::support::{DEADLINE, Pair, collect, connect, headers};
 
-/// For a child to say that what it tests was not reached.
+/// Exit code of a child that did not reach the tested code.
 pub(crate) const NOT_REACHED: i32 = 77;
 
 /// Runs `child` in a child process.
@@ -24,13 +24,13 @@ fn fork(child: impl FnOnce()) -> Child {
 
 /// Runs `child` in a child process, and ends it with the code that it returns.
 pub(crate) fn fork_with(child: impl FnOnce() -> i32) -> Child {
-    // SAFETY: the child runs code of this test alone, and ends in this function. glibc keeps the
-    // allocator usable in it.
+    // SAFETY: the child runs only code of this test and ends in this function. glibc keeps the
+    // allocator usable in the child.
     let number = unsafe { libc::fork() };
     assert!(number >= 0, "fork: {}", std::io::Error::last_os_error());
     if number == 0 {
         let ended = catch_unwind(AssertUnwindSafe(child));
-        // SAFETY: ends the process without the harness's own clean-up.
+        // SAFETY: ends the process without the clean-up of the harness.
         unsafe { libc::_exit(ended.unwrap_or(101)) };
     }
     Child(number)
@@ -39,29 +39,30 @@ pub(crate) fn fork_with(child: impl FnOnce() -> i32) -> Child {
 pub(crate) struct Child(libc::pid_t);
 
 impl Child {
-    /// Waits until it ends in order.
+    /// Waits until the child ends successfully.
     fn join(self, what: &str) {
         assert_eq!(self.code(what), 0, "{what}: exit code");
     }
 
-    /// Waits until it ends, not by a signal. Returns its code.
+    /// Waits until the child ends, without a signal. Returns its exit code.
     pub(crate) fn code(self, what: &str) -> i32 {
         self.code_in_time(what).unwrap_or_else(|| panic!("{what}: the child hangs"))
     }
 
-    /// As [`Self::code`]. `None` if the child did not end in time, and was killed.
+    /// Like [`Self::code`]. Returns `None` if the child did not end in time, and was killed.
     pub(crate) fn code_in_time(self, what: &str) -> Option<i32> {
         let start = Instant::now();
         loop {
             let mut status = 0;
-            // SAFETY: a child of this process that nobody else waits for, and a place for its status.
+            // SAFETY: the child belongs to this value alone, and `status` is valid for writes.
             let ended = unsafe { libc::waitpid(self.0, &raw mut status, libc::WNOHANG) };
             if ended == self.0 {
                 assert!(libc::WIFEXITED(status), "{what}: signal {}", libc::WTERMSIG(status));
                 return Some(libc::WEXITSTATUS(status));
             }
             if start.elapsed() > DEADLINE {
-                // SAFETY: as above: its number was not given to another process yet.
+                // SAFETY: these arguments contain no pointers. The child has not been waited for,
+                // so its process id is not reused.
                 unsafe { libc::kill(self.0, libc::SIGKILL) };
                 return None;
             }
@@ -70,7 +71,7 @@ impl Child {
     }
 }
 
-/// Everything that a child inherits.
+/// The objects that a child inherits.
 struct Inherited {
     key: RemoteKey,
     target: Memory,
@@ -91,7 +92,7 @@ impl Inherited {
         self.pair.client.interface.attributes().flags
     }
 
-    /// What a child may try: refused, or nothing happens.
+    /// The operations of a child: they are refused or have no effect.
     fn try_everything(&mut self) {
         let Self { pair, clone: endpoint, source, target, key, .. } = self;
         let slice = [source.slice(0, 512).unwrap()];
@@ -120,7 +121,7 @@ impl Inherited {
         let _ = (endpoint.counters(), endpoint.error(), source.load_u8(0).unwrap());
     }
 
-    /// Drops everything, in one of several orders.
+    /// Drops all objects in one of several orders.
     fn drop_in_order(mut self, order: usize) {
         match order {
             0 => drop(self),
@@ -146,13 +147,13 @@ impl Inherited {
 
 const ORDERS: usize = 4;
 
-/// Something goes through the connection.
+/// Exchanges data over the connection.
 fn exchange(pair: &mut Pair, target: &Memory, source: &Memory, key: &RemoteKey, round: u8) {
     let flags = pair.client.interface.attributes().flags;
     if flags.contains(Flags::AM_SHORT) {
         let inbox = collect(&pair.server.interface, 1);
         for i in 0..10 {
-            let _ = pair.post("message", |e| e.am_short(1, i, &[])).unwrap();
+            pair.post("message", |e| e.am_short(1, i, &[])).unwrap();
         }
         pair.until("messages", || headers(&inbox).len() == 10);
         assert_eq!(headers(&inbox), (0..10).collect::<Vec<_>>(), "{}", pair.name);
@@ -172,13 +173,13 @@ pub(crate) fn a_child_does_nothing_to_what_it_inherits(place: &Place) {
         let number = u8::try_from(round).unwrap();
         exchange(&mut ours.pair, &ours.target, &ours.source, &ours.key, number);
         if ours.flags().contains(Flags::AM_SHORT) && !ours.pair.is_self() {
-            // On their way while the child is there: the parent gets them.
+            // In flight while the child runs: the parent receives them.
             for i in 0..3 {
-                let _ = ours.pair.post("ahead", |e| e.am_short(2, i, &[])).unwrap();
+                ours.pair.post("ahead", |e| e.am_short(2, i, &[])).unwrap();
             }
         }
         let unhandled = ours.pair.server.interface.unhandled();
-        // SAFETY: the child ends in `fork`, so that there is one owner of the value in each process.
+        // SAFETY: the child ends in `fork`, so each process has one owner of the value.
         let inherited = unsafe { std::ptr::read(&raw const ours) };
         let child = std::mem::ManuallyDrop::new(inherited);
         let child = fork(move || {
@@ -197,7 +198,7 @@ pub(crate) fn a_child_does_nothing_to_what_it_inherits(place: &Place) {
     exchange(&mut ours.pair, &ours.target, &ours.source, &ours.key, 100);
 }
 
-/// A child opens what it needs anew, and keeps what it inherited.
+/// A child opens new objects, and keeps what it inherited.
 pub(crate) fn a_child_opens_its_own(place: &Place) {
     let mut ours = Inherited::new(place.pair());
     let child = fork(|| {
@@ -209,7 +210,7 @@ pub(crate) fn a_child_opens_its_own(place: &Place) {
     exchange(&mut ours.pair, &ours.target, &ours.source, &ours.key, 8);
 }
 
-/// Many children while operations are in flight and threads of the library work.
+/// Many children while operations are in flight and threads of the library run.
 pub(crate) fn children_of_a_process_at_work(place: &Place) {
     const LENGTH: usize = 1 << 20;
     let mut pair = place.pair();
@@ -223,9 +224,9 @@ pub(crate) fn children_of_a_process_at_work(place: &Place) {
         for _ in 0..8 {
             let _ = peer.endpoint.put_zcopy(&slice, target.address(), &key, None);
         }
-        // At different moments.
+        // At different times.
         thread::sleep(Duration::from_micros(50 * round));
-        // SAFETY: as in `a_child_does_nothing_to_what_it_inherits`.
+        // SAFETY: the child ends in `fork`, so each process has one owner of the value.
         let inherited = unsafe { std::ptr::read(&raw const peer) };
         let inherited = std::mem::ManuallyDrop::new((inherited, ()));
         let child = fork(move || drop(std::mem::ManuallyDrop::into_inner(inherited)));
@@ -235,7 +236,7 @@ pub(crate) fn children_of_a_process_at_work(place: &Place) {
         drop((peer, other));
     }
     let inherited = std::mem::ManuallyDrop::new(pair);
-    // SAFETY: as above.
+    // SAFETY: the child ends in `fork`, so each process has one owner of the value.
     let childs = unsafe { std::ptr::read(&raw const inherited) };
     let child = fork(move || drop(std::mem::ManuallyDrop::into_inner(childs)));
     let pair = std::mem::ManuallyDrop::into_inner(inherited);

@@ -1,4 +1,4 @@
-//! Queues and pools that run full, and go on after progress.
+//! Queues and pools that run full, and continue after progress.
 
 use crate::place::Place;
 use crate::support::{collect, headers, pattern, small};
@@ -16,17 +16,17 @@ pub(crate) fn messages_survive_a_full_queue(place: &Place) {
     let mut sent = Vec::new();
     for i in 0..3000u32 {
         let payload = pattern(i, SHORT_SIZES[i as usize % SHORT_SIZES.len()]);
-        let _ = pair.post("send", |e| e.am_short(1, i.into(), &payload)).unwrap();
+        pair.post("send", |e| e.am_short(1, i.into(), &payload)).unwrap();
         sent.push([&u64::from(i).to_le_bytes()[..], &payload].concat());
     }
     pair.until("all", || inbox.borrow().len() == sent.len());
     assert!(*inbox.borrow() == sent, "{}", pair.name);
 }
 
-/// Ten thousand of the longest: every ring wraps, at every place.
+/// Ten thousand messages of maximum length: every ring wraps, at every position.
 pub(crate) fn ten_thousand_of_the_longest_short_messages(place: &Place) {
     let mut pair = place.pair();
-    // Where shorts have no limit of their own, what fits into a buffer.
+    // If short messages have no limit of their own, a length that fits a buffer.
     let length = pair.client.interface.attributes().am.max_short.min(2000);
     let next = Rc::new(Cell::new(0u64));
     let seen = Rc::clone(&next);
@@ -38,12 +38,13 @@ pub(crate) fn ten_thousand_of_the_longest_short_messages(place: &Place) {
     };
     pair.server.interface.set_handler(1, check).unwrap();
     for i in 0..10_000u64 {
-        let _ = pair.post("send", |e| e.am_short(1, i, &vec![i as u8; length])).unwrap();
+        pair.post("send", |e| e.am_short(1, i, &vec![i as u8; length])).unwrap();
     }
     pair.until("all", || next.get() == 10_000);
 }
 
-/// Without progress at either end posts are refused sooner or later; after progress they are taken again, and nothing is lost.
+/// Without progress at both ends posts are eventually refused; after progress they are accepted,
+/// and nothing is lost.
 pub(crate) fn buffers_run_out_and_come_back(place: &Place) {
     let mut pair = place.pair_with(&small());
     let inbox = collect(&pair.server.interface, 1);
@@ -77,7 +78,8 @@ pub(crate) fn buffers_run_out_and_come_back(place: &Place) {
     }
 }
 
-/// Both ends send without regard to what comes, until neither is taken any more; then both look, and everything arrives.
+/// Both ends send without progress until neither may post; after progress of both, everything
+/// arrives.
 pub(crate) fn two_full_ends_do_not_block_each_other(place: &Place) {
     let mut pair = place.pair_with(&small());
     let inboxes = [collect(&pair.client.interface, 1), collect(&pair.server.interface, 1)];
@@ -86,7 +88,7 @@ pub(crate) fn two_full_ends_do_not_block_each_other(place: &Place) {
     let post = |end: usize| {
         while sent[end].get() < 2000 {
             match ends[end].am_short(1, sent[end].get(), &[end as u8; 100]) {
-                Ok(_) => sent[end].set(sent[end].get() + 1),
+                Ok(()) => sent[end].set(sent[end].get() + 1),
                 Err(error) => return assert_eq!(error, PostError::NoResource),
             }
         }

@@ -1,4 +1,5 @@
-//! Processes that may have no large files, or few descriptors: errors that name the reason, no signal.
+//! Processes with limits on file size or descriptors: errors name the reason, and no signal is
+//! raised.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -6,14 +7,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError, Posted, RemoteKey,
-    Worker,
+    Access, DeviceId, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError, Posted,
+    RemoteKey, Worker,
 };
 
 use crate::fork::fork_with;
 use crate::place::Place;
 
-/// The error and what is behind it.
+/// The texts of the error and its sources.
 fn words(error: &(dyn Error + 'static)) -> String {
     let mut words = error.to_string();
     let mut source = error.source();
@@ -32,26 +33,25 @@ struct Ends {
     target: Memory,
     source: Memory,
     key: RemoteKey,
-    /// What the interface reported that concerns no endpoint of its own.
+    /// The interface's report of an error that concerns none of its own endpoints.
     reported: Rc<RefCell<Option<String>>>,
 }
 
 /// Opens everything and connects an interface to itself.
 fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dyn Error>> {
     let mut worker = Worker::new();
-    let domain = Domain::open(transport, device)?;
+    let domain = Domain::open(&DeviceId::new(transport.parse()?, device))?;
     let config = InterfaceConfig { connect_timeout: Duration::from_secs(1), ..InterfaceConfig::default() };
     let interface = Interface::open(&mut worker, &domain, &config)?;
     let reported = Rc::<RefCell<Option<String>>>::default();
     let reports = Rc::clone(&reported);
     interface.set_error_handler(move |error| *reports.borrow_mut() = Some(error.to_string()));
-    let device = interface.device_address();
     let endpoints = if transport == "self" {
-        vec![Endpoint::connect_to_interface(&interface, &device, &interface.address())?]
+        vec![interface.connect(&interface.address())?]
     } else {
         let (a, b) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
-        a.connect(&device, &b.address())?;
-        b.connect(&device, &a.address())?;
+        a.connect(&b.address())?;
+        b.connect(&a.address())?;
         vec![a, b]
     };
     let (target, source) = (domain.allocate(length, Access::all())?, domain.allocate(64, Access::all())?);
@@ -59,7 +59,7 @@ fn open((transport, device): (&str, &str), length: usize) -> Result<Ends, Box<dy
     Ok(Ends { worker, interface, endpoints, target, source, key, reported })
 }
 
-/// Puts a few bytes. An error that comes later, if any.
+/// Puts a few bytes. Returns an error that is reported later, if any.
 fn put(ends: &mut Ends) -> Option<String> {
     let slice = [ends.source.slice(0, 64).unwrap()];
     let endpoint = &ends.endpoints[0];
@@ -75,7 +75,7 @@ fn put(ends: &mut Ends) -> Option<String> {
             Ok(Posted::Done) if posted => return None,
             Ok(_) => posted = true,
             Err(PostError::NoResource) => {}
-            // The reason is known after the next progress at the latest.
+            // The next call of progress knows the reason.
             Err(PostError::EndpointFailed) if endpoint.error().is_none() => {}
             Err(error) => return Some(endpoint.error().map_or_else(|| error.to_string(), |e| e.to_string())),
         }
@@ -90,11 +90,11 @@ fn put(ends: &mut Ends) -> Option<String> {
 
 fn limit(resource: libc::__rlimit_resource_t, value: u64) {
     let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-    // SAFETY: a limit that lives until the call returns.
+    // SAFETY: `limit` is valid for reads during the call.
     assert_eq!(unsafe { libc::setrlimit(resource, &raw const limit) }, 0);
 }
 
-/// With files of 10 KiB at most, memory of 1 MiB is there, or an error says what is wrong.
+/// With a limit of 10 KiB on files, memory of 1 MiB is allocated, or an error gives the reason.
 pub(crate) fn small_files(place: &Place) {
     let end = ends(place);
     let child = fork_with(|| {
@@ -111,19 +111,19 @@ pub(crate) fn small_files(place: &Place) {
     assert_eq!(child.code(&place.name), 0, "{}", place.name);
 }
 
-/// Descriptors with which everything opens, over every transport.
+/// Enough descriptors to open every transport.
 const ENOUGH: u64 = 40;
 
-/// Sets the limit so that `spare` descriptors may be opened.
+/// Sets the limit so that `spare` more descriptors may be opened.
 fn leave_descriptors(spare: u64) {
-    // SAFETY: asks for flags.
+    // SAFETY: these arguments contain no pointers.
     let is_free = |number: &i32| unsafe { libc::fcntl(*number, libc::F_GETFD) } == -1;
     let last = (0..).filter(is_free).nth(spare as usize).unwrap();
     limit(libc::RLIMIT_NOFILE, last as u64);
 }
 
-/// With any number of descriptors, memory is put to, or an error says what is wrong. On devices that
-/// libibverbs opens, which hides the kernel's error, there is any error.
+/// With any number of descriptors, a put succeeds, or an error gives the reason. On devices opened
+/// by libibverbs, which hides the kernel's error, any error is accepted.
 pub(crate) fn few_descriptors(place: &Place) {
     let end = ends(place);
     for spare in 0..=ENOUGH {
@@ -135,8 +135,9 @@ pub(crate) fn few_descriptors(place: &Place) {
             };
             let Some(words) = failure else { return 0 };
             assert!(spare < ENOUGH, "{ENOUGH} descriptors are not enough: {words}");
-            // Over tcp, the accepting side waits for a descriptor, and this side for the accepting one.
-            let causes = ["Too many open files", "ulimit -n", "no answer within"];
+            // Over tcp, the accepting side waits for a descriptor, and this side for the accepting
+            // one.
+            let causes = ["Too many open files", "ulimit -n", "no response within"];
             let named = causes.iter().any(|cause| words.contains(cause)) || !place.is_ours();
             assert!(named, "with {spare} descriptors: {words}");
             0

@@ -1,4 +1,5 @@
-//! Lists of puts and gets: all of a list or nothing, and each byte where it belongs.
+//! Lists of puts and gets: all of a list is posted or nothing, and each byte arrives at its
+//! address.
 
 use barewire::{Access, InterfaceConfig};
 

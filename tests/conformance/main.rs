@@ -1,9 +1,11 @@
-//! What every transport has to do alike: each behaviour once, over every transport and device that there is.
+//! Behaviours that all transports have in common, each tested once over every transport and device.
 //!
-//! A behaviour is tried where the transport has the capabilities that it needs; where it has not, the interface's own attributes say so, and
-//! that is what the table in docs/CONFORMANCE.md shows. `cargo test --test conformance -- 'shm::'` runs those of one transport.
+//! A behaviour is tested if the transport has the capabilities that it requires; otherwise
+//! docs/CONFORMANCE.md lists the capability as missing. `cargo test --test conformance -- 'shm::'`
+//! runs the tests of one transport.
 //!
-//! With `BAREWIRE_TEST_REPORT` each result is appended to that file, a line of place, row, behaviour and result with tabs between.
+//! With `BAREWIRE_TEST_REPORT`, each result is appended to that file: a line of place, row,
+//! behaviour and result, separated by tabs.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -47,7 +49,8 @@ fn main() -> ExitCode {
     if processes::be_a_peer() {
         return ExitCode::SUCCESS;
     }
-    // SAFETY: no other thread runs yet. This driver clears reserved bits, so a device refuses others.
+    // SAFETY: no other thread runs yet. The driver clears reserved bits, so a device may refuse
+    // others.
     unsafe { std::env::set_var("BAREWIRE_HCA_RESERVED", "refuse") };
     if std::env::var_os("BAREWIRE_KEY").is_none() {
         // SAFETY: no other thread runs yet.
@@ -70,7 +73,7 @@ fn main() -> ExitCode {
 
 fn run(place: &Place, behaviour: &Behaviour) {
     let mut flags = place.pair().client.interface.attributes().flags;
-    // Who carries atomics out does not matter here.
+    // It does not matter here what executes atomics.
     if flags.contains(Flags::ATOMIC_DEVICE) {
         flags |= Flags::ATOMIC_CPU;
     }
@@ -88,7 +91,7 @@ fn run(place: &Place, behaviour: &Behaviour) {
     }
 }
 
-/// One write of a line: several processes append to the file.
+/// One write per line, since several processes append to the file.
 fn report(place: &Place, behaviour: &Behaviour, result: &str) {
     let Some(path) = std::env::var_os("BAREWIRE_TEST_REPORT") else { return };
     let line = format!("{}\t{}\t{}\t{result}\n", place.name, behaviour.row, behaviour.name);

@@ -1,8 +1,8 @@
-//! Local memory: bounds, foreign memory, and memory that is dropped in flight.
+//! Local memory: bounds, registered memory of the caller, and memory that is dropped in flight.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use barewire::{Access, Flags, FlushMode, KeyError, MemoryError, PostError, Posted};
+use barewire::{Access, Flags, FlushMode, KeyError, MemoryError, PostError, Posted, TransportId};
 
 use crate::place::Place;
 use crate::support::{Watch, contents, watch_errors};
@@ -15,7 +15,7 @@ pub(crate) fn memory_checks_its_bounds(place: &Place) {
         domain.allocate(usize::MAX, Access::all()),
         Err(MemoryError::NoMemory { length: usize::MAX })
     ));
-    // Bits that mean nothing are ignored.
+    // Undefined bits are ignored.
     let memory = domain.allocate(20, Access::from_bits_retain(0xffff_fff0)).unwrap();
     assert_eq!((memory.len(), memory.address() % 4096), (20, 0));
     let out = |offset, length| {
@@ -33,19 +33,22 @@ pub(crate) fn memory_checks_its_bounds(place: &Place) {
     assert_eq!((memory.load_u8(9).unwrap(), memory.load_u64(8).unwrap()), (2, 0x0807_0605_0403_0201));
 }
 
-/// Registered memory of the caller's.
+/// Registers memory of the caller.
 pub(crate) fn foreign_memory_is_registered(place: &Place) {
     let mut pair = place.pair();
     let mut backing = vec![0u64; 100];
     let start = std::ptr::NonNull::new(backing.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: `backing` is read, and dropped, only after the memory was deregistered. The odd start and end
-    // are on purpose.
+    // SAFETY: `backing` is read, and dropped, only after the memory was deregistered. Start and end
+    // are deliberately unaligned.
     let memory =
         unsafe { pair.server.domain.register(start.add(3), 700, Access::REMOTE_WRITE | Access::REMOTE_READ) };
     let memory = memory.unwrap();
     if pair.name == "shm" {
         let refused = pair.client.domain.unpack_key(&memory.pack_key()).map(drop);
-        assert_eq!(refused, Err(KeyError::NotShared { transport: "shm", instead: "cma" }));
+        assert_eq!(
+            refused,
+            Err(KeyError::NotShared { transport: TransportId::Shm, instead: TransportId::Cma })
+        );
         memory.deregister().unwrap();
         return;
     }
@@ -56,15 +59,15 @@ pub(crate) fn foreign_memory_is_registered(place: &Place) {
     let _ = pair.post("put", |e| e.put_zcopy(&slice, memory.address() + 680, &key, None)).unwrap();
     pair.flush(FlushMode::Remote);
     assert_eq!(contents(&memory)[680..], [7; 20]);
-    // Also while a key to it exists.
+    // Also while there is a key to it.
     memory.deregister().unwrap();
     let bytes: Vec<u8> = backing.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert!(bytes[..683].iter().all(|byte| *byte == 0));
     assert!(bytes[683..703].iter().all(|byte| *byte == 7) && bytes[703] == 0);
 }
 
-/// A key gives what it was made for and nothing else: what is beyond it is an error of the post or of the
-/// endpoint, reported once; neither the bytes around it nor other endpoints are harmed.
+/// A key covers its region and rights only: an access outside fails the post, or fails the endpoint
+/// once; neither adjacent bytes nor other endpoints are affected.
 pub(crate) fn a_key_gives_no_more_than_it_says(place: &Place) {
     let cases =
         [("a right that is missing", Access::REMOTE_READ, 0), ("a range beyond", Access::REMOTE_WRITE, 4092)];
@@ -98,8 +101,8 @@ pub(crate) fn a_key_gives_no_more_than_it_says(place: &Place) {
     }
 }
 
-/// After memory is dropped its key reaches nothing: neither memory of the program that has the same place
-/// since, nor a new region there. The post is refused, or the endpoint fails.
+/// After memory is dropped, its key gives access neither to other memory of the program at the same
+/// address nor to a new region there. The post is refused, or the endpoint fails.
 pub(crate) fn a_key_to_freed_memory_reaches_nothing(place: &Place) {
     const LENGTH: usize = 64 << 10;
     for put in [true, false] {
@@ -116,7 +119,7 @@ pub(crate) fn a_key_to_freed_memory_reaches_nothing(place: &Place) {
         pair.until("put", || watch.is_done());
         drop(memory);
 
-        // The program's own memory and a new region get the place, wherever the allocators put them.
+        // The allocators may return the same address for the program's memory and for a new region.
         let regions = |_| {
             let region = pair.server.domain.allocate(LENGTH, Access::all()).unwrap();
             region.write(0, &vec![7; LENGTH]).unwrap();
@@ -154,7 +157,7 @@ pub(crate) fn a_key_to_freed_memory_reaches_nothing(place: &Place) {
     }
 }
 
-/// The peer's memory as it is mapped here: the same bytes, for as long as the pointer lives.
+/// The mapping of the peer's memory has the same bytes, for as long as the pointer lives.
 pub(crate) fn rkey_ptr_leads_to_the_peers_bytes(place: &Place) {
     {
         let mut pair = place.pair();
@@ -170,11 +173,12 @@ pub(crate) fn rkey_ptr_leads_to_the_peers_bytes(place: &Place) {
         let pointer = pair.post("rkey_ptr", |endpoint| endpoint.rkey_ptr(&key)).unwrap();
         assert_eq!(pointer.size(), 4096);
         let (first, word) = (memory.address(), pointer.locate(memory.address() + 8, 8).unwrap());
-        // SAFETY: mapped while `pointer` lives, and aligned; everybody accesses the region by words.
+        // SAFETY: mapped while `pointer` lives, and aligned; all accesses to the region are atomic
+        // accesses of words.
         let word = unsafe { word.cast::<AtomicU64>().as_ref() };
         word.store(0x0102_0304_0506_0708, Ordering::Release);
         assert_eq!(contents(&memory)[8..16], 0x0102_0304_0506_0708_u64.to_ne_bytes());
-        let _ = pair.post("put", |endpoint| endpoint.put_short(&[9; 8], first + 8, &key)).unwrap();
+        pair.post("put", |endpoint| endpoint.put_short(&[9; 8], first + 8, &key)).unwrap();
         assert_eq!(word.load(Ordering::Acquire).to_ne_bytes(), [9; 8]);
         assert!(pointer.locate(first + 4090, 6).is_some());
         for (remote, length) in [(first + 4090, 7), (first - 1, 1), (u64::MAX, 2), (first, usize::MAX)] {

@@ -1,9 +1,9 @@
-//! Active messages at their sizes, and what handlers may do.
+//! Active messages at their size limits, and operations inside handlers.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use barewire::{Access, Endpoint, FlushMode, PendingResult, PostError, Posted};
+use barewire::{Access, Endpoint, FlushMode, PendingResult, PostError};
 
 use crate::place::Place;
 use crate::support::{Watch, collect, expect_too_long, parts, pattern, sizes};
@@ -16,7 +16,7 @@ pub(crate) fn am_short(place: &Place) {
         let data = pattern(size as u32, size);
         let header = 0x0123_4567_89ab_cdef ^ size as u64;
         let posted = pair.post("am_short", |endpoint| endpoint.am_short(31, header, &data));
-        assert_eq!(posted, Ok(Posted::Done));
+        assert_eq!(posted, Ok(()));
         pair.until("am_short", || inbox.borrow().len() == 1);
         let message = inbox.borrow_mut().pop().unwrap();
         assert_eq!(message, [&header.to_le_bytes()[..], &data].concat(), "{}: {size}", pair.name);
@@ -42,18 +42,18 @@ pub(crate) fn am_short_iov(place: &Place) {
         ] {
             let header = 0xfedc_ba98_7654_3210 ^ size as u64;
             let posted = pair.post("am_short_iov", |endpoint| endpoint.am_short_iov(3, header, pieces));
-            assert_eq!(posted, Ok(Posted::Done));
+            assert_eq!(posted, Ok(()));
             pair.until("am_short_iov", || inbox.borrow().len() == 1);
             let message = inbox.borrow_mut().pop().unwrap();
             assert_eq!(message, [&header.to_le_bytes()[..], &data].concat(), "{}: {size}", pair.name);
         }
     }
     let posted = pair.post("nothing", |endpoint| endpoint.am_short_iov(3, 5, &[]));
-    assert_eq!(posted, Ok(Posted::Done));
+    assert_eq!(posted, Ok(()));
     pair.until("nothing", || inbox.borrow().len() == 1);
     let endpoint = &pair.client.endpoint;
     let answer = endpoint.am_short_iov(3, 0, &[&vec![0; limit], &[0]]);
-    expect_too_long(&pair, "am_short_iov", limit, answer.map(drop));
+    expect_too_long(&pair, "am_short_iov", limit, answer);
     assert_eq!(endpoint.am_short_iov(32, 0, &[&[1]]), Err(PostError::UnknownHandlerId(32)));
 }
 
@@ -127,12 +127,12 @@ pub(crate) fn am_zcopy(place: &Place) {
 
 pub(crate) fn messages_without_handler_are_counted(place: &Place) {
     let mut pair = place.pair();
-    let _ = pair.post("am_short", |endpoint| endpoint.am_short(9, 1, &[])).unwrap();
+    pair.post("am_short", |endpoint| endpoint.am_short(9, 1, &[])).unwrap();
     let interface = pair.server.interface.clone();
     pair.until("count", || interface.unhandled() == 1);
 }
 
-/// From inside the handler: reply, and keep the order of the replies.
+/// Inside the handler: replies, and the order of the replies.
 pub(crate) fn handlers_post(place: &Place) {
     let mut pair = place.pair();
     let (requests, replies) = (1, 2);
@@ -144,11 +144,11 @@ pub(crate) fn handlers_post(place: &Place) {
             assert_eq!(payload, header.to_le_bytes());
             // Over datagrams the window may be full.
             match answer.am_short(replies, header * 2, &[]) {
-                Ok(posted) => assert_eq!(posted, Posted::Done),
+                Ok(()) => {}
                 Err(error) => {
                     assert_eq!(error, PostError::NoResource);
                     let later = move |answer: &Endpoint| match answer.am_short(replies, header * 2, &[]) {
-                        Ok(_) => PendingResult::Done,
+                        Ok(()) => PendingResult::Done,
                         Err(_) => PendingResult::Again,
                     };
                     answer.pending_add(later).unwrap();
@@ -158,14 +158,14 @@ pub(crate) fn handlers_post(place: &Place) {
         .unwrap();
     let inbox = collect(&pair.client.interface, replies);
     for i in 0..100u64 {
-        let _ = pair.post("request", |e| e.am_short(requests, i, &i.to_le_bytes())).unwrap();
+        pair.post("request", |e| e.am_short(requests, i, &i.to_le_bytes())).unwrap();
     }
     pair.until("replies", || inbox.borrow().len() == 100);
     let got: Vec<_> = inbox.borrow().iter().map(|m| u64::from_le_bytes(m[..].try_into().unwrap())).collect();
     assert_eq!(got, (0..100).map(|i| 2 * i).collect::<Vec<_>>(), "{}", pair.name);
 }
 
-/// A send from inside a handler is delivered after the handler returned, in order.
+/// A message sent inside a handler is delivered after the handler has returned, in order.
 pub(crate) fn handlers_do_not_nest(place: &Place) {
     let mut pair = place.pair();
     let depth = Rc::new(Cell::new(0));
@@ -180,14 +180,14 @@ pub(crate) fn handlers_do_not_nest(place: &Place) {
                 order.borrow_mut().push(header);
                 if header == 0 {
                     for i in 1..4 {
-                        assert_eq!(endpoint.am_short(3, i, &[]), Ok(Posted::Done));
+                        assert_eq!(endpoint.am_short(3, i, &[]), Ok(()));
                     }
                 }
                 depth.set(0);
             })
             .unwrap();
     }
-    let _ = pair.post("first", |e| e.am_short(3, 0, &[])).unwrap();
+    pair.post("first", |e| e.am_short(3, 0, &[])).unwrap();
     pair.until("all", || order.borrow().len() == 4);
     assert_eq!(*order.borrow(), [0, 1, 2, 3], "{}", pair.name);
 }
@@ -200,7 +200,7 @@ pub(crate) fn handlers_keep_messages(place: &Place) {
     for round in 0..3u64 {
         for i in 0..20u64 {
             let payload = pattern(i as u32, 100);
-            let _ = pair.post("send", |e| e.am_short(7, round * 20 + i, &payload)).unwrap();
+            pair.post("send", |e| e.am_short(7, round * 20 + i, &payload)).unwrap();
         }
         pair.until("kept", || kept.borrow().len() == 20);
         for (i, message) in kept.borrow().iter().enumerate() {
@@ -225,7 +225,7 @@ pub(crate) fn a_handler_replaces_itself(place: &Place) {
         })
         .unwrap();
     for _ in 0..3 {
-        let _ = pair.post("send", |e| e.am_short(8, 0, &[])).unwrap();
+        pair.post("send", |e| e.am_short(8, 0, &[])).unwrap();
     }
     pair.until("all", || inbox.borrow().len() == 3);
     assert_eq!(*inbox.borrow(), ["first", "second", "second"], "{}", pair.name);

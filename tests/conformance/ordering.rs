@@ -1,9 +1,9 @@
-//! Completions, flush and fence: what is finished when, and in which order.
+//! Completions, flush and fence: when operations complete, and in which order.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use barewire::{Access, FetchResult, FlushMode, InterfaceConfig, Posted};
+use barewire::{Access, AtomicOp, FetchResult, FlushMode, InterfaceConfig, Posted};
 
 use crate::place::Place;
 use crate::support::{Watch, collect, connect, contents, pattern};
@@ -39,7 +39,7 @@ pub(crate) fn completions_post(place: &Place) {
         let done = barewire::Completion::new(1, move |result| {
             assert_eq!(result, Ok(()));
             let header = next.replace(next.get() + 1);
-            assert_eq!(endpoint.am_short(4, header, &[]), Ok(Posted::Done));
+            assert_eq!(endpoint.am_short(4, header, &[]), Ok(()));
         });
         let slice = [source.slice(0, 8).unwrap()];
         let posted = pair.post("am_zcopy", |e| e.am_zcopy(6, &i.to_le_bytes(), &slice, Some(&done)));
@@ -52,7 +52,7 @@ pub(crate) fn completions_post(place: &Place) {
     assert_eq!(got, (0..20).collect::<Vec<u8>>(), "{}", pair.name);
 }
 
-/// A fence makes a fetch see the put before it, and a put not overtake a get.
+/// A fence makes a fetch return the value of the put before it, and keeps a put behind a get.
 pub(crate) fn fence_orders(place: &Place) {
     let mut pair = place.pair();
     let (memory, key) = pair.target(8, Access::all());
@@ -60,10 +60,10 @@ pub(crate) fn fence_orders(place: &Place) {
     let remote = memory.address();
     for round in 1..50u64 {
         let (result, watch) = (FetchResult::new(), Watch::new(1));
-        let _ = pair.post("put", |e| e.put_short(&round.to_ne_bytes(), remote, &key)).unwrap();
+        pair.post("put", |e| e.put_short(&round.to_ne_bytes(), remote, &key)).unwrap();
         pair.client.endpoint.fence().unwrap();
         watch.posted(pair.post("fetch", |endpoint| {
-            endpoint.atomic_fetch_add64(1000, remote, &key, &result, Some(&watch.completion))
+            endpoint.atomic_fetch(AtomicOp::Add(1000_u64), remote, &key, &result, Some(&watch.completion))
         }));
         let got = Watch::new(1);
         let slice = [target.slice(0, 8).unwrap()];
@@ -71,7 +71,7 @@ pub(crate) fn fence_orders(place: &Place) {
             pair.post("get", |endpoint| endpoint.get_zcopy(&slice, remote, &key, Some(&got.completion))),
         );
         pair.client.interface.fence().unwrap();
-        let _ = pair.post("put", |e| e.put_short(&[0; 8], remote, &key)).unwrap();
+        pair.post("put", |e| e.put_short(&[0; 8], remote, &key)).unwrap();
         pair.until("fetch and get", || watch.is_done() && got.is_done());
         assert_eq!(result.get(), round, "{}", pair.name);
         assert_eq!(target.load_u64(0).unwrap(), round + 1000, "{}", pair.name);
@@ -121,7 +121,7 @@ pub(crate) fn flush_of_an_interface(place: &Place) {
     }
 }
 
-/// Small puts finish although large ones were posted before them, on another endpoint.
+/// Small puts complete although large ones were posted before them on another endpoint.
 pub(crate) fn small_puts_finish_beside_large_ones(place: &Place) {
     const LARGE: usize = 4 << 20;
     let mut pair = place.pair();
@@ -150,7 +150,8 @@ pub(crate) fn small_puts_finish_beside_large_ones(place: &Place) {
     assert!(contents(&target) == pattern(4, LARGE), "{}", pair.name);
 }
 
-/// More gets than are in flight at once, and puts behind a fence: each get sees what was there before the puts.
+/// More gets than can be in flight, and puts after a fence: each get returns the bytes from before
+/// the puts.
 pub(crate) fn puts_stay_behind_many_gets(place: &Place) {
     const COUNT: usize = 60;
     const SIZE: usize = 5000;

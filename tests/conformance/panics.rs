@@ -1,4 +1,4 @@
-//! User code that panics: endpoints stay usable, nothing is lost and nothing completes twice.
+//! Panics of user code: endpoints stay usable, nothing is lost, and nothing completes twice.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -14,12 +14,12 @@ use crate::support::{Pair, Watch, collect, fill, headers, send_later, small, unt
 
 const EXPECTED: &str = "expected by the test";
 
-/// As `panic!`, without a message on standard error.
+/// Like `panic!`, without a message on standard error.
 fn user_panics() -> ! {
     resume_unwind(Box::new(EXPECTED))
 }
 
-/// Progresses until `done`. Returns how many panics left progress.
+/// Makes progress until `done`. Returns the number of panics that unwound out of progress.
 fn until_through_panics(workers: &mut [&mut Worker], what: &str, mut done: impl FnMut() -> bool) -> usize {
     let mut panics = 0;
     loop {
@@ -36,7 +36,7 @@ fn both(pair: &mut Pair) -> (String, [&mut Worker; 2]) {
     (pair.name.to_owned(), [&mut pair.worker, &mut pair.server_worker])
 }
 
-/// The other requests run in order, and posts are taken after them.
+/// The other requests run in order, and posts are accepted after them.
 pub(crate) fn a_pending_request_that_panics_leaves_the_endpoint_usable(place: &Place) {
     let mut pair = place.pair_with(&small());
     let inbox = collect(&pair.server.interface, 1);
@@ -59,7 +59,7 @@ pub(crate) fn a_pending_request_that_panics_leaves_the_endpoint_usable(place: &P
     let panics = until_through_panics(&mut workers, &name, all);
     assert_eq!((panics, ran.get()), (10, 10), "{name}: each ran once");
     assert_eq!(headers(&inbox), (0..first + 20).collect::<Vec<_>>(), "{name}");
-    let _ = pair.post("a post", |e| e.am_short(1, first + 20, &[])).unwrap();
+    pair.post("a post", |e| e.am_short(1, first + 20, &[])).unwrap();
     pair.until("its message", || headers(&inbox).len() as u64 == first + 21);
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn a_request_that_panics_behind_puts(place: &Place) {
     let slice = [source.slice(0, LENGTH).unwrap()];
     let endpoint = pair.client.endpoint.clone();
     let put = || endpoint.put_zcopy(&slice, target.address(), &key, None);
-    // Where puts are done at once, no request ever waits for them.
+    // Transports that complete puts immediately never let a request wait for them.
     while put() == Ok(Posted::InProgress) {}
     if put() != Err(PostError::NoResource) || endpoint.pending_add(|_| user_panics()).is_err() {
         return;
@@ -89,13 +89,14 @@ pub(crate) fn a_request_that_panics_behind_puts(place: &Place) {
     pair.until("a post", || put().is_ok());
 }
 
-/// Counts down if the post was done at once; the panic of a callback is the caller's then.
+/// Counts down if the post completed immediately, in which case the caller gets the panic of the
+/// callback.
 fn finish(posted: Post, completion: &Completion) -> usize {
     let Posted::Done = posted.unwrap() else { return 0 };
     usize::from(catch_unwind(AssertUnwindSafe(|| completion.count_down(Ok(())))).is_err())
 }
 
-/// The operations behind it complete once, and the completion can be used again.
+/// Later operations complete once, and the completion can be used again.
 pub(crate) fn a_completion_callback_that_panics_loses_nothing(place: &Place) {
     let mut pair = place.pair();
     let (target, key) = pair.target(64, Access::all());
@@ -133,7 +134,7 @@ pub(crate) fn a_completion_callback_that_panics_loses_nothing(place: &Place) {
     }
 }
 
-/// The completion of the get is counted down all the same.
+/// The completion of the get is counted down nevertheless.
 pub(crate) fn an_unpack_function_that_panics_completes_its_get(place: &Place) {
     let mut pair = place.pair();
     let (target, key) = pair.target(64, Access::all());
@@ -142,7 +143,7 @@ pub(crate) fn an_unpack_function_that_panics_completes_its_get(place: &Place) {
     let watch = Watch::new(1);
     let endpoint = pair.client.endpoint.clone();
     let get = || endpoint.get_bcopy(&bad, 64, target.address(), &key, Some(&watch.completion));
-    // Transports that are done at once panic in the post, and count nothing down.
+    // Transports that complete immediately panic in the post, and count nothing down.
     if let Ok(posted) = catch_unwind(AssertUnwindSafe(get)) {
         assert_eq!(posted, Ok(Posted::InProgress));
         let (name, mut workers) = both(&mut pair);
@@ -157,7 +158,7 @@ pub(crate) fn an_unpack_function_that_panics_completes_its_get(place: &Place) {
     pair.until("get", || good.is_done());
 }
 
-/// The messages behind it are delivered, once and in order.
+/// Later messages are delivered, once and in order.
 pub(crate) fn a_message_handler_that_panics_loses_no_message(place: &Place) {
     let mut pair = place.pair();
     let seen: Rc<RefCell<Vec<u64>>> = Rc::default();
@@ -176,7 +177,7 @@ pub(crate) fn a_message_handler_that_panics_loses_no_message(place: &Place) {
         // Over `self` the handler runs inside the post.
         let sent = catch_unwind(AssertUnwindSafe(|| endpoint.am_short(1, i, &[])));
         match sent {
-            Ok(sent) => assert_eq!(sent, Ok(Posted::Done)),
+            Ok(sent) => assert_eq!(sent, Ok(())),
             Err(_) => panics += 1,
         }
     }
@@ -186,8 +187,8 @@ pub(crate) fn a_message_handler_that_panics_loses_no_message(place: &Place) {
     assert_eq!(panics, 7, "{name}");
 }
 
-/// Two peers die. The error handler panics for the first, and is called for the second; every
-/// operation completes once, with callbacks that panic, too.
+/// Two peers end. The error handler panics for the first, and is called for the second; every
+/// operation completes once, also with callbacks that panic.
 pub(crate) fn an_error_handler_that_panics_is_called_for_every_endpoint(place: &Place) {
     let Some([here, there]) = place.ends() else { return };
     let mut peers = [Peer::start(there), Peer::start(there)];
@@ -253,7 +254,7 @@ pub(crate) fn an_error_handler_that_panics_is_called_for_every_endpoint(place: &
     };
     until_through_panics(&mut [&mut end.worker], &what, failed);
     until_through_panics(&mut [&mut end.worker], &what, || calls.get() == posted);
-    // Nothing comes twice.
+    // Nothing is reported twice.
     for _ in 0..100 {
         end.worker.progress();
     }

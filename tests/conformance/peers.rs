@@ -1,4 +1,4 @@
-//! Peers that are gone, not ready, or out of buffers.
+//! Peers that have ended, are not ready, or are out of buffers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,12 +20,12 @@ pub(crate) fn a_receiver_that_becomes_ready_loses_nothing(place: &Place) {
     let send = || {
         while sent.get() < 50 {
             match endpoint.am_short(1, sent.get(), &pattern(sent.get() as u32, 50)) {
-                Ok(_) => sent.set(sent.get() + 1),
+                Ok(()) => sent.set(sent.get() + 1),
                 Err(error) => return assert_eq!(error, PostError::NoResource),
             }
         }
     };
-    // Time in which the server is not ready.
+    // Time in which the server makes no progress.
     let start = std::time::Instant::now();
     until(&mut [&mut pair.worker], "a while", || {
         send();
@@ -41,7 +41,8 @@ pub(crate) fn a_receiver_that_becomes_ready_loses_nothing(place: &Place) {
     }
 }
 
-/// A handler that keeps every buffer slows the sender down; nothing is lost, and it goes on when they are released.
+/// A handler that keeps every buffer slows the sender down; after their release the sender
+/// continues, and nothing is lost.
 pub(crate) fn a_receiver_out_of_buffers_recovers(place: &Place) {
     let config =
         InterfaceConfig { receive_ring: 4, spare_receive_buffers: 2, min_rnr_timer: 1, ..Default::default() };
@@ -53,7 +54,8 @@ pub(crate) fn a_receiver_out_of_buffers_recovers(place: &Place) {
     let endpoint = pair.client.endpoint.clone();
     let (mut sent, mut received) = (0u64, 0u64);
     while received < 300 {
-        // Until nothing comes any more: what is kept is missing at the receiver, or all is sent.
+        // Until no more messages arrive: the receiver lacks the kept buffers, or everything was
+        // sent.
         let mut quiet = Instant::now();
         let mut before = (sent, kept.borrow().len());
         while quiet.elapsed() < Duration::from_millis(if sent == 300 { 2 } else { 5 }) {

@@ -1,4 +1,4 @@
-//! Requests that wait: nothing overtakes them, none starves, each runs or is purged once.
+//! Pending requests: no post overtakes them, each gets its turn, and each runs or is purged once.
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use barewire::{Busy, Endpoint, FlushMode, PendingResult, PostError, Posted};
 use crate::place::Place;
 use crate::support::{Watch, collect, connect, fill, headers, send_later, small};
 
-/// Nothing overtakes pending requests on their endpoint; other endpoints are not concerned.
+/// Posts do not overtake pending requests on their endpoint; other endpoints are not affected.
 pub(crate) fn pending_requests_keep_order(place: &Place) {
     let mut pair = place.pair_with(&small());
     let inbox = collect(&pair.server.interface, 1);
@@ -22,15 +22,15 @@ pub(crate) fn pending_requests_keep_order(place: &Place) {
     }
     let mut next = first + 20;
     pair.until("all", || {
-        // A direct send is refused as long as requests wait, whatever room there is.
+        // A direct post is refused while requests are pending, even if there is room.
         match endpoint.am_short(1, next, &[]) {
-            Ok(_) => next += 1,
+            Ok(()) => next += 1,
             Err(error) => {
                 assert_eq!(error, PostError::NoResource);
                 let busy = endpoint.pending_add(|_| panic!("purged before it ran"));
                 if busy.is_ok() {
-                    // Taken: there are requests before it, or there is no room. Take the whole queue off again and
-                    // see below that the order still holds.
+                    // Accepted: there are requests before it, or there is no room. Purges the whole
+                    // queue; the order is checked below.
                     let mut purged = 0;
                     endpoint.pending_purge(|| purged += 1);
                     for i in next - (purged - 1)..next {
@@ -48,7 +48,7 @@ pub(crate) fn pending_requests_keep_order(place: &Place) {
     assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>(), "{}", pair.name);
 }
 
-/// A flush from inside a pending request, and a request added from inside a request.
+/// A flush inside a pending request, and a request added inside a request.
 pub(crate) fn pending_requests_flush_and_add(place: &Place) {
     let mut pair = place.pair_with(&small());
     let endpoint = pair.client.endpoint.clone();
@@ -102,7 +102,7 @@ pub(crate) fn pending_requests_are_purged_once(place: &Place) {
     assert_eq!(ran.get(), 0, "{}", pair.name);
 }
 
-/// Endpoints whose requests wait all get their turns: the last of one does not wait for all of another's.
+/// Endpoints with pending requests take turns: one does not wait for all requests of another.
 pub(crate) fn pending_requests_take_turns(place: &Place) {
     const EACH: usize = 60;
     let mut pair = place.pair_with(&small());
@@ -111,7 +111,7 @@ pub(crate) fn pending_requests_take_turns(place: &Place) {
     pair.taken_by(&[&other.endpoint, &peer.endpoint]);
     let order: Rc<RefCell<Vec<usize>>> = Rc::default();
     let endpoints = [pair.client.endpoint.clone(), other.endpoint.clone()];
-    // Both full, so that both wait.
+    // Both are full, so that requests of both wait.
     for endpoint in &endpoints {
         fill(endpoint, 1);
     }
@@ -119,7 +119,7 @@ pub(crate) fn pending_requests_take_turns(place: &Place) {
         for _ in 0..EACH {
             let order = Rc::clone(&order);
             let request = move |endpoint: &Endpoint| match endpoint.am_short(1, 0, &[0; 200]) {
-                Ok(_) => {
+                Ok(()) => {
                     order.borrow_mut().push(i);
                     PendingResult::Done
                 }

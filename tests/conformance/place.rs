@@ -1,14 +1,14 @@
-//! Where behaviours are shown: every transport and device that there is.
+//! The places of the tests: every transport and device.
 
-use barewire::{Domain, InterfaceConfig};
+use barewire::{DeviceId, Domain, InterfaceConfig};
 use barewire_hca as hca;
 
 use crate::support::{Pair, device};
 
-/// A transport with a way to connect two ends.
+/// A transport and a way to connect two ends.
 #[derive(Clone)]
 pub(crate) struct Place {
-    /// As it is called in the table.
+    /// The name in the table.
     pub(crate) name: String,
     kind: Kind,
 }
@@ -21,7 +21,7 @@ enum Kind {
     Tcp,
     /// Two ends on one software HCA.
     Loopback,
-    /// Two software HCAs, joined by UDP.
+    /// Two software HCAs, connected by UDP.
     Udp,
     /// Devices of the machine.
     Machine {
@@ -31,8 +31,9 @@ enum Kind {
 }
 
 impl Place {
-    /// Every place; those over the devices that the environment names, if it names some: `BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`, with
-    /// the transports `BAREWIRE_TEST_TRANSPORT=rc_mlx5,rc_verbs`.
+    /// All places, or those over the devices in the environment, if set:
+    /// `BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`, with the transports in
+    /// `BAREWIRE_TEST_TRANSPORT=rc_mlx5,rc_verbs`.
     pub(crate) fn all() -> Vec<Self> {
         let Ok(devices) = std::env::var("BAREWIRE_TEST_DEVICES") else {
             let built_in = [
@@ -61,7 +62,7 @@ impl Place {
         places
     }
 
-    /// No library opens the devices.
+    /// Returns whether the devices are opened without libibverbs.
     pub(crate) fn is_ours(&self) -> bool {
         !matches!(self.kind, Kind::Machine { .. })
     }
@@ -71,7 +72,7 @@ impl Place {
         self.pair_with(&InterfaceConfig::default())
     }
 
-    /// As `pair`, with these settings.
+    /// Like `pair`, with these settings.
     pub(crate) fn pair_with(&self, config: &InterfaceConfig) -> Pair {
         match &self.kind {
             Kind::Self_ => Pair::over_self(config),
@@ -84,7 +85,9 @@ impl Place {
             }
             Kind::Udp => Pair::over_udp(config, hca::Faults::default()),
             Kind::Machine { transport, devices } => {
-                let [one, other] = devices.each_ref().map(|name| Domain::open(transport, name).unwrap());
+                let [one, other] = devices
+                    .each_ref()
+                    .map(|name| Domain::open(&DeviceId::new(transport.parse().unwrap(), name)).unwrap());
                 let name = if devices[0] == devices[1] {
                     "one device of the machine"
                 } else {
@@ -100,7 +103,7 @@ impl Place {
         match &self.kind {
             Kind::Shm => Some([("shm", "memory"); 2]),
             Kind::Tcp => Some([("tcp", "lo"); 2]),
-            // Each that opens it has its own.
+            // Each process that opens it has its own device.
             Kind::Udp => Some([("rc_mlx5", "soft0:1"); 2]),
             Kind::Cma => Some([("cma", "memory"); 2]),
             Kind::Self_ | Kind::Loopback => None,

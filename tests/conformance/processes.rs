@@ -1,4 +1,4 @@
-//! Peers that are processes of their own, and are killed.
+//! Peers in separate processes, and their death.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
@@ -8,17 +8,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, DeviceAddress, Domain, Endpoint, EndpointAddress, Flags, FlushMode, Interface, InterfaceConfig,
-    Memory, PostError, Posted, Worker,
+    Access, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Memory, PeerAddress,
+    PostError, Posted, Worker,
 };
 
 use crate::place::Place;
 use crate::support::{DEADLINE, Watch, until, watch_errors};
 
-/// Who has this variable is a peer: `transport device`.
+/// Set in the process of a peer: `transport device`.
 const ROLE: &str = "BAREWIRE_TEST_PEER";
 
-/// Short enough that a dead peer is told soon, long enough for one that waits for its core: 34 ms, eight times.
+/// Short enough to detect a dead peer soon, long enough for a peer that waits for a CPU: 34 ms,
+/// eight times.
 fn config() -> InterfaceConfig {
     InterfaceConfig::default().ack_timeout(13).peer_timeout(Duration::from_secs(10))
 }
@@ -34,7 +35,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-/// One end in a process of its own.
+/// One end in a separate process.
 pub(crate) struct End {
     pub(crate) worker: Worker,
     pub(crate) domain: Domain,
@@ -46,31 +47,29 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn open(transport: &str, device: &str) -> Self {
         let mut worker = Worker::new();
-        let domain = Domain::open(transport, device).unwrap();
+        let domain = Domain::open(&DeviceId::new(transport.parse().unwrap(), device)).unwrap();
         let interface = Interface::open(&mut worker, &domain, &config()).unwrap();
         let endpoint = Endpoint::new(&interface).unwrap();
         let memory = domain.allocate(4096, Access::all()).unwrap();
         Self { worker, domain, interface, endpoint, memory }
     }
 
-    /// What the other end needs to know, in one line.
+    /// The information for the other end, in one line.
     pub(crate) fn introduction(&self) -> String {
-        let device = hex(&self.interface.device_address().to_bytes());
-        let endpoint = hex(&self.endpoint.address().to_bytes());
-        format!("{device} {endpoint} {} {}", hex(&self.memory.pack_key()), self.memory.address())
+        let peer = hex(&self.endpoint.address().to_bytes());
+        format!("{peer} {} {}", hex(&self.memory.pack_key()), self.memory.address())
     }
 
-    /// Connects to who introduced himself. Answers his memory's key and address.
+    /// Connects to the end of `introduction`. Returns the key and the address of its memory.
     pub(crate) fn connect(&self, introduction: &str) -> (Vec<u8>, u64) {
         let words: Vec<&str> = introduction.split_whitespace().collect();
-        let [device, endpoint, key, address] = words[..] else { panic!("no introduction: {introduction:?}") };
-        let device = DeviceAddress::from_bytes(&bytes(device)).unwrap();
-        self.endpoint.connect(&device, &EndpointAddress::from_bytes(&bytes(endpoint)).unwrap()).unwrap();
+        let [peer, key, address] = words[..] else { panic!("no introduction: {introduction:?}") };
+        self.endpoint.connect(&PeerAddress::from_bytes(&bytes(peer)).unwrap()).unwrap();
         (bytes(key), address.parse().unwrap())
     }
 }
 
-/// If this process was started as a peer, is one until it is killed or the test is gone.
+/// Runs as a peer if this process was started as one, until it is killed or the test has ended.
 pub(crate) fn be_a_peer() -> bool {
     let Ok(role) = std::env::var(ROLE) else { return false };
     let (transport, device) = role.split_once(' ').unwrap();
@@ -92,7 +91,7 @@ pub(crate) fn be_a_peer() -> bool {
     true
 }
 
-/// A peer's process; killed when it is dropped.
+/// The process of a peer, killed on drop.
 pub(crate) struct Peer {
     process: Child,
     pub(crate) introduction: String,
@@ -134,8 +133,8 @@ impl Drop for Peer {
     }
 }
 
-/// A peer is killed with operations under way: its endpoint fails once, with a reason; each operation completes once; another endpoint of
-/// the same interface goes on.
+/// A peer is killed with operations in flight: its endpoint fails once, with a reason; each
+/// operation completes once; another endpoint of the same interface continues.
 pub(crate) fn a_killed_peer_is_told_once(place: &Place) {
     let Some([here, there]) = place.ends() else { return };
     let mut doomed = Peer::start(there);
@@ -197,13 +196,13 @@ pub(crate) fn a_killed_peer_is_told_once(place: &Place) {
         }
         end.worker.progress();
         thread::yield_now();
-        assert!(start.elapsed() < DEADLINE, "{}: nobody says that the peer is gone", place.name);
+        assert!(start.elapsed() < DEADLINE, "{}: the end of the peer is not reported", place.name);
     }
     let what = format!("{}: what was in flight", place.name);
     until(&mut [&mut end.worker], &what, || watches.iter().all(Watch::is_done));
     assert!(watches.iter().all(|watch| watch.calls() == 1), "{}", place.name);
 
-    // The other one lives.
+    // The other peer is running.
     let watch = Watch::new(1);
     watch.posted(post(&other.endpoint, other_remote, &other_key, &watch));
     until(&mut [&mut end.worker], &what, || watch.is_done());

@@ -1,6 +1,7 @@
-//! User code called from user code: whatever a callback does, the library neither panics, crashes nor hangs.
+//! Calls of the library inside callbacks: whatever a callback does, the library neither panics,
+//! crashes nor hangs.
 //!
-//! Each cell, an action inside a context, runs in a child process.
+//! Each combination of an action and a context runs in a child process.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -34,12 +35,12 @@ fn fill(buffer: &mut [u8]) -> usize {
     64
 }
 
-/// Whatever it is: an error is as good as a success.
+/// Ignores the result: errors are acceptable.
 fn ignore<T>(_result: T) {}
 
 type Action = (&'static str, fn(&World));
 
-/// What a callback does. The last one is `panic`.
+/// The actions of a callback. The last one is `panic`.
 const ACTIONS: [Action; 27] = [
     ("nothing", |_| ()),
     ("am_short", |w| w.with(|e| ignore(e.am_short(2, 0, b"12345678")))),
@@ -74,7 +75,7 @@ const ACTIONS: [Action; 27] = [
     ("panic", |_| resume_unwind(Box::new(EXPECTED))),
 ];
 
-/// After these the endpoint goes on.
+/// Returns whether the endpoint works after the action.
 fn is_harmless(action: &str) -> bool {
     !(action.starts_with("drop") || ["flush cancel", "set handlers"].contains(&action))
 }
@@ -87,14 +88,15 @@ impl World {
         }
     }
 
-    /// Not while it makes progress: the compiler refuses that to programs without a cell.
+    /// Not during progress of the worker: the borrow checker prevents that in programs without a
+    /// cell.
     fn with_worker(&self, run: impl FnOnce(&mut Option<Worker>)) {
         if let Ok(mut worker) = self.worker.try_borrow_mut() {
             run(&mut worker);
         }
     }
 
-    /// Three times at most, for what calls itself.
+    /// At most three times, for actions that cause the callback again.
     fn act(&self, action: Action) {
         self.runs.set(self.runs.get() + 1);
         if self.runs.get() <= 3 {
@@ -113,7 +115,7 @@ impl World {
     }
 }
 
-/// Runs what may panic by the user's own doing.
+/// Runs code whose panics are part of the test.
 fn own(run: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(run))
         && panic.downcast_ref() != Some(&EXPECTED)
@@ -122,7 +124,7 @@ fn own(run: impl FnOnce()) {
     }
 }
 
-/// An endpoint connected to its own interface, where its worker makes both ends progress.
+/// An endpoint connected to its own interface, whose worker progresses both ends.
 fn open(place: &Place) -> (Rc<World>, Pair) {
     let mut pair = place.pair_with(&small());
     pair.connected();
@@ -150,7 +152,7 @@ fn open(place: &Place) -> (Rc<World>, Pair) {
     (Rc::new(world), pair)
 }
 
-/// Runs an action inside a context. True if the action ran.
+/// Runs an action inside a context. Returns `true` if the action ran.
 fn cell(place: &Place, context: Context, action: Action, limit: Duration) -> bool {
     let (world, mut others) = open(place);
     let endpoint = world.endpoints.borrow()[0].clone();
@@ -177,15 +179,15 @@ fn cell(place: &Place, context: Context, action: Action, limit: Duration) -> boo
 
 type Context = fn(&Rc<World>, &Endpoint, Action);
 
-/// All actions inside one context; `always` if each is reached on every transport.
+/// Runs all actions inside one context; `always` if every transport reaches the context.
 fn every_action(place: &Place, name: &str, always: bool, context: Context) {
-    // What some transports never reach is not waited for.
+    // Contexts that some transports never reach are not waited for.
     let limit = if always { DEADLINE / 4 } else { Duration::from_millis(500) };
     for action in ACTIONS {
         let what = format!("{}: {} in {name}", place.name, action.0);
         let child = || fork_with(|| if cell(place, context, action, limit) { 0 } else { NOT_REACHED });
-        // A child of a process with threads may inherit a lock that one of them held: a second one
-        // shows whether it was that.
+        // A child of a process with threads may inherit a lock that one of them held; the second
+        // attempt shows whether that was the cause.
         let code = child().code_in_time(&what).unwrap_or_else(|| child().code(&what));
         assert!(
             code == 0 || (code == NOT_REACHED && !always),
@@ -255,7 +257,7 @@ pub(crate) fn completion_callbacks(place: &Place) {
     });
 }
 
-/// Reached where the peer's device refuses an access, and not the post.
+/// Reached if the peer's device, and not the post, refuses an access.
 pub(crate) fn error_handlers(place: &Place) {
     every_action(place, "an error handler", false, |w, e, action| {
         let world = Rc::clone(w);
@@ -305,7 +307,7 @@ pub(crate) fn drops_of_handlers(place: &Place) {
         w.interface.set_handler(2, handler).unwrap();
         w.with_worker(|worker| ignore(worker.as_mut().map(Worker::progress)));
         w.interface.set_handler(2, |_| ()).unwrap();
-        // Where handlers are replaced by the next message.
+        // Some transports replace the handler at the next message.
         ignore(e.am_bcopy(3, fill));
     });
 }

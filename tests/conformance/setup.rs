@@ -20,7 +20,7 @@ pub(crate) fn an_endpoint_that_was_never_connected(place: &Place) {
     assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(barewire::Busy));
     assert_eq!(endpoint.flush(FlushMode::Cancel, None), Ok(Posted::Done));
     assert_eq!(post_anything(&pair, &memory, &key), Err(PostError::EndpointFailed));
-    // Nobody else is concerned.
+    // The other endpoint is not affected.
     pair.client.endpoint = other;
     assert_eq!(pair.client.endpoint.flush(FlushMode::Local, None), Ok(Posted::Done));
 }

@@ -1,22 +1,23 @@
-//! Many operations: through small rings, over a bad wire, and against a model.
+//! Many operations: through small rings, over a lossy wire, and compared with a model.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use barewire::{Access, Endpoint, FetchResult, FlushMode, InterfaceConfig, PostError};
+use barewire::{Access, AtomicOp, Endpoint, FetchResult, FlushMode, InterfaceConfig, PostError};
 
 use crate::place::Place;
 use crate::support::{Watch, contents, pattern, small, until};
 
-/// A million messages through a ring of 64 WQEBBs: it wraps thousands of times, and so do the 16-bit counters.
+/// A million messages through a ring of 64 WQEBBs: the ring and the 16-bit counters wrap many
+/// times.
 pub(crate) fn a_million_messages_through_a_small_ring(place: &Place) {
     let count = 1_000_000;
     let config = InterfaceConfig { send_ring: 64, receive_ring: 64, ..Default::default() };
     let mut pair = place.pair_with(&config);
-    // The second pair costs the kernel's UDP as well.
+    // The second pair also needs the kernel's UDP.
     let one = pair.name.contains("one device") || pair.name == "tcp";
-    // A build that checks every access is slower by as much.
+    // A build that checks every access is slower.
     let slow = std::env::var_os("BAREWIRE_TEST_SLOW").is_some();
     let count = if one && !slow { count } else { count / 20 };
     let next = Rc::new(Cell::new(0u64));
@@ -39,7 +40,7 @@ pub(crate) fn a_million_messages_through_a_small_ring(place: &Place) {
         while sent < count {
             payload.fill(sent as u8);
             match endpoint.am_short(1, sent, &payload[..(sent % 100) as usize]) {
-                Ok(_) => sent += 1,
+                Ok(()) => sent += 1,
                 Err(error) => {
                     assert_eq!(error, PostError::NoResource);
                     break;
@@ -51,7 +52,7 @@ pub(crate) fn a_million_messages_through_a_small_ring(place: &Place) {
     assert_eq!(pair.server.interface.unhandled(), 0);
 }
 
-/// Random operations at unaligned places against a model of the peer's memory.
+/// Random operations at unaligned addresses, compared with a model of the peer's memory.
 pub(crate) fn random_operations_equal_a_model(place: &Place) {
     const SIZE: usize = 1 << 16;
     let mut pair = place.pair_with(&InterfaceConfig { send_ring: 32, bcopy_buffers: 3, ..small() });
@@ -78,7 +79,7 @@ pub(crate) fn random_operations_equal_a_model(place: &Place) {
         let bytes = &source_bytes[from..from + length];
         match kind {
             0 => {
-                let _ = pair.post("short", |e| e.put_short(bytes, remote, &key)).unwrap();
+                pair.post("short", |e| e.put_short(bytes, remote, &key)).unwrap();
             }
             1 => {
                 let pack = |buffer: &mut [u8]| {
@@ -97,7 +98,8 @@ pub(crate) fn random_operations_equal_a_model(place: &Place) {
             3 => {
                 let old = u64::from_ne_bytes(model[at..at + 8].try_into().unwrap());
                 let result = FetchResult::new();
-                let post = |e: &Endpoint| e.atomic_fetch_add64(from as u64, remote, &key, &result, None);
+                let post =
+                    |e: &Endpoint| e.atomic_fetch(AtomicOp::Add(from as u64), remote, &key, &result, None);
                 let _ = pair.post("fetch_add", post).unwrap();
                 let new = old.wrapping_add(from as u64);
                 model[at..at + 8].copy_from_slice(&new.to_ne_bytes());
@@ -105,7 +107,7 @@ pub(crate) fn random_operations_equal_a_model(place: &Place) {
             }
             4 => {
                 let old = u64::from_ne_bytes(model[at..at + 8].try_into().unwrap());
-                let _ = pair.post("add", |e| e.atomic_add64(7, remote, &key)).unwrap();
+                pair.post("add", |e| e.atomic_post(AtomicOp::Add(7_u64), remote, &key)).unwrap();
                 model[at..at + 8].copy_from_slice(&old.wrapping_add(7).to_ne_bytes());
             }
             _ => {

@@ -15,14 +15,14 @@ fn the_allocator_counts() {
     assert_eq!(calls, 1);
 }
 
-/// Posts and progress of both sides, with the device, which may allocate, at work in between.
+/// Posts and progress of both sides. The device, which may allocate, runs in between.
 #[test]
 fn no_operation_of_the_api_allocates() {
     const AT_ONCE: u32 = 50;
     let mut sides = Sides::with_room_for(AT_ONCE);
     for (name, post) in OPERATIONS {
         let mut events = 0;
-        // The first pass warms up.
+        // The first pass is the warm-up.
         for pass in 0..=ROUNDS / AT_ONCE {
             let (posted, calls) = allocator::calls(|| (0..AT_ONCE).all(|_| post(&sides).is_ok()));
             assert!(posted, "{name}");

@@ -1,4 +1,4 @@
-//! A child process in which every system call but those that end it or write is deadly.
+//! A child process in which every system call except write and exit is fatal.
 
 use std::fmt;
 use std::io::Read;
@@ -8,26 +8,27 @@ use std::time::Instant;
 
 use crate::support::DEADLINE;
 
-/// Set for the child: the test that it is to run.
+/// Set in the child: the name of the test to run.
 const VARIABLE: &str = "BAREWIRE_CONFINED_TEST";
-/// The child came to its end. Nothing else ends with this code, least of all a child that ran no test.
+/// Exit code of a child that ran to its end. No other outcome has this code, in particular no child
+/// that ran no test.
 const WELL: i32 = 77;
 const BADLY: i32 = 78;
 
-/// How a confined child ended.
+/// The outcome of a confined child.
 pub(crate) struct End {
     status: ExitStatus,
-    /// What it wrote last.
+    /// The last output of the child.
     said: String,
 }
 
 impl End {
-    /// It did everything.
+    /// Returns whether the child ran to its end.
     pub(crate) fn is_well(&self) -> bool {
         self.status.code() == Some(WELL)
     }
 
-    /// The kernel ended it for a system call.
+    /// Returns whether the kernel killed the child because of a system call.
     pub(crate) fn was_caught(&self) -> bool {
         self.status.signal() == Some(libc::SIGSYS)
     }
@@ -39,8 +40,8 @@ impl fmt::Display for End {
     }
 }
 
-/// Runs the test `name` of this program again, in a child, which comes back here and runs `body`. What that answers is not dropped,
-/// since that may take system calls.
+/// Runs the test `name` of this program again in a child, which reaches this function and runs
+/// `body`. The result of `body` is not dropped, since that may need system calls.
 pub(crate) fn confined<T>(name: &str, body: impl FnOnce() -> T) -> End {
     if std::env::var(VARIABLE).is_ok_and(|wanted| wanted == name) {
         let _kept = body();
@@ -69,13 +70,14 @@ pub(crate) fn confined<T>(name: &str, body: impl FnOnce() -> T) -> End {
     };
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
-        // Less than a pipe holds.
+        // Less than the capacity of a pipe.
         let _ = stderr.read_to_string(&mut said);
     }
     End { status, said }
 }
 
-/// From here on this thread may write, and end the process; any other system call kills the process with SIGSYS.
+/// From now on this thread may write, and end the process; any other system call kills the process
+/// with SIGSYS.
 pub(crate) fn forbid_system_calls() {
     // Offsets in `struct seccomp_data`.
     const NUMBER: u32 = 0;
@@ -100,7 +102,8 @@ pub(crate) fn forbid_system_calls() {
         answer(libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the calls read the program, which lives until they return, and change this thread's rights only.
+    // SAFETY: the calls read the program, which lives until they return, and change the privileges
+    // of this thread only.
     let refused = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
             || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
@@ -113,7 +116,7 @@ pub(crate) fn forbid_system_calls() {
 /// Writes one line to standard error, without the locks and buffers of the standard library.
 pub(crate) fn say(line: &str) {
     for text in [line, "\n"] {
-        // SAFETY: the bytes are valid for the length that is given.
+        // SAFETY: the bytes are valid for the given length.
         let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     }
 }
@@ -125,6 +128,6 @@ pub(crate) fn fail(reason: &str) -> ! {
 }
 
 fn end(code: i32) -> ! {
-    // SAFETY: ends the process at once, without running anything of it.
+    // SAFETY: ends the process without running destructors.
     unsafe { libc::_exit(code) }
 }

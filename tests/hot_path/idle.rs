@@ -1,4 +1,4 @@
-//! What a connection of `tcp` costs that nobody uses at the moment: memory, and time of progress.
+//! Costs of an idle connection of `tcp`: memory, and time of progress.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,11 +9,12 @@ use barewire::{Domain, InterfaceConfig, Worker};
 use crate::allocation::held;
 use crate::support::{Side, connect, until};
 
-/// As src/transport/tcp/mod.rs says.
+/// The limit that src/transport/tcp/mod.rs states.
 const MOST_BYTES: isize = 1024;
 const COUNT: usize = 200;
 
-/// Two workers, each with an interface, and connections between them that carried a message each way.
+/// Two workers, each with an interface, and connections between them that have carried a message in
+/// each direction.
 struct Ends {
     workers: [Worker; 2],
     first: [Side; 2],
@@ -23,7 +24,7 @@ struct Ends {
 impl Ends {
     fn open() -> Self {
         let mut workers = [Worker::new(), Worker::new()];
-        let domain = Domain::open("tcp", "lo").unwrap();
+        let domain = Domain::open(&"tcp/lo".parse().unwrap()).unwrap();
         let config = InterfaceConfig::default().max_endpoints(1 + 2 * COUNT as u32);
         let first = workers.each_mut().map(|worker| Side::open(worker, &domain, &config));
         connect(&first[0], &first[1]);
@@ -50,7 +51,7 @@ impl Ends {
         let mut sent = 0;
         for sides in std::iter::once(&self.first).chain(&self.others) {
             for side in sides {
-                let _ = side.endpoint.am_short(1, 0, &[7; 4000]).unwrap();
+                side.endpoint.am_short(1, 0, &[7; 4000]).unwrap();
                 sent += 1;
             }
         }
@@ -61,7 +62,7 @@ impl Ends {
         }
     }
 
-    /// The least time of a progress call with nothing to do, over several tries.
+    /// The minimum time of an idle progress call over several attempts.
     fn idle_progress(&mut self) -> Duration {
         const CALLS: u32 = 2000;
         let of_one_try = |_| {
@@ -77,7 +78,7 @@ impl Ends {
 fn an_idle_connection_is_cheap() {
     let mut ends = Ends::open();
     let alone = ends.idle_progress();
-    // Buffers that connections use in turn are there after that.
+    // This allocates the buffers that connections share.
     ends.more();
     let before = held();
     ends.more();
@@ -88,6 +89,6 @@ fn an_idle_connection_is_cheap() {
         2 * COUNT
     );
     assert!((1..=MOST_BYTES).contains(&bytes), "{bytes} bytes for each end of a connection");
-    // The system is asked once, however many there are.
+    // There is one system call, whatever the number of connections.
     assert!(among_many < 4 * alone + Duration::from_micros(20), "{alone:?}, then {among_many:?}");
 }

@@ -1,5 +1,5 @@
-//! What no hot operation does: allocate memory, or ask the kernel for anything. (That it does not panic is read in its machine code:
-//! `cargo xtask asm`.)
+//! What no hot operation does: allocate memory, or make a system call. (`cargo xtask asm` checks in
+//! the machine code that none panics.)
 
 mod allocation;
 mod confinement;

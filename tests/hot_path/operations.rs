@@ -1,4 +1,4 @@
-//! Every operation that can be posted in a loop, through the dynamic door and of the driver.
+//! Every operation that can be posted in a loop, through the dynamic API and through the driver.
 
 use std::alloc::Layout;
 use std::any::Any;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use barewire::{
-    Access, Completion, Endpoint, FetchResult, InterfaceConfig, Memory, PostError, RemoteKey, Unpack,
+    Access, AtomicOp, Completion, Endpoint, FetchResult, InterfaceConfig, Memory, PostError, RemoteKey,
+    Unpack,
 };
 use barewire_mlx5::layouts::wqe::AddressVector;
 use barewire_mlx5::queue::send::{MAX_WRITE_INLINE, MaskedAdd, MaskedSwap, SendParts};
@@ -15,11 +16,11 @@ use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 
 use crate::support::{DEADLINE, Pair};
 
-/// Times that each operation is posted.
+/// How often each operation is posted.
 pub(crate) const ROUNDS: u32 = 1000;
 const ID: u8 = 3;
 
-/// A connected pair over a device that is stepped by hand, and what operations need.
+/// A connected pair over a device that is stepped, and the objects that operations need.
 pub(crate) struct Sides {
     pub(crate) pair: Pair,
     target: Memory,
@@ -32,7 +33,7 @@ pub(crate) struct Sides {
 }
 
 impl Sides {
-    /// With room for `rounds` posts of every operation before the device moves.
+    /// Has room for `rounds` posts of every operation before the device runs.
     pub(crate) fn with_room_for(rounds: u32) -> Self {
         let every = OPERATIONS.len() as u32 * rounds;
         let mut pair = Pair::stepped(&InterfaceConfig {
@@ -59,7 +60,7 @@ impl Sides {
         }
     }
 
-    /// Lets the device work until it has nothing to do.
+    /// Runs the device until it has nothing to do.
     pub(crate) fn let_the_device_work(&self) {
         let start = Instant::now();
         while self.pair.devices[0].step() {
@@ -126,33 +127,47 @@ pub(crate) const OPERATIONS: &[(&str, Post)] = &[
     ("am_zcopy", |sides| {
         sides.zcopy(|slices, done| sides.endpoint().am_zcopy(ID, &[1; 8], slices, Some(done)))
     }),
-    ("atomic_add64", |sides| sides.endpoint().atomic_add64(1, sides.target.address(), &sides.key).map(drop)),
-    ("atomic_fetch_add64", |sides| {
-        let Sides { target, key, result, completion, .. } = sides;
-        sides.endpoint().atomic_fetch_add64(1, target.address(), key, result, Some(completion)).map(drop)
+    ("atomic_post", |sides| {
+        sides.endpoint().atomic_post(AtomicOp::Add(1_u64), sides.target.address(), &sides.key).map(drop)
     }),
-    ("atomic_compare_swap64", |sides| {
+    ("atomic_fetch, add", |sides| {
+        let Sides { target, key, result, completion, .. } = sides;
+        sides
+            .endpoint()
+            .atomic_fetch(AtomicOp::Add(1_u64), target.address(), key, result, Some(completion))
+            .map(drop)
+    }),
+    ("atomic_fetch, compare and swap", |sides| {
         let Sides { target, key, result, completion, .. } = sides;
         let remote = target.address();
-        sides.endpoint().atomic_compare_swap64(0, 1, remote, key, result, Some(completion)).map(drop)
+        sides
+            .endpoint()
+            .atomic_fetch(
+                AtomicOp::CompareSwap { compare: 0_u64, swap: 1 },
+                remote,
+                key,
+                result,
+                Some(completion),
+            )
+            .map(drop)
     }),
 ];
 
-/// A send queue over plain memory, whose WQEs are reaped as soon as they are posted.
+/// A send queue over plain memory, whose WQEs are reaped right after the post.
 pub(crate) struct Driver {
     queue: SendQueue,
 }
 
-/// Zeroed memory on a page.
+/// Zeroed, page-aligned memory.
 #[derive(Debug)]
 struct Block {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the block is owned, and used through pointers only.
+// SAFETY: the block is owned, and accessed through pointers only.
 unsafe impl Send for Block {}
-// SAFETY: as above.
+// SAFETY: shared access only reads the address.
 unsafe impl Sync for Block {}
 
 impl Block {
@@ -178,7 +193,7 @@ impl Driver {
         // Ring, register, doorbell record.
         let block = Arc::new(Block::new(RING + 512 + 64));
         let at = |offset| {
-            // SAFETY: the three parts lie in the block.
+            // SAFETY: the offsets of the three parts lie in the block.
             unsafe { block.start.add(offset) }
         };
         let parts = SendParts {
@@ -190,11 +205,12 @@ impl Driver {
             signal_period: 8,
             keep: Arc::clone(&block) as Arc<dyn Any + Send + Sync>,
         };
-        // SAFETY: sizes and alignments are as asked for, nothing else uses the memory, and `keep` holds it.
+        // SAFETY: the parts have the required sizes and alignments, nothing else uses the memory,
+        // and `keep` keeps it alive.
         Self { queue: unsafe { SendQueue::from_parts(parts) } }
     }
 
-    /// Posts; false if it was refused.
+    /// Posts. Returns `false` if the post was refused.
     pub(crate) fn post(&mut self, post: DriverPost) -> bool {
         let posted = post(&mut self.queue);
         if let Some(index) = self.queue.last_index() {
@@ -265,6 +281,6 @@ pub(crate) const DRIVER: &[(&str, DriverPost)] = &[
         let mut batch = queue.batch();
         (0..16).all(|_| batch.write_inline_8([7; 8], REMOTE, FLAGS).is_ok())
     }),
-    // A refusal is an answer like any other.
+    // A refusal is a result like any other.
     ("write_inline, too long", |queue| queue.write_inline(&[7; 4096], REMOTE, FLAGS).is_err()),
 ];

@@ -1,14 +1,15 @@
-//! No operation makes a system call: they run in a process that would not survive one.
+//! No operation makes a system call: the operations run in a process in which a system call is
+//! fatal.
 
 use crate::confinement::{confined, fail, forbid_system_calls, say};
 use crate::operations::{DRIVER, Driver, OPERATIONS, ROUNDS, Sides};
 
-/// The filter bites.
+/// The filter works.
 #[test]
 fn a_system_call_is_caught() {
     let end = confined("system_calls::a_system_call_is_caught", || {
         forbid_system_calls();
-        // SAFETY: asks for a number.
+        // SAFETY: the call has no arguments.
         let _ = unsafe { libc::getppid() };
     });
     assert!(end.was_caught(), "{end}");

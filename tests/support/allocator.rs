@@ -22,30 +22,30 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(held));
 }
 
-// SAFETY: every call is forwarded to the system's allocator with the same arguments. The counters are
+// SAFETY: every call is forwarded to the system allocator with the same arguments. The counters are
 // initialised at compile time and have no destructor, so counting neither allocates nor panics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: this function has the contract of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: this function has the contract of `System.dealloc`.
         unsafe { System.dealloc(block, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: this function has the contract of `System.alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count(new_size as isize - layout.size() as isize);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: this function has the contract of `System.realloc`.
         unsafe { System.realloc(block, layout, new_size) }
     }
 }
@@ -55,14 +55,14 @@ pub fn held() -> isize {
     HELD.get()
 }
 
-/// Returns the result of `work`, and how often it called the allocator.
+/// Returns the result of `work`, and the number of its calls to the allocator.
 pub fn calls<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = CALLS.get();
     let result = work();
     (result, CALLS.get() - before)
 }
 
-/// Returns the most bytes that `work` held at a time, beyond those that were held before.
+/// Returns the most bytes that `work` held at a time, beyond those held before.
 pub fn peak(work: impl FnOnce()) -> usize {
     let before = HELD.get();
     PEAK.set(before);

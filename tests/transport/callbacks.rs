@@ -4,7 +4,7 @@ use barewire::{Access, Completion, FlushMode, InterfaceConfig, Posted};
 
 use crate::support::{Pair, Watch};
 
-/// A panic in a completion callback: the operations behind it complete all the same, and the queue goes on.
+/// After a panic in a completion callback, later operations complete, and the queue continues.
 #[test]
 fn a_panic_in_a_callback_does_no_harm() {
     let mut pair = Pair::stepped(&InterfaceConfig::default());
@@ -14,7 +14,7 @@ fn a_panic_in_a_callback_does_no_harm() {
     let endpoint = pair.client.endpoint.clone();
     let bad = Completion::new(1, |_| panic!("expected by the test"));
     let watches: Vec<_> = (0..5).map(|_| Watch::new(1)).collect();
-    // All of them are covered by the completion of the last.
+    // The completion of the last covers all of them.
     let _ = endpoint.put_bcopy(|_| 8, target.address(), &key).unwrap();
     let _ = endpoint.flush(FlushMode::Local, Some(&bad)).unwrap();
     for watch in &watches {

@@ -1,11 +1,12 @@
-//! Cancelling, dropping and closing, in every order: each operation completes once, nothing stays with the device.
+//! Cancelling, dropping and closing, in every order: each operation completes once, and the device
+//! has no objects left.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use barewire::{
-    Access, Cause, Domain, Endpoint, FlushMode, InterfaceConfig, OpenError, PendingResult, PostError, Posted,
-    Worker,
+    Access, AtomicOp, Cause, Domain, Endpoint, FlushMode, InterfaceConfig, OpenError, PendingResult,
+    PostError, Posted, Worker,
 };
 use barewire_hca as hca;
 
@@ -72,14 +73,14 @@ fn dropping_an_endpoint_cancels_what_is_in_flight() {
     pair.settle();
     assert_canceled(&watches);
     assert!(errors.borrow().is_empty());
-    // The other endpoint is not concerned.
+    // The other endpoint is not affected.
     let inbox = collect(&pair.server.interface, 2);
-    assert_eq!(pair.client.endpoint.am_short(2, 5, &[]), Ok(Posted::Done));
+    assert_eq!(pair.client.endpoint.am_short(2, 5, &[]), Ok(()));
     pair.settle();
     assert_eq!(inbox.borrow().len(), 1);
 }
 
-/// What the device finished before the endpoint was dropped completes as finished.
+/// Operations that the device finished before the endpoint was dropped complete successfully.
 #[test]
 fn dropping_an_endpoint_keeps_what_was_done() {
     let mut pair = Pair::stepped(&InterfaceConfig::default());
@@ -105,7 +106,13 @@ fn dropping_the_worker_cancels_what_is_in_flight() {
     let result = barewire::FetchResult::new();
     let unpack = barewire::Unpack::new(|_| panic!("nothing was read"));
     let posts = [
-        endpoint.atomic_fetch_add64(1, target.address(), &key, &result, Some(&fetched.completion)),
+        endpoint.atomic_fetch(
+            AtomicOp::Add(1_u64),
+            target.address(),
+            &key,
+            &result,
+            Some(&fetched.completion),
+        ),
         endpoint.get_bcopy(&unpack, 8, target.address(), &key, Some(&unpacked.completion)),
     ];
     assert_eq!(posts, [Ok(Posted::InProgress); 2]);
@@ -135,7 +142,8 @@ fn self_closes_with_its_worker() {
     assert_eq!(pair.client.interface.fence(), Err(PostError::Closed));
 }
 
-/// Endpoints come and go: their queue pairs and their share of the completion queue come back.
+/// Endpoints are created and dropped repeatedly: their queue pairs and their share of the
+/// completion queue are reused.
 #[test]
 fn endpoints_are_used_again() {
     let config = InterfaceConfig { max_endpoints: 2, send_ring: 16, receive_ring: 4, ..Default::default() };
@@ -150,7 +158,7 @@ fn endpoints_are_used_again() {
             Err(OpenError::TooManyEndpoints { limit: 2, .. })
         ));
         connect(&client, &server);
-        // More than fits, and nobody waits for it.
+        // More than fits, without waiting for completions.
         let mut posted = 0;
         while client.endpoint.am_short(1, round, &[0; 200]).is_ok() {
             posted += 1;
@@ -159,14 +167,14 @@ fn endpoints_are_used_again() {
         drop((client, server));
         pair.until("queue pairs", || one.objects().queue_pairs == pairs);
         inbox.borrow_mut().clear();
-        // The first pair goes on.
-        let _ = pair.post("message", |e| e.am_short(1, round, &[])).unwrap();
+        // The first pair continues.
+        pair.post("message", |e| e.am_short(1, round, &[])).unwrap();
         pair.until("message", || inbox.borrow().len() == 1);
         assert_eq!(inbox.borrow_mut().pop().unwrap(), round.to_le_bytes());
     }
 }
 
-/// Everything that a program holds, dropped in many orders; the device ends up empty.
+/// All objects of a program are dropped in many orders; the device has no objects left.
 #[test]
 fn any_order_of_dropping_leaves_nothing_behind() {
     for order in permutations(6) {
@@ -187,7 +195,7 @@ fn any_order_of_dropping_leaves_nothing_behind() {
                 inner.borrow_mut().push(message.keep());
             })
             .unwrap();
-        assert_eq!(a.endpoint.am_short(0, 1, &[]), Ok(Posted::Done));
+        assert_eq!(a.endpoint.am_short(0, 1, &[]), Ok(()));
         until(&mut [&mut worker], "message", || kept.borrow().len() == 1);
         let memory = domain.allocate(64, Access::all()).unwrap();
         let key = domain.unpack_key(&memory.pack_key()).unwrap();
@@ -232,6 +240,6 @@ fn permutations(n: usize) -> Vec<[usize; 6]> {
     }
     let mut all = Vec::new();
     generate(n, &mut [0, 1, 2, 3, 4, 5], &mut all);
-    // Every seventh: a hundred of them.
+    // Every seventh: about a hundred.
     all.into_iter().step_by(7).collect()
 }

@@ -1,5 +1,5 @@
-//! What is particular to `cma`: slices, what it lacks, keys and memory that come to an end, and processes that
-//! do.
+//! Behaviours specific to `cma`: slices, missing operations, the end of keys and memory, and of
+//! processes.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Cause, ConnectError, DeviceAddress, Domain, Endpoint, EndpointAddress, FlushMode, Interface,
-    InterfaceConfig, Memory, MemoryError, Operation, PostError, Posted, Unpack, Worker,
+    Access, AtomicOp, Cause, ConnectError, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory,
+    MemoryError, Operation, PeerAddress, PostError, Posted, Unpack, Worker,
 };
 
 use crate::support::{DEADLINE, Pair, Watch, contents, parts, pattern, watch_errors};
@@ -31,7 +31,7 @@ fn long_transfers_are_done_slice_by_slice_and_in_order() {
     let slices = parts(&source, LONG, 5);
     let post = endpoint.put_zcopy(&slices, memory.address(), &key, Some(&put.completion));
     assert_eq!(post, Ok(Posted::InProgress));
-    // A short one behind it does not overtake.
+    // A later short put does not overtake.
     let word = [source.slice(8, 8).unwrap()];
     let post = endpoint.put_zcopy(&word, memory.address(), &key, Some(&small.completion));
     assert_eq!(post, Ok(Posted::InProgress));
@@ -66,7 +66,7 @@ fn a_cancelled_transfer_completes_once() {
     assert!(endpoint.put_zcopy(&slice, memory.address(), &key, Some(&put.completion)).is_ok());
     assert_eq!(endpoint.flush(FlushMode::Cancel, Some(&canceled.completion)), Ok(Posted::InProgress));
     assert_eq!(endpoint.put_zcopy(&slice, memory.address(), &key, None), Err(PostError::EndpointFailed));
-    // Freed memory is read by nobody any more, or kept while it is.
+    // Freed memory is no longer read, or it is kept until the copy has ended.
     drop(source);
     pair.until("cancel", || canceled.is_done());
     assert_eq!((put.calls(), canceled.calls()), (1, 1));
@@ -84,7 +84,7 @@ fn what_it_lacks_is_said() {
     assert_eq!(endpoint.put_short(&[1], at, &key), Err(PostError::Unsupported));
     assert_eq!(endpoint.am_bcopy(0, |_| panic!("not packed")), Err(PostError::Unsupported));
     assert_eq!(endpoint.get_bcopy(&Unpack::new(|_| ()), 1, at, &key, None), Err(PostError::Unsupported));
-    assert_eq!(endpoint.atomic_add64(1, at, &key), Err(PostError::Unsupported));
+    assert_eq!(endpoint.atomic_post(AtomicOp::Add(1_u64), at, &key), Err(PostError::Unsupported));
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn memory_that_is_freed_amid_a_transfer_is_an_error_and_the_endpoint_s_last() {
         let mut pair = Pair::over_cma(&InterfaceConfig::default());
         let errors = watch_errors(&pair.client.interface);
         let (memory, key) = pair.target(LONG, Access::all());
-        // Bits that mean nothing do not lead to other regions.
+        // Undefined bits do not give access to other regions.
         let access = Access::from_bits_retain(Access::all().bits() | 1 << 4);
         let local = pair.client.domain.allocate(LONG, access).unwrap();
         let _other = pair.client.domain.allocate(LONG, access).unwrap();
@@ -133,7 +133,7 @@ fn memory_that_is_freed_amid_a_transfer_is_an_error_and_the_endpoint_s_last() {
     }
 }
 
-/// With any one byte changed a key or an address is refused.
+/// A key or an address with any one byte changed is refused.
 #[test]
 fn forged_keys_and_addresses_are_refused() {
     let pair = Pair::over_cma(&InterfaceConfig::default());
@@ -162,37 +162,37 @@ fn forged_keys_and_addresses_are_refused() {
     assert_eq!(endpoint.get_zcopy(&slice, at + 60, &key, None), Err(PostError::OutOfRange));
     assert_eq!(endpoint.get_zcopy(&slice, at, &key, None), Ok(Posted::Done));
 
-    let device = pair.client.interface.device_address();
     let good = pair.server.endpoint.address().to_bytes();
     let fresh = Endpoint::new(&pair.client.interface).unwrap();
-    for place in 0..good.len() {
+    // Between the bodies of the device and of the endpoint, 24 bytes name the interface, which is
+    // not used.
+    for place in (0..6 + 16).chain(6 + 16 + 24..good.len()) {
         for change in [1, 2, 0x80, 0xff] {
             let mut bytes = good.clone();
             bytes[place] ^= change;
-            let Ok(address) = EndpointAddress::from_bytes(&bytes) else { continue };
-            assert!(fresh.connect(&device, &address).is_err(), "byte {place} changed by {change}");
+            let Ok(address) = PeerAddress::from_bytes(&bytes) else { continue };
+            assert!(fresh.connect(&address).is_err(), "byte {place} changed by {change}");
         }
     }
-    fresh.connect(&device, &EndpointAddress::from_bytes(&good).unwrap()).unwrap();
+    fresh.connect(&PeerAddress::from_bytes(&good).unwrap()).unwrap();
 }
 
-/// The owner gives memory back at any moment while another thread puts without pause: the next user of the
-/// memory finds nothing of it.
+/// The owner frees memory at any time while another thread puts continuously: the next user of the
+/// memory finds no late bytes.
 #[test]
 fn memory_is_given_back_only_after_the_last_copy() {
     const LENGTH: usize = 256 << 10;
     let mut worker = Worker::new();
-    let owner = Domain::open("cma", "memory").unwrap();
+    let owner = Domain::open(&"cma/memory".parse().unwrap()).unwrap();
     let interface = Interface::open(&mut worker, &owner, &InterfaceConfig::default()).unwrap();
-    let introduction = (interface.device_address(), interface.address());
+    let introduction = interface.address();
     let (tell, keys) = mpsc::channel::<(Vec<u8>, u64)>();
     let (begin, begun) = mpsc::channel::<()>();
     let putter = thread::spawn(move || {
         let mut worker = Worker::new();
-        let domain = Domain::open("cma", "memory").unwrap();
+        let domain = Domain::open(&"cma/memory".parse().unwrap()).unwrap();
         let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
-        let (device, address) = introduction;
-        let endpoint = Endpoint::connect_to_interface(&interface, &device, &address).unwrap();
+        let endpoint = interface.connect(&introduction).unwrap();
         let source = domain.allocate(LENGTH, Access::all()).unwrap();
         source.write(0, &vec![9; LENGTH]).unwrap();
         let slice = [source.slice(0, LENGTH).unwrap()];
@@ -220,7 +220,7 @@ fn memory_is_given_back_only_after_the_last_copy() {
             own = owner.allocate(LENGTH, Access::all()).unwrap();
             (own.address(), own)
         } else {
-            // SAFETY: `backing` is used again after the memory was deregistered.
+            // SAFETY: `backing` is not used until the memory is deregistered.
             registered =
                 unsafe { owner.register(NonNull::from(&mut backing[0]), LENGTH, Access::all()).unwrap() };
             (registered.address(), registered)
@@ -243,19 +243,20 @@ fn memory_is_given_back_only_after_the_last_copy() {
     assert!(rounds > 3);
 }
 
-/// The address of a process that is no more, or was never meant: it is said when connecting.
+/// Connecting fails for the address of a process that has ended, or was not meant.
 #[test]
 fn other_processes_are_refused() {
     let pair = Pair::over_cma(&InterfaceConfig::default());
-    let device = pair.client.interface.device_address();
     let endpoint = Endpoint::new(&pair.client.interface).unwrap();
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let forged = |process: u32| {
-        let mut bytes = endpoint.address().to_bytes();
+        let address = endpoint.address();
+        let mut bytes = address.endpoint().unwrap().to_bytes();
         bytes[6..10].copy_from_slice(&process.to_be_bytes());
-        barewire::EndpointAddress::from_bytes(&bytes).unwrap()
+        let forged = barewire::EndpointAddress::from_bytes(&bytes).unwrap();
+        PeerAddress::new(*address.device(), *address.interface(), Some(forged)).unwrap()
     };
-    let refused = |process| match endpoint.connect(&device, &forged(process)) {
+    let refused = |process| match endpoint.connect(&forged(process)) {
         Err(ConnectError::Unreachable { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };
@@ -263,10 +264,10 @@ fn other_processes_are_refused() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(refused(child.id()).contains("has ended"), "{}", refused(child.id()));
-    endpoint.connect(&device, &endpoint.address()).unwrap();
+    endpoint.connect(&endpoint.address()).unwrap();
 }
 
-/// Has a child's role, which it plays in [`a_child_in_its_role`].
+/// The variable with the role of a child, for [`a_child_in_its_role`].
 const ROLE: &str = "BAREWIRE_TEST_CMA";
 
 fn hex(bytes: &[u8]) -> String {
@@ -291,29 +292,26 @@ struct End {
 impl End {
     fn open() -> Self {
         let mut worker = Worker::new();
-        let domain = Domain::open("cma", "memory").unwrap();
+        let domain = Domain::open(&"cma/memory".parse().unwrap()).unwrap();
         let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
         let endpoint = Endpoint::new(&interface).unwrap();
         Self { worker, domain, interface, endpoint }
     }
 
     fn introduce(&self, memory: &Memory) -> String {
-        let device = hex(&self.interface.device_address().to_bytes());
-        let endpoint = hex(&self.endpoint.address().to_bytes());
-        format!("{device} {endpoint} {} {}", hex(&memory.pack_key()), memory.address())
+        let address = hex(&self.endpoint.address().to_bytes());
+        format!("{address} {} {}", hex(&memory.pack_key()), memory.address())
     }
 
     /// Connects to the other end. Returns the key and the address of its memory.
     fn connect(&self, introduction: &str) -> (barewire::RemoteKey, u64) {
         let words: Vec<_> = introduction.split_whitespace().collect();
-        let device = DeviceAddress::from_bytes(&unhex(words[0])).unwrap();
-        let address = EndpointAddress::from_bytes(&unhex(words[1])).unwrap();
-        self.endpoint.connect(&device, &address).unwrap();
-        (self.domain.unpack_key(&unhex(words[2])).unwrap(), words[3].parse().unwrap())
+        self.endpoint.connect(&PeerAddress::from_bytes(&unhex(words[0])).unwrap()).unwrap();
+        (self.domain.unpack_key(&unhex(words[1])).unwrap(), words[2].parse().unwrap())
     }
 }
 
-/// A child of this test program. Killed when dropped.
+/// A child of this test program, killed on drop.
 struct Helper {
     process: Child,
     output: BufReader<ChildStdout>,
@@ -336,7 +334,7 @@ impl Helper {
         writeln!(self.process.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// The rest of the next line that has `> `.
+    /// The rest of the next line that contains `> `.
     fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -348,7 +346,8 @@ impl Helper {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: takes numbers only; the child was not waited for.
+        // SAFETY: these arguments contain no pointers. The child has not been waited for, so its
+        // process id is not reused.
         assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
     }
 }
@@ -366,7 +365,7 @@ fn line() -> String {
     line
 }
 
-/// Not a test by itself: what the children of the tests below do.
+/// Not a test by itself: the roles of the children of the tests below.
 #[test]
 fn a_child_in_its_role() {
     match std::env::var(ROLE).as_deref() {
@@ -376,7 +375,7 @@ fn a_child_in_its_role() {
     }
 }
 
-/// Frees its memory, uses it for something else, and executes another program in the end.
+/// Frees its memory, uses it otherwise, and finally executes another program.
 fn be_an_owner() {
     let end = End::open();
     let memory = end.domain.allocate(4096, Access::all()).unwrap();
@@ -393,20 +392,20 @@ fn be_an_owner() {
     panic!("{}", Command::new("sleep").arg("60").exec());
 }
 
-/// Pins a peer's region, and waits.
+/// Pins a region of a peer, and waits.
 fn be_an_initiator() {
     let words: Vec<_> = line().split_whitespace().map(str::to_owned).collect();
-    let (address, key) = (unhex(&words[1]), unhex(&words[2]));
+    let (address, key) = (unhex(&words[0]), unhex(&words[1]));
     let number = |bytes: &[u8], at| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
     let secret = |bytes: &[u8], at| u128::from_be_bytes(bytes[at..at + 16].try_into().unwrap());
     let table = barewire_shm::TableAddress {
-        process: number(&address, 6) as i32,
-        descriptor: number(&address, 10),
-        secret: secret(&address, 14),
+        process: number(&address, 46) as i32,
+        descriptor: number(&address, 50),
+        secret: secret(&address, 54),
     };
     let key = barewire_shm::RegionKey { index: number(&key, 14), token: secret(&key, 18) };
     let process = barewire_shm::Process::open(table).unwrap();
-    let pinned = process.pin(key, words[3].parse().unwrap(), 8, 0).unwrap();
+    let pinned = process.pin(key, words[2].parse().unwrap(), 8, 0).unwrap();
     println!("> pinned");
     line();
     drop(pinned);
@@ -463,7 +462,7 @@ fn a_peer_that_executes_another_program_fails_the_endpoint() {
     }
     let error = errors.borrow()[0].clone();
     assert_eq!(error.operation, Operation::Put);
-    // In the middle of the exec the process has no memory, and the kernel reports it as ended.
+    // During exec the process has no memory, and the kernel reports it as ended.
     match error.cause {
         Cause::Disconnected => assert!(error.to_string().contains("executed another program"), "{error}"),
         cause => assert_eq!(cause, Cause::PeerUnreachable),
@@ -471,14 +470,14 @@ fn a_peer_that_executes_another_program_fails_the_endpoint() {
     assert_eq!(end.endpoint.check(), Err(PostError::EndpointFailed));
 }
 
-/// Memory that a peer has in use while it is stopped, or when it is killed, is neither freed nor given back.
+/// Memory that a stopped or killed peer may be using is neither freed nor returned.
 #[test]
 fn a_peer_that_stops_or_dies_amid_a_copy_keeps_the_memory() {
     for is_killed in [false, true] {
         let end = End::open();
         let mut backing = vec![0u64; 512];
         let start = NonNull::from(&mut backing[0]).cast();
-        // SAFETY: `backing` is leaked below, as it is never given back.
+        // SAFETY: `backing` is leaked below, because it is never released.
         let registered = unsafe { end.domain.register(start, 4096, Access::all()) }.unwrap();
         let owned = end.domain.allocate(64 << 10, Access::all()).unwrap();
         let place = owned.address()..owned.address() + (64 << 10);
@@ -500,8 +499,7 @@ fn a_peer_that_stops_or_dies_amid_a_copy_keeps_the_memory() {
         let others: Vec<_> = (0..50).map(|_| end.domain.allocate(64 << 10, Access::all()).unwrap()).collect();
         assert!(others.iter().all(|memory| !place.contains(&memory.address())), "it was freed");
         let key = end.domain.unpack_key(&others[0].pack_key()).unwrap();
-        let device = end.interface.device_address();
-        end.endpoint.connect(&device, &end.endpoint.address()).unwrap();
+        end.endpoint.connect(&end.endpoint.address()).unwrap();
         let slice = [others[1].slice(0, 8).unwrap()];
         let put = end.endpoint.put_zcopy(&slice, others[0].address(), &key, None);
         assert_eq!(put, Ok(Posted::Done), "the domain goes on");

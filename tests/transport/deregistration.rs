@@ -1,4 +1,4 @@
-//! Memory that a device refuses to give up.
+//! Memory that a device refuses to release.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -26,13 +26,14 @@ fn command<R: Request>(
 ) -> Result<Vec<u8>, CommandError> {
     let (mut input, mut output) = (vec![0; R::BYTES], vec![0; R::Answer::BYTES]);
     fill(&mut request::<R>(&mut input).unwrap());
-    // SAFETY: the keys that are made here to memory of others are never used; they only keep it busy.
+    // SAFETY: the keys created here to memory of others are never used; they only keep it in use.
     unsafe { device.execute(&input, &mut output) };
     answer::<R>(&output)?;
     Ok(output)
 }
 
-/// Makes another key over every registration of the device, so that none can be withdrawn. Returns the keys.
+/// Creates another key for every registration of the device, so that none can be withdrawn. Returns
+/// the keys.
 fn keep_busy(device: &Device) -> Vec<u32> {
     let pd = command::<AllocPdIn>(device, |_| ()).unwrap();
     let pd = answer::<AllocPdIn>(&pd).unwrap().get(AllocPdOut::PD);
@@ -61,7 +62,7 @@ fn let_go(device: &Device, keys: Vec<u32>) {
     }
 }
 
-/// Memory that may stay registered for ever.
+/// Memory that may stay registered forever.
 fn foreign() -> NonNull<u8> {
     NonNull::from(Box::leak(vec![0_u64; BYTES / 8].into_boxed_slice())).cast()
 }
@@ -71,7 +72,7 @@ fn a_busy_registration_is_an_error() {
     let device = stepped();
     let domain = Domain::open_soft(device.clone()).unwrap();
     let register = || {
-        // SAFETY: the memory is leaked, and nobody accesses it.
+        // SAFETY: the memory is leaked, and nothing accesses it.
         unsafe { domain.register(foreign(), BYTES, Access::all()) }.unwrap()
     };
     let memory = register();
@@ -97,8 +98,8 @@ fn memory_of_the_library_that_is_busy_is_leaked() {
         } else {
             drop(memory);
         }
-        // What the allocator gives now lies elsewhere.
-        let own = Domain::open("self", "memory").unwrap();
+        // New allocations have other addresses.
+        let own = Domain::open(&"self/memory".parse().unwrap()).unwrap();
         let others: Vec<_> = (0..64).map(|_| own.allocate(BYTES, Access::empty()).unwrap()).collect();
         assert!(others.iter().all(|other| other.address() != address));
         let_go(&device, keys);
@@ -112,12 +113,12 @@ fn a_device_that_stopped_gives_nothing_up() {
     let domain = Domain::open_soft(device.clone()).unwrap();
     let mut worker = Worker::new();
     let side = Side::open(&mut worker, &domain, &InterfaceConfig::default());
-    // SAFETY: the memory is leaked, and nobody accesses it.
+    // SAFETY: the memory is leaked, and nothing accesses it.
     let memory = unsafe { domain.register(foreign(), BYTES, Access::all()) }.unwrap();
     let owned = domain.allocate(BYTES, Access::all()).unwrap();
-    // A doorbell that names a queue pair which does not exist: with `Strict::Panic` the device panics.
+    // A doorbell for a queue pair that does not exist: with `Strict::Panic` the device panics.
     for page in (0..4096).filter_map(|index| device.uar_page(index)) {
-        // SAFETY: inside the page, aligned; no queue pair has this number.
+        // SAFETY: the address lies in the page and is aligned; no queue pair has this number.
         unsafe { page.as_ptr().add(BLUEFLAME_OFFSET).cast::<u64>().write_volatile(u64::MAX) };
     }
     catch_unwind(AssertUnwindSafe(|| while device.step() {})).unwrap_err();
@@ -134,7 +135,7 @@ fn a_cache_counts_what_is_busy_for_ever() {
     let domain = Domain::open_soft(device.clone()).unwrap();
     let mut cache = RegistrationCache::new(&domain, CacheLimits::default());
     let (start, other) = (foreign(), foreign());
-    // SAFETY: the memory is leaked, and nobody accesses it.
+    // SAFETY: the memory is leaked, and nothing accesses it.
     let cached = unsafe { cache.get(start, BYTES, Access::all()) }.unwrap();
     let keys = keep_busy(&device);
     drop(cached);

@@ -1,4 +1,4 @@
-//! Queues and pools that run full, and go on after progress.
+//! Queues and pools that run full, and continue after progress.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ fn a_full_queue_refuses_and_goes_on_after_progress() {
                 let mut posted = 0;
                 let refused = loop {
                     match endpoint.put_short(&payload, memory.address(), &key) {
-                        Ok(done) => assert_eq!(done, Posted::Done),
+                        Ok(()) => {}
                         Err(error) => break error,
                     }
                     posted += 1;
@@ -29,7 +29,7 @@ fn a_full_queue_refuses_and_goes_on_after_progress() {
                 };
                 assert_eq!(refused, PostError::NoResource);
                 assert!(posted >= 4 - 1, "{size}: {posted}");
-                // Everything is refused alike.
+                // All operations are refused.
                 let unpack = barewire::Unpack::new(|_| ());
                 assert_eq!(endpoint.put_bcopy(|_| panic!("not posted"), 0, &key), Err(refused));
                 if posted == 16 {
@@ -37,7 +37,7 @@ fn a_full_queue_refuses_and_goes_on_after_progress() {
                 }
                 pair.flush(FlushMode::Remote);
                 assert_eq!(contents(&memory)[..payload.len()], payload);
-                // All of the room came back.
+                // All room is free again.
                 assert_eq!(endpoint.flush(FlushMode::Local, None), Ok(Posted::Done));
             }
         }
@@ -70,13 +70,13 @@ fn buffers_run_out_and_come_back() {
     }
 }
 
-/// Flushes without end, each with a completion, and nothing between them.
+/// An unlimited number of flushes with completions, and nothing between them.
 #[test]
 fn flushes_are_bounded() {
     let mut pair = Pair::stepped(&small());
     let (memory, key) = pair.target(8, Access::all());
     let endpoint = pair.client.endpoint.clone();
-    assert_eq!(endpoint.put_short(&[1; 8], memory.address(), &key), Ok(Posted::Done));
+    assert_eq!(endpoint.put_short(&[1; 8], memory.address(), &key), Ok(()));
     let watches: Vec<_> = (0..100).map(|_| Watch::new(1)).collect();
     let mut taken = 0;
     for watch in &watches {
@@ -90,14 +90,14 @@ fn flushes_are_bounded() {
         taken += 1;
     }
     assert!((8..100).contains(&taken), "{taken}");
-    // The flushes took no room from the puts.
-    assert_eq!(endpoint.put_short(&[2; 8], memory.address(), &key), Ok(Posted::Done));
+    // The flushes do not use the room of puts.
+    assert_eq!(endpoint.put_short(&[2; 8], memory.address(), &key), Ok(()));
     pair.settle();
     assert!(watches[..taken].iter().all(|watch| watch.calls() == 1));
     assert!(watches[taken..].iter().all(|watch| watch.calls() == 0));
 }
 
-/// Inside a handler of `self` the queue of messages is bounded, too.
+/// Inside a handler of `self` the queue of messages is bounded as well.
 #[test]
 fn self_bounds_nested_sends() {
     let mut pair = Pair::over_self(&small());
@@ -113,8 +113,8 @@ fn self_bounds_nested_sends() {
             assert_eq!(endpoint.am_short(2, 99, &[]), Err(PostError::NoResource));
         })
         .unwrap();
-    let _ = pair.client.endpoint.am_short(1, 0, &[]).unwrap();
-    // One of the four segments holds the message being handled.
+    pair.client.endpoint.am_short(1, 0, &[]).unwrap();
+    // One of the four buffers holds the message that is being handled.
     assert_eq!(sent.get(), 3);
     pair.until("pending", || inbox.borrow().len() == 4);
     assert_eq!(headers(&inbox), [0, 1, 2, 3]);

@@ -1,4 +1,4 @@
-//! Lists of puts and gets: all of a list or nothing, by transports whose queue is a ring.
+//! Lists of puts and gets: all of a list is posted or nothing, by transports whose queue is a ring.
 
 use barewire::{Access, InterfaceConfig, PostError, Posted};
 
@@ -15,9 +15,9 @@ fn a_list_is_posted_as_a_whole_or_not_at_all() {
         let endpoint = pair.client.endpoint.clone();
         let list = transfers(65, SIZE, &local, &remote, &key);
         assert_eq!(endpoint.put_list(&list, None), Err(PostError::TooManyTransfers { limit: 64 }));
-        // With two of the places taken there is no room for as many as the ring has.
+        // With two entries in use there is no room for a list of the size of the ring.
         for _ in 0..2 {
-            assert_eq!(endpoint.put_short(&[1; 8], remote.address(), &key), Ok(Posted::Done));
+            assert_eq!(endpoint.put_short(&[1; 8], remote.address(), &key), Ok(()));
         }
         assert_eq!(endpoint.put_list(&list[..64], None), Err(PostError::NoResource));
         let mut got = vec![0; 65 * SIZE];

@@ -1,10 +1,11 @@
-//! Local memory: bounds, foreign memory, and memory that is dropped in flight.
+//! Local memory: bounds, registered memory of the caller, and memory that is dropped in flight.
 
 use barewire::{Access, Cause, InterfaceConfig, OperationError, Posted};
 
 use crate::support::{Pair, Watch, contents, watch_errors};
 
-/// Memory that is freed while the device still reads it: the device is refused, nobody else's memory is read.
+/// If memory is freed while the device reads it, the device is refused, and no other memory is
+/// read.
 #[test]
 fn memory_dropped_in_flight_is_a_protection_error() {
     let mut pair = Pair::stepped(&InterfaceConfig::default());
@@ -23,7 +24,7 @@ fn memory_dropped_in_flight_is_a_protection_error() {
     assert_eq!(contents(&target), [0; 4096]);
 }
 
-/// The target of a get that is freed in flight.
+/// The target of a get is freed in flight.
 #[test]
 fn target_dropped_in_flight_is_a_protection_error() {
     let mut pair = Pair::stepped(&InterfaceConfig::default());

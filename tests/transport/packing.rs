@@ -1,4 +1,5 @@
-//! What a `pack` function may call over `tcp`: everything is done, or refused, and its buffer stays.
+//! Calls inside a `pack` function over `tcp`: they succeed or are refused, and the buffer stays
+//! valid.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,7 +10,7 @@ use barewire::{
 
 use crate::support::{Pair, Watch, collect, until, watch_errors};
 
-/// The two posts that take a `pack` function.
+/// The two operations with a `pack` function.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Message,
@@ -18,7 +19,7 @@ enum Way {
 
 const WAYS: [Way; 2] = [Way::Message, Way::Put];
 
-/// Both ends on one worker, which a `pack` function can reach.
+/// Both ends on one worker, which a `pack` function can access.
 struct Job {
     worker: Rc<RefCell<Option<Worker>>>,
     pair: [barewire::Endpoint; 2],
@@ -30,25 +31,24 @@ struct Job {
 impl Job {
     fn open() -> Self {
         let mut worker = Worker::new();
-        let domain = Domain::open("tcp", "lo").unwrap();
+        let domain = Domain::open(&"tcp/lo".parse().unwrap()).unwrap();
         let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
         let pair = [(); 2].map(|()| barewire::Endpoint::new(&interface).unwrap());
-        let device = interface.device_address();
-        pair[0].connect(&device, &pair[1].address()).unwrap();
-        pair[1].connect(&device, &pair[0].address()).unwrap();
+        pair[0].connect(&pair[1].address()).unwrap();
+        pair[1].connect(&pair[0].address()).unwrap();
         let memory = domain.allocate(1 << 16, Access::all()).unwrap();
         let key = domain.unpack_key(&memory.pack_key()).unwrap();
-        // Both connections of the first endpoint are there.
+        // Both connections of the first endpoint are established.
         let arrived = collect(&interface, 1);
         let read = Watch::new(1);
-        assert_eq!(pair[0].am_short(1, 0, b"x"), Ok(Posted::Done));
+        assert_eq!(pair[0].am_short(1, 0, b"x"), Ok(()));
         let unpack = barewire::Unpack::new(|_| ());
         read.posted(pair[0].get_bcopy(&unpack, 8, memory.address(), &key, Some(&read.completion)));
         until(&mut [&mut worker], "connections", || read.is_done() && arrived.borrow().len() == 1);
         Self { worker: Rc::new(RefCell::new(Some(worker))), pair, interface, memory, key }
     }
 
-    /// Posts 100 bytes, and calls `inside` between two halves of what `pack` writes.
+    /// Posts 100 bytes, and calls `inside` halfway through `pack`.
     fn post(&self, way: Way, inside: impl FnOnce()) -> Result<usize, PostError> {
         let pack = |buffer: &mut [u8]| {
             buffer[..50].fill(3);
@@ -70,15 +70,15 @@ impl Job {
     }
 }
 
-/// Something comes for the endpoint on each of its connections, and `pack` makes progress.
+/// Data arrives for the endpoint on each of its connections, and `pack` makes progress.
 #[test]
 fn pack_makes_progress() {
     for way in WAYS {
         let job = Job::open();
         let posted = collect(&job.interface, 2);
         let echoed = collect(&job.interface, 3);
-        // For the endpoint that packs, and kept by the system until progress is made.
-        assert_eq!(job.pair[1].am_short(3, 0, b"for the other end"), Ok(Posted::Done));
+        // For the packing endpoint, and held by the kernel until there is progress.
+        assert_eq!(job.pair[1].am_short(3, 0, b"for the other end"), Ok(()));
         let read = Rc::new(Cell::new(0));
         let count = Rc::clone(&read);
         let unpack = barewire::Unpack::new(move |_| count.set(count.get() + 1));
@@ -110,7 +110,7 @@ fn pack_makes_progress() {
     }
 }
 
-/// The worker goes while its buffer is lent: what was outstanding is finished as cancelled.
+/// The worker is dropped during `pack`: outstanding operations complete as cancelled.
 #[test]
 fn pack_drops_the_worker() {
     for way in WAYS {
@@ -131,7 +131,7 @@ fn pack_drops_the_worker() {
     }
 }
 
-/// The endpoint is cancelled while its buffer is lent: the post is refused and nothing of it is sent.
+/// The endpoint is cancelled during `pack`: the post is refused and nothing of it is sent.
 #[test]
 fn pack_cancels_the_endpoint() {
     for way in WAYS {
@@ -158,7 +158,7 @@ fn pack_cancels_the_endpoint() {
     }
 }
 
-/// The peer of an endpoint that packs before it is connected gets in when that is done.
+/// The endpoint packs before it is connected; its peer is accepted afterwards.
 #[test]
 fn pack_makes_progress_while_the_peer_connects() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());

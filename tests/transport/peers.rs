@@ -1,6 +1,6 @@
-//! Peers that are gone, not ready, or out of buffers.
+//! Peers that have ended, are not ready, or are out of buffers.
 
-use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, Operation, PostError, Posted, Worker};
+use barewire::{Access, Cause, Domain, FlushMode, InterfaceConfig, Operation, PostError, Worker};
 use barewire_hca as hca;
 
 use crate::support::{Pair, Side, Watch, connect, device, until, watch_errors};
@@ -32,7 +32,7 @@ fn a_peer_that_is_gone_is_reported() {
     let causes: Vec<_> = watches.iter().map(|w| w.result().unwrap().unwrap_err().cause).collect();
     assert_eq!(causes[0], Cause::PeerUnreachable);
     assert!(causes[1..].iter().all(|cause| *cause == Cause::Flushed), "{causes:?}");
-    // The pair's own endpoint goes on.
+    // The pair's own endpoint continues.
     pair.flush(FlushMode::Remote);
 }
 
@@ -48,7 +48,7 @@ fn a_receiver_that_is_never_ready_is_reported() {
     let mut pair = Pair::over_udp(&config, hca::Faults::default());
     let errors = watch_errors(&pair.client.interface);
     for i in 0..5 {
-        assert_eq!(pair.client.endpoint.am_short(1, i, &[]), Ok(Posted::Done));
+        assert_eq!(pair.client.endpoint.am_short(1, i, &[]), Ok(()));
     }
     // The server makes no progress.
     until(&mut [&mut pair.worker], "error", || !errors.borrow().is_empty());
@@ -57,7 +57,7 @@ fn a_receiver_that_is_never_ready_is_reported() {
     assert_eq!(error.syndrome.map(|syndrome| syndrome.code), Some(0x16));
 }
 
-/// Over a device an endpoint that did nothing else learns so what became of its peer.
+/// Over a device, an idle endpoint detects by `check` that its peer has ended.
 #[test]
 fn a_peer_that_is_gone_is_found_by_a_check() {
     // 4.096 us * 2^10 is 4 ms, three times.

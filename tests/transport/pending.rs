@@ -1,4 +1,4 @@
-//! Requests that wait: nothing overtakes them, none starves, each runs or is purged once.
+//! Pending requests: no post overtakes them, each gets its turn, and each runs or is purged once.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,7 +7,8 @@ use barewire::{Access, Busy, Endpoint, InterfaceConfig, PendingResult, Posted};
 
 use crate::support::{Pair, collect, connect, fill, headers, send_later, small};
 
-/// What was refused can wait: otherwise a caller that tries one, then the other, would never get out.
+/// A refused post can become a pending request: otherwise a caller that tries one and then the
+/// other would loop forever.
 #[test]
 fn what_is_refused_may_wait() {
     let mut pair = Pair::stepped(&small());
@@ -15,9 +16,9 @@ fn what_is_refused_may_wait() {
     let endpoint = pair.client.endpoint.clone();
     for first in 0..16 {
         for _ in 0..first {
-            assert_eq!(endpoint.put_short(&[], memory.address(), &key), Ok(Posted::Done));
+            assert_eq!(endpoint.put_short(&[], memory.address(), &key), Ok(()));
         }
-        // Of four WQEBBs.
+        // Puts of four WQEBBs.
         while endpoint.put_short(&[1; 220], memory.address(), &key).is_ok() {}
         assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Ok(()), "{first}");
         pair.settle();
@@ -47,7 +48,37 @@ fn pending_requests_are_purged_once() {
     assert_eq!((purged, ran.get()), (7, 0));
     pair.settle();
     assert_eq!((ran.get(), headers(&inbox).len() as u64), (0, filled));
-    assert_eq!(endpoint.am_short(1, 0, &[]), Ok(Posted::Done), "the gate is open again");
+    assert_eq!(endpoint.am_short(1, 0, &[]), Ok(()), "posts are accepted again");
+}
+
+/// Requests that wait over one transport go to another one, in order.
+#[test]
+fn pending_requests_move_to_another_transport() {
+    let mut from = Pair::stepped(&small());
+    let mut to = Pair::over_shm(&InterfaceConfig::default());
+    let inbox = collect(&to.server.interface, 1);
+    let (source, target) = (from.client.endpoint.clone(), to.client.endpoint.clone());
+    let filled = fill(&source, 1);
+    for header in 0..5 {
+        source.pending_add(send_later(1, header)).unwrap();
+    }
+    let taken = source.pending_take();
+    assert!(source.pending_take().is_empty());
+    for mut request in taken {
+        // The first one finds room; the others must not overtake one that does not.
+        while let Err(refused) = target.pending_add_request(request) {
+            request = refused;
+            if request.run(&target) == PendingResult::Done {
+                break;
+            }
+        }
+    }
+    to.until("the messages", || inbox.borrow().len() == 5);
+    assert_eq!(headers(&inbox), [0, 1, 2, 3, 4]);
+    let before = collect(&from.server.interface, 1);
+    from.settle();
+    assert_eq!(headers(&before).len() as u64, filled, "none ran where it was taken from");
+    assert_eq!(source.am_short(1, 0, &[]), Ok(()), "posts are accepted again");
 }
 
 /// Endpoints whose requests wait for a common resource take turns.
@@ -75,12 +106,12 @@ fn pending_requests_take_turns() {
         }
     }
     pair.settle();
-    // One buffer: one request at a time, round by round.
+    // One buffer: one request at a time, in turn.
     assert_eq!(*order.borrow(), [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]);
 }
 
-/// When a callback runs, its operation's credits are not given back yet, so a post of the callback that finds the queue full does
-/// not overtake a request that waits.
+/// When a callback runs, the credits of its operation are not returned yet, so a post of the
+/// callback that finds the queue full does not overtake a pending request.
 #[test]
 fn callbacks_do_not_overtake_pending_requests() {
     for mut pair in Pair::rc(&small()) {

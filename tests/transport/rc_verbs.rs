@@ -1,4 +1,5 @@
-//! What is peculiar to `rc_verbs`: the receive queue that endpoints share. On the machine's devices, if `BAREWIRE_TEST_TRANSPORT` says so.
+//! Behaviours specific to `rc_verbs`: the receive queue that endpoints share. On the machine's
+//! devices, if `BAREWIRE_TEST_TRANSPORT` names it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -40,21 +41,21 @@ fn all_endpoints_receive_from_one_queue() {
     for mut pair in shared() {
         let inbox = collect(&pair.server.interface, 1);
         let others = more(&pair, ENDPOINTS - 1);
-        // More than the queue has buffers at first, and nobody makes room.
+        // More messages than the queue has buffers at first, without releasing any.
         for (place, [client, _]) in (0..).zip(&others) {
             for header in 0..10 {
-                let _ = client.endpoint.am_short(1, place * 10 + header, &[7; 100]).unwrap();
+                client.endpoint.am_short(1, place * 10 + header, &[7; 100]).unwrap();
             }
         }
         pair.until("messages", || inbox.borrow().len() == 10 * others.len());
         let mut got = headers(&inbox);
-        // Those of one endpoint are in order.
+        // The messages of one endpoint are in order.
         got.sort_by_key(|header| header / 10);
         assert_eq!(got, (0..10 * others.len() as u64).collect::<Vec<_>>(), "{}", pair.name);
     }
 }
 
-/// Every buffer of every endpoint can be kept, by whichever of them, and no more.
+/// The buffers of all endpoints, and no more, can be kept at the same time.
 #[test]
 fn buffers_grow_up_to_those_of_all_endpoints() {
     const ALL: usize = ((RING + 1) * ENDPOINTS) as usize;
@@ -79,7 +80,8 @@ fn buffers_grow_up_to_those_of_all_endpoints() {
     }
 }
 
-/// Endpoints come and go in the middle of messages, more often than there are buffers: none is lost with them.
+/// Endpoints are created and dropped during messages, more often than there are buffers: no buffer
+/// is lost.
 #[test]
 fn endpoints_that_go_leave_their_buffers() {
     for mut pair in shared() {
@@ -87,7 +89,7 @@ fn endpoints_that_go_leave_their_buffers() {
         let interfaces = [pair.client.interface.clone(), pair.server.interface.clone()];
         for round in 0..40 {
             let [client, server] = interfaces.clone().map(|interface| {
-                // Those before may not be quite gone yet.
+                // Earlier endpoints may not be closed yet.
                 let mut endpoint = None;
                 pair.until("room", || {
                     endpoint = Endpoint::new(&interface).ok();
@@ -98,12 +100,12 @@ fn endpoints_that_go_leave_their_buffers() {
             connect(&client, &server);
             while client.endpoint.am_bcopy(2, |data| data.len().min(8000)).is_ok() {}
             if round % 2 == 0 {
-                // For which there is no handler.
+                // There is no handler for it.
                 let before = pair.server.interface.unhandled();
                 pair.until("one of them", || server.interface.unhandled() > before);
             }
             drop((client, server));
-            let _ = pair.post("message", |endpoint| endpoint.am_short(1, round, &[])).unwrap();
+            pair.post("message", |endpoint| endpoint.am_short(1, round, &[])).unwrap();
             pair.until("message", || inbox.borrow().len() as u64 == round + 1);
         }
     }

@@ -1,17 +1,18 @@
-//! Memory that is not there or not ours to reach: told once, in the device's own words, on its endpoint alone.
+//! Memory that does not exist or may not be accessed: reported once, with the syndrome of the
+//! device, on its endpoint alone.
 
 use barewire::{
-    Access, Cause, Endpoint, FetchResult, FlushMode, InterfaceConfig, KeyError, Memory, Operation,
+    Access, AtomicOp, Cause, Endpoint, FetchResult, FlushMode, InterfaceConfig, KeyError, Memory, Operation,
     OperationError, PostError, Posted, RemoteKey, Unpack,
 };
 
 use crate::support::{Pair, Watch, collect, connect, contents, watch_errors};
 
-/// In words of mlx5 devices, and of verbs.
+/// The codes of mlx5 devices and of verbs.
 const REMOTE_ACCESS: u8 = 0x13;
 const REMOTE_ACCESS_BY_VERBS: u8 = 10;
 
-/// A way to reach memory that is not ours to reach: address, key, and the memory, if it is to live.
+/// An invalid access: address, key, and the memory if it must stay allocated.
 type Wrong = fn(&Pair) -> (u64, RemoteKey, Option<Memory>);
 
 const WRONG: [(&str, Wrong); 5] = [
@@ -40,11 +41,13 @@ const WRONG: [(&str, Wrong); 5] = [
     }),
 ];
 
-/// A way to use it; answers whether there is a completion to wait for.
+/// An operation with it. Returns whether there is a completion to wait for.
 type Use = fn(&Endpoint, u64, &RemoteKey, &Watch) -> Result<Posted, PostError>;
 
 const USES: [(Operation, Use); 4] = [
-    (Operation::Put, |endpoint, remote, key, _| endpoint.put_short(&[1; 8], remote, key)),
+    (Operation::Put, |endpoint, remote, key, _| {
+        endpoint.put_short(&[1; 8], remote, key).map(|()| Posted::Done)
+    }),
     (Operation::Put, |endpoint, remote, key, _| endpoint.put_bcopy(|_| 8, remote, key).map(|_| Posted::Done)),
     (Operation::Get, |endpoint, remote, key, watch| {
         let unpack = Unpack::new(|_| panic!("nothing was read"));
@@ -52,7 +55,7 @@ const USES: [(Operation, Use); 4] = [
     }),
     (Operation::Atomic, |endpoint, remote, key, watch| {
         let result = FetchResult::new();
-        endpoint.atomic_fetch_add64(1, remote & !7, key, &result, Some(&watch.completion))
+        endpoint.atomic_fetch(AtomicOp::Add(1_u64), remote & !7, key, &result, Some(&watch.completion))
     }),
 ];
 
@@ -61,12 +64,12 @@ fn remote_memory_errors_are_the_devices_own() {
     for (what, wrong) in WRONG {
         for (operation, run) in USES {
             if operation == Operation::Atomic && what.starts_with("one byte") {
-                // A word that is aligned is inside or outside, never half.
+                // An aligned word is either inside or outside.
                 continue;
             }
             for mut pair in Pair::joined(&InterfaceConfig::default()) {
                 let case = format!("{}: {operation} with {what}", pair.name);
-                let by_verbs = pair.client.interface.transport() == "rc_verbs";
+                let by_verbs = pair.client.interface.transport() == barewire::TransportId::RcVerbs;
                 let remote_access = if by_verbs { REMOTE_ACCESS_BY_VERBS } else { REMOTE_ACCESS };
                 let errors = watch_errors(&pair.client.interface);
                 let server_errors = watch_errors(&pair.server.interface);
@@ -74,8 +77,8 @@ fn remote_memory_errors_are_the_devices_own() {
                 let (other, other_peer) = (pair.client.another(), pair.server.another());
                 connect(&other, &other_peer);
 
-                // Both ends are there, whoever connected.
-                let _ = pair.post(&case, |endpoint| endpoint.am_short(9, 0, &[])).unwrap();
+                // Both ends are connected.
+                pair.post(&case, |endpoint| endpoint.am_short(9, 0, &[])).unwrap();
                 let interface = pair.server.interface.clone();
                 pair.until(&case, || interface.unhandled() == 1);
 
@@ -92,7 +95,7 @@ fn remote_memory_errors_are_the_devices_own() {
                         &good_key,
                         Some(&watch.completion),
                     );
-                    // The device may have been quick.
+                    // The device may have reported the failure already.
                     if put == Err(PostError::EndpointFailed) {
                         watch.completion.count_down(Err(OperationError::CANCELED));
                     } else {
@@ -138,13 +141,13 @@ fn remote_memory_errors_are_the_devices_own() {
                 );
                 assert_eq!(contents(&good), [0; 64], "{case}: what was behind the error was not carried out");
 
-                // The peer's queue pair is in error, too, and says so once.
+                // The peer's queue pair is in error as well, and reports it once.
                 pair.until(&case, || !server_errors.borrow().is_empty());
                 assert_eq!(server_errors.borrow()[0].operation, Operation::Receive, "{case}");
 
-                // The other endpoint of the same interface goes on.
+                // The other endpoint of the same interface continues.
                 let inbox = collect(&pair.server.interface, 1);
-                assert_eq!(other.endpoint.am_short(1, 7, b"on"), Ok(Posted::Done), "{case}");
+                assert_eq!(other.endpoint.am_short(1, 7, b"on"), Ok(()), "{case}");
                 pair.until(&case, || inbox.borrow().len() == 1);
                 let watch = Watch::new(1);
                 watch.posted(other.endpoint.flush(FlushMode::Remote, Some(&watch.completion)));
@@ -167,7 +170,7 @@ fn self_checks_what_a_device_would() {
     assert_eq!(endpoint.put_bcopy(|_| 8, u64::MAX - 3, &key), Err(PostError::OutOfRange));
     let unpack = Unpack::new(|_| panic!("nothing was read"));
     assert_eq!(endpoint.get_bcopy(&unpack, 8, at, &key, None), Err(PostError::AccessDenied));
-    assert_eq!(endpoint.atomic_add64(1, at, &key), Err(PostError::AccessDenied));
+    assert_eq!(endpoint.atomic_post(AtomicOp::Add(1_u64), at, &key), Err(PostError::AccessDenied));
     let read_only = pair.client.domain.allocate(8, Access::empty()).unwrap();
     let (source, source_key) = pair.target(8, Access::REMOTE_READ);
     let slice = [read_only.slice(0, 8).unwrap()];

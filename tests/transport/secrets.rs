@@ -1,4 +1,4 @@
-//! Secrets stay out of `Debug`, which goes to logs.
+//! `Debug` output, which is written to logs, contains no secrets.
 
 use barewire::{Access, InterfaceConfig};
 

@@ -1,24 +1,30 @@
 //! Opening and connecting: names, settings, addresses.
 
-use barewire::{ConnectError, Domain, Endpoint, Interface, InterfaceConfig, OpenError, Worker};
+use barewire::{
+    ConnectError, DeviceId, Domain, Endpoint, Interface, InterfaceConfig, OpenError, TransportId, Worker,
+};
 use barewire_hca as hca;
 
 use crate::support::{Pair, device};
 
 #[test]
 fn opening_says_what_there_is() {
-    let error = Domain::open("rc_mlx6", "soft0:1").unwrap_err();
-    let more = if cfg!(feature = "verbs") { ", rc_verbs, ud_verbs" } else { "" };
+    let error = "rc_mlx6/soft0:1".parse::<DeviceId>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("unknown transport 'rc_mlx6': there are self, rc_mlx5, shm, cma{more}, tcp")
+        "unknown transport 'rc_mlx6': there are self, rc_mlx5, shm, cma, rc_verbs, ud_verbs, tcp"
     );
-    let error = Domain::open("rc_mlx5", "mlx9_9:1").unwrap_err().to_string();
+    #[cfg(not(feature = "verbs"))]
+    assert_eq!(
+        Domain::open(&"ud_verbs/mlx5_0:1".parse().unwrap()).unwrap_err().to_string(),
+        "ud_verbs is not compiled in: this build has self, rc_mlx5, shm, cma, tcp"
+    );
+    let error = Domain::open(&"rc_mlx5/mlx9_9:1".parse().unwrap()).unwrap_err().to_string();
     assert!(
         error.starts_with("unknown device 'mlx9_9:1' for transport rc_mlx5: there are soft0:1"),
         "{error}"
     );
-    assert!(matches!(Domain::open("self", "soft0:1"), Err(OpenError::UnknownDevice { .. })));
+    assert!(matches!(Domain::open(&"self/soft0:1".parse().unwrap()), Err(OpenError::UnknownDevice { .. })));
 }
 
 type Change = fn(&mut InterfaceConfig);
@@ -53,7 +59,8 @@ fn asking_for_components_opens_nothing() {
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();
     let components = barewire::components();
-    // Other tests of this process open devices meanwhile, so that the count may change, but not by a hundred.
+    // Other tests of this process open devices at the same time, so the count may change, but not
+    // by a hundred.
     for _ in 0..100 {
         let _ = barewire::components();
     }
@@ -61,31 +68,28 @@ fn asking_for_components_opens_nothing() {
     let transports: Vec<_> = components
         .iter()
         .flat_map(|component| &component.devices)
-        .flat_map(|device| device.transports.iter().map(move |t| (t.name, device.name.as_str())))
+        .flat_map(|device| &device.transports)
         .collect();
-    let machine = |(_, device): &(&str, &str)| device.starts_with("mlx5_");
-    // The loopback is among the network interfaces; the others are this machine's.
-    let fixed = |listed: &(&str, &str)| !machine(listed) && (listed.0 != "tcp" || listed.1 == "lo");
-    let listed: Vec<_> = transports.iter().copied().filter(fixed).collect();
+    let machine = |listed: &DeviceId| listed.name().starts_with("mlx5_");
+    // The loopback is one of the network interfaces; the others differ between machines.
+    let local = |listed: &DeviceId| listed.transport() != TransportId::Tcp || listed.name() == "lo";
+    let listed: Vec<_> = transports
+        .iter()
+        .filter(|listed| !machine(&listed.device) && local(&listed.device))
+        .map(|listed| listed.device.to_string())
+        .collect();
+    assert_eq!(listed, ["self/memory", "rc_mlx5/soft0:1", "shm/memory", "cma/memory", "tcp/lo"]);
+    // The devices of the machine, if the tests use them (`Pair::rc`).
     assert_eq!(
-        listed,
-        [("self", "memory"), ("rc_mlx5", "soft0:1"), ("shm", "memory"), ("cma", "memory"), ("tcp", "lo")]
+        transports.iter().any(|listed| machine(&listed.device)),
+        std::env::var_os("BAREWIRE_TEST_DEVICES").is_some()
     );
-    // Those of the machine, if these tests run on some (`Pair::rc`).
-    assert_eq!(transports.iter().any(machine), std::env::var_os("BAREWIRE_TEST_DEVICES").is_some());
-    // The others have addresses that need a key.
-    for (transport, device) in
-        transports.into_iter().filter(|(name, device)| *name != "tcp" || *device == "lo")
-    {
-        let domain = Domain::open(transport, device).unwrap();
+    // The other addresses need a key.
+    for listed in transports.into_iter().filter(|listed| local(&listed.device)) {
+        let domain = Domain::open(&listed.device).unwrap();
+        assert_eq!(domain.transport(), listed.transport());
         let interface = Interface::open(&mut Worker::new(), &domain, &InterfaceConfig::default()).unwrap();
-        let listed = components
-            .iter()
-            .flat_map(|component| &component.devices)
-            .filter(|listed| listed.name == device)
-            .flat_map(|listed| &listed.transports)
-            .find(|listed| listed.name == transport);
-        assert_eq!(Some(interface.attributes()), listed.map(|listed| &listed.attributes));
+        assert_eq!(interface.attributes(), &listed.attributes);
     }
     for absent in components.iter().flat_map(|component| &component.absent) {
         assert!(!absent.what.is_empty() && !absent.reason.is_empty());
@@ -98,36 +102,32 @@ fn connecting_checks_addresses() {
     let (own, rc) = (&Pair::over_self(&config), &Pair::rc(&config)[0]);
     let (side, name) = (rc.client.another(), rc.client.interface.transport());
     assert!(matches!(
-        side.endpoint.connect(&own.client.interface.device_address(), &side.endpoint.address()),
-        Err(ConnectError::ForeignTransport { transport, found: "self" }) if transport == name
+        side.endpoint.connect(&own.client.endpoint.address()),
+        Err(ConnectError::ForeignTransport { transport, found: TransportId::Self_ }) if transport == name
     ));
     assert!(matches!(
-        side.endpoint.connect(&rc.client.interface.device_address(), &own.client.endpoint.address()),
-        Err(ConnectError::ForeignTransport { .. })
-    ));
-    assert!(matches!(
-        rc.client.endpoint.connect(&rc.client.interface.device_address(), &side.endpoint.address()),
+        rc.client.endpoint.connect(&side.endpoint.address()),
         Err(ConnectError::Connected { .. })
     ));
     let rc_interface = &rc.client.interface;
-    let (device_address, address) = (rc_interface.device_address(), rc_interface.address());
     assert!(matches!(
-        Endpoint::connect_to_interface(&own.client.interface, &device_address, &address),
-        Err(ConnectError::ForeignTransport { transport: "self", found }) if found == name
+        own.client.interface.connect(&rc_interface.address()),
+        Err(ConnectError::ForeignTransport { transport: TransportId::Self_, found }) if found == name
     ));
-    assert!(matches!(
-        Endpoint::connect_to_interface(rc_interface, &device_address, &address),
-        Err(ConnectError::Unsupported { .. })
-    ));
-    assert!(matches!(Endpoint::new(&own.client.interface), Err(OpenError::Unsupported { .. })));
+    let says = |error: String, what: &str| assert!(error.contains(what), "{error}");
+    let error = rc_interface.connect(&rc_interface.address()).unwrap_err().to_string();
+    let instead = "connects endpoint to endpoint: use Endpoint::new and Endpoint::connect";
+    says(error, &format!("{name} {instead}"));
+    let error = side.endpoint.connect(&rc_interface.address()).unwrap_err().to_string();
+    says(error, "pass Endpoint::address of the peer's endpoint");
+    let error = Endpoint::new(&own.client.interface).unwrap_err().to_string();
+    says(error, "self connects to interfaces: use Interface::connect");
+    let error = own.client.endpoint.connect(&own.client.endpoint.address()).unwrap_err().to_string();
+    says(error, "self connects to interfaces: use Interface::connect");
     let other = Pair::over_self(&InterfaceConfig::default());
     let elsewhere = &other.client.interface;
     assert!(matches!(
-        Endpoint::connect_to_interface(
-            &own.client.interface,
-            &elsewhere.device_address(),
-            &elsewhere.address()
-        ),
+        own.client.interface.connect(&elsewhere.address()),
         Err(ConnectError::Unreachable { .. })
     ));
 }

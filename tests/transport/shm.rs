@@ -1,4 +1,4 @@
-//! What is `shm`'s own: how few descriptors its connections and regions take, and what it keeps to itself.
+//! Behaviours specific to `shm`: the number of descriptors of connections and regions, and secrets.
 
 use std::process::{Command, Stdio};
 
@@ -6,8 +6,8 @@ use barewire::{Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, 
 
 use crate::support::Pair;
 
-/// True in a process that runs this one test, which it starts and waits for: what a test counts of its
-/// process is not to include other tests.
+/// Returns `true` in a child process that runs only this test; the parent starts it and waits for
+/// it. Counts of process resources then exclude other tests.
 fn is_alone(test: &str) -> bool {
     const ALONE: &str = "BAREWIRE_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -23,7 +23,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Bytes of this process's memory that are in use, in KiB.
+/// The resident memory of this process in KiB.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -41,9 +41,7 @@ fn ten_thousand_endpoints_to_a_peer_share_a_connection() {
     let inbox = crate::support::collect(&pair.server.interface, 1);
     let (before, memory) = (descriptors(), resident());
     let (from, to) = (pair.client.interface.clone(), pair.server.interface.clone());
-    let endpoints: Vec<Endpoint> = (0..ENDPOINTS)
-        .map(|_| Endpoint::connect_to_interface(&from, &to.device_address(), &to.address()).unwrap())
-        .collect();
+    let endpoints: Vec<Endpoint> = (0..ENDPOINTS).map(|_| from.connect(&to.address()).unwrap()).collect();
     for (number, endpoint) in (0..).zip(&endpoints) {
         pair.until("a message of each", || endpoint.am_short(1, number, &[]) != Err(PostError::NoResource));
     }
@@ -56,13 +54,14 @@ fn ten_thousand_endpoints_to_a_peer_share_a_connection() {
     assert!(after - before <= 4, "{before} descriptors became {after}");
     // Each is an object of some hundred bytes.
     assert!(grown < 64 << 10, "{grown} KiB");
-    // One that is cancelled takes no other with it; those that fail fail all.
+    // A cancelled endpoint does not affect others; a failure of the peer affects all.
     assert_eq!(endpoints[0].flush(FlushMode::Cancel, None), Ok(Posted::Done));
     assert_eq!(endpoints[0].am_short(1, 0, &[]), Err(PostError::EndpointFailed));
-    pair.until("the others", || endpoints[1].am_short(1, 0, &[]) == Ok(Posted::Done));
+    pair.until("the others", || endpoints[1].am_short(1, 0, &[]) == Ok(()));
 }
 
-/// A region costs its owner a descriptor and a peer none, and a peer maps what it has keys to.
+/// A region needs one descriptor of its owner and none of a peer, and a peer maps regions that it
+/// has keys to.
 #[test]
 fn regions_take_no_descriptor_of_a_peer() {
     if !is_alone("shm::regions_take_no_descriptor_of_a_peer") {
@@ -76,7 +75,7 @@ fn regions_take_no_descriptor_of_a_peer() {
 
     for (at, (memory, key)) in regions.iter().enumerate() {
         let posted = pair.post("put", |endpoint| endpoint.put_short(&[7; 8], memory.address(), key));
-        assert_eq!(posted, Ok(Posted::Done));
+        assert_eq!(posted, Ok(()));
         assert_eq!(memory.load_u64(0).unwrap(), 0x0707_0707_0707_0707);
         assert_eq!(mappings(), maps + at + 1, "no more than the keys that were used");
     }
@@ -87,7 +86,8 @@ fn regions_take_no_descriptor_of_a_peer() {
     assert_eq!(pair.client.endpoint.put_short(&[7; 8], address, &key), Err(PostError::KeyExpired));
 }
 
-/// A request waits for a region that a post asked for, and a worker that sleeps meanwhile wakes up.
+/// A pending request waits for a region that a post requested, and a sleeping worker wakes up for
+/// it.
 #[test]
 fn a_post_that_waits_for_a_region_can_be_queued() {
     let mut pair = Pair::over_shm(&InterfaceConfig::default());
@@ -98,7 +98,7 @@ fn a_post_that_waits_for_a_region_can_be_queued() {
     let request = move |endpoint: &Endpoint| match endpoint.put_short(&[1; 8], address, &key) {
         Err(PostError::NoResource) => barewire::PendingResult::Again,
         posted => {
-            assert_eq!(posted, Ok(Posted::Done));
+            assert_eq!(posted, Ok(()));
             barewire::PendingResult::Done
         }
     };
@@ -109,15 +109,15 @@ fn a_post_that_waits_for_a_region_can_be_queued() {
 #[test]
 fn debug_prints_no_secret() {
     let mut worker = Worker::new();
-    let domain = Domain::open("shm", "memory").unwrap();
+    let domain = Domain::open(&"shm/memory".parse().unwrap()).unwrap();
     let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
     let memory = domain.allocate(64, Access::all()).unwrap();
     let key = domain.unpack_key(&memory.pack_key()).unwrap();
     let text = format!("{worker:?} {domain:?} {interface:?} {memory:?} {key:?}");
-    let address = interface.address().to_bytes();
+    let address = interface.address().interface().to_bytes();
     let number = |bytes: &[u8]| u64::from_be_bytes(bytes[..8].try_into().unwrap());
     let secret = address[14..30].try_into().map(u128::from_be_bytes).unwrap();
-    // The address's secret, and its halves; the region's number in the key.
+    // The secret of the address, and its halves; the number of the region in the key.
     let region = u128::from(number(&memory.pack_key()[14..]));
     for secret in [secret, secret >> 64, u128::from(secret as u64), region] {
         assert!(!text.contains(&secret.to_string()), "{text}");

@@ -1,4 +1,5 @@
-//! Peers of `tcp` that fall silent: stopped for a while or for too long, and gone without a word.
+//! Peers of `tcp` that stop responding: stopped for a while or for too long, or disconnected
+//! without a notice.
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
@@ -9,13 +10,13 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Cause, DeviceAddress, Domain, EndpointAddress, FetchResult, FlushMode, InterfaceConfig, Memory,
-    PostError, Posted, RemoteKey, Worker,
+    Access, AtomicOp, Cause, Domain, EndpointAddress, FetchResult, FlushMode, InterfaceConfig, Memory,
+    PeerAddress, PostError, Posted, RemoteKey, Worker,
 };
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
-use barewire_tcp::door::Limits;
 use barewire_tcp::handshake::{Claim, Purpose};
+use barewire_tcp::listener::Limits;
 use barewire_tcp::message::{Header, Kind};
 use barewire_tcp::outbox::{Outbox, Spare};
 use barewire_tcp::socket::Socket;
@@ -24,17 +25,18 @@ use crate::sockets::{goes_on, side};
 use crate::support::{DEADLINE, Pair, Side, Watch, collect, connect, until, watch_errors};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Every byte of the key of those who are not in one process.
+/// Every byte of the key of ends in different processes.
 const KEY: u8 = 5;
-/// The port of the test whose peer this process is.
+/// The variable with the port of the test, set in its child process.
 const CHILD: &str = "BAREWIRE_TEST_STOPPED";
 
-/// Fills the connection to a peer that takes nothing. Answers the flush that waits for it, and what is being sent.
+/// Fills the connection to a peer that makes no progress. Returns the flush that waits for it, and
+/// the memory being sent.
 fn fill_up(worker: &mut Worker, client: &Side) -> (Watch, Memory) {
     let source = client.domain.allocate(1 << 20, Access::empty()).unwrap();
     let slice = [source.slice(0, 1 << 20).unwrap()];
     let mut waiting = 0;
-    // More than the systems of both ends take.
+    // More than the kernels of both ends buffer.
     while waiting < 32 {
         match client.endpoint.am_zcopy(1, &[], &slice, None).unwrap() {
             Posted::InProgress => waiting += 1,
@@ -47,17 +49,17 @@ fn fill_up(worker: &mut Worker, client: &Side) -> (Watch, Memory) {
     (flushed, source)
 }
 
-/// A peer that is stopped, and whose buffers are full, counts as gone after a while. Others go on meanwhile.
+/// A stopped peer with full buffers fails after a while. Other endpoints continue.
 #[test]
 fn a_peer_that_stopped_for_too_long() {
     let config = InterfaceConfig::default().peer_timeout(Duration::from_secs(2));
     let mut pair = Pair::over_tcp(&config);
     let errors = watch_errors(&pair.client.interface);
     let (mut stopped, client) = (Worker::new(), pair.client.another());
-    let peer = Side::open(&mut stopped, &Domain::open("tcp", "lo").unwrap(), &config);
+    let peer = Side::open(&mut stopped, &Domain::open(&"tcp/lo".parse().unwrap()).unwrap(), &config);
     connect(&client, &peer);
     let there = collect(&peer.interface, 2);
-    let _ = client.endpoint.am_short(2, 0, &[]).unwrap();
+    client.endpoint.am_short(2, 0, &[]).unwrap();
     until(&mut [&mut pair.worker, &mut stopped], "first message", || there.borrow().len() == 1);
     let (flushed, _source) = fill_up(&mut pair.worker, &client);
     let mut others = 0;
@@ -73,7 +75,7 @@ fn a_peer_that_stopped_for_too_long() {
     goes_on(&mut pair);
 }
 
-/// One that was stopped for less goes on where it was.
+/// A peer that was stopped for less continues.
 #[test]
 fn a_peer_that_stopped_for_a_while() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
@@ -89,12 +91,12 @@ fn a_peer_that_stopped_for_a_while() {
     }
     pair.until("everything", || flushed.is_done());
     assert_eq!(flushed.result(), Some(Ok(())));
-    let _ = pair.post("last", |endpoint| endpoint.am_short(1, 0, b"last")).unwrap();
+    pair.post("last", |endpoint| endpoint.am_short(1, 0, b"last")).unwrap();
     pair.until("last", || inbox.borrow().last().is_some_and(|message| message.ends_with(b"last")));
     assert!(inbox.borrow().len() > 32 && errors.borrow().is_empty());
 }
 
-/// A process of this test; ended when it is dropped.
+/// A process of this test, killed on drop.
 struct Process(Child);
 
 impl Process {
@@ -102,7 +104,7 @@ impl Process {
         assert!(Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap().success());
     }
 
-    /// Stops it, every thread.
+    /// Stops all threads of the process.
     fn stop(&self) {
         self.signal("-STOP");
         let start = Instant::now();
@@ -147,25 +149,20 @@ fn hear(link: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Sends the addresses of this end, and connects to the other end. Returns the key and the address of
-/// its memory.
+/// Sends the addresses of this end, and connects to the other end. Returns the key and the address
+/// of its memory.
 fn introduce(link: &mut TcpStream, side: &Side, memory: &Memory) -> (RemoteKey, u64) {
-    let own = [
-        side.interface.device_address().to_bytes(),
-        side.endpoint.address().to_bytes(),
-        memory.pack_key(),
-        memory.address().to_le_bytes().to_vec(),
-    ];
+    let own =
+        [side.endpoint.address().to_bytes(), memory.pack_key(), memory.address().to_le_bytes().to_vec()];
     for word in own {
         say(link, &word);
     }
     let mut word = || hear(link);
-    let (device, endpoint) = (DeviceAddress::from_bytes(&word()), EndpointAddress::from_bytes(&word()));
-    side.endpoint.connect(&device.unwrap(), &endpoint.unwrap()).unwrap();
+    side.endpoint.connect(&PeerAddress::from_bytes(&word()).unwrap()).unwrap();
     (side.domain.unpack_key(&word()).unwrap(), u64::from_le_bytes(word().try_into().unwrap()))
 }
 
-/// What the process does that is stopped: takes messages, every one and in order, until it is told how many there were.
+/// The stopped process: receives all messages in order, until it receives their number.
 fn be_stopped(port: u16) {
     let mut link = TcpStream::connect((HERE, port)).unwrap();
     let mut worker = Worker::new();
@@ -185,8 +182,8 @@ fn be_stopped(port: u16) {
     say(&mut link, b"all");
 }
 
-/// A process that is stopped, with messages and an atomic on their way to it and the buffers full: others of the same interface go on, and when
-/// it goes on nothing is lost.
+/// A process is stopped with messages and an atomic in flight to it and full buffers: other
+/// endpoints of the same interface continue, and after the process continues nothing is lost.
 #[test]
 fn a_process_that_is_stopped_goes_on_where_it_was() {
     if let Ok(port) = std::env::var(CHILD) {
@@ -213,7 +210,7 @@ fn a_process_that_is_stopped_goes_on_where_it_was() {
 
     let mut sent = 0;
     let mut send = || match client.endpoint.am_short(1, sent, &[7; 8000]) {
-        Ok(_) => {
+        Ok(()) => {
             sent += 1;
             true
         }
@@ -226,7 +223,13 @@ fn a_process_that_is_stopped_goes_on_where_it_was() {
     let fetch = || {
         let watch = Watch::new(1);
         let endpoint = &client.endpoint;
-        watch.posted(endpoint.atomic_fetch_add64(1, address, &key, &result, Some(&watch.completion)));
+        watch.posted(endpoint.atomic_fetch(
+            AtomicOp::Add(1_u64),
+            address,
+            &key,
+            &result,
+            Some(&watch.completion),
+        ));
         watch
     };
     assert!(send());
@@ -239,7 +242,7 @@ fn a_process_that_is_stopped_goes_on_where_it_was() {
         assert!(start.elapsed() < DEADLINE, "the buffers never get full");
         full = !(0..16).all(|_| send());
         others += 1;
-        let _ = neighbour.endpoint.am_short(1, others, &[]).unwrap();
+        neighbour.endpoint.am_short(1, others, &[]).unwrap();
         until(&mut [&mut worker, &mut there], "the neighbour", || inbox.borrow().len() as u64 == others);
     }
     assert!(!during.is_done() && errors.borrow().is_empty());
@@ -259,14 +262,16 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(*bytes[at..].first_chunk().unwrap())
 }
 
-/// Connects the endpoint to this test, which is no endpoint.
+/// Connects the endpoint to this test, which acts as its peer.
 fn connect_to_test(worker: &mut Worker, client: &Side) -> Socket {
-    let own = client.endpoint.address().to_bytes();
-    // The smallest numbers: that end connects.
+    let own_address = client.endpoint.address();
+    let own = own_address.endpoint().unwrap().to_bytes();
+    // The smallest numbers: the endpoint connects.
     let mut peer = own.clone();
     peer[6..].fill(0);
-    let device = client.interface.device_address();
-    client.endpoint.connect(&device, &EndpointAddress::from_bytes(&peer).unwrap()).unwrap();
+    let peer = EndpointAddress::from_bytes(&peer).unwrap();
+    let (device, interface) = (*own_address.device(), *own_address.interface());
+    client.endpoint.connect(&PeerAddress::new(device, interface, Some(peer)).unwrap()).unwrap();
     let claim = Claim {
         purpose: Purpose::Messages,
         service: number(&own, 6),
@@ -282,13 +287,15 @@ fn connect_to_test(worker: &mut Worker, client: &Side) -> Socket {
     connector.unwrap().wait(work).unwrap()
 }
 
-/// From now on the system drops what comes for this socket, as if the cable were cut: it acknowledges nothing.
+/// From now on the kernel drops all packets for this socket without acknowledgement, as if the
+/// cable were cut.
 fn cut(socket: &Socket) {
-    // BPF_RET | BPF_K: zero bytes of each packet are let through.
+    // BPF_RET | BPF_K: accepts zero bytes of each packet.
     let mut instruction = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0 };
     let program = libc::sock_fprog { len: 1, filter: &raw mut instruction };
     let length = size_of_val(&program) as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the system reads the program and its one instruction before the call returns.
+    // SAFETY: the descriptor is open, and the kernel reads the program and its one instruction
+    // before the call returns.
     let set = unsafe {
         let (socket, option) = (socket.as_fd().as_raw_fd(), libc::SO_ATTACH_FILTER);
         libc::setsockopt(socket, libc::SOL_SOCKET, option, (&raw const program).cast(), length)
@@ -296,8 +303,8 @@ fn cut(socket: &Socket) {
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// A peer that is gone without a word, so that the connection is half open: who sends, and who only listens, is told when `peer_timeout` is
-/// over, and others go on.
+/// The connection is half open: both a sending and a receiving endpoint fail after `peer_timeout`,
+/// and others continue.
 #[test]
 fn a_connection_that_is_half_open() {
     let config = InterfaceConfig::default().peer_timeout(Duration::from_secs(2));
@@ -306,7 +313,7 @@ fn a_connection_that_is_half_open() {
         let client = side(&mut pair.worker, KEY, &config);
         let errors = watch_errors(&client.interface);
         let mut socket = connect_to_test(&mut pair.worker, &client);
-        // It was heard of often enough to be asked directly.
+        // Enough messages for the connection to be polled directly.
         let nothing = Header { kind: Kind::Nothing, length: 0 }.to_bytes();
         let (mut outbox, spare) = (Outbox::default(), Spare::default());
         for _ in 0..100 {
@@ -317,11 +324,11 @@ fn a_connection_that_is_half_open() {
         cut(&socket);
         let start = Instant::now();
         if sends {
-            assert_eq!(client.endpoint.am_short(1, 0, &[]), Ok(Posted::Done));
+            assert_eq!(client.endpoint.am_short(1, 0, &[]), Ok(()));
         }
         while errors.borrow().is_empty() {
             goes_on(&mut pair);
-            assert!(start.elapsed() < DEADLINE, "nobody is told");
+            assert!(start.elapsed() < DEADLINE, "no failure is reported");
         }
         let (took, error) = (start.elapsed(), errors.borrow()[0].clone());
         assert!(took > config.peer_timeout / 2 && took < 10 * config.peer_timeout, "{took:?}");

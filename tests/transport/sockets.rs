@@ -1,4 +1,4 @@
-//! What only sockets have: keys, peers that never come, close or die, and many of them.
+//! Behaviours specific to sockets: keys, peers that never connect, close or end, and many of them.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,24 +7,24 @@ use std::time::Duration;
 use barewire::transport::tcp;
 use barewire::{
     Access, Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation, PostError,
-    Posted, Worker,
+    Worker,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::support::{Pair, Side, Watch, collect, connect, contents, pattern, until, watch_errors};
 
-/// One end with the key of these bytes.
+/// One end with a key of this repeated byte.
 pub(crate) fn side(worker: &mut Worker, key: u8, config: &InterfaceConfig) -> Side {
     let key = tcp::Key::from_bytes([key; 32]);
     let domain = Domain::from_static::<tcp::Tcp>(tcp::Domain::open_with_key("lo", key).unwrap());
     Side::open(worker, &domain, config)
 }
 
-/// A message over the pair: it goes on, whatever happened beside it.
+/// Sends a message over the pair, which must still work.
 pub(crate) fn goes_on(pair: &mut Pair) {
     let inbox = collect(&pair.server.interface, 1);
-    let _ = pair.post("message", |endpoint| endpoint.am_short(1, 7, b"on")).unwrap();
+    pair.post("message", |endpoint| endpoint.am_short(1, 7, b"on")).unwrap();
     pair.until("message", || inbox.borrow().len() == 1);
 }
 
@@ -44,7 +44,7 @@ fn a_peer_of_another_job_is_no_peer() {
         watch.posted(side.endpoint.am_zcopy(1, &[], &slice, Some(&watch.completion)));
         std::mem::forget(memory);
     }
-    // Who connects is told at once, who waits when it has waited long enough.
+    // The connecting end fails immediately, the accepting end after its timeout.
     until(&mut [one, other], "errors", || watches.iter().all(Watch::is_done));
     let causes: Vec<Cause> = errors.iter().map(|errors| errors.borrow()[0].cause).collect();
     assert!(
@@ -66,13 +66,13 @@ fn a_peer_that_is_gone_before_it_was_there() {
     let errors = watch_errors(&pair.client.interface);
     let config = InterfaceConfig { connect_timeout: Duration::from_secs(2), ..Default::default() };
     let mut worker = Worker::new();
-    let gone = Side::open(&mut worker, &Domain::open("tcp", "lo").unwrap(), &config);
+    let gone = Side::open(&mut worker, &Domain::open(&"tcp/lo".parse().unwrap()).unwrap(), &config);
     let mut own = Worker::new();
     let here = Side::open(&mut own, &pair.client.domain, &config);
     let seen = watch_errors(&here.interface);
     connect(&here, &gone);
     drop((gone, worker));
-    assert_eq!(here.endpoint.am_short(1, 0, &[]), Ok(Posted::Done));
+    assert_eq!(here.endpoint.am_short(1, 0, &[]), Ok(()));
     let flushed = Watch::new(1);
     flushed.posted(here.endpoint.flush(FlushMode::Local, Some(&flushed.completion)));
     until(&mut [&mut own], "error", || flushed.is_done());
@@ -83,7 +83,7 @@ fn a_peer_that_is_gone_before_it_was_there() {
     assert!(errors.borrow().is_empty());
 }
 
-/// Who has nothing outstanding is told of a close in order when he uses the endpoint.
+/// After an orderly close by the peer, an idle endpoint fails at its next use.
 #[test]
 fn a_peer_that_closed_is_told_on_use() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
@@ -91,12 +91,12 @@ fn a_peer_that_closed_is_told_on_use() {
     let (client, server) = (pair.client.another(), pair.server.another());
     connect(&client, &server);
     let inbox = collect(&pair.server.interface, 1);
-    assert_eq!(client.endpoint.am_short(1, 1, &[]), Ok(Posted::Done));
+    assert_eq!(client.endpoint.am_short(1, 1, &[]), Ok(()));
     pair.until("message", || inbox.borrow().len() == 1);
     let last = collect(&pair.client.interface, 2);
-    assert_eq!(server.endpoint.am_short(2, 2, &[5; 8000]), Ok(Posted::Done));
+    assert_eq!(server.endpoint.am_short(2, 2, &[5; 8000]), Ok(()));
     drop(server);
-    // What was sent before the close arrives.
+    // Data sent before the close arrives.
     pair.until("the last message", || last.borrow().len() == 1);
     for _ in 0..100 {
         pair.worker.progress();
@@ -110,19 +110,23 @@ fn a_peer_that_closed_is_told_on_use() {
     goes_on(&mut pair);
 }
 
-/// A peer that ends without a word, with much on its way.
+/// A peer ends abruptly, with much data in flight.
 #[test]
 fn a_peer_that_dies_is_told_at_once() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
     let errors = watch_errors(&pair.client.interface);
     let mut worker = Worker::new();
-    let peer = Side::open(&mut worker, &Domain::open("tcp", "lo").unwrap(), &InterfaceConfig::default());
+    let peer = Side::open(
+        &mut worker,
+        &Domain::open(&"tcp/lo".parse().unwrap()).unwrap(),
+        &InterfaceConfig::default(),
+    );
     let client = pair.client.another();
     connect(&client, &peer);
     let source = client.domain.allocate(1 << 20, Access::empty()).unwrap();
     let slice = [source.slice(0, 1 << 20).unwrap()];
     let mut watches = Vec::new();
-    // More than the system takes.
+    // More than the kernel buffers.
     for _ in 0..30 {
         let watch = Watch::new(1);
         watch.posted(client.endpoint.am_zcopy(9, &[], &slice, Some(&watch.completion)));
@@ -142,7 +146,7 @@ fn a_peer_that_dies_is_told_at_once() {
     goes_on(&mut pair);
 }
 
-/// A put and a message take different ways; a fence keeps them in order.
+/// A put and a message use different connections; a fence keeps them in order.
 #[test]
 fn a_message_behind_a_fence_finds_the_put() {
     let size = 1 << 20;
@@ -162,13 +166,14 @@ fn a_message_behind_a_fence_finds_the_put() {
             pair.post("put", |endpoint| endpoint.put_zcopy(&slice, memory.address(), &key, None)).unwrap();
         pair.client.endpoint.fence().unwrap();
         assert_eq!(pair.client.endpoint.am_short(1, 0, &[]), Err(PostError::NoResource));
-        let _ = pair.post("message", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
+        pair.post("message", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
         pair.until("handler", || right.get());
         pair.flush(FlushMode::Local);
     }
 }
 
-/// Deadlines are for peers: a program that looked at nothing for longer finds what came meanwhile, on either connection of an endpoint.
+/// Timeouts ignore time without progress: a program that made none for longer finds what has
+/// arrived, on both connections of an endpoint.
 #[test]
 fn who_does_not_look_does_not_wait() {
     let config = InterfaceConfig { connect_timeout: Duration::from_millis(200), ..Default::default() };
@@ -176,19 +181,19 @@ fn who_does_not_look_does_not_wait() {
     let mut pair = Pair::over_tcp(&config);
     asleep();
     let inbox = collect(&pair.server.interface, 1);
-    let _ = pair.post("message", |endpoint| endpoint.am_short(1, 1, &[])).unwrap();
+    pair.post("message", |endpoint| endpoint.am_short(1, 1, &[])).unwrap();
     pair.until("message", || inbox.borrow().len() == 1);
     let (memory, key) = pair.target(8, Access::REMOTE_WRITE);
-    let _ = pair.post("put", |endpoint| endpoint.put_short(&[7; 8], memory.address(), &key)).unwrap();
+    pair.post("put", |endpoint| endpoint.put_short(&[7; 8], memory.address(), &key)).unwrap();
     asleep();
     pair.flush(FlushMode::Remote);
     assert_eq!(contents(&memory), [7; 8]);
-    // Who waits for the other end, with something to send, and looks once before it sleeps.
+    // An end that waits for the other with data to send, and makes progress once before it sleeps.
     let (one, other) = (pair.client.another(), pair.server.another());
     connect(&one, &other);
     let back = collect(&pair.client.interface, 1);
-    let _ = one.endpoint.am_short(1, 2, &[]).unwrap();
-    let _ = other.endpoint.am_short(1, 2, &[]).unwrap();
+    one.endpoint.am_short(1, 2, &[]).unwrap();
+    other.endpoint.am_short(1, 2, &[]).unwrap();
     for side in 0..2 {
         for _ in 0..10 {
             [&mut pair.worker, &mut pair.server_worker][side].progress();
@@ -198,13 +203,13 @@ fn who_does_not_look_does_not_wait() {
     pair.until("messages", || inbox.borrow().len() == 2 && back.borrow().len() == 1);
 }
 
-/// Several hundred connections of one interface, all of them used.
+/// Several hundred connections of one interface, all in use.
 #[test]
 fn many_connections() {
     const COUNT: u32 = 200;
     let config = InterfaceConfig { max_endpoints: COUNT, ..Default::default() };
     let (mut here, mut there) = (Worker::new(), Worker::new());
-    let domain = Domain::open("tcp", "lo").unwrap();
+    let domain = Domain::open(&"tcp/lo".parse().unwrap()).unwrap();
     let (from, to) = (Side::open(&mut here, &domain, &config), Side::open(&mut there, &domain, &config));
     let mut pairs = vec![(from, to)];
     while pairs.len() < COUNT as usize {
@@ -217,7 +222,7 @@ fn many_connections() {
     }
     let inbox = collect(&pairs[0].1.interface, 1);
     for (number, (from, _)) in pairs.iter().enumerate() {
-        assert_eq!(from.endpoint.am_short(1, number as u64, &[1; 100]), Ok(Posted::Done));
+        assert_eq!(from.endpoint.am_short(1, number as u64, &[1; 100]), Ok(()));
     }
     until(&mut [&mut here, &mut there], "messages", || inbox.borrow().len() == COUNT as usize);
     let mut numbers: Vec<u8> = inbox.borrow().iter().map(|message| message[0]).collect();
@@ -229,28 +234,26 @@ fn many_connections() {
 fn ipv6_and_a_device_that_does_not_lead_there() {
     let config = InterfaceConfig::default();
     let (mut here, mut there) = (Worker::new(), Worker::new());
-    let v6 = Domain::open("tcp", "::1").unwrap();
+    let v6 = Domain::open(&"tcp/::1".parse().unwrap()).unwrap();
     let (from, to) = (Side::open(&mut here, &v6, &config), Side::open(&mut there, &v6, &config));
-    assert!(from.interface.device_address().to_string().starts_with("[::1]:"));
+    assert!(from.interface.address().device().to_string().starts_with("[::1]:"));
     assert!(from.interface.attributes().flags.contains(Flags::INTER_NODE));
     let inbox = collect(&to.interface, 1);
     connect(&from, &to);
-    assert_eq!(from.endpoint.am_short(1, 7, &[]), Ok(Posted::Done));
+    assert_eq!(from.endpoint.am_short(1, 7, &[]), Ok(()));
     until(&mut [&mut here, &mut there], "message", || inbox.borrow().len() == 1);
 
-    let v4 = Interface::open(&mut here, &Domain::open("tcp", "127.0.0.1").unwrap(), &config).unwrap();
+    let v4 = Interface::open(&mut here, &Domain::open(&"tcp/127.0.0.1".parse().unwrap()).unwrap(), &config)
+        .unwrap();
     let (one, other) = (Endpoint::new(&v4).unwrap(), to.another());
-    // One of them is to connect.
-    let answers = [
-        one.connect(&other.interface.device_address(), &other.endpoint.address()),
-        other.endpoint.connect(&v4.device_address(), &one.address()),
-    ];
+    // One of them has to connect.
+    let answers = [one.connect(&other.endpoint.address()), other.endpoint.connect(&one.address())];
     let errors: Vec<String> =
         answers.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
     assert!(errors.len() == 1 && errors[0].contains("is not reachable"), "{errors:?}");
 }
 
-/// Who has nothing to send learns from a check what became of the peer.
+/// An idle endpoint detects by `check` that its peer has ended.
 #[test]
 fn a_check_finds_a_peer_that_is_gone() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
@@ -258,11 +261,11 @@ fn a_check_finds_a_peer_that_is_gone() {
     let errors = watch_errors(&pair.client.interface);
     let (client, server) = (pair.client.another(), pair.server.another());
     connect(&client, &server);
-    // Asked before it is there, and often: the peer's handlers see nothing of it.
+    // Checks before the connection exists, and many of them: the peer's handlers do not run.
     for round in 0..100 {
         assert_eq!(client.endpoint.check(), Ok(()));
         if round % 10 == 0 {
-            let _ = client.endpoint.am_short(1, round, &[]).unwrap();
+            client.endpoint.am_short(1, round, &[]).unwrap();
         }
         pair.worker.progress();
         pair.server_worker.progress();
@@ -275,20 +278,20 @@ fn a_check_finds_a_peer_that_is_gone() {
     goes_on(&mut pair);
 }
 
-/// What is posted to a worker that is armed rings, although it is for progress to send.
+/// A post to an armed worker signals its descriptor, although progress sends the data.
 #[test]
 fn a_post_wakes_who_sleeps() {
     let mut pair = Pair::over_tcp(&InterfaceConfig::default());
     let inbox = collect(&pair.server.interface, 1);
     pair.connected();
-    let _ = pair.post("first", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
+    pair.post("first", |endpoint| endpoint.am_short(1, 0, &[])).unwrap();
     pair.until("first", || inbox.borrow().len() == 1);
     while pair.worker.arm().is_err() {
         pair.worker.progress();
     }
-    // The first goes at once, the second with the next progress.
+    // The first is sent immediately, the second by the next progress.
     for header in 1..3 {
-        let _ = pair.client.endpoint.am_short(1, header, &[]).unwrap();
+        pair.client.endpoint.am_short(1, header, &[]).unwrap();
     }
     let descriptor = pair.worker.event_fd().unwrap();
     let mut rung = [PollFd::new(&descriptor, PollFlags::IN)];
@@ -297,10 +300,10 @@ fn a_post_wakes_who_sleeps() {
     until(&mut [&mut pair.server_worker], "both", || inbox.borrow().len() == 3);
 }
 
-/// Without descriptors nobody new can be connected to, and everybody else goes on.
+/// Without descriptors new connections fail, and existing ones continue.
 #[test]
 fn no_descriptors_left() {
-    // In a process of its own, which may exhaust its own descriptors.
+    // In a separate process, which may exhaust its descriptors.
     const CHILD: &str = "BAREWIRE_TEST_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         let status = std::process::Command::new("sh")
@@ -321,16 +324,16 @@ fn no_descriptors_left() {
     while let Ok(file) = std::fs::File::open("/dev/null") {
         held.push(file);
     }
-    // Of two ends one asks for the connection, and has no descriptor for it.
+    // One of two ends requests the connection, and has no descriptor for it.
     let (one, other) = &sides[0];
     let refused = [(one, other), (other, one)].into_iter().find_map(|(from, to)| {
-        let answer = from.endpoint.connect(&to.interface.device_address(), &to.endpoint.address());
+        let answer = from.endpoint.connect(&to.endpoint.address());
         answer.err()
     });
     assert!(refused.unwrap().to_string().contains("files"), "EMFILE");
     goes_on(&mut pair);
     assert!(errors.borrow().is_empty());
-    // The connection to the peer's memory is made when it is used first.
+    // The connection to the peer's memory is established at its first use.
     let put = pair.client.endpoint.put_short(&[1; 8], memory.address(), &key);
     assert_eq!(put, Err(PostError::EndpointFailed));
     pair.until("the error", || errors.borrow().len() == 1);
@@ -340,16 +343,16 @@ fn no_descriptors_left() {
     let (one, other) = &sides[1];
     connect(one, other);
     let inbox = collect(&pair.server.interface, 3);
-    let _ = one.endpoint.am_short(3, 0, &[]).unwrap();
+    one.endpoint.am_short(3, 0, &[]).unwrap();
     pair.until("message", || inbox.borrow().len() == 1);
 }
 
-/// Hands a connection on to `target`, and flips a bit of the byte at `at`, counted from the end of the handshake: of what
-/// the end that connects sends, or of what it gets.
+/// Forwards a connection to `target`, and flips a bit of the byte at `at`, counted from the end of
+/// the handshake, of the data that the connecting end sends or receives.
 fn changed_on_the_way(target: std::net::SocketAddr, sent: bool, at: usize) -> u16 {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    // Of the handshake, forth and back.
+    // Length of the handshake in both directions.
     const HANDSHAKE: usize = 112;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -378,7 +381,7 @@ fn changed_on_the_way(target: std::net::SocketAddr, sent: bool, at: usize) -> u1
     port
 }
 
-/// `bytes` with another port, at its place in addresses and keys.
+/// `bytes` with another port at offset `at`.
 fn with_port(bytes: &[u8], at: usize, port: u16) -> (std::net::SocketAddr, Vec<u8>) {
     let mut changed = bytes.to_vec();
     let old = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
@@ -386,29 +389,30 @@ fn with_port(bytes: &[u8], at: usize, port: u16) -> (std::net::SocketAddr, Vec<u
     (([127, 0, 0, 1], old).into(), changed)
 }
 
-/// Somebody on the way changes a message, a request, or what is answered: nothing of it takes effect, and the endpoint says why it
-/// fails.
+/// An attacker on the path changes a message, a request or a response: none of it takes effect, and
+/// the endpoint fails with the cause.
 #[test]
 fn bytes_that_are_changed_on_the_way() {
     let config = InterfaceConfig::default().integrity(barewire::Choice::Yes);
     for (memory, sent) in [(false, true), (true, true), (true, false)] {
         let mut worker = Worker::new();
         let sides = [side(&mut worker, 5, &config), side(&mut worker, 5, &config)];
-        let numbers = |side: &Side| side.endpoint.address().to_bytes()[6..].to_vec();
-        // The one with the smaller numbers connects, over whoever is on the way.
+        let numbers = |side: &Side| side.endpoint.address().endpoint().unwrap().to_bytes()[6..].to_vec();
+        // The end with the smaller numbers connects, through the attacker.
         let (here, there) = if numbers(&sides[0]) < numbers(&sides[1]) { (0, 1) } else { (1, 0) };
         let (here, there) = (&sides[here], &sides[there]);
         let errors = [watch_errors(&here.interface), watch_errors(&there.interface)];
         let inbox = collect(&there.interface, 1);
-        let device = there.interface.device_address().to_bytes();
+        let theirs = there.endpoint.address();
+        let device = theirs.device().to_bytes();
         let (target, _) = with_port(&device, 8, 0);
-        // The first record has 60 bytes: 20 of its own, and a message of 8 + 8 + 20, filled up to 40.
+        // The first record has 60 bytes: 20 of its own, and a message of 8 + 8 + 20, padded to 40.
         let port = changed_on_the_way(target, sent, if memory { usize::MAX / 2 } else { 60 + 9 });
         let (_, device) = with_port(&device, 8, port);
         let device = barewire::DeviceAddress::from_bytes(&device).unwrap();
-        let local = here.interface.device_address();
-        here.endpoint.connect(&device, &there.endpoint.address()).unwrap();
-        there.endpoint.connect(&local, &here.endpoint.address()).unwrap();
+        let theirs = barewire::PeerAddress::new(device, *theirs.interface(), theirs.endpoint().copied());
+        here.endpoint.connect(&theirs.unwrap()).unwrap();
+        there.endpoint.connect(&here.endpoint.address()).unwrap();
         let region = there.domain.allocate(64, Access::all()).unwrap();
         let key = region.pack_key();
         let (target, _) = with_port(&key, 6, 0);
@@ -422,7 +426,7 @@ fn bytes_that_are_changed_on_the_way() {
                 let _ = here.endpoint.am_short(1, number, &[number as u8; 20]);
             }
             if number == 0 {
-                // In a record of its own.
+                // In a separate record.
                 let through = Watch::new(1);
                 through.posted(here.endpoint.flush(FlushMode::Remote, Some(&through.completion)));
                 until(&mut [&mut worker], "the first", || {

@@ -4,34 +4,23 @@
 use std::rc::Rc;
 
 use barewire::capability::{
-    AmBcopy, AmShort, AmZcopy, Atomic64, AtomicFetch64, Flush, GetBcopy, GetZcopy, Pending, PutBcopy,
-    PutShort, PutZcopy, RemoteMemory,
+    AmBcopy, AmShort, AmZcopy, Atomics, Flush, GetBcopy, GetZcopy, Pending, PutBcopy, PutShort, PutZcopy,
+    RemoteMemory,
 };
 use barewire::transport::{
     Domain as _, Endpoint as _, Interface as _, Memory as _, Progress, Transport, rc_mlx5, self_, shm,
 };
 use barewire::{
-    Access, Busy, Completion, FetchResult, Flags, FlushMode, InterfaceConfig, PendingResult, PostError,
-    Posted, Unpack,
+    Access, AtomicOp, Busy, Completion, FetchResult, Flags, FlushMode, InterfaceConfig, PendingResult,
+    PostError, Posted, Unpack,
 };
 use barewire_hca as hca;
 
 use crate::support::{DEADLINE, device};
 
-/// Everything a transport can have, for a test that uses it all.
+/// All capabilities of a transport.
 trait Everything:
-    PutShort
-    + PutBcopy
-    + PutZcopy
-    + GetBcopy
-    + GetZcopy
-    + AmShort
-    + AmBcopy
-    + AmZcopy
-    + Atomic64
-    + AtomicFetch64
-    + Flush
-    + Pending
+    PutShort + PutBcopy + PutZcopy + GetBcopy + GetZcopy + AmShort + AmBcopy + AmZcopy + Atomics + Flush + Pending
 {
 }
 
@@ -63,25 +52,24 @@ fn post<R>(progress: &mut impl Progress, post: impl Fn() -> Result<R, PostError>
     }
 }
 
-/// An endpoint to the interface itself. The second endpoint keeps the other end of its connection, if
-/// the transport connects endpoints.
+/// An endpoint to the interface itself. The second endpoint keeps the other end of its connection,
+/// if the transport connects endpoints.
 fn connected<T: Transport>(interface: &T::Interface) -> (T::Endpoint, Option<T::Endpoint>) {
-    let device = interface.device_address();
     if interface.attributes().flags.contains(Flags::CONNECT_TO_INTERFACE) {
         assert!(
             !interface.attributes().flags.contains(Flags::CONNECT_TO_EP)
                 || T::open_endpoint(interface).is_ok()
         );
-        return (T::connect_to_interface(interface, &device, &interface.address()).unwrap(), None);
+        return (T::connect_to_interface(interface, &interface.address()).unwrap(), None);
     }
-    assert!(T::connect_to_interface(interface, &device, &interface.address()).is_err());
+    assert!(T::connect_to_interface(interface, &interface.address()).is_err());
     let (here, there) = (T::open_endpoint(interface).unwrap(), T::open_endpoint(interface).unwrap());
-    T::connect(&here, &device, &there.address()).unwrap();
-    T::connect(&there, &device, &here.address()).unwrap();
+    T::connect(&here, &there.address()).unwrap();
+    T::connect(&there, &here.address()).unwrap();
     (here, Some(there))
 }
 
-/// Opens, connects and drives a transport, and uses everything that it can do.
+/// Opens, connects and drives a transport, and uses all its operations.
 fn over<T: Transport>(domain: &T::Domain)
 where
     T::Endpoint: Everything + RemoteMemory<Key = T::RemoteKey>,
@@ -92,8 +80,8 @@ where
     let memory = domain.allocate(64, Access::all()).unwrap();
     let key = domain.unpack_key(&memory.pack_key()).unwrap();
     let local = domain.allocate(64, Access::all()).unwrap();
-    // A peer may have to hand its memory over before the first operation with the key.
-    assert_eq!(post(&mut progress, || endpoint.put_short(&[0], memory.address(), &key)), Posted::Done);
+    // The peer may have to pass its memory before the first operation with the key.
+    post(&mut progress, || endpoint.put_short(&[0], memory.address(), &key));
     use_everything(&endpoint, memory.address(), &key, local.slice(0, 64).unwrap(), &mut progress);
     let start = std::time::Instant::now();
     while interface.unhandled() < 3 {
@@ -104,7 +92,8 @@ where
     assert!(interface.counters().posted >= 12);
 }
 
-/// Uses every capability on 64 bytes at `remote`, which begin with zeros. `local` is 64 bytes of `01 02 03 ..`.
+/// Uses every operation on 64 bytes at `remote`, which start as zeros. `local` is 64 bytes of `01
+/// 02 03 ..`.
 fn use_everything<E: Everything>(
     endpoint: &E,
     remote: u64,
@@ -112,19 +101,27 @@ fn use_everything<E: Everything>(
     local: barewire::Slice<'_>,
     progress: &mut impl Progress,
 ) {
-    assert_eq!(endpoint.put_short(&[1; 8], remote, key), Ok(Posted::Done));
+    assert_eq!(endpoint.put_short(&[1; 8], remote, key), Ok(()));
     let pack = |buffer: &mut [u8]| {
         buffer[..8].fill(2);
         8
     };
     assert_eq!(endpoint.put_bcopy(pack, remote + 8, key), Ok(8));
-    assert_eq!(endpoint.atomic_add64(0x0303_0303, remote + 16, key), Ok(Posted::Done));
+    assert_eq!(endpoint.atomic_post(AtomicOp::Add(0x0303_0303_u64), remote + 16, key), Ok(()));
     let result = FetchResult::new();
     endpoint.fence().unwrap();
-    let _ = endpoint.atomic_fetch_add64(0, remote + 16, key, &result, None).unwrap();
+    let _ = endpoint.atomic_fetch(AtomicOp::Add(0_u64), remote + 16, key, &result, None).unwrap();
     drain(endpoint, progress);
     assert_eq!(result.get(), 0x0303_0303);
-    let _ = endpoint.atomic_compare_swap64(0x0303_0303, 4, remote + 16, key, &result, None).unwrap();
+    let _ = endpoint
+        .atomic_fetch(
+            AtomicOp::CompareSwap { compare: 0x0303_0303_u64, swap: 4 },
+            remote + 16,
+            key,
+            &result,
+            None,
+        )
+        .unwrap();
     let seen = Rc::new(std::cell::RefCell::new(Vec::new()));
     let inner = Rc::clone(&seen);
     let unpack = Unpack::new(move |bytes| inner.borrow_mut().extend_from_slice(bytes));
@@ -137,7 +134,7 @@ fn use_everything<E: Everything>(
     assert_eq!(*seen.borrow(), [[1; 8], [2; 8], 4u64.to_ne_bytes()].concat());
     let _ = endpoint.put_zcopy(&[local], remote, key, None).unwrap();
     let _ = endpoint.get_zcopy(&[local], remote, key, None).unwrap();
-    assert_eq!(endpoint.am_short(1, 5, b"short"), Ok(Posted::Done));
+    assert_eq!(endpoint.am_short(1, 5, b"short"), Ok(()));
     assert_eq!(endpoint.am_bcopy(1, pack), Ok(8));
     let _ = endpoint.am_zcopy(1, b"header", &[local], None).unwrap();
     assert_eq!(endpoint.pending_add(|_| PendingResult::Done), Err(Busy));
@@ -167,15 +164,16 @@ fn an_endpoint_connected_to_itself() {
     let domain = rc_mlx5::Domain::open_soft(device(hca::Faults::default())).unwrap();
     let (interface, mut progress) = rc_mlx5::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
     let endpoint = rc_mlx5::Endpoint::new(&interface).unwrap();
-    endpoint.connect(&interface.device_address(), &endpoint.address()).unwrap();
+    endpoint.connect(&endpoint.address()).unwrap();
     let memory = domain.allocate(8, Access::all()).unwrap();
     let key = domain.unpack_key(&memory.pack_key()).unwrap();
-    assert_eq!(endpoint.put_short(&[9; 8], memory.address(), &key), Ok(Posted::Done));
+    assert_eq!(endpoint.put_short(&[9; 8], memory.address(), &key), Ok(()));
     drain(&endpoint, &mut progress);
     assert_eq!(memory.load_u8(7).unwrap(), 9);
 }
 
-/// Domains, memory and keys are for every thread; what posts and progresses stays on its own.
+/// Domains, memory and keys may be used by any thread; objects that post and progress stay on
+/// theirs.
 #[test]
 fn thread_rules_are_types() {
     fn any_thread<T: Send + Sync>() {}
@@ -184,21 +182,24 @@ fn thread_rules_are_types() {
     any_thread::<barewire::RemoteKey>();
     any_thread::<self_::Domain>();
     any_thread::<rc_mlx5::Domain>();
-    any_thread::<barewire::DeviceAddress>();
+    any_thread::<barewire::DeviceId>();
+    any_thread::<barewire::PeerAddress>();
     any_thread::<barewire::OpenError>();
     any_thread::<barewire::EndpointError>();
 
-    // One domain, a worker on each of two threads, and memory that both reach.
+    // One domain, a worker on each of two threads, and memory that both access.
     let domain = rc_mlx5::Domain::open_soft(device(hca::Faults::default())).unwrap();
     let memory = domain.allocate(8, Access::all()).unwrap();
     let add = || {
         let (interface, mut progress) =
             rc_mlx5::Interface::open(&domain, &InterfaceConfig::default()).unwrap();
         let endpoint = rc_mlx5::Endpoint::new(&interface).unwrap();
-        endpoint.connect(&interface.device_address(), &endpoint.address()).unwrap();
+        endpoint.connect(&endpoint.address()).unwrap();
         let key = domain.unpack_key(&memory.pack_key()).unwrap();
         for _ in 0..1000 {
-            while endpoint.atomic_add64(1, memory.address(), &key) == Err(PostError::NoResource) {
+            while endpoint.atomic_post(AtomicOp::Add(1_u64), memory.address(), &key)
+                == Err(PostError::NoResource)
+            {
                 progress.progress();
             }
         }

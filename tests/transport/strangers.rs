@@ -1,5 +1,5 @@
-//! Another local user at the wire of the software HCA. It may bind the peer's address at another
-//! port, and knows everything but the key of the packets.
+//! Another local user on the wire of the software HCA. It can bind the peer's address at another
+//! port, and has everything except the key of the packets.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -21,7 +21,7 @@ fn ipv4(address: IpAddr) -> Ipv4Addr {
     }
 }
 
-/// A socket whose packets look like those of devices.
+/// A socket whose packets look like those of a device.
 fn socket(address: Ipv4Addr, port: u16) -> UdpSocket {
     let socket = UdpSocket::bind((address, port)).unwrap();
     let value = libc::IP_PMTUDISC_DO;
@@ -56,10 +56,10 @@ fn message(qpn: u32, psn: u32, text: &[u8]) -> Vec<u8> {
 fn a_stranger_at_the_wire_neither_injects_nor_loses_messages() {
     let mut pair = Pair::over_udp(&InterfaceConfig::default(), hca::Faults::default());
     let inbox = collect(&pair.server.interface, 1);
-    let _ = pair.post("the first", |endpoint| endpoint.am_short(1, 1, b"true")).unwrap();
+    pair.post("the first", |endpoint| endpoint.am_short(1, 1, b"true")).unwrap();
     pair.until("the first message", || inbox.borrow().len() == 1);
 
-    // Number of the queue pair and next sequence number: more than a stranger knows.
+    // Number of the queue pair and next sequence number, which an attacker would have to guess.
     let word = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
     let qpn = word(&pair.server.endpoint.address().to_bytes(), 6);
     let psn = word(&pair.client.endpoint.address().to_bytes(), 10) + 1;
@@ -75,7 +75,7 @@ fn a_stranger_at_the_wire_neither_injects_nor_loses_messages() {
             let crc = icrc_ipv4(ipv4(from.ip()).octets(), target.octets(), from.port(), UDP_PORT, &packet);
             packet.extend(crc);
             stranger.send_to(&packet, (target, UDP_PORT)).unwrap();
-            // With something in the place of the tag.
+            // With other bytes in the place of the tag.
             packet.extend(*b"bwt\x01 a guess");
             stranger.send_to(&packet, (target, UDP_PORT)).unwrap();
             sent += 2;
@@ -90,7 +90,7 @@ fn a_stranger_at_the_wire_neither_injects_nor_loses_messages() {
         assert_eq!(inbox.borrow().len(), 1, "a stranger's message came");
     }
     for number in 2..5_u64 {
-        let _ = pair.post("a message", |endpoint| endpoint.am_short(1, number, b"true")).unwrap();
+        pair.post("a message", |endpoint| endpoint.am_short(1, number, b"true")).unwrap();
     }
     pair.until("the true messages", || inbox.borrow().len() == 4);
     let endpoint = pair.client.endpoint.clone();

@@ -1,19 +1,21 @@
-//! What the integration tests share: connected pairs over every transport, byte patterns and deadlines.
+//! Shared by the integration tests: connected pairs over every transport, byte patterns and
+//! deadlines.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire::{
-    Access, Choice, Completion, Domain, Endpoint, EndpointError, FlushMode, Interface, InterfaceConfig,
-    Memory, OperationError, PendingResult, Post, PostError, Posted, RemoteKey, Worker,
+    Access, Choice, Completion, DeviceId, Domain, Endpoint, EndpointError, FlushMode, Interface,
+    InterfaceConfig, Memory, OperationError, PeerAddress, PendingResult, Post, PostError, Posted, RemoteKey,
+    TransportId, Worker,
 };
 use barewire_hca as hca;
 
-/// Long enough for a machine that is busy with other things; nothing waits for it to pass.
+/// Time limit for a machine under load; no test waits for it to pass.
 pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
-/// One end.
+/// One end of a connection.
 pub(crate) struct Side {
     pub(crate) domain: Domain,
     pub(crate) interface: Interface,
@@ -21,14 +23,14 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// An interface with an endpoint that is not connected; for transports that connect endpoints.
+    /// An interface with an unconnected endpoint, for transports that connect endpoints.
     pub(crate) fn open(worker: &mut Worker, domain: &Domain, config: &InterfaceConfig) -> Self {
         let interface = Interface::open(worker, domain, config).unwrap();
         let endpoint = Endpoint::new(&interface).unwrap();
         Self { domain: domain.clone(), interface, endpoint }
     }
 
-    /// The same, once more.
+    /// Another handle to the same objects.
     pub(crate) fn another_handle(&self) -> Self {
         Self {
             domain: self.domain.clone(),
@@ -45,18 +47,19 @@ impl Side {
     }
 }
 
-/// Two connected ends, each with a worker. Over `self` both are the same, and the server's worker has nothing to do.
+/// Two connected ends, each with a worker. Over `self` both are the same, and the server's worker
+/// has nothing to do.
 pub(crate) struct Pair {
     pub(crate) name: &'static str,
     pub(crate) worker: Worker,
     pub(crate) server_worker: Worker,
     pub(crate) client: Side,
     pub(crate) server: Side,
-    /// Software HCAs, looked at for complaints when the pair is dropped.
+    /// Software HCAs, whose reports are checked when the pair is dropped.
     pub(crate) devices: Vec<hca::Device>,
 }
 
-/// The environment names devices to test.
+/// Returns whether the environment names devices to test.
 fn on_the_machine() -> bool {
     std::env::var_os("BAREWIRE_TEST_DEVICES").is_some()
 }
@@ -68,7 +71,8 @@ pub(crate) fn device(faults: hca::Faults) -> hca::Device {
 }
 
 impl Pair {
-    /// Over every transport and way to connect it; over the devices of the machine alone, if the environment names some: see [`Self::rc`].
+    /// All transports and ways to connect; only devices of the machine if the environment names
+    /// them: see [`Self::rc`].
     pub(crate) fn all_with(config: &InterfaceConfig) -> Vec<Self> {
         let mut pairs = Self::joined(config);
         if !on_the_machine() {
@@ -77,7 +81,7 @@ impl Pair {
         pairs
     }
 
-    /// Over the transports whose endpoints connect to endpoints.
+    /// The transports that connect endpoints.
     pub(crate) fn joined(config: &InterfaceConfig) -> Vec<Self> {
         let mut pairs = Self::rc(config);
         if !on_the_machine() {
@@ -89,19 +93,23 @@ impl Pair {
     /// Over `tcp` on the loopback.
     pub(crate) fn over_tcp(config: &InterfaceConfig) -> Self {
         let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
-        let open = |worker: &mut Worker| Side::open(worker, &Domain::open("tcp", "lo").unwrap(), config);
+        let open = |worker: &mut Worker| {
+            Side::open(worker, &Domain::open(&"tcp/lo".parse().unwrap()).unwrap(), config)
+        };
         let (client, server) = (open(&mut worker), open(&mut server_worker));
         connect(&client, &server);
         Self { name: "tcp", worker, server_worker, client, server, devices: vec![] }
     }
 
-    /// Over `rc_mlx5`: in the loopback of one device, and between two devices over UDP. Of the machine, if the environment names two:
-    /// `BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`; then also over `rc_verbs`, if `BAREWIRE_TEST_TRANSPORT` says so.
+    /// `rc_mlx5`: in the loopback of one device, and between two devices over UDP. If the
+    /// environment names two devices of the machine (`BAREWIRE_TEST_DEVICES=mlx5_0:1,mlx5_1:1`), on
+    /// those; then also `rc_verbs`, if `BAREWIRE_TEST_TRANSPORT` names it.
     pub(crate) fn rc(config: &InterfaceConfig) -> Vec<Self> {
         if let Ok(names) = std::env::var("BAREWIRE_TEST_DEVICES") {
             let (one, other) = names.split_once(',').expect("two devices, with a comma");
             let transport = std::env::var("BAREWIRE_TEST_TRANSPORT").unwrap_or_else(|_| "rc_mlx5".to_owned());
-            let open = |name| Domain::open(&transport, name).unwrap();
+            let transport: TransportId = transport.parse().unwrap();
+            let open = |name| Domain::open(&DeviceId::new(transport, name)).unwrap();
             return vec![
                 Self::over_machine("one device of the machine", config, &open(one), &open(one)),
                 Self::over_machine("two devices of the machine", config, &open(one), &open(other)),
@@ -114,17 +122,17 @@ impl Pair {
         ]
     }
 
-    /// Over devices of the machine.
+    /// Devices of the machine.
     pub(crate) fn over_machine(
         name: &'static str,
         config: &InterfaceConfig,
         client: &Domain,
         server: &Domain,
     ) -> Self {
-        // Soft-RoCE in an emulated guest may take seconds for an answer: 4.3 s for each try.
+        // Soft-RoCE in an emulated guest may take seconds to respond: 4.3 s for each attempt.
         let slow = std::env::var("BAREWIRE_TEST_DEVICES").is_ok_and(|names| names.starts_with("rxe"));
         let ack_timeout = if slow { 20 } else { config.ack_timeout };
-        // The same tests are run with a shared receive queue and without.
+        // The same tests run with and without a shared receive queue.
         let shared_receive_queue = match config.shared_receive_queue {
             Choice::Auto => InterfaceConfig::from_env().unwrap().shared_receive_queue,
             chosen => chosen,
@@ -140,11 +148,9 @@ impl Pair {
 
     pub(crate) fn over_self(config: &InterfaceConfig) -> Self {
         let mut worker = Worker::new();
-        let domain = Domain::open("self", "memory").unwrap();
+        let domain = Domain::open(&"self/memory".parse().unwrap()).unwrap();
         let interface = Interface::open(&mut worker, &domain, config).unwrap();
-        let endpoint =
-            Endpoint::connect_to_interface(&interface, &interface.device_address(), &interface.address())
-                .unwrap();
+        let endpoint = interface.connect(&interface.address()).unwrap();
         let client = Side { domain, interface, endpoint };
         let server = Side {
             domain: client.domain.clone(),
@@ -154,19 +160,23 @@ impl Pair {
         Self { name: "self", worker, server_worker: Worker::new(), client, server, devices: vec![] }
     }
 
-    /// Over `cma`, from this process to itself.
+    /// Over `cma`, with both ends in this process.
     pub(crate) fn over_cma(config: &InterfaceConfig) -> Self {
         let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
-        let open = |worker: &mut Worker| Side::open(worker, &Domain::open("cma", "memory").unwrap(), config);
+        let open = |worker: &mut Worker| {
+            Side::open(worker, &Domain::open(&"cma/memory".parse().unwrap()).unwrap(), config)
+        };
         let (client, server) = (open(&mut worker), open(&mut server_worker));
         connect(&client, &server);
         Self { name: "cma", worker, server_worker, client, server, devices: vec![] }
     }
 
-    /// Over `shm`, between two interfaces of this process, once the connections are there.
+    /// Over `shm`, between two connected interfaces of this process.
     pub(crate) fn over_shm(config: &InterfaceConfig) -> Self {
         let (mut worker, mut server_worker) = (Worker::new(), Worker::new());
-        let open = |worker: &mut Worker| Side::open(worker, &Domain::open("shm", "memory").unwrap(), config);
+        let open = |worker: &mut Worker| {
+            Side::open(worker, &Domain::open(&"shm/memory".parse().unwrap()).unwrap(), config)
+        };
         let (client, server) = (open(&mut worker), open(&mut server_worker));
         connect(&client, &server);
         let mut pair = Self { name: "shm", worker, server_worker, client, server, devices: vec![] };
@@ -174,13 +184,13 @@ impl Pair {
         pair
     }
 
-    /// Waits until posts of both endpoints are taken, where that is not so at once.
+    /// Waits until both endpoints accept posts.
     pub(crate) fn connected(&mut self) {
         let endpoints = [self.client.endpoint.clone(), self.server.endpoint.clone()];
         self.taken_by(&endpoints.each_ref());
     }
 
-    /// As `connected`, for endpoints of its own.
+    /// Like `connected`, for other endpoints.
     pub(crate) fn taken_by(&mut self, endpoints: &[&Endpoint]) {
         let taken = || endpoints.iter().all(|endpoint| endpoint.flush(FlushMode::Local, None).is_ok());
         self.until("connecting", taken);
@@ -208,7 +218,7 @@ impl Pair {
         Self { name, worker, server_worker, client, server, devices: vec![] }
     }
 
-    /// Over `rc_mlx5` in the loopback of a device that does nothing until it is stepped.
+    /// Over `rc_mlx5` in the loopback of a device that only runs when stepped.
     pub(crate) fn stepped(config: &InterfaceConfig) -> Self {
         let wire = hca::WireKind::Fabric(hca::Fabric::default());
         let reserved_bits = hca::ReservedBits::Refuse;
@@ -217,14 +227,14 @@ impl Pair {
         Self::over_soft("rc_mlx5, stepped", config, device.clone(), device)
     }
 
-    /// As `flush` for a stepped device.
+    /// Like `flush`, for a stepped device.
     pub(crate) fn flush_stepped(&mut self) {
         while self.client.endpoint.flush(FlushMode::Local, None) != Ok(Posted::Done) {
             self.settle();
         }
     }
 
-    /// Steps a stepped device and progresses both ends until nothing happens any more.
+    /// Steps the device and progresses both ends until there are no more events.
     pub(crate) fn settle(&mut self) {
         loop {
             let stepped = self.devices[0].step();
@@ -235,7 +245,7 @@ impl Pair {
         }
     }
 
-    /// Progresses until `done`.
+    /// Makes progress until `done`.
     ///
     /// # Panics
     /// After [`DEADLINE`].
@@ -243,7 +253,7 @@ impl Pair {
         until(&mut [&mut self.worker, &mut self.server_worker], &format!("{}: {what}", self.name), done);
     }
 
-    /// Posts, with progress as long as there are no resources.
+    /// Posts, and makes progress while there are no resources.
     pub(crate) fn post<T>(
         &mut self,
         what: &str,
@@ -274,7 +284,7 @@ impl Pair {
         (memory, key)
     }
 
-    /// Waits until the peer handed over the key's region, where peers map it.
+    /// Waits until the peer has passed the region of the key, over transports that map it.
     pub(crate) fn reach(&mut self, key: &RemoteKey) {
         let mapped = self.post("reach", |endpoint| endpoint.rkey_ptr(key).map(drop));
         assert!(matches!(mapped, Ok(()) | Err(PostError::Unsupported)), "{}: {mapped:?}", self.name);
@@ -299,17 +309,13 @@ impl Drop for Pair {
 
 /// Connects two endpoints, through the bytes that processes would exchange.
 pub(crate) fn connect(a: &Side, b: &Side) {
-    let address =
-        |side: &Side| (side.interface.device_address().to_bytes(), side.endpoint.address().to_bytes());
     for (from, to) in [(a, b), (b, a)] {
-        let (device, endpoint) = address(to);
-        let device = barewire::DeviceAddress::from_bytes(&device).unwrap();
-        let endpoint = barewire::EndpointAddress::from_bytes(&endpoint).unwrap();
-        from.endpoint.connect(&device, &endpoint).unwrap();
+        let address = PeerAddress::from_bytes(&to.endpoint.address().to_bytes()).unwrap();
+        from.endpoint.connect(&address).unwrap();
     }
 }
 
-/// Progresses until `done`.
+/// Makes progress until `done`.
 ///
 /// # Panics
 /// After [`DEADLINE`].
@@ -321,7 +327,7 @@ pub(crate) fn until(workers: &mut [&mut Worker], what: &str, mut done: impl FnMu
             idle = 0;
             continue;
         }
-        // The device's thread wants the core, too.
+        // The thread of the device needs the CPU as well.
         std::thread::yield_now();
         idle += 1;
         if idle.is_multiple_of(64) {
@@ -330,7 +336,7 @@ pub(crate) fn until(workers: &mut [&mut Worker], what: &str, mut done: impl FnMu
     }
 }
 
-/// Bytes that differ by `seed` and place.
+/// Bytes that depend on `seed` and position.
 pub(crate) fn pattern(seed: u32, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     (0..len)
@@ -341,14 +347,14 @@ pub(crate) fn pattern(seed: u32, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Everything in a region.
+/// The contents of a region.
 pub(crate) fn contents(memory: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
     memory.read(0, &mut bytes).unwrap();
     bytes
 }
 
-/// A completion and what became of it.
+/// A completion and its outcome.
 #[derive(Clone)]
 pub(crate) struct Watch {
     pub(crate) completion: Completion,
@@ -369,7 +375,7 @@ impl Watch {
         Self { completion, calls, result }
     }
 
-    /// Times that the callback ran.
+    /// How often the callback ran.
     pub(crate) fn calls(&self) -> u32 {
         self.calls.get()
     }
@@ -382,7 +388,7 @@ impl Watch {
         self.result.get()
     }
 
-    /// Counts down if the post was done at once, so that the callback runs in every case.
+    /// Counts down if the post completed immediately, so that the callback runs in every case.
     pub(crate) fn posted(&self, post: Post) {
         if post.unwrap() == Posted::Done {
             self.completion.count_down(Ok(()));
@@ -390,7 +396,7 @@ impl Watch {
     }
 }
 
-/// The errors that an interface's handler is told.
+/// The errors that the handler of an interface receives.
 pub(crate) fn watch_errors(interface: &Interface) -> Rc<RefCell<Vec<EndpointError>>> {
     let errors: Rc<RefCell<Vec<EndpointError>>> = Rc::default();
     let seen = Rc::clone(&errors);
@@ -398,7 +404,7 @@ pub(crate) fn watch_errors(interface: &Interface) -> Rc<RefCell<Vec<EndpointErro
     errors
 }
 
-/// What a handler got.
+/// The messages that a handler received.
 pub(crate) type Inbox = Rc<RefCell<Vec<Vec<u8>>>>;
 
 /// Collects the messages of one id.
@@ -409,7 +415,7 @@ pub(crate) fn collect(interface: &Interface, id: u8) -> Inbox {
     inbox
 }
 
-/// Sizes around a limit; some, where there is none.
+/// Sizes around a limit; a selection if there is none.
 pub(crate) fn sizes(limit: usize) -> Vec<usize> {
     if limit > 1 << 24 {
         return vec![0, 1, 7, 8, 9, 4096, 8191, 8192, 8193, 100_003];
@@ -451,12 +457,12 @@ pub(crate) fn small() -> InterfaceConfig {
     }
 }
 
-/// Posts messages with increasing headers until the queue is full. Answers the next header.
+/// Posts messages with increasing headers until the queue is full. Returns the next header.
 pub(crate) fn fill(endpoint: &Endpoint, id: u8) -> u64 {
     let mut next = 0;
     loop {
         match endpoint.am_short(id, next, &[0; 200]) {
-            Ok(_) => next += 1,
+            Ok(()) => next += 1,
             Err(error) => {
                 assert_eq!(error, PostError::NoResource);
                 return next;
@@ -469,16 +475,16 @@ pub(crate) fn headers(inbox: &Inbox) -> Vec<u64> {
     inbox.borrow().iter().map(|m| u64::from_le_bytes(m[..8].try_into().unwrap())).collect()
 }
 
-/// A request that posts one message when its turn comes.
+/// A pending request that posts one message.
 pub(crate) fn send_later(id: u8, header: u64) -> impl FnMut(&Endpoint) -> PendingResult {
     move |endpoint| match endpoint.am_short(id, header, &[0; 200]) {
-        Ok(_) => PendingResult::Done,
+        Ok(()) => PendingResult::Done,
         Err(PostError::NoResource) => PendingResult::Again,
         Err(error) => panic!("{error}"),
     }
 }
 
-/// Posts something that the transport has, with the client's endpoint.
+/// Posts an operation that the transport has, on the client's endpoint.
 pub(crate) fn post_anything(pair: &Pair, memory: &Memory, key: &RemoteKey) -> Result<(), PostError> {
     let endpoint = &pair.client.endpoint;
     if pair.client.interface.attributes().flags.contains(barewire::Flags::AM_BCOPY) {
@@ -488,7 +494,8 @@ pub(crate) fn post_anything(pair: &Pair, memory: &Memory, key: &RemoteKey) -> Re
     }
 }
 
-/// Transfers of `size` bytes each, from one end of the local memory and the other end of the remote one.
+/// Transfers of `size` bytes each, from one end of the local memory and the other end of the remote
+/// one.
 pub(crate) fn transfers<'a>(
     count: usize,
     size: usize,

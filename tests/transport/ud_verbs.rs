@@ -1,11 +1,11 @@
-//! What is peculiar to `ud_verbs`: connecting to interfaces, and peers that say nothing. On the machine's devices, if
-//! `BAREWIRE_TEST_TRANSPORT` says so.
+//! Behaviours specific to `ud_verbs`: connecting to interfaces, and peers that do not respond. On
+//! the machine's devices, if `BAREWIRE_TEST_TRANSPORT` names it.
 
 use std::time::Duration;
 
 use barewire::{
-    Cause, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation, PostError, Posted,
-    Worker,
+    AtomicOp, Cause, DeviceId, Domain, Endpoint, Flags, FlushMode, Interface, InterfaceConfig, Operation,
+    PostError, Posted, Worker,
 };
 
 use crate::support::{Pair, Watch, collect, headers, until, watch_errors};
@@ -17,20 +17,20 @@ fn interfaces(config: &InterfaceConfig) -> Option<[(Worker, Interface); 2]> {
     let (one, other) = devices.split_once(',').unwrap();
     Some([one, other].map(|device| {
         let mut worker = Worker::new();
-        let domain = Domain::open(&transport, device).unwrap();
+        let domain = Domain::open(&DeviceId::new(transport.parse().unwrap(), device)).unwrap();
         let interface = Interface::open(&mut worker, &domain, config).unwrap();
         (worker, interface)
     }))
 }
 
 fn connect(from: &Interface, to: &Interface) -> Endpoint {
-    Endpoint::connect_to_interface(from, &to.device_address(), &to.address()).unwrap()
+    from.connect(&to.address()).unwrap()
 }
 
-/// Sends as soon as it is taken.
+/// Sends, and repeats the post until it is accepted.
 fn send(workers: &mut [&mut Worker], endpoint: &Endpoint, header: u64) {
     until(workers, "send", || match endpoint.am_short(1, header, &[]) {
-        Ok(posted) => posted == Posted::Done,
+        Ok(()) => true,
         Err(error) => {
             assert_eq!(error, PostError::NoResource);
             false
@@ -42,16 +42,16 @@ fn send(workers: &mut [&mut Worker], endpoint: &Endpoint, header: u64) {
 fn interfaces_find_each_other_whoever_connects_first() {
     let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
     let (near_inbox, far_inbox) = (collect(&near, 1), collect(&far, 1));
-    // One side.
+    // One side connects.
     let first = connect(&near, &far);
     assert_eq!(first.am_short(1, 0, &[]), Err(PostError::NoResource), "until the peer answers");
     (0..100).for_each(|header| send(&mut [&mut here, &mut there], &first, header));
     until(&mut [&mut here, &mut there], "messages", || far_inbox.borrow().len() == 100);
-    // The other side gets the endpoint that was made for it, at once.
+    // The other side immediately gets the endpoint that was created for it.
     let back = connect(&far, &near);
-    assert_eq!(back.am_short(1, 7, &[]), Ok(Posted::Done));
+    assert_eq!(back.am_short(1, 7, &[]), Ok(()));
     until(&mut [&mut here, &mut there], "answer", || near_inbox.borrow().len() == 1);
-    // Both at once.
+    // Both at the same time.
     let (one, other) = (connect(&near, &far), connect(&far, &near));
     (100..200).for_each(|header| send(&mut [&mut here, &mut there], &one, header));
     (8..100).for_each(|header| send(&mut [&mut here, &mut there], &other, header));
@@ -60,13 +60,13 @@ fn interfaces_find_each_other_whoever_connects_first() {
     });
     assert_eq!(headers(&far_inbox), (0..200).collect::<Vec<_>>());
     assert_eq!(headers(&near_inbox), (7..100).collect::<Vec<_>>());
-    // To itself.
+    // To the same interface.
     let own = connect(&near, &near);
     send(&mut [&mut here, &mut there], &own, 1000);
     until(&mut [&mut here, &mut there], "to itself", || near_inbox.borrow().len() == 94);
 }
 
-/// The peer's process is there, and makes no progress.
+/// The peer's process is running, and makes no progress.
 #[test]
 fn a_silent_peer_is_named_when_its_time_is_over() {
     let config = InterfaceConfig { peer_timeout: Duration::from_millis(1500), ..Default::default() };
@@ -78,7 +78,7 @@ fn a_silent_peer_is_named_when_its_time_is_over() {
         endpoint.flush(FlushMode::Local, None) == Ok(Posted::Done)
     });
     let watch = Watch::new(1);
-    let _ = endpoint.am_short(1, 1, &[]).unwrap();
+    endpoint.am_short(1, 1, &[]).unwrap();
     let post = endpoint.flush(FlushMode::Remote, Some(&watch.completion));
     assert_eq!(post, Ok(Posted::InProgress));
     let start = std::time::Instant::now();
@@ -104,7 +104,7 @@ fn a_peer_that_closes_says_so() {
         endpoint.flush(FlushMode::Local, None) == Ok(Posted::Done)
     });
     drop((there, far));
-    // Nothing is outstanding: that is no error yet.
+    // Nothing is outstanding, so this is not an error yet.
     let mut told = false;
     until(&mut [&mut here], "refusal", || {
         told |= matches!(endpoint.am_short(1, 1, &[]), Err(PostError::EndpointFailed));
@@ -119,9 +119,9 @@ fn nobody_answers_a_request() {
     let config = InterfaceConfig { connect_timeout: Duration::from_millis(300), ..Default::default() };
     let Some([(mut here, near), (there, far)]) = interfaces(&config) else { return };
     let errors = watch_errors(&near);
-    let (device, address) = (far.device_address(), far.address());
+    let address = far.address();
     drop((there, far));
-    let endpoint = Endpoint::connect_to_interface(&near, &device, &address).unwrap();
+    let endpoint = near.connect(&address).unwrap();
     until(&mut [&mut here], "error", || !errors.borrow().is_empty());
     let error = errors.borrow()[0].clone();
     assert_eq!((error.operation, error.cause), (Operation::Connect, Cause::PeerUnreachable));
@@ -133,12 +133,13 @@ fn packets_longer_than_the_peer_takes_are_refused_when_connecting() {
     let Some([(_worker, near), _]) = interfaces(&InterfaceConfig::default()) else { return };
     let config = InterfaceConfig { path_mtu: 256, ..Default::default() };
     let Some([_, (_other, far)]) = interfaces(&config) else { return };
-    let error = Endpoint::connect_to_interface(&near, &far.device_address(), &far.address()).unwrap_err();
+    let error = near.connect(&far.address()).unwrap_err();
     assert!(error.to_string().contains("path_mtu"), "{error}");
     assert_eq!(far.attributes().am.max_bcopy, 240);
 }
 
-/// Messages both ways, in order, each once, whatever the wire does: `BAREWIRE_HCA_FAULTS`.
+/// Messages in both directions, in order, each once, with any faults of the wire:
+/// `BAREWIRE_HCA_FAULTS`.
 #[test]
 fn volume_both_ways() {
     let Some([(mut here, near), (mut there, far)]) = interfaces(&InterfaceConfig::default()) else { return };
@@ -177,6 +178,9 @@ fn what_there_is_not_is_unsupported() {
         let (memory, key) = pair.target(8, barewire::Access::all());
         let endpoint = &pair.client.endpoint;
         assert_eq!(endpoint.put_short(&[1], memory.address(), &key), Err(PostError::Unsupported));
-        assert_eq!(endpoint.atomic_add64(1, memory.address(), &key), Err(PostError::Unsupported));
+        assert_eq!(
+            endpoint.atomic_post(AtomicOp::Add(1_u64), memory.address(), &key),
+            Err(PostError::Unsupported)
+        );
     }
 }

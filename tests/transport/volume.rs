@@ -1,11 +1,11 @@
-//! Many operations: through small rings, over a bad wire, and against a model.
+//! Many operations: through small rings, over a lossy wire, and compared with a model.
 
 use barewire::{Access, FlushMode, InterfaceConfig};
 use barewire_hca as hca;
 
 use crate::support::{Pair, Watch, collect, contents, headers, pattern};
 
-/// A wire that drops, doubles, reorders and corrupts packets.
+/// A wire that drops, duplicates, reorders and corrupts packets.
 #[test]
 fn a_bad_wire_loses_nothing() {
     let faults = hca::Faults {
@@ -31,7 +31,7 @@ fn a_bad_wire_loses_nothing() {
         }),
     );
     for i in 0..500 {
-        let _ = pair.post("send", |e| e.am_short(1, i, &pattern(i as u32, 64))).unwrap();
+        pair.post("send", |e| e.am_short(1, i, &pattern(i as u32, 64))).unwrap();
     }
     pair.until("all", || watch.is_done() && inbox.borrow().len() == 500);
     assert_eq!(watch.result(), Some(Ok(())));

@@ -10,6 +10,7 @@
 //!
 //! Every object keeps the objects alive from which it was created, may be sent to any thread, and
 //! may be dropped in any order.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 /// Runs the example of the README as a test.

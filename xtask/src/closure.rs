@@ -1,4 +1,5 @@
-//! Checks that the default build needs no system library: neither its crates nor the binary.
+//! Checks that the default build needs no system library, neither its crates nor the binary, and
+//! that a build with one transport compiles nothing for the others.
 
 use std::time::Duration;
 
@@ -9,6 +10,20 @@ const BINDINGS: &[&str] = &["rdma-sys", "rdma-mummy-sys", "ibverbs-sys"];
 
 /// Libraries that every Rust program on Linux loads: the C library, the unwinder, the loader.
 const BASE: &[&str] = &["linux-vdso", "ld-linux", "libc", "libm", "libgcc_s", "libpthread", "libdl", "librt"];
+
+/// Features of `barewire`, the names of steps that test them alone, and the crates of this workspace
+/// that such a build contains besides [`ALWAYS`].
+pub(crate) const ALONE: [(&str, &str, &[&str]); 6] = [
+    ("", "no transport but self", &[]),
+    ("cma", "cma alone", &["barewire-shm"]),
+    ("mlx5", "mlx5 alone", &["barewire-layouts", "barewire-mlx5", "barewire-verbs"]),
+    ("shm", "shm alone", &["barewire-shm"]),
+    ("soft", "soft alone", &["barewire-hca", "barewire-layouts", "barewire-mlx5", "barewire-verbs"]),
+    ("tcp", "tcp alone", &["barewire-tcp"]),
+];
+
+/// The crates of this workspace that every build of `barewire` contains.
+const ALWAYS: [&str; 2] = ["barewire", "barewire-shared-bytes"];
 
 /// The command that lists the crates of the default build.
 pub(crate) fn tree() -> Invocation {
@@ -23,6 +38,16 @@ pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
         return Err(Failure::Found(format!(
             "the default build contains {binding}, which needs a system library"
         )));
+    }
+    for (feature, name, expected) in ALONE {
+        let mut tree = String::new();
+        let arguments =
+            ["tree", "-e", "normal", "--prefix", "none", "-p", "barewire", "--no-default-features"];
+        let list = Invocation::cargo(&arguments).with(&["--features", feature]);
+        process::run(&list, deadline, Output::Collect(&mut tree))?;
+        if let Some(other) = unexpected_in(&tree, expected) {
+            return Err(Failure::Found(format!("the build '{name}' contains {other}")));
+        }
     }
     let build =
         Invocation::cargo(&["build", "-p", "barewire-cli", "--message-format=json-render-diagnostics"]);
@@ -42,6 +67,12 @@ pub(crate) fn check(deadline: Duration) -> Result<(), Failure> {
 
 fn binding_in(tree: &str) -> Option<&str> {
     tree.lines().filter_map(|line| line.split_whitespace().next()).find(|name| BINDINGS.contains(name))
+}
+
+/// Returns the first crate of this workspace that is not expected.
+fn unexpected_in<'a>(tree: &'a str, expected: &[&str]) -> Option<&'a str> {
+    let mut names = tree.lines().filter_map(|line| line.split_whitespace().next());
+    names.find(|name| name.starts_with("barewire") && !ALWAYS.contains(name) && !expected.contains(name))
 }
 
 /// Returns the path of the binary from cargo's JSON messages.
@@ -69,6 +100,13 @@ mod tests {
     fn finds_a_binding() {
         assert_eq!(binding_in("barewire v0.1.0\nlibc v0.2.180\n"), None);
         assert_eq!(binding_in("barewire v0.1.0\nrdma-sys v0.3.0 (*)\n"), Some("rdma-sys"));
+    }
+
+    #[test]
+    fn finds_a_crate_of_another_transport() {
+        let tree = "barewire v0.1.0\nbarewire-shm v0.1.0\nlibc v0.2.180\n";
+        assert_eq!(unexpected_in(tree, &["barewire-shm"]), None);
+        assert_eq!(unexpected_in(tree, &[]), Some("barewire-shm"));
     }
 
     #[test]

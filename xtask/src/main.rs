@@ -44,14 +44,16 @@ usage: cargo xtask test|bench|asm|vm|conformance|compare [--no-install]
   kill           kills one side of barewire perf at random moments, over every transport and test; each
                  survivor must end within 5 s and report why. --count 500, --seed 1, --binary PATH for a
                  program that is already built.
+  --from STEP    of test: begins with the step of this name, after a step was repaired
   --no-install   installs nothing; features whose packages are missing are left out and named";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["test"] => steps::test(packages::Install::Missing),
-        ["test", "--no-install"] => steps::test(packages::Install::Nothing),
+        ["test"] => steps::test(packages::Install::Missing, None),
+        ["test", "--no-install"] => steps::test(packages::Install::Nothing, None),
+        ["test", "--from", step] => steps::test(packages::Install::Missing, Some(step)),
         ["bench"] => bench::bench(packages::Install::Missing),
         ["bench", "--no-install"] => bench::bench(packages::Install::Nothing),
         ["asm"] => bench::asm(packages::Install::Missing),

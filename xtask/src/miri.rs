@@ -10,7 +10,7 @@ use crate::process::{self, Invocation, Output};
 
 /// The runs: a name, Miri's flags, and the arguments of `cargo miri test`.
 pub(crate) const RUNS: [(&str, &str, &[&str]); 5] = [
-    ("Miri, layouts", "", &["-p", "barewire-layouts", "--lib"]),
+    ("Miri, layouts and shared bytes", "", BYTES),
     ("Miri, queues of the driver", "", QUEUES),
     ("Miri, buffers and requests", "", REQUESTS),
     ("Miri, self", "", &["-p", "barewire", "--test=self_transport"]),
@@ -18,6 +18,8 @@ pub(crate) const RUNS: [(&str, &str, &[&str]); 5] = [
     // access it.
     ("Miri, software HCA", "-Zmiri-ignore-leaks", DEVICE),
 ];
+
+const BYTES: &[&str] = &["-p", "barewire-layouts", "-p", "barewire-shared-bytes", "--lib"];
 
 /// Everything on plain memory. Skipped tests open a device, read files or take long.
 const QUEUES: &[&str] = &[
@@ -49,7 +51,7 @@ const REQUESTS: &[&str] = &[
     "--",
     "atomic::",
     "completion::",
-    "gate::",
+    "post_state::",
     "operation::",
     "panics::",
     "pending::",

@@ -44,6 +44,14 @@ pub(crate) const PROGRAMS: Part = Part {
         Need { what: "Open MPI's mpirun", package: "openmpi-bin", present: || on_path("orterun") },
         Need { what: "Hydra's mpiexec", package: "mpich", present: || on_path("mpiexec.hydra") },
         Need { what: "Slurm", package: "slurm-wlm", present: || on_path("srun") },
+        Need {
+            what: "the name by which Slurm opens the PMIx library",
+            package: "libpmix-dev",
+            present: || {
+                let folder = format!("/usr/lib/{}-linux-gnu/pmix2/lib", std::env::consts::ARCH);
+                Path::new(&folder).join("libpmix.so").exists()
+            },
+        },
         Need { what: "ucx_info and ucx_perftest", package: "ucx-utils", present: || on_path("ucx_perftest") },
         Need {
             what: "pyverbs",

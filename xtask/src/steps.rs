@@ -55,19 +55,25 @@ impl Step {
     }
 }
 
-/// Runs the steps until one fails.
-pub(crate) fn test(install: Install) -> ExitCode {
+/// Runs the steps until one fails; those from `first` on if it is given.
+pub(crate) fn test(install: Install, first: Option<&str>) -> ExitCode {
     process::watch_signals();
     let mut run = Run::default();
-    let first = Step { name: "packages", deadline: Duration::from_mins(10), work: Work::Install(install) };
-    let outcome = run.step(&first).and_then(|()| {
+    let packages = Step { name: "packages", deadline: Duration::from_mins(10), work: Work::Install(install) };
+    let outcome = run.step(&packages).and_then(|()| {
         run.left_out = packages::left_out(&packages::ALL);
         let has = |parts: &[&packages::Part]| packages::left_out(parts).is_empty();
         let features: &[&str] = if has(&[&packages::VERBS]) { &["--all-features"] } else { &[] };
         let guest = has(&[&packages::VERBS, &packages::GUEST]);
         let miri = miri::prepare(install);
         run.left_out.extend(miri.as_ref().err().cloned());
-        steps(features, guest, miri.is_ok(), install).iter().try_for_each(|step| run.step(step))
+        let steps = steps(features, guest, miri.is_ok(), install);
+        let from = first.map_or(Some(0), |first| steps.iter().position(|step| step.name == first));
+        let Some(from) = from else {
+            let names: Vec<_> = steps.iter().map(|step| step.name).collect();
+            return Err(format!("no step has this name; the steps are: {}", names.join("; ")));
+        };
+        steps[from..].iter().try_for_each(|step| run.step(step))
     });
     println!();
     if let Err(complaint) = &outcome {
@@ -103,6 +109,9 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
         deadline: Duration::from_mins(minutes),
         work: Work::Test(runner, command),
     };
+    // Tests of `hca run` need it, and a cold build exceeds their deadlines on a busy machine.
+    let library = cargo(&["build", "--workspace", "--lib"]).with(features);
+    steps.push(Step::run("library for hca run", 30, library));
     steps.push(test("tests", 40, runner, tests.with(features)));
     if !features.is_empty() {
         for (name, way) in [("mlx5_0, by DEVX", "devx"), ("mlx5_0, by init_obj", "init_obj")] {
@@ -144,6 +153,11 @@ fn steps(features: &[&str], guest: bool, miri: bool, install: Install) -> Vec<St
         15,
         cargo(&["doc", "--workspace", "--no-deps"]).with(features).environment("RUSTDOCFLAGS", "-Dwarnings"),
     ));
+    for (feature, name, _) in closure::ALONE {
+        let arguments = ["test", "-p", "barewire", "--test", "each_transport", "--no-default-features"];
+        let command = cargo(&arguments).with(&["--features", feature]);
+        steps.push(test(name, 10, Runner::Libtest, command));
+    }
     steps.push(Step { name: "default build", deadline: Duration::from_mins(10), work: Work::Closure });
     if guest {
         // Its build, and the guest, which has its own deadline.

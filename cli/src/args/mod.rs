@@ -1,4 +1,4 @@
-//! The command line's words.
+//! Command-line arguments.
 
 mod perf;
 
@@ -11,28 +11,29 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// The port that servers listen on unless told otherwise, as in UCX's tools.
+/// The default port of servers, as in UCX's tools.
 pub(crate) const PORT: u16 = 13337;
 
-/// Move messages between processes through mlx5 queues of our own making.
+/// Move messages between processes through mlx5 queues
 #[derive(Debug, Parser)]
 #[command(name = "barewire", version, disable_help_subcommand = true, arg_required_else_help = false)]
 #[command(after_help = "Without a NIC everything runs on the software HCA that is built in.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Write what the software HCA's wire saw, payload included, to a capture file for tshark and Wireshark that only its owner may read;
-    /// %a in its name is the device's address, and is added where there are several devices
+    /// Write the packets of the software HCA, payload included, to a capture file for tshark and
+    /// Wireshark that only its owner may read; %a in the name is replaced by the device's address,
+    /// which is added if there are several devices
     #[arg(long, global = true, value_name = "FILE", help_heading = "Software HCA")]
     pub(crate) pcap: Option<PathBuf>,
-    /// The key that both ends know, for servers and clients on different hosts and for tcp: a file of 32 bytes, or of 64 hexadecimal
-    /// digits, that only its owner may read
+    /// The key that both ends share, for servers and clients on different hosts and for tcp: a file
+    /// of 32 bytes, or of 64 hexadecimal digits, that only its owner may read
     #[arg(long, global = true, value_name = "FILE", help_heading = "Connections")]
     pub(crate) key_file: Option<PathBuf>,
 }
 
 impl Cli {
-    /// The command starts a second process of its own.
+    /// Returns whether the command starts a second process.
     pub(crate) fn makes_pair(&self) -> bool {
         match &self.command {
             Command::Demo(_) => true,
@@ -41,12 +42,16 @@ impl Cli {
         }
     }
 
-    /// The capture file by the name that devices take it by.
+    /// The name of the capture file, as devices expect it.
     pub(crate) fn capture(&self) -> Option<PathBuf> {
         let several = match &self.command {
             Command::Demo(_) | Command::Perf(_) => true,
             Command::Hca(HcaArgs { command: HcaCommand::Run(args) }) => args.devices > 1,
-            Command::Info(_) | Command::Hello(_) | Command::Run(_) | Command::Second(_) => false,
+            Command::Info(_)
+            | Command::Hello(_)
+            | Command::Plan(_)
+            | Command::Run(_)
+            | Command::Second(_) => false,
         };
         let file = self.pcap.as_deref()?;
         if !several || file.as_os_str().to_string_lossy().contains("%a") {
@@ -72,7 +77,9 @@ pub(crate) enum Command {
     Hello(HelloArgs),
     /// Measure latency, bandwidth and message rate, as ucx_perftest does
     Perf(Box<PerfArgs>),
-    /// Let other programs see the software HCA as mlx5 devices
+    /// Explain which transports two processes use to reach each other, and why not others
+    Plan(PlanArgs),
+    /// Provide the software HCA to other programs as mlx5 devices
     Hca(HcaArgs),
     /// Start several ranks of a program on this host, as mpirun does
     Run(RunArgs),
@@ -83,12 +90,12 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// The file to send [default: this program itself]
+    /// The file to send [default: this program]
     pub(crate) file: Option<PathBuf>,
     /// Faults of the software wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
     #[arg(long, value_name = "SPEC")]
     pub(crate) faults: Option<String>,
-    /// Over this device only [default: every transport's first]
+    /// Use this device only [default: the first device of every transport]
     #[arg(short = 'd', long)]
     pub(crate) device: Option<String>,
 }
@@ -101,7 +108,7 @@ pub(crate) struct InfoArgs {
     /// Print every setting and environment variable, with its value, default and meaning
     #[arg(long, conflicts_with = "to")]
     pub(crate) config: bool,
-    /// Say which network interface tcp takes to this address, and why
+    /// Show the network interface that tcp uses for this address, and the reason
     #[arg(long, value_name = "ADDRESS", conflicts_with = "json")]
     pub(crate) to: Option<IpAddr>,
 }
@@ -114,7 +121,7 @@ pub(crate) struct HelloArgs {
     /// Device [default: the transport's first]
     #[arg(short = 'd', long)]
     pub(crate) device: Option<String>,
-    /// Host of the server, without a key this one; without it this is the server
+    /// Host of the server, or without a key this host; omit to be the server
     #[arg(short = 'n', long = "server", value_name = "HOST")]
     pub(crate) server: Option<String>,
     /// Control port of the server
@@ -142,7 +149,7 @@ pub(crate) struct RunArgs {
     /// Number of ranks
     #[arg(short = 'n', long = "count", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) count: u32,
-    /// Print the rank before each line of its output
+    /// Print the rank before each line of output
     #[arg(short = 'l', long)]
     pub(crate) label: bool,
     /// Let the other ranks run when one fails
@@ -154,6 +161,19 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Without addresses, the first line is the address of a node on this machine. Two \
+    such lines, of any machines, are planned without a connection.\n\n\
+    Example: barewire plan $(ssh a barewire plan | head -1) $(ssh b barewire plan | head -1)")]
+pub(crate) struct PlanArgs {
+    /// The worker addresses of both sides, in hexadecimal digits [default: print this machine's]
+    #[arg(value_name = "ADDRESS", num_args = 0..=2)]
+    pub(crate) addresses: Vec<String>,
+    /// Use this transport or device only, such as shm, tcp/eth0 or soft0:1 (repeat for several)
+    #[arg(short = 'd', long = "device", value_name = "NAME", conflicts_with = "addresses")]
+    pub(crate) devices: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct HcaArgs {
     #[command(subcommand)]
     pub(crate) command: HcaCommand,
@@ -161,7 +181,8 @@ pub(crate) struct HcaArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum HcaCommand {
-    /// Run a program that uses libibverbs on devices mlx5_0, mlx5_1 ...; programs run so on this machine reach each other
+    /// Run a program that uses libibverbs on devices mlx5_0, mlx5_1 ...; such programs on this
+    /// machine reach each other
     Run(HcaRunArgs),
 }
 
@@ -173,13 +194,13 @@ pub(crate) struct HcaRunArgs {
     /// Number of ports of each device
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) ports: u8,
-    /// Ports that look like Ethernet, with RoCEv2 [default]
+    /// Present the ports as Ethernet, with RoCEv2 [default]
     #[arg(long, conflicts_with = "ib")]
     pub(crate) roce: bool,
-    /// Ports that look like InfiniBand
+    /// Present the ports as InfiniBand
     #[arg(long)]
     pub(crate) ib: bool,
-    /// Refuse programs' own device commands (DEVX), as a kernel does to who has no right to them
+    /// Refuse DEVX commands of programs, as the kernel does without the privilege
     #[arg(long)]
     pub(crate) no_devx: bool,
     /// Faults of the wire, e.g. drop=0.01,duplicate=0.01,reorder=0.01,corrupt=0.01,seed=7
@@ -190,7 +211,7 @@ pub(crate) struct HcaRunArgs {
     pub(crate) program: Vec<OsString>,
 }
 
-/// What the ports look like.
+/// The link layer of the ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Link {
     Roce,
@@ -203,7 +224,7 @@ impl HcaRunArgs {
     }
 }
 
-/// The most devices that a program sees.
+/// The most devices that a program can use.
 const MAX_DEVICES: usize = 16;
 
 fn devices(text: &str) -> Result<usize, String> {
@@ -217,7 +238,7 @@ fn devices(text: &str) -> Result<usize, String> {
 pub(crate) struct SecondArgs {
     /// Process that started this one
     pub(crate) parent: u32,
-    /// What it is started for
+    /// Purpose of the process
     pub(crate) work: Work,
 }
 
@@ -248,7 +269,7 @@ fn cpus(text: &str) -> Result<CpuList, String> {
     Ok(CpuList(list))
 }
 
-/// A number with an optional factor: `8`, `64K`, `1M` with the given step.
+/// A number with an optional factor of powers of `step`: `8`, `64K`, `1M`.
 fn scaled(text: &str, step: u64) -> Result<u64, String> {
     let text = text.trim();
     let (digits, power) = match text.char_indices().next_back() {
@@ -270,13 +291,13 @@ fn count(text: &str) -> Result<u64, String> {
     scaled(text, 1000)
 }
 
-/// What clap has to say about a bad command line, in one line.
+/// The first line of clap's message about an invalid command line.
 pub(crate) fn usage_line(error: &clap::Error) -> String {
     if matches!(
         error.kind(),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        // clap would list the hidden one, too.
+        // clap's own list would include the hidden command.
         return "a command is missing: demo, info, hello, perf or hca (see 'barewire --help')".to_owned();
     }
     let text = error.render().to_string();

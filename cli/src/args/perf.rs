@@ -1,4 +1,5 @@
-//! The words of `barewire perf`: the letters of ucx_perftest with their meaning, and some of our own.
+//! Arguments of `barewire perf`: the letters of ucx_perftest with their meaning, and additional
+//! ones.
 
 use super::{CpuList, PORT, count, cpus, scaled, size};
 use clap::{Args, Parser, ValueEnum};
@@ -7,7 +8,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// What perf measures.
+/// The measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -32,6 +33,10 @@ pub(crate) enum Test {
     PutBw,
     /// Stream of atomic adds
     AddMr,
+    /// Tagged message ping-pong; half round trip
+    TagLat,
+    /// Stream of tagged messages
+    TagBw,
 }
 
 impl Test {
@@ -48,10 +53,12 @@ impl Test {
             Self::AmBw => "am_bw",
             Self::PutBw => "put_bw",
             Self::AddMr => "add_mr",
+            Self::TagLat => "tag_lat",
+            Self::TagBw => "tag_bw",
         }
     }
 
-    /// What the banner says.
+    /// The description in the banner.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::AmLat => "active message latency",
@@ -64,42 +71,49 @@ impl Test {
             Self::AmBw => "active message bandwidth / message rate",
             Self::PutBw => "put bandwidth / message rate",
             Self::AddMr => "atomic add message rate",
+            Self::TagLat => "tag match latency",
+            Self::TagBw => "tag match bandwidth",
         }
     }
 
-    /// Each side answers the other.
+    /// Returns whether each side responds to the other.
     pub(crate) fn is_ping_pong(self) -> bool {
-        matches!(self, Self::AmLat | Self::PutLat | Self::AddLat)
+        matches!(self, Self::AmLat | Self::PutLat | Self::AddLat | Self::TagLat)
     }
 
-    /// One message after the other without an answer.
+    /// Returns whether messages follow each other without a response.
     pub(crate) fn is_stream(self) -> bool {
-        matches!(self, Self::AmBw | Self::PutBw | Self::AddMr)
+        matches!(self, Self::AmBw | Self::PutBw | Self::AddMr | Self::TagBw)
     }
 
-    /// The target's program has no part in it.
+    /// Returns whether the program of the target takes no part.
     pub(crate) fn is_one_sided(self) -> bool {
         !self.is_message()
     }
 
-    /// Of active messages.
+    /// Returns whether the test uses active or tagged messages.
     pub(crate) fn is_message(self) -> bool {
-        matches!(self, Self::AmLat | Self::AmBw)
+        matches!(self, Self::AmLat | Self::AmBw) || self.is_tagged()
+    }
+
+    /// Returns whether the test uses tagged messages.
+    pub(crate) fn is_tagged(self) -> bool {
+        matches!(self, Self::TagLat | Self::TagBw)
     }
 }
 
-/// How data is sent.
+/// The way in which data is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lower")]
 pub(crate) enum Layout {
     /// From the argument
     Short,
-    /// From several places in memory, active messages only
+    /// From several slices, active messages only
     ShortIov,
     /// Through a buffer of the interface
     Bcopy,
-    /// Straight from registered memory
+    /// Directly from registered memory
     Zcopy,
 }
 
@@ -118,11 +132,11 @@ impl fmt::Display for Layout {
     }
 }
 
-/// The sizes of a message's pieces in bytes.
+/// The sizes of the pieces of a message in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sizes(pub(crate) Vec<usize>);
 
-/// More pieces than any transport takes.
+/// More pieces than any transport accepts.
 pub(crate) const MOST_PIECES: usize = 64;
 
 fn sizes(text: &str) -> Result<Sizes, String> {
@@ -134,12 +148,12 @@ fn sizes(text: &str) -> Result<Sizes, String> {
     whole.map(|_| Sizes(pieces)).ok_or_else(|| "the message is too large".to_owned())
 }
 
-/// Message sizes from one to another, each a multiple of the one before.
+/// A series of message sizes, each a multiple of the previous.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sweep(pub(crate) Vec<usize>);
 
 impl Default for Sweep {
-    /// What a plot shows.
+    /// The sizes of a plot.
     fn default() -> Self {
         Self((3..=16).map(|power| 1 << power).collect())
     }
@@ -166,7 +180,7 @@ fn rank(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Host memory, the only kind there is here.
+/// Host memory, the only supported kind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostMemory;
 
@@ -177,7 +191,7 @@ fn memory(text: &str) -> Result<HostMemory, String> {
     }
 }
 
-/// What describes one test, on the command line or in a line of a batch file.
+/// The arguments of one test, on the command line or in a line of a batch file.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TestArgs {
     /// What to measure [default: am_lat]
@@ -189,19 +203,21 @@ pub(crate) struct TestArgs {
     /// Device [default: the transport's first]
     #[arg(short = 'd', long)]
     pub(crate) device: Option<String>,
-    /// How to send [default: the first that takes the size]
+    /// How to send [default: the first that accepts the size]
     #[arg(short = 'D', long)]
     pub(crate) layout: Option<Layout>,
-    /// Message size in bytes (K, M and G are powers of 1024), or those of its pieces: 16,48,8K; of atomics 4 or 8 [default: 8]
+    /// Message size in bytes (K, M and G are powers of 1024), or the sizes of its pieces: 16,48,8K;
+    /// of atomics 4 or 8 [default: 8]
     #[arg(short = 's', long = "size", value_name = "SIZES", value_parser = sizes)]
     pub(crate) sizes: Option<Sizes>,
-    /// Distance between the beginnings of a zcopy message's pieces in memory [default: one ends where the next begins]
+    /// Distance between the starts of a zcopy message's pieces in memory [default: pieces are
+    /// adjacent]
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = size)]
     pub(crate) stride: Option<usize>,
-    /// Messages to measure [default: 100K, and in a series of sizes less of the large ones]
+    /// Messages to measure [default: 100K; in a series of sizes fewer of the large ones]
     #[arg(short = 'n', long, value_parser = count)]
     pub(crate) iterations: Option<u64>,
-    /// Messages to send before measuring [default: 1K, at most a tenth of those to measure]
+    /// Messages to send before measuring [default: 1K, at most a tenth of the measured ones]
     #[arg(short = 'w', long, value_parser = count)]
     pub(crate) warm_up: Option<u64>,
     /// Zero-copy sends, gets and fetching atomics in flight at once [default: 1]
@@ -210,7 +226,7 @@ pub(crate) struct TestArgs {
     /// Active messages of a stream that the receiver has not acknowledged; 0 for any number
     #[arg(short = 'W', long, value_name = "COUNT")]
     pub(crate) window: Option<u32>,
-    /// Bytes of a zcopy active message that are its header [default: 8, if the transport takes as many]
+    /// Bytes of a zcopy active message in its header [default: 8, if the transport accepts as many]
     #[arg(short = 'H', long, value_name = "BYTES", value_parser = size)]
     pub(crate) header: Option<usize>,
     /// Rank of the percentile in the table
@@ -224,7 +240,7 @@ pub(crate) struct TestArgs {
     pub(crate) memory: Option<HostMemory>,
 }
 
-/// A line of a batch file; the test's name stands where a program's would.
+/// A line of a batch file. The name of the test is at the position of a program name.
 #[derive(Debug, Parser)]
 #[command(disable_help_flag = true)]
 struct Line {
@@ -233,7 +249,8 @@ struct Line {
 }
 
 impl TestArgs {
-    /// Reads a line of a batch file: the words after the test's name. What it does not say is as here.
+    /// Parses a line of a batch file: the words after the name of the test. Omitted arguments are
+    /// inherited from `self`.
     pub(crate) fn refined(&self, line: &[&str]) -> Result<Self, clap::Error> {
         let Line { test: line } = Line::try_parse_from(line)?;
         let outer = self.clone();
@@ -268,7 +285,7 @@ pub(crate) struct PerfArgs {
     /// Host of the server to measure against
     #[arg(conflicts_with_all = ["listen", "loopback"])]
     pub(crate) host: Option<String>,
-    /// Be the server, until one client's tests have succeeded
+    /// Run as the server until the tests of one client have succeeded
     #[arg(long, conflicts_with_all = [
         "iterations", "warm_up", "json", "csv", "batch", "sweep", "all", "plot", "loopback", "final_only", "numeric", "info",
     ])]
@@ -278,25 +295,25 @@ pub(crate) struct PerfArgs {
     /// Measure a series of message sizes: FROM:TO doubles, FROM:TO:FACTOR multiplies
     #[arg(long, value_name = "SIZES", value_parser = sweep, conflicts_with_all = ["sizes", "batch"])]
     pub(crate) sweep: Option<Sweep>,
-    /// Measure every transport of this machine and print one table; without a test the usual ones
+    /// Measure every transport of this machine and print one table [default: the common tests]
     #[arg(long, conflicts_with_all = ["host", "transport", "device", "batch", "loopback", "csv"])]
     pub(crate) all: bool,
     /// Read tests from a file
     #[arg(short = 'b', long, value_name = "FILE")]
     pub(crate) batch: Vec<PathBuf>,
-    /// Within one process, the endpoint connected to its own interface
+    /// Measure within one process: the endpoint is connected to its own interface
     #[arg(short = 'l', long)]
     pub(crate) loopback: bool,
-    /// CPUs to run on, e.g. 0,2-3; a second process runs on the same
+    /// CPUs to run on, e.g. 0,2-3; a second process uses the same ones
     #[arg(short = 'c', long, value_parser = cpus)]
     pub(crate) cpus: Option<CpuList>,
     /// Control port of the server
     #[arg(short = 'p', long, default_value_t = PORT)]
     pub(crate) port: u16,
-    /// Memory that a test of a client may take of the server (K, M and G are powers of 1024)
+    /// Memory that a test of a client may use on the server (K, M and G are powers of 1024)
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size, requires = "listen")]
     pub(crate) max_memory: usize,
-    /// Messages, warm-up included, that a test of a client may have [default: any number]
+    /// Messages, including warm-up, that a test of a client may send [default: unlimited]
     #[arg(long, value_name = "COUNT", value_parser = count, requires = "listen")]
     pub(crate) max_messages: Option<u64>,
     /// Address to listen on as the server, with a key [default: 127.0.0.1]
@@ -311,16 +328,16 @@ pub(crate) struct PerfArgs {
     /// Separate thousands
     #[arg(short = 'N', long)]
     pub(crate) numeric: bool,
-    /// Print CSV, and what the endpoint counted in comments
+    /// Print CSV, with the endpoint's counters in comments
     #[arg(short = 'v', long, conflicts_with = "json")]
     pub(crate) csv: bool,
-    /// Print more percentiles, and what the endpoint counted
+    /// Print more percentiles, and the endpoint's counters
     #[arg(short = 'I', long)]
     pub(crate) info: bool,
-    /// Print JSON: an object, or for several tests a list of them
+    /// Print JSON: an object, or a list of objects for several tests
     #[arg(long)]
     pub(crate) json: bool,
-    /// Draw latency and rate over the message size, a line for each transport, into an SVG file
+    /// Draw latency and rate over the message size, one line per transport, to an SVG file
     #[arg(long, value_name = "FILE", conflicts_with = "batch")]
     pub(crate) plot: Option<PathBuf>,
 }

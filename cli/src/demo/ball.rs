@@ -1,4 +1,4 @@
-//! The ping-pongs: 8 bytes that go to and fro.
+//! The ping-pong tests: 8 bytes that both sides send back and forth.
 
 use super::table::Outcome;
 use crate::control::{Message, Step};
@@ -10,26 +10,27 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The active-message id of the ball.
+/// The active-message id of a ping.
 const BALL: u8 = 3;
 const DURING: &str = "the ping-pong";
-/// The size of the ball.
+/// Size of a ping in bytes.
 const BYTES: u64 = 8;
-/// The ball's number is the count of throws; this bit marks the last.
+/// A ping contains its number; this bit marks the last one.
 const LAST: u64 = 1 << 63;
-/// A ping-pong takes no longer than about this: on a crowded machine a throw can take milliseconds.
+/// Approximate limit for the time of a ping-pong: on a busy machine one direction can take
+/// milliseconds.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// How the ball goes.
+/// The operation that transfers the ping.
 enum Way {
-    /// Into the other's memory; both poll theirs.
+    /// A put to the peer's memory; both sides poll their own.
     Put { own: Box<Memory>, remote: Remote },
-    /// As the header of an active message; `last` is what came last.
+    /// The header of an active message; `last` is the last one received.
     Am { last: Rc<Cell<u64>> },
 }
 
 impl Way {
-    /// Sets one side up. Nothing goes before both are.
+    /// Sets up one side. Nothing is sent before both are set up.
     fn open(session: &mut Session<'_>, step: &Step) -> Result<Self, Error> {
         let way = if *step == Step::PutPingPong {
             let own = session.allocate(BYTES as usize)?;
@@ -41,7 +42,7 @@ impl Way {
             session
                 .interface
                 .set_handler(BALL, move |message| {
-                    // What is not exactly a header is no ball.
+                    // A message that is not exactly a header is no ping.
                     let ball = message.split_short().filter(|(_, rest)| rest.is_empty());
                     slot.set(ball.map_or(u64::MAX, |(number, _)| number));
                 })
@@ -54,16 +55,15 @@ impl Way {
 
     fn throw(&self, session: &mut Session<'_>, ball: u64) -> Result<(), Error> {
         let endpoint = &session.endpoint;
-        let posted = match self {
+        match self {
             Self::Put { remote, .. } => session
                 .wait
                 .post(DURING, || endpoint.put_short(&ball.to_le_bytes(), remote.address, &remote.key)),
             Self::Am { .. } => session.wait.post(DURING, || endpoint.am_short(BALL, ball, &[])),
-        };
-        posted.map(|_| ())
+        }
     }
 
-    /// Waits for a ball other than number `before`.
+    /// Waits for a ping with a number other than `before`.
     fn catch(&self, session: &mut Session<'_>, before: u64) -> Result<u64, Error> {
         session.wait.until(DURING, || {
             let here = match self {
@@ -75,7 +75,7 @@ impl Way {
     }
 }
 
-/// Throws first; one way is half of a round trip, and the middle one of all is told.
+/// Sends the first ping. Reports the median of half round trips.
 pub(super) fn lead(session: &mut Session<'_>, step: &Step, most: u64) -> Result<Outcome, Error> {
     session.wait.send(&Message::Demo(step.clone()), DURING)?;
     let way = Way::open(session, step)?;
@@ -103,13 +103,13 @@ pub(super) fn lead(session: &mut Session<'_>, step: &Step, most: u64) -> Result<
     Ok(Outcome { bytes: BYTES, time, rate, correct: correct && last })
 }
 
-/// Throws back what comes, until the last.
+/// Sends every ping back, until the last.
 pub(super) fn follow(session: &mut Session<'_>, step: &Step) -> Result<(), Error> {
     let way = Way::open(session, step)?;
     for number in 1..LAST {
         let ball = way.catch(session, number - 1)?;
         if ball & !LAST != number {
-            return Err(Error::Mismatch(format!("ball {number} of the ping-pong came as {ball:#x}")));
+            return Err(Error::Mismatch(format!("ping {number} arrived as {ball:#x}")));
         }
         way.throw(session, ball)?;
         if ball & LAST != 0 {

@@ -1,4 +1,4 @@
-//! The file, from its bytes on the disk to the check of what arrived.
+//! Transfer of the file: reading, sending and checking what arrived.
 
 use super::table::Outcome;
 use crate::control::{Hex, Message, Step};
@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
-/// The active-message ids of the file's pieces and of the answer to the last.
+/// The active-message ids of pieces of the file and of the response to the last.
 const PIECE: u8 = 1;
 const RECEIVED: u8 = 2;
-/// Every piece begins with its number.
+/// Every piece starts with its number.
 const NUMBER: usize = size_of::<u64>();
-/// How much is read, copied or hashed between two looks at the peer.
+/// Bytes to read, copy or hash between two checks of the peer.
 const CHUNK: usize = 1 << 20;
-/// From this size on a progress bar is worth its place.
+/// Files of at least this size get a progress bar.
 const LONG: u64 = 8 << 20;
 
 /// The file to send.
@@ -33,7 +33,7 @@ pub(super) struct Source {
     length: u64,
 }
 
-/// The file in registered memory, and where it goes.
+/// The file in registered memory, and its destination.
 #[derive(Debug)]
 pub(super) struct Sent {
     memory: Memory,
@@ -62,7 +62,8 @@ impl Source {
         self.length
     }
 
-    /// Reads the file into registered memory, hashes it, and learns where the peer wants it.
+    /// Reads the file into registered memory, hashes it, and receives the destination from the
+    /// peer.
     pub(super) fn load(&self, session: &mut Session<'_>) -> Result<Sent, Error> {
         const DURING: &str = "reading the file";
         let failed = |error: &dyn std::error::Error| local(format!("cannot read {}", self.name()), error);
@@ -87,7 +88,7 @@ impl Source {
 }
 
 impl Sent {
-    /// What came of a transfer, once the peer has told what lies there.
+    /// The result of a transfer, after the peer has reported the contents.
     fn outcome(&self, session: &mut Session<'_>, started: Instant, ended: Instant) -> Result<Outcome, Error> {
         let time = ended.duration_since(started);
         let bytes = self.length as u64;
@@ -112,7 +113,7 @@ impl Sent {
     }
 }
 
-/// Puts the whole file, in one operation if one takes it.
+/// Puts the whole file, in one operation if the limits allow it.
 pub(super) fn put(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Error> {
     const DURING: &str = "the RDMA write";
     let most = session.attributes().put.max_zcopy;
@@ -124,7 +125,7 @@ pub(super) fn put(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Err
         let length = most.min(sent.length - offset);
         let slice = sent.memory.slice(offset, length).map_err(|error| local(DURING, &error))?;
         let (endpoint, remote) = (&session.endpoint, &sent.remote);
-        // Counted before it is posted: it may be complete before the post is back.
+        // Added before the post, because the operation may complete before the post returns.
         completion.add(1);
         let post =
             || endpoint.put_zcopy(&[slice], remote.address + offset as u64, &remote.key, Some(&completion));
@@ -142,15 +143,15 @@ pub(super) fn put(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Err
     sent.outcome(session, started, ended)
 }
 
-/// Sends the whole file as active messages, as many ahead as the queue takes; the clock stops when the far side has
-/// said that it holds them all.
+/// Sends the whole file as active messages, with as many in flight as the queue accepts. The time
+/// ends when the peer has reported all of them.
 pub(super) fn send_messages(session: &mut Session<'_>, sent: &Sent) -> Result<Outcome, Error> {
     const DURING: &str = "the active messages";
     let segment = session.attributes().am.max_bcopy.saturating_sub(NUMBER);
     if segment == 0 {
         return Err(Error::Local("this transport has no room for numbered active messages".into()));
     }
-    // An empty file is one empty message.
+    // An empty file is sent as one empty message.
     let messages = sent.length.div_ceil(segment).max(1) as u64;
     let received = Rc::new(Cell::new(false));
     let flag = Rc::clone(&received);
@@ -171,7 +172,7 @@ pub(super) fn send_messages(session: &mut Session<'_>, sent: &Sent) -> Result<Ou
         let pack = |buffer: &mut [u8]| {
             let (head, body) = buffer.split_at_mut(NUMBER);
             head.copy_from_slice(&number.to_le_bytes());
-            // The piece lies in the region; were it not so, the far side would miss its bytes.
+            // The piece lies in the region; otherwise the peer would report missing bytes.
             sent.memory.read(offset, &mut body[..length]).map_or(NUMBER, |()| NUMBER + length)
         };
         session.wait.post(DURING, || endpoint.am_bcopy(PIECE, pack))?;
@@ -183,7 +184,7 @@ pub(super) fn send_messages(session: &mut Session<'_>, sent: &Sent) -> Result<Ou
     sent.outcome(session, started, ended)
 }
 
-/// Where the file arrives.
+/// The destination of the file.
 #[derive(Debug)]
 pub(super) struct Arrival {
     memory: Rc<Memory>,
@@ -197,7 +198,7 @@ impl Arrival {
         Ok(Self { memory: Rc::new(memory), length })
     }
 
-    /// Tells the peer what lies here, and takes it away for the next try.
+    /// Reports the contents of the region to the peer, and clears it for the next test.
     pub(super) fn report(&self, session: &mut Session<'_>) -> Result<(), Error> {
         const DURING: &str = "the check";
         let mut hash = Sha256::new();
@@ -219,7 +220,7 @@ impl Arrival {
         session.wait.send(&Message::Arrived { bytes: self.length as u64, sha256 }, DURING)
     }
 
-    /// Receives the file as numbered messages, in order, and answers when all are here.
+    /// Receives the file as numbered messages in order, and responds after the last.
     pub(super) fn receive_messages(
         &self,
         session: &mut Session<'_>,
@@ -243,13 +244,13 @@ impl Arrival {
             None => Ok((pieces.next.get() == messages).then_some(())),
         })?;
         let endpoint = &session.endpoint;
-        let _ = session.wait.post(DURING, || endpoint.am_short(RECEIVED, messages, &[]))?;
+        session.wait.post(DURING, || endpoint.am_short(RECEIVED, messages, &[]))?;
         session.flush(DURING, 0)?;
         self.report(session)
     }
 }
 
-/// The pieces that came.
+/// The received pieces.
 #[derive(Debug)]
 struct Pieces {
     memory: Rc<Memory>,

@@ -1,5 +1,5 @@
-//! `barewire demo`: a file goes to a second process over every transport that joins two processes, by put and as
-//! active messages, and what arrives is checked.
+//! `barewire demo`: sends a file to a second process over every transport between processes, by put
+//! and as active messages, and checks what arrives.
 
 mod ball;
 mod file;
@@ -20,7 +20,7 @@ use table::{Row, Table};
 
 /// Round trips of a ping-pong, at most.
 const ROUNDS: u64 = 1000;
-/// What is being set up or torn down, for errors.
+/// The current activity, for errors.
 const STEP: &str = "the next step";
 
 pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
         link.send(&Message::Done, STEP)?;
         if let Some(row) = table.first_mismatch() {
             return Err(Error::Mismatch(format!(
-                "{} over {}: what arrived is not what was sent",
+                "{} over {}: the received data differ from the sent data",
                 row.operation, row.transport
             )));
         }
@@ -63,15 +63,15 @@ pub(crate) fn run(args: &DemoArgs, out: &mut Output) -> Result<(), Error> {
     })
 }
 
-/// Everything that is done over one transport, on the side that leads.
+/// Runs all tests of one transport as the initiator.
 fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) -> Result<(), Error> {
     let Choice { transport, device, attributes } = choice;
-    link.send(&Message::Open { transport: transport.clone(), device: Some(device.clone()) }, STEP)?;
+    link.send(&Message::Open { transport: transport.to_string(), device: Some(device.clone()) }, STEP)?;
     link.send(&Message::File { length: source.length() }, STEP)?;
-    let mut session = Session::connect(link, transport, device)?;
+    let mut session = Session::connect(link, *transport, device)?;
     let sent = source.load(&mut session)?;
-    let row = |operation, outcome| Row { transport: transport.clone(), operation, outcome };
-    // Some transports have no puts, no messages, or no short operations.
+    let row = |operation, outcome| Row { transport: *transport, operation, outcome };
+    // Some transports have no puts, no active messages, or no short operations.
     if attributes.put.max_zcopy > 0 {
         let put = file::put(&mut session, &sent)?;
         table.push(row("RDMA write", put));
@@ -92,7 +92,7 @@ fn lead(link: &mut Link, choice: &Choice, source: &Source, table: &mut Table) ->
     session.wait.barrier("closing the transport")
 }
 
-/// The second process: does what the first says until it says that all is done.
+/// The second process: executes the requests of the first until it reports the end.
 pub(crate) fn follow(link: &mut Link) -> Result<(), Error> {
     loop {
         let (transport, device) = match link.message(STEP)? {
@@ -104,7 +104,10 @@ pub(crate) fn follow(link: &mut Link) -> Result<(), Error> {
             Message::File { length } => length,
             other => return Err(link.unexpected(&other, "file")),
         };
-        follow_transport(Session::connect(link, &transport, &device)?, length)?;
+        let transport = transport.parse().map_err(|error| {
+            link.protocol(format!("its transport '{transport}' cannot be used here: {error}"))
+        })?;
+        follow_transport(Session::connect(link, transport, &device)?, length)?;
     }
 }
 

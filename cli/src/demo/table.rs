@@ -1,33 +1,34 @@
-//! The demo's table.
+//! The table of the demo.
 
 use crate::error::Error;
 use crate::output::Output;
 use crate::units;
+use barewire::TransportId;
 use comfy_table::{CellAlignment, presets};
 use std::time::Duration;
 
-/// What came of one operation.
+/// The result of one operation.
 #[derive(Debug, Clone)]
 pub(super) struct Outcome {
-    /// Bytes of one message, or of the file.
+    /// Size of one message, or of the file, in bytes.
     pub(super) bytes: u64,
-    /// For the file the whole transfer, for a ping-pong one way of it.
+    /// For the file the time of the transfer, for a ping-pong that of one direction.
     pub(super) time: Duration,
-    /// In words.
+    /// As text.
     pub(super) rate: String,
-    /// What arrived is what was sent.
+    /// Whether the received data equals the sent data.
     pub(super) correct: bool,
 }
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
-    pub(super) transport: String,
+    pub(super) transport: TransportId,
     pub(super) operation: &'static str,
     pub(super) outcome: Outcome,
 }
 
-/// What was done so far.
+/// The results so far.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     rows: Vec<Row>,
@@ -51,7 +52,7 @@ impl Table {
         table.set_header(["transport", "operation", "bytes", "time", "rate", "checksum ok"]);
         for Row { transport, operation, outcome } in &self.rows {
             table.add_row([
-                transport.as_str(),
+                transport.name(),
                 operation,
                 &outcome.bytes.to_string(),
                 &units::time(outcome.time),

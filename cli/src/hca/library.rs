@@ -1,18 +1,19 @@
-//! Where the library for LD_PRELOAD is.
+//! Finds the library for LD_PRELOAD.
 
 use crate::error::{Error, local};
 use std::path::PathBuf;
 
 const NAME: &str = "libbarewire_hca.so";
-/// Where it is, seen from this program: cargo leaves it in the second place when it builds for tests, and packages put it in the third.
+/// Directories relative to this program: cargo uses the second when it builds tests, packages use
+/// the third.
 const PLACES: [&str; 3] = ["", "deps", "../lib/barewire"];
 
-/// Finds the library beside this program.
+/// Finds the library.
 pub(super) fn find() -> Result<PathBuf, Error> {
     let program = std::env::current_exe().map_err(|error| local("cannot find this program", &error))?;
     let folder = program.parent().unwrap_or(&program);
     let places = PLACES.map(|place| folder.join(place).join(NAME));
-    // The loader splits its list at colons and spaces.
+    // The dynamic loader splits the variable at colons and spaces.
     let usable = |path: &&PathBuf| path.is_file() && !path.to_string_lossy().contains([':', ' ']);
     places.iter().find(usable).cloned().ok_or_else(|| {
         Error::Local(format!(

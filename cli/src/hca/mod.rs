@@ -1,4 +1,4 @@
-//! `barewire hca run`: a program sees the software HCA as mlx5 devices.
+//! `barewire hca run`: runs a program on the software HCA as mlx5 devices.
 
 mod library;
 mod run;
@@ -8,7 +8,7 @@ use crate::args::{HcaArgs, HcaCommand};
 use crate::error::Error;
 use std::process::ExitCode;
 
-/// Runs the command; the exit code is the program's.
+/// Runs the command. Returns the exit code of the program.
 pub(crate) fn run(args: &HcaArgs) -> Result<ExitCode, Error> {
     match &args.command {
         HcaCommand::Run(args) => run::run(args),

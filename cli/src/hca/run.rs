@@ -9,7 +9,8 @@ use std::ffi::OsString;
 use std::process::{Child, Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Runs the program with the library in place; its exit code, or 128 and the signal that ended it.
+/// Runs the program with the library preloaded. Returns its exit code, or 128 plus the number of
+/// the signal that ended it.
 pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
     let library = library::find()?;
     let tree = Tree::new(args.devices, args.ports, args.link())
@@ -30,13 +31,13 @@ pub(super) fn run(args: &HcaRunArgs) -> Result<ExitCode, Error> {
         .env("BAREWIRE_HCA_PORTS", args.ports.to_string())
         .env("BAREWIRE_HCA_LINK", if args.ib { "ib" } else { "roce" })
         .env("BAREWIRE_HCA_DEVX", if args.no_devx { "no" } else { "yes" })
-        // UCX 1.13 would patch mmap itself, over the library's.
+        // UCX 1.13 would otherwise patch mmap and bypass the library.
         .env("UCX_MEM_MMAP_HOOK_MODE", "none");
     if let Some(faults) = &args.faults {
         command.env("BAREWIRE_HCA_FAULTS", faults);
     }
     pass_signals();
-    // Nobody else removes the tree.
+    // Only this process removes the tree.
     end_with_parent(&mut command);
     let mut child = command
         .spawn()
@@ -52,21 +53,22 @@ fn wait(child: &mut Child) -> Result<ExitCode, Error> {
     Ok(ExitCode::from(exit_code(status)))
 }
 
-/// The program, once it runs.
+/// Process id of the program once it runs.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// What would end this program ends the other one, and this one then as it ends. A terminal tells both by itself.
+/// Forwards signals that end this process to the program, whose end then ends this process. A
+/// terminal signals both.
 fn pass_signals() {
     extern "C" fn pass(signal: libc::c_int) {
         let child = CHILD.load(Ordering::SeqCst);
         if child > 0 && signal != libc::SIGINT && signal != libc::SIGQUIT {
-            // SAFETY: no pointers; kill may be called from a handler.
+            // SAFETY: these arguments contain no pointers, and kill is async-signal-safe.
             unsafe { libc::kill(child, signal) };
         }
     }
     for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
         let handler: extern "C" fn(libc::c_int) = pass;
-        // SAFETY: the handler calls nothing but kill and reads one atomic.
+        // SAFETY: the handler only calls kill and loads an atomic.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
 }

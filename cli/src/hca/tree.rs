@@ -1,4 +1,4 @@
-//! The part of `/sys` that libibverbs, libmlx5 and UCX look at, as a folder of its own.
+//! The part of `/sys` that libibverbs, libmlx5 and UCX read, as a separate directory.
 
 use crate::args::Link;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -10,23 +10,24 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "barewire-hca.";
-/// The bus on which the devices are, and where that hangs.
+/// The bus of the devices, and its bridge.
 const BRIDGE: &str = "pci0000:c0";
 const SLOT: &str = "0000:c1:00";
-/// `/dev/null`, which stands for every device file: a character device that is always there.
+/// `/dev/null` represents every device file: it is a character device that always exists.
 const STAND_IN: &str = "1:3";
 
-/// A folder that stands for `/sys`. It goes away when this is dropped.
+/// A directory that replaces `/sys`. Removed on drop.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
-    /// The locked folder. The kernel drops the lock with the process, so that what is not locked
-    /// belongs to nobody, whichever namespace process numbers are of.
+    /// The locked directory. The kernel releases the lock when the process ends, so an unlocked
+    /// directory has no owner, whatever the namespace of process ids is.
     _lock: OwnedFd,
 }
 
 impl Tree {
-    /// Makes the tree of so many devices with so many ports in the folder for temporary files. Those of runs that were killed are removed.
+    /// Creates the tree for the given devices and ports in the directory for temporary files.
+    /// Removes trees of runs that were killed.
     pub(super) fn new(devices: usize, ports: u8, link: Link) -> io::Result<Self> {
         let folder = std::env::temp_dir();
         sweep(&folder);
@@ -41,7 +42,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
@@ -59,7 +60,8 @@ impl Tree {
         let slot = format!("{SLOT}.{number:x}");
         let function = format!("devices/{BRIDGE}/{slot}");
         let device = format!("{function}/infiniband/{name}");
-        // What no query of libibverbs tells; GUIDs and GIDs are each process's own, and are asked of its device.
+        // Values that libibverbs does not query. GUIDs and GIDs are specific to a process and
+        // queried from its device.
         let function_files = [
             ("vendor", "0x15b3"),
             ("device", "0x1021"),
@@ -123,22 +125,22 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // What stays is removed by the next run.
+        // The next run removes what is left.
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
-/// Makes a folder with a random name, and locks it.
+/// Creates a directory with a random name and locks it.
 fn claim(folder: &Path) -> io::Result<(PathBuf, OwnedFd)> {
     const TRIES: usize = 100;
     for _ in 0..TRIES {
         let root = folder.join(format!("{PREFIX}{:016x}", RandomState::new().build_hasher().finish()));
         match fs::DirBuilder::new().mode(0o700).create(&root) {
-            // Anybody may have made a folder of this name.
+            // The name may be taken by any other process.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
             made => made?,
         }
-        // Another run may sweep it before it is locked.
+        // Another run may remove it before it is locked.
         match lock(&root) {
             Ok(lock) if is_at(&lock, &root) => return Ok((root, lock)),
             Err(error) if error.kind() != ErrorKind::NotFound && error.kind() != ErrorKind::WouldBlock => {
@@ -150,7 +152,8 @@ fn claim(folder: &Path) -> io::Result<(PathBuf, OwnedFd)> {
     Err(io::Error::new(ErrorKind::AlreadyExists, "no name is free for a folder"))
 }
 
-/// Locks a folder for as long as the descriptor is open, unless another process has.
+/// Locks a directory for as long as the descriptor is open. Fails if another process holds the
+/// lock.
 fn lock(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let handle = rustix::fs::open(path, flags, Mode::empty())?;
@@ -158,13 +161,13 @@ fn lock(path: &Path) -> io::Result<OwnedFd> {
     Ok(handle)
 }
 
-/// The open folder is the one that the path names now.
+/// Returns whether the path still names the open directory.
 fn is_at(handle: &OwnedFd, path: &Path) -> bool {
     let (open, named) = (rustix::fs::fstat(handle), rustix::fs::lstat(path));
     open.is_ok_and(|open| named.is_ok_and(|named| (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino)))
 }
 
-/// Removes this user's trees that no process holds locked.
+/// Removes trees of this user that no process holds a lock on.
 fn sweep(folder: &Path) {
     let me = rustix::process::geteuid().as_raw();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -197,14 +200,14 @@ mod tests {
         assert!(!root.exists());
     }
 
-    /// As another process number namespace on the same /tmp shows it: the number in the name, if there
-    /// is one, says nothing.
+    /// As seen from another process id namespace that shares /tmp: a process id in the name has no
+    /// meaning.
     #[test]
     fn a_live_tree_stays_and_a_dead_one_goes() {
         let folder = std::env::temp_dir().join(format!("barewire-sweep-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let (live, locked) = claim(&folder).unwrap();
-        // The numbers of processes end at 2^22.
+        // Process ids end at 2^22.
         let renamed = folder.join(format!("{PREFIX}4194305"));
         fs::rename(&live, &renamed).unwrap();
         let (dead, unlocked) = claim(&folder).unwrap();

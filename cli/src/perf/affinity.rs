@@ -1,13 +1,13 @@
-//! Which CPUs the measuring processes run on.
+//! CPU affinity of the measuring processes.
 
 use crate::args::CpuList;
 use crate::error::{Error, local};
 use std::io;
 
-/// Runs this process, and those that it starts, on these CPUs only.
+/// Restricts this process and its children to these CPUs.
 pub(super) fn pin(cpus: &CpuList) -> Result<(), Error> {
-    // SAFETY: all zeros is the empty set; CPU_SET gets numbers below CPU_SETSIZE, which the command line's
-    // parser saw to; sched_setaffinity(2) reads the set of the size given.
+    // SAFETY: all zeros is the empty set; CPU_SET gets numbers below CPU_SETSIZE, as checked by the
+    // parser of the command line; sched_setaffinity(2) reads a set of the given size.
     let result = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for &cpu in &cpus.0 {

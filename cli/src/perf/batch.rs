@@ -1,14 +1,14 @@
-//! Batch files: each line a test, several files every combination of their lines.
+//! Batch files: each line is a test; several files produce every combination of their lines.
 
 use crate::args::{TestArgs, usage_line};
 use crate::error::{Error, local};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// More tests than anybody waits for.
+/// Limit on the number of combinations.
 const MOST_TESTS: usize = 100_000;
 
-/// The tests of these files with their names, one from each file; without files the one that `outer` is.
+/// The tests with their names, one line from each file; without files the test of `outer`.
 pub(super) fn tests(files: &[PathBuf], outer: &TestArgs) -> Result<Vec<(Vec<String>, TestArgs)>, Error> {
     let mut tests = vec![(Vec::new(), outer.clone())];
     for file in files {

@@ -1,4 +1,4 @@
-//! How either side sends one message of the size and in the way that the plan says.
+//! Sends one message of the size and in the way of the plan, from either side.
 
 use super::job::{WORD, extent};
 use super::{DATA, RECEIVED};
@@ -16,53 +16,54 @@ const SET_UP: &str = "the set-up";
 /// The memory of one side.
 #[derive(Debug)]
 pub(super) struct Regions {
-    /// What the peer writes and reads.
+    /// Memory that the peer writes and reads.
     own: Memory,
-    /// What zero-copy operations send, and where gets arrive.
+    /// The source of zero-copy operations, and the destination of gets.
     source: Memory,
-    /// What other active messages send.
+    /// The source of other active messages.
     message: Vec<u8>,
 }
 
-/// What one side sends from and receives into.
+/// The buffers that one side sends from and receives into.
 #[derive(Debug)]
 pub(super) struct Carrier<'a> {
     pub(super) layout: Layout,
     pub(super) size: usize,
     pub(super) remote: Remote,
     regions: &'a Regions,
-    /// The message's pieces, without its header.
+    /// The pieces of the message, without its header.
     pub(super) pieces: Vec<Slice<'a>>,
-    /// As bytes, without the header of a short message.
+    /// The pieces as bytes, without the header of a short message.
     parts: Vec<&'a [u8]>,
-    /// Where in the source the message ends.
+    /// Offset of the end of the message in the source.
     extent: usize,
     header: usize,
-    /// What puts send otherwise.
+    /// The source of other puts.
     payload: Vec<u8>,
     received: Rc<Received>,
     mark: Mark<'a>,
     passive: bool,
 }
 
-/// Where in this side's memory is seen that something came: a byte of a word, as much shifted, were it little-endian.
+/// The byte of this side's memory that indicates an arrival: a word and the shift of the byte in it
+/// as a little-endian number.
 #[derive(Debug, Clone, Copy)]
 struct Mark<'a> {
     word: &'a AtomicU64,
     shift: usize,
 }
 
-/// Messages that came.
+/// Counts of received messages.
 #[derive(Debug, Default)]
 struct Received {
     messages: Cell<u64>,
-    /// The length of one that should not have come.
+    /// The length of a message of unexpected size.
     foreign: Cell<Option<usize>>,
-    /// Messages of this side that the peer says it received.
+    /// Messages of this side that the peer has acknowledged.
     acknowledged: Cell<u64>,
 }
 
-/// The plan's numbers as lengths; the plan was checked.
+/// The numbers of the plan, which was checked, as lengths.
 fn lengths(plan: &PerfPlan) -> Result<(usize, Vec<usize>, usize, usize), Error> {
     let length = |bytes: u64| usize::try_from(bytes).map_err(|error| local(SET_UP, &error));
     let sizes: Vec<usize> = plan.sizes.iter().map(|piece| length(*piece)).collect::<Result<_, _>>()?;
@@ -74,7 +75,8 @@ fn lengths(plan: &PerfPlan) -> Result<(usize, Vec<usize>, usize, usize), Error> 
 impl Regions {
     pub(super) fn allocate(session: &Session<'_>, plan: &PerfPlan) -> Result<Self, Error> {
         let (size, _, _, extent) = lengths(plan)?;
-        // The smaller atomics, too, need a whole word around them, and the last byte is looked at as a part of one.
+        // Also the smaller atomics need a whole word, and the last byte is polled as part of a
+        // word.
         Ok(Self {
             own: session.allocate(size.max(1).next_multiple_of(WORD))?,
             source: session.allocate(extent)?,
@@ -84,7 +86,7 @@ impl Regions {
 }
 
 impl<'a> Carrier<'a> {
-    /// Exchanges keys and sets up the handlers, and waits until the peer has done the same.
+    /// Exchanges keys and installs the handlers, and waits until the peer has done the same.
     pub(super) fn open(
         session: &mut Session<'_>,
         regions: &'a Regions,
@@ -95,7 +97,7 @@ impl<'a> Carrier<'a> {
         let mut pieces = Vec::with_capacity(sizes.len());
         let (mut begin, mut skip) = (0, header);
         for &piece in &sizes {
-            // The header comes from the payload, the rest from the first piece on.
+            // The header is taken from the payload, the rest from the first piece on.
             let (from, length) = (begin + skip.min(piece), piece - skip.min(piece));
             if length > 0 {
                 pieces.push(regions.source.slice(from, length).map_err(|error| local(SET_UP, &error))?);
@@ -145,8 +147,8 @@ impl<'a> Carrier<'a> {
             mark: Mark { word, shift: 8 * (lowest % WORD) },
             passive: plan.passive,
         };
-        // Where the peer's memory is mapped, the peer hands it over with its progress, of which a passive one
-        // makes none after this.
+        // Pass the mapping of the peer's memory now: it needs progress of the peer, and a passive
+        // peer makes none later.
         if session.interface.attributes().flags.contains(Flags::RKEY_PTR) {
             let endpoint = &session.endpoint;
             session.wait.post(SET_UP, || endpoint.rkey_ptr(&carrier.remote.key).map(drop))?;
@@ -157,7 +159,7 @@ impl<'a> Carrier<'a> {
         Ok(carrier)
     }
 
-    /// Sends an active message; one by zcopy counts in `completion`.
+    /// Sends an active message. `completion` counts a zcopy.
     #[inline(always)]
     pub(super) fn send(
         &self,
@@ -168,7 +170,7 @@ impl<'a> Carrier<'a> {
         if self.layout == Layout::Short {
             let payload = self.regions.message.get(SHORT_HEADER..).unwrap_or_default();
             let endpoint = &session.endpoint;
-            return session.wait.post(during, || endpoint.am_short(DATA, 0, payload)).map(|_| ());
+            return session.wait.post(during, || endpoint.am_short(DATA, 0, payload));
         }
         self.send_any(session, completion, during)
     }
@@ -182,7 +184,7 @@ impl<'a> Carrier<'a> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         match self.layout {
             Layout::Short | Layout::ShortIov => {
-                wait.post(during, || endpoint.am_short_iov(DATA, 0, &self.parts)).map(|_| ())
+                wait.post(during, || endpoint.am_short_iov(DATA, 0, &self.parts))
             }
             Layout::Bcopy => wait
                 .post(during, || {
@@ -201,12 +203,12 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Messages that came so far.
+    /// Messages received so far.
     pub(super) fn received(&self) -> u64 {
         self.received.messages.get()
     }
 
-    /// Waits until this many messages came in all.
+    /// Waits until `total` messages have been received.
     #[inline(always)]
     pub(super) fn receive(&self, session: &mut Session<'_>, total: u64, during: &str) -> Result<(), Error> {
         session.wait.until(during, || match self.received.foreign.get() {
@@ -215,7 +217,7 @@ impl<'a> Carrier<'a> {
         })
     }
 
-    /// Waits until the other end has received this many messages in all.
+    /// Waits until the peer has acknowledged `total` messages.
     pub(super) fn acknowledged(
         &self,
         session: &mut Session<'_>,
@@ -232,7 +234,7 @@ impl<'a> Carrier<'a> {
         session.wait.until(during, || Ok((received.acknowledged.get() >= total).then_some(())))
     }
 
-    /// Puts into the peer's memory; the last byte there becomes `mark`. One by zcopy counts in `completion`.
+    /// Puts to the peer's memory, with `mark` as the last byte. `completion` counts a zcopy.
     #[inline(always)]
     pub(super) fn put(
         &mut self,
@@ -243,10 +245,11 @@ impl<'a> Carrier<'a> {
     ) -> Result<(), Error> {
         let Remote { address, key } = &self.remote;
         if self.layout == Layout::Short && self.size == WORD {
-            // Made in a register: a load of a whole word waits for the store of its last byte.
+            // Assembled in a register: a load of the whole word would wait for the store of its
+            // last byte.
             let word = (u64::from(mark) << 56).to_le_bytes();
             let endpoint = &session.endpoint;
-            return session.wait.post(during, || endpoint.put_short(&word, *address, key)).map(|_| ());
+            return session.wait.post(during, || endpoint.put_short(&word, *address, key));
         }
         self.put_any(session, mark, completion, during)
     }
@@ -261,10 +264,10 @@ impl<'a> Carrier<'a> {
         let (endpoint, wait) = (&session.endpoint, &mut session.wait);
         let Remote { address, key } = &self.remote;
         match self.layout {
-            // There are no pieces but of active messages; the plan was checked.
+            // Only active messages have several pieces; the plan was checked.
             Layout::Short | Layout::ShortIov => {
                 let payload = marked(&mut self.payload, mark);
-                wait.post(during, || endpoint.put_short(payload, *address, key)).map(|_| ())
+                wait.post(during, || endpoint.put_short(payload, *address, key))
             }
             Layout::Bcopy => {
                 let payload = marked(&mut self.payload, mark);
@@ -278,7 +281,8 @@ impl<'a> Carrier<'a> {
                 .map(|_| ())
             }
             Layout::Zcopy => {
-                // An earlier put may still read the byte, but only one whose arrival was seen already.
+                // An earlier put may still read the byte, but only if its arrival was already
+                // detected.
                 let failed = |error: MemoryError| local(during, &error);
                 self.regions.source.write(self.extent - 1, &[mark]).map_err(failed)?;
                 counted(completion, || {
@@ -288,8 +292,8 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Waits until the byte that the peer changes in this side's memory is `mark`: the last one of a put, the lowest one of a word that
-    /// it adds to.
+    /// Waits until the byte that the peer changes in this side's memory equals `mark`: the last
+    /// byte of a put, or the lowest of a word that the peer adds to.
     #[inline(always)]
     pub(super) fn marked(&self, session: &mut Session<'_>, mark: u8, during: &str) -> Result<(), Error> {
         let Mark { word, shift } = self.mark;
@@ -313,13 +317,13 @@ fn marked(payload: &mut [u8], mark: u8) -> &[u8] {
     payload
 }
 
-/// Tells the peer that this many messages came.
+/// Acknowledges `count` messages to the peer.
 pub(super) fn acknowledge(session: &mut Session<'_>, count: u64, during: &str) -> Result<(), Error> {
     let endpoint = &session.endpoint;
-    session.wait.post(during, || endpoint.am_short(RECEIVED, count, &[])).map(|_| ())
+    session.wait.post(during, || endpoint.am_short(RECEIVED, count, &[]))
 }
 
-/// Posts an operation that counts in `completion` until it is finished.
+/// Posts an operation that `completion` counts.
 fn counted(
     completion: Option<&Completion>,
     post: impl FnOnce() -> Result<Posted, Error>,

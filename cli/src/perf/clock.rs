@@ -1,12 +1,13 @@
-//! A clock that can be read once per message without being what is measured.
+//! A clock that is cheap enough to be read once per message.
 
 use std::time::{Duration, Instant};
 
-/// The time in ticks, whose length a [`Clock`] knows.
+/// The time in ticks. A [`Clock`] determines their length.
 #[inline(always)]
 pub(super) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has it; that it counts evenly is checked by nobody, and true for any of the last decade.
+    // SAFETY: every x86-64 CPU has the instruction. A constant rate is assumed; CPUs of the last
+    // decade have one.
     unsafe {
         std::arch::x86_64::_rdtsc()
     }
@@ -18,7 +19,7 @@ pub(super) fn ticks() -> u64 {
     }
 }
 
-/// The length of a tick, from two readings of both clocks.
+/// Determines the length of a tick from two readings of both clocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
     instant: Instant,
@@ -26,14 +27,14 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// A run of less is not taken for the length of a tick.
+    /// The shortest interval for determining the length of a tick.
     const LEAST: Duration = Duration::from_millis(5);
 
     pub(super) fn start() -> Self {
         Self { instant: Instant::now(), ticks: ticks() }
     }
 
-    /// Nanoseconds of a tick, as the time since the start tells.
+    /// Nanoseconds per tick since the start.
     pub(super) fn tick(&self) -> f64 {
         if let Some(rest) = Self::LEAST.checked_sub(self.instant.elapsed()) {
             std::thread::sleep(rest);

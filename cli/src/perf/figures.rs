@@ -1,4 +1,4 @@
-//! The numbers of one line, and how they are collected while a test runs.
+//! The numbers of one line, and their collection during a test.
 
 use super::clock::{Clock, ticks};
 use super::job::Job;
@@ -8,16 +8,16 @@ use crate::error::Error;
 use barewire::Counters;
 use serde::Serialize;
 
-/// Messages of a stream that are timed together.
+/// Messages of a stream that are timed as a group.
 const TOGETHER: u64 = 64;
-/// Times that are noted before they are counted. A message that is posted is not to wait for memory that is written the first time: stores
-/// leave a CPU in order.
+/// Times that are buffered before they are counted. A post must not wait for memory that is written
+/// for the first time, because stores leave a CPU in order.
 const NOTED: usize = 512;
 /// Nanoseconds between two lines.
 const INTERVAL: f64 = 1e9;
 
-/// The numbers of one line. Latencies are of one message, in microseconds; rates per second. The averages are those since the line
-/// before.
+/// The numbers of one line. Latencies are per message in microseconds, rates per second. Averages
+/// start at the previous line.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Figures {
     pub(super) iterations: u64,
@@ -48,23 +48,23 @@ pub(super) struct Percentiles {
     pub(super) max: f64,
 }
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Debug, Clone)]
 pub(super) struct Outcome {
     pub(super) figures: Figures,
     pub(super) percentiles: Percentiles,
-    /// What the measuring endpoint did, warm-up and set-up included.
+    /// The counters of the measuring endpoint, including warm-up and set-up.
     pub(super) counters: Counters,
 }
 
-/// Collects the times of a test, and has a line printed every second.
+/// Collects the times of a test, and prints a line every second.
 #[derive(Debug)]
 pub(super) struct Recorder<'a, 'b> {
     job: &'a Job,
     printer: &'a mut Printer<'b>,
     clock: Clock,
     done: u64,
-    /// All moments are in ticks.
+    /// All times are in ticks.
     started: u64,
     last: u64,
     ended: u64,
@@ -101,7 +101,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         self.job
     }
 
-    /// The first iteration begins.
+    /// Called when the first iteration starts.
     pub(super) fn begin(&mut self) {
         self.interval = (INTERVAL / self.clock.tick()) as u64;
         self.restart();
@@ -112,7 +112,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         (self.started, self.line, self.last) = (now, now, now);
     }
 
-    /// An iteration is over. Those of the warm-up are not counted.
+    /// Called after each iteration. Those of the warm-up are not counted.
     #[inline(always)]
     pub(super) fn iteration(&mut self, number: u64) -> Result<(), Error> {
         if number < self.job.warm_up {
@@ -123,7 +123,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         self.add(now, 1, now.wrapping_sub(self.last))
     }
 
-    /// As [`Self::iteration`], for the messages of a stream: some are timed together.
+    /// Like [`Self::iteration`], for the messages of a stream, which are timed in groups.
     #[inline]
     pub(super) fn message(&mut self, number: u64) -> Result<(), Error> {
         if number < self.job.warm_up {
@@ -138,7 +138,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         self.add(now, count, now.wrapping_sub(self.last) / count.max(1))
     }
 
-    /// So many more are over, each of which took this long.
+    /// Adds `count` iterations that took `time` each.
     #[inline(always)]
     fn add(&mut self, now: u64, count: u64, time: u64) -> Result<(), Error> {
         self.last = now;
@@ -150,7 +150,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         self.settle(now)
     }
 
-    /// Counts what was noted, and prints a line if it is time.
+    /// Counts the buffered times, and prints a line if it is due.
     #[cold]
     #[inline(never)]
     fn settle(&mut self, now: u64) -> Result<(), Error> {
@@ -158,7 +158,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         if now.wrapping_sub(self.line) >= self.interval {
             self.print(now)?;
         }
-        // That was no message's time.
+        // The time of the printing does not belong to a message.
         self.last = ticks();
         Ok(())
     }
@@ -170,7 +170,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         }
     }
 
-    /// Prints a line and begins the next. The last one is the final one.
+    /// Prints a line and starts the next. The last one is the final line.
     fn print(&mut self, now: u64) -> Result<(), Error> {
         if self.done == self.job.iterations {
             return Ok(());
@@ -182,7 +182,7 @@ impl<'a, 'b> Recorder<'a, 'b> {
         Ok(())
     }
 
-    /// The last iteration is over; for a stream, its last message has arrived.
+    /// Called after the last iteration, for a stream when its last message has arrived.
     pub(super) fn end(&mut self) {
         self.ended = ticks();
         self.count();

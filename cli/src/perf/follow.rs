@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The responder of a test.
 
 use super::carrier::{Carrier, Regions, acknowledge};
 use crate::args::Test;
@@ -8,8 +8,11 @@ use crate::session::Session;
 
 const END: &str = "the end of the test";
 
-/// Does its part of the plan's test.
+/// Runs the responder of the plan's test.
 pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Error> {
+    if plan.test.is_tagged() {
+        return super::tagged::follow(session, plan);
+    }
     let during = plan.test.name();
     let regions = Regions::allocate(session, plan)?;
     let mut carrier = Carrier::open(session, &regions, plan)?;
@@ -21,13 +24,13 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
             }
         }
         Test::AmBw => {
-            // Half a window early, so that the sender need not wait.
+            // Acknowledge after half a window, so that the sender need not wait.
             let step = if plan.window == 0 { plan.total } else { u64::from(plan.window).div_ceil(2) };
             let mut acknowledged = 0;
             while acknowledged < plan.total {
                 let next = acknowledged.saturating_add(step).min(plan.total);
                 carrier.receive(session, next, during)?;
-                // More may come while this is said.
+                // More messages may arrive during the acknowledgement.
                 acknowledged = carrier.received();
                 acknowledge(session, acknowledged, during)?;
             }
@@ -45,7 +48,8 @@ pub(super) fn run(session: &mut Session<'_>, plan: &PerfPlan) -> Result<(), Erro
                 super::lead::add(session, &carrier, during)?;
             }
         }
-        // One-sided: the device, or what stands in for it, answers alone.
+        Test::TagLat | Test::TagBw => {}
+        // One-sided: the device, or its equivalent, responds.
         Test::PutBw | Test::AddMr | Test::Get | Test::Fadd | Test::Swap | Test::Cswap => {
             if plan.passive {
                 return session.wait.barrier_passively(END);

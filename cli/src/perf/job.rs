@@ -1,4 +1,4 @@
-//! One test with everything that it needs to be run.
+//! One test with all its parameters.
 
 use crate::args::{Layout, MOST_PIECES, Sizes, Test, TestArgs};
 use crate::control::PerfPlan;
@@ -6,48 +6,49 @@ use crate::error::Error;
 use crate::transports::{self, Choice};
 use barewire::{AtomicOperations, Flags, SHORT_HEADER};
 
-/// Bytes of an atomic, and of a message that nobody gave a size.
+/// Size of an atomic, and the default size of a message, in bytes.
 pub(super) const WORD: usize = 8;
-/// Bytes of the smaller atomic.
+/// Size of the smaller atomic in bytes.
 pub(super) const HALF_WORD: usize = 4;
-/// As ucx_perftest has it: the header of a zcopy active message, and unacknowledged active messages of a stream.
+/// Defaults of ucx_perftest: header of a zcopy active message, and unacknowledged active messages
+/// of a stream.
 const HEADER: usize = 8;
 const WINDOW: u32 = 127;
-/// Messages to measure and to send before that.
+/// Default number of messages to measure, and of the warm-up.
 const ITERATIONS: u64 = 100_000;
 const WARM_UP: u64 = 1000;
-/// Bytes of a test that is one of a series, and the fewest and the most messages that it is made of.
+/// Bytes to transfer in a test of a series, and its fewest and most messages.
 const SERIES_BYTES: u64 = 64 << 20;
 const SERIES_LEAST: u64 = 200;
 const SERIES_MOST: u64 = 20_000;
 
-/// One test with everything that it needs to be run.
+/// One test with all its parameters.
 #[derive(Debug, Clone)]
 pub(super) struct Job {
-    /// Its names in batch files, or its size in a series.
+    /// The names in batch files, or the size in a series.
     pub(super) names: Vec<String>,
     pub(super) choice: Choice,
     pub(super) plan: PerfPlan,
     pub(super) warm_up: u64,
     pub(super) iterations: u64,
-    /// Zero-copy sends, gets and fetching atomics in flight at once.
+    /// Zero-copy and tagged sends, gets and fetching atomics in flight.
     pub(super) outstanding: u32,
     /// Rank of the percentile in the table.
     pub(super) rank: f64,
-    /// Within this process.
+    /// Both ends are in this process.
     pub(super) loopback: bool,
 }
 
-/// How a job is asked for besides by its words.
+/// The origin of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Single,
-    /// One of a series, which should end some time.
+    /// One of a series, whose duration is limited.
     Series,
 }
 
 impl Job {
-    /// What the words ask for, with the way of sending that the size needs.
+    /// The test of the arguments, with the way of sending that suits the size.
     pub(super) fn new(
         names: Vec<String>,
         args: &TestArgs,
@@ -77,6 +78,7 @@ impl Job {
         let Some(layout) = Layout::ALL.into_iter().filter(wanted).find(fits) else {
             return Err(Error::Usage(misfit(test, args.layout, &sizes, &choice)));
         };
+        let default_outstanding = if test == Test::TagBw { super::tagged::OUTSTANDING } else { 1 };
         let plan = PerfPlan {
             test,
             layout,
@@ -92,19 +94,19 @@ impl Job {
             plan,
             warm_up,
             iterations,
-            outstanding: args.outstanding.unwrap_or(0).max(1),
+            outstanding: args.outstanding.unwrap_or(default_outstanding).max(1),
             rank: args.rank.unwrap_or(50.0),
             loopback: loopback || !choice.joins_processes(),
             choice,
         })
     }
 
-    /// What of an iteration's time counts as latency: of a ping-pong's round trip one way.
+    /// The divisor for latencies: 2 for ping-pongs, whose latency is half a round trip.
     pub(super) fn ways(&self) -> f64 {
         if self.plan.test.is_ping_pong() && !self.loopback { 2.0 } else { 1.0 }
     }
 
-    /// What the table's latency is the time of.
+    /// The description of the latency in the table.
     pub(super) fn latency_is(&self) -> &'static str {
         match self.plan.test {
             test if test.is_stream() => "time per message of the stream",
@@ -116,7 +118,7 @@ impl Job {
     }
 }
 
-/// The bytes of a zcopy active message that are its header.
+/// Bytes of a zcopy active message in its header.
 fn header(
     test: Test,
     layout: Layout,
@@ -124,12 +126,12 @@ fn header(
     sizes: &[usize],
     choice: &Choice,
 ) -> Result<usize, Error> {
-    if layout != Layout::Zcopy || !test.is_message() {
+    if layout != Layout::Zcopy || !test.is_message() || test.is_tagged() {
         return Ok(0);
     }
     let am = &choice.attributes.am;
     let payload = |header: usize| sizes.iter().sum::<usize>() - header;
-    // A header that leaves less than the transport sends as zcopy is no header.
+    // A header that leaves less than the transport sends as zcopy is not used.
     let most = sizes.first().copied().unwrap_or(0).min(am.max_header);
     match asked {
         None if payload(HEADER.min(most)) < am.min_zcopy.max(1) => Ok(0),
@@ -147,14 +149,14 @@ fn stride(asked: Option<usize>, sizes: &[usize]) -> Result<usize, Error> {
     let longest = sizes.iter().copied().max().unwrap_or(0);
     match extent(stride, sizes) {
         _ if stride != 0 && stride < longest => Err(Error::Usage(format!(
-            "pieces of up to {longest} bytes lie on each other when they begin every {stride} bytes"
+            "pieces of up to {longest} bytes overlap at a distance of {stride} bytes"
         ))),
         None => Err(Error::Usage(format!("a distance of {stride} bytes is too large"))),
         Some(_) => Ok(stride),
     }
 }
 
-/// Bytes from the first piece's beginning to the last one's end; not more than an address can count.
+/// Bytes from the start of the first piece to the end of the last; `None` on overflow.
 pub(super) fn extent(stride: usize, sizes: &[usize]) -> Option<usize> {
     let (last, others) = sizes.split_last()?;
     let before = match stride {
@@ -164,18 +166,18 @@ pub(super) fn extent(stride: usize, sizes: &[usize]) -> Option<usize> {
     before.checked_add(*last).filter(|extent| isize::try_from(*extent).is_ok())
 }
 
-/// The bytes that one end allocates for the test's messages; the most that there are if it has no
-/// such number.
+/// Bytes that one end allocates for the messages of the test; `u64::MAX` on overflow.
 pub(super) fn memory(plan: &PerfPlan) -> u64 {
     let sizes: Option<Vec<usize>> = plan.sizes.iter().map(|piece| usize::try_from(*piece).ok()).collect();
     let stride = usize::try_from(plan.stride).ok();
     let extent = stride.zip(sizes).and_then(|(stride, sizes)| extent(stride, &sizes));
-    // Of `Regions` and `Carrier`: what the peer writes, what is sent by zcopy, by am and by put.
+    // The buffers of `Regions` and `Carrier`: the target of the peer, and the sources of zcopy,
+    // active messages and puts.
     let message = plan.size().checked_next_multiple_of(WORD as u64).and_then(|size| size.checked_mul(3));
     extent.zip(message).and_then(|(extent, message)| message.checked_add(extent as u64)).unwrap_or(u64::MAX)
 }
 
-/// Refuses a plan that this end cannot follow.
+/// Checks that this end can execute the plan.
 pub(super) fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
     let sizes: Result<Vec<usize>, _> = plan.sizes.iter().map(|piece| usize::try_from(*piece)).collect();
     let sizes = sizes.unwrap_or_else(|_| vec![usize::MAX]);
@@ -197,7 +199,8 @@ pub(super) fn check(plan: &PerfPlan, choice: &Choice) -> Result<(), Error> {
     Ok(())
 }
 
-/// The smallest and the largest message of so many pieces that a test can send in this way, if it can.
+/// The smallest and the largest message of `pieces` pieces that a test can send in this way, if
+/// any.
 fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(usize, usize)> {
     let attributes = &choice.attributes;
     let (am, put, get, flags) = (&attributes.am, &attributes.put, &attributes.get, attributes.flags);
@@ -212,6 +215,11 @@ fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(
         (Test::AmLat | Test::AmBw, Layout::ShortIov) => short(Flags::AM_SHORT_IOV)?,
         (Test::AmLat | Test::AmBw, Layout::Bcopy) => (0, am.max_bcopy),
         (Test::AmLat | Test::AmBw, Layout::Zcopy) => zcopy(am.min_zcopy, am.max_zcopy, am.max_iov)?,
+        // Bcopy: by the link's threshold; zcopy: always a rendezvous.
+        (Test::TagLat | Test::TagBw, Layout::Bcopy | Layout::Zcopy) if pieces == 1 && am.max_bcopy > 0 => {
+            (0, isize::MAX as usize)
+        }
+        (Test::TagLat | Test::TagBw, _) => return None,
         (Test::PutLat | Test::PutBw, Layout::Short) => (1, put.max_short),
         (Test::PutLat | Test::PutBw, Layout::Bcopy) => (1, put.max_bcopy),
         (Test::PutLat | Test::PutBw, Layout::Zcopy) => zcopy(put.min_zcopy, put.max_zcopy, put.max_iov)?,
@@ -228,21 +236,23 @@ fn range(test: Test, layout: Layout, pieces: usize, choice: &Choice) -> Option<(
     (most > 0 && least <= most).then_some((least, most))
 }
 
-/// True if a test can send so many bytes in so many pieces in this way.
+/// Returns `true` if a test can send `size` bytes in `pieces` pieces in this way.
 fn takes(test: Test, layout: Layout, pieces: usize, size: usize, choice: &Choice) -> bool {
     let Some((least, most)) = range(test, layout, pieces, choice) else { return false };
     let is_word = [HALF_WORD, WORD].contains(&size);
     (least..=most).contains(&size) && (is_word || operation(test).is_none())
 }
 
-/// What an atomic test does to the word.
+/// The atomic operation of a test.
 fn operation(test: Test) -> Option<AtomicOperations> {
     match test {
         Test::AddLat | Test::AddMr => Some(AtomicOperations::ADD),
         Test::Fadd => Some(AtomicOperations::FETCH_ADD),
         Test::Swap => Some(AtomicOperations::SWAP),
         Test::Cswap => Some(AtomicOperations::COMPARE_SWAP),
-        Test::AmLat | Test::PutLat | Test::Get | Test::AmBw | Test::PutBw => None,
+        Test::AmLat | Test::PutLat | Test::Get | Test::AmBw | Test::PutBw | Test::TagLat | Test::TagBw => {
+            None
+        }
     }
 }
 
@@ -269,7 +279,7 @@ fn misfit(asked: Test, layout: Option<Layout>, sizes: &[usize], choice: &Choice)
     }
 }
 
-/// A size as the command line takes it.
+/// A size in the syntax of the command line.
 pub(super) fn size_name(size: usize) -> String {
     match size {
         0 => "0".into(),
@@ -279,13 +289,14 @@ pub(super) fn size_name(size: usize) -> String {
     }
 }
 
-/// The test with this size, named by it, as one of a series.
+/// The test with this size, and named by it, as one of a series.
 pub(super) fn of_size(size: usize, args: &TestArgs, choice: &Choice, loopback: bool) -> Result<Job, Error> {
     let test = TestArgs { sizes: Some(Sizes(vec![size])), ..args.clone() };
     Job::new(vec![size_name(size)], &test, choice.clone(), loopback, Kind::Series)
 }
 
-/// The test with each of these sizes that the transport takes; with it the reason for the others. It is an error if it takes none.
+/// The test with each size that the transport accepts, and the reason for excluding the others.
+/// Fails if the transport accepts none.
 pub(super) fn series(
     sizes: &[usize],
     args: &TestArgs,
@@ -305,8 +316,8 @@ pub(super) fn series(
     }
 }
 
-/// The transport and the device that the words name.
+/// The transport and the device of the arguments.
 pub(super) fn choice(args: &TestArgs) -> Result<Choice, Error> {
-    let transport = args.transport.as_deref().unwrap_or(barewire::transport::rc_mlx5::NAME);
+    let transport = args.transport.as_deref().unwrap_or(barewire::TransportId::RcMlx5.name());
     transports::find(transport, args.device.as_deref())
 }

@@ -1,4 +1,4 @@
-//! The side that measures.
+//! The initiator of a test, which measures.
 
 use super::carrier::{Carrier, Regions};
 use super::figures::Recorder;
@@ -8,8 +8,11 @@ use crate::error::Error;
 use crate::session::{Remote, Session};
 use barewire::{AtomicOp, Completion, FetchResult, Posted, Unpack};
 
-/// Runs the job's test and times every iteration.
+/// Runs the test of the job and times every iteration.
 pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) -> Result<(), Error> {
+    if recorder.job().plan.test.is_tagged() {
+        return super::tagged::lead(session, recorder);
+    }
     let job = recorder.job();
     let plan = &job.plan;
     let during = plan.test.name();
@@ -70,6 +73,7 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
         }
         Test::Get => gets(session, &carrier, &in_flight, recorder)?,
         Test::Fadd | Test::Swap | Test::Cswap => atomics(session, &carrier, &in_flight, recorder)?,
+        Test::TagLat | Test::TagBw => {}
     }
     recorder.end();
     session.flush(during, plan.size())?;
@@ -82,21 +86,20 @@ pub(super) fn run(session: &mut Session<'_>, recorder: &mut Recorder<'_, '_>) ->
 /// Adds one to the peer's word.
 pub(super) fn add(session: &mut Session<'_>, carrier: &Carrier<'_>, during: &str) -> Result<(), Error> {
     let (endpoint, Remote { address, key }) = (&session.endpoint, &carrier.remote);
-    let posted = if carrier.size == WORD {
-        session.wait.post(during, || endpoint.atomic_add64(1, *address, key))
+    if carrier.size == WORD {
+        session.wait.post(during, || endpoint.atomic_post(AtomicOp::Add(1_u64), *address, key))
     } else {
         session.wait.post(during, || endpoint.atomic_post(AtomicOp::Add(1_u32), *address, key))
-    };
-    posted.map(|_| ())
+    }
 }
 
-/// Operations that were posted and are not finished, of which there may be so many.
+/// Posted operations that are not complete, with a limit on their number.
 struct InFlight {
     completion: Completion,
     most: u32,
-    /// Bytes of one.
+    /// Size of one in bytes.
     size: u64,
-    /// What is sent by other ways than zcopy has nothing to wait for.
+    /// Only zcopy operations have completions to wait for.
     is_counted: bool,
 }
 
@@ -114,13 +117,13 @@ impl InFlight {
         self.is_counted.then_some(&self.completion)
     }
 
-    /// Waits until there may be one more.
+    /// Waits until another one may be posted.
     #[inline]
     fn room(&self, session: &mut Session<'_>, during: &str) -> Result<(), Error> {
         self.down_to(session, self.most - 1, during)
     }
 
-    /// Waits until there are no more than this many.
+    /// Waits until at most `left` are outstanding.
     #[inline]
     fn down_to(&self, session: &mut Session<'_>, left: u32, during: &str) -> Result<(), Error> {
         if self.completion.pending() <= left {
@@ -129,7 +132,7 @@ impl InFlight {
         session.wait.complete_down_to(during, &self.completion, left, self.size * u64::from(self.most))
     }
 
-    /// Has one more operation, which was posted with the completion.
+    /// Counts an operation that was posted with the completion.
     fn posted(&self, posted: Posted) {
         if posted == Posted::Done {
             self.completion.count_down(Ok(()));
@@ -166,7 +169,8 @@ fn gets(
     in_flight.down_to(session, 0, during)
 }
 
-/// The word is zero at first, and nobody else touches it: every old value is known, unless several operations are in flight.
+/// The word starts at zero and only this test changes it, so every old value is known unless
+/// several operations are in flight.
 fn atomics(
     session: &mut Session<'_>,
     carrier: &Carrier<'_>,
@@ -182,10 +186,16 @@ fn atomics(
         completion.add(1);
         let (endpoint, completion, next) = (&session.endpoint, Some(completion), number + 1);
         let posted = session.wait.post(during, || match (test, carrier.size == WORD) {
-            (Test::Fadd, true) => endpoint.atomic_fetch_add64(1, *address, key, &result, completion),
-            (Test::Cswap, true) => {
-                endpoint.atomic_compare_swap64(number, next, *address, key, &result, completion)
+            (Test::Fadd, true) => {
+                endpoint.atomic_fetch(AtomicOp::Add(1_u64), *address, key, &result, completion)
             }
+            (Test::Cswap, true) => endpoint.atomic_fetch(
+                AtomicOp::CompareSwap { compare: number, swap: next },
+                *address,
+                key,
+                &result,
+                completion,
+            ),
             (_, true) => endpoint.atomic_fetch(AtomicOp::Swap(next), *address, key, &result, completion),
             (_, false) => endpoint.atomic_fetch(half_word(test, number), *address, key, &result, completion),
         })?;
@@ -201,7 +211,7 @@ fn atomics(
     in_flight.down_to(session, 0, during)
 }
 
-/// What the test does to a word of 32 bits that counts operations.
+/// The operation of the test on a 32-bit word that counts operations.
 fn half_word(test: Test, number: u64) -> AtomicOp<u32> {
     let (compare, swap) = (number as u32, (number + 1) as u32);
     match test {

@@ -1,4 +1,5 @@
-//! `barewire perf`: latency, bandwidth and message rate of one operation, after ucx_perftest.
+//! `barewire perf`: measures latency, bandwidth and message rate of one operation, like
+//! ucx_perftest.
 
 mod affinity;
 mod batch;
@@ -12,6 +13,7 @@ mod plot;
 mod printer;
 mod sample;
 mod survey;
+mod tagged;
 
 use crate::args::{PerfArgs, Sizes, Test, TestArgs};
 use crate::control::{Message, Work};
@@ -28,7 +30,7 @@ use printer::Printer;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The active-message ids of what is measured and of how many of them came.
+/// The active-message ids of data and of acknowledgements.
 const DATA: u8 = 0;
 const RECEIVED: u8 = 1;
 const SET_UP: &str = "the set-up";
@@ -39,7 +41,7 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     }
     if args.listen {
         let choice = job::choice(&args.test)?;
-        transports::need_key(&choice.transport)?;
+        transports::need_key(choice.transport)?;
         let bind = args.bind.or(args.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST)));
         let listening = |address: &dyn Display| out.line(format!("waiting for a client on {address}"));
         return with_client(bind, args.port, Work::Perf, listening, |link| follow(link, Some(args)));
@@ -58,7 +60,8 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Error> {
     printer.finish()
 }
 
-/// The tests that the command line asks for. Of a series those that the transport takes; the printer will say which it does not.
+/// The tests of the command line. Of a series those that the transport accepts; the printer reports
+/// the others.
 fn jobs(args: &PerfArgs, printer: &mut Printer<'_>) -> Result<Vec<Job>, Error> {
     let Some(sizes) = survey::sizes(args) else {
         let of_line = |(names, test): (Vec<String>, TestArgs)| {
@@ -83,18 +86,18 @@ fn jobs(args: &PerfArgs, printer: &mut Printer<'_>) -> Result<Vec<Job>, Error> {
     Ok(all)
 }
 
-/// Runs the tests, those that need a peer with one, and answers how they ended.
+/// Runs the tests, with a peer if they need one. Returns their results.
 fn measure(args: &PerfArgs, jobs: &[Job], printer: &mut Printer<'_>) -> Result<Vec<Outcome>, Error> {
     let mut outcomes = Vec::new();
     for jobs in jobs.chunk_by(|one, next| one.loopback == next.loopback) {
         if let Some(job) = jobs.iter().find(|job| job.loopback) {
             if args.host.is_some() {
                 let name = &job.choice.transport;
-                return Err(Error::Usage(format!("transport '{name}' does not lead to another process")));
+                return Err(Error::Usage(format!("transport '{name}' does not connect two processes")));
             }
             for job in jobs {
                 let choice = &job.choice;
-                outcomes.push(single(job, printer, || Session::loopback(&choice.transport, &choice.device))?);
+                outcomes.push(single(job, printer, || Session::loopback(choice.transport, &choice.device))?);
             }
             continue;
         }
@@ -106,7 +109,7 @@ fn measure(args: &PerfArgs, jobs: &[Job], printer: &mut Printer<'_>) -> Result<V
         };
         match &args.host {
             Some(host) => {
-                jobs.iter().try_for_each(|job| transports::need_key(&job.choice.transport))?;
+                jobs.iter().try_for_each(|job| transports::need_key(job.choice.transport))?;
                 with_server(host, args.port, Work::Perf, lead)?;
             }
             None => with_second(Work::Perf, lead)?,
@@ -122,14 +125,14 @@ fn with_peer(
     printer: &mut Printer<'_>,
 ) -> Result<Outcome, Error> {
     let choice = &job.choice;
-    // A server has its own device; a second process uses the same as this one.
+    // A server has its own device; a second process uses the same device as this one.
     let device = same_machine.then(|| choice.device.clone());
-    link.send(&Message::Open { transport: choice.transport.clone(), device }, SET_UP)?;
+    link.send(&Message::Open { transport: choice.transport.to_string(), device }, SET_UP)?;
     link.send(&Message::Perf(job.plan.clone()), SET_UP)?;
-    single(job, printer, || Session::connect(link, &choice.transport, &choice.device))
+    single(job, printer, || Session::connect(link, choice.transport, &choice.device))
 }
 
-/// One test over the session that `open` makes.
+/// Runs one test over the session that `open` creates.
 fn single<'a>(
     job: &Job,
     printer: &mut Printer<'_>,
@@ -145,8 +148,8 @@ fn single<'a>(
     Ok(outcome)
 }
 
-/// The server's side: does what the leader asks for, until it asks for no more. A server has a command line of its own, with which the
-/// client must agree, and limits.
+/// The server: executes the requests of the client until there are no more. `own` is the server's
+/// command line, which must agree with the client's and has limits.
 pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Error> {
     loop {
         let (transport, device) = match link.message(SET_UP)? {
@@ -172,7 +175,7 @@ pub(crate) fn follow(link: &mut Link, own: Option<&PerfArgs>) -> Result<(), Erro
             return Err(link.protocol(format!("it asks for transport '{transport}' between two processes")));
         }
         job::check(&plan, &choice)?;
-        follow::run(&mut Session::connect(link, &choice.transport, &choice.device)?, &plan)?;
+        follow::run(&mut Session::connect(link, choice.transport, &choice.device)?, &plan)?;
     }
 }
 
@@ -186,7 +189,7 @@ fn agree(link: &Link, what: &str, ours: Option<&str>, theirs: &str) -> Result<()
     }
 }
 
-/// Refuses a client that asks for more than the server was started with.
+/// Refuses a request that exceeds a limit of the server.
 fn within(link: &Link, limit: &str, most: Option<u64>, asked: u64, what: &str) -> Result<(), Error> {
     match most {
         Some(most) if asked > most => Err(link.protocol(format!(

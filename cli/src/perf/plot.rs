@@ -1,4 +1,4 @@
-//! Latency and rate over the message size as an SVG drawing, a line for each transport.
+//! Draws latency and rate over the message size as SVG, with one line per transport.
 
 use super::figures::Outcome;
 use super::job::Job;
@@ -8,10 +8,10 @@ use crate::output::EMULATOR;
 use std::fmt::Write;
 use std::path::Path;
 
-/// One test as it is drawn.
+/// One point of the drawing.
 #[derive(Debug, Clone)]
 pub(super) struct Point {
-    /// Which line it is on.
+    /// The line of the point.
     series: String,
     test: Test,
     size: f64,
@@ -35,10 +35,10 @@ impl Point {
     }
 }
 
-/// Colours that also the colour-blind tell apart (Okabe and Ito).
+/// Colours that colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933"];
-/// Pixels: a panel's plot area, what is around it, and the legend's lines.
+/// Pixels: the plot area of a panel, its margins, and the lines of the legend.
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 80.0;
@@ -54,7 +54,7 @@ pub(super) fn write(file: &Path, points: &[Point]) -> Result<(), Error> {
     std::fs::write(file, drawing).map_err(|error| local(what(), &error))
 }
 
-/// The drawing, if there is something to draw.
+/// The drawing, if there is anything to draw.
 fn draw(points: &[Point]) -> Option<String> {
     let mut series: Vec<&str> = Vec::new();
     for point in points {
@@ -62,7 +62,7 @@ fn draw(points: &[Point]) -> Option<String> {
             series.push(&point.series);
         }
     }
-    // Latency is a ping-pong's where there is one, rate a stream's.
+    // Latency is that of a ping-pong if there is one, rate that of a stream.
     let of_kind = |stream: bool| -> Vec<&Point> {
         let of_kind: Vec<&Point> = points.iter().filter(|point| point.test.is_stream() == stream).collect();
         if of_kind.is_empty() { points.iter().collect() } else { of_kind }
@@ -118,7 +118,7 @@ struct Panel<'a> {
     y: Axis,
 }
 
-/// A logarithmic axis, from one power of its base to another.
+/// A logarithmic axis between two powers of its base.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Axis {
     base: f64,
@@ -136,17 +136,17 @@ impl Axis {
             return None;
         }
         let first = least.log(base).floor() as i32;
-        // A single value still needs an axis with two ends.
+        // An axis with a single value still needs two ends.
         let last = (most.log(base).ceil() as i32).max(first + 1);
         Some(Self { base, first, last })
     }
 
-    /// Where a value is, from 0 to 1.
+    /// The position of a value, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         (value.log(self.base) - f64::from(self.first)) / f64::from(self.last - self.first)
     }
 
-    /// The powers with a line and a number of their own, about ten at most.
+    /// The powers with a line and a label, about ten at most.
     fn ticks(self) -> impl Iterator<Item = i32> {
         let step = (self.last - self.first) / 10 + 1;
         (self.first..=self.last).step_by(step as usize)
@@ -225,14 +225,14 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// A power of two as sizes are written: `64K`.
+/// A power of two in the notation of sizes: `64K`.
 fn binary(power: i32) -> String {
     const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
     let unit = (power.max(0) / 10).min(4);
     format!("{}{}", 2f64.powi(power - unit * 10), UNITS[unit as usize])
 }
 
-/// A power of ten as people read it: `0.01`, `100 k`.
+/// A power of ten in decimal notation: `0.01`, `100 k`.
 fn decimal(power: i32) -> String {
     match power {
         9.. => format!("{} G", 10f64.powi(power - 9)),

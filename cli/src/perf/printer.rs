@@ -1,4 +1,5 @@
-//! What perf prints: ucx_perftest's table or its CSV, so that what reads the one reads the other, or JSON.
+//! Output of perf: the table or the CSV of ucx_perftest, so that scripts that parse the one parse
+//! the other, or JSON.
 
 use super::figures::{Figures, Outcome};
 use super::job::Job;
@@ -14,17 +15,17 @@ use std::collections::BTreeMap;
 /// The MB of ucx_perftest.
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
-/// In which form.
+/// The format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Table,
     Csv,
     Json,
-    /// Nothing of single tests.
+    /// No output for single tests.
     Silent,
 }
 
-/// How a test ended, as JSON.
+/// The result of a test as JSON.
 #[derive(Debug, Serialize)]
 struct Json {
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -46,7 +47,7 @@ struct Json {
     counters: BTreeMap<&'static str, u64>,
 }
 
-/// Prints tests, one after the other.
+/// Prints tests one after the other.
 #[derive(Debug)]
 pub(super) struct Printer<'a> {
     out: &'a mut Output,
@@ -54,9 +55,9 @@ pub(super) struct Printer<'a> {
     final_only: bool,
     numeric: bool,
     info: bool,
-    /// There may be more than one test, and they have names.
+    /// There may be several tests, which have names.
     several: bool,
-    /// Files of tests, for the CSV's first line.
+    /// Batch files, for the first line of the CSV.
     columns: Vec<String>,
     begun: bool,
     emulator: bool,
@@ -97,12 +98,12 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// Something to be said at the end.
+    /// Adds a note to be printed at the end.
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
 
-    /// A test begins.
+    /// Prints the head of a test.
     pub(super) fn begin(&mut self, job: &Job) -> Result<(), Error> {
         self.emulator |= job.choice.is_emulator();
         let first = !std::mem::replace(&mut self.begun, true);
@@ -147,7 +148,7 @@ impl<'a> Printer<'a> {
     fn header(&mut self, job: &Job) -> Result<(), Error> {
         const THICK: &str = "+--------------+--------------+------------------------------+---------------------+-----------------------+";
         const THIN: &str = "+--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
-        // Of several tests nobody knows which they will be.
+        // With several tests the kind is not known in advance.
         let time = if self.several || job.plan.test.is_stream() { "overhead" } else { "latency" };
         let stage = if self.final_only { "Test" } else { "Stage" };
         self.out.line(THICK)?;
@@ -162,7 +163,7 @@ impl<'a> Printer<'a> {
         self.out.line(THIN)
     }
 
-    /// A second of a test.
+    /// Prints the line of one second.
     pub(super) fn line(&mut self, job: &Job, figures: &Figures) -> Result<(), Error> {
         if self.final_only {
             return Ok(());
@@ -174,7 +175,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// A test is over.
+    /// Prints the result of a test.
     pub(super) fn end(&mut self, job: &Job, outcome: &Outcome) -> Result<(), Error> {
         let Outcome { figures, percentiles, counters } = outcome;
         let more = format!(
@@ -199,7 +200,7 @@ impl<'a> Printer<'a> {
                 self.json.push(Json {
                     names: job.names.clone(),
                     test: job.plan.test,
-                    transport: job.choice.transport.clone(),
+                    transport: job.choice.transport.to_string(),
                     device: job.choice.device.clone(),
                     layout: job.plan.layout.to_string(),
                     size_bytes: job.plan.size(),
@@ -219,17 +220,17 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// True if the outcome is for programs.
+    /// Returns `true` for JSON output.
     pub(super) fn is_json(&self) -> bool {
         self.form == Form::Json
     }
 
-    /// A line that is about several tests.
+    /// Prints a line that concerns several tests.
     pub(super) fn text(&mut self, line: &str) -> Result<(), Error> {
         self.out.line(line)
     }
 
-    /// All tests of a machine are over.
+    /// Prints the end of a survey of all transports.
     pub(super) fn finish_survey(mut self, absent: &[Absent], failed: &[Absent]) -> Result<(), Error> {
         if self.form == Form::Silent {
             return self.finish();
@@ -242,10 +243,10 @@ impl<'a> Printer<'a> {
         self.out.line(format!("{whole:#}"))
     }
 
-    /// All tests are over.
+    /// Prints the end of all tests.
     pub(super) fn finish(mut self) -> Result<(), Error> {
         if self.emulator && self.form == Form::Silent {
-            // Only of some of the transports in the table.
+            // It concerns only some of the transports in the table.
             self.notes.push(format!("soft0: {EMULATOR}"));
         } else if self.emulator {
             self.notes.push(EMULATOR.into());
@@ -282,7 +283,7 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// A line with a test's names in it, which separates it from the one before.
+/// A line with the names of a test, which separates it from the previous one.
 fn named(names: &[String]) -> String {
     const LINE: &str = "--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+";
     let name = names.join("/");

@@ -1,7 +1,7 @@
 //! Times of single operations, in bounded memory.
 
-/// A sample of the durations that it was given: all of them, or evenly every second, fourth ... of them once they
-/// are too many.
+/// A sample of the given durations: all of them, or evenly every second, fourth ... of them once
+/// they exceed the limit.
 #[derive(Debug)]
 pub(super) struct Sample {
     kept: Vec<u64>,
@@ -10,7 +10,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// The most durations that are kept.
+    /// Most durations to keep.
     const MOST: usize = 1 << 20;
 
     pub(super) fn new() -> Self {
@@ -43,7 +43,8 @@ impl Sample {
         self.stride *= 2;
     }
 
-    /// For each rank from 0 to 100 the duration that so many percent of all so far do not exceed.
+    /// For each rank from 0 to 100, the duration that this percentage of the sample does not
+    /// exceed.
     pub(super) fn percentiles<const N: usize>(&self, ranks: [f64; N]) -> [u64; N] {
         let mut sorted = self.kept.clone();
         ranks.map(|rank| {

@@ -1,4 +1,4 @@
-//! Every transport of a machine: which tests, and one table of what came of them.
+//! Measures every transport of a machine, and prints one table of the results.
 
 use super::figures::{Figures, Outcome};
 use super::job::{self, Job};
@@ -12,9 +12,9 @@ use barewire::{Absent, Flags};
 use comfy_table::{CellAlignment, presets};
 use std::time::Duration;
 
-/// From this size on a stream is about bytes, not messages.
+/// Streams of messages of at least this size are measured in bytes, not messages.
 const BANDWIDTH_FROM: u64 = 1024;
-/// More columns are no table that a terminal shows.
+/// A table with more columns does not fit a terminal.
 const MOST_ACROSS: usize = 6;
 
 /// A column of the table.
@@ -25,14 +25,14 @@ struct Column {
     size: usize,
 }
 
-/// What came of one transport.
+/// The results of one transport.
 #[derive(Debug)]
 struct Row {
     choice: Choice,
     cells: Vec<String>,
 }
 
-/// Measures every transport. One that fails is told, and the others go on.
+/// Measures every transport. If one fails, reports it and continues with the others.
 pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error> {
     let (choices, absent) = transports::everything();
     let (mut rows, mut points, mut failed) = (Vec::new(), Vec::new(), Vec::new());
@@ -77,7 +77,7 @@ pub(super) fn run(args: &PerfArgs, mut printer: Printer<'_>) -> Result<(), Error
     if nothing { Err(Error::Local("no transport could be measured".into())) } else { Ok(()) }
 }
 
-/// The sizes of a series, if the command line asks for one.
+/// The sizes of a series, if the command line has one.
 pub(super) fn sizes(args: &PerfArgs) -> Option<Vec<usize>> {
     match &args.sweep {
         Some(Sweep(sizes)) => Some(sizes.clone()),
@@ -86,7 +86,7 @@ pub(super) fn sizes(args: &PerfArgs) -> Option<Vec<usize>> {
     }
 }
 
-/// The tests of a series: the one that was named, or for a plot one for each half of it.
+/// The tests of a series: the named one, or for a plot one for each of its halves.
 pub(super) fn tests(args: &PerfArgs, choice: &Choice) -> Vec<TestArgs> {
     if args.plot.is_none() || args.test.test.is_some() {
         return vec![args.test.clone()];
@@ -100,7 +100,7 @@ pub(super) fn tests(args: &PerfArgs, choice: &Choice) -> Vec<TestArgs> {
     tests.map(|test| TestArgs { test: Some(test), ..args.test.clone() }).into()
 }
 
-/// The table's columns; those of every transport stand for the same.
+/// The columns of the table, which are the same for all transports.
 fn columns(args: &PerfArgs, choice: &Choice) -> Vec<Column> {
     let of = |head: &str, test, size| Column {
         head: head.into(),
@@ -143,7 +143,7 @@ fn columns(args: &PerfArgs, choice: &Choice) -> Vec<Column> {
     columns
 }
 
-/// Of a stream its rate, else the latency in the middle.
+/// The rate of a stream, or else the median latency.
 fn shown(job: &Job, outcome: &Outcome) -> String {
     let Figures { typical, bandwidth, rate, .. } = &outcome.figures;
     let second = Duration::from_secs(1);
@@ -161,12 +161,13 @@ fn print(columns: &[Column], rows: &[Row], printer: &mut Printer<'_>) -> Result<
     let mut lines: Vec<Vec<String>> = vec![vec!["transport".into()], vec!["device".into()]];
     lines.extend(columns.iter().map(|column| vec![column.head.clone()]));
     for Row { choice, cells } in rows {
-        let names = [&choice.transport, &choice.device];
-        for (line, cell) in lines.iter_mut().zip(names.into_iter().chain(cells)) {
-            line.push(cell.clone());
+        let names = [choice.transport.name(), &choice.device];
+        let cells = names.into_iter().chain(cells.iter().map(String::as_str));
+        for (line, cell) in lines.iter_mut().zip(cells) {
+            line.push(cell.to_owned());
         }
     }
-    // A line for each transport, but for a series a line for each size.
+    // One line per transport, or for a series one line per size.
     let series = columns.len() > MOST_ACROSS;
     if !series {
         let across = |at: usize| lines.iter().map(|line| line[at].clone()).collect();

@@ -12,7 +12,7 @@ use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Builds the library for LD_PRELOAD where this build's `barewire` looks for it.
+/// Builds the library for LD_PRELOAD where the `barewire` of this build finds it.
 pub(crate) fn library() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
@@ -27,8 +27,8 @@ pub(crate) fn library() {
     });
 }
 
-/// A command of cargo into this build's folder, for the whole workspace as this test was built: a part of it alone would have other features
-/// of its dependencies, which would be built anew.
+/// A cargo command with the target directory of this build, for the whole workspace as in this
+/// test: a part of it would select other features of its dependencies and rebuild them.
 pub(crate) fn cargo(command: &str) -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let folder = Path::new(env!("CARGO_BIN_EXE_barewire")).parent().unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn cargo(command: &str) -> Command {
     cargo
 }
 
-/// Whether a program can be started; says which package it is in if it cannot.
+/// Returns whether a program is installed; prints its package if not.
 pub(crate) fn installed(program: &str, package: &str) -> bool {
     library();
     let paths = env::var_os("PATH").unwrap_or_default();
@@ -51,7 +51,7 @@ pub(crate) fn installed(program: &str, package: &str) -> bool {
     found
 }
 
-/// Runs one program to its end and gives what it printed.
+/// Runs one program until it ends. Returns its output.
 pub(crate) fn alone(options: &[&str], program: &[&str]) -> String {
     let ended = start(options, program, &[]).end(PATIENCE);
     assert!(ended.status.success(), "{program:?}: {ended:#?}");
@@ -59,7 +59,7 @@ pub(crate) fn alone(options: &[&str], program: &[&str]) -> String {
     ended.stdout
 }
 
-/// The same for one that does what the device's strict checks must find.
+/// Like `alone`, for a program that violates a strict check of the device.
 pub(crate) fn found(program: &[&str], finding: &str) -> String {
     let ended = start(&[], program, &[]).end(PATIENCE);
     assert!(ended.status.success() && ended.stderr.contains(finding), "{program:?}: {ended:#?}");
@@ -70,7 +70,7 @@ fn start(options: &[&str], program: &[&str], environment: &[(&str, &str)]) -> Ba
     start_with(&[&["hca", "run"], options, &["--"], program].concat(), environment)
 }
 
-/// The library has no trouble, and the device's strict checks have nothing to say about libmlx5.
+/// Asserts that neither the library nor the strict checks of the device report anything.
 fn no_findings(stderr: &str) {
     assert!(!stderr.contains("barewire-hca") && !stderr.contains("software HCA"), "{stderr}");
 }
@@ -83,24 +83,25 @@ pub(crate) struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// Of this program, which takes the port by `-p` and, as the client, a host at the end.
+    /// A pair of this program, which takes the port by `-p`, and as the client a host as its last
+    /// argument.
     pub(crate) fn of(program: &'a [&'a str]) -> Self {
         Self { program, options: &[], environment: Vec::new() }
     }
 
-    /// With options of `barewire hca run`.
+    /// Adds options of `barewire hca run`.
     pub(crate) fn with(mut self, options: &'a [&'a str]) -> Self {
         self.options = options;
         self
     }
 
-    /// With a variable in the environment.
+    /// Sets an environment variable.
     pub(crate) fn set(mut self, variable: &'a str, value: &'a str) -> Self {
         self.environment.push((variable, value));
         self
     }
 
-    /// Both end well.
+    /// Runs both and asserts that both succeed.
     pub(crate) fn run(self) {
         let program = self.program;
         let (server, client) = self.start();
@@ -111,7 +112,7 @@ impl<'a> Pair<'a> {
         no_findings(&server.stderr);
     }
 
-    /// Both run: the server, and the client.
+    /// Starts the server and the client.
     pub(crate) fn start(self) -> (Barewire, Barewire) {
         let port = free_port();
         let port_text = port.to_string();
@@ -127,12 +128,13 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// A port that nobody listened on a moment ago.
+/// A port that was free a moment ago.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Whether somebody listens on a port: connecting would be the program's one connection.
+/// Returns whether a process listens on a port. Connecting would use up the program's only
+/// connection.
 fn is_listening(port: u16) -> bool {
     const LISTEN: &str = "0A";
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -144,12 +146,12 @@ fn is_listening(port: u16) -> bool {
     })
 }
 
-/// Says that something is not installed.
+/// Prints that a program is not installed.
 pub(crate) fn skipped(what: &str, package: &str) {
     println!("skipped: {what} not installed (Debian: {package})");
 }
 
-/// A folder that goes away when this is dropped.
+/// A directory that is removed on drop.
 pub(crate) struct Folder(String);
 
 impl Folder {
@@ -164,7 +166,7 @@ impl Drop for Folder {
     }
 }
 
-/// Copies a folder of Debian's documentation, `tests`, with its compressed files unpacked.
+/// Copies the directory `tests` of Debian's documentation, and unpacks its compressed files.
 pub(crate) fn unpack(suite: &str) -> Folder {
     let folder = env::temp_dir().join(format!("barewire-pyverbs-{}", std::process::id()));
     let tests = folder.join("tests");
@@ -183,7 +185,7 @@ pub(crate) fn unpack(suite: &str) -> Folder {
     folder
 }
 
-/// What is wrong with a run of the suite, compared with the list of what may not run.
+/// The differences between a run of the suite and the list of tests that may not run.
 pub(crate) fn judge(printed: &str, list: &str) -> Vec<String> {
     let listed: Vec<(&str, &str)> = list
         .lines()

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a loaded machine may take for anything that is not about time.
+/// Time limit of a machine under load for steps whose duration is not tested.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
-/// What the product promises: an end that is left alone ends within this time.
+/// The guaranteed time within which an end ends after its peer.
 pub(crate) const PROMISE: Duration = Duration::from_secs(10);
 
 /// A running `barewire`. Dropping it kills it.
@@ -24,7 +24,7 @@ pub(crate) struct Barewire {
     stderr: Text,
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -56,7 +56,7 @@ impl Text {
         self.text.lock().unwrap().clone()
     }
 
-    /// Everything, once every process that could write has closed its end.
+    /// The whole output, once every process that could write has closed its end.
     fn all(&mut self, deadline: Instant, whose: &str) -> String {
         while !self.reader.as_ref().is_none_or(JoinHandle::is_finished) {
             assert!(
@@ -102,7 +102,7 @@ impl Barewire {
         self.child.id()
     }
 
-    /// Waits for the end of this process and of everything that holds its output.
+    /// Waits for the end of this process and of all processes that hold its output.
     pub(crate) fn end(mut self, timeout: Duration) -> Ended {
         let deadline = Instant::now() + timeout;
         let status = loop {
@@ -118,17 +118,18 @@ impl Barewire {
         Ended { status, stdout, stderr }
     }
 
-    /// True if the process has ended.
+    /// Returns `true` if the process has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for a line on standard output that contains `words`, and answers it; `None` if the process ends first.
+    /// Waits for a line on standard output that contains `words` and returns it; `None` if the
+    /// process ends first.
     pub(crate) fn line(&mut self, words: &str) -> Option<String> {
         self.line_of(|this| this.stdout.now(), words, PATIENCE)
     }
 
-    /// What it has written to standard error so far.
+    /// The standard error output so far.
     pub(crate) fn errors(&self) -> String {
         self.stderr.now()
     }
@@ -158,13 +159,13 @@ impl Barewire {
         }
     }
 
-    /// For a server: the port that it says it listens on.
+    /// The port that a server reports.
     pub(crate) fn port(&mut self) -> String {
         let line = self.line("waiting for a client on").expect("the server listens");
         line.rsplit(':').next().unwrap().trim().to_owned()
     }
 
-    /// The second process that this one started; `None` if it ends first.
+    /// The second process that this one started; `None` if this one ends first.
     pub(crate) fn second(&mut self) -> Option<u32> {
         let deadline = Instant::now() + PATIENCE;
         while !self.has_ended() {
@@ -188,13 +189,13 @@ impl Drop for Barewire {
 }
 
 impl Ended {
-    /// Asserts success, without a word on standard error.
+    /// Asserts success, and that standard error is empty.
     #[track_caller]
     pub(crate) fn succeeded(&self) {
         assert!(self.status.success() && self.stderr.is_empty(), "{self:#?}");
     }
 
-    /// Asserts a failure that is told in one line, and answers the line.
+    /// Asserts a failure that is reported in one line, and returns the line.
     #[track_caller]
     pub(crate) fn failed(&self) -> &str {
         assert!(self.status.code().is_some_and(|code| code == 1 || code == 2), "{self:#?}");
@@ -202,7 +203,7 @@ impl Ended {
     }
 }
 
-/// Asserts that this is one error line, and answers it.
+/// Asserts that this is one error line, and returns it.
 #[track_caller]
 pub(crate) fn one_line(stderr: &str) -> &str {
     let lines: Vec<&str> = stderr.lines().collect();
@@ -233,11 +234,11 @@ fn stat(pid: u32) -> Option<(char, u32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Waits until a process that is not ours to wait for has ended.
+/// Waits until a process that is no child of this one has ended.
 pub(crate) fn gone_within(pid: u32, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     loop {
-        // A zombie has ended; that nobody collected it is not its fault.
+        // A zombie has ended, but its parent has not waited for it.
         if stat(pid).is_none_or(|(state, _)| state == 'Z' || state == 'X') {
             return true;
         }
@@ -250,11 +251,11 @@ pub(crate) fn gone_within(pid: u32, timeout: Duration) -> bool {
 
 /// Sends a signal.
 pub(crate) fn signal(pid: u32, signal: i32) {
-    // SAFETY: kill(2) takes no pointers.
+    // SAFETY: these arguments contain no pointers.
     unsafe { libc::kill(pid as i32, signal) };
 }
 
-/// A file of this many bytes that no two positions of which look alike, removed when dropped.
+/// A file of this many bytes without repeated sections, removed on drop.
 pub(crate) struct TestFile(PathBuf);
 
 impl TestFile {
@@ -282,7 +283,7 @@ impl Drop for TestFile {
     }
 }
 
-/// Small random numbers, different in each run.
+/// A random number below `limit`, different in each run.
 pub(crate) fn random_below(limit: u64) -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish() % limit.max(1)
@@ -290,30 +291,30 @@ pub(crate) fn random_below(limit: u64) -> u64 {
 
 /// The name at which a server without a key listens if there is no runtime directory.
 pub(crate) fn control_name(port: &str) -> SocketAddr {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: the function has no arguments and cannot fail.
     let user = unsafe { libc::geteuid() };
     SocketAddr::from_abstract_name(format!("barewire-control-{user}-{port}")).unwrap()
 }
 
-/// Connects to the server's control socket by hand.
+/// Connects to the control socket of the server.
 pub(crate) fn control(port: &str) -> UnixStream {
     UnixStream::connect_addr(&control_name(port)).unwrap()
 }
 
-/// Runs `work` in a thread that belongs to user 65534, which only root can; else says so and
+/// Runs `work` in a thread of user 65534, which requires root. Otherwise prints a notice and
 /// returns `None`.
 pub(crate) fn as_nobody<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<JoinHandle<T>> {
     const NOBODY: libc::c_long = 65_534;
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: the function has no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("skipped: only root can become another user");
         return None;
     }
     Some(thread::spawn(move || {
-        // SAFETY: takes numbers. The system call itself, without libc around it, changes the user
-        // of this thread only: setresuid(2), C library/kernel differences.
+        // SAFETY: these arguments contain no pointers. The raw system call, without libc, changes
+        // the user of this thread only: setresuid(2), C library/kernel differences.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
         assert_eq!(changed, 0);
         work()

@@ -1,14 +1,15 @@
-//! What another process sends: addresses, keys, messages of a control connection.
+//! Data of another process: addresses, keys, messages of a control connection.
 
-use barewire::{DeviceAddress, EndpointAddress, InterfaceAddress};
+use barewire::{DeviceAddress, EndpointAddress, InterfaceAddress, PeerAddress};
 use barewire_cli::channel::{LIMIT, Parsed, parse};
+use barewire_wireup::address::WorkerAddress;
 use bolero::check;
 
 use crate::script::bytes_to;
 
 #[test]
 fn any_addresses() {
-    check!().with_generator(bytes_to(64)).for_each(|bytes| {
+    check!().with_generator(bytes_to(80)).for_each(|bytes| {
         let device = DeviceAddress::from_bytes(bytes);
         if let Ok(device) = &device {
             assert!(!device.to_string().is_empty());
@@ -17,12 +18,13 @@ fn any_addresses() {
             device.map(|address| (address.to_bytes(), address.transport())),
             InterfaceAddress::from_bytes(bytes).map(|address| (address.to_bytes(), address.transport())),
             EndpointAddress::from_bytes(bytes).map(|address| (address.to_bytes(), address.transport())),
+            PeerAddress::from_bytes(bytes).map(|address| (address.to_bytes(), address.transport())),
         ];
-        // One kind at most, and that as it came.
+        // At most one kind accepts the bytes, and encodes them unchanged.
         assert!(parsed.iter().filter(|parsed| parsed.is_ok()).count() <= 1);
         for parsed in parsed {
             match parsed {
-                Ok((back, transport)) => assert!(back == *bytes && !transport.is_empty()),
+                Ok((back, transport)) => assert!(back == *bytes && transport.code() == bytes[4]),
                 Err(error) => assert!(!error.to_string().is_empty()),
             }
         }
@@ -38,6 +40,26 @@ fn any_frames() {
                 Ok(Parsed::Message(message)) => rest = &rest[4 + message.len()..],
                 Ok(Parsed::Need(length)) => break assert!(length > rest.len() && length <= 4 + LIMIT),
                 Err(error) => break assert!(!error.to_string().is_empty()),
+            }
+        }
+    });
+}
+
+#[test]
+fn any_worker_addresses() {
+    check!().with_generator(bytes_to(512)).for_each(|bytes| {
+        // Random bytes rarely have the header, so it is tested with and without one.
+        let mut framed = b"bw\x01W".to_vec();
+        framed.extend_from_slice(&(bytes.len() as u16 + 6).to_be_bytes());
+        framed.extend_from_slice(bytes);
+        for bytes in [bytes, &framed] {
+            match WorkerAddress::from_bytes(bytes) {
+                Ok(address) => {
+                    assert_eq!(address.as_bytes(), bytes.as_slice());
+                    assert!(address.entries().count() <= bytes.len() / 10);
+                    assert_eq!(address.to_string().parse(), Ok(address));
+                }
+                Err(error) => assert!(!error.to_string().is_empty()),
             }
         }
     });

@@ -1,4 +1,4 @@
-//! Limits on memory: no input may make the reader hold more than its share.
+//! Limits on memory: no input may make the parser allocate more than its limit.
 
 #[path = "../../../tests/support/allocator.rs"]
 mod allocator;

@@ -1,4 +1,4 @@
-//! Commands for a device that has one of everything.
+//! Commands for a device with objects of every kind.
 
 use barewire_hca::CommandSyndrome;
 use barewire_layouts::command::cq::{Cqc, CreateCqIn};
@@ -13,7 +13,7 @@ use crate::script::{Script, bytes_to};
 use crate::support::rig::{MEMORY, Rig};
 
 const LONGEST: usize = 512;
-/// What one command may take: its object, and tables that grow by half.
+/// Limit for one command: its object, and tables that grow by half.
 const SHARE: usize = 1 << 20;
 
 /// Creates a rig with connected queue pairs on shared receive and completion queues. Returns it
@@ -67,7 +67,7 @@ fn execute(rig: &Rig, request: &[u8], answer: usize) {
 fn ring(rig: &Rig, doorbell: u64) {
     if let Some(page) = rig.device.uar_page(rig.uar) {
         for offset in [CQ_DOORBELL_OFFSET, EQ_ARM_OFFSET, EQ_CONSUMER_OFFSET, BLUEFLAME_OFFSET] {
-            // SAFETY: inside the page, aligned.
+            // SAFETY: the address lies in the page and is aligned.
             unsafe { page.as_ptr().add(offset).cast::<u64>().write_volatile(doorbell) };
         }
     }

@@ -1,4 +1,4 @@
-//! Completion rings of any content, in every form that the driver reads.
+//! Completion rings with any contents, in every form that the driver reads.
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
@@ -17,16 +17,16 @@ use crate::script::{Script, bytes_to};
 const ENTRIES: u32 = 8;
 const FORMATS: [MiniFormat; 3] = [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride];
 
-/// A ring and its doorbell record, reached through pointers only.
+/// A ring and its doorbell record, accessed through pointers only.
 #[repr(C, align(64))]
 struct Ring<S> {
     entries: [UnsafeCell<S>; ENTRIES as usize],
     record: UnsafeCell<u32>,
 }
 
-// SAFETY: one thread uses it, the test's.
+// SAFETY: only the thread of the test uses it.
 unsafe impl<S: Send> Send for Ring<S> {}
-// SAFETY: as above.
+// SAFETY: only the thread of the test uses it.
 unsafe impl<S: Send> Sync for Ring<S> {}
 
 impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
@@ -36,7 +36,7 @@ impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
             record: UnsafeCell::new(0),
         };
         let ring = Arc::new(ring);
-        // SAFETY: the ring's own entries.
+        // SAFETY: the ring has `ENTRIES` entries, and nothing else uses it yet.
         unsafe { CompletionQueue::initialise(ring.first(), ENTRIES) };
         ring
     }
@@ -50,7 +50,7 @@ impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
         CompletionParts { ring: self.first(), entries: ENTRIES, doorbell_record, keep: self.clone() }
     }
 
-    /// As the device would, with any bytes.
+    /// Writes any bytes, in place of the device.
     fn write(&self, index: u8, bytes: &[u8])
     where
         S: FromBytes,
@@ -58,7 +58,7 @@ impl<S: Slot + FromZeros + Send + Sync> Ring<S> {
         let mut padded = vec![0; size_of::<S>()];
         padded[size_of::<S>() - bytes.len()..].copy_from_slice(bytes);
         let entry = S::read_from_bytes(&padded).expect("the size of an entry");
-        // SAFETY: an entry of the ring, to which there are no references.
+        // SAFETY: the index is in the ring, and there are no references to the entry.
         unsafe { self.entries[usize::from(index) % ENTRIES as usize].get().write_volatile(entry) };
     }
 }
@@ -77,7 +77,7 @@ where
         for _ in 0..polls % 32 {
             let empty = queue.is_empty();
             let completion = queue.poll().map(Polled::completion);
-            // Empty of late is not empty now: a block that is not ours yet is no completion.
+            // An empty queue returns nothing, even if a block that the device still owns is next.
             assert!(!empty || completion.is_none());
             let Some(completion) = completion else { break };
             assert!(completion.qpn <= 0xff_ffff && completion.user_index <= 0xff_ffff);
@@ -97,7 +97,7 @@ fn any<S: Slot + FromBytes + Send + Sync>(mut script: Script<'_>) {
     let ring = Ring::<S>::new();
     let [layout, format] = script.array();
     let format = FORMATS[usize::from(format) % FORMATS.len()];
-    // SAFETY: the ring is initialised, lives as long as the queue keeps it, and is written to by this thread only.
+    // SAFETY: the ring is initialised, lives as long as the queue, and only this thread writes it.
     unsafe {
         match layout % 3 {
             0 => poll::<S, Plain>(&ring, CompletionQueue::from_parts(ring.parts()), script),

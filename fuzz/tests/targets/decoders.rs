@@ -40,7 +40,7 @@ fn any_completion_entries() {
         for mini in array.mini_array() {
             for format in [MiniFormat::Hash, MiniFormat::Checksum, MiniFormat::ChecksumStride] {
                 let cqe = MiniCqe::expand(mini, &title, format, counter, owner);
-                // What a mini entry does not say is the title's.
+                // Fields that a mini CQE lacks are those of the title.
                 assert_eq!(
                     (cqe.opcode(), cqe.qpn(), cqe.byte_count),
                     (title.opcode(), title.qpn(), mini.byte_count)
@@ -97,7 +97,7 @@ fn any_headers() {
     });
 }
 
-/// Reads `bytes` as the output of `R`.
+/// Parses `bytes` as the output of `R`.
 fn read<R: Request>(bytes: &[u8]) -> bool {
     match answer::<R>(bytes) {
         Ok(view) => !view.bytes().is_empty(),

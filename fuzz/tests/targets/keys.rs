@@ -1,15 +1,16 @@
-//! Keys of any bytes in use: an operation reaches what its key names, or nothing.
+//! Operations with keys of any bytes: each accesses the memory of its key, or none.
 
 use std::panic::AssertUnwindSafe;
 
 use barewire::{
-    Access, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError, Posted, Worker,
+    Access, DeviceId, Domain, Endpoint, FlushMode, Interface, InterfaceConfig, Memory, PostError, Posted,
+    TransportId, Worker,
 };
 use bolero::check;
 
 use crate::script::{Script, bytes_to};
 
-/// Bytes of the memory that keys are to.
+/// Size of the memory of a key.
 const LENGTH: usize = 256;
 
 struct Ends {
@@ -20,36 +21,37 @@ struct Ends {
     endpoints: Vec<Endpoint>,
     source: Memory,
     target: Memory,
-    /// Of the same domain, with another key.
+    /// Memory of the same domain with another key.
     bystander: Memory,
 }
 
-fn open(transport: &str) -> Ends {
-    let domain = Domain::open(transport, if transport == "tcp" { "lo" } else { "memory" }).unwrap();
+fn open(transport: TransportId) -> Ends {
+    let name = if transport == TransportId::Tcp { "lo" } else { "memory" };
+    let domain = Domain::open(&DeviceId::new(transport, name)).unwrap();
     let mut worker = Worker::new();
     let interface = Interface::open(&mut worker, &domain, &InterfaceConfig::default()).unwrap();
     let endpoints = connect(transport, &interface);
     let all = Access::REMOTE_WRITE | Access::LOCAL_WRITE;
-    // Keys of `self` count up, so a changed key may be another region's: its rights must hold then.
-    let others = if transport == "self" { Access::LOCAL_WRITE } else { all };
+    // Keys of `self` are numbered consecutively, so a changed key may name another region, whose
+    // rights must hold.
+    let others = if transport == TransportId::Self_ { Access::LOCAL_WRITE } else { all };
     let [source, target, bystander] =
         [others, all, others].map(|access| domain.allocate(LENGTH, access).unwrap());
     Ends { domain, worker, interface, endpoints, source, target, bystander }
 }
 
-fn connect(transport: &str, interface: &Interface) -> Vec<Endpoint> {
-    let (device, address) = (interface.device_address(), interface.address());
-    if transport != "tcp" {
-        return vec![Endpoint::connect_to_interface(interface, &device, &address).unwrap()];
+fn connect(transport: TransportId, interface: &Interface) -> Vec<Endpoint> {
+    if transport != TransportId::Tcp {
+        return vec![interface.connect(&interface.address()).unwrap()];
     }
     let (here, there) = (Endpoint::new(interface).unwrap(), Endpoint::new(interface).unwrap());
-    here.connect(&device, &there.address()).unwrap();
-    there.connect(&device, &here.address()).unwrap();
+    here.connect(&there.address()).unwrap();
+    there.connect(&here.address()).unwrap();
     vec![here, there]
 }
 
 impl Ends {
-    /// Puts with the key of `key`'s bytes, and waits for the outcome.
+    /// Puts with the key in the bytes of `key`, and waits for the outcome.
     fn put(&mut self, key: &[u8], length: usize, at: u64) {
         let Ok(key) = self.domain.unpack_key(key) else { return };
         let slice = [self.source.slice(0, length).unwrap()];
@@ -71,8 +73,8 @@ impl Ends {
     }
 }
 
-/// Puts through changed keys to changed addresses, over the transport.
-fn any_keys(transport: &str) {
+/// Puts with changed keys to changed addresses over the transport.
+fn any_keys(transport: TransportId) {
     let mut ends = AssertUnwindSafe(open(transport));
     let zeros = vec![0; LENGTH];
     check!().with_generator(bytes_to(64)).for_each(|bytes| {
@@ -100,20 +102,20 @@ fn any_keys(transport: &str) {
 
 #[test]
 fn any_keys_of_self() {
-    any_keys("self");
+    any_keys(TransportId::Self_);
 }
 
 #[test]
 fn any_keys_of_shm() {
-    any_keys("shm");
+    any_keys(TransportId::Shm);
 }
 
 #[test]
 fn any_keys_of_cma() {
-    any_keys("cma");
+    any_keys(TransportId::Cma);
 }
 
 #[test]
 fn any_keys_of_tcp() {
-    any_keys("tcp");
+    any_keys(TransportId::Tcp);
 }

@@ -1,7 +1,8 @@
-//! Any bytes for everything that reads bytes from outside: commands, packets, rings, completions, addresses, frames, texts.
+//! Any bytes for all code that parses bytes from outside: commands, packets, rings, completions,
+//! addresses, frames, texts.
 //!
-//! Every target takes bytes and reads them as a script ([`script::Script`]), runs what is in `__fuzz__/*/corpus/` first, and then random
-//! bytes for a second.
+//! Every target interprets bytes as a script ([`script::Script`]). It first runs the inputs in
+//! `__fuzz__/*/corpus/`, and then random bytes for a second.
 
 mod addresses;
 mod allocation;
@@ -9,11 +10,13 @@ mod commands;
 mod completions;
 mod decoders;
 mod keys;
+mod links;
 mod packets;
 mod rings;
 mod script;
 mod shm;
 mod sockets;
+mod tags;
 mod texts;
 
 #[path = "../../../hca/tests/support/mod.rs"]

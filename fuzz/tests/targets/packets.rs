@@ -41,7 +41,7 @@ impl Target {
                 qp.post_receive(&[(region.address(), REGION, region.key)]);
             }
         }
-        // Responses have requests to belong to.
+        // Requests for which there may be responses.
         for opcode in [Opcode::RdmaRead, Opcode::RdmaWrite] {
             let wqe = Wqe::new(opcode).remote(1, 2).data(region.address(), 2000, region.key);
             foreign.qp.post(&wqe);
@@ -60,7 +60,7 @@ impl Target {
             return script.bytes(length.into()).to_vec();
         }
         let qp = if service == 0 { self.foreign.qp.number } else { self.others[service - 1].number };
-        // Mostly the number that is expected, and sometimes one shortly before or after.
+        // Usually the expected number, and sometimes one shortly before or after.
         let psn = (PSN + self.psn).wrapping_add_signed((lead as i8 / 16).into()) & 0xff_ffff;
         self.psn += 1;
         let mut frame = vec![SERVICES[service] | opcode & 0x1f, flags & 0xf0];
@@ -80,7 +80,7 @@ impl Target {
         }
         frame.extend(script.bytes(length.into()));
         if selector & 8 != 0 {
-            // A full packet, as those in the middle of a message are.
+            // A full packet, like those in the middle of a message.
             frame.resize(frame.len() + 256, length);
         }
         frame.resize(frame.len().next_multiple_of(4), 0);
@@ -106,7 +106,7 @@ fn any_packets() {
             });
             assert!(most < SHARE, "{most} bytes for one packet");
         }
-        // Whatever happened: each work request completes once.
+        // In every case, each work request completes once.
         target.foreign.qp.to_error();
         target.foreign.node.device.step();
         let sends = target.foreign.qp.send_cq.drain();

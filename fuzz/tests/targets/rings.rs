@@ -1,4 +1,4 @@
-//! Work queues of any content, and doorbells of any value.
+//! Work queues with any contents, and doorbells with any value.
 
 use barewire_hca::{Config, Fabric, Mode, Strict, WireKind};
 use barewire_layouts::command::qp::{Mtu, ServiceType};
@@ -10,7 +10,7 @@ use crate::script::{Script, bytes_to};
 use crate::support::{Connection, Node, Pair, Region, Wqe};
 
 const REGION: usize = 4096;
-/// What a few passes over the rings may take: packets that are built, reports that are kept.
+/// Limit for a few passes over the rings: packets that are built, and reports.
 const SHARE: usize = 4 << 20;
 const SERVICES: [ServiceType; 3] = [ServiceType::Rc, ServiceType::Uc, ServiceType::Ud];
 
@@ -25,7 +25,7 @@ fn pair(service: ServiceType) -> Pair {
     Pair::with_service(service, node(), node(), &connection)
 }
 
-/// Work requests that are right, for a script to spoil.
+/// Valid work requests for a script to change.
 fn templates(pair: &Pair, region: &Region) -> Vec<Wqe> {
     let data = |wqe: Wqe, length| wqe.data(region.address(), length, region.key);
     let there = |opcode| Wqe::new(opcode).remote(region.address(), region.key);
@@ -53,7 +53,8 @@ fn any_rings() {
         let mut pair = pair(SERVICES[usize::from(script.byte()) % SERVICES.len()]);
         let region = pair.b.region(REGION);
         let templates = templates(&pair, &region);
-        // Work requests may be of one block each, unless doorbells point to where none were written.
+        // Work requests have at least one block each, unless doorbells refer to blocks that were
+        // not written.
         let (mut sends, mut jumped, mut receives) = (0, false, 0);
         while !script.is_over() {
             let which = usize::from(script.byte());
@@ -95,14 +96,14 @@ fn any_rings() {
             let findings = || devices.iter().map(|device| device.counters().findings).sum::<u64>();
             let before = findings();
             let most = allocation::peak(|| pair.step(4));
-            // A finding is printed, and the test's harness keeps what is printed.
+            // A finding is printed, and the test harness stores the output.
             assert!(most < SHARE || findings() > before, "{most} bytes in a few passes");
         }
         pair.step(100);
         pair.qa.to_error();
         pair.qb.to_error();
         pair.step(8);
-        // Each complaint of the device has words.
+        // Each report of the device has a text.
         for node in [&pair.a, &pair.b] {
             assert!(node.device.take_reports().iter().all(|report| !report.to_string().is_empty()));
         }

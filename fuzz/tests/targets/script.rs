@@ -1,4 +1,4 @@
-//! A fuzz input, read from its front: what there is no byte for is zero.
+//! A fuzz input that is read from its start. Missing bytes are zero.
 
 use bolero::{ValueGenerator, produce};
 
@@ -7,7 +7,7 @@ pub(crate) fn bytes_to(length: usize) -> impl ValueGenerator<Output = Vec<u8>> {
     produce::<Vec<u8>>().with().len(0..=length)
 }
 
-/// The bytes that are left.
+/// The remaining bytes.
 pub(crate) struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -15,7 +15,7 @@ impl<'a> Script<'a> {
         Self(bytes)
     }
 
-    /// Whether everything was read.
+    /// Returns whether all bytes were read.
     pub(crate) fn is_over(&self) -> bool {
         self.0.is_empty()
     }
@@ -38,7 +38,7 @@ impl<'a> Script<'a> {
         self.array::<1>()[0]
     }
 
-    /// Big-endian.
+    /// Reads a big-endian number.
     pub(crate) fn number(&mut self) -> u16 {
         u16::from_be_bytes(self.array())
     }

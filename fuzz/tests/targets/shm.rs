@@ -1,4 +1,5 @@
-//! Messages and descriptors over a socket of `shm`: from a sender to a port, and from a port to a peer.
+//! Messages and descriptors over a socket of `shm`: from a sender to a port, and from a port to a
+//! peer.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -21,9 +22,10 @@ use rustix::net::{
 use crate::allocation;
 use crate::script::{Script, bytes_to};
 
-/// Bytes of a message over the socket.
+/// Size of a message over the socket.
 const MESSAGE: usize = 64;
-/// What the other side may make this one allocate, beside mappings of memory that it hands over.
+/// Memory that the other side may make this one allocate, in addition to mappings of memory that it
+/// passes.
 const MEMORY: usize = 1 << 20;
 const DEADLINE: Duration = Duration::from_secs(30);
 const SECRET: u128 = 0x5ec_2e75;
@@ -46,8 +48,8 @@ impl Deliver for Inbox {
 
     fn buffered(&mut self, _: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize) {
         if length > 0 {
-            // SAFETY: a message of this length lies there until the buffer is given back. The sender
-            // of this test is this thread, which does not write now.
+            // SAFETY: the buffer contains a message of this length until it is released. The sender
+            // is this thread, which does not write now.
             unsafe { data.add(length - 1).read_volatile() };
         }
         buffers.give(number);
@@ -98,7 +100,7 @@ fn message(script: &mut Script<'_>) -> [u8; MESSAGE] {
     bytes
 }
 
-/// A descriptor of any kind: memory that is sealed or is not, or something else.
+/// A descriptor of any kind: sealed or unsealed memory, or something else.
 fn descriptor(script: &mut Script<'_>) -> OwnedFd {
     let kind = script.byte();
     if kind & 7 == 7 {
@@ -142,7 +144,7 @@ fn anything_from_a_sender() {
         let mut script = Script::new(bytes);
         let link = socket();
         if rustix::net::connect(&link, &name(here)).is_err() {
-            // The backlog is full until the port has taken the connections.
+            // The backlog is full until the port has accepted the connections.
             port.progress(inbox);
             return;
         }
@@ -157,7 +159,7 @@ fn anything_from_a_sender() {
         assert!(most < MEMORY, "{most} bytes for a sender");
         drop(link);
         rounds += 1;
-        // Now and then a peer that keeps the rules connects and is heard.
+        // Periodically, a correct peer connects and its messages are received.
         if rounds % 64 == 0 {
             let start = Instant::now();
             let mut peer = Peer::connect(here, &config()).unwrap();

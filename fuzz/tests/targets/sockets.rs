@@ -1,4 +1,4 @@
-//! What comes over a socket of `tcp`: from strangers, and from peers that know the key and lie.
+//! Data over a socket of `tcp`: from peers without the key, and from malicious peers with the key.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -6,21 +6,21 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use barewire::capability::{AmShort, AtomicFetch64, GetBcopy, GetZcopy, PutZcopy};
+use barewire::capability::{AmShort, Atomics, GetBcopy, GetZcopy, PutZcopy};
 use barewire::transport::tcp;
 use barewire::{
-    Access, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig, PostError,
-    Unpack,
+    Access, AtomicOp, Cause, Completion, DeviceAddress, EndpointAddress, FetchResult, InterfaceConfig,
+    PeerAddress, PostError, Unpack,
 };
 use barewire_cli::channel::{Channel, LIMIT};
 use barewire_cli::keyed::KeyedListener;
 use barewire_tcp::Key;
 use barewire_tcp::connector::Connector;
-use barewire_tcp::door::{Admitted, Door, Limits};
 use barewire_tcp::handshake::{Claim, Initiator, Purpose};
+use barewire_tcp::listener::{Authenticated, Limits, Listener};
 use barewire_tcp::message::{Header, Kind};
 use barewire_tcp::outbox::{Outbox, Spare};
-use barewire_tcp::request::{ANSWER_BYTES, Action, Answer, Change, Operation, Outcome, Request};
+use barewire_tcp::request::{Action, Change, Operation, Outcome, RESPONSE_BYTES, Request, Response};
 use barewire_tcp::socket::Socket;
 use bolero::check;
 
@@ -29,7 +29,7 @@ use crate::script::{Script, bytes_to};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const DEADLINE: Duration = Duration::from_secs(30);
-/// What a message may take: the longest one and what is read at once.
+/// Limit for a message: the longest one, and the size of a read.
 const MESSAGE_MEMORY: usize = 2 << 20;
 const CHANGES: [Change; 6] =
     [Change::Add, Change::And, Change::Or, Change::Xor, Change::Swap, Change::CompareSwap];
@@ -38,23 +38,23 @@ fn key() -> Key {
     Key::from_bytes([7; 32])
 }
 
-/// The numbers in the body of an address or a key, from byte `at` of the whole on.
+/// The number in the body of an address or a key, at offset `at` of the whole.
 fn number(bytes: &[u8], at: usize) -> u64 {
     bytes[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// Without records, so that what is inside them is seen.
+/// Limits without records, so that the contents of messages reach the parser.
 fn plain() -> Limits {
     Limits { protected: false, ..Limits::default() }
 }
 
-/// Connects, with `work` in between.
+/// Connects, and calls `work` in between.
 fn connect(peer: SocketAddr, claim: Claim, limits: Limits, work: impl FnMut()) -> Socket {
     let connector = Connector::start(peer, Some(HERE), &key(), claim, DEADLINE, limits);
     connector.unwrap().wait(work).unwrap()
 }
 
-/// Sends bytes on an admitted connection; the other end may have closed.
+/// Sends bytes on an authenticated connection; the other end may have closed.
 fn say(socket: &mut Socket, bytes: &[u8]) {
     let (mut outbox, spare) = (Outbox::default(), Spare::default());
     assert!(outbox.push(&spare, bytes));
@@ -63,19 +63,19 @@ fn say(socket: &mut Socket, bytes: &[u8]) {
 
 #[test]
 fn any_strangers() {
-    let mut door = Door::open(HERE, key(), Limits::default()).unwrap();
+    let mut door = Listener::open(HERE, key(), Limits::default()).unwrap();
     check!().with_generator(bytes_to(300)).for_each(|bytes| {
         let mut script = Script::new(bytes);
         let mut stranger = TcpStream::connect(door.address()).unwrap();
         let claim =
             Claim { purpose: Purpose::Memory, service: 1, endpoint: 2, from_service: 3, from_endpoint: 4 };
         if script.byte() & 1 == 1 {
-            // As far as one gets without the key.
+            // The furthest step that is possible without the key.
             stranger
                 .write_all(Initiator::new(claim, script.array(), script.byte() & 1 == 1).hello())
                 .unwrap();
         }
-        let mut admitted: Vec<Admitted> = Vec::new();
+        let mut admitted: Vec<Authenticated> = Vec::new();
         let most = allocation::peak(|| {
             while !script.is_over() {
                 let part = usize::from(script.byte()) + 1;
@@ -86,8 +86,8 @@ fn any_strangers() {
         });
         assert!(admitted.is_empty(), "a stranger got in");
         assert!(most < 64 << 10, "{most} bytes for a stranger");
-        // Until the door has closed the connection: it bounds the time that it spends on strangers, and
-        // connections that it has not accepted yet would fill its backlog.
+        // Waits until the listener has closed the connection: it limits the time for
+        // unauthenticated peers, and unaccepted connections would fill its backlog.
         let _ = stranger.shutdown(Shutdown::Write);
         stranger.set_nonblocking(true).unwrap();
         loop {
@@ -101,7 +101,7 @@ fn any_strangers() {
     });
 }
 
-/// What comes on a control connection: before the key was proved, and behind it.
+/// Data on a control connection, before and after authentication.
 #[test]
 fn anything_on_a_control_connection() {
     let mut listener = KeyedListener::bind(SocketAddr::new(HERE, 0), key()).unwrap();
@@ -119,7 +119,7 @@ fn anything_on_a_control_connection() {
         }
         let length = usize::from(script.byte());
         let _ = stranger.write_all(script.bytes(length));
-        // A client that knows the key, and requests more than it may.
+        // A client with the key that requests more than it may.
         let purpose = if script.byte() & 1 == 1 { Purpose::Messages } else { Purpose::Control };
         let wanted = purpose == Purpose::Control;
         let (mut admitted, start) = (None, Instant::now());
@@ -145,7 +145,7 @@ fn anything_on_a_control_connection() {
     });
 }
 
-/// Sends messages with true lengths, with wrong lengths, and any bytes, and receives them.
+/// Sends messages with correct lengths, with wrong lengths, and any bytes, and receives them.
 fn messages(script: &mut Script<'_>, peer: &mut Socket, channel: &mut Channel) {
     while !script.is_over() {
         let length = u32::from(script.number());
@@ -172,7 +172,7 @@ struct Victim {
     progress: tcp::Progress,
 }
 
-/// A panic ends the run.
+/// The run ends at the first panic.
 impl std::panic::RefUnwindSafe for Victim {}
 
 impl Victim {
@@ -194,12 +194,14 @@ impl Victim {
 
     fn endpoint_with(&mut self, limits: Limits) -> (tcp::Endpoint, Socket) {
         let endpoint = tcp::Endpoint::new(&self.interface).unwrap();
-        let own = endpoint.address().to_bytes();
-        // The smallest numbers: this end connects.
+        let address = endpoint.address();
+        let own = address.endpoint().unwrap().to_bytes();
+        // The smallest numbers: the endpoint connects.
         let mut peer = own.clone();
         peer[6..].fill(0);
-        let device = self.interface.device_address();
-        endpoint.connect(&device, &EndpointAddress::from_bytes(&peer).unwrap()).unwrap();
+        let peer = EndpointAddress::from_bytes(&peer).unwrap();
+        let (device, interface) = (*address.device(), *address.interface());
+        endpoint.connect(&PeerAddress::new(device, interface, Some(peer)).unwrap()).unwrap();
         let claim = Claim {
             purpose: Purpose::Messages,
             service: number(&own, 6),
@@ -208,14 +210,14 @@ impl Victim {
             from_endpoint: 0,
         };
         let progress = &mut self.progress;
-        let socket = connect(address(&device), claim, limits, || {
+        let socket = connect(socket_address(&device), claim, limits, || {
             progress.progress();
         });
         (endpoint, socket)
     }
 }
 
-fn address(device: &DeviceAddress) -> SocketAddr {
+fn socket_address(device: &DeviceAddress) -> SocketAddr {
     device.to_string().parse().unwrap()
 }
 
@@ -230,7 +232,7 @@ fn any_messages_of_a_peer() {
             while !script.is_over() {
                 let length = u32::from(script.number());
                 let header = match script.byte() % 5 {
-                    // True ones, long ones, ones that lie, nothing, and whatever it is.
+                    // Valid and long messages, wrong lengths, empty messages, and any header.
                     0 => Header::message(script.byte(), length % 64).to_bytes(),
                     1 => Header::message(0, length << 5).to_bytes(),
                     2 => Header::message(0, length << 16).to_bytes(),
@@ -247,7 +249,7 @@ fn any_messages_of_a_peer() {
         assert!(most < MESSAGE_MEMORY, "{most} bytes for a message");
         drop(socket);
         let start = Instant::now();
-        // A farewell ends it in order, and everything else is an error.
+        // A farewell ends the connection in order, and everything else is an error.
         while endpoint.error().is_none() && endpoint.am_short(0, 0, &[]) != Err(PostError::EndpointFailed) {
             victim.progress.progress();
             assert!(start.elapsed() < DEADLINE);
@@ -283,17 +285,17 @@ fn any_requests_of_a_peer() {
             say(&mut socket, script.bytes(length));
         }
         drop(socket);
-        // Others are served.
+        // Other peers are served.
         let action = Action::Get { length: 8 };
         say(&mut honest, &Request { token, address: memory.address(), action }.to_bytes());
-        let mut answer = [0; ANSWER_BYTES + 8];
+        let mut answer = [0; RESPONSE_BYTES + 8];
         let (mut count, start) = (0, Instant::now());
         while count < answer.len() {
-            assert!(start.elapsed() < DEADLINE, "the target is gone");
+            assert!(start.elapsed() < DEADLINE, "the target does not respond");
             count += honest.receive(&mut answer[count..]).unwrap().unwrap_or(0);
         }
         finished += 1;
-        let answer = Answer::parse(answer.first_chunk().unwrap()).unwrap();
+        let answer = Response::parse(answer.first_chunk().unwrap()).unwrap();
         assert_eq!((answer.finished, answer.outcome), (finished, Outcome::Done));
     });
     let mut bytes = [0; 64];
@@ -301,7 +303,7 @@ fn any_requests_of_a_peer() {
     assert_eq!(bytes, [0; 64]);
 }
 
-/// A request that is likely to be carried out.
+/// A request that is likely to be executed.
 fn any_request(script: &mut Script<'_>, token: u64, memory: &tcp::Memory) -> Request {
     let (at, length) = (u64::from(script.byte()), u64::from(script.byte() % 64));
     let action = match script.byte() % 4 {
@@ -322,8 +324,8 @@ fn any_request(script: &mut Script<'_>, token: u64, memory: &tcp::Memory) -> Req
 #[test]
 fn any_answers_of_a_target() {
     let mut victim = Victim::open();
-    let mut door = Door::open(HERE, key(), plain()).unwrap();
-    // A key to this test's memory, as it says.
+    let mut door = Listener::open(HERE, key(), plain()).unwrap();
+    // A key to memory of this test, as it claims.
     let mut packed = b"bw\x01K\x05\x12".to_vec();
     packed.extend_from_slice(&door.address().port().to_be_bytes());
     packed.extend_from_slice(&[9; 16]);
@@ -346,12 +348,12 @@ fn any_answers_of_a_target() {
                 0 => endpoint.put_zcopy(&[local.slice(0, 8).unwrap()], 0, &remote, some),
                 1 => endpoint.get_bcopy(&unpack, usize::from(script.byte()), 0, &remote, some),
                 2 => endpoint.get_zcopy(&[local.slice(0, 4000).unwrap()], 0, &remote, some),
-                3 => endpoint.atomic_fetch_add64(1, 0, &remote, &result, some),
+                3 => endpoint.atomic_fetch(AtomicOp::Add(1_u64), 0, &remote, &result, some),
                 _ => endpoint.get_zcopy(&[local.slice(5, 0).unwrap()], 0, &remote, some),
             };
             assert_eq!(posted, Ok(barewire::Posted::InProgress));
         }
-        let mut admitted: Vec<Admitted> = Vec::new();
+        let mut admitted: Vec<Authenticated> = Vec::new();
         let start = Instant::now();
         while admitted.is_empty() {
             door.work(Instant::now(), &mut admitted);
@@ -369,14 +371,14 @@ fn any_answers_of_a_target() {
                 1 => Outcome::Altered,
                 _ => Outcome::Done,
             };
-            let mut answer = Answer { finished, outcome, operation, value }.to_bytes();
+            let mut answer = Response { finished, outcome, operation, value }.to_bytes();
             script.mutate(&mut answer);
             say(&mut target, &answer);
             say(&mut target, script.bytes(usize::from(value as u8)));
             victim.progress.progress();
         }
         drop(target);
-        // Each completes once: a counter that went below zero would not be zero.
+        // Each completes once: a counter below zero would not be zero.
         while endpoint.error().is_none() {
             victim.progress.progress();
             assert!(start.elapsed() < DEADLINE);
@@ -385,7 +387,7 @@ fn any_answers_of_a_target() {
     });
 }
 
-/// What is no record ends the connection, and nothing of it is handed on.
+/// Bytes that are not a record end the connection, and none of them are passed on.
 #[test]
 fn any_records_of_somebody_on_the_way() {
     static HEARD: AtomicBool = AtomicBool::new(false);
@@ -401,7 +403,7 @@ fn any_records_of_somebody_on_the_way() {
         let mut wire = TcpStream::from(socket.as_fd().try_clone_to_owned().unwrap());
         while !script.is_over() {
             let length = u32::from(script.byte() % 64);
-            // A record that is likely to be taken for one.
+            // Bytes that are likely to be parsed as a record.
             let _ = wire.write_all(&length.to_le_bytes());
             let _ = wire.write_all(script.bytes(length as usize + 16));
             victim.progress.progress();

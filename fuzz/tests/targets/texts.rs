@@ -1,4 +1,4 @@
-//! What people write.
+//! Texts that users write.
 
 use barewire_hca::Faults;
 use bolero::check;

@@ -11,7 +11,6 @@ mod paging;
 mod umem;
 mod update;
 mod window;
-mod words;
 
 use indirect::Part;
 pub(crate) use indirect::{Backing, Ranges};

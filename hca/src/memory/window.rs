@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::paging;
-use super::words::Words;
+use barewire_shared_bytes::Words;
 
 /// A range of registered memory. Every access is bounds-checked.
 #[derive(Clone, Copy, Debug)]

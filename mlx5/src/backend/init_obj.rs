@@ -1,4 +1,4 @@
-//! Objects made by verbs and opened up by `mlx5dv_init_obj`: for devices that take no commands of programs.
+//! Objects created by verbs and exported by `mlx5dv_init_obj`, for devices without DEVX.
 
 use core::any::Any;
 use core::ptr::NonNull;
@@ -21,7 +21,7 @@ use crate::queue::completion::CompletionQueue;
 use crate::route::{self, Route};
 use crate::values::{Access, Capabilities, Port, PortAddress};
 
-/// Bytes of a CQE.
+/// Size of a CQE in bytes.
 const ENTRY: u16 = size_of::<Cqe64>() as u16;
 
 /// A device opened by verbs.
@@ -36,7 +36,7 @@ impl Device {
         Self { context, route }
     }
 
-    /// What verbs tell of it.
+    /// The capabilities as far as verbs report them.
     pub(crate) fn capabilities(&self) -> Result<Capabilities, Error> {
         let device = self.context.limits().map_err(|error| system("querying the device", error))?;
         let port = self.route.port().number;
@@ -50,7 +50,7 @@ impl Device {
             log_max_reads_requester: reads(device.initiator_depth),
             log_max_reads_responder: reads(device.responder_resources),
             atomics: device.atomics != AtomicScope::None,
-            // Queue pairs of verbs answer the standard ones.
+            // Queue pairs of verbs support the standard atomics only.
             masked_atomics: false,
             blueflame: combines,
             write_combining: combines,
@@ -58,7 +58,8 @@ impl Device {
         })
     }
 
-    /// Whether libmlx5 gives queue pairs registers that take bursts: only a queue pair tells.
+    /// Returns whether libmlx5 gives queue pairs write-combining registers. Only a queue pair
+    /// reports it.
     fn combines(&self) -> Result<bool, Error> {
         let domain = self.allocate_pd()?;
         let thread = self.allocate_register()?;
@@ -73,9 +74,9 @@ impl Device {
         ProtectionDomain::new(&self.context).map_err(|error| system("allocating a protection domain", error))
     }
 
-    /// A thread domain: its queue pairs have a register of their own.
+    /// A thread domain: its queue pairs have a dedicated register.
     pub(crate) fn allocate_register(&self) -> Result<ThreadDomain, Error> {
-        ThreadDomain::new(&self.context).map_err(|error| system("taking a register", error))
+        ThreadDomain::new(&self.context).map_err(|error| system("allocating a register", error))
     }
 
     fn create(&self, entries: u32) -> Result<dv::CompletionQueue, Error> {
@@ -83,32 +84,33 @@ impl Device {
             .map_err(|error| system("creating a completion queue", error))
     }
 
-    /// Makes a queue of `entries` CQEs, a power of two, without overrun checks.
+    /// Creates a queue of `entries` CQEs, a power of two, without overrun checks.
     pub(crate) fn create_cq(&self, entries: u32) -> Result<CompletionInfo, Error> {
-        // libmlx5 keeps one entry to itself.
+        // libmlx5 reserves one entry.
         prepared(self.create(entries - 1)?, entries)
     }
 
-    /// The same with where it is armed, and with a descriptor for its events.
+    /// Like [`Self::create_cq`], and returns the CQ doorbell and a descriptor for events as well.
     pub(crate) fn create_cq_with_events(
         &self,
         entries: u32,
     ) -> Result<(CompletionInfo, NonNull<u64>, Events), Error> {
         let channel = CompletionChannel::new(&self.context)
-            .map_err(|error| system("making a completion channel", error))?;
+            .map_err(|error| system("creating a completion channel", error))?;
         let queue = dv::CompletionQueue::create_with_channel(&channel, entries - 1, ENTRY)
             .map_err(|error| system("creating a completion queue", error))?;
-        // SAFETY: inside the page.
+        // SAFETY: the offset lies inside the UAR page, which libmlx5 maps for the life of the
+        // queue.
         let doorbell = unsafe { queue.info().uar.add(CQ_DOORBELL_OFFSET) }.cast();
         Ok((prepared(queue, entries)?, doorbell, Events(channel)))
     }
 }
 
-/// The facts about a queue of `entries` CQEs, and its ring given to the device.
+/// Gives the ring of a queue of `entries` CQEs to the device, and describes the queue.
 fn prepared(queue: dv::CompletionQueue, entries: u32) -> Result<CompletionInfo, Error> {
     let facts = *queue.info();
     let ring = expect("the ring of a completion queue", facts.ring, entries, size_of::<Cqe64>())?.cast();
-    // SAFETY: `entries` CQEs, and no queue pair completes here yet.
+    // SAFETY: the ring has `entries` CQEs, and no queue pair completes to it yet.
     unsafe { CompletionQueue::initialise(ring, entries) };
     Ok(CompletionInfo {
         number: facts.number,
@@ -118,7 +120,7 @@ fn prepared(queue: dv::CompletionQueue, entries: u32) -> Result<CompletionInfo, 
     })
 }
 
-/// What libibverbs reads from the kernel for us.
+/// Completion events that libibverbs reads from the kernel.
 #[derive(Debug)]
 pub(crate) struct Events(CompletionChannel);
 
@@ -129,7 +131,7 @@ impl CompletionEvents for Events {
 
     fn take(&self) -> bool {
         let mut any = false;
-        // Each is acknowledged as it is dropped.
+        // Dropping an event acknowledges it.
         while let Ok(Some(_)) = self.0.next_event() {
             any = true;
         }
@@ -137,14 +139,14 @@ impl CompletionEvents for Events {
     }
 }
 
-/// Makes a queue pair in the reset state.
+/// Creates a queue pair in the reset state.
 pub(crate) fn create_pair(
     domain: &ProtectionDomain,
     thread: &ThreadDomain,
     queues: [&(dyn Any + Send + Sync); 2],
     sizes: &PairSizes,
 ) -> Result<PairInfo, Error> {
-    // How many blocks libmlx5 counts for a request is its own affair: 1, 2 or up to 4.
+    // libmlx5 decides how many requests a block holds (1, 2 or 4), so each is tried.
     for requests_per_block in [4, 2, 1] {
         let capacity = Capacity {
             sends: sizes.send_blocks / requests_per_block,
@@ -158,19 +160,23 @@ pub(crate) fn create_pair(
             return facts(pair, sizes);
         }
     }
-    Err(Error::parameter("send WQEBBs", sizes.send_blocks, "what libmlx5 makes"))
+    Err(Error::parameter(
+        "send WQEBBs",
+        sizes.send_blocks,
+        "a number for which libmlx5 creates a ring of that size",
+    ))
 }
 
-/// The queue pair's facts, if its rings are what was asked for.
+/// Describes the queue pair if its rings have the requested sizes.
 fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
     let QueuePairInfo { number, send, receive, doorbell_record, register, .. } = *pair.info();
     let ring = |what, ring: Option<Ring>, entries, stride| {
-        let ring = ring.ok_or_else(|| system("opening a queue pair", "it has no such ring"))?;
+        let ring = ring.ok_or_else(|| system("opening a queue pair", "the queue pair lacks a ring"))?;
         expect(what, ring, entries, stride)
     };
     Ok(PairInfo {
         number,
-        // libmlx5 chose one that it does not tell.
+        // libmlx5 assigned an index and does not report it.
         user_index: None,
         send_ring: ring("the send ring", send, sizes.send_blocks, WQEBB)?,
         receive_ring: ring("the receive ring", receive, sizes.receive_entries, size_of::<DataSegment>())?
@@ -181,13 +187,17 @@ fn facts(pair: dv::QueuePair, sizes: &PairSizes) -> Result<PairInfo, Error> {
     })
 }
 
-/// The start of a ring that is as the queues want it.
+/// The start of a ring, if it has the expected number of entries and stride.
 fn expect(what: &'static str, ring: Ring, entries: u32, stride: usize) -> Result<NonNull<u8>, Error> {
     if ring.entries == entries && ring.stride as usize == stride {
         return Ok(ring.start);
     }
     let Ring { entries: got, stride: bytes, .. } = ring;
-    Err(Error::parameter(what, got, format!("{entries} entries of {stride} bytes, and they have {bytes}")))
+    Err(Error::parameter(
+        what,
+        got,
+        format!("{entries} entries of {stride} bytes; the ring has entries of {bytes} bytes"),
+    ))
 }
 
 fn create(
@@ -213,31 +223,32 @@ fn reference(queue: &(dyn Any + Send + Sync)) -> Result<CompletionQueueRef, Erro
     let queue = queue.downcast_ref::<dv::CompletionQueue>();
     queue
         .map(dv::CompletionQueue::reference)
-        .ok_or_else(|| Error::parameter("completion queue", 0u32, "one of this device"))
+        .ok_or_else(|| Error::parameter("completion queue", 0u32, "a queue of this device"))
 }
 
-/// Registers memory. Answers the region and its key.
+/// Registers memory. Returns the region and its key.
 ///
 /// # Safety
-/// That of [`crate::channel::CommandChannel::register_umem`], until the region is deregistered.
+/// The contract of [`crate::channel::CommandChannel::register_umem`] holds until the region is
+/// deregistered.
 pub(crate) unsafe fn register(
     domain: &ProtectionDomain,
     start: NonNull<u8>,
     length: usize,
     access: Access,
 ) -> Result<(MemoryRegion, u32), Error> {
-    // SAFETY: the caller's contract is the same.
+    // SAFETY: this function has the contract of `register_umem`, which covers that of `register`.
     let region = unsafe { MemoryRegion::register(domain, start, length, rights(access)) }
         .map_err(|error| system("registering memory", error))?;
     let key = region.local_key();
-    // One key serves both sides; on mlx5 devices there is only one.
+    // The crate uses one key as lkey and rkey; on mlx5 devices they are equal.
     if key == region.remote_key() {
         return Ok((region, key));
     }
     Err(system("registering memory", "the local and the remote key differ"))
 }
 
-/// Takes memory from the device. On an error the device may still use it.
+/// Deregisters memory. On an error the device may still use it.
 pub(crate) fn deregister(mut region: MemoryRegion) -> Result<(), Error> {
     region.deregister().map_err(|error| system("deregistering memory", error))
 }
@@ -267,7 +278,7 @@ struct VerbsPair {
 
 impl Pair for VerbsPair {
     fn initialise(&self, port: &Port, access: Access, _: bool) -> Result<(), Error> {
-        // Local writing is no right of a peer's.
+        // `LOCAL_WRITE` is not a right of the peer.
         let access = rights(access - Access::LOCAL_WRITE);
         let values = Initialize { port: port.number, partition_index: 0, access, queue_key: 0 };
         self.pair.initialize(&values).map_err(|error| system("initialising a queue pair", error))
@@ -299,7 +310,7 @@ impl Pair for VerbsPair {
     }
 
     fn fail(&self) -> Result<(), Error> {
-        self.pair.fail().map_err(|error| system("stopping a queue pair", error))
+        self.pair.fail().map_err(|error| system("moving a queue pair to error", error))
     }
 
     fn reset(&self) -> Result<(), Error> {

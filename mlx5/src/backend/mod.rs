@@ -1,8 +1,8 @@
-//! Creating objects of a device. The two backends end in the same plain facts, and the queues do not depend
-//! on which it was:
+//! Creation of device objects. Both backends return the same structures, so queues do not depend on
+//! the backend:
 //!
 //! - PRM commands over a [channel](crate::channel), to the software HCA or to a device by DEVX;
-//! - objects of verbs, opened by `mlx5dv_init_obj` (feature `verbs`).
+//! - objects of verbs, exported by `mlx5dv_init_obj` (feature `verbs`).
 
 pub(crate) mod commands;
 #[cfg(feature = "verbs")]
@@ -21,7 +21,7 @@ use crate::channel::CommandChannel;
 use crate::error::Error;
 use crate::values::{Access, Port, RcPath};
 
-/// How a context's objects are created.
+/// The way in which the objects of a context are created.
 #[derive(Debug)]
 pub(crate) enum Backend {
     Commands(Box<dyn CommandChannel>),
@@ -43,7 +43,7 @@ pub(crate) struct PairInfo {
     pub(crate) number: u32,
     pub(crate) send_ring: NonNull<u8>,
     pub(crate) receive_ring: NonNull<DataSegment>,
-    /// Its two words: receive, send.
+    /// The receive word, then the send word.
     pub(crate) doorbell_record: NonNull<u32>,
     pub(crate) register: NonNull<u8>,
     /// The user index of its completions, if the caller chooses it.
@@ -51,7 +51,7 @@ pub(crate) struct PairInfo {
     pub(crate) object: Box<dyn Pair>,
 }
 
-/// Sizes of a queue pair, checked.
+/// Validated sizes of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PairSizes {
     /// WQEBBs of the send ring, a power of two.
@@ -61,26 +61,26 @@ pub(crate) struct PairSizes {
     pub(crate) user_index: u32,
 }
 
-/// The device's object of a reliable connected queue pair. Dropping it destroys it and frees its memory.
+/// A reliable connected queue pair of the device. Dropping it destroys it and frees its memory.
 pub(crate) trait Pair: fmt::Debug + Send + Sync {
-    /// From reset to init: receive WQEs may be posted. As a responder it accepts masked atomics, if
-    /// `masked_atomics` is set and the backend can say so.
+    /// Moves from reset to init, in which receive WQEs may be posted. If `masked_atomics` is set
+    /// and the backend can request it, the queue pair accepts masked atomics from the peer.
     fn initialise(&self, port: &Port, access: Access, masked_atomics: bool) -> Result<(), Error>;
 
-    /// From init to ready to send.
+    /// Moves from init to ready to send.
     fn connect(&self, port: &Port, path: &Path<'_>) -> Result<(), Error>;
 
-    /// From any state to error.
+    /// Moves from any state to error.
     fn fail(&self) -> Result<(), Error>;
 
-    /// From any state to reset.
+    /// Moves from any state to reset.
     fn reset(&self) -> Result<(), Error>;
 
-    /// The state that the device reports.
+    /// Returns the state that the device reports.
     fn state(&self) -> Result<QpState, Error>;
 }
 
-/// A path within the limits of the device.
+/// A path whose values are within the limits of the device.
 #[derive(Debug)]
 pub(crate) struct Path<'a> {
     pub(crate) wanted: &'a RcPath,
@@ -88,7 +88,7 @@ pub(crate) struct Path<'a> {
     /// Ethernet address of the next hop.
     pub(crate) mac: [u8; 6],
     pub(crate) log_max_message: u8,
-    /// Reads and atomics outstanding, as log2: this side's, and the peer's.
+    /// Most outstanding reads and atomics as log2: of this side, then of the peer.
     pub(crate) log_requester_reads: u8,
     pub(crate) log_responder_reads: u8,
 }

@@ -1,4 +1,4 @@
-//! Event queues (CREATE_EQ) of the software HCA. Those of a device of the machine are the kernel's.
+//! Event queues (CREATE_EQ) of the software HCA. For other devices the kernel owns them.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::queue_memory::QueueMemory;
 use super::{Command, CommandChannel, Object, Uar};
 use crate::error::Error;
 
-/// Entries as log2. No code reads them: only the interrupt matters.
+/// Entries as log2. The entries are not read: only the interrupt matters.
 const LOG_ENTRIES: u8 = 6;
 
-/// The device's object and its ring; dropped in this order.
+/// The device's object and its ring, dropped in this order.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
     pub(crate) number: u32,
@@ -20,7 +20,7 @@ pub(crate) struct EventQueue {
     _uar: Arc<dyn Uar>,
 }
 
-/// Makes an event queue for completion queues, without overrun checks.
+/// Creates an event queue for completion queues, without overrun checks.
 pub(crate) fn create_eq(channel: &dyn CommandChannel, uar: &Arc<dyn Uar>) -> Result<EventQueue, Error> {
     let memory = QueueMemory::allocate(channel, EQE_BYTES << LOG_ENTRIES, "an event queue")?;
     let mut create = Command::<CreateEqIn>::new();

@@ -1,4 +1,4 @@
-//! The channel to a device of this machine: DEVX, by way of libmlx5 and the kernel.
+//! The channel to a device of this machine: DEVX, through libmlx5 and the kernel.
 
 use core::any::Any;
 use core::ptr::NonNull;
@@ -14,32 +14,35 @@ use crate::error::Error;
 use crate::route::Route;
 use crate::values::{Port, PortAddress};
 
-/// A channel to a device that takes commands of programs.
+/// A channel to a device that supports DEVX.
 #[derive(Debug)]
 pub struct Mlx5dv {
     devx: Devx,
     route: Route,
-    /// Pages can be mapped write-combining.
+    /// Whether UAR pages can be mapped write-combining.
     combines: bool,
 }
 
 impl Mlx5dv {
     pub(crate) fn new(devx: Devx, route: Route) -> Self {
-        // libmlx5 refuses such a page where the kernel found that bursts do not arrive whole.
+        // libmlx5 refuses this kind of page if the kernel found write-combining not to work.
         let combines = devx.allocate_uar(UarKind::BlueFlame).is_ok();
         Self { devx, route, combines }
     }
 }
 
-// SAFETY: the kernel lets the device at registered memory only, and DEVX ties every object to this process. libmlx5 calls nothing of ours.
+// SAFETY: the kernel limits the device to registered memory, and DEVX binds every object to this
+// process. libmlx5 does not call back into this crate.
 unsafe impl CommandChannel for Mlx5dv {
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: this function has the contract of `general`: the command names only objects of
+        // its caller.
         unsafe { self.devx.general(input, output) }.map_err(|source| system("sending a command", source))
     }
 
     unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
-        // SAFETY: as above.
+        // SAFETY: this function has the contract of `create`: the command names only objects of its
+        // caller.
         let made = unsafe { self.devx.create(input, output) };
         match made.map_err(|source| system("creating an object", source))? {
             Some(object) => Ok(Box::new(DevxObject(object))),
@@ -58,12 +61,12 @@ unsafe impl CommandChannel for Mlx5dv {
     }
 
     fn event_queue(&self) -> Result<u32, Error> {
-        self.devx.event_queue(0).map_err(|source| system("asking for an event queue", source))
+        self.devx.event_queue(0).map_err(|source| system("querying the event queue", source))
     }
 
     fn completion_events(&self, _: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
         let channel =
-            EventChannel::new(&self.devx).map_err(|source| system("making an event channel", source))?;
+            EventChannel::new(&self.devx).map_err(|source| system("creating an event channel", source))?;
         Ok(Some(Arc::new(DevxEvents { event_queue: self.event_queue()?, channel })))
     }
 
@@ -77,7 +80,7 @@ unsafe impl CommandChannel for Mlx5dv {
 
     unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
         let access = barewire_verbs::Access::LOCAL_WRITE;
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: this function has the contract of `Devx::register_umem`.
         let umem = unsafe { self.devx.register_umem(start, length, access) };
         Ok(Box::new(DevxUmem(umem.map_err(|source| system("registering memory", source))?)))
     }
@@ -92,12 +95,12 @@ struct DevxObject(dv::Object);
 
 impl Object for DevxObject {
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: this function has the contract of the object's `execute`.
         unsafe { self.0.execute(input, output) }.map_err(|source| system("sending a command", source))
     }
 }
 
-/// What the kernel reads from its event queue for us.
+/// Completion events that the kernel reads from its event queue.
 #[derive(Debug)]
 struct DevxEvents {
     event_queue: u32,
@@ -110,7 +113,7 @@ impl CompletionEvents for DevxEvents {
     }
 
     fn watch(&self, queue: &dyn Object) -> Result<(), Error> {
-        let foreign = || Error::parameter("completion queue", 0u32, "one of this device");
+        let foreign = || Error::parameter("completion queue", 0u32, "a queue of this device");
         let DevxObject(queue) = (queue as &dyn Any).downcast_ref().ok_or_else(foreign)?;
         let watched = self.channel.subscribe_completions(queue, 0);
         watched.map_err(|source| system("subscribing to completions", source))
@@ -132,7 +135,7 @@ impl CompletionEvents for DevxEvents {
 #[derive(Debug)]
 struct DevxUar(dv::Uar);
 
-// SAFETY: the register is this allocation's alone and stays mapped as long as it.
+// SAFETY: the register belongs to this allocation alone and stays mapped until it is dropped.
 unsafe impl Uar for DevxUar {
     fn index(&self) -> u32 {
         self.0.page()
@@ -143,7 +146,8 @@ unsafe impl Uar for DevxUar {
     }
 
     fn completion_doorbell(&self) -> Option<NonNull<u64>> {
-        // SAFETY: inside the page, which is aligned and mapped for writes as long as the allocation lives.
+        // SAFETY: the offset lies inside the page, which is aligned, and mapped for writes until
+        // the allocation is dropped.
         Some(unsafe { self.0.base().add(CQ_DOORBELL_OFFSET) }.cast())
     }
 }
@@ -151,7 +155,7 @@ unsafe impl Uar for DevxUar {
 #[derive(Debug)]
 struct DevxUmem(dv::Umem);
 
-// SAFETY: the kernel takes the memory from the device before it answers.
+// SAFETY: the kernel revokes the device's access to the memory before `deregister` returns `Ok`.
 unsafe impl Umem for DevxUmem {
     fn id(&self) -> u32 {
         self.0.id()

@@ -1,7 +1,8 @@
-//! The command channel: how set-up reaches a device. The hot path never comes here.
+//! The command channel: how set-up reaches a device. The hot path does not use it.
 //!
-//! A channel carries PRM commands and gives the two things that are not commands: a mapped UAR page and registered memory. Object
-//! creation is apart from other commands because a kernel (DEVX) ties an object's life to a handle.
+//! A channel carries PRM commands and provides the two resources that are not commands: a mapped
+//! UAR page and registered memory. Object creation is separate from other commands because the
+//! kernel (DEVX) binds the life of an object to a handle.
 
 #[cfg(feature = "soft")]
 mod event_queue;
@@ -24,12 +25,14 @@ use barewire_layouts::prm::{Layout, View, ViewMut};
 use crate::error::Error;
 use crate::values::{Port, PortAddress};
 
-/// A way to a device.
+/// A channel to a device.
 ///
 /// # Safety
-/// The crate's memory safety rests on it. The device behind an implementation touches memory only through umems that were registered with
-/// [`Self::register_umem`] and not deregistered since, and only as commands say that named them. Numbers in its answers name objects
-/// that it made for that command. No method calls back into objects or queues of this crate.
+/// The memory safety of the crate rests on this trait. The device behind an implementation accesses
+/// memory only through UMEMs that are registered by [`Self::register_umem`] and not yet
+/// deregistered, and only as directed by commands that name them. Object numbers in its output name
+/// objects that it created for that command. No method calls back into objects or queues of this
+/// crate.
 ///
 /// ```compile_fail,E0133
 /// use barewire_mlx5::channel::CommandChannel;
@@ -47,61 +50,67 @@ use crate::values::{Port, PortAddress};
 /// }
 /// ```
 pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
-    /// Runs a command that makes no object. `output` holds the device's answer, its status included.
+    /// Runs a command that creates no object. On return, `output` holds the device's output,
+    /// including its status.
     ///
     /// # Safety
-    /// Commands name objects by number. The command names no object (umem, key, protection domain, queue or
-    /// any other) that another user of the device made, unless that user allows what the command does.
+    /// Commands name objects by number. The command names no object (UMEM, mkey, protection domain,
+    /// queue or any other) that another user of the device created, unless that user permits what
+    /// the command does.
     ///
     /// # Errors
-    /// If the command did not reach the device. A refusal is an answer, not an error.
+    /// If the command did not reach the device. A status that reports a refusal is not an error
+    /// here.
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
 
-    /// Runs a command that makes an object. `output` holds the device's answer, its status included.
+    /// Runs a command that creates an object. On return, `output` holds the device's output,
+    /// including its status.
     ///
     /// # Safety
-    /// As for [`Self::execute`].
+    /// The contract of [`Self::execute`].
     ///
     /// # Errors
-    /// If the device refused, or the command did not reach it.
+    /// If the device refused the command, or the command did not reach it.
     unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error>;
 
-    /// Takes a BlueFlame register of a UAR page.
+    /// Allocates a BlueFlame register of a UAR page.
     ///
     /// # Errors
-    /// If the device has none left, or it could not be mapped.
+    /// If the device has none left, or the page could not be mapped.
     fn allocate_uar(&self) -> Result<Box<dyn Uar>, Error>;
 
-    /// `true` if a burst of stores to a UAR page reaches the device in one piece: who maps the pages knows.
+    /// Returns `true` if a burst of stores to a UAR page reaches the device as one write.
     fn maps_write_combining(&self) -> bool;
 
-    /// The event queue that completion queues name. A kernel lets none be made that names another than one of its own; a device alone takes
-    /// any, as long as no event is asked for.
+    /// Returns the number of the event queue that new completion queues name. The kernel accepts
+    /// only one of its own event queues; the software HCA accepts any number as long as no event is
+    /// requested.
     ///
     /// # Errors
-    /// If the system does not tell.
+    /// If the kernel does not report it.
     fn event_queue(&self) -> Result<u32, Error> {
         Ok(0)
     }
 
-    /// A descriptor for completion queues that are armed by doorbells of `uar`; `None` where there is no way to have one.
+    /// Returns a descriptor for the events of completion queues that are armed through `uar`, or
+    /// `None` if the channel has no events.
     ///
     /// # Errors
-    /// If the device or the system refused.
+    /// If the device or the kernel refused.
     fn completion_events(&self, uar: &Arc<dyn Uar>) -> Result<Option<Arc<dyn CompletionEvents>>, Error> {
         let _ = uar;
         Ok(None)
     }
 
-    /// The port and the address to use, where the system knows better than the device's first entry.
+    /// Returns the port and address to use, or `None` for port 1 and entry 0 of its address table.
     fn port(&self) -> Option<Port> {
         None
     }
 
-    /// The Ethernet address to send to in order to reach `remote`: its own, or that of a router.
+    /// Returns the Ethernet address of the next hop towards `remote`: its own, or that of a router.
     ///
     /// # Errors
-    /// If the system knows no way there.
+    /// If the kernel has no route to `remote`.
     fn next_hop(&self, remote: &PortAddress) -> Result<[u8; 6], Error> {
         Ok(remote.mac)
     }
@@ -109,89 +118,95 @@ pub unsafe trait CommandChannel: fmt::Debug + Send + Sync {
     /// Gives the device access to memory.
     ///
     /// # Safety
-    /// Until [`Umem::deregister`] has returned `Ok`, `start .. start + length` stays mapped and is accessed by this process only in ways that
-    /// tolerate a device which reads and writes it at the same time. Every command and WQE that names the memory relies on this.
+    /// Until [`Umem::deregister`] has returned `Ok`, `start .. start + length` stays mapped, and
+    /// this process accesses it only in ways that tolerate concurrent reads and writes of a device.
+    /// Every command and WQE that names the memory relies on this.
     ///
     /// # Errors
-    /// If the system or the device refused.
+    /// If the kernel or the device refused.
     unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error>;
 }
 
-/// An object of the device. Dropping it destroys it; one that is still in use stays until its user is gone.
+/// An object of the device. Dropping it destroys it; an object that is still in use is destroyed
+/// when its last user is dropped.
 pub trait Object: Any + fmt::Debug + Send + Sync {
     /// Runs a command that changes or queries the object.
     ///
     /// # Safety
-    /// As for [`CommandChannel::execute`].
+    /// The contract of [`CommandChannel::execute`].
     ///
     /// # Errors
-    /// As [`CommandChannel::execute`].
+    /// Those of [`CommandChannel::execute`].
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error>;
 }
 
-/// A mapped BlueFlame register. Dropping it gives it back.
+/// A mapped BlueFlame register. Dropping it releases it.
 ///
 /// # Safety
-/// [`Self::completion_doorbell`] is as it says. [`Self::register`] gives the same address every time: 512 bytes, aligned to as much, valid for writes until `self` is dropped, and no
-/// other part of the program writes to them. Where the page is not mapped write-combining, others may ring it too, by single stores.
+/// [`Self::register`] returns the same address every time: 512 bytes, aligned to 512, valid for
+/// writes until `self` is dropped, and written by no other part of the program. If the page is not
+/// mapped write-combining, others may write single words there as well.
+/// [`Self::completion_doorbell`] returns an address that is valid as its documentation states.
 pub unsafe trait Uar: fmt::Debug + Send + Sync {
-    /// The number in contexts of the page that the register is in.
+    /// The UAR number of the page, as object contexts name it.
     fn index(&self) -> u32;
 
-    /// The register's first byte.
+    /// The address of the register's first byte.
     fn register(&self) -> NonNull<u8>;
 
-    /// Where completion queues of the page are armed, if this process may: valid for stores of 8 bytes until `self` is dropped.
+    /// The address at which completion queues of the page are armed, if this process has access:
+    /// valid for stores of 8 bytes until `self` is dropped.
     fn completion_doorbell(&self) -> Option<NonNull<u64>> {
         None
     }
 }
 
-/// Events of completion queues, by a descriptor.
+/// Events of completion queues, reported through a descriptor.
 pub trait CompletionEvents: fmt::Debug + Send + Sync {
-    /// The event queue that completion queues name which commands make.
+    /// The number of the event queue that completion queues created by commands name.
     fn event_queue(&self) -> u32 {
         0
     }
 
-    /// Has events of a completion queue, made over the same channel and naming [`Self::event_queue`], come here.
+    /// Delivers the events of a completion queue to this descriptor. The queue was created over the
+    /// same channel and names [`Self::event_queue`].
     ///
     /// # Errors
-    /// If the system refused.
+    /// If the kernel refused.
     fn watch(&self, queue: &dyn Object) -> Result<(), Error> {
         let _ = queue;
         Ok(())
     }
 
-    /// Readable when an armed queue has completions, until [`Self::take`].
+    /// Readable from the event of an armed queue until [`Self::take`].
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Forgets the events that came; whether there were any.
+    /// Discards the pending events. Returns `true` if there were any.
     fn take(&self) -> bool;
 }
 
-/// Memory that the device can reach.
+/// Memory that the device can access.
 ///
 /// # Safety
-/// After [`Self::deregister`] has returned `Ok` the device does not touch the memory any more.
+/// After [`Self::deregister`] has returned `Ok` the device does not access the memory.
 pub unsafe trait Umem: fmt::Debug + Send + Sync {
-    /// The number that contexts name it by.
+    /// The number by which object contexts name the UMEM.
     fn id(&self) -> u32;
 
-    /// Takes the memory from the device. Once it has, it does no more.
+    /// Revokes the device's access to the memory. Further calls after success have no effect.
     ///
     /// # Errors
-    /// If an object still uses it: the memory must then stay as it is.
+    /// If an object still uses the memory, which must then stay mapped.
     fn deregister(&mut self) -> Result<(), Error>;
 }
 
-/// A request of layout `R` in the making.
+/// A request of layout `R` that is being built.
 ///
-/// Whoever fills its fields names only objects that this crate made over the same channel for handles which
-/// it holds. That is what sending relies on.
+/// Code that fills its fields names only objects that this crate created over the same channel and
+/// holds handles to. The methods that send the request rely on this.
 pub(crate) struct Command<R>(Vec<u8>, PhantomData<fn() -> R>);
 
-/// The device refused `input`, as `output` says.
+/// The error for `input` that the status in `output` reports.
 #[cfg(feature = "verbs")]
 fn refusal(input: &[u8], output: &[u8]) -> Error {
     let opcode = View::<command::InHeader>::new(input).map(|header| header.get(command::InHeader::OPCODE));
@@ -208,11 +223,11 @@ fn refusal(input: &[u8], output: &[u8]) -> Error {
     }
 }
 
-/// The answer to a request of layout `R`, its status checked.
+/// The output for a request of layout `R`, with its status checked.
 pub(crate) struct Answer<R>(Vec<u8>, PhantomData<fn() -> R>);
 
 impl<R: Request> Command<R> {
-    /// A request with nothing but its opcode.
+    /// A request with its opcode set and all other fields zero.
     pub(crate) fn new() -> Self {
         let mut bytes = vec![0; R::BYTES];
         let _ = command::request::<R>(&mut bytes);
@@ -224,25 +239,28 @@ impl<R: Request> Command<R> {
         ViewMut::new(&mut self.0).expect("sized by its layout")
     }
 
-    /// Sends it.
+    /// Sends the request.
     pub(crate) fn send(&self, channel: &dyn CommandChannel) -> Result<Answer<R>, Error> {
-        // SAFETY: it names objects of this crate's only, as the type says.
+        // SAFETY: the request names only objects that this crate created and holds, by the rule on
+        // the type.
         self.exchange(|input, output| unsafe { channel.execute(input, output) }).map(|((), answer)| answer)
     }
 
-    /// Sends it to change or query `object`.
+    /// Sends the request to change or query `object`.
     pub(crate) fn send_to(&self, object: &dyn Object) -> Result<Answer<R>, Error> {
-        // SAFETY: as in `send`.
+        // SAFETY: the request names only objects that this crate created and holds, by the rule on
+        // the type.
         self.exchange(|input, output| unsafe { object.execute(input, output) }).map(|((), answer)| answer)
     }
 
-    /// Sends it to make an object.
+    /// Sends the request to create an object.
     pub(crate) fn create(&self, channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, Answer<R>), Error> {
-        // SAFETY: as in `send`.
+        // SAFETY: the request names only objects that this crate created and holds, by the rule on
+        // the type.
         self.exchange(|input, output| unsafe { channel.create(input, output) })
     }
 
-    /// Runs the request and checks the answer's status. Gives what `run` gave, too.
+    /// Runs the request, checks the status in the output, and returns what `run` returned as well.
     fn exchange<T>(
         &self,
         run: impl FnOnce(&[u8], &mut [u8]) -> Result<T, Error>,
@@ -255,7 +273,7 @@ impl<R: Request> Command<R> {
 }
 
 impl<R: Request> Answer<R> {
-    /// The answer's fields.
+    /// The fields of the output.
     pub(crate) fn fields(&self) -> View<'_, R::Answer> {
         View::new(&self.0).expect("checked when it was received")
     }

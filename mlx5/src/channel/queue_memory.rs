@@ -7,7 +7,7 @@ use super::{CommandChannel, Umem};
 use crate::error::Error;
 use crate::pages::Pages;
 
-/// Pages of a queue. The device reaches them by umem, not by key.
+/// Pages of a queue. The device accesses them by UMEM, not by mkey.
 #[derive(Debug)]
 pub(crate) struct QueueMemory {
     pages: ManuallyDrop<Pages>,
@@ -21,8 +21,8 @@ impl QueueMemory {
         what: &'static str,
     ) -> Result<Self, Error> {
         let pages = Pages::allocate(bytes, what)?;
-        // SAFETY: the pages live until `drop` below has deregistered them, and only queues, which write them as a
-        // device expects, have their address.
+        // SAFETY: the pages live until `drop` below has deregistered them. Only queues have their
+        // address, and access them in ways that tolerate a device.
         let umem = unsafe { channel.register_umem(pages.start(), pages.bytes()) }?;
         Ok(Self { pages: ManuallyDrop::new(pages), umem })
     }
@@ -38,9 +38,10 @@ impl QueueMemory {
 
 impl Drop for QueueMemory {
     fn drop(&mut self) {
-        // Memory that the device does not release is leaked: the device could write to it after it is freed.
+        // Memory that the device does not release is leaked, since the device could still write to
+        // it.
         if self.umem.deregister().is_ok() {
-            // SAFETY: dropped once, here.
+            // SAFETY: this is the only place that drops the pages, and `drop` runs once.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
     }

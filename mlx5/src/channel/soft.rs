@@ -1,4 +1,4 @@
-//! The channel to the software HCA: a call into its command processor.
+//! The channel to the software HCA: a call to its command processor.
 
 use core::ptr::NonNull;
 use std::io;
@@ -22,27 +22,28 @@ use crate::error::Error;
 pub struct Soft(Device);
 
 impl Soft {
-    /// The channel to `device`.
+    /// Creates the channel to `device`.
     pub fn new(device: Device) -> Self {
         Self(device)
     }
 
-    /// The device behind it.
+    /// The device at the other end of the channel.
     pub fn device(&self) -> &Device {
         &self.0
     }
 }
 
-// SAFETY: the software HCA follows mkeys and umems only, and runs in a thread of its own or in `Device::step`.
+// SAFETY: the software HCA accesses memory through mkeys and UMEMs only, and runs in its own thread
+// or in `Device::step`, so no method calls back into this crate.
 unsafe impl CommandChannel for Soft {
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: the caller's contract is the device's.
+        // SAFETY: this function has the contract of `Device::execute`.
         unsafe { self.0.execute(input, output) };
         Ok(())
     }
 
     unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
-        // SAFETY: as above.
+        // SAFETY: this function has the contract of `Device::execute`.
         unsafe { self.0.execute(input, output) };
         let destroy = destroy_command(input, output)?;
         Ok(Box::new(SoftObject { device: self.0.clone(), destroy }))
@@ -79,12 +80,12 @@ unsafe impl CommandChannel for Soft {
     }
 
     fn maps_write_combining(&self) -> bool {
-        // Memory of this machine: the device sees every store, and waits for a burst to end.
+        // The registers are memory of this machine, and the software HCA waits for a burst to end.
         true
     }
 
     unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
-        // SAFETY: the caller's contract is the device's.
+        // SAFETY: this function has the contract of `Device::register_umem`.
         let id = unsafe { self.0.register_umem(start, length, UmemAccess::all()) }
             .map_err(|error| system("registering memory", error))?;
         Ok(Box::new(SoftUmem { device: self.0.clone(), id, registered: true }))
@@ -103,7 +104,7 @@ struct SoftObject {
 
 impl Object for SoftObject {
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: the caller's contract is the device's.
+        // SAFETY: this function has the contract of `Device::execute`.
         unsafe { self.device.execute(input, output) };
         Ok(())
     }
@@ -111,8 +112,9 @@ impl Object for SoftObject {
 
 impl Drop for SoftObject {
     fn drop(&mut self) {
-        // An object that is still in use stays, and its memory with it: the device then refuses to let the memory go.
-        // SAFETY: it names the object that was made for this handle, which is its only one.
+        // An object that is still in use stays, and the device then refuses to release its memory.
+        // SAFETY: the command names the object that was created for this handle, which is its only
+        // one.
         unsafe { self.device.execute(&self.destroy, &mut [0; StatusOut::BYTES]) };
     }
 }
@@ -124,19 +126,20 @@ struct SoftUar {
     page: Arc<UarPage>,
 }
 
-// SAFETY: the page lives as long as the `Arc`. The device takes doorbells out of it by atomic exchange and writes nothing else.
+// SAFETY: the page lives as long as the `Arc`. The device takes doorbells by atomic exchange and
+// writes nothing else to it.
 unsafe impl Uar for SoftUar {
     fn index(&self) -> u32 {
         self.index
     }
 
     fn register(&self) -> NonNull<u8> {
-        // SAFETY: the page has registers from there on.
+        // SAFETY: the registers of the page start at this offset, inside the page.
         unsafe { self.page.as_ptr().add(BLUEFLAME_OFFSET) }
     }
 
     fn completion_doorbell(&self) -> Option<NonNull<u64>> {
-        // SAFETY: inside the page, which is aligned.
+        // SAFETY: the offset lies inside the page, which is aligned.
         Some(unsafe { self.page.as_ptr().add(CQ_DOORBELL_OFFSET) }.cast())
     }
 }
@@ -166,7 +169,7 @@ impl Drop for SoftUar {
     fn drop(&mut self) {
         let mut release = super::Command::<uar::DeallocUarIn>::new();
         release.fields().set(uar::DeallocUarIn::UAR, self.index);
-        // A page that is still in use stays with the device; our mapping of it goes.
+        // A page that is still in use stays with the device; only this mapping is released.
         let _ = release.send(&self.channel);
     }
 }
@@ -178,7 +181,8 @@ struct SoftUmem {
     registered: bool,
 }
 
-// SAFETY: the software HCA finishes what it does with the memory before it lets it go.
+// SAFETY: the software HCA finishes its accesses to the memory before `deregister_umem` returns
+// `Ok`.
 unsafe impl Umem for SoftUmem {
     fn id(&self) -> u32 {
         self.id
@@ -186,7 +190,7 @@ unsafe impl Umem for SoftUmem {
 
     fn deregister(&mut self) -> Result<(), Error> {
         if self.registered {
-            // SAFETY: registered for this handle, and not deregistered yet.
+            // SAFETY: the UMEM was registered for this handle and is not deregistered yet.
             let released = unsafe { self.device.deregister_umem(self.id) };
             released.map_err(|error| system("deregistering memory", error))?;
             self.registered = false;
@@ -195,7 +199,7 @@ unsafe impl Umem for SoftUmem {
     }
 }
 
-/// The command that destroys what `input` made, as `output` says.
+/// The command that destroys the object that `input` created, with its number from `output`.
 fn destroy_command(input: &[u8], output: &[u8]) -> Result<Vec<u8>, Error> {
     macro_rules! destroy {
         ($answered:ty, $field:path, $request:ty, $target:path) => {{

@@ -1,26 +1,27 @@
-//! Choosing a doorbell when a program starts.
+//! Selects a doorbell when a program starts.
 
 use std::sync::Once;
 
 use super::{BlueFlame, Doorbell, PlainDoorbell, Wide16};
 use crate::values::Capabilities;
 
-/// What is to be done with the doorbell that [`choose`] found: a function that is compiled for each of them, so that nothing is decided
-/// per post.
+/// What to do with the doorbell that [`choose`] selected: a function that is compiled for each
+/// doorbell type, so that no post has to test the type.
 pub trait Choose {
-    /// What it gives.
+    /// The result of the function.
     type Output;
 
-    /// Runs with the doorbell `D`.
+    /// Runs the function with the doorbell `D`.
     fn with<D: Doorbell>(self) -> Self::Output;
 }
 
-/// Runs `program` with the best doorbell that device and CPU have: BlueFlame with the widest stores, or the plain doorbell where BlueFlame
-/// does not work. The reason for the latter is logged once.
+/// Runs `program` with the best doorbell that the device and the CPU support: BlueFlame with the
+/// widest stores, or the plain doorbell if BlueFlame does not work. The reason for the latter is
+/// logged once.
 pub fn choose<C: Choose>(capabilities: &Capabilities, program: C) -> C::Output {
     if let Some(reason) = no_blueflame(capabilities) {
         static LOGGED: Once = Once::new();
-        LOGGED.call_once(|| tracing::warn!("plain doorbells are rung, not BlueFlame: {reason}"));
+        LOGGED.call_once(|| tracing::warn!("plain doorbells are used instead of BlueFlame: {reason}"));
         return program.with::<PlainDoorbell>();
     }
     #[cfg(target_arch = "x86_64")]
@@ -39,7 +40,7 @@ pub fn choose<C: Choose>(capabilities: &Capabilities, program: C) -> C::Output {
     program.with::<BlueFlame<Wide16>>()
 }
 
-/// Why a WQE cannot be pushed through the register, if it cannot.
+/// The reason why a WQE cannot be written to the register, if it cannot.
 fn no_blueflame(capabilities: &Capabilities) -> Option<&'static str> {
     if !capabilities.blueflame {
         return Some("the device has no BlueFlame registers (QUERY_HCA_CAP: bf)");

@@ -1,7 +1,8 @@
-//! Doorbell records and BlueFlame registers: the two places where a post becomes visible to the device.
+//! Doorbell records and BlueFlame registers: the two places in which a post becomes visible to the
+//! device.
 //!
-//! The device reads both at any time, so that both are written here only. A record is host memory,
-//! which the software HCA's thread reads as well: it is stored atomically. A register is stored to
+//! The device reads both at any time, so only this module writes them. A record is host memory that
+//! the thread of the software HCA reads as well, so it is stored atomically. A register is written
 //! by `store::word` and in bursts of vectors.
 
 use core::marker::PhantomData;
@@ -29,17 +30,18 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// How a send queue tells the device about new WQEs. Chosen by type when the queue is created, never tested per post.
+/// How a send queue notifies the device of new WQEs. Selected by type when the queue is created,
+/// never tested per post.
 pub trait Doorbell: sealed::Sealed + core::fmt::Debug + 'static {
-    /// How the register is written.
+    /// The width of stores to the register.
     type Width: Width;
-    /// The whole WQE is written, not only its first 8 bytes.
+    /// Write the whole WQE, not only its first 8 bytes.
     const WHOLE_WQE: bool;
-    /// The write-combining buffer is flushed after every write.
+    /// Flush the write-combining buffer after every write.
     const FLUSH: bool;
-    /// The device is told with every post, not when a batch ends.
+    /// Notify the device at every post, not at the end of a batch.
     const AT_ONCE: bool;
-    /// The register may be written by other threads, too.
+    /// Other threads may write the register as well.
     const LOCKED: bool;
 }
 
@@ -59,21 +61,23 @@ macro_rules! doorbells {
 }
 
 doorbells! {
-    /// Pushes the whole WQE through the BlueFlame register, so that the device need not fetch it. For a queue that stays on one core.
+    /// Writes the whole WQE to the BlueFlame register, so that the device need not fetch it. For a
+    /// queue that stays on one core.
     pub BlueFlame { WHOLE_WQE: true, FLUSH: false, AT_ONCE: true, LOCKED: false }
 
-    /// [`BlueFlame`], and flushes the write-combining buffer: for a queue that moves between cores, where the next burst may come
-    /// from another one.
+    /// [`BlueFlame`] with a flush of the write-combining buffer after each post, for a queue that
+    /// moves between cores: the next burst may come from another core.
     pub BlueFlameFlush { WHOLE_WQE: true, FLUSH: true, AT_ONCE: true, LOCKED: false }
 
-    /// [`BlueFlameFlush`] through a register that queues of several threads share, under a lock: see [`SharedRegister`].
+    /// [`BlueFlameFlush`] through a register that queues of several threads share under a lock: see
+    /// [`SharedRegister`].
     pub BlueFlameShared { WHOLE_WQE: true, FLUSH: true, AT_ONCE: true, LOCKED: true }
 
-    /// Writes 8 bytes; the device fetches the WQE from the ring. For pages that are not write-combining, and for machines where a
-    /// burst costs more than the fetch (ucx#3748).
+    /// Writes 8 bytes, and the device fetches the WQE from the ring. For pages that are not
+    /// write-combining, and for machines on which a burst costs more than the fetch (ucx#3748).
     pub PlainDoorbell { WHOLE_WQE: false, FLUSH: true, AT_ONCE: true, LOCKED: false }
 
-    /// Nothing is written until the batch ends: see `Batch`.
+    /// Writes nothing until the batch ends: see `Batch`.
     pub(crate) Deferred { WHOLE_WQE: false, FLUSH: false, AT_ONCE: false, LOCKED: false }
 }
 
@@ -83,7 +87,8 @@ pub(crate) struct RecordWord(NonNull<u32>);
 
 impl RecordWord {
     /// # Safety
-    /// `word` is valid for 4-byte writes and aligned for as long as the value is used; only the device reads it.
+    /// `word` is valid for 4-byte writes and aligned for as long as the value is used, and only the
+    /// device reads it.
     pub(crate) unsafe fn new(word: NonNull<u32>) -> Self {
         Self(word)
     }
@@ -91,43 +96,46 @@ impl RecordWord {
     /// Stores `counter` big-endian.
     #[inline(always)]
     pub(crate) fn store(self, counter: u32) {
-        // SAFETY: valid and aligned by the contract of `new`; the device reads it as a whole.
+        // SAFETY: `word` is valid and aligned by the contract of `new`, and the device reads it as
+        // a whole.
         let word = unsafe { AtomicU32::from_ptr(self.0.as_ptr()) };
-        // Release orders nothing that the barriers before it do not, and costs nothing on x86-64.
-        // It is what ThreadSanitizer sees, which does not see fences.
+        // The barriers before the store already order it; release costs nothing on x86-64, and
+        // ThreadSanitizer, which does not support fences, needs it.
         word.store(counter.to_be(), Ordering::Release);
     }
 }
 
-/// The BlueFlame register of a queue: two halves that are written in turns, so that a burst need not wait for the one before.
+/// The BlueFlame register of a queue. Its two halves are written alternately, so that a burst need
+/// not wait for the previous one.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Register<D> {
-    /// The one that is next.
+    /// The half to write next.
     half: NonNull<u8>,
     mode: PhantomData<D>,
 }
 
 impl<D: Doorbell> Register<D> {
     /// # Safety
-    /// `register` is valid for writes over both halves for as long as the value is used, and aligned to twice
-    /// [`BLUEFLAME_HALF`], so that flipping the half bit of its address stays inside. The CPU has the instructions of `D::Width`.
+    /// `register` is valid for writes of both halves for as long as the value is used, and aligned
+    /// to twice [`BLUEFLAME_HALF`], so that flipping the half bit of its address stays inside. The
+    /// CPU supports the instructions of `D::Width`.
     pub(crate) unsafe fn new(register: NonNull<u8>) -> Self {
         debug_assert_eq!(register.addr().get() % (2 * BLUEFLAME_HALF), 0);
-        // SAFETY: the first half.
+        // SAFETY: `register` is the address of the first half, valid by the caller's contract.
         unsafe { Self::at(register) }
     }
 
-    /// The register of which `half` is next.
+    /// The register with `half` as the next half to write.
     ///
     /// # Safety
-    /// As [`Self::new`].
+    /// The contract of [`Self::new`] holds for the register that contains `half`.
     #[inline(always)]
     unsafe fn at(half: NonNull<u8>) -> Self {
         Self { half, mode: PhantomData }
     }
 
-    /// Announces a WQE that is still in registers.
+    /// Announces a WQE that is still in CPU registers.
     #[inline(always)]
     pub(crate) fn ring_blocks<const BLOCKS: usize>(&mut self, blocks: &[Block; BLOCKS]) {
         const { assert!(BLOCKS * WQEBB <= BLUEFLAME_HALF) };
@@ -136,7 +144,8 @@ impl<D: Doorbell> Register<D> {
         }
         if D::WHOLE_WQE {
             for (at, block) in blocks.iter().enumerate() {
-                // SAFETY: blocks of a half, which holds them, as asserted; the CPU has the width, by the contract of `new`.
+                // SAFETY: at most as many blocks as a half holds, as asserted; the half is valid
+                // and the CPU supports the width by the contract of `new`.
                 unsafe { D::Width::store(block, self.half.cast::<Block>().add(at)) };
             }
         } else {
@@ -145,13 +154,14 @@ impl<D: Doorbell> Register<D> {
         self.flip();
     }
 
-    /// Announces a WQE of `units` units. Whole blocks are written, so that the write-combining buffers leave in full.
+    /// Announces a WQE of `units` units. Writes whole blocks, so that the write-combining buffers
+    /// leave in full.
     #[inline(always)]
     pub(crate) fn ring_wqe(&mut self, control: Unit, body: &impl Body, units: u32) {
         if !D::AT_ONCE {
             return;
         }
-        // A half holds four blocks; the device fetches what is longer.
+        // A half holds four blocks; the device fetches longer WQEs.
         if D::WHOLE_WQE && units as usize <= BLUEFLAME_HALF / DS {
             let mut burst = Burst::<D::Width>::new(self.half.cast());
             burst.unit(control);
@@ -165,17 +175,17 @@ impl<D: Doorbell> Register<D> {
         self.flip();
     }
 
-    /// Announces whatever was posted up to the WQE whose first 8 bytes are `word`.
+    /// Announces all WQEs up to the one whose first 8 bytes are `word`.
     #[inline(always)]
     pub(crate) fn ring_word(&mut self, word: u64) {
         self.store_word(word);
         self.flip();
     }
 
-    /// Writes the 8 bytes that tell the device to look.
+    /// Writes the 8 bytes that make the device read the doorbell record.
     #[inline(always)]
     fn store_word(&mut self, word: u64) {
-        // SAFETY: the first word of a half, by the contract of `new`.
+        // SAFETY: the address is the first word of a half, valid by the contract of `new`.
         unsafe { store::word(self.half.cast(), word) };
     }
 
@@ -185,17 +195,17 @@ impl<D: Doorbell> Register<D> {
             barrier::flush_write_combining();
         }
         self.half = self.half.map_addr(|address| {
-            // SAFETY: registers are aligned to two halves, so the address with its half bit flipped is not zero: a register at
-            // page offset 0x800 or above keeps a higher bit set.
+            // SAFETY: the register is aligned to two halves and is not at address zero, so a bit
+            // above the half bit is set, and stays set when the half bit is flipped.
             unsafe { core::num::NonZero::new_unchecked(address.get() ^ BLUEFLAME_HALF) }
         });
     }
 }
 
-/// Stores units to a register half.
+/// Stores units to a half of a register.
 struct Burst<W> {
     at: NonNull<Unit>,
-    /// What is not stored yet of a block, for widths that store whole ones.
+    /// The part of a block that is not stored yet, for widths that store whole blocks.
     block: Block,
     filled: usize,
     width: PhantomData<W>,
@@ -222,7 +232,8 @@ impl<W: Width> Sink for Burst<W> {
         self.block[self.filled % BLOCK_UNITS] = unit;
         self.filled += 1;
         if self.filled.is_multiple_of(BLOCK_UNITS) {
-            // SAFETY: as above; the CPU has the width, by the contract of `Register::new`.
+            // SAFETY: `ring_wqe` stores at most the four blocks that a half holds; the CPU supports
+            // the width by the contract of `Register::new`.
             unsafe {
                 W::store(&self.block, self.at.cast());
                 self.at = self.at.add(BLOCK_UNITS);

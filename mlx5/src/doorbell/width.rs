@@ -1,7 +1,8 @@
-//! How wide the stores to a BlueFlame register are.
+//! Widths of stores to a BlueFlame register.
 //!
-//! A block leaves the write-combining buffer as one write on the bus if nothing comes between its stores. Wider stores leave less room
-//! for that, and `movdir64b` none. The block is in registers; the count of instructions is about the same for all of them.
+//! A block leaves the write-combining buffer as one bus write if nothing comes between its stores.
+//! Wider stores make an interruption less likely, and `movdir64b` excludes it. The block is in CPU
+//! registers; all widths need about the same number of instructions.
 
 use core::ptr::NonNull;
 
@@ -11,24 +12,25 @@ pub(super) mod sealed {
     use super::{Block, NonNull};
 
     pub trait Sealed {
-        /// Takes blocks only as a whole.
+        /// Stores whole blocks only.
         const WHOLE_BLOCKS: bool = true;
 
-        /// Stores a block to a register: nothing of it is left out or stored twice.
+        /// Stores a block to a register without leaving out or repeating any part.
         ///
         /// # Safety
-        /// `place` is valid for a write of 64 bytes and aligned to 64, and the CPU has the instructions.
+        /// `place` is valid for a write of 64 bytes and aligned to 64, and the CPU supports the
+        /// instructions.
         unsafe fn store(block: &Block, place: NonNull<Block>);
     }
 }
 
-/// A store width: [`Wide16`], and on x86-64 [`Wide32`], [`Wide64`] and [`Direct`]. Part of the doorbell's type; `is_available` says at
-/// creation whether this CPU has it.
+/// A store width: [`Wide16`], and on x86-64 [`Wide32`], [`Wide64`] and [`Direct`]. It is part of
+/// the doorbell's type; `is_available` is checked when a queue is created.
 pub trait Width: sealed::Sealed + core::fmt::Debug + 'static {
-    /// Bytes of a store.
+    /// Bytes per store.
     const BYTES: u32;
 
-    /// This CPU has the instructions.
+    /// Returns whether the CPU supports the instructions.
     fn is_available() -> bool;
 }
 
@@ -42,7 +44,8 @@ impl sealed::Sealed for Wide16 {
     #[inline(always)]
     unsafe fn store(block: &Block, place: NonNull<Block>) {
         for (at, unit) in block.iter().enumerate() {
-            // SAFETY: a unit of the block, by the caller's contract.
+            // SAFETY: the unit lies in the 64 bytes at `place`, valid and aligned by the caller's
+            // contract.
             unsafe { unit.store(place.cast().add(at)) };
         }
     }
@@ -75,20 +78,21 @@ mod x86 {
     #[derive(Debug)]
     pub enum Wide64 {}
 
-    /// 64 bytes as one write on the bus, whatever the mapping: `movdir64b`.
+    /// 64 bytes as one bus write, regardless of the mapping: `movdir64b`.
     #[derive(Debug)]
     pub enum Direct {}
 
-    /// Checkers of data races do not see into assembly: they get [`super::Wide16`].
+    /// Data race detectors do not analyse assembly, so they get [`super::Wide16`].
     const IN_ASSEMBLY: bool = cfg!(not(any(miri, barewire_sanitize)));
 
-    // As assembly, so that they are inlined into code for CPUs without them. Where the rest of the program is SSE code, the upper halves are
-    // left clean (Intel optimization manual, 15.3).
+    // Assembly can be inlined into code for CPUs without the instructions. The upper halves are
+    // cleared for the SSE code around it (Intel optimization manual, 15.3).
     impl sealed::Sealed for Wide32 {
         #[inline(always)]
         unsafe fn store(block: &Block, place: NonNull<Block>) {
             let [a, b, c, d] = block.map(Unit::vector);
-            // SAFETY: 64 bytes at `place`, on a CPU with AVX, by the caller's contract.
+            // SAFETY: `place` is valid for 64 bytes, and the CPU supports AVX, by the caller's
+            // contract.
             unsafe {
                 asm!(
                     "vinsertf128 {a:y}, {a:y}, {b:x}, 1",
@@ -119,7 +123,8 @@ mod x86 {
         #[inline(always)]
         unsafe fn store(block: &Block, place: NonNull<Block>) {
             let [a, b, c, d] = block.map(Unit::vector);
-            // SAFETY: 64 bytes at `place`, on a CPU with AVX-512, by the caller's contract.
+            // SAFETY: `place` is valid for 64 bytes, and the CPU supports AVX-512, by the caller's
+            // contract.
             unsafe {
                 asm!(
                     "vinserti128 {a:y}, {a:y}, {b:x}, 1",
@@ -149,7 +154,8 @@ mod x86 {
     impl sealed::Sealed for Direct {
         #[inline(always)]
         unsafe fn store(block: &Block, place: NonNull<Block>) {
-            // SAFETY: 64 bytes at `place`, on a CPU with MOVDIR64B, by the caller's contract; it reads the block from memory.
+            // SAFETY: `place` is valid for 64 bytes, and the CPU supports MOVDIR64B, by the
+            // caller's contract; the source is a reference.
             unsafe {
                 asm!(
                     "movdir64b {place}, [{block}]",
@@ -172,11 +178,13 @@ mod x86 {
         }
     }
 
-    /// Not in programs built for AVX: their compiler sees to it, and may have something there.
+    /// Not for programs built for AVX: there the compiler emits `vzeroupper` and may keep values in
+    /// the upper halves.
     #[inline(always)]
     unsafe fn clean_upper_halves() {
         #[cfg(not(target_feature = "avx"))]
-        // SAFETY: by the caller the CPU has AVX; code without it has nothing in the upper halves.
+        // SAFETY: the CPU supports AVX by the caller's contract, and code built without AVX keeps
+        // nothing in the upper halves.
         unsafe {
             asm!("vzeroupper", options(nomem, nostack, preserves_flags));
         }

@@ -1,8 +1,9 @@
-//! The hot path: rings of WQEs going down, completion queues coming up.
+//! The hot path: send and receive rings, and completion queues.
 //!
-//! A queue is built once from plain facts ([`send::SendParts`], [`receive::ReceiveParts`], [`shared_receive::SharedReceiveParts`],
-//! [`completion::CompletionParts`]): where the ring lies, its size, the doorbell record, the register, the object number. How these came
-//! about (PRM commands, mlx5dv) makes no difference below this line.
+//! A queue is built once from plain parts ([`send::SendParts`], [`receive::ReceiveParts`],
+//! [`shared_receive::SharedReceiveParts`], [`completion::CompletionParts`]): the address and size
+//! of the ring, the doorbell record, the register, the object number. The queue does not depend on
+//! how these were created (PRM commands, mlx5dv).
 
 pub mod completion;
 pub mod receive;

@@ -1,4 +1,4 @@
-//! The receive queue: posting buffers for messages to come.
+//! The receive queue: posting buffers for incoming messages.
 
 use core::any::Any;
 use core::fmt;
@@ -11,7 +11,7 @@ use zerocopy::transmute;
 use crate::doorbell::RecordWord;
 use crate::{barrier, store};
 
-/// What a receive queue is built from. See [`ReceiveQueue::from_parts`].
+/// The parts of a receive queue. See [`ReceiveQueue::from_parts`].
 #[derive(Debug)]
 pub struct ReceiveParts {
     /// The ring: `entries` receive WQEs of `SEGMENTS` [`DataSegment`]s each.
@@ -20,23 +20,25 @@ pub struct ReceiveParts {
     pub entries: u32,
     /// The receive word of the doorbell record.
     pub doorbell_record: NonNull<u32>,
-    /// Keeps ring and record alive, and the device's object with them.
+    /// Keeps the ring, the record and the device's object alive.
     pub keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// A receive queue whose WQEs have up to `SEGMENTS` segments each, a power of two (the ring's stride: PRM, QPC, log_rq_stride). It has no
-/// register: the device reads the doorbell record when a message needs a WQE.
+/// A receive queue whose WQEs have up to `SEGMENTS` segments each, a power of two (the stride of
+/// the ring: PRM, QPC, log_rq_stride). It has no register: the device reads the doorbell record
+/// when a message needs a WQE.
 pub struct ReceiveQueue<const SEGMENTS: usize = 1> {
     ring: NonNull<DataSegment>,
     mask: u32,
-    /// WQEs written, free running; those up to `published` are the device's.
+    /// WQEs written, free running; the device owns those up to `published`.
     producer: u32,
     room: i32,
     doorbell_record: RecordWord,
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the queue is the only one that writes ring and record; the pointers are not tied to a thread.
+// SAFETY: the queue is the only writer of ring and record, and the pointers are not tied to a
+// thread.
 unsafe impl<const SEGMENTS: usize> Send for ReceiveQueue<SEGMENTS> {}
 
 impl<const SEGMENTS: usize> fmt::Debug for ReceiveQueue<SEGMENTS> {
@@ -50,14 +52,14 @@ impl<const SEGMENTS: usize> fmt::Debug for ReceiveQueue<SEGMENTS> {
 }
 
 impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
-    /// Builds a queue over memory that a device, or a test, looks at.
+    /// Builds a queue over memory that a device, or a test, reads.
     ///
     /// # Safety
-    /// Until `parts.keep` is dropped: `ring` is valid for writes of `entries * SEGMENTS * 16` bytes and
-    /// aligned to 8, the doorbell record word is valid and 4-byte aligned, and nothing but this queue
-    /// writes them. A device that is part of this process, as the software HCA is, reads the ring by
-    /// atomic loads of whole aligned 8-byte words, unless it does so while the queue is not used.
-    /// `entries` is a power of two, at most 2^15.
+    /// Until `parts.keep` is dropped: `ring` is valid for writes of `entries * SEGMENTS * 16` bytes
+    /// and aligned to 8, the doorbell record word is valid and 4-byte aligned, and nothing but this
+    /// queue writes them. A device in this process, such as the software HCA, reads the ring by
+    /// atomic loads of whole aligned 8-byte words, except while the queue is not in use. `entries`
+    /// is a power of two, at most 2^15.
     pub unsafe fn from_parts(parts: ReceiveParts) -> Self {
         const { assert!(SEGMENTS.is_power_of_two(), "the stride of a receive ring is a power of two") };
         debug_assert!(parts.entries.is_power_of_two() && parts.entries <= 1 << 15);
@@ -66,15 +68,15 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
             mask: parts.entries - 1,
             producer: 0,
             room: parts.entries as i32,
-            // SAFETY: the caller's contract covers the record.
+            // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(parts.doorbell_record) },
             _keep: parts.keep,
         }
     }
 
-    /// Writes a receive WQE for `buffer`; the device sees it after [`Self::publish`]. Returns `false` if the ring is full.
-    ///
-    /// An empty buffer must not be given: a byte count of zero means 2 GiB to the device. It is refused like a full ring.
+    /// Writes a receive WQE for `buffer`; the device sees it after [`Self::publish`]. Returns
+    /// `false` if the ring is full, or the buffer is empty: a byte count of zero means 2 GiB to the
+    /// device.
     #[inline]
     #[must_use]
     pub fn push(&mut self, buffer: DataSegment) -> bool {
@@ -83,8 +85,8 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         }
         self.room -= 1;
         let wqe = self.entry();
-        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes and aligned
-        // by the contract of `from_parts`.
+        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes and
+        // aligned by the contract of `from_parts`.
         unsafe {
             store::words(wqe, transmute!(buffer));
             if SEGMENTS > 1 {
@@ -95,15 +97,17 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         true
     }
 
-    /// As [`Self::push`], for a message that is scattered over up to `SEGMENTS` buffers. Empty ones are left out. Returns `false`, too, if
-    /// there are more, or none that is not empty.
+    /// Like [`Self::push`], for a message that is scattered over up to `SEGMENTS` buffers. Empty
+    /// buffers are skipped. Also returns `false` if there are more than `SEGMENTS`, or if all are
+    /// empty.
     #[inline]
     #[must_use]
     pub fn push_scatter(&mut self, buffers: &[DataSegment]) -> bool {
         if self.room <= 0 {
             return false;
         }
-        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes by the contract of `from_parts`.
+        // SAFETY: a WQE has room for `SEGMENTS` segments, and the ring is valid for writes by the
+        // contract of `from_parts`.
         if !unsafe { write_scatter(self.entry(), SEGMENTS, buffers) } {
             return false;
         }
@@ -112,15 +116,19 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         true
     }
 
-    /// Posts the WQE that lies in entry `counter` (modulo [`Self::entries`]) once more, in place of [`Self::reap`] and [`Self::push`] of the
-    /// same buffer. Returns `false`, and does nothing, if it is not that entry's turn: then those two do it.
+    /// Posts the WQE in entry `counter` (modulo [`Self::entries`]) again, instead of [`Self::reap`]
+    /// and [`Self::push`] with the same buffer. Returns `false` without effect if that entry is not
+    /// the next; then use those two.
     #[inline]
     #[must_use]
     pub fn push_again(&mut self, counter: u32) -> bool {
-        // The message took the entry from the device; what lies in it is still the WQE of the lap before.
-        // Not `let turn = ... == 0; producer += u32::from(turn); turn`: inlined at -O, that loses the
-        // increment on rustc 1.95.0, as its MIR pass SimplifyComparisonIntegral removes a comparison
-        // that the addition still reads (rust-lang/rust#158206). It is no undefined behaviour here.
+        // The completion returned the entry to the driver; it still contains the WQE of the
+        // previous lap.
+        // Not `let turn = ... == 0; producer += u32::from(turn); turn`: when inlined at -O, rustc
+        // 1.95.0
+        // loses the increment, because its MIR pass SimplifyComparisonIntegral removes a comparison
+        // that
+        // the addition still reads (rust-lang/rust#158206). It is no undefined behaviour here.
         if (self.producer ^ counter) & self.mask != 0 {
             return false;
         }
@@ -134,22 +142,22 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         self.producer
     }
 
-    /// The WQE that is written next.
+    /// The WQE to be written next.
     #[inline(always)]
     fn entry(&self) -> NonNull<DataSegment> {
         // SAFETY: the mask keeps the entry inside the ring.
         unsafe { self.ring.add((self.producer & self.mask) as usize * SEGMENTS) }
     }
 
-    /// Gives everything that was pushed to the device.
+    /// Makes all pushed WQEs visible to the device.
     #[inline]
     pub fn publish(&mut self) {
         barrier::wqe_before_doorbell_record();
         self.doorbell_record.store(self.producer & 0xffff);
     }
 
-    /// One receive WQE was completed: its entry may be pushed again. The completion's `wqe_counter`, modulo [`Self::entries`], says
-    /// which one it was.
+    /// Frees the entry of a completed receive WQE, so that it may be pushed again. The
+    /// `wqe_counter` of the completion, modulo [`Self::entries`], is the index of the WQE.
     #[inline]
     pub fn reap(&mut self) {
         self.room += 1;
@@ -161,13 +169,13 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
         self.room.max(0) as u32
     }
 
-    /// Receive WQEs of the ring.
+    /// Receive WQEs in the ring.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.mask + 1
     }
 
-    /// Forgets everything posted; for a queue pair that was moved to the reset state.
+    /// Discards everything posted, after the queue pair was moved to the reset state.
     pub(crate) fn reset(&mut self) {
         self.producer = 0;
         self.room = self.mask as i32 + 1;
@@ -175,8 +183,8 @@ impl<const SEGMENTS: usize> ReceiveQueue<SEGMENTS> {
     }
 }
 
-/// Writes a scatter list of those of `buffers` that are not empty, and its end if there is room for more. Returns `false`, and leaves no
-/// list that anyone may read, if they are more than `most` or none.
+/// Writes a scatter list of the non-empty `buffers`, and an end marker if there is room for more.
+/// Returns `false` if more than `most` or none are non-empty; the list must then not be published.
 ///
 /// # Safety
 /// The contract of [`store::words`] holds for each of `most` segments from `place` on.
@@ -188,19 +196,21 @@ pub(super) unsafe fn write_scatter(
 ) -> bool {
     let mut filled = 0;
     for buffer in buffers {
-        // A byte count of zero means 2 GiB to the device: an empty segment must not be written.
+        // A byte count of zero means 2 GiB to the device, so an empty segment must not be written.
         if buffer.byte_count.get() == 0 {
             continue;
         }
         if filled == most {
             return false;
         }
-        // SAFETY: one of `most` segments.
+        // SAFETY: `filled` is less than `most`, so this is one of the segments of the caller's
+        // contract.
         unsafe { store::words(place.add(filled), transmute!(*buffer)) };
         filled += 1;
     }
     if filled < most {
-        // SAFETY: as above.
+        // SAFETY: `filled` is less than `most`, so this is one of the segments of the caller's
+        // contract.
         unsafe { store::words(place.add(filled), transmute!(DataSegment::END)) };
     }
     filled > 0

@@ -1,10 +1,10 @@
-//! The send ring as memory: where a WQE's units go.
+//! The send ring as memory: the positions of a WQE's units.
 
 use core::ptr::NonNull;
 
 use crate::wqe::{BLOCK_UNITS, Block, Sink, Unit};
 
-/// A ring of 64-byte blocks, a power of two of them.
+/// A ring of 64-byte blocks, whose number is a power of two.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
     start: NonNull<Unit>,
@@ -13,9 +13,9 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// # Safety
-    /// `start` is valid for reads and writes of `blocks` blocks, 64-byte aligned, for as long as the ring is used, and nothing but the
-    /// ring's owner writes it. A device that is part of this process reads it by atomic loads of whole
-    /// aligned words. `blocks` is a power of two, at most 2^15.
+    /// `start` is valid for reads and writes of `blocks` blocks and 64-byte aligned for as long as
+    /// the ring is used, and nothing but the owner of the ring writes it. A device in this process
+    /// reads it by atomic loads of whole aligned words. `blocks` is a power of two, at most 2^15.
     pub(crate) unsafe fn new(start: NonNull<u8>, blocks: u32) -> Self {
         debug_assert!(blocks.is_power_of_two() && blocks <= 1 << 15);
         debug_assert_eq!(start.addr().get() % 64, 0);
@@ -27,45 +27,48 @@ impl Ring {
         self.mask + 1
     }
 
-    /// Stores the first `units` units of `block`, or all of it if they are more, at counter value `index`.
+    /// Stores the first `units` units of `block`, at most the whole block, at counter value
+    /// `index`.
     #[inline(always)]
     pub(crate) fn store_block(self, index: u64, block: &Block, units: usize) {
         let place = self.block(index);
         for (at, unit) in block.iter().enumerate().take(units) {
-            // SAFETY: a unit of the block at `place`.
+            // SAFETY: a unit of the block at `place`, which is in the ring.
             unsafe { unit.store(place.add(at)) };
         }
     }
 
-    /// The control segment's flags byte of the WQE at `index`, as it was posted.
+    /// The flags byte in the control segment of the WQE at `index`, as posted.
     pub(crate) fn flags(self, index: u64) -> u8 {
         // SAFETY: byte 11 of a block of the ring, which the owner wrote when it posted there.
         unsafe { self.block(index).cast::<u8>().add(11).read() }
     }
 
-    /// `blocks` blocks from `index` on, as they lie there.
+    /// The bytes of `blocks` blocks from `index` on.
     pub(crate) fn bytes(self, index: u64, blocks: u32) -> Vec<u8> {
         let block = |at: u64| {
-            // SAFETY: a block of the ring, whose bytes are always initialised: the ring was zeroed when it was made.
+            // SAFETY: a block of the ring, which was zeroed when it was created, so its bytes are
+            // initialised.
             unsafe { self.block(at).cast::<[u8; 64]>().read() }
         };
         (0..u64::from(blocks)).flat_map(|at| block(index.wrapping_add(at))).collect()
     }
 
-    /// The first 8 bytes of the WQE at `index`, as it was posted.
+    /// The first 8 bytes of the WQE at `index`, as posted.
     #[inline(always)]
     pub(crate) fn word(self, index: u64) -> u64 {
         // SAFETY: a block of the ring, which the owner wrote when it posted there.
         unsafe { self.block(index).cast::<u64>().read() }
     }
 
-    /// A sink for a WQE of `blocks` blocks at `index` that does not reach the ring's end; `None` if it does.
+    /// A sink for a WQE of `blocks` blocks at `index`, or `None` if the WQE would cross the end of
+    /// the ring.
     #[inline(always)]
     pub(crate) fn linear(self, index: u64, blocks: u32) -> Option<Linear> {
         ((index as u32 & self.mask) + blocks <= self.mask + 1).then(|| Linear { at: self.block(index) })
     }
 
-    /// A sink for a WQE at `index` that may go on at the ring's start.
+    /// A sink for a WQE at `index` that may wrap to the start of the ring.
     pub(crate) fn wrapping(self, index: u64) -> Wrapping {
         // SAFETY: one past the ring's last block.
         let end = unsafe { self.start.add((self.mask as usize + 1) * BLOCK_UNITS) };
@@ -79,7 +82,7 @@ impl Ring {
     }
 }
 
-/// Stores units one after the other.
+/// Stores units consecutively.
 #[derive(Debug)]
 pub(crate) struct Linear {
     at: NonNull<Unit>,
@@ -88,7 +91,8 @@ pub(crate) struct Linear {
 impl Sink for Linear {
     #[inline(always)]
     fn unit(&mut self, unit: Unit) {
-        // SAFETY: whoever took this sink stores no more units than the blocks it asked for, and those lie before the ring's end.
+        // SAFETY: users of this sink store no more units than the blocks they requested, which lie
+        // before the end of the ring.
         unsafe {
             unit.store(self.at);
             self.at = self.at.add(1);
@@ -96,7 +100,7 @@ impl Sink for Linear {
     }
 }
 
-/// Stores units one after the other and goes back to the start at the ring's end.
+/// Stores units consecutively and wraps to the start at the end of the ring.
 #[derive(Debug)]
 pub(crate) struct Wrapping {
     at: NonNull<Unit>,
@@ -106,7 +110,8 @@ pub(crate) struct Wrapping {
 
 impl Sink for Wrapping {
     fn unit(&mut self, unit: Unit) {
-        // SAFETY: `at` is a unit of the ring: it starts at a block, steps by units and goes back at the end.
+        // SAFETY: `at` is a unit of the ring: it starts at a block, advances by units and wraps at
+        // the end.
         unsafe {
             unit.store(self.at);
             self.at = self.at.add(1);

@@ -5,11 +5,11 @@ use zerocopy::transmute;
 
 use super::{Body, Sink, Unit};
 
-/// Payload bytes that share a unit with the inline header.
+/// Payload bytes in the unit of the inline header.
 const FIRST: usize = DS - size_of::<InlineHeader>();
 
-/// Remote address if there is one, then inline header, prefix and payload: what does not lie in the payload as whole units is made ready
-/// in registers.
+/// The remote address if there is one, then inline header, prefix and payload. Parts of the payload
+/// that are not whole units are assembled in registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inline<'a> {
     remote: Option<Unit>,
@@ -19,7 +19,7 @@ pub(crate) struct Inline<'a> {
 }
 
 impl<'a> Inline<'a> {
-    /// `payload` behind an inline header. An empty one leaves no inline segment at all, as libmlx5 has it.
+    /// `payload` after an inline header. An empty payload has no inline segment, as in libmlx5.
     #[inline(always)]
     pub(crate) fn new(remote: Option<RemoteAddressSegment>, payload: &'a [u8]) -> Self {
         let header: u32 = transmute!(InlineHeader::new(payload.len() as u32));
@@ -39,7 +39,8 @@ impl<'a> Inline<'a> {
         }
     }
 
-    /// A prefix and `payload` behind an inline header: the prefix, its first 4 bytes and its other 8, fills the header's unit.
+    /// A prefix and `payload` after an inline header. The prefix, given as its first 4 and other 8
+    /// bytes, fills the unit of the header.
     #[inline(always)]
     pub(crate) fn prefixed(low: u32, high: u64, payload: &'a [u8]) -> Self {
         let header: u32 = transmute!(InlineHeader::new((FIRST + payload.len()) as u32));
@@ -72,14 +73,14 @@ impl Body for Inline<'_> {
     }
 }
 
-/// The end `rest` of `payload` in whole units, and what is left over.
+/// The part `rest` at the end of `payload` as whole units, and the remainder.
 #[inline(always)]
 fn rest_of<'a>(payload: &[u8], rest: &'a [u8]) -> (&'a [[u8; DS]], Option<Unit>) {
     let (middle, tail) = rest.as_chunks::<DS>();
     if tail.is_empty() {
         return (middle, None);
     }
-    // With 16 bytes or more behind us the tail is the end of the last 16, shifted: no byte loop.
+    // If there are at least 16 bytes, the tail is the last 16 shifted, without a byte loop.
     let last = match payload.last_chunk::<DS>() {
         Some(last) => u128::from_le_bytes(*last) >> (8 * (DS - tail.len())),
         None => up_to_16(tail),
@@ -87,7 +88,8 @@ fn rest_of<'a>(payload: &[u8], rest: &'a [u8]) -> (&'a [[u8; DS]], Option<Unit>)
     (middle, Some(Unit::from_number(last)))
 }
 
-/// At most 16 bytes as a number in memory order, zeros above. Two loads that overlap take the place of a loop.
+/// At most 16 bytes as a number in memory order, padded with zeros. Two overlapping loads replace a
+/// loop.
 #[inline(always)]
 fn up_to_16(bytes: &[u8]) -> u128 {
     let shift = |by: usize| 8 * by as u32;
@@ -127,7 +129,7 @@ mod tests {
     impl Sink for Collect {
         fn unit(&mut self, unit: Unit) {
             let mut place = core::mem::MaybeUninit::<Unit>::uninit();
-            // SAFETY: a local of the unit's size and alignment, read back after it was written.
+            // SAFETY: a local of the size and alignment of a unit, read after it was written.
             self.0.extend(unsafe {
                 unit.store(core::ptr::NonNull::from(&mut place).cast());
                 core::mem::transmute::<Unit, [u8; 16]>(place.assume_init())
@@ -135,12 +137,13 @@ mod tests {
         }
     }
 
-    /// Every length with and without remote address and prefix, against the bytes laid out one after the other.
+    /// Compares every length, with and without remote address and prefix, with the concatenated
+    /// bytes.
     #[test]
     fn payloads_of_every_length() {
         let bytes: [u8; 240] = core::array::from_fn(|at| at as u8 + 1);
         let remote = RemoteAddressSegment::new(0x1122, 0x33);
-        // Miri takes a minute for all; every 13th length still leaves every remainder of a unit.
+        // Miri needs a minute for all lengths; every 13th still covers every remainder of a unit.
         let step = if cfg!(miri) { 13 } else { 1 };
         for (remote, prefix) in [(None, None), (Some(remote), None), (None, Some([0xaa; 12]))] {
             for length in (0..=220).step_by(step) {

@@ -1,4 +1,5 @@
-//! WQEs in the making: units of 16 bytes in vector registers, stored to ring and BlueFlame register from there.
+//! WQEs under construction: units of 16 bytes in vector registers, stored from there to ring and
+//! BlueFlame register.
 
 mod inline;
 mod segments;
@@ -10,26 +11,26 @@ pub(crate) use unit::Unit;
 
 use barewire_layouts::wqe::{DS, WQEBB};
 
-/// Units of a WQE basic block.
+/// Units per WQE basic block.
 pub(crate) const BLOCK_UNITS: usize = WQEBB / DS;
 
 /// A WQE of one block.
 pub(crate) type Block = [Unit; BLOCK_UNITS];
 
-/// Where units go: ring or register.
+/// The destination of units: ring or register.
 pub(crate) trait Sink {
     /// Stores the next unit.
     fn unit(&mut self, unit: Unit);
 }
 
-/// The units of a WQE behind its control segment.
+/// The units of a WQE after its control segment.
 ///
-/// They are stored twice, to the ring and, behind the doorbell record, to the register, each time from registers and from the payload:
-/// reading them back out of the ring would wait for the stores before.
+/// They are stored twice, to the ring and then to the register, each time from CPU registers and
+/// the payload: reading them back from the ring would wait for the stores.
 pub(crate) trait Body: Copy {
-    /// How many.
+    /// Number of units.
     fn units(&self) -> u32;
 
-    /// Stores them all.
+    /// Stores all units.
     fn emit(&self, sink: &mut impl Sink);
 }

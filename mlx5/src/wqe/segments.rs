@@ -1,10 +1,11 @@
-//! WQEs that name their data by reference.
+//! WQEs that refer to their payload.
 
 use barewire_layouts::wqe::{DataSegment, RemoteAddressSegment};
 
 use super::{Body, Sink, Unit};
 
-/// Remote address if there is one, then a data segment for each that is not empty: a byte count of zero means 2 GiB to the device.
+/// The remote address if there is one, then a data segment for each non-empty one: a byte count of
+/// zero means 2 GiB to the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segments<'a> {
     remote: Option<Unit>,

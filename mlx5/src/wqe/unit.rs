@@ -11,7 +11,8 @@ type Vector = core::arch::x86_64::__m128i;
 #[cfg(target_arch = "aarch64")]
 type Vector = core::arch::aarch64::uint64x2_t;
 
-/// One 16-byte unit of a WQE. SSE2 and NEON are part of x86-64 and aarch64, so that this is one register and one store.
+/// One 16-byte unit of a WQE. SSE2 and NEON are part of x86-64 and aarch64, so this is one register
+/// and one store.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Unit(Vector);
@@ -22,7 +23,7 @@ impl fmt::Debug for Unit {
     }
 }
 
-// A unit's words are built with the first byte in memory as the lowest.
+// The words of a unit are built with the first byte in memory as the lowest.
 const _: () = assert!(cfg!(target_endian = "little"), "this driver runs on little-endian hosts");
 
 impl Unit {
@@ -32,7 +33,7 @@ impl Unit {
         Self(transmute!([low, high]))
     }
 
-    /// From the first 4 bytes; zeros behind them.
+    /// From the first 4 bytes, padded with zeros.
     #[inline(always)]
     pub(crate) fn from_low(low: u32) -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -50,22 +51,22 @@ impl Unit {
         Self::from_words(number as u64, (number >> 64) as u64)
     }
 
-    /// A segment of 16 bytes.
+    /// From a segment of 16 bytes.
     #[inline(always)]
     pub(crate) fn segment<S: IntoBytes + Immutable>(segment: &S) -> Self {
         const { assert!(size_of::<S>() == DS) };
-        // The lengths are equal, as just asserted, so that nothing is left of this but a load.
+        // The lengths are equal, as just asserted, so this compiles to a load.
         Vector::read_from_bytes(segment.as_bytes()).map_or(Self::zero(), Self)
     }
 
-    /// An inline header and 8 bytes behind it.
+    /// An inline header followed by 8 bytes.
     #[inline(always)]
     pub(crate) fn inline_8(header: InlineHeader, payload: [u8; 8]) -> Self {
         let header: u32 = transmute!(header);
         #[cfg(target_arch = "x86_64")]
         {
             use core::arch::x86_64::{_mm_cvtsi32_si128, _mm_cvtsi64_si128, _mm_or_si128, _mm_slli_si128};
-            // Shifted in the vector register: three instructions, where two words of it would take seven.
+            // Shifted in the vector register: three instructions instead of seven for two words.
             // SAFETY: SSE2 is part of x86-64.
             Self(unsafe {
                 let payload = _mm_slli_si128::<4>(_mm_cvtsi64_si128(i64::from_le_bytes(payload)));
@@ -79,14 +80,15 @@ impl Unit {
         }
     }
 
-    /// A prefix that fills an inline header's unit, as its first 4 bytes and its other 8.
+    /// Splits a prefix that fills the unit of an inline header into its first 4 bytes and its other
+    /// 8.
     #[inline(always)]
     pub(crate) fn split_prefix(prefix: [u8; 12]) -> (u32, u64) {
         let [a, b, c]: [[u8; 4]; 3] = transmute!(prefix);
         (u32::from_le_bytes(a), u64::from(u32::from_le_bytes(b)) | u64::from(u32::from_le_bytes(c)) << 32)
     }
 
-    /// An inline header and the prefix behind it.
+    /// An inline header followed by the prefix.
     #[inline(always)]
     pub(crate) fn inline_prefix(header: InlineHeader, prefix: [u8; 12]) -> Self {
         let header: u32 = transmute!(header);
@@ -94,7 +96,7 @@ impl Unit {
         Self::from_words(u64::from(header) | u64::from(low) << 32, high)
     }
 
-    /// Where an RDMA operation goes.
+    /// A remote address segment.
     #[inline(always)]
     pub(crate) fn remote(remote: &RemoteAddressSegment) -> Self {
         let address: u64 = transmute!(remote.address);
@@ -102,7 +104,7 @@ impl Unit {
         Self::from_words(address, u64::from(rkey))
     }
 
-    /// A piece of local memory.
+    /// A data segment.
     #[inline(always)]
     pub(crate) fn local(local: &DataSegment) -> Self {
         let (count, lkey): (u32, u32) = (transmute!(local.byte_count), transmute!(local.lkey));
@@ -121,25 +123,25 @@ impl Unit {
         Self::from_words(0, 0)
     }
 
-    /// Stores to a ring or to a register of the device: one store, neither split nor left out. See
+    /// Stores the unit to a ring or to a register of the device by exactly one store. See
     /// [`crate::store`].
     ///
     /// # Safety
-    /// `place` is valid for a write of 16 bytes and aligned to 16. If others access it at the same
-    /// time and are part of this process, they do so by atomic accesses of whole 8-byte words.
+    /// `place` is valid for a write of 16 bytes and aligned to 16. Concurrent accesses within this
+    /// process are atomic accesses of whole 8-byte words.
     #[inline(always)]
     pub(crate) unsafe fn store(self, place: NonNull<Self>) {
         #[cfg(not(any(miri, barewire_sanitize)))]
-        // SAFETY: the caller's contract.
+        // SAFETY: `place` is valid and aligned by the caller's contract.
         unsafe { volatile::VolatilePtr::new_restricted(volatile::access::WriteOnly, place) }.write(self);
         #[cfg(any(miri, barewire_sanitize))]
-        // SAFETY: the caller's contract.
+        // SAFETY: `place` satisfies the contract of `store::words` by the caller's contract.
         unsafe {
             crate::store::words(place, transmute!(self.0));
         }
     }
 
-    /// The register.
+    /// The vector register.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn vector(self) -> Vector {
@@ -159,7 +161,7 @@ impl core::ops::BitOr for Unit {
 
     #[inline(always)]
     fn bitor(self, other: Self) -> Self {
-        // As a vector, lest the compiler take it apart into words.
+        // As a vector, otherwise the compiler splits it into words.
         #[cfg(target_arch = "x86_64")]
         // SAFETY: SSE2 is part of x86-64.
         return Self(unsafe { core::arch::x86_64::_mm_or_si128(self.0, other.0) });

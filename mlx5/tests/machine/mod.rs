@@ -1,9 +1,9 @@
-//! The device of this machine that tests run on, if the environment names one: `BAREWIRE_TEST_DEVICE=mlx5_0`. `cargo xtask test` does, with
-//! the software HCA behind libmlx5, once for each way to set it up.
+//! The device of this machine that tests use, if `BAREWIRE_TEST_DEVICE` (such as `mlx5_0`) names
+//! one. `cargo xtask test` sets it once per backend, with the software HCA behind libmlx5.
 
 use barewire_mlx5::Context;
 
-/// The device, open; `None` if none is named.
+/// Opens the device; `None` if the variable is not set.
 #[cfg(feature = "verbs")]
 pub(crate) fn context() -> Option<Context> {
     let name = std::env::var("BAREWIRE_TEST_DEVICE").ok()?;
@@ -12,7 +12,7 @@ pub(crate) fn context() -> Option<Context> {
     Some(opened.context)
 }
 
-/// None: this build knows no device of the machine.
+/// `None`: this build does not support devices of the machine.
 #[cfg(not(feature = "verbs"))]
 pub(crate) fn context() -> Option<Context> {
     None

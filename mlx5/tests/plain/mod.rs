@@ -1,4 +1,4 @@
-//! Completion and receive rings in plain memory, and a device that writes CQEs as a ConnectX would.
+//! Completion and receive rings in plain memory, and a device that writes CQEs like a ConnectX.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -13,19 +13,19 @@ use barewire_mlx5::queue::completion::{CompletionParts, Slot};
 #[repr(align(64))]
 struct Line(#[expect(dead_code, reason = "reached by pointers")] [u8; 64]);
 
-/// Memory that a queue and a test look at.
+/// Memory that a queue and a test access.
 #[repr(C, align(64))]
 pub(crate) struct Shared<T> {
-    /// `count` cells and zeros behind them. The lines are there for their alignment.
+    /// `count` cells, padded with zeros. The type `Line` provides the alignment.
     lines: Box<[UnsafeCell<Line>]>,
     count: usize,
     cell: PhantomData<T>,
     record: UnsafeCell<[u32; 2]>,
 }
 
-// SAFETY: a test is one thread.
+// SAFETY: a test accesses the memory from one thread.
 unsafe impl<T> Sync for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: a test accesses the memory from one thread.
 unsafe impl<T> Send for Shared<T> {}
 
 impl<T: Copy + 'static> Shared<T> {
@@ -44,7 +44,7 @@ impl<T: Copy + 'static> Shared<T> {
 
     fn cell(&self, at: usize) -> NonNull<T> {
         assert!(at < self.count);
-        // SAFETY: one of `count` cells.
+        // SAFETY: `at` is less than `count`.
         unsafe { self.start().add(at) }
     }
 
@@ -54,22 +54,23 @@ impl<T: Copy + 'static> Shared<T> {
 
     /// The receive word of the doorbell record.
     pub(crate) fn published(&self) -> u32 {
-        // SAFETY: nobody else looks at it now.
+        // SAFETY: nothing writes the record during the call: the test has one thread.
         u32::from_be(unsafe { (*self.record.get())[0] })
     }
 
     pub(crate) fn get(&self, at: usize) -> T {
-        // SAFETY: as above, and a cell was written by `new`.
+        // SAFETY: nothing writes the cell during the call: the test has one thread. `new`
+        // initialised it.
         unsafe { self.cell(at).read() }
     }
 
     pub(crate) fn set(&self, at: usize, cell: T) {
-        // SAFETY: as above.
+        // SAFETY: nothing else accesses the cell during the call: the test has one thread.
         unsafe { self.cell(at).write(cell) };
     }
 }
 
-/// An entry that a device can put a CQE in.
+/// An entry to which a device can write a CQE.
 pub(crate) trait Entry: Slot {
     fn with(data: [u8; 64], cqe: Cqe64) -> Self;
 }
@@ -94,7 +95,7 @@ pub(crate) struct Device<S: Entry> {
 }
 
 impl<S: Entry> Device<S> {
-    /// A ring that was given to the device.
+    /// A ring that the device owns.
     pub(crate) fn new(entries: u32) -> Self {
         Self { ring: Shared::new(S::INITIAL, entries as usize), entries, producer: 0 }
     }
@@ -116,7 +117,7 @@ impl<S: Entry> Device<S> {
         self.ring.set((index % self.entries) as usize, S::with(data, cqe));
     }
 
-    /// Writes a CQE: its owner bit and its lap are the device's to set, so that it is valid in every layout.
+    /// Writes a CQE with the owner bit and lap of the device, so that it is valid in every layout.
     pub(crate) fn complete(&mut self, cqe: Cqe64) {
         self.complete_with([0; 64], cqe);
     }
@@ -129,7 +130,8 @@ impl<S: Entry> Device<S> {
         self.producer = self.producer.wrapping_add(1);
     }
 
-    /// Writes a block of the basic layout: title, and arrays where linux en_rx.c looks for them.
+    /// Writes a block of the basic layout: title, and arrays at the positions where linux en_rx.c
+    /// reads them.
     pub(crate) fn compress(&mut self, title: Cqe64, minis: &[MiniCqe]) {
         for (number, array) in minis.chunks(MINI_ARRAY).enumerate() {
             let place = if number == 0 { 1 } else { (number * MINI_ARRAY) as u32 };
@@ -152,7 +154,7 @@ impl<S: Entry> Device<S> {
 }
 
 fn slot_of(minis: &[MiniCqe]) -> Cqe64 {
-    // What lies behind the last mini CQE means nothing: garbage, to see that nobody reads it.
+    // Bytes after the last mini CQE have no meaning: garbage, to check that they are ignored.
     let mut bytes = [0xa5; 64];
     for (place, mini) in bytes.chunks_mut(8).zip(minis) {
         place[..4].copy_from_slice(&mini.fields);

@@ -1,4 +1,4 @@
-//! A command channel that keeps what goes through it.
+//! A command channel that records its commands.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use barewire_mlx5::layouts::command::{InHeader, Request};
 use barewire_mlx5::layouts::prm::View;
 use barewire_mlx5::{Error, hca};
 
-/// The commands that were sent, in order.
+/// The commands in the order of sending.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Commands(Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -52,12 +52,12 @@ struct Recorded {
 impl Object for Recorded {
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         self.commands.keep(input);
-        // SAFETY: the caller's contract.
+        // SAFETY: this function has the contract of the inner `execute`.
         unsafe { self.object.execute(input, output) }
     }
 }
 
-// SAFETY: what it does is done by a channel that keeps the contract.
+// SAFETY: every method forwards to a channel that satisfies the contract.
 unsafe impl CommandChannel for Recording {
     fn maps_write_combining(&self) -> bool {
         self.soft.maps_write_combining()
@@ -65,13 +65,13 @@ unsafe impl CommandChannel for Recording {
 
     unsafe fn execute(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         self.commands.keep(input);
-        // SAFETY: the caller's contract.
+        // SAFETY: this function has the contract of the inner `execute`.
         unsafe { self.soft.execute(input, output) }
     }
 
     unsafe fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Box<dyn Object>, Error> {
         self.commands.keep(input);
-        // SAFETY: the caller's contract.
+        // SAFETY: this function has the contract of the inner `create`.
         let object = unsafe { self.soft.create(input, output) }?;
         Ok(Box::new(Recorded { object, commands: self.commands.clone() }))
     }
@@ -81,7 +81,7 @@ unsafe impl CommandChannel for Recording {
     }
 
     unsafe fn register_umem(&self, start: NonNull<u8>, length: usize) -> Result<Box<dyn Umem>, Error> {
-        // SAFETY: the caller's contract.
+        // SAFETY: this function has the contract of the inner `register_umem`.
         unsafe { self.soft.register_umem(start, length) }
     }
 }

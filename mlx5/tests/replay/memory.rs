@@ -1,4 +1,4 @@
-//! A send queue over plain memory that shows what was written.
+//! A send queue over plain memory that exposes what was written.
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use barewire_mlx5::ControlFlags;
 use barewire_mlx5::queue::send::{SendParts, SendQueue};
 
-/// Bytes of a send ring's block.
+/// Size of a block of the send ring in bytes.
 pub(crate) const BLOCK: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -22,9 +22,9 @@ struct Memory {
     record: UnsafeCell<[u32; 2]>,
 }
 
-// SAFETY: whoever makes a queue here keeps it on one thread, and nobody else touches the memory.
+// SAFETY: a queue over this memory stays on one thread, and nothing else accesses the memory.
 unsafe impl Sync for Memory {}
-// SAFETY: as above.
+// SAFETY: a queue over this memory stays on one thread, and nothing else accesses the memory.
 unsafe impl Send for Memory {}
 
 /// A send queue over plain memory.
@@ -45,7 +45,7 @@ impl PlainQueue {
         });
         let ring = NonNull::from(&*memory.ring).cast();
         let record = NonNull::new(memory.record.get()).expect("a reference is not null").cast::<u32>();
-        // SAFETY: the memory has the sizes and alignments asked for, and `keep` holds it.
+        // SAFETY: the memory has the required sizes and alignments, and `keep` keeps it alive.
         let queue = unsafe {
             SendQueue::from_parts(SendParts {
                 ring,
@@ -60,7 +60,7 @@ impl PlainQueue {
         Self { queue, memory, producer: 0 }
     }
 
-    /// Moves on to counter value `producer`, modulo 2^16, by posting and reaping NOPs.
+    /// Advances to counter value `producer`, modulo 2^16, by posting and reaping NOPs.
     pub(crate) fn advance(&mut self, producer: u32) {
         while self.producer as u16 != producer as u16 {
             self.queue.nop(ControlFlags::empty()).expect("all of the ring is free");
@@ -68,7 +68,7 @@ impl PlainQueue {
         }
     }
 
-    /// Takes everything posted for done.
+    /// Treats everything posted as complete.
     pub(crate) fn reap(&mut self) {
         let posted = self.queue.blocks() - self.queue.room();
         self.producer = self.producer.wrapping_add(posted);
@@ -77,9 +77,9 @@ impl PlainQueue {
         }
     }
 
-    /// Makes every byte of ring and register `filler`.
+    /// Sets every byte of ring and register to `filler`.
     pub(crate) fn fill(&mut self, filler: u8) {
-        // SAFETY: nobody else looks at the memory.
+        // SAFETY: nothing else accesses the memory during the call.
         unsafe {
             self.memory.ring.iter().for_each(|block| *block.get() = Block([filler; BLOCK]));
             (*self.memory.register.get()).fill(filler);
@@ -95,20 +95,20 @@ impl PlainQueue {
     /// `bytes` bytes from `slot` on, in ring order.
     pub(crate) fn ring(&self, slot: usize, bytes: usize) -> Vec<u8> {
         let ring = &self.memory.ring;
-        // SAFETY: nobody else looks at the memory.
+        // SAFETY: nothing writes the memory during the call.
         let block = |at: usize| unsafe { *ring[at % ring.len()].get() };
         (0..bytes).map(|at| block(slot + at / BLOCK).0[at % BLOCK]).collect()
     }
 
     /// Both words of the doorbell record.
     pub(crate) fn record(&self) -> Vec<u8> {
-        // SAFETY: as above.
+        // SAFETY: nothing writes the memory during the call.
         unsafe { (*self.memory.record.get()).iter().flat_map(|word| word.to_ne_bytes()).collect() }
     }
 
     /// Both halves of the register.
     pub(crate) fn register(&self) -> Vec<u8> {
-        // SAFETY: as above.
+        // SAFETY: nothing writes the memory during the call.
         unsafe { (*self.memory.register.get()).to_vec() }
     }
 }

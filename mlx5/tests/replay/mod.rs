@@ -1,8 +1,9 @@
 //! Posts the operations of a golden file through the driver, over plain memory.
 //!
-//! Shared by the tests and `examples/wqe_dump.rs`. The file is what `reference/golden/README.md` describes; what it does not say, it says
-//! nowhere, and is taken as the recorder had it:
-//! - a datagram goes to the file's other UD queue pair, with queue key 0x11111111, behind LID 1;
+//! The tests and `examples/wqe_dump.rs` share it. `reference/golden/README.md` describes the file.
+//! Values that the file does not contain are those of the recorder:
+//!
+//! - a datagram goes to the other UD queue pair of the file, with queue key 0x11111111, at LID 1;
 //! - see [`request::Recorder`] for the `ibv_wr` form.
 
 pub(crate) mod memory;
@@ -17,46 +18,46 @@ use serde_json::Value;
 use memory::PlainQueue;
 use request::{Post, Recorder, Request};
 
-/// What went wrong with a file, in words.
+/// An error in a file, as text.
 pub(crate) type Result<T> = core::result::Result<T, String>;
 
-/// A byte that was not written.
+/// The filler for bytes that are not written.
 pub(crate) const UNTOUCHED: u8 = 0xee;
-/// Another filler: a byte that differs between the two was not written.
+/// A second filler: a byte that differs between the two was not written.
 const OTHER: u8 = 0x11;
 
 const QKEY: u32 = 0x1111_1111;
 const LID: u16 = 1;
 
-/// What an operation wrote.
+/// The bytes that an operation wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Its name in the file.
+    /// Name of the operation in the file.
     pub(crate) name: String,
     /// The ring's blocks, in ring order.
     pub(crate) ring: Vec<u8>,
     /// Both words of the doorbell record.
     pub(crate) record: Vec<u8>,
-    /// What was stored at the BlueFlame register.
+    /// The bytes stored to the BlueFlame register.
     pub(crate) register: Vec<u8>,
 }
 
-/// Queues like a file's, on which its operations are posted one after the other.
+/// Queues like those of a file, to which its operations are posted in order.
 pub(crate) struct Replay {
     lines: Vec<Value>,
     recorder: Recorder,
     queues: BTreeMap<u64, Queue>,
 }
 
-/// A queue twice, with different fillers.
+/// Two queues with different fillers.
 struct Queue {
     twins: [PlainQueue; 2],
     destination: Option<AddressVector>,
-    /// The request before was a local invalidation.
+    /// The previous request was a local invalidation.
     behind_invalidation: bool,
 }
 
-/// The lines of a file.
+/// Parses the lines of a file.
 fn parse(text: &str) -> Result<Vec<Value>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
@@ -64,7 +65,7 @@ fn parse(text: &str) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// What a file says about who recorded it.
+/// The recorder's values, from the requests of a file.
 pub(crate) fn recorder(text: &str) -> Result<Recorder> {
     let lines = parse(text)?;
     let requests: Vec<&Value> =
@@ -99,7 +100,7 @@ impl Replay {
         Ok(Self { lines, recorder, queues })
     }
 
-    /// Posts every operation in the file's order.
+    /// Posts all operations in the order of the file.
     pub(crate) fn run(&mut self) -> Result<Vec<Written>> {
         let mut written = vec![];
         for line in self.lines.iter().filter(|line| line["kind"] == "op") {
@@ -114,8 +115,8 @@ impl Replay {
     }
 }
 
-/// The requests of an operation. `behind_invalidation` says of the request before whether it was a local invalidation, and then of the
-/// last one.
+/// The requests of an operation. `behind_invalidation` states whether the previous request was a
+/// local invalidation, and is updated to the last of this operation.
 pub(crate) fn requests(
     line: &Value,
     recorder: &Recorder,
@@ -165,7 +166,7 @@ impl Queue {
     }
 }
 
-/// What was stored at the half of the register that was written.
+/// The bytes stored to the half of the register that was written.
 fn stored(plain: &[u8], other: &[u8]) -> Vec<u8> {
     let mut halves = plain.chunks(plain.len() / 2).zip(other.chunks(other.len() / 2));
     halves
@@ -180,12 +181,12 @@ fn is_ud(pair: &Value) -> bool {
     pair["type"].as_str().is_some_and(|kind| kind.starts_with("UD"))
 }
 
-/// The number `key` of `value`.
+/// The number in field `key` of `value`.
 pub(crate) fn number(value: &Value, key: &str) -> Result<u64> {
     value[key].as_u64().ok_or_else(|| format!("no number {key} in {value}"))
 }
 
-/// The bytes that hexadecimal `text` spells.
+/// Parses hexadecimal text.
 pub(crate) fn bytes(text: &str) -> Result<Vec<u8>> {
     let digit = |byte: u8| (byte as char).to_digit(16).ok_or_else(|| format!("not hexadecimal: {text}"));
     text.as_bytes()

@@ -1,4 +1,4 @@
-//! The work requests of a golden file, and how they are posted.
+//! The work requests of a golden file, and posting them.
 
 use barewire_mlx5::doorbell::Doorbell;
 use barewire_mlx5::layouts::wqe::AddressVector;
@@ -8,18 +8,18 @@ use serde_json::Value;
 
 use super::{Result, bytes, number};
 
-/// What the recorder had fixed and the lines of the `ibv_wr` form leave out.
+/// Values of the recorder that lines of the `ibv_wr` form omit.
 pub(crate) struct Recorder {
-    /// Start of the local region, and its key.
+    /// Start of the local region; its key follows.
     pub(crate) local: u64,
     pub(crate) lkey: u32,
-    /// Start of the remote region, and its key.
+    /// Start of the remote region; its key follows.
     pub(crate) remote: u64,
     pub(crate) rkey: u32,
 }
 
 impl Recorder {
-    /// Finds regions and keys in the requests that have them.
+    /// Derives regions and keys from the requests that contain them.
     pub(crate) fn from_requests(requests: &[&Value]) -> Self {
         let segments: Vec<&Value> =
             requests.iter().flat_map(|request| request["sge"].as_array().into_iter().flatten()).collect();
@@ -37,7 +37,8 @@ impl Recorder {
         }
     }
 
-    /// Its source buffer at `offset`: libmlx5 was given counting bytes, seven apart.
+    /// The source bytes at `offset`: the recorder filled the buffer with bytes that increase by
+    /// seven.
     fn source(offset: u64, length: u64) -> Vec<u8> {
         (offset..offset + length).map(|at| (at * 7 + 1) as u8).collect()
     }
@@ -59,7 +60,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Reads request `position` of operation `line`. `destination`: where a datagram goes of which the request does not say it.
+    /// Parses request `position` of operation `line`. `destination` is used for a datagram without
+    /// a destination.
     pub(crate) fn read(
         line: &Value,
         position: usize,
@@ -94,12 +96,12 @@ impl Request {
         })
     }
 
-    /// It frees a memory key, for which the next request has to wait.
+    /// Returns whether the request invalidates a memory key, for which the next request must wait.
     pub(crate) fn is_local_invalidation(&self) -> bool {
         self.opcode == "LOCAL_INV"
     }
 
-    /// Makes it wait for a local invalidation before it, as libmlx5 does.
+    /// Adds a fence after a local invalidation, like libmlx5.
     pub(crate) fn fence_behind_invalidation(&mut self) {
         if !self.flags.contains(ControlFlags::FENCE) {
             self.flags |= ControlFlags::SMALL_FENCE;
@@ -107,15 +109,15 @@ impl Request {
     }
 }
 
-/// How a request is posted: alone, or in a batch.
+/// Posting to a queue or to a batch.
 pub(crate) trait Post<Q> {
     /// Posts it.
     fn post(&self, queue: &mut Q) -> Result<core::result::Result<WqeIndex, PostError>>;
 
-    /// The operand's width is that of the result buffer.
+    /// Posts a masked fetch-and-add of the width of the result buffer.
     fn masked_add(&self, queue: &mut Q, local: DataSegment) -> core::result::Result<WqeIndex, PostError>;
 
-    /// As [`Self::masked_add`].
+    /// Posts a masked compare-and-swap of the width of the result buffer.
     fn masked_swap(&self, queue: &mut Q, local: DataSegment) -> core::result::Result<WqeIndex, PostError>;
 }
 
@@ -214,7 +216,8 @@ macro_rules! posts {
 
 posts!(SendQueue<D>, Batch<'_, D>);
 
-/// The control flags. The `ibv_wr` form has no `send_flags`: `signaled` says it in a list, and the operation's name otherwise.
+/// The control flags. In the `ibv_wr` form, a list has `signaled` instead of `send_flags`, and a
+/// single operation has it in its name.
 fn flags(line: &Value, request: &Value) -> ControlFlags {
     let bits = request["send_flags"].as_u64().unwrap_or_else(|| {
         let requests = line["params"].as_array().map_or(&[][..], Vec::as_slice);
@@ -232,7 +235,7 @@ fn flags(line: &Value, request: &Value) -> ControlFlags {
     flags
 }
 
-/// The inline bytes, if it is an inline request, or the segments.
+/// The payload of an inline request, or the segments.
 fn payload(request: &Value, recorder: &Recorder) -> Result<(Option<Vec<u8>>, Vec<DataSegment>)> {
     if let Some(length) = request["inline"].as_u64() {
         return Ok((Some(Recorder::source(request["src_off"].as_u64().unwrap_or(0), length)), vec![]));
@@ -257,7 +260,7 @@ fn payload(request: &Value, recorder: &Recorder) -> Result<(Option<Vec<u8>>, Vec
     Ok((None, local))
 }
 
-/// `to`, with what the request itself says.
+/// `to`, overridden by the fields of the request.
 fn addressed(to: AddressVector, request: &Value) -> AddressVector {
     let field = |key: &str, otherwise: u32| request[key].as_u64().map_or(otherwise, |value| value as u32);
     let qpn = field("remote_qpn", to.qpn());

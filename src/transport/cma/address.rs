@@ -1,15 +1,15 @@
-//! The bodies of this transport's addresses and keys. Integers are big-endian.
+//! The contents of this transport's addresses and keys. Integers are big-endian.
 
 use barewire_shm::{RegionKey, TableAddress, pid_namespace};
 
-use super::NAME;
+use super::ID;
 use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
 use crate::error::{ConnectError, KeyError};
-use crate::transport::shm::host;
+use crate::transport::common::host::host;
 
-/// Where a process keeps the table of its regions.
+/// The location of a process's region table.
 fn body(table: &TableAddress) -> [u8; 24] {
     let mut body = [0; 24];
     body[..4].copy_from_slice(&table.process.to_be_bytes());
@@ -26,7 +26,7 @@ pub(super) fn endpoint(table: &TableAddress) -> EndpointAddress {
     EndpointAddress(Packed::new(Kind::Endpoint, TransportId::Cma, &body(table)))
 }
 
-/// The machine, and the namespace of its process numbers.
+/// Returns the machine and the PID namespace.
 pub(super) fn device() -> DeviceAddress {
     let mut body = [0; 16];
     body[..8].copy_from_slice(&host().to_be_bytes());
@@ -38,14 +38,15 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
 }
 
-/// The table that the addresses name, if the number of its process means anything here.
+/// Returns the location of the peer's region table, if its process id is valid in this PID
+/// namespace.
 pub(super) fn table(device: &DeviceAddress, address: &Packed) -> Result<TableAddress, ConnectError> {
     for packed in [&device.0, address] {
         if packed.transport() != TransportId::Cma {
-            return Err(ConnectError::ForeignTransport { transport: NAME, found: packed.transport().name() });
+            return Err(ConnectError::ForeignTransport { transport: ID, found: packed.transport() });
         }
     }
-    let wrong = || ConnectError::Address { transport: NAME, source: AddressError::Field("length") };
+    let wrong = || ConnectError::Address { transport: ID, source: AddressError::Field("length") };
     let theirs = device.0.body::<16>().ok_or_else(wrong)?;
     let body = address.body::<24>().ok_or_else(wrong)?;
     let table = TableAddress {
@@ -55,7 +56,7 @@ pub(super) fn table(device: &DeviceAddress, address: &Packed) -> Result<TableAdd
     };
     let unreachable = |reason: &str| {
         Err(ConnectError::Unreachable {
-            transport: NAME,
+            transport: ID,
             peer: format!("process {}", table.process),
             reason: reason.to_owned(),
         })
@@ -65,14 +66,14 @@ pub(super) fn table(device: &DeviceAddress, address: &Packed) -> Result<TableAdd
     }
     if u64::from_be_bytes(number(theirs, 8)) != pid_namespace() {
         return unreachable(
-            "it lives in another namespace of process numbers (a container): have both share one, or use shm with allocated memory",
+            "it is in another PID namespace (a container): let both share one, or use shm with allocated memory",
         );
     }
     Ok(table)
 }
 
-/// What a key says: an entry in the table of a domain, which is named by a part of its secret. Where the
-/// region is and what peers may do with it is in the entry.
+/// The contents of a key: an entry in the region table of a domain, which a part of its secret
+/// identifies. The entry has the region's address and rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyBody {
     pub(super) domain: u64,
@@ -92,7 +93,7 @@ impl KeyBody {
         let packed = Packed::parse(Kind::Key, bytes)?;
         let found = packed.transport();
         if found != TransportId::Cma {
-            return Err(KeyError::ForeignTransport { expected: NAME, found: found.name() });
+            return Err(KeyError::ForeignTransport { expected: ID, found });
         }
         let body = packed.body::<28>().ok_or(AddressError::Field("length"))?;
         let index = u32::from_be_bytes(number(body, 8));

@@ -1,4 +1,4 @@
-//! Memory of `cma`: regions of this process that peers reach, and keys to regions of peers.
+//! Memory of `cma`: regions of this process that peers can access, and keys to regions of peers.
 
 use std::mem::{forget, take};
 use std::ptr::NonNull;
@@ -6,18 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use barewire_shared_bytes::SharedBytes;
 use barewire_shm::{Entry, RegionKey, Table, TableError};
 
 use super::address::KeyBody;
-use super::{DEVICE, NAME};
+use super::{DEVICE, ID};
 use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::copy::Bytes;
+use crate::transport::common::host::find_host;
 use crate::transport::common::pool::Block;
-use crate::transport::shm::find_host;
 
-/// The memory of this process as peers reach it. Cloning gives another handle to the same domain.
+/// The memory of this process that peers can access. Cloning gives another handle to the same
+/// domain.
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Shared>);
 
@@ -25,24 +26,24 @@ pub struct Domain(Arc<Shared>);
 struct Shared {
     table: Table,
     tag: u32,
-    /// Ended regions that peers still had pinned: a peer was stopped or killed amid a copy.
+    /// Ended regions that a peer still had pinned, because it was stopped or killed during a copy.
     kept: Mutex<Vec<Region>>,
 }
 
-/// Bits of the access rights in a slice's key, below the region's index.
+/// Number of bits of the access rights in a slice's key, below the region's index.
 const ACCESS: u32 = 4;
 const _: () = assert!(Access::all().bits() >> ACCESS == 0);
 
-/// How long the end of a registration waits for copies that are in progress. One takes less than a
-/// millisecond of its process's time.
+/// How long a deregistration waits for copies in progress. A copy takes less than a millisecond of
+/// CPU time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The rights of a slice's key.
+/// Returns the rights in a slice's key.
 pub(super) fn access(key: u32) -> Access {
     Access::from_bits_truncate(key)
 }
 
-/// What peers reach: the entry that lets them, and the memory if the domain owns it.
+/// A region that peers can access: its table entry, and the memory if the domain owns it.
 #[derive(Debug)]
 struct Region {
     entry: Entry,
@@ -65,12 +66,12 @@ impl Domain {
     /// Opens the transport's one device.
     ///
     /// # Errors
-    /// [`OpenError::UnknownDevice`] for any other name, [`OpenError::Device`] if the system has no room for its
-    /// region table.
+    /// [`OpenError::UnknownDevice`] for any other name, [`OpenError::Device`] if the kernel has no
+    /// memory for the region table.
     pub fn open(device: &str) -> Result<Self, OpenError> {
         if device != DEVICE {
             return Err(OpenError::UnknownDevice {
-                transport: NAME,
+                transport: ID,
                 device: device.to_owned(),
                 known: DEVICE.to_owned(),
             });
@@ -78,18 +79,25 @@ impl Domain {
         find_host(device)?;
         let table = Table::new().map_err(|error| OpenError::Device {
             device: device.to_owned(),
-            step: "make the region table",
+            step: "create the region table",
             source: error.into(),
         })?;
         Ok(Self(Arc::new(Shared { table, tag: domain_tag(), kept: Mutex::default() })))
     }
 
-    /// The regions that are kept, without those whose time is over.
+    /// Returns the kept regions, without those that no peer has pinned any more.
     fn kept(&self) -> MutexGuard<'_, Vec<Region>> {
-        // Every change is one operation on the vector, so a poisoned one is whole.
+        // Each change is one operation on the vector, so it is consistent even if the lock is
+        // poisoned.
         let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain_mut(|region| !region.entry.reclaim());
         kept
+    }
+
+    /// The device's name.
+    #[allow(clippy::unused_self, reason = "the transport has one device")]
+    pub fn device(&self) -> &str {
+        DEVICE
     }
 
     /// Allocates zeroed, page-aligned memory and registers it.
@@ -98,22 +106,22 @@ impl Domain {
     /// [`MemoryError::Empty`], [`MemoryError::NoMemory`], [`MemoryError::Device`]
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         let allocation = Allocation::new(len)?;
-        let bytes = Bytes::new(allocation.start(), len);
-        // SAFETY: a region gives its allocation up only after its entry was reclaimed, and everything in this
-        // process accesses the bytes as atomics or by the kernel.
+        let bytes = SharedBytes::new(allocation.start(), len);
+        // SAFETY: a region frees or releases its allocation only after its entry was reclaimed, and
+        // this process accesses the bytes only as atomics or through the kernel.
         unsafe { self.add(bytes, access, Some(allocation)) }
     }
 
-    /// Registers memory that someone else owns.
+    /// Registers memory that the domain does not own.
     ///
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
-    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
-    /// too, but cannot report that a peer still uses it: memory that was dropped stays as it is for the
-    /// life of the process.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
+    /// this process accesses it only through atomics or this API. Dropping the memory deregisters
+    /// it too, but cannot report that a peer still uses it: memory that was dropped must stay
+    /// mapped for the life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -123,31 +131,34 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        // SAFETY: the caller's promise; `deregister` returns `Ok` only after the entry was reclaimed.
-        unsafe { self.add(Bytes::new(start, len), access, None) }
+        // SAFETY: the caller keeps the bytes mapped and accesses them only through atomics or this
+        // API until `deregister` returns `Ok` (contract of this function), which happens only after
+        // the entry was reclaimed.
+        unsafe { self.add(SharedBytes::new(start, len), access, None) }
     }
 
     /// # Safety
-    /// The bytes stay mapped, and are accessed in no other way than through atomics or the kernel, until the
-    /// entry of the region was reclaimed.
+    /// Until the entry of the region was reclaimed, the bytes stay mapped, and are accessed only
+    /// through atomics or the kernel.
     unsafe fn add(
         &self,
-        bytes: Bytes,
+        bytes: SharedBytes,
         access: Access,
         allocation: Option<Allocation>,
     ) -> Result<Memory, MemoryError> {
         let access = access & Access::all();
-        // SAFETY: handed on.
+        // SAFETY: the bytes stay mapped and are accessed only through atomics or the kernel until
+        // the entry was reclaimed (contract of this function), as `publish` requires.
         let entry = unsafe { self.0.table.publish(bytes.address(), bytes.len() as u64, access.bits()) };
         let entry =
             entry.map_err(|error| MemoryError::Device { length: bytes.len(), source: error.into() })?;
-        // Only now: a forked child, which takes no lock, was refused above.
+        // Only after `publish`, which fails in a forked child: a child must not take this lock.
         drop(self.kept());
         let key = entry.key();
         Ok(Memory { bytes, access, key, region: Some(Region { entry, allocation }), domain: self.clone() })
     }
 
-    /// The region of a slice's key.
+    /// Returns the region of a slice's key.
     pub(super) fn region(&self, key: u32) -> Result<RegionKey, PostError> {
         self.0.table.key(key >> ACCESS).ok_or(PostError::ForeignMemory)
     }
@@ -156,10 +167,10 @@ impl Domain {
         &self.0.table
     }
 
-    /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
+    /// Creates a key from the bytes of the peer's [`Memory::pack_key`].
     ///
     /// # Errors
-    /// [`KeyError`]: not a key, or of another transport.
+    /// [`KeyError`]: not a key, or a key of another transport.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         KeyBody::unpack(bytes).map(RemoteKey)
     }
@@ -169,13 +180,13 @@ impl Domain {
     }
 }
 
-/// A region of `cma`. Dropping it ends the rights of every key to it.
+/// A region of `cma`. Dropping it revokes every key to it.
 #[derive(Debug)]
 pub struct Memory {
-    bytes: Bytes,
+    bytes: SharedBytes,
     access: Access,
     key: RegionKey,
-    /// `None` once it has ended.
+    /// `None` after deregistration.
     region: Option<Region>,
     domain: Domain,
 }
@@ -183,11 +194,11 @@ pub struct Memory {
 impl Memory {
     memory_access!();
 
-    pub(crate) fn bytes(&self) -> &Bytes {
+    pub(crate) fn bytes(&self) -> &SharedBytes {
         &self.bytes
     }
 
-    /// The region's index and its rights.
+    /// Returns the region's index and its rights.
     pub(crate) fn local_key(&self) -> u32 {
         self.key.index << ACCESS | self.access.bits()
     }
@@ -196,19 +207,19 @@ impl Memory {
         self.domain.tag()
     }
 
-    /// The bytes from which a peer's [`Domain::unpack_key`] makes a key.
+    /// Returns the bytes from which a peer's [`Domain::unpack_key`] creates a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let domain = self.domain.table().address().secret as u64;
         KeyBody { domain, region: self.key }.pack()
     }
 
-    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
-    /// what was registered is the caller's again. What was allocated is freed, or kept for as long as an
-    /// operation of a stopped peer could still reach it.
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
+    /// registered memory is under the caller's control again. Allocated memory is freed, or kept as
+    /// long as an operation of a stopped peer could access it.
     ///
     /// # Errors
-    /// [`MemoryError::Deregister`] if memory of [`Domain::register`] is in use after a second, because a peer
-    /// was stopped or killed during an operation on it.
+    /// [`MemoryError::Deregister`] if memory of [`Domain::register`] is still in use after a
+    /// second, because a peer was stopped or killed during an operation on it.
     pub fn deregister(mut self) -> Result<(), MemoryError> {
         self.end()
     }
@@ -238,12 +249,12 @@ impl Drop for Memory {
     }
 }
 
-/// A right to a region of a peer.
+/// The right to access a region of a peer.
 #[derive(Debug, Clone)]
 pub struct RemoteKey(KeyBody);
 
 impl RemoteKey {
-    /// The region, if the key is of the domain with `secret`.
+    /// Returns the region, if the key is of the domain with `secret`.
     pub(super) fn region(&self, secret: u128) -> Result<RegionKey, PostError> {
         if self.0.domain == secret as u64 { Ok(self.0.region) } else { Err(PostError::ForeignKey) }
     }

@@ -1,4 +1,5 @@
-//! The endpoint: operations are done in the post if they are short, and slice by slice in progress otherwise.
+//! The endpoint: a post carries out a short operation at once, and progress a long one slice by
+//! slice.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,8 +12,8 @@ use super::address;
 use super::domain::{RemoteKey, access};
 use super::interface::{Interface, Shared};
 use super::transfer::{self, Failure, Remote, Step, Transfer};
-use super::{MAX_IN_PROGRESS, MAX_IOV, NAME, SLICE};
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Packed};
+use super::{ID, MAX_IN_PROGRESS, MAX_IOV, SLICE};
+use crate::address::{DeviceAddress, Packed, PeerAddress};
 use crate::capability::{Check, Flush, GetZcopy, Lists, PutZcopy, RemoteMemory};
 use crate::completion::Completion;
 use crate::counters::Counters;
@@ -20,12 +21,12 @@ use crate::error::{Cause, ConnectError, EndpointError, OpenError, Operation, Ope
 use crate::memory::{Access, Slice, Transfer as ListTransfer};
 use crate::panics::Panics;
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::common::gate::{Block, Gate};
 use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::post_state::{PostBlock, PostState};
 
 pub(super) struct State {
-    pub(super) gate: Gate,
-    /// The peer, and the secret that its keys have a part of.
+    pub(super) posting: PostState,
+    /// The peer, and its domain's secret, part of which its keys contain.
     peer: RefCell<Option<(Rc<Process>, u128)>>,
     steps: RefCell<VecDeque<Step>>,
     pending: PendingQueue<Endpoint>,
@@ -34,22 +35,22 @@ pub(super) struct State {
     shared: Rc<Shared>,
 }
 
-/// A way to another process's memory. Cloning gives another handle to the same one; dropping the last one ends it, and what was in
-/// progress completes as cancelled.
+/// Access to another process's memory. Cloning gives another handle to the same endpoint; dropping
+/// the last one closes it, and operations in progress complete as cancelled.
 #[derive(Clone)]
 pub struct Endpoint(pub(super) Rc<State>);
 
 impl Endpoint {
-    /// Makes an endpoint to be connected.
+    /// Creates an unconnected endpoint.
     ///
     /// # Errors
     /// [`OpenError::Closed`]
     pub fn new(interface: &Interface) -> Result<Self, OpenError> {
         if interface.0.closed.get() {
-            return Err(OpenError::Closed { transport: NAME });
+            return Err(OpenError::Closed { transport: ID });
         }
         let state = Rc::new(State {
-            gate: Gate::new(&interface.0.past),
+            posting: PostState::new(&interface.0.past),
             peer: RefCell::default(),
             steps: RefCell::default(),
             pending: PendingQueue::new(),
@@ -57,51 +58,36 @@ impl Endpoint {
             unreported: Cell::new(false),
             shared: Rc::clone(&interface.0),
         });
-        state.gate.set(Block::Unconnected, true);
+        state.posting.set(PostBlock::Unconnected, true);
         interface.0.adopt(&state);
         Ok(Self(state))
     }
 
-    /// Makes an endpoint to an interface.
+    /// Returns the address that the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> PeerAddress {
+        Interface(Rc::clone(&self.0.shared))
+            .address()
+            .with_endpoint(address::endpoint(&self.0.shared.domain.table().address()))
+    }
+
+    /// Connects to the peer's process, after a check that the kernel allows access to its memory.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
-    pub fn connect_to_interface(
-        interface: &Interface,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
-    ) -> Result<Self, ConnectError> {
-        let endpoint = Self::new(interface)?;
-        endpoint.reach(device, &address.0)?;
-        Ok(endpoint)
+    /// [`ConnectError::NoEndpoint`], [`ConnectError::ForeignTransport`],
+    /// [`ConnectError::Unreachable`] with the reason, [`ConnectError::Connected`] the second time.
+    pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        self.reach(peer.device(), &peer.endpoint_for(ID)?.0)
     }
 
-    /// What the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> EndpointAddress {
-        address::endpoint(&self.0.shared.domain.table().address())
-    }
-
-    /// Connects to the peer's process, after a look whether the kernel allows it.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] with the reason, [`ConnectError::Connected`] the second time.
-    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
-        self.reach(device, &address.0)
-    }
-
-    fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
+    pub(super) fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
         let state = &*self.0;
         let address = address::table(device, address)?;
-        if !state.gate.has(Block::Unconnected) || !state.gate.is_alive() {
-            return Err(ConnectError::Connected { transport: NAME });
+        if !state.posting.has(PostBlock::Unconnected) || !state.posting.is_alive() {
+            return Err(ConnectError::Connected { transport: ID });
         }
-        let process = state.shared.process(address).map_err(|error| ConnectError::Unreachable {
-            transport: NAME,
-            peer: format!("process {}", address.process),
-            reason: error.to_string(),
-        })?;
+        let process = state.shared.reach(address)?;
         state.peer.replace(Some((process, address.secret)));
-        state.gate.set(Block::Unconnected, false);
+        state.posting.set(PostBlock::Unconnected, false);
         Ok(())
     }
 
@@ -114,7 +100,7 @@ impl Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         if slices.len() > MAX_IOV {
             return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
         }
@@ -137,17 +123,17 @@ impl Endpoint {
         let remote = Remote { address: remote, key: key.region(*secret)? };
         let waiting = state.steps.borrow().len();
         if waiting >= MAX_IN_PROGRESS {
-            return Err(state.gate.refuse());
+            return Err(state.posting.refuse());
         }
         let copied = if total <= SLICE && waiting == 0 {
-            // SAFETY: the slices borrow their memory, and their ranges were checked when they were made.
+            // SAFETY: the slices borrow their memory, and their ranges were checked on creation.
             unsafe { transfer::copy(put, process, ranges, remote, total) }
         } else {
             transfer::check(put, process, remote, total).map(|()| 0)
         };
         let done = match copied {
             Ok(copied) if copied == total && waiting == 0 => {
-                state.gate.tally.posted(total);
+                state.posting.tally.posted(total);
                 return Ok(Posted::Done);
             }
             Ok(copied) => copied,
@@ -167,7 +153,7 @@ impl Endpoint {
         let mut transfer = Transfer::new(put, regions?, remote, completion);
         transfer.skip(done);
         state.steps.borrow_mut().push_back(Step::Transfer(transfer));
-        state.gate.tally.posted(total);
+        state.posting.tally.posted(total);
         state.shared.call_attention();
         Ok(Posted::InProgress)
     }
@@ -182,13 +168,13 @@ impl Endpoint {
             return Err(if transfers.len() > MAX_IN_PROGRESS {
                 PostError::TooManyTransfers { limit: MAX_IN_PROGRESS as u32 }
             } else {
-                self.0.gate.refuse()
+                self.0.posting.refuse()
             });
         }
         for &ListTransfer { local, remote, key } in transfers {
             let _ = self.post(put, &[local], remote, key, None)?;
         }
-        // Whatever of them is in progress is before the mark.
+        // Transfers of the list that are in progress are queued before this mark.
         self.flush(FlushMode::Local, completion)
     }
 }
@@ -196,7 +182,7 @@ impl Endpoint {
 impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         let probe = state.peer.borrow().as_ref().map_or(Ok(()), |(process, _)| process.probe());
         probe.map_err(|error| {
             state.fail(Operation::Unnamed, &Failure::Process(error));
@@ -243,11 +229,11 @@ impl Flush for Endpoint {
     fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
         let state = &*self.0;
         if mode == FlushMode::Cancel {
-            if !state.gate.is_alive() {
-                state.gate.check()?;
+            if !state.posting.is_alive() {
+                state.posting.check()?;
             }
             let idle = state.steps.borrow().is_empty();
-            state.gate.set(Block::Failed, true);
+            state.posting.set(PostBlock::Failed, true);
             if idle {
                 return Ok(Posted::Done);
             }
@@ -255,19 +241,19 @@ impl Flush for Endpoint {
             state.shared.call_attention();
             return Ok(Posted::InProgress);
         }
-        state.gate.check()?;
+        state.posting.check()?;
         if state.is_idle() {
             return Ok(Posted::Done);
         }
         if state.steps.borrow().len() >= 2 * MAX_IN_PROGRESS {
-            return Err(state.gate.refuse());
+            return Err(state.posting.refuse());
         }
         state.mark(completion);
         Ok(Posted::InProgress)
     }
 
     fn fence(&self) -> Result<(), PostError> {
-        self.0.gate.check()
+        self.0.posting.check()
     }
 }
 
@@ -277,12 +263,12 @@ impl State {
     }
 
     pub(super) fn counters(&self) -> Counters {
-        self.gate.tally.read()
+        self.posting.tally.read()
     }
 
     fn may_wait(&self) -> bool {
         let full = self.steps.borrow().len() >= MAX_IN_PROGRESS;
-        self.gate.is_usable() && (full || !self.pending.is_idle())
+        self.posting.is_usable() && (full || !self.pending.is_idle())
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -294,10 +280,10 @@ impl State {
         self.shared.call_attention();
     }
 
-    /// Up to so many bytes of what is first. Answers how many events there were.
+    /// Copies up to `slice` bytes of the first transfer in the queue. Returns the number of events.
     pub(super) fn turn(&self, slice: usize) -> usize {
         let Some(step) = self.steps.borrow_mut().pop_front() else { return 0 };
-        if !self.gate.is_alive() {
+        if !self.posting.is_alive() {
             let cause = if self.error.borrow().is_some() { Cause::Flushed } else { Cause::Canceled };
             finish(step, Err(OperationError { cause, syndrome: None }));
             return 1;
@@ -325,29 +311,29 @@ impl State {
 
     #[cold]
     fn fail(&self, operation: Operation, failure: &Failure) {
-        if self.gate.is_alive() {
+        if self.posting.is_alive() {
             let number = self.peer.borrow().as_ref().map_or(0, |(process, _)| process.number());
             let peer = format!("process {number}");
             self.error.replace(Some(EndpointError {
-                transport: NAME,
+                transport: ID,
                 peer,
                 operation,
                 cause: failure.cause(),
                 syndrome: None,
                 detail: Some(failure.detail()),
             }));
-            self.gate.set(Block::Failed, true);
+            self.posting.set(PostBlock::Failed, true);
             self.unreported.set(true);
             self.shared.call_attention();
         }
     }
 
-    /// The error that the handler was not told yet.
+    /// Returns the error that the error handler has not received yet.
     pub(super) fn unreported(&self) -> Option<EndpointError> {
         if self.unreported.replace(false) { self.error.borrow().clone() } else { None }
     }
 
-    /// Completes what is in progress as cancelled.
+    /// Completes operations in progress as cancelled.
     pub(super) fn abandon(&self) {
         let mut panics = Panics::default();
         loop {
@@ -358,10 +344,10 @@ impl State {
     }
 }
 
-/// The user's callback, when nothing is borrowed.
+/// Runs the user's callback. The caller borrows nothing meanwhile.
 fn finish(step: Step, result: Result<(), OperationError>) {
     match step {
-        // What was asked for is done.
+        // The cancellation itself succeeded.
         Step::Canceled(Some(completion)) => completion.count_down(Ok(())),
         Step::Transfer(Transfer { completion: Some(completion), .. }) | Step::Mark(Some(completion)) => {
             completion.count_down(result);
@@ -378,7 +364,7 @@ impl RemoteMemory for Endpoint {
 
 impl Drop for State {
     fn drop(&mut self) {
-        if self.gate.has(Block::Forked) {
+        if self.posting.has(PostBlock::Forked) {
             return;
         }
         self.abandon();
@@ -388,7 +374,7 @@ impl Drop for State {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("transport", &NAME)
+            .field("transport", &ID)
             .field("error", &self.error())
             .finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! The interface, and the progress of what its endpoints have in their queues.
+//! The interface, and the progress of the operations that its endpoints have queued.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,34 +12,34 @@ use barewire_shm::{Admission, Process, ProcessError, TableAddress};
 use super::address;
 use super::domain::Domain;
 use super::endpoint::{Endpoint, State};
-use super::{NAME, SLICE, SLICE_OF_MANY};
-use crate::address::{DeviceAddress, InterfaceAddress};
+use super::{ID, SLICE, SLICE_OF_MANY};
+use crate::address::PeerAddress;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
-use crate::error::{OpenError, PostError};
+use crate::error::{ConnectError, OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
 use crate::panics::{self, Panics};
 use crate::status::{Post, Posted};
-use crate::transport::common::gate::Block;
 use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
+use crate::transport::common::post_state::PostBlock;
 
 pub(super) struct Shared {
     pub(super) domain: Domain,
-    /// Processes that endpoints lead to.
+    /// The peer processes of all endpoints.
     processes: RefCell<HashMap<TableAddress, Weak<Process>>>,
     _admission: Admission,
     pub(super) arbiter: Arbiter<Endpoint>,
     endpoints: RefCell<Vec<Weak<State>>>,
-    /// There may be something for progress.
+    /// Progress may have something to do.
     pub(super) busy: Cell<bool>,
     pub(super) closed: Cell<bool>,
     handlers: Handlers,
     attributes: Attributes,
-    /// What the endpoints did that are gone.
+    /// Counts of endpoints that were dropped.
     pub(super) past: Past,
 }
 
@@ -47,19 +47,20 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
 
-/// The one owner of an interface's progress. Dropping it closes the interface: what is in progress completes as cancelled, and posts
-/// answer [`PostError::Closed`].
+/// The only owner of an interface's progress. Dropping it closes the interface: operations in
+/// progress complete as cancelled, and posts return [`PostError::Closed`].
 pub struct Progress(Rc<Shared>);
 
 crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
-    /// Opens an interface. Where Yama restricts access to memory (`kernel.yama.ptrace_scope` is 1), every process of
-    /// this user is admitted to all memory of this one, as a debugger, until the last interface is closed.
+    /// Opens an interface. Where Yama restricts access to memory (`kernel.yama.ptrace_scope` is 1),
+    /// every process of this user may access all memory of this process, as a debugger could, until
+    /// the last interface is closed.
     ///
     /// # Errors
     /// None today.
-    pub fn open(domain: &Domain, _config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
+    pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let shared = Rc::new(Shared {
             domain: domain.clone(),
             processes: RefCell::default(),
@@ -69,34 +70,49 @@ impl Interface {
             busy: Cell::new(false),
             closed: Cell::new(false),
             handlers: Handlers::new(),
-            attributes: super::attributes(),
+            attributes: super::attributes(config),
             past: Past::default(),
         });
         fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
-    /// What the interface can do.
+    /// Returns what the interface can do.
     pub fn attributes(&self) -> &Attributes {
         &self.0.attributes
     }
 
-    /// The machine and the namespace of its processes.
-    pub fn device_address(&self) -> DeviceAddress {
-        address::device()
+    /// Returns the address of the interface.
+    pub fn address(&self) -> PeerAddress {
+        PeerAddress::of_interface(address::device(), address::interface(&self.0.domain.table().address()))
     }
 
-    /// This process.
-    pub fn address(&self) -> InterfaceAddress {
-        address::interface(&self.0.domain.table().address())
+    /// Opens an endpoint to an interface.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`], and [`OpenError::Closed`].
+    pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
+        let endpoint = Endpoint::new(self)?;
+        endpoint.reach(peer.device(), &peer.interface().0)?;
+        Ok(endpoint)
     }
 
-    /// What all endpoints of the interface did so far, also those that are gone.
+    /// Opens the peer's region table and compares its secret.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] with the reason.
+    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let table = super::address::table(peer.device(), &peer.interface().0)?;
+        self.0.reach(table).map(drop)
+    }
+
+    /// Returns the counters of all endpoints of the interface, including dropped ones.
     pub fn counters(&self) -> Counters {
         self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Waits for what every endpoint has in progress. The completion is counted down once, when all is finished.
+    /// Waits for the operations in progress on every endpoint. The completion is counted down once,
+    /// when all are finished.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -117,7 +133,7 @@ impl Interface {
         Ok(Posted::InProgress)
     }
 
-    /// On every endpoint, operations are carried out in order.
+    /// Does nothing but check: every endpoint carries out its operations in order.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -125,7 +141,7 @@ impl Interface {
         if self.0.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
 
-    /// `None`: nothing happens here without a call on this thread.
+    /// Returns `None`: no event occurs without a call on this thread.
     ///
     /// # Errors
     /// None.
@@ -133,13 +149,14 @@ impl Interface {
         Ok(None)
     }
 
-    /// Nothing happens here without a call on this thread: there is nothing to wait for, and no descriptor.
+    /// Returns whether progress has nothing to do. There is no deadline and no descriptor, because
+    /// no event occurs without a call on this thread.
     ///
     /// # Errors
-    /// [`EventError::Busy`] while something is to be copied.
+    /// [`EventError::Busy`] while there is something to copy.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
         if self.0.closed.get() {
-            return Err(EventError::Closed { transport: NAME });
+            return Err(EventError::Closed { transport: ID });
         }
         if self.0.busy.get() { Err(EventError::Busy) } else { Ok(None) }
     }
@@ -149,19 +166,27 @@ impl fork::Inherited for Shared {
     fn close_in_child(&self) {
         self.closed.set(true);
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.gate.close_in_child());
+            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.posting.close_in_child());
         }
     }
 }
 
 impl Shared {
-    /// Has progress do something.
+    /// Makes progress run.
     pub(super) fn call_attention(&self) {
         self.busy.set(true);
     }
 
-    /// The process at an address, opened once for all endpoints that lead to it.
-    pub(super) fn process(&self, address: TableAddress) -> Result<Rc<Process>, ProcessError> {
+    /// As [`Self::process`], with an error that names the peer.
+    pub(super) fn reach(&self, address: TableAddress) -> Result<Rc<Process>, ConnectError> {
+        self.process(address).map_err(|error| ConnectError::Unreachable {
+            transport: ID,
+            peer: format!("process {}", address.process),
+            reason: error.to_string(),
+        })
+    }
+
+    fn process(&self, address: TableAddress) -> Result<Rc<Process>, ProcessError> {
         let mut processes = self.processes.borrow_mut();
         if let Some(process) = processes.get(&address).and_then(Weak::upgrade) {
             return process.probe().map(|()| process);
@@ -184,13 +209,13 @@ impl Shared {
 }
 
 impl Progress {
-    /// Copies a slice for each endpoint that has something to copy, and gives pending requests their turn. Answers how many events there
-    /// were.
+    /// Copies a slice for each endpoint that has a transfer, and runs pending requests. Returns the
+    /// number of events.
     pub fn progress(&mut self) -> usize {
         if self.is_idle() { 0 } else { self.turn() }
     }
 
-    /// Nothing is there to be done.
+    /// Returns whether there is nothing to do.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
         !self.0.busy.get()
@@ -230,12 +255,12 @@ impl Drop for Progress {
     fn drop(&mut self) {
         let shared = &*self.0;
         if shared.closed.replace(true) {
-            // Closed by a fork: the parent completes what is in progress.
+            // Closed by a fork: the parent completes the operations in progress.
             return;
         }
         let states = shared.states();
         for state in &states {
-            state.gate.set(Block::Closed, true);
+            state.posting.set(PostBlock::Closed, true);
         }
         let mut panics = Panics::default();
         for state in &states {
@@ -243,20 +268,20 @@ impl Drop for Progress {
         }
         panics.catch(|| shared.arbiter.clear());
         panics.catch(|| shared.handlers.close());
-        if let Some(mut running) = shared.handlers.run() {
-            panics.catch(|| running.renew());
+        if let Some(mut running) = shared.handlers.enter() {
+            panics.catch(|| running.install_pending());
         }
     }
 }
 
 impl fmt::Debug for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface").field("transport", &NAME).finish_non_exhaustive()
+        f.debug_struct("Interface").field("transport", &ID).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("transport", &NAME).finish_non_exhaustive()
+        f.debug_struct("Progress").field("transport", &ID).finish_non_exhaustive()
     }
 }

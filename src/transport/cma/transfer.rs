@@ -1,4 +1,4 @@
-//! A put or a get on its way: what is left of it, and the memory that it needs.
+//! A put or get in progress: its remaining ranges and the regions that it needs.
 
 use barewire_shm::{PinError, Process, ProcessError, Range, RegionKey, Table};
 
@@ -10,7 +10,7 @@ use crate::memory::Access;
 /// Why a copy was not made.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The peer's region is not to be used in this way.
+    /// The peer's region does not allow the access.
     Key(PinError),
     /// Local memory was dropped.
     Local,
@@ -19,7 +19,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// If the post can say it, what it says.
+    /// Returns the error that the post itself can return, if there is one.
     pub(super) fn refusal(&self) -> Option<PostError> {
         match self {
             Self::Key(PinError::Freed) => Some(PostError::KeyExpired),
@@ -50,7 +50,7 @@ impl Failure {
     }
 }
 
-/// A range of the peer's memory, and the region that it is in.
+/// A range of the peer's memory, and its region.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Remote {
     pub(super) address: u64,
@@ -61,15 +61,16 @@ fn need(put: bool) -> u32 {
     if put { Access::REMOTE_WRITE } else { Access::REMOTE_READ }.bits()
 }
 
-/// Whether the peer allows the operation now.
+/// Checks whether the peer allows the operation now.
 pub(super) fn check(put: bool, process: &Process, remote: Remote, length: usize) -> Result<(), Failure> {
     process.pin(remote.key, remote.address, length, need(put)).map(drop).map_err(Failure::Key)
 }
 
-/// Puts or gets so many bytes as one copy. Returns how many were copied, which may be fewer.
+/// Puts or gets up to `length` bytes with one copy. Returns how many were copied, which may be
+/// fewer.
 ///
 /// # Safety
-/// The ranges are mapped, and for a get may be written as another process could.
+/// The ranges are mapped. For a get, they may be written as if by another process.
 pub(super) unsafe fn copy(
     put: bool,
     process: &Process,
@@ -78,22 +79,23 @@ pub(super) unsafe fn copy(
     length: usize,
 ) -> Result<usize, Failure> {
     let pinned = process.pin(remote.key, remote.address, length, need(put)).map_err(Failure::Key)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the ranges are mapped, and for a get may be written as if by another process
+    // (contract of this function).
     unsafe { if put { pinned.write(local) } else { pinned.read(local) } }.map_err(Failure::Process)
 }
 
-/// What an endpoint has in its queue.
+/// An entry of an endpoint's queue.
 pub(super) enum Step {
     Transfer(Transfer),
-    /// A flush: everything before it is done when it is first.
+    /// A flush: all operations before it are complete when it is first in the queue.
     Mark(Option<Completion>),
-    /// A flush that cancels what is before it.
+    /// A flush that cancels the operations before it.
     Canceled(Option<Completion>),
 }
 
 pub(super) struct Transfer {
     put: bool,
-    /// What is left, with the region of this process that each range is in.
+    /// The remaining ranges, each with its region of this process.
     ranges: Vec<(Range, RegionKey)>,
     remote: Remote,
     left: usize,
@@ -115,7 +117,7 @@ impl Transfer {
         if self.put { Operation::Put } else { Operation::Get }
     }
 
-    /// Copies up to so many bytes. True if that was the rest.
+    /// Copies up to `slice` bytes. Returns whether the transfer is complete.
     pub(super) fn advance(
         &mut self,
         process: &Process,
@@ -138,13 +140,14 @@ impl Transfer {
             count += 1;
         }
         let part = part.get(..count).unwrap_or_default();
-        // SAFETY: the ranges are slices of regions that are pinned, and whose owners allowed this.
+        // SAFETY: the ranges are slices of regions that are pinned here, so they stay mapped, and
+        // whose rights allow this access.
         let copied = unsafe { copy(self.put, process, part, self.remote, slice - room) }?;
         self.skip(copied);
         Ok(self.left == 0)
     }
 
-    /// So many bytes were copied.
+    /// Removes `copied` bytes from the remaining ranges.
     pub(super) fn skip(&mut self, mut copied: usize) {
         self.remote.address += copied as u64;
         self.left -= copied.min(self.left);

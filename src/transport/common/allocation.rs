@@ -8,7 +8,8 @@ use crate::transport::common::pool::Block;
 
 const PAGE: usize = 4096;
 
-/// Memory that lives until dropped. It is shared by raw pointer; nothing ever borrows it as a whole.
+/// Page-aligned memory, freed on drop. Users access it through raw pointers; no reference to the
+/// whole exists.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     start: NonNull<u8>,
@@ -16,9 +17,10 @@ pub(crate) struct Allocation {
     len: usize,
 }
 
-// SAFETY: owns its memory; the accesses are each user's own contract.
+// SAFETY: the value owns its memory and gives out its address only. Each access through that
+// address has its own proof.
 unsafe impl Send for Allocation {}
-// SAFETY: as above; `&Allocation` gives out nothing but the address.
+// SAFETY: `&Allocation` gives out the address and the length only, which never change.
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
@@ -28,13 +30,14 @@ impl Allocation {
         }
         let no_memory = || MemoryError::NoMemory { length: len };
         let layout = Layout::from_size_align(len, PAGE).map_err(|_| no_memory())?.pad_to_align();
-        // SAFETY: the size is not zero.
+        // SAFETY: `layout` has the length `len`, which is not zero (checked above).
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(no_memory)?;
         Ok(Self { start, layout, len })
     }
 }
 
-// SAFETY: zeroed memory of that length, owned until drop; the pool that gets the allocation is its only user.
+// SAFETY: the memory is zeroed, has that length, and is owned and unmoved until the drop. The pool
+// that takes the allocation is its only user.
 unsafe impl Block for Allocation {
     fn start(&self) -> NonNull<u8> {
         self.start
@@ -47,7 +50,7 @@ unsafe impl Block for Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
+        // SAFETY: `new` allocated `start` with this layout, and nothing else frees it.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }

@@ -1,17 +1,17 @@
-//! Handles: endpoints and interfaces are handles to a state that several handles may share.
+//! Macros for endpoints and interfaces, which are handles to a shared state.
 
-/// What every `Endpoint` that is a handle to an `Rc<State>` has in common: why it failed, its counters and its
-/// pending requests. `State` has `gate`, `pending`, `error`, `counters` and `may_wait`; its `shared` has
-/// `arbiter` and `call_attention`.
+/// Implements what every `Endpoint` that wraps an `Rc<State>` has in common: its error, counters
+/// and pending requests. `State` has `posting`, `pending`, `error`, `counters` and `may_wait`; its
+/// `shared` has `arbiter` and `call_attention`.
 macro_rules! endpoint_state {
     () => {
         impl Endpoint {
-            /// Why the endpoint failed, if it did.
+            /// Returns why the endpoint failed, if it did.
             pub fn error(&self) -> Option<$crate::EndpointError> {
                 self.0.error()
             }
 
-            /// What this endpoint did.
+            /// Returns the counters of this endpoint.
             pub fn counters(&self) -> $crate::Counters {
                 self.0.counters()
             }
@@ -22,8 +22,8 @@ macro_rules! endpoint_state {
                 &self.0.pending
             }
 
-            fn gate(&self) -> &$crate::transport::common::gate::Gate {
-                &self.0.gate
+            fn post_state(&self) -> &$crate::transport::common::post_state::PostState {
+                &self.0.posting
             }
 
             fn may_wait(&self) -> bool {
@@ -39,15 +39,15 @@ macro_rules! endpoint_state {
 }
 pub(crate) use endpoint_state;
 
-/// As [`endpoint_state`], for an `Endpoint` whose last handle closes it. `State` has `handles`, and its `shared`
-/// has `close_endpoint`. `own` is the field that `Debug` shows.
+/// As [`endpoint_state`], for an `Endpoint` whose last handle closes it. `State` has `handles`, and
+/// its `shared` has `close_endpoint`. `own` is the field that `Debug` shows.
 #[cfg(feature = "verbs")]
 macro_rules! endpoint_handle {
     ($name:expr, $own:ident) => {
         $crate::transport::common::handle::endpoint_state!();
 
         impl Endpoint {
-            fn handle(state: std::rc::Rc<State>) -> Self {
+            pub(super) fn handle(state: std::rc::Rc<State>) -> Self {
                 state.handles.set(state.handles.get() + 1);
                 Self(state)
             }
@@ -82,16 +82,17 @@ macro_rules! endpoint_handle {
 #[cfg(feature = "verbs")]
 pub(crate) use endpoint_handle;
 
-/// The handlers of an `Interface` that is a handle to an `Rc<Shared>` with `handlers` and `call_attention`.
+/// Implements the handlers of an `Interface` that wraps an `Rc<Shared>` with `handlers` and
+/// `call_attention`.
 macro_rules! interface_handlers {
     () => {
         impl Interface {
-            /// Sets the handler of active messages `id`; the next progress replaces an older one. It runs
+            /// Sets the handler of active messages with `id`, from the next progress on. It runs
             /// inside progress (of `self`, inside the send) and may post.
             ///
             /// # Errors
-            /// [`HandlerError::UnknownHandlerId`](crate::HandlerError::UnknownHandlerId) if `id` is 32 or
-            /// more, [`HandlerError::Closed`](crate::HandlerError::Closed).
+            /// [`HandlerError::UnknownHandlerId`](crate::HandlerError::UnknownHandlerId) if `id` is
+            /// 32 or more, [`HandlerError::Closed`](crate::HandlerError::Closed).
             pub fn set_handler(
                 &self,
                 id: u8,
@@ -102,13 +103,14 @@ macro_rules! interface_handlers {
                 Ok(())
             }
 
-            /// Sets the handler that is called once for each endpoint that fails, and over `shm` for each
-            /// sender that breaks the protocol.
+            /// Sets the handler that is called once for each endpoint that fails, and over `shm`
+            /// for each sender that violates the protocol.
             pub fn set_error_handler(&self, handler: impl FnMut(&$crate::EndpointError) + 'static) {
                 self.0.handlers.set_error(Box::new(handler));
             }
 
-            /// Messages for an id without handler, or of another protocol, which were dropped.
+            /// Returns the number of messages that were dropped because their id has no handler or
+            /// they are of another protocol.
             pub fn unhandled(&self) -> u64 {
                 self.0.handlers.unhandled()
             }

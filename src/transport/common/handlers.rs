@@ -1,4 +1,4 @@
-//! The handlers of an interface: of active messages, and of errors.
+//! The active-message handlers and the error handler of an interface.
 
 use std::cell::{Cell, UnsafeCell};
 use std::rc::Rc;
@@ -11,18 +11,18 @@ type ErrorHandler = Box<dyn FnMut(&EndpointError)>;
 
 /// The handlers of one interface.
 pub(crate) struct Handlers {
-    /// Reached by [`Running`] alone, of which there is one at a time.
+    /// Accessed only through [`DispatchGuard`], of which one exists at a time.
     slots: [UnsafeCell<Handler>; MAX_HANDLERS as usize],
     running: Cell<bool>,
-    /// Those that were set take their places before the next message.
+    /// Handlers that [`DispatchGuard::install_pending`] installs before the next message.
     newer: Cell<Vec<(u8, Handler)>>,
     error: Cell<Option<ErrorHandler>>,
     unhandled: Rc<Cell<u64>>,
-    /// No handler is taken any more.
+    /// Set by [`Handlers::close`]: further handlers are refused.
     closed: Cell<bool>,
 }
 
-/// The handler of an id that has none.
+/// The handler of an id without one: it counts the message.
 fn counting(unhandled: &Rc<Cell<u64>>) -> Handler {
     let unhandled = Rc::clone(unhandled);
     Box::new(move |_| unhandled.set(unhandled.get() + 1))
@@ -41,7 +41,7 @@ impl Handlers {
         }
     }
 
-    /// Sets a handler; who owns these calls [`Running::renew`] before the next message.
+    /// Stores a handler. [`DispatchGuard::install_pending`] must be called before the next message.
     pub(crate) fn set(&self, id: u8, handler: Handler) -> Result<(), HandlerError> {
         if id >= MAX_HANDLERS {
             return Err(HandlerError::UnknownHandlerId(id));
@@ -61,23 +61,25 @@ impl Handlers {
         }
     }
 
-    /// Messages that came for an id without handler.
+    /// Returns how many messages came for an id without handler.
     pub(crate) fn unhandled(&self) -> u64 {
         self.unhandled.get()
     }
 
-    /// The right to run handlers, one at a time; `None` to one of them that asks for it again.
-    pub(crate) fn run(&self) -> Option<Running<'_, true>> {
-        (!self.running.replace(true)).then(|| Running(self))
+    /// Returns the exclusive right to run handlers; `None` while another holds it, such as the
+    /// caller of a handler.
+    pub(crate) fn enter(&self) -> Option<DispatchGuard<'_, true>> {
+        (!self.running.replace(true)).then(|| DispatchGuard(self))
     }
 
-    /// As [`Self::run`], for who has this right to himself anyway.
+    /// As [`Self::enter`], for a caller that already has exclusive access: nothing is checked.
     ///
     /// # Safety
-    /// While the result lives, there is no other, neither by this function nor by [`Self::run`].
+    /// While the result lives, no other exists, neither from this function nor from
+    /// [`Self::enter`].
     #[inline(always)]
-    pub(crate) unsafe fn run_alone(&self) -> Running<'_, false> {
-        Running(self)
+    pub(crate) unsafe fn enter_unchecked(&self) -> DispatchGuard<'_, false> {
+        DispatchGuard(self)
     }
 
     #[cold]
@@ -96,14 +98,16 @@ impl Handlers {
         }
     }
 
-    /// Takes no handler any more; those that are set go with the next [`Running::renew`].
+    /// Refuses further handlers; the next [`DispatchGuard::install_pending`] drops the present
+    /// ones.
     pub(crate) fn close(&self) {
         self.closed.set(true);
         drop((self.error.take(), self.newer.take()));
     }
 }
 
-/// An error handler that runs. It goes back also when it panics, unless it was replaced meanwhile.
+/// The error handler while it runs. The drop puts it back, also after a panic, unless it was
+/// replaced meanwhile.
 struct LentErrorHandler<'a> {
     handlers: &'a Handlers,
     handler: Option<ErrorHandler>,
@@ -120,28 +124,30 @@ impl Drop for LentErrorHandler<'_> {
     }
 }
 
-/// The right to run handlers. `NOTED`: it is given back when it is dropped, also by a handler that panics.
-pub(crate) struct Running<'h, const NOTED: bool>(&'h Handlers);
+/// The exclusive right to run handlers. If `CHECKED`, a flag in [`Handlers`] is set, which the drop
+/// clears, also after a panic of a handler.
+pub(crate) struct DispatchGuard<'h, const CHECKED: bool>(&'h Handlers);
 
-impl<const NOTED: bool> Running<'_, NOTED> {
+impl<const CHECKED: bool> DispatchGuard<'_, CHECKED> {
     /// Runs the handler for `id`.
     #[inline(always)]
     pub(crate) fn dispatch(&mut self, id: u8, message: Message<'_>) {
         let Some(slot) = self.0.slots.get(usize::from(id)) else { return self.0.count_unhandled() };
-        // SAFETY: only this value reaches the slots, and it is borrowed while the handler runs.
+        // SAFETY: only the one `DispatchGuard` accesses the slots, and this one is borrowed mutably
+        // while the handler runs.
         let handler = unsafe { &mut *slot.get() };
         handler(message);
     }
 
-    /// A message came that has no id.
+    /// Counts a message that has no valid id.
     #[cold]
     pub(crate) fn count_unhandled(&self) {
         self.0.count_unhandled();
     }
 
-    /// Handlers that were set since take their places; after [`Handlers::close`] all are dropped, and with them the endpoints that
-    /// they captured.
-    pub(crate) fn renew(&mut self) {
+    /// Installs the handlers that were set since the last call. After [`Handlers::close`] it drops
+    /// all of them, and with them the endpoints that they captured.
+    pub(crate) fn install_pending(&mut self) {
         let newer = self.0.newer.take();
         if !newer.is_empty() || self.0.closed.get() {
             self.place(newer);
@@ -154,24 +160,25 @@ impl<const NOTED: bool> Running<'_, NOTED> {
             newer.extend((0..MAX_HANDLERS).map(|id| (id, counting(&self.0.unhandled))));
         }
         let older: Vec<_> = newer.into_iter().map(|(id, handler)| self.replace(id, handler)).collect();
-        // The user's code, when all of them have their places.
+        // Dropping runs the user's code, so it comes after all are installed.
         drop(older);
     }
 
-    /// Returns the handler that it replaces.
+    /// Installs `handler` and returns the one that it replaces.
     fn replace(&mut self, id: u8, handler: Handler) -> Handler {
         match self.0.slots.get(usize::from(id)) {
-            // SAFETY: only this value reaches the slots, and nothing is called meanwhile.
+            // SAFETY: only the one `DispatchGuard` accesses the slots, it is borrowed mutably, and
+            // no user code runs during the replacement.
             Some(slot) => unsafe { std::mem::replace(&mut *slot.get(), handler) },
             None => handler,
         }
     }
 }
 
-impl<const NOTED: bool> Drop for Running<'_, NOTED> {
+impl<const CHECKED: bool> Drop for DispatchGuard<'_, CHECKED> {
     #[inline(always)]
     fn drop(&mut self) {
-        if NOTED {
+        if CHECKED {
             self.0.running.set(false);
         }
     }

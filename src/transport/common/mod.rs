@@ -1,15 +1,19 @@
-//! What transports share: whether an endpoint accepts posts, requests that wait for room, buffers,
-//! operations in flight, handlers.
+//! Code that transports share: post state, pending requests, buffers, operations in flight,
+//! handlers.
 
 pub(crate) mod allocation;
-pub(crate) mod copy;
-pub(crate) mod gate;
 pub(crate) mod handle;
 pub(crate) mod handlers;
+#[cfg(any(feature = "cma", feature = "shm"))]
+pub(crate) mod host;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod operation;
-pub(crate) mod peers;
 pub(crate) mod pending;
 pub(crate) mod pieces;
 pub(crate) mod pool;
+pub(crate) mod post_state;
 pub(crate) mod random;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
 pub(crate) mod registered;
+#[cfg(any(feature = "mlx5", feature = "verbs"))]
+pub(crate) mod user_index;

@@ -1,4 +1,4 @@
-//! Operations in flight: what to do when the device is done with a WQE.
+//! Operations in flight, and what to do when the device completes their WQEs.
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
@@ -6,56 +6,56 @@ use std::mem::MaybeUninit;
 use crate::completion::{Completion, FetchResult, Unpack};
 use crate::transport::common::pool::Lease;
 
-/// What is to be done when an operation is finished.
+/// What to do when an operation completes.
 pub(crate) enum Done {
-    /// Tell the caller.
+    /// Notify the caller.
     Notify(Completion),
-    /// Give the buffer back.
+    /// Return the buffer.
     Release { buffer: Lease },
-    /// Give the buffer back and tell the caller.
+    /// Return the buffer and notify the caller.
     ReleaseNotify { buffer: Lease, completion: Completion },
-    /// Hand what was read to the caller, give the buffer back and tell the caller.
+    /// Pass the data to the caller, return the buffer and notify the caller.
     Unpack { buffer: Lease, length: u32, unpack: Unpack, completion: Option<Completion> },
-    /// Store the value that was fetched and tell the caller.
+    /// Store the fetched value and notify the caller.
     Fetch { result: FetchResult, completion: Option<Completion> },
-    /// A flush: tell the caller that everything before is finished.
+    /// A flush: notify the caller that all earlier operations are complete.
     Flushed(Completion),
-    /// A flush: tell the caller that everything before is given up, which is no error.
+    /// A cancelling flush: notify the caller that all earlier operations ended, which is no error.
     Canceled(Completion),
 }
 
-/// An operation, done when a completion covers its WQE.
+/// An operation, complete when a completion covers its WQE.
 pub(crate) struct InFlight {
-    /// Index of its WQE; for a flush of the last one before it.
+    /// Index of its WQE. A flush has the index of the last WQE before it.
     pub(crate) index: u16,
     pub(crate) done: Done,
 }
 
 impl InFlight {
-    /// `counter`, the WQE index of a completion, covers this operation. Indices wrap at 2^16 and a ring has at most
-    /// 2^15 blocks, so the nearer side tells before from after.
+    /// Returns whether a completion with WQE index `counter` covers this operation. Indices wrap at
+    /// 2^16 and a ring has at most 2^15 blocks, so the sign of the difference decides.
     #[inline]
     fn is_covered_by(&self, counter: u16) -> bool {
         counter.wrapping_sub(self.index) < 1 << 15
     }
 }
 
-/// The queue of operations in flight on one endpoint, in the order of their WQEs. A fixed ring, made at creation.
+/// The operations in flight on one endpoint, in the order of their WQEs: a ring of fixed size.
 pub(crate) struct InFlightQueue {
     slots: Box<[UnsafeCell<MaybeUninit<InFlight>>]>,
     mask: u32,
-    /// Slots up to `tail` (free running) are filled.
+    /// Free-running index of the next slot to fill.
     tail: Cell<u32>,
-    /// The `tail` at which all slots are filled: a ring of them behind the first that is.
+    /// The value of `tail` at which the ring is full.
     limit: Cell<u32>,
-    /// Entries of flushes, which need no WQE of their own.
+    /// Entries of flushes, which have no WQE.
     flushes: Cell<u32>,
     max_flushes: u32,
 }
 
 impl InFlightQueue {
-    /// A queue for a send ring of `blocks` blocks, a power of two: an entry for each block, since each WQE has at least one
-    /// and gives at most one entry, and as many again for flushes.
+    /// Creates the queue for a send ring of `blocks` blocks, a power of two. A WQE has at least one
+    /// block and at most one entry; as many entries again are for flushes.
     pub(crate) fn new(blocks: u32) -> Self {
         let size = 2 * blocks;
         let slots = (0..size).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
@@ -69,13 +69,13 @@ impl InFlightQueue {
         }
     }
 
-    /// Slots of the ring.
+    /// Number of slots.
     #[inline(always)]
     pub(crate) fn slots(&self) -> u32 {
         self.mask + 1
     }
 
-    /// The slot that the next entry takes.
+    /// Returns the slot of the next entry.
     #[inline]
     pub(crate) fn next_slot(&self) -> u32 {
         self.tail.get() & self.mask
@@ -86,13 +86,13 @@ impl InFlightQueue {
         self.head() == self.tail.get()
     }
 
-    /// The first slot that is filled, if one is.
+    /// Returns the free-running index of the first filled slot, or `tail` if none is.
     #[inline(always)]
     fn head(&self) -> u32 {
         self.limit.get().wrapping_sub(self.slots())
     }
 
-    /// Room for another flush.
+    /// Returns whether another flush has room.
     pub(crate) fn has_flush_room(&self) -> bool {
         self.flushes.get() < self.max_flushes
     }
@@ -101,42 +101,44 @@ impl InFlightQueue {
     #[inline(always)]
     pub(crate) fn push(&self, entry: InFlight) {
         let tail = self.tail.get();
-        // The room counter of the send queue and the count of flushes exclude more entries than slots. It is tested all the
-        // same, since memory would be at stake; forgetting the entry is free, dropping it here is not.
+        // The send queue's room and the flush count already bound the entries. The test stays
+        // because memory safety depends on it; `forget` instead of a drop keeps it cheap.
         if tail == self.limit.get() {
             debug_assert!(false, "more operations in flight than WQEs");
             return std::mem::forget(entry);
         }
-        // SAFETY: the slot is not filled, and no reference into the ring outlives a call: `pop` moves entries out.
+        // SAFETY: the slot is empty, since `tail` has not reached `limit`. No reference into the
+        // ring outlives a call of this type: `pop_if` moves entries out.
         unsafe { self.slot(tail).write(MaybeUninit::new(entry)) };
         self.tail.set(tail.wrapping_add(1));
     }
 
-    /// The slot of counter value `index`.
+    /// Returns the slot of the free-running `index`.
     #[inline(always)]
     fn slot(&self, index: u32) -> *mut MaybeUninit<InFlight> {
-        // SAFETY: there are `mask + 1` slots.
+        // SAFETY: `slots` has `mask + 1` elements, so the masked index is in bounds.
         unsafe { self.slots.get_unchecked((index & self.mask) as usize) }.get()
     }
 
-    /// Appends a flush; the caller saw [`Self::has_flush_room`].
+    /// Appends a flush. The caller has checked [`Self::has_flush_room`].
     pub(crate) fn push_flush(&self, index: u16, done: Done) {
         self.flushes.set(self.flushes.get() + 1);
         self.push(InFlight { index, done });
     }
 
-    /// Takes the first entry and its slot, if `counter` covers it.
+    /// Removes and returns the first entry and its slot, if `counter` covers it.
     #[inline(always)]
     pub(crate) fn pop_covered(&self, counter: u16) -> Option<(InFlight, u32)> {
         self.pop_if(|entry| entry.is_covered_by(counter))
     }
 
-    /// Takes the first entry and its slot, if `is_done` says so of its WQE; it runs no code of the user's.
+    /// Removes and returns the first entry and its slot, if `is_done` returns true for its WQE.
+    /// `is_done` runs no user code.
     pub(crate) fn pop_done(&self, is_done: impl FnOnce(u16) -> bool) -> Option<(InFlight, u32)> {
         self.pop_if(|entry| is_done(entry.index))
     }
 
-    /// Takes the first entry and its slot.
+    /// Removes and returns the first entry and its slot.
     pub(crate) fn pop(&self) -> Option<(InFlight, u32)> {
         self.pop_if(|_| true)
     }
@@ -148,13 +150,15 @@ impl InFlightQueue {
             return None;
         }
         let slot = self.slot(head);
-        // SAFETY: slots from head to tail are filled; `take` is one of the closures above, which run no code of the
-        // user's, so that nothing else reaches the slot meanwhile.
+        // SAFETY: slots from head to tail are filled, and the queue is not empty here. `take` is a
+        // closure of the functions above, which run no user code, so nothing else accesses the slot
+        // during the borrow.
         let entry = unsafe { (*slot).assume_init_ref() };
         if !take(entry) {
             return None;
         }
-        // SAFETY: filled, and given up by moving the head past it.
+        // SAFETY: the slot is filled, and moving `limit` below makes it empty, so the entry is read
+        // once.
         let entry = unsafe { (*slot).assume_init_read() };
         self.limit.set(self.limit.get().wrapping_add(1));
         if matches!(entry.done, Done::Flushed(_) | Done::Canceled(_)) {
@@ -185,7 +189,7 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// A `VecDeque` is the oracle, over the wrap of slots and of the 16-bit index.
+        /// Compares with a `VecDeque`, across the wrap of slots and of the 16-bit index.
         #[test]
         fn pops_what_is_covered_in_order(start: u16, steps in proptest::collection::vec((0u8..3, 1u16..5), 1..200)) {
             let queue = InFlightQueue::new(16);
@@ -208,7 +212,8 @@ mod tests {
         }
     }
 
-    /// An entry of the oracle: the position of its WQE, counted without wrapping, and whether it is a flush.
+    /// An entry of the oracle: the position of its WQE, counted without wrapping, and whether it is
+    /// a flush.
     type Entry = (u64, bool);
 
     /// A queue with these entries, whose counters are at `tail` before them.
@@ -227,7 +232,8 @@ mod tests {
         queue
     }
 
-    /// Takes what `covered` says from the queue and from the oracle, and compares them before and after.
+    /// Pops what `covered` covers from the queue and from the oracle, and compares them before and
+    /// after.
     fn compare(
         queue: &InFlightQueue,
         tail: u32,
@@ -249,7 +255,7 @@ mod tests {
         assert_eq!(queue.next_slot(), slot(entries.len()));
     }
 
-    /// Every operation on a queue with these entries.
+    /// Tries every operation on a queue with these entries.
     fn check(blocks: u32, tail: u32, entries: &[Entry], ends: std::ops::Range<u64>) {
         let completion = Completion::counter(1);
         let queue = || queue_of(blocks, tail, entries, &completion);
@@ -262,8 +268,8 @@ mod tests {
         compare(&queue(), tail, entries, entries.len(), InFlightQueue::pop);
     }
 
-    /// Goes on from `entries` by every WQE and every flush that there may be: WQEs have a block at least, and no more than
-    /// `blocks` together.
+    /// Extends `entries` by every possible WQE and flush: a WQE has at least one block, and all
+    /// together have at most `blocks`.
     fn extend(blocks: u32, tail: u32, entries: &mut Vec<Entry>, start: u64, end: u64) -> u64 {
         check(blocks, tail, entries, start..end);
         let mut states = 1;
@@ -282,7 +288,8 @@ mod tests {
         states
     }
 
-    /// Every queue of small rings, before and after the counters of slots (32 bits) and of WQEs (16 bits) wrap.
+    /// Every queue of small rings, around the wraps of the slot counter (32 bits) and of WQE
+    /// indices (16 bits).
     #[test]
     #[cfg_attr(miri, ignore = "minutes")]
     fn every_state_of_small_queues_agrees_with_a_list() {

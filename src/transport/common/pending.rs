@@ -1,20 +1,49 @@
-//! Requests that wait on an endpoint for resources, and the order in which endpoints get their turn.
+//! Requests that wait on an endpoint for resources, and the round-robin order of endpoints.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
 use crate::capability::Pending;
+use crate::endpoint::Endpoint;
 use crate::error::Busy;
 use crate::panics::Panics;
+use crate::pending::PendingRequest;
 use crate::status::PendingResult;
-use crate::transport::common::gate::{Block, Gate};
+use crate::transport::common::post_state::{PostBlock, PostState};
 
-pub(crate) type Request<E> = Box<dyn FnMut(&E) -> PendingResult>;
+/// A request as it was added.
+pub(crate) enum Request<E> {
+    /// Through the transport's own API.
+    Static(PendingRequest<E>),
+    /// Through the dynamic API, whose endpoint `convert` makes.
+    Dynamic { request: PendingRequest, convert: fn(&E) -> Endpoint },
+}
 
-/// The queue of one endpoint, first in first out.
+impl<E> Request<E> {
+    fn run(&mut self, endpoint: &E) -> PendingResult {
+        match self {
+            Self::Static(request) => request.run(endpoint),
+            Self::Dynamic { request, convert } => request.run(&convert(endpoint)),
+        }
+    }
+
+    fn into_static(self) -> PendingRequest<E>
+    where
+        E: 'static,
+    {
+        match self {
+            Self::Static(request) => request,
+            Self::Dynamic { mut request, convert } => {
+                PendingRequest::new(move |endpoint| request.run(&convert(endpoint)))
+            }
+        }
+    }
+}
+
+/// The pending requests of one endpoint, first in, first out.
 pub(crate) struct PendingQueue<E> {
     queue: RefCell<VecDeque<Request<E>>>,
-    /// A request of this queue is running: it is the head, so its posts are in order.
+    /// A request of this queue is running. It is the head, so its posts are in order.
     running: Cell<bool>,
 }
 
@@ -23,7 +52,7 @@ impl<E> PendingQueue<E> {
         Self { queue: RefCell::new(VecDeque::new()), running: Cell::new(false) }
     }
 
-    /// No request waits or runs.
+    /// Returns whether no request waits or runs.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.borrow().is_empty() && !self.running.get()
     }
@@ -33,16 +62,18 @@ impl<E> PendingQueue<E> {
     }
 }
 
-/// An endpoint that has a pending queue. While requests wait, and none of them runs, its gate is shut.
+/// An endpoint with a pending queue. While requests wait and none runs, it refuses posts.
 pub(crate) trait HasPending: Sized {
     fn pending(&self) -> &PendingQueue<Self>;
-    fn gate(&self) -> &Gate;
-    /// A request may wait: a post would return [`PostError::NoResource`](crate::PostError::NoResource).
+    fn post_state(&self) -> &PostState;
+    /// Returns whether a request may be queued: a post would return
+    /// [`PostError::NoResource`](crate::PostError::NoResource).
     fn may_wait(&self) -> bool;
-    /// Queues a request with the arbiter of the interface, and has progress run it.
+    /// Queues a request with the interface's arbiter; progress runs it.
     fn wait(&self, request: Request<Self>);
 
-    /// Drops every waiting request, calling `purged` for each in order, also if some of it panics.
+    /// Drops every waiting request and calls `purged` for each, in order, also after a panic of
+    /// one.
     fn purge(&self, mut purged: impl FnMut()) {
         let mut panics = Panics::default();
         while let Some(request) = self.pending().pop() {
@@ -52,15 +83,30 @@ pub(crate) trait HasPending: Sized {
         self.update_gate();
     }
 
+    /// Takes the waiting requests that were added through the dynamic API, in order.
+    fn take_dynamic(&self) -> Vec<PendingRequest> {
+        let mut queue = self.pending().queue.borrow_mut();
+        let mut taken = Vec::with_capacity(queue.len());
+        for request in std::mem::take(&mut *queue) {
+            match request {
+                Request::Dynamic { request, .. } => taken.push(request),
+                request @ Request::Static(_) => queue.push_back(request),
+            }
+        }
+        drop(queue);
+        self.update_gate();
+        taken
+    }
+
     fn update_gate(&self) {
         let pending = self.pending();
         let blocked = !pending.running.get() && !pending.queue.borrow().is_empty();
-        self.gate().set(Block::Pending, blocked);
+        self.post_state().set(PostBlock::Pending, blocked);
     }
 
     /// Runs the first request. `None` if there is none, or one is running further up the stack.
     ///
-    /// Requests run, and are dropped, while the queue is not borrowed: they may add, purge and drop
+    /// The queue is not borrowed while a request runs or is dropped: it may add, purge and drop
     /// endpoints.
     fn run_first(&self) -> Option<PendingResult> {
         let pending = self.pending();
@@ -69,9 +115,9 @@ pub(crate) trait HasPending: Sized {
         }
         let first = pending.pop()?;
         let turn = Turn::start(self);
-        // Dropped before the turn ends, also if it panics.
+        // Declared after the turn, so the request is dropped before the turn ends, also in a panic.
         let mut request = first;
-        let result = request(self);
+        let result = request.run(self);
         if result == PendingResult::Again {
             pending.queue.borrow_mut().push_front(request);
         } else {
@@ -87,8 +133,22 @@ impl<E: HasPending + 'static> Pending for E {
         if !self.may_wait() {
             return Err(Busy);
         }
-        self.wait(Box::new(request));
+        self.wait(Request::Static(PendingRequest::new(request)));
         Ok(())
+    }
+
+    fn pending_add_request(&self, request: PendingRequest<Self>) -> Result<(), PendingRequest<Self>> {
+        if !self.may_wait() {
+            return Err(request);
+        }
+        self.wait(Request::Static(request));
+        Ok(())
+    }
+
+    fn pending_take(&self) -> Vec<PendingRequest<Self>> {
+        let taken = std::mem::take(&mut *self.pending().queue.borrow_mut());
+        self.update_gate();
+        taken.into_iter().map(Request::into_static).collect()
     }
 
     fn pending_purge(&self, purged: impl FnMut()) {
@@ -96,8 +156,8 @@ impl<E: HasPending + 'static> Pending for E {
     }
 }
 
-/// A request of this endpoint is running: it is the head, so its posts overtake nobody and the gate is open. Ends also
-/// when the request panics.
+/// The time in which a request of this endpoint runs: posts are accepted, because it is the head.
+/// The drop ends it, also after a panic.
 struct Turn<'a, E: HasPending>(&'a E);
 
 impl<'a, E: HasPending> Turn<'a, E> {
@@ -115,7 +175,7 @@ impl<E: HasPending> Drop for Turn<'_, E> {
     }
 }
 
-/// Resets the flag also when a request panics.
+/// Clears the flag on drop, also after a panic.
 struct Running<'a>(&'a Cell<bool>);
 
 impl<'a> Running<'a> {
@@ -131,7 +191,8 @@ impl Drop for Running<'_> {
     }
 }
 
-/// The endpoints of an interface that have waiting requests. Each gets one request per round, so none starves.
+/// The endpoints of an interface that have waiting requests. Each runs one request per round, so
+/// none starves.
 pub(crate) struct Arbiter<E> {
     waiting: RefCell<VecDeque<E>>,
     running: Cell<bool>,
@@ -151,16 +212,16 @@ impl<E: HasPending + Clone> Arbiter<E> {
     pub(crate) fn add(&self, endpoint: E, request: Request<E>) {
         let first = endpoint.pending().is_idle();
         endpoint.pending().queue.borrow_mut().push_back(request);
-        endpoint.gate().tally.waited();
+        endpoint.post_state().tally.waited();
         endpoint.update_gate();
         if first {
             self.waiting.borrow_mut().push_back(endpoint);
         }
     }
 
-    /// Runs requests round by round until each endpoint that still waits has returned `Again`.
-    /// Returns how many requests were done. A request that panics is dropped; its endpoint keeps its
-    /// other requests and its turn.
+    /// Runs requests in rounds until each endpoint that still waits has returned `Again`. Returns
+    /// how many requests are done. A request that panics is dropped; its endpoint keeps its other
+    /// requests and its turn.
     pub(crate) fn dispatch(&self) -> usize {
         if self.is_empty() || self.running.get() {
             return 0;
@@ -190,7 +251,7 @@ impl<E: HasPending + Clone> Arbiter<E> {
         }
     }
 
-    /// Forgets every endpoint and drops their requests.
+    /// Removes every endpoint and drops their requests.
     pub(crate) fn clear(&self) {
         let mut panics = Panics::default();
         loop {
@@ -201,7 +262,8 @@ impl<E: HasPending + Clone> Arbiter<E> {
     }
 }
 
-/// An endpoint whose turn it is. It goes back if requests wait on it, also after one that panics.
+/// The endpoint that is being served. The drop queues it again if it has requests, also after a
+/// panic.
 struct Served<'a, E: HasPending + Clone> {
     arbiter: &'a Arbiter<E>,
     endpoint: E,
@@ -221,15 +283,19 @@ mod tests {
 
     use super::*;
 
+    fn boxed(run: impl FnMut(&Endpoint) -> PendingResult + 'static) -> Request<Endpoint> {
+        Request::Static(PendingRequest::new(run))
+    }
+
     #[derive(Clone)]
-    struct Endpoint(Rc<(u32, PendingQueue<Endpoint>, Gate)>);
+    struct Endpoint(Rc<(u32, PendingQueue<Endpoint>, PostState)>);
 
     impl HasPending for Endpoint {
         fn pending(&self) -> &PendingQueue<Self> {
             &self.0.1
         }
 
-        fn gate(&self) -> &Gate {
+        fn post_state(&self) -> &PostState {
             &self.0.2
         }
 
@@ -245,7 +311,7 @@ mod tests {
     #[test]
     fn keeps_order_over_again_takes_turns_and_purges_once() {
         let endpoints: Vec<_> =
-            (0..3).map(|i| Endpoint(Rc::new((i, PendingQueue::new(), Gate::default())))).collect();
+            (0..3).map(|i| Endpoint(Rc::new((i, PendingQueue::new(), PostState::default())))).collect();
         let arbiter = Arbiter::new();
         let seen: Rc<RefCell<Vec<(u32, u32)>>> = Rc::default();
         let budget = Rc::new(Cell::new(4));
@@ -254,19 +320,19 @@ mod tests {
                 let (seen, budget) = (Rc::clone(&seen), Rc::clone(&budget));
                 arbiter.add(
                     endpoint.clone(),
-                    Box::new(move |endpoint: &Endpoint| {
+                    boxed(move |endpoint: &Endpoint| {
                         let Some(left) = u32::checked_sub(budget.get(), 1) else {
                             return PendingResult::Again;
                         };
                         budget.set(left);
-                        assert!(endpoint.gate().check().is_ok());
+                        assert!(endpoint.post_state().check().is_ok());
                         seen.borrow_mut().push((endpoint.0.0, i));
                         PendingResult::Done
                     }),
                 );
             }
         }
-        assert!(endpoints[0].gate().has(Block::Pending));
+        assert!(endpoints[0].post_state().has(PostBlock::Pending));
         assert_eq!(arbiter.dispatch(), 4);
         assert_eq!(*seen.borrow(), [(0, 0), (1, 0), (2, 0), (0, 1)]);
         assert_eq!(arbiter.dispatch(), 0);
@@ -282,37 +348,67 @@ mod tests {
             assert_eq!(order, [0, 1, 2, 3, 4]);
         }
         assert!(endpoints.iter().all(|endpoint| endpoint.pending().is_idle()));
-        assert!(endpoints.iter().all(|endpoint| endpoint.gate().check().is_ok()));
+        assert!(endpoints.iter().all(|endpoint| endpoint.post_state().check().is_ok()));
+    }
+
+    #[test]
+    fn taken_requests_run_on_another_endpoint_in_order() {
+        let [from, to] = [0, 1].map(|i| Endpoint(Rc::new((i, PendingQueue::new(), PostState::default()))));
+        let arbiter = Arbiter::new();
+        let seen: Rc<RefCell<Vec<(u32, u32)>>> = Rc::default();
+        let ran = Rc::clone(&seen);
+        let last = Rc::new(move |endpoint: &Endpoint| {
+            ran.borrow_mut().push((endpoint.0.0, 9));
+            PendingResult::Done
+        });
+        for i in 0..3 {
+            let seen = Rc::clone(&seen);
+            let request = move |endpoint: &Endpoint| {
+                seen.borrow_mut().push((endpoint.0.0, i));
+                PendingResult::Done
+            };
+            arbiter.add(from.clone(), boxed(request));
+        }
+        arbiter.add(from.clone(), Request::Static(PendingRequest::shared(last.clone())));
+        assert!(from.take_dynamic().is_empty(), "none was added as dynamic");
+        let taken = from.pending_take();
+        assert_eq!((taken.len(), from.post_state().check()), (4, Ok(())));
+        for request in taken {
+            arbiter.add(to.clone(), Request::Static(request));
+        }
+        assert_eq!(arbiter.dispatch(), 4);
+        assert_eq!(*seen.borrow(), [(1, 0), (1, 1), (1, 2), (1, 9)]);
+        assert_eq!(Rc::strong_count(&last), 1, "the caller has it alone");
     }
 
     #[test]
     fn a_request_that_panics_is_dropped_and_the_others_run() {
-        let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), Gate::default())));
+        let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), PostState::default())));
         let arbiter = Arbiter::new();
         let ran = Rc::new(Cell::new(0));
-        arbiter.add(endpoint.clone(), Box::new(|_| panic!("expected by the test")));
+        arbiter.add(endpoint.clone(), boxed(|_| panic!("expected by the test")));
         for _ in 0..2 {
             let ran = Rc::clone(&ran);
             let request = move |_: &Endpoint| {
                 ran.set(ran.get() + 1);
                 PendingResult::Done
             };
-            arbiter.add(endpoint.clone(), Box::new(request));
+            arbiter.add(endpoint.clone(), boxed(request));
         }
         let dispatch = std::panic::AssertUnwindSafe(|| arbiter.dispatch());
         assert!(std::panic::catch_unwind(dispatch).is_err());
         assert_eq!((ran.get(), arbiter.is_empty()), (0, false));
         assert_eq!((arbiter.dispatch(), ran.get()), (2, 2));
         assert!(arbiter.is_empty());
-        assert_eq!(endpoint.gate().check(), Ok(()));
+        assert_eq!(endpoint.post_state().check(), Ok(()));
     }
 
     #[test]
     fn a_purge_that_panics_purges_everything() {
-        let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), Gate::default())));
+        let endpoint = Endpoint(Rc::new((0, PendingQueue::new(), PostState::default())));
         let arbiter = Arbiter::new();
         for _ in 0..3 {
-            arbiter.add(endpoint.clone(), Box::new(|_: &Endpoint| PendingResult::Done));
+            arbiter.add(endpoint.clone(), boxed(|_: &Endpoint| PendingResult::Done));
         }
         let mut purged = 0;
         let purge = std::panic::AssertUnwindSafe(|| {
@@ -323,7 +419,7 @@ mod tests {
         });
         assert!(std::panic::catch_unwind(purge).is_err());
         assert_eq!(purged, 3);
-        assert_eq!(endpoint.gate().check(), Ok(()));
+        assert_eq!(endpoint.post_state().check(), Ok(()));
         assert_eq!(arbiter.dispatch(), 0);
     }
 }

@@ -1,21 +1,21 @@
-//! Payloads that come in pieces.
+//! Payloads in several pieces.
 
 use crate::capability::{AmBcopy, AmShort};
 use crate::error::PostError;
 use crate::message::SHORT_HEADER;
-use crate::status::{Post, Posted};
 
-/// Payloads up to this are put together on the stack, longer ones in a buffer of the interface.
+/// Payloads up to this size are gathered on the stack, longer ones in a buffer of the interface.
 const SMALL: usize = 256;
 
-/// `am_short_iov` of a transport whose `am_short` takes `limit` bytes, and whose other messages look the same to the receiver.
+/// Implements `am_short_iov` for a transport whose `am_short` takes `limit` bytes, and whose longer
+/// messages look the same to the receiver.
 pub(crate) fn am_short_iov(
     endpoint: &(impl AmShort + AmBcopy),
     limit: usize,
     id: u8,
     header: u64,
     pieces: &[&[u8]],
-) -> Post {
+) -> Result<(), PostError> {
     let length = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len()));
     if length > limit {
         return Err(PostError::too_long(length, limit));
@@ -31,10 +31,10 @@ pub(crate) fn am_short_iov(
         }
         None => usize::MAX,
     };
-    endpoint.am_bcopy(id, pack).map(|_| Posted::Done)
+    endpoint.am_bcopy(id, pack).map(drop)
 }
 
-/// Copies the pieces, one after the other, to the front of `buffer`, and answers that part of it.
+/// Copies the pieces, one after the other, to the front of `buffer` and returns that part.
 ///
 /// # Errors
 /// [`PostError::TooLong`]

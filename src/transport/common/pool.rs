@@ -1,26 +1,26 @@
-//! Fixed-size buffers cut from one block of memory, handed out and taken back in constant time.
+//! Fixed-size buffers cut from one block of memory, taken and returned in constant time.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-/// Memory that a [`Pool`] may cut up.
+/// Memory that a [`Pool`] divides into buffers.
 ///
 /// # Safety
-/// `start()` points to `len()` initialised bytes that stay valid and unmoved while the value lives, that
-/// nobody writes except through the pool, or, while a buffer is handed out, its holder.
+/// `start()` points to `len()` initialised bytes that stay valid and unmoved while the value lives.
+/// Only the pool writes them, or, while a buffer is taken, its holder.
 pub(crate) unsafe trait Block {
     fn start(&self) -> NonNull<u8>;
     fn len(&self) -> usize;
 }
 
-/// The pool of buffers of `SIZE` bytes. A buffer belongs to whoever took it, as a [`Buffer`] or a [`Lease`], until it is
-/// given back.
+/// A pool of buffers of `SIZE` bytes. A taken buffer is a [`Buffer`] or a [`Lease`] until it is
+/// returned.
 pub(crate) struct Pool<M, const SIZE: usize> {
     /// First byte of the block.
     start: NonNull<u8>,
-    /// Index of the first free buffer; out of range when there is none.
+    /// Index of the first free buffer; out of range if there is none.
     head: Cell<u32>,
-    /// For each free buffer the next one.
+    /// For each free buffer, the index of the next one.
     next: Box<[Cell<u32>]>,
     _block: M,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Pool<M, const SIZE: usize> {
 const NONE: u32 = u32::MAX;
 
 impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
-    /// Cuts `block` into as many buffers as it holds.
+    /// Divides `block` into as many buffers as it holds.
     pub(crate) fn new(block: M) -> Self {
         const { assert!(SIZE > 0) };
         let count = (block.len() / SIZE) as u32;
@@ -36,7 +36,7 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         Self { start: block.start(), head: Cell::new(if count == 0 { NONE } else { 0 }), next, _block: block }
     }
 
-    /// True if nothing can be taken.
+    /// Returns whether no buffer is free.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.head.get() as usize >= self.next.len()
@@ -51,14 +51,14 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         Some(Buffer { pool: self, index })
     }
 
-    /// The guard of a buffer that was taken from this pool.
+    /// Returns the guard of a buffer that was taken from this pool.
     #[expect(clippy::needless_pass_by_value, reason = "a lease is used up")]
     pub(crate) fn adopt(&self, lease: Lease) -> Buffer<'_, M, SIZE> {
         let Lease(index) = lease;
         Buffer { pool: self, index }
     }
 
-    /// Gives back a buffer that was taken from this pool.
+    /// Returns a buffer to this pool, from which it was taken.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "a lease is used up")]
     pub(crate) fn give(&self, lease: Lease) {
@@ -69,13 +69,14 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
         }
     }
 
-    /// First byte of a buffer that was taken from this pool.
+    /// Returns the address of a buffer that was taken from this pool.
     #[inline]
     pub(crate) fn start_of(&self, lease: &Lease) -> NonNull<u8> {
         self.pointer(lease.0)
     }
 
-    /// The lease of the buffer that starts at `start`. It was taken from this pool and put away as [`Self::start_of`] gave it.
+    /// Returns the lease of the buffer at `start`, an address that [`Self::start_of`] returned for
+    /// a lease which was then forgotten.
     pub(crate) fn lease_of(&self, start: NonNull<u8>) -> Lease {
         Lease(((start.addr().get() - self.start.addr().get()) / SIZE) as u32)
     }
@@ -83,40 +84,42 @@ impl<M: Block, const SIZE: usize> Pool<M, SIZE> {
     #[inline]
     fn pointer(&self, index: u32) -> NonNull<u8> {
         debug_assert!((index as usize) < self.next.len());
-        // SAFETY: indices come from `take`, so the buffer lies inside the block.
+        // SAFETY: the index comes from `take`, which returns indices of whole buffers inside the
+        // block.
         unsafe { self.start.add(index as usize * SIZE) }
     }
 }
 
-/// A buffer without its pool: like a [`Buffer`] there is one at a time, but it can be put away. Dropping it loses the
-/// buffer; it is given back through [`Pool::give`].
+/// A taken buffer without a reference to its pool, so that it can be stored. It is unique like a
+/// [`Buffer`]. Dropping it leaks the buffer; [`Pool::give`] returns it.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Lease(u32);
 
 impl Lease {
-    /// Of a buffer that belongs to no [`Pool`].
+    /// Creates the lease of a buffer that belongs to no [`Pool`].
     pub(crate) fn numbered(number: u32) -> Self {
         Self(number)
     }
 
-    /// Which of the pool's buffers it is.
+    /// Index of the buffer in its pool.
     pub(crate) fn index(&self) -> usize {
         self.0 as usize
     }
 }
 
-/// A buffer taken from a pool; dropping it gives it back.
+/// A buffer taken from a pool; the drop returns it.
 pub(crate) struct Buffer<'p, M: Block, const SIZE: usize> {
     pool: &'p Pool<M, SIZE>,
     index: u32,
 }
 
 impl<M: Block, const SIZE: usize> Buffer<'_, M, SIZE> {
-    /// All bytes of the buffer.
+    /// Returns the bytes of the buffer.
     #[inline]
     pub(crate) fn bytes(&mut self) -> &mut [u8; SIZE] {
-        // SAFETY: the buffer lies inside the block, is initialised, and belongs to this guard alone.
+        // SAFETY: the buffer lies inside the block, is initialised, and only this guard, borrowed
+        // mutably, accesses it until it is returned.
         unsafe { self.pool.pointer(self.index).cast().as_mut() }
     }
 
@@ -126,7 +129,7 @@ impl<M: Block, const SIZE: usize> Buffer<'_, M, SIZE> {
         self.pool.pointer(self.index).addr().get() as u64
     }
 
-    /// Leaves the guard.
+    /// Converts the guard into a lease; nothing is returned to the pool.
     #[inline]
     pub(crate) fn into_lease(self) -> Lease {
         let index = self.index;

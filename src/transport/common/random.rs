@@ -1,15 +1,15 @@
-//! Random numbers: identifiers, and secrets.
+//! Random identifiers and secrets.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 
-/// A number that two processes are not likely to pick both. It is not for secrets: see [`secret`].
+/// Returns a number that two processes are unlikely to share. It is no secret: see [`secret`].
 pub(crate) fn number() -> u64 {
-    // The hasher's keys come from the kernel.
+    // The hasher's keys come from the kernel's random source.
     RandomState::new().hash_one(std::process::id())
 }
 
-/// Bytes that only this process knows, from the kernel. It blocks only before the kernel's pool is
+/// Returns secret random bytes from the kernel. It blocks only before the kernel's pool is
 /// initialised, early at boot.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Registered memory and its keys, for every driver.
 //!
-//! A driver has its own [`Region`]. Everything above it is the same: memory that is allocated and leaked
-//! if the device does not release it, memory of the caller's, pools of buffers, and keys.
+//! A driver implements [`Region`]. Everything above it is shared: owned memory, which is leaked if
+//! the device does not release it, memory of the caller, pools of buffers, and keys.
 
 #![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
 
@@ -16,21 +16,22 @@ use crate::address::{Kind, Packed, TransportId};
 use crate::error::{KeyError, MemoryError, OpenError, Source};
 use crate::memory::{Access, memory_access};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::copy::Bytes;
 use crate::transport::common::pool::Block;
+use barewire_shared_bytes::SharedBytes;
 
-/// Memory that is registered with a device, as a driver has it. Dropping it deregisters it.
+/// Memory that is registered with a device. Dropping it deregisters it.
 pub(crate) trait Region: fmt::Debug + Sized {
-    /// Where it is registered.
+    /// The protection domain of the driver.
     type Protection;
-    /// The transport that packed keys name, and its name in errors.
-    const KEYS: (TransportId, &'static str);
+    /// The transport that packed keys name.
+    const KEYS: TransportId;
 
     /// Registers `length` bytes, at least 1, at `start`.
     ///
     /// # Safety
-    /// Until [`Self::deregister`] has returned `Ok`, the bytes stay mapped, and this process accesses them
-    /// only in ways that tolerate a device which reads and, as far as `access` allows, writes them.
+    /// Until [`Self::deregister`] has returned `Ok`, the bytes stay mapped, and this process
+    /// accesses them only in ways that tolerate a device which reads and, as far as `access`
+    /// allows, writes them.
     ///
     /// # Errors
     /// [`MemoryError::NoMemory`], [`MemoryError::Device`]
@@ -41,32 +42,33 @@ pub(crate) trait Region: fmt::Debug + Sized {
         access: Access,
     ) -> Result<Self, MemoryError>;
 
-    /// Takes the memory from the device.
+    /// Deregisters the memory.
     ///
     /// # Errors
-    /// [`MemoryError::Deregister`] with `length`, the region's: the device may still access the memory.
+    /// [`MemoryError::Deregister`] with `length`, the region's: the device may still access the
+    /// memory.
     fn deregister(self, length: usize) -> Result<(), MemoryError>;
 
-    /// The key for work requests of this process, and the key for peers.
+    /// Returns the lkey and the rkey.
     fn keys(&self) -> (u32, u32);
 }
 
 /// A device and a protection domain.
 ///
 /// # Safety
-/// [`Self::protection`] is the domain's own: only transports make queue pairs in it, and no other code posts
-/// with its keys or sends commands that name them.
+/// [`Self::protection`] is private to the domain: only transports create queue pairs in it, and no
+/// other code posts with its keys or sends commands that name them.
 pub(crate) unsafe trait Domain {
-    /// Memory that is registered in it.
+    /// Memory that is registered in the domain.
     type Region: Region;
 
-    /// Where memory is registered.
+    /// The protection domain in which memory is registered.
     fn protection(&self) -> &<Self::Region as Region>::Protection;
 
     /// The device's name.
     fn device(&self) -> &str;
 
-    /// The number by which slices name the domain.
+    /// The tag by which slices name the domain.
     fn tag(&self) -> u32;
 
     /// Allocates and registers memory.
@@ -77,10 +79,10 @@ pub(crate) unsafe trait Domain {
         Buffer::allocate(self.protection(), len, access)
     }
 
-    /// Allocates and registers memory that a pool cuts into buffers.
+    /// Allocates and registers memory for a pool of buffers.
     ///
     /// # Errors
-    /// As of [`Self::buffer`].
+    /// As [`Self::buffer`].
     fn blocks(&self, len: usize) -> Result<Registered<Self::Region>, MemoryError> {
         self.buffer(len, Access::LOCAL_WRITE).map(Registered)
     }
@@ -88,15 +90,15 @@ pub(crate) unsafe trait Domain {
     /// Allocates and registers memory for the user.
     ///
     /// # Errors
-    /// As of [`Self::buffer`].
+    /// As [`Self::buffer`].
     fn memory(&self, len: usize, access: Access) -> Result<Memory<Self::Region>, MemoryError> {
         Ok(Memory { buffer: self.buffer(len, access)?, tag: self.tag() })
     }
 
-    /// Registers memory of the user's.
+    /// Registers memory of the user.
     ///
     /// # Safety
-    /// As of [`Region::register`], until [`Memory::deregister`] has returned `Ok`.
+    /// As [`Region::register`], until [`Memory::deregister`] has returned `Ok`.
     ///
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
@@ -106,24 +108,27 @@ pub(crate) unsafe trait Domain {
         len: usize,
         access: Access,
     ) -> Result<Memory<Self::Region>, MemoryError> {
-        // SAFETY: the caller's contract; `Memory::deregister` returns `Ok` only after `Buffer::release` has.
+        // SAFETY: until `Memory::deregister` returns `Ok`, the caller keeps the bytes mapped and
+        // accesses them as `Region::register` requires (contract of this function).
+        // `Memory::deregister` returns `Ok` only after `Buffer::release` has, which is what
+        // `Buffer::register` requires.
         let buffer = unsafe { Buffer::register(self.protection(), start, len, access) }?;
         Ok(Memory { buffer, tag: self.tag() })
     }
 
-    /// The device refused a step of opening something.
+    /// Returns the error of a device that refused a step of opening something.
     fn refused(&self, step: &'static str, error: impl Into<Source>) -> OpenError {
         refused(self.device(), step, error)
     }
 }
 
-/// The device refused a step of opening something.
+/// Returns the error of a device that refused a step of opening something.
 pub(crate) fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenError {
     OpenError::Device { device: device.to_owned(), step, source: error.into() }
 }
 
-/// `access` in the flags of a driver, which have the same names. The device requires `LOCAL_WRITE`
-/// wherever peers may write; it is added.
+/// Converts `access` to the flags of a driver, which have the same names. `LOCAL_WRITE` is added
+/// wherever peers may write, since the device requires it.
 pub(crate) fn device_access<F: Flags>(access: Access) -> F {
     let mut access = access;
     access.set(
@@ -139,12 +144,12 @@ pub(crate) fn device_access<F: Flags>(access: Access) -> F {
     rights
 }
 
-/// Registered memory, and its owner unless that is the caller of `Domain::register`.
+/// Registered memory. It owns the memory unless the caller of `Domain::register` does.
 #[derive(Debug)]
 pub(crate) struct Buffer<R: Region> {
-    /// `None` once it is deregistered.
+    /// `None` after deregistration.
     region: Option<R>,
-    bytes: Bytes,
+    bytes: SharedBytes,
     local_key: u32,
     remote_key: u32,
     owned: Option<Allocation>,
@@ -154,18 +159,18 @@ impl<R: Region> Buffer<R> {
     /// Allocates zeroed, page-aligned memory and registers it.
     fn allocate(protection: &R::Protection, len: usize, access: Access) -> Result<Self, MemoryError> {
         let memory = Allocation::new(len)?;
-        // SAFETY: the buffer owns the allocation, frees it after the device has released it, and leaks it
-        // otherwise (`release`). Every access goes through `Bytes` or through a pool, whose buffers the
-        // device writes only for an operation that holds them.
+        // SAFETY: the buffer owns the allocation. It frees the allocation after the device has
+        // released it, and leaks it otherwise (`release`). Every access goes through `SharedBytes`
+        // or through a pool, whose buffers the device writes only for an operation that holds them.
         let mut buffer = unsafe { Self::register(protection, memory.start(), len, access) }?;
         buffer.owned = Some(memory);
         Ok(buffer)
     }
 
-    /// Registers memory of the caller's.
+    /// Registers memory of the caller.
     ///
     /// # Safety
-    /// As of [`Region::register`], until [`Self::release`] has returned `Ok`.
+    /// As [`Region::register`], until [`Self::release`] has returned `Ok`.
     unsafe fn register(
         protection: &R::Protection,
         start: NonNull<u8>,
@@ -175,10 +180,18 @@ impl<R: Region> Buffer<R> {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        // SAFETY: the caller's contract; `release` returns `Ok` only after `Region::deregister` has.
+        // SAFETY: until `release` returns `Ok`, the caller keeps the bytes mapped and accesses them
+        // as `Region::register` requires (contract of this function). `release` returns `Ok` only
+        // after `Region::deregister` has.
         let region = unsafe { R::register(protection, start, len, access) }?;
         let (local_key, remote_key) = region.keys();
-        Ok(Self { region: Some(region), bytes: Bytes::new(start, len), local_key, remote_key, owned: None })
+        Ok(Self {
+            region: Some(region),
+            bytes: SharedBytes::new(start, len),
+            local_key,
+            remote_key,
+            owned: None,
+        })
     }
 
     /// Address of the first byte.
@@ -187,25 +200,26 @@ impl<R: Region> Buffer<R> {
         self.bytes.start().addr().get() as u64
     }
 
-    /// The key for work requests of this process.
+    /// The lkey, for work requests of this process.
     #[inline(always)]
     pub(crate) fn local_key(&self) -> u32 {
         self.local_key
     }
 
-    /// The key for peers.
+    /// The rkey, for peers.
     pub(crate) fn remote_key(&self) -> u32 {
         self.remote_key
     }
 
-    /// The word at `offset`, a multiple of 8, if it lies in the buffer.
+    /// Returns the word at `offset`, a multiple of 8, if it lies in the buffer.
     #[inline]
     pub(crate) fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        // SAFETY: `self` keeps the memory alive: it is owned, or the caller of `register` promised it.
+        // SAFETY: the memory lives as long as `self`: the buffer owns it, or the caller of
+        // `register` keeps it mapped until `release` has returned `Ok`.
         unsafe { self.bytes.atomic(offset) }
     }
 
-    /// Takes the memory from the device. Owned memory that the device does not release is leaked.
+    /// Deregisters the memory. Owned memory is leaked if the device refuses.
     fn release(&mut self) -> Result<(), MemoryError> {
         let Some(region) = self.region.take() else { return Ok(()) };
         region.deregister(self.bytes.len()).inspect_err(|_| mem::forget(self.owned.take()))
@@ -214,7 +228,7 @@ impl<R: Region> Buffer<R> {
 
 impl<R: Region> Drop for Buffer<R> {
     fn drop(&mut self) {
-        // `owned` is freed after this, unless it was leaked.
+        // `owned` is dropped after this body, unless `release` leaked it.
         if let Err(error) = self.release() {
             tracing::error!("{error}");
         }
@@ -223,9 +237,10 @@ impl<R: Region> Drop for Buffer<R> {
 
 /// A region registered with the device.
 ///
-/// Dropping it takes the key from the device: an operation still in flight then fails with a protection
-/// error. The device refuses that while it is in error or something else uses the registration; memory
-/// that was allocated is then leaked. [`Self::deregister`] returns the refusal, a drop logs it.
+/// Dropping it deregisters the key: an operation still in flight then fails with a protection
+/// error. The device refuses the deregistration while it is in error or while another object uses
+/// the key; allocated memory is then leaked. [`Self::deregister`] returns the refusal, a drop logs
+/// it.
 #[derive(Debug)]
 pub struct Memory<R: Region> {
     buffer: Buffer<R>,
@@ -235,7 +250,7 @@ pub struct Memory<R: Region> {
 impl<R: Region> Memory<R> {
     memory_access!();
 
-    pub(crate) fn bytes(&self) -> &Bytes {
+    pub(crate) fn bytes(&self) -> &SharedBytes {
         &self.buffer.bytes
     }
 
@@ -247,41 +262,40 @@ impl<R: Region> Memory<R> {
         self.tag
     }
 
-    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
-    /// what was allocated is freed, what was registered is the caller's again.
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
+    /// allocated memory is freed, and registered memory is under the caller's control again.
     ///
     /// # Errors
-    /// [`MemoryError::Deregister`]: the device refused and may still access the memory. What was
-    /// allocated is leaked; what was registered must stay as it is for the life of the process.
+    /// [`MemoryError::Deregister`]: the device refused and may still access the memory. Allocated
+    /// memory is leaked; registered memory must stay mapped and unused for the life of the process.
     pub fn deregister(mut self) -> Result<(), MemoryError> {
         self.buffer.release()
     }
 
-    /// The bytes from which the peer's `Domain::unpack_key` makes a key.
+    /// Returns the bytes from which the peer's `Domain::unpack_key` creates a key.
     pub fn pack_key(&self) -> Vec<u8> {
-        let (transport, _) = R::KEYS;
-        Packed::new(Kind::Key, transport, &self.buffer.remote_key.to_be_bytes()).bytes().to_vec()
+        Packed::new(Kind::Key, R::KEYS, &self.buffer.remote_key.to_be_bytes()).bytes().to_vec()
     }
 }
 
-/// A right to a peer's region, as the peer's device knows it (rkey).
+/// The right to access a region of a peer (rkey).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteKey(pub(crate) u32);
 
 impl RemoteKey {
-    /// The key in the bytes of the peer's [`Memory::pack_key`].
+    /// Creates the key from the bytes of the peer's [`Memory::pack_key`].
     pub(crate) fn unpack<R: Region>(bytes: &[u8]) -> Result<Self, KeyError> {
         let packed = Packed::parse(Kind::Key, bytes)?;
-        let (transport, expected) = R::KEYS;
         match packed.body() {
-            Some(key) if packed.transport() == transport => Ok(Self(u32::from_be_bytes(*key))),
-            _ => Err(KeyError::ForeignTransport { expected, found: packed.transport().name() }),
+            Some(key) if packed.transport() == R::KEYS => Ok(Self(u32::from_be_bytes(*key))),
+            _ => Err(KeyError::ForeignTransport { expected: R::KEYS, found: packed.transport() }),
         }
     }
 }
 
-/// Registered memory that a [`Pool`](crate::transport::common::pool::Pool) cuts into buffers. It has no remote rights: only
-/// this side's device writes it, and only for an operation that holds the buffer.
+/// Registered memory that a [`Pool`](crate::transport::common::pool::Pool) divides into buffers. It
+/// grants no remote rights: only the local device writes it, and only for an operation that holds
+/// the buffer.
 #[derive(Debug)]
 pub(crate) struct Registered<R: Region>(Buffer<R>);
 
@@ -291,10 +305,10 @@ impl<R: Region> Registered<R> {
     }
 }
 
-// SAFETY: zeroed, page-aligned memory that is owned and unmoved. The device writes only the buffer that an
-// operation of the transport names, which holds it meanwhile: local access needs the key and a queue pair of
-// its protection domain, which only transports have, and no other code names the key in a command
-// (`Domain`); peers have no rights.
+// SAFETY: the memory is zeroed, page-aligned, owned and unmoved. The device writes only the buffer
+// that an operation of the transport names, which holds the buffer meanwhile: local access needs
+// the key and a queue pair of its protection domain, which only transports have, and no other code
+// names the key in a command (contract of `Domain`). Peers have no rights.
 unsafe impl<R: Region> Block for Registered<R> {
     fn start(&self) -> NonNull<u8> {
         self.0.bytes.start()
@@ -305,7 +319,7 @@ unsafe impl<R: Region> Block for Registered<R> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "mlx5"))]
 mod tests {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The bodies of addresses. Integers are big-endian.
+//! The contents of addresses. Integers are big-endian.
 
 use std::fmt;
 
@@ -28,16 +28,16 @@ pub(super) fn device<D: Driver>(port: D::Port) -> DeviceAddress {
     DeviceAddress(Packed::new(Kind::Device, D::ID, &port.to_bytes()))
 }
 
-/// The interface's address has no content: endpoints connect to endpoints.
+/// Returns the interface's address, which is empty: endpoints connect to endpoints.
 pub(super) fn interface<D: Driver>() -> InterfaceAddress {
     InterfaceAddress(Packed::new(Kind::Interface, D::ID, &[]))
 }
 
-/// The body of `packed`, if it is this transport's.
+/// Returns the body of `packed`, if it is of this transport.
 fn body<D: Driver>(packed: &Packed) -> Result<&[u8; 24], ConnectError> {
     match packed.body() {
         Some(body) if packed.transport() == D::ID => Ok(body),
-        _ => Err(ConnectError::ForeignTransport { transport: D::NAME, found: packed.transport().name() }),
+        _ => Err(ConnectError::ForeignTransport { transport: D::ID, found: packed.transport() }),
     }
 }
 
@@ -60,7 +60,7 @@ impl QueueAddress {
     pub(super) fn unpack<D: Driver>(address: &EndpointAddress) -> Result<Self, ConnectError> {
         let body = body::<D>(&address.0)?;
         let word = |at: usize| u32::from_be_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
-        let bad = |field| ConnectError::Address { transport: D::NAME, source: AddressError::Field(field) };
+        let bad = |field| ConnectError::Address { transport: D::ID, source: AddressError::Field(field) };
         let number = |at, field| Some(word(at)).filter(|n| *n <= MASK24).ok_or_else(|| bad(field));
         let code = |at: usize, codes: std::ops::RangeInclusive<u8>, field| {
             Some(body[at]).filter(|code| codes.contains(code)).ok_or_else(|| bad(field))
@@ -76,7 +76,7 @@ impl QueueAddress {
     }
 }
 
-/// A peer as error messages name it: its port and queue pair.
+/// A peer in error messages: its port and queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer<P> {
     pub(super) port: P,
@@ -89,7 +89,7 @@ impl<P: Port> fmt::Display for Peer<P> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "mlx5"))]
 mod tests {
     use proptest::prelude::*;
 
@@ -155,7 +155,8 @@ mod tests {
         assert_eq!(Peer { port, qpn: 0x48 }.to_string(), "LID 7 QP 0x000048");
     }
 
-    /// Reads `body` as an endpoint's address: it is within the limits, or an error names the field.
+    /// Reads `body` as an endpoint's address: it is within the limits, or the error names the
+    /// field.
     fn read_or_name<D: Driver>(body: [u8; 24]) -> Result<(), TestCaseError> {
         let packed = Packed::new(Kind::Endpoint, D::ID, &body);
         match QueueAddress::unpack::<D>(&EndpointAddress(packed)) {

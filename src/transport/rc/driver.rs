@@ -1,4 +1,4 @@
-//! What a driver provides for transports over reliable connections.
+//! What a driver provides to transports over reliable connections.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -14,57 +14,59 @@ use crate::error::{Cause, ConnectError, OpenError, Source};
 use crate::event::EventError;
 use crate::transport::common::registered::Domain;
 
-/// A send queue whose posts are numbered. An index is the low 16 bits of a post's number; a queue has at
-/// most 2^15 posts outstanding, so that indices compare.
+/// A send queue whose posts are numbered. An index is the low 16 bits of a post's number; a queue
+/// has at most 2^15 outstanding posts, so that indices compare.
 ///
-/// Nothing here knows of a connection: a queue may serve one peer, or peers in turn.
+/// A queue is independent of a connection: it may serve one peer, or several in turn.
 pub(crate) trait Queue {
-    /// A range of local memory as posts take it.
+    /// A range of local memory, in the driver's format.
     type Segment;
     /// Units of the ring that the largest post takes.
     const LARGEST_POST: u32;
-    /// There is a request that has no effect.
+    /// Whether a request without effect exists.
     const HAS_NOP: bool;
 
-    /// `length` bytes at `address` under the local key `key`.
+    /// Returns the segment of `length` bytes at `address` with the lkey `key`.
     fn segment(address: u64, length: u32, key: u32) -> Self::Segment;
 
-    /// Units of the ring that can be posted now.
+    /// Returns the free units of the ring.
     fn room(&self) -> u32;
 
-    /// Units posted so far: the same number later means that nothing was posted since.
+    /// Returns the number of units posted so far. An equal number later means that nothing was
+    /// posted since.
     fn posted(&self) -> u64;
 
-    /// Operations posted so far, if the queue counts them itself.
+    /// Returns the number of operations posted so far, if the queue counts them.
     fn operations(&self) -> Option<u64> {
         None
     }
 
-    /// Index of the last post; any number before the first.
+    /// Returns the index of the last post; any value before the first.
     fn last(&self) -> u16;
 
-    /// Everything posted is known to be done.
+    /// Returns whether all posts are known to be complete.
     fn is_idle(&self) -> bool;
 
-    /// The last post gives a completion, or there was none yet.
+    /// Returns whether the last post requested a completion, or there was none yet.
     fn last_is_signaled(&self) -> bool;
 
-    /// The post at `index`, which is not older than the ring, is known to be done.
+    /// Returns whether the post at `index`, which is not older than the ring, is known to be
+    /// complete.
     fn is_done(&self, index: u16) -> bool;
 
-    /// The next post gives a completion.
+    /// Makes the next post request a completion.
     fn request_completion(&mut self);
 
-    /// The next post waits for the reads and atomics before it.
+    /// Makes the next post wait for earlier reads and atomics.
     fn fence(&mut self);
 
-    /// The post at `index` and all before it are done; their room is free.
+    /// Frees the units of the post at `index` and all before it, which are complete.
     fn reap(&mut self, index: u16);
 
     /// Posts a read of 8 bytes at `remote` under the peer's key, with a completion.
     fn read_word(&mut self, local: Self::Segment, remote: u64, key: u32) -> Result<(), QueueFull>;
 
-    /// Posts a request that has no effect but its completion. Called if [`Self::HAS_NOP`].
+    /// Posts a request without effect, with a completion. Called only if [`Self::HAS_NOP`].
     fn nop(&mut self) -> Result<(), QueueFull> {
         Err(QueueFull)
     }
@@ -73,24 +75,24 @@ pub(crate) trait Queue {
     fn to_error(&mut self) -> Result<(), Source>;
 }
 
-/// Nothing was posted: the queue is full, or the library refused.
+/// Nothing was posted: the queue is full, or libibverbs refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
 /// The address of a device's port.
 pub(crate) trait Port: Copy + fmt::Display {
-    /// The bytes of a device address.
+    /// Returns the bytes of a device address.
     fn to_bytes(self) -> [u8; 24];
-    /// The port with these bytes.
+    /// Creates the port from these bytes.
     fn from_bytes(bytes: &[u8; 24]) -> Self;
 }
 
-/// What an interface needs to know of a device before it opens.
+/// Limits of a device that an interface needs before it opens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Requests of a send or receive queue.
+    /// Most requests in a send or receive queue.
     pub(crate) requests: u32,
-    /// Entries of a completion queue.
+    /// Most entries of a completion queue.
     pub(crate) completions: u32,
 }
 
@@ -98,7 +100,7 @@ pub(crate) struct Limits {
 pub(crate) struct Opened<D: Driver> {
     /// What the interface can do.
     pub(crate) attributes: Attributes,
-    /// The driver chooses the user indices that completions carry: they are slots of the interface.
+    /// Whether the driver assigns the user indices of completions: they are slots of the interface.
     pub(crate) has_user_index: bool,
     /// The rest of the driver's state.
     pub(crate) interface: D::Interface,
@@ -106,21 +108,21 @@ pub(crate) struct Opened<D: Driver> {
 
 /// The driver's part of an endpoint.
 pub(crate) struct Created<D: Driver> {
-    /// The queue pair, which may receive and is not connected.
+    /// The queue pair: it can receive, and is not connected.
     pub(crate) queue: D::Queue,
     /// Its number (24 bits).
     pub(crate) qpn: u32,
     /// Its path MTU, in the driver's [code](Driver::MTU_CODES).
     pub(crate) mtu: u8,
-    /// Its reads and atomics in flight, in the driver's [code](Driver::READS_CODES).
+    /// Its limit of reads and atomics in flight, in the driver's [code](Driver::READS_CODES).
     pub(crate) reads: u8,
-    /// What completions carry, if it is known already.
+    /// The user index in its completions, if it is known already.
     pub(crate) user_index: Option<u32>,
     /// The rest of the driver's state.
     pub(crate) endpoint: D::Endpoint,
 }
 
-/// A connection as both ends come to it, each from its own address and the peer's.
+/// The parameters of a connection. Both ends derive them from their own address and the peer's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path<P> {
     /// The peer's port.
@@ -133,19 +135,18 @@ pub(crate) struct Path<P> {
     pub(crate) send_psn: u32,
     /// The lower of the MTUs, in the driver's code.
     pub(crate) mtu: u8,
-    /// The fewer of the reads and atomics in flight, in the driver's code.
+    /// The lower limit of reads and atomics in flight, in the driver's code.
     pub(crate) reads: u8,
 }
 
 /// A driver for reliable connections.
 pub(crate) trait Driver: Sized + 'static {
-    /// Which transport it is.
+    /// The transport's id.
     const ID: TransportId;
-    /// Its name.
-    const NAME: &'static str = Self::ID.name();
-    /// Path MTUs as an address has them. A higher code is a larger MTU.
+    /// Codes of path MTUs in an address. A higher code is a larger MTU.
     const MTU_CODES: RangeInclusive<u8>;
-    /// Reads and atomics in flight as an address has them. A higher code is more of them.
+    /// Codes of the limit of reads and atomics in flight in an address. A higher code is a higher
+    /// limit.
     const READS_CODES: RangeInclusive<u8>;
 
     /// A device and a protection domain.
@@ -154,19 +155,19 @@ pub(crate) trait Driver: Sized + 'static {
     type Port: Port;
     /// A queue pair.
     type Queue: Queue;
-    /// What an interface has beside [`Shared`].
+    /// The driver's state of an interface, beside [`Shared`].
     type Interface;
-    /// What an endpoint has beside [`State`]. It is dropped after the queue pair.
+    /// The driver's state of an endpoint, beside [`State`]. It is dropped after the queue pair.
     type Endpoint;
 
-    /// What the device can do.
+    /// Returns the limits of the device.
     fn limits(domain: &Self::Domain) -> Limits;
 
-    /// This side's port.
+    /// Returns the local port.
     fn port(domain: &Self::Domain) -> Self::Port;
 
-    /// Opens the driver's part of an interface with checked settings. Its completion queue has room for
-    /// `entries` completions.
+    /// Opens the driver's part of an interface, whose settings are checked. Its completion queue
+    /// has room for `entries` completions.
     ///
     /// # Errors
     /// [`OpenError::Setting`], [`OpenError::Device`]
@@ -185,36 +186,38 @@ pub(crate) trait Driver: Sized + 'static {
     /// Connects the queue pair.
     ///
     /// # Errors
-    /// [`ConnectError::Unreachable`], or the device's refusal as [`State::refused`] makes it.
+    /// [`ConnectError::Unreachable`], or the device's refusal, as [`State::refused`] returns it.
     fn connect(state: &State<Self>, path: &Path<Self::Port>) -> Result<(), ConnectError>;
 
-    /// Called when the endpoint fails or is cancelled: no receive buffers go to its queue pair from now on.
+    /// Called when the endpoint fails or is cancelled: its queue pair gets no more receive buffers.
     fn stop_receiving(_state: &State<Self>) {}
 
-    /// Called when the endpoint or its interface is closed. After it the device executes no more of the
-    /// endpoint's requests, and no message is delivered.
+    /// Called when the endpoint or its interface is closed. Afterwards the device executes none of
+    /// the endpoint's requests, and no message is delivered.
     fn stop(state: &State<Self>);
 
-    /// After [`Self::stop`], when no completion is left: the queue pair can be destroyed.
+    /// Returns whether the queue pair can be destroyed. Called after [`Self::stop`], when no
+    /// completion is left.
     fn is_released(_state: &State<Self>) -> bool {
         true
     }
 
-    /// What an error's report adds to its cause.
+    /// Returns what an error's report adds to its cause.
     fn detail(_shared: &Shared<Self>, _cause: Cause) -> Option<String> {
         None
     }
 
-    /// Takes one completion and does what follows. Returns the number of events.
+    /// Takes one completion and processes it. Returns the number of events.
     fn take(progress: &mut Progress<Self>) -> usize;
 
-    /// No completion is left in the queue. Called by progress when endpoints are to be closed.
+    /// Returns whether no completion is left in the queue. Called by progress before it closes
+    /// endpoints.
     fn is_drained(shared: &Shared<Self>) -> bool;
 
     /// Called when the interface is closed, after its endpoints.
     fn close(_shared: &Shared<Self>) {}
 
-    /// A descriptor to sleep on.
+    /// Returns the descriptor to wait on.
     ///
     /// # Errors
     /// [`EventError::Missing`]

@@ -1,26 +1,26 @@
-//! The endpoint: connecting, waiting and closing. Posts are the transports'.
+//! The endpoint: connecting, waiting and closing. Each transport implements its posts.
 
 use std::fmt;
 use std::rc::Rc;
 
 use super::{Driver, Interface, QueueAddress, State, address};
-use crate::address::{DeviceAddress, EndpointAddress};
+use crate::address::PeerAddress;
 use crate::capability::Flush;
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post};
-use crate::transport::common::gate::{Block, Gate};
 use crate::transport::common::pending::{HasPending, PendingQueue, Request};
+use crate::transport::common::post_state::{PostBlock, PostState};
 
 /// One end of a connection: a queue pair. A clone is another handle to the same one.
 ///
-/// Dropping the last handle stops the queue pair: what was outstanding completes as cancelled in the next
-/// progress. Flush first what must arrive.
+/// Dropping the last handle stops the queue pair: outstanding operations complete as cancelled in
+/// the next progress. Flush before the drop if they must arrive.
 pub struct Endpoint<D: Driver>(pub(crate) Rc<State<D>>);
 
 impl<D: Driver> Endpoint<D> {
-    /// Makes an endpoint that can be connected. It takes its share of the interface's completion queue.
+    /// Creates an unconnected endpoint. It takes its share of the interface's completion queue.
     ///
     /// # Errors
     /// [`OpenError::TooManyEndpoints`], [`OpenError::Device`], [`OpenError::Closed`]
@@ -33,32 +33,32 @@ impl<D: Driver> Endpoint<D> {
         Self(state)
     }
 
-    /// The address that the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> EndpointAddress {
-        self.0.own.pack::<D>()
+    /// Returns the address that the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> PeerAddress {
+        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(self.0.own.pack::<D>())
     }
 
-    /// Connects to the peer's endpoint. Both ends connect to each other; once both did, both can post.
+    /// Connects to the peer's endpoint. Both ends connect to each other; after that, both can post.
     ///
     /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`] and [`ConnectError::Unreachable`] for
-    /// addresses that are not usable here, [`ConnectError::Connected`] the second time,
-    /// [`ConnectError::Device`] if the device refuses.
-    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
-        let port = address::port::<D>(device)?;
-        let peer = QueueAddress::unpack::<D>(address)?;
-        if !self.0.gate.has(Block::Unconnected) || !self.0.gate.is_alive() {
-            return Err(ConnectError::Connected { transport: D::NAME });
+    /// [`ConnectError::NoEndpoint`], [`ConnectError::ForeignTransport`], [`ConnectError::Address`]
+    /// and [`ConnectError::Unreachable`] for addresses that are not usable here,
+    /// [`ConnectError::Connected`] the second time, [`ConnectError::Device`] if the device refuses.
+    pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let port = address::port::<D>(peer.device())?;
+        let peer = QueueAddress::unpack::<D>(peer.endpoint_for(D::ID)?)?;
+        if !self.0.posting.has(PostBlock::Unconnected) || !self.0.posting.is_alive() {
+            return Err(ConnectError::Connected { transport: D::ID });
         }
         self.0.connect(port, &peer)
     }
 
-    /// Why the endpoint failed, if it did.
+    /// Returns why the endpoint failed, if it did.
     pub fn error(&self) -> Option<EndpointError> {
         self.0.error()
     }
 
-    /// What this endpoint did so far.
+    /// Returns the counters of this endpoint.
     pub fn counters(&self) -> Counters {
         self.0.counters()
     }
@@ -70,7 +70,7 @@ impl<D: Driver> Flush for Endpoint<D> {
     }
 
     fn fence(&self) -> Result<(), PostError> {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         self.0.fence();
         Ok(())
     }
@@ -81,8 +81,8 @@ impl<D: Driver> HasPending for Endpoint<D> {
         &self.0.pending
     }
 
-    fn gate(&self) -> &Gate {
-        &self.0.gate
+    fn post_state(&self) -> &PostState {
+        &self.0.posting
     }
 
     fn may_wait(&self) -> bool {
@@ -114,7 +114,7 @@ impl<D: Driver> Drop for Endpoint<D> {
 impl<D: Driver> fmt::Debug for Endpoint<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("transport", &D::NAME)
+            .field("transport", &D::ID)
             .field("own", &self.0.own)
             .finish_non_exhaustive()
     }

@@ -1,11 +1,11 @@
-//! Waiting for, ordering and cancelling what is outstanding.
+//! Waiting for, ordering and cancelling outstanding operations.
 
 use super::{Driver, Queue, State};
 use crate::completion::Completion;
 use crate::error::PostError;
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::common::gate::Block;
 use crate::transport::common::operation::Done;
+use crate::transport::common::post_state::PostBlock;
 
 impl<D: Driver> State<D> {
     /// See [`Flush::flush`](crate::capability::Flush::flush).
@@ -13,14 +13,14 @@ impl<D: Driver> State<D> {
         if mode == FlushMode::Cancel {
             return self.cancel(completion);
         }
-        self.gate.check()?;
+        self.posting.check()?;
         if completion.is_some() && !self.in_flight.has_flush_room() {
-            return Err(self.gate.refuse());
+            return Err(self.posting.refuse());
         }
         if mode == FlushMode::Remote && self.is_dirty() {
-            // An acknowledgement says that the peer's device has the data, not that they are in its memory.
-            // A read is executed after the writes before it, and its response pushes them ahead (PCIe
-            // ordering), so that the response is proof. It reads a word of the peer's interface.
+            // An acknowledgement means that the peer's device has the data, not that it is in
+            // memory. A read is executed after the writes before it, and PCIe ordering makes its
+            // response push them to memory. The flush reads a word of the peer's interface.
             self.read_flush_word()?;
         } else if self.is_idle() {
             return Ok(Posted::Done);
@@ -33,7 +33,8 @@ impl<D: Driver> State<D> {
         Ok(Posted::InProgress)
     }
 
-    /// Ensures that the last post gives a completion: if it does not, a request behind it does.
+    /// Ensures that a completion covers the last post: if it requested none, posts a request that
+    /// does.
     pub(crate) fn signal_last(&self) -> Result<(), PostError> {
         if self.with_queue(|queue| queue.last_is_signaled()) {
             return Ok(());
@@ -50,10 +51,10 @@ impl<D: Driver> State<D> {
     }
 
     fn cancel(&self, completion: Option<&Completion>) -> Post {
-        if self.gate.has(Block::Closed) {
+        if self.posting.has(PostBlock::Closed) {
             return Err(PostError::Closed);
         }
-        if !self.gate.has(Block::Failed) {
+        if !self.posting.has(PostBlock::Failed) {
             self.cancel_outstanding()?;
         }
         if self.is_idle() {
@@ -61,33 +62,33 @@ impl<D: Driver> State<D> {
         }
         if let Some(completion) = completion {
             if !self.in_flight.has_flush_room() {
-                return Err(self.gate.refuse());
+                return Err(self.posting.refuse());
             }
             self.in_flight.push_flush(self.last(), Done::Canceled(completion.clone()));
         }
         Ok(Posted::InProgress)
     }
 
-    /// [`Self::flush_all`] would succeed.
+    /// Returns whether [`Self::flush_all`] would succeed.
     pub(super) fn can_flush(&self) -> bool {
-        let failed = self.gate.has(Block::Failed);
-        let open = failed || self.gate.is_open();
+        let failed = self.posting.has(PostBlock::Failed);
+        let open = failed || self.posting.is_open();
         let signaled = failed || self.has_room() || self.with_queue(|queue| queue.last_is_signaled());
         open && signaled && self.in_flight.has_flush_room()
     }
 
-    /// Counts `completion` down when everything outstanding is finished, also on a failed endpoint. The
-    /// caller checked [`Self::can_flush`].
+    /// Counts `completion` down when everything outstanding is finished, also on a failed endpoint.
+    /// The caller has checked [`Self::can_flush`].
     pub(super) fn flush_all(&self, completion: &Completion) -> Result<(), PostError> {
-        if !self.gate.has(Block::Failed) {
+        if !self.posting.has(PostBlock::Failed) {
             self.signal_last()?;
         }
         self.in_flight.push_flush(self.last(), Done::Flushed(completion.clone()));
         Ok(())
     }
 
-    /// What is posted next takes effect after what is outstanding. Writes and sends of a connection are
-    /// executed in order anyway; the fence bit makes them wait for reads and atomics, too (IBTA 10.8.3.3).
+    /// Orders later posts after outstanding ones. A connection executes its writes and sends in
+    /// order anyway; the fence bit makes them wait for reads and atomics, too (IBTA 10.8.3.3).
     pub(super) fn fence(&self) {
         self.with_queue(|queue| {
             if !queue.is_idle() {

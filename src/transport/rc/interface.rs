@@ -1,4 +1,4 @@
-//! The interface: what its endpoints share.
+//! The interface: the state that its endpoints share.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -8,34 +8,34 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::{BUFFER, Driver, Endpoint, MASK24, Opened, Progress, QueueAddress, State, address};
-use crate::address::{DeviceAddress, InterfaceAddress};
+use crate::address::PeerAddress;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
-use crate::error::{EndpointError, HandlerError, OpenError, PostError};
+use crate::error::{ConnectError, EndpointError, HandlerError, OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
 use crate::memory::Access;
 use crate::message::Message;
 use crate::status::{Post, Posted};
-use crate::transport::common::gate::Block;
 use crate::transport::common::handlers::Handlers;
 use crate::transport::common::operation::InFlightQueue;
-use crate::transport::common::peers::Peers;
 use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::Pool;
+use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::{Buffer, Domain, Registered};
+use crate::transport::common::user_index::UserIndexTable;
 
-/// An interface of the driver `D` behind its handles.
+/// The state of an interface of the driver `D`, behind its handles.
 pub(crate) struct Shared<D: Driver> {
     pub(crate) driver: D::Interface,
-    /// Pending requests, or endpoints to be closed, are waiting for progress.
+    /// Pending requests or endpoints to close wait for progress.
     pub(crate) attention: Cell<bool>,
     /// A callback panicked; see [`State::catch_up`].
     pub(crate) unwound: Cell<bool>,
-    /// Endpoints by the user index of completions. The pointers are to those in `endpoints`.
-    pub(crate) peers: Peers<State<D>>,
+    /// Endpoints by the user index of completions. The pointers are to entries of `endpoints`.
+    pub(crate) user_indices: UserIndexTable<State<D>>,
     pub(crate) handlers: Handlers,
     pub(crate) buffers: Pool<Registered<<D::Domain as Domain>::Region>, BUFFER>,
     pub(crate) buffers_key: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Shared<D: Driver> {
     pub(crate) tag: u32,
     pub(crate) config: InterfaceConfig,
     pub(crate) attributes: Attributes,
-    /// What the endpoints did that were dropped.
+    /// Counts of endpoints that were dropped.
     pub(super) past: Past,
 }
 
@@ -66,14 +66,14 @@ impl<D: Driver> Clone for Interface<D> {
 }
 
 impl<D: Driver> Interface<D> {
-    /// Opens an interface. Each transport's public `open` is this.
+    /// Opens an interface, for the public `open` of each transport.
     pub(crate) fn open_on(
         domain: &D::Domain,
         config: &InterfaceConfig,
     ) -> Result<(Self, Progress<D>), OpenError> {
         let entries = check_settings::<D>(domain, config)?;
         let buffers = domain
-            .blocks(config.checked_bcopy_buffers(D::NAME)? * BUFFER)
+            .blocks(config.checked_bcopy_buffers(D::ID)? * BUFFER)
             .map_err(|e| domain.refused("register buffers", e))?;
         let flush_word = domain
             .buffer(size_of::<u64>(), Access::REMOTE_READ)
@@ -83,7 +83,7 @@ impl<D: Driver> Interface<D> {
             driver: interface,
             attention: Cell::new(false),
             unwound: Cell::new(false),
-            peers: Peers::new(config.max_endpoints, has_user_index),
+            user_indices: UserIndexTable::new(config.max_endpoints, has_user_index),
             handlers: Handlers::new(),
             buffers_key: buffers.key(),
             buffers: Pool::new(buffers),
@@ -102,28 +102,31 @@ impl<D: Driver> Interface<D> {
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
-    /// What the interface can do.
+    /// Returns what the interface can do.
     pub fn attributes(&self) -> &Attributes {
         &self.0.attributes
     }
 
-    /// The address of the device's port.
-    pub fn device_address(&self) -> DeviceAddress {
-        address::device::<D>(D::port(&self.0.domain))
+    /// Returns the address of the device's port. Endpoints connect to endpoints.
+    pub fn address(&self) -> PeerAddress {
+        PeerAddress::of_interface(address::device::<D>(D::port(&self.0.domain)), address::interface::<D>())
     }
 
-    /// An address without content: endpoints connect to endpoints.
-    pub fn address(&self) -> InterfaceAddress {
-        address::interface::<D>()
+    /// Checks that the address is valid. Only a connection can show whether the fabric reaches it.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`]
+    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        address::port::<D>(peer.device()).map(drop)
     }
 
-    /// What all endpoints of the interface did so far, including those that were dropped.
+    /// Returns the counters of all endpoints of the interface, including dropped ones.
     pub fn counters(&self) -> Counters {
         self.0.endpoints.borrow().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Sets the handler of active messages `id`; it replaces an older one with the next progress. It runs
-    /// inside progress and may post.
+    /// Sets the handler of active messages with `id`, from the next progress on. It runs inside
+    /// progress and may post.
     ///
     /// # Errors
     /// [`HandlerError::UnknownHandlerId`] if `id` is 32 or more, [`HandlerError::Closed`].
@@ -142,13 +145,14 @@ impl<D: Driver> Interface<D> {
         self.0.handlers.set_error(Box::new(handler));
     }
 
-    /// Messages that were dropped because their id has no handler or they are not this transport's.
+    /// Returns the number of messages that were dropped because their id has no handler or they are
+    /// of another protocol.
     pub fn unhandled(&self) -> u64 {
         self.0.handlers.unhandled()
     }
 
-    /// Waits for what every endpoint has outstanding. The completion is counted down once, when all is
-    /// finished.
+    /// Waits for all outstanding operations of every endpoint. The completion is counted down once,
+    /// when all are finished.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError::Closed`]
@@ -171,7 +175,7 @@ impl<D: Driver> Interface<D> {
         Ok(Posted::InProgress)
     }
 
-    /// On every endpoint, what is posted next takes effect after what is outstanding.
+    /// On every endpoint, orders later posts after outstanding ones.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -181,7 +185,7 @@ impl<D: Driver> Interface<D> {
         Ok(())
     }
 
-    /// A descriptor to sleep on after [`Self::arm`].
+    /// Returns the descriptor to wait on after [`Self::arm`].
     ///
     /// # Errors
     /// [`EventError::Missing`] if the device has none.
@@ -189,47 +193,48 @@ impl<D: Driver> Interface<D> {
         D::event_fd(&self.0)
     }
 
-    /// Makes the next completion set [`Self::event_fd`] readable.
+    /// Makes [`Self::event_fd`] readable on the next completion.
     ///
     /// # Errors
     /// [`EventError::Busy`] if progress has something to do, [`EventError::Missing`],
     /// [`EventError::Closed`], [`EventError::System`]
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
         if self.0.closed.get() {
-            return Err(EventError::Closed { transport: D::NAME });
+            return Err(EventError::Closed { transport: D::ID });
         }
         D::arm(&self.0)
     }
 }
 
-/// Checks the settings against each other and the device. Returns the entries of the completion queue: one
-/// for every request that may be outstanding, as each may give an error completion.
+/// Checks the settings against each other and the device. Returns the number of entries of the
+/// completion queue: one for every request that may be outstanding, as each may produce an error
+/// completion.
 fn check_settings<D: Driver>(domain: &D::Domain, config: &InterfaceConfig) -> Result<u32, OpenError> {
     let limits = D::limits(domain);
     let refuse = |setting, value: u32, reason: &str| {
         let (value, reason) = (value.into(), reason.to_owned());
-        Err(OpenError::Setting { transport: D::NAME, setting, value, reason })
+        Err(OpenError::Setting { transport: D::ID, setting, value, reason })
     };
     for (setting, value, least) in
         [("send_ring", config.send_ring, 16), ("receive_ring", config.receive_ring, 4)]
     {
-        check(D::NAME, setting, value, least, limits.requests)?;
+        check(D::ID, setting, value, least, limits.requests)?;
         if !value.is_power_of_two() {
             return refuse(setting, value, "it must be a power of two");
         }
     }
-    check(D::NAME, "spare_receive_buffers", config.spare_receive_buffers, 0, 65536)?;
-    check(D::NAME, "signal_every", config.signal_every, 1, 1 << 15)?;
-    check(D::NAME, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
-    check(D::NAME, "retry_count", config.retry_count.into(), 0, 7)?;
-    check(D::NAME, "rnr_retry", config.rnr_retry.into(), 0, 7)?;
-    check(D::NAME, "min_rnr_timer", config.min_rnr_timer.into(), 0, 31)?;
-    check(D::NAME, "max_rd_atomic", config.max_rd_atomic.into(), 1, 16)?;
+    check(D::ID, "spare_receive_buffers", config.spare_receive_buffers, 0, 65536)?;
+    check(D::ID, "signal_every", config.signal_every, 1, 1 << 15)?;
+    check(D::ID, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
+    check(D::ID, "retry_count", config.retry_count.into(), 0, 7)?;
+    check(D::ID, "rnr_retry", config.rnr_retry.into(), 0, 7)?;
+    check(D::ID, "min_rnr_timer", config.min_rnr_timer.into(), 0, 31)?;
+    check(D::ID, "max_rd_atomic", config.max_rd_atomic.into(), 1, 16)?;
     if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
         return refuse("path_mtu", config.path_mtu, "it must be 256, 512, 1024, 2048 or 4096");
     }
     let per_endpoint = config.send_ring + config.receive_ring;
-    check(D::NAME, "max_endpoints", config.max_endpoints, 1, limits.completions / per_endpoint)?;
+    check(D::ID, "max_endpoints", config.max_endpoints, 1, limits.completions / per_endpoint)?;
     Ok(config.max_endpoints * per_endpoint)
 }
 
@@ -239,7 +244,7 @@ impl<D: Driver> fork::Inherited for Shared<D> {
         // Progress in the child finds the interface closed.
         self.call_attention();
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().for_each(|state| state.gate.close_in_child());
+            endpoints.iter().for_each(|state| state.posting.close_in_child());
         }
     }
 }
@@ -249,29 +254,29 @@ impl<D: Driver> Shared<D> {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
 
-    /// Asks progress to handle pending requests and closing endpoints.
+    /// Makes progress handle pending requests and closing endpoints.
     pub(super) fn call_attention(&self) {
         self.attention.set(true);
     }
 
-    /// Asks progress to finish the operations that a callback which panicked left behind.
+    /// Makes progress finish the operations that were left behind by a callback that panicked.
     pub(super) fn catch_up_later(&self) {
         self.unwound.set(true);
         self.call_attention();
     }
 
-    /// A new endpoint, not connected.
+    /// Creates an unconnected endpoint.
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State<D>>, OpenError> {
         if self.closed.get() {
-            return Err(OpenError::Closed { transport: D::NAME });
+            return Err(OpenError::Closed { transport: D::ID });
         }
         // The completion queue was sized for this many.
-        let Some(slot) = self.peers.claim() else {
-            return Err(OpenError::TooManyEndpoints { transport: D::NAME, limit: self.config.max_endpoints });
+        let Some(slot) = self.user_indices.claim() else {
+            return Err(OpenError::TooManyEndpoints { transport: D::ID, limit: self.config.max_endpoints });
         };
-        let state = self.build_endpoint(slot).inspect_err(|_| self.peers.release(slot, None))?;
+        let state = self.build_endpoint(slot).inspect_err(|_| self.user_indices.release(slot, None))?;
         if let Some(user_index) = state.user_index.get() {
-            self.peers.set(user_index, NonNull::from(&*state));
+            self.user_indices.set(user_index, NonNull::from(&*state));
         }
         self.endpoints.borrow_mut().push(Rc::clone(&state));
         Ok(state)
@@ -279,7 +284,7 @@ impl<D: Driver> Shared<D> {
 
     fn build_endpoint(self: &Rc<Self>, slot: u32) -> Result<Rc<State<D>>, OpenError> {
         let in_flight = InFlightQueue::new(self.config.send_ring);
-        // One for the results that no operation wants.
+        // One more word, for discarded results.
         let words = in_flight.slots() as usize + 1;
         let results = self
             .domain
@@ -297,13 +302,13 @@ impl<D: Driver> Shared<D> {
         Ok(State::new(created, own, slot, in_flight, results, Rc::clone(self)))
     }
 
-    /// Called when the last handle of `state` is dropped: the queue pair stops at once, and progress
-    /// finishes what was outstanding.
+    /// Called when the last handle of `state` is dropped: stops the queue pair, and progress
+    /// finishes the outstanding operations.
     pub(super) fn close_endpoint(&self, state: &State<D>) {
         if self.closed.get() {
             return;
         }
-        state.stop(Block::Failed);
+        state.stop(PostBlock::Failed);
         self.closing.set(self.closing.get() + 1);
         self.call_attention();
     }
@@ -312,7 +317,7 @@ impl<D: Driver> Shared<D> {
 impl<D: Driver> fmt::Debug for Interface<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Interface")
-            .field("transport", &D::NAME)
+            .field("transport", &D::ID)
             .field("device", &self.0.domain.device())
             .finish_non_exhaustive()
     }

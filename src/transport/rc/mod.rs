@@ -1,14 +1,15 @@
-//! Reliable connections: what [`rc_mlx5`](super::rc_mlx5) and `rc_verbs` have in common.
+//! Reliable connections: the common core of [`rc_mlx5`](super::rc_mlx5) and `rc_verbs`.
 //!
 //! A domain is one device and one protection domain; an interface has one completion queue for both
-//! directions and one pool of registered buffers; an endpoint is one queue pair. The completion queue has
-//! an entry for every request that the queue pairs of the interface can have outstanding, so that it
-//! cannot overrun, which a device does not check.
+//! directions and one pool of registered buffers; an endpoint is one queue pair. The completion
+//! queue has an entry for every request that the queue pairs of the interface can have outstanding,
+//! so it cannot overrun, which a device does not check.
 //!
-//! On the wire an active message is a SEND with 4 bytes in front: the handler id and 3 reserved zeros.
+//! On the wire an active message is a SEND that starts with 4 bytes: the handler id and 3 reserved
+//! zeros.
 //!
-//! A transport has a driver: its queue pair, its completion queue, its receive buffers
-//! and its posts. Connecting, flushing, failing, closing and everything that follows a completion is here.
+//! A transport provides its driver: its queue pair, its completion queue, its receive buffers and
+//! its posts. Connecting, flushing, failing, closing and the processing of completions are here.
 
 #![expect(private_bounds, reason = "sealed: the drivers are this crate's own")]
 
@@ -26,19 +27,21 @@ pub(crate) use driver::{Created, Driver, Limits, Opened, Path, Port, Queue, Queu
 pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub(crate) use interface::Shared;
-pub(crate) use post::{PooledBuffer, am_header};
+#[cfg(feature = "mlx5")]
+pub(crate) use post::PooledBuffer;
+pub(crate) use post::am_header;
 pub use progress::Progress;
 pub(crate) use state::State;
 
-use crate::message::HOME;
+use crate::message::HEADROOM;
 
-/// Bytes that a buffered operation or an active message carries, the message's header included.
+/// Most bytes of a buffered operation or an active message, including the message's header.
 pub(crate) const SEGMENT: usize = 8256;
 /// Handler id and reserved bytes in front of every active message.
 pub(crate) const AM_HEADER: usize = 4;
 /// Offset of data in a buffer.
-pub(crate) const DATA: usize = HOME;
-/// Offset of a message in a buffer, so that what follows its header is aligned to 8 bytes.
+pub(crate) const DATA: usize = HEADROOM;
+/// Offset of a message in a buffer, chosen so that the bytes behind its header are aligned to 8.
 pub(crate) const MESSAGE: usize = DATA - AM_HEADER;
 /// Bytes of a buffer: `DATA` and a segment, in whole cache lines.
 pub(crate) const BUFFER: usize = (DATA + SEGMENT).next_multiple_of(64);

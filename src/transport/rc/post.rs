@@ -1,4 +1,4 @@
-//! Parts of the posts of every operation. They are compiled for each driver's queue.
+//! Common parts of posts, compiled for each driver's queue.
 
 use std::hint::cold_path;
 
@@ -13,7 +13,8 @@ pub(crate) type PooledBuffer<'a, D> =
     Buffer<'a, Registered<<<D as Driver>::Domain as Domain>::Region>, BUFFER>;
 
 impl<D: Driver> Endpoint<D> {
-    /// Lets `pack` fill a buffer of the interface; takes none if nothing could be posted.
+    /// Takes a buffer of the interface and lets `pack` fill it. Takes none if nothing could be
+    /// posted.
     #[inline(always)]
     pub(crate) fn pack(
         &self,
@@ -21,9 +22,9 @@ impl<D: Driver> Endpoint<D> {
         pack: impl FnOnce(&mut [u8]) -> usize,
     ) -> Result<(PooledBuffer<'_, D>, usize), PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         if !state.has_room() {
-            return Err(state.gate.refuse());
+            return Err(state.posting.refuse());
         }
         let mut buffer = self.take_buffer()?;
         let data = &mut buffer.bytes()[DATA..DATA + SEGMENT];
@@ -31,17 +32,17 @@ impl<D: Driver> Endpoint<D> {
         if length > limit {
             return Err(PostError::too_long(length, limit));
         }
-        // The user's function may have posted, failed or closed this endpoint.
-        state.gate.check()?;
+        // The user's function may have posted on, failed or closed this endpoint.
+        state.posting.check()?;
         Ok((buffer, length))
     }
 
-    /// Takes a buffer for a post that need not ask for a completion. If it is the last one, the post does,
-    /// so that buffers come back.
+    /// Takes a buffer for a post that need not request a completion. If it is the last one, the
+    /// post requests one, so that buffers return.
     #[inline(always)]
     pub(crate) fn take_buffer(&self) -> Result<PooledBuffer<'_, D>, PostError> {
         let buffers = &self.0.shared.buffers;
-        let buffer = buffers.take().ok_or_else(|| self.0.gate.refuse())?;
+        let buffer = buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         if buffers.is_empty() {
             cold_path();
             self.0.with_queue(D::Queue::request_completion);
@@ -49,7 +50,7 @@ impl<D: Driver> Endpoint<D> {
         Ok(buffer)
     }
 
-    /// `length` bytes at `offset` of a buffer.
+    /// Returns the segment of `length` bytes at `offset` of a buffer.
     #[inline(always)]
     pub(crate) fn in_buffer(
         &self,
@@ -61,8 +62,9 @@ impl<D: Driver> Endpoint<D> {
         D::Queue::segment(address, length as u32, self.0.shared.buffers_key)
     }
 
-    /// A buffer with the start of a message to handler `id`: its header, and the user's, which has at most
-    /// [`MAX_AM_HEADER`](super::MAX_AM_HEADER) bytes. Also their segment.
+    /// Takes a buffer and writes the start of a message to handler `id`: the transport's header,
+    /// and the user's, which has at most [`MAX_AM_HEADER`](super::MAX_AM_HEADER) bytes. Also
+    /// returns their segment.
     #[inline(always)]
     pub(crate) fn header_buffer(
         &self,
@@ -78,14 +80,14 @@ impl<D: Driver> Endpoint<D> {
         Ok((buffer, segment))
     }
 
-    /// Remembers what to do once the post at `index` is done.
+    /// Stores what to do once the post at `index` is complete.
     #[inline(always)]
     pub(crate) fn await_done(&self, index: u16, done: Done) {
         self.0.in_flight.push(InFlight { index, done });
     }
 }
 
-/// The header of a message in its buffer.
+/// Returns the header of the message in a buffer.
 #[inline(always)]
 pub(crate) fn am_header(buffer: &mut [u8; BUFFER]) -> &mut [u8; AM_HEADER] {
     let (header, _) = buffer[MESSAGE..].split_first_chunk_mut().expect("a buffer is longer than a header");

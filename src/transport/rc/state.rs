@@ -1,5 +1,5 @@
-//! An endpoint behind its handles: the queue pair, the operations in flight, and what completions do to
-//! them.
+//! The state of an endpoint behind its handles: the queue pair, the operations in flight, and the
+//! processing of their completions.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::rc::{Rc, Weak};
@@ -10,33 +10,34 @@ use super::{Created, DATA, Driver, Endpoint, Path, Queue, QueueAddress, QueueFul
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, Operation, OperationError, PostError, Source};
 use crate::panics::{self, Panics};
-use crate::transport::common::gate::{Block, Gate};
 use crate::transport::common::operation::{Done, InFlight, InFlightQueue};
 use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::common::registered::{Buffer, Domain};
 
 /// An endpoint of the driver `D`.
 pub(crate) struct State<D: Driver> {
-    pub(crate) gate: Gate,
-    /// [`Queue::posted`] when the last remote flush was posted.
+    pub(crate) posting: PostState,
+    /// Value of [`Queue::posted`] when the last remote flush was posted.
     flushed: Cell<u64>,
-    /// Posts of flushes, which counters leave out.
+    /// Number of posts by flushes, which counters exclude.
     internal: Cell<u64>,
-    /// Before the memory that it uses, so that it is dropped first.
+    /// Declared before the memory that it uses, so that it is dropped first.
     queue: UnsafeCell<D::Queue>,
     pub(crate) in_flight: InFlightQueue,
-    /// A word for the result of the operation in each slot of `in_flight`, and one for discarded results.
+    /// A word for the result of the operation in each slot of `in_flight`, and one for discarded
+    /// results.
     results: Buffer<<D::Domain as Domain>::Region>,
     pub(crate) driver: D::Endpoint,
     pub(super) pending: PendingQueue<Endpoint<D>>,
-    /// `Endpoint`s that refer to this state. The last one to be dropped closes it.
+    /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
     pub(super) handles: Cell<u32>,
-    /// This side ended the connection: errors from now on are reported as cancelled.
+    /// Set once this side ended the connection: later errors are reported as cancelled.
     canceled: Cell<bool>,
     pub(crate) own: QueueAddress,
-    /// What completions carry, as soon as it is known.
+    /// The user index in its completions, once it is known.
     pub(crate) user_index: Cell<Option<u32>>,
-    /// The endpoint's share of the interface's completion queue.
+    /// Slot in the interface's table: the endpoint's share of the completion queue.
     pub(super) slot: u32,
     peer: Cell<Option<Peer<D::Port>>>,
     /// Address and key of the word that a remote flush reads.
@@ -47,7 +48,7 @@ pub(crate) struct State<D: Driver> {
 }
 
 impl<D: Driver> State<D> {
-    /// An endpoint that is not connected. Its queue pair can receive.
+    /// Creates an unconnected endpoint, whose queue pair can receive.
     pub(super) fn new(
         created: Created<D>,
         own: QueueAddress,
@@ -57,7 +58,7 @@ impl<D: Driver> State<D> {
         shared: Rc<Shared<D>>,
     ) -> Rc<Self> {
         let state = Rc::new_cyclic(|me| Self {
-            gate: Gate::new(&shared.past),
+            posting: PostState::new(&shared.past),
             flushed: Cell::new(0),
             internal: Cell::new(0),
             queue: UnsafeCell::new(created.queue),
@@ -76,44 +77,45 @@ impl<D: Driver> State<D> {
             shared,
             me: me.clone(),
         });
-        state.gate.set(Block::Unconnected, true);
+        state.posting.set(PostBlock::Unconnected, true);
         D::created(&state);
         state
     }
 
-    /// Runs `run` on the queue pair. This is the only access to it.
+    /// Runs `run` with the queue pair. This is the only access to it.
     #[inline(always)]
     pub(crate) fn with_queue<R>(&self, run: impl FnOnce(&mut D::Queue) -> R) -> R {
-        // SAFETY: the state stays on its thread, and every `run` (all are closures of this module, its
-        // neighbours and the drivers' transports) calls the driver only, which calls no code of the
-        // transport or of the user. So no second reference to the queue pair exists while this one does.
+        // SAFETY: the state stays on its thread. Every `run` is a closure of this module, its
+        // siblings or the drivers' transports, and calls only the driver, which calls no code of
+        // the transport or of the user. So no second reference to the queue pair exists while this
+        // one does.
         run(unsafe { &mut *self.queue.get() })
     }
 
-    /// Posts a request that does not belong to an operation of the user.
+    /// Posts a request that is not an operation of the user.
     pub(super) fn post_internal(
         &self,
         run: impl FnOnce(&mut D::Queue) -> Result<(), QueueFull>,
     ) -> Result<(), PostError> {
-        self.with_queue(run).map_err(|QueueFull| self.gate.refuse())?;
+        self.with_queue(run).map_err(|QueueFull| self.posting.refuse())?;
         self.internal.set(self.internal.get() + 1);
         Ok(())
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub(super) fn counters(&self) -> Counters {
         if let Some(operations) = self.with_queue(|queue| queue.operations()) {
-            self.gate.tally.set_posted(operations.wrapping_sub(self.internal.get()));
+            self.posting.tally.set_posted(operations.wrapping_sub(self.internal.get()));
         }
-        self.gate.tally.read()
+        self.posting.tally.read()
     }
 
-    /// Something was posted since [`Self::note_flush`].
+    /// Returns whether anything was posted since [`Self::note_flush`].
     pub(super) fn is_dirty(&self) -> bool {
         self.with_queue(|queue| queue.posted()) != self.flushed.get()
     }
 
-    /// Notes that a remote flush was posted.
+    /// Records that a remote flush was posted.
     pub(super) fn note_flush(&self) {
         self.flushed.set(self.with_queue(|queue| queue.posted()));
     }
@@ -131,23 +133,23 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.room() > 0)
     }
 
-    /// Index of the last post; any number before the first.
+    /// Returns the index of the last post; any value before the first.
     pub(super) fn last(&self) -> u16 {
         self.with_queue(|queue| queue.last())
     }
 
-    /// Nothing is outstanding.
+    /// Returns whether nothing is outstanding.
     pub(super) fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.with_queue(|queue| queue.is_idle())
     }
 
-    /// The result word of the next operation in flight.
+    /// Returns the result word of the next operation in flight.
     #[inline]
     pub(crate) fn next_result(&self) -> <D::Queue as Queue>::Segment {
         self.result(self.in_flight.next_slot())
     }
 
-    /// The word of discarded results.
+    /// Returns the word of discarded results.
     #[inline]
     pub(crate) fn unwanted_result(&self) -> <D::Queue as Queue>::Segment {
         self.result(self.in_flight.slots())
@@ -165,12 +167,13 @@ impl<D: Driver> State<D> {
         }
     }
 
-    /// A request may wait: some post would be refused for lack of resources, and for no other reason.
+    /// Returns whether a request may be queued: some post would be refused for lack of resources,
+    /// and for no other reason.
     pub(super) fn may_wait(&self) -> bool {
         let short = self.with_queue(|queue| queue.room() < D::Queue::LARGEST_POST)
             || self.shared.buffers.is_empty()
             || !self.in_flight.has_flush_room();
-        self.gate.is_usable() && (short || !self.pending.is_idle())
+        self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
     /// Connects to the peer's queue pair.
@@ -186,14 +189,14 @@ impl<D: Driver> State<D> {
         D::connect(self, &path)?;
         self.peer.set(Some(Peer { port, qpn: peer.qpn }));
         self.flush_target.set((peer.flush_address, peer.flush_key));
-        self.gate.set(Block::Unconnected, false);
+        self.posting.set(PostBlock::Unconnected, false);
         Ok(())
     }
 
-    /// The device refused to connect.
+    /// Returns the error of a device that refused to connect.
     pub(crate) fn refused(path: &Path<D::Port>, error: impl Into<Source>) -> ConnectError {
         let peer = Peer { port: path.port, qpn: path.qpn };
-        ConnectError::Device { transport: D::NAME, peer: peer.to_string(), source: error.into() }
+        ConnectError::Device { transport: D::ID, peer: peer.to_string(), source: error.into() }
     }
 
     pub(super) fn error(&self) -> Option<EndpointError> {
@@ -202,8 +205,8 @@ impl<D: Driver> State<D> {
 
     // Completions.
 
-    /// The post at `index` and all before it are done. Their room is free after the callbacks ran, so that
-    /// a post of a callback does not overtake requests that wait for room.
+    /// Completes the post at `index` and all before it. Their room is freed after the callbacks, so
+    /// that a post of a callback does not overtake requests that wait for room.
     #[inline(always)]
     pub(crate) fn complete(&self, index: u16) {
         if !self.in_flight.is_empty() {
@@ -216,8 +219,8 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.reap(index));
     }
 
-    /// The post at `index` failed. All before it succeeded, since a connection executes its requests in
-    /// order.
+    /// Fails the post at `index`. All before it succeeded, since a connection executes its requests
+    /// in order.
     #[cold]
     pub(crate) fn fail_send(&self, index: u16, operation: Operation, error: OperationError) {
         let mut panics = Panics::default();
@@ -235,10 +238,10 @@ impl<D: Driver> State<D> {
         self.with_queue(|queue| queue.reap(index));
     }
 
-    /// Finishes the operations that a callback which panicked left behind.
+    /// Finishes the operations that were left behind by a callback that panicked.
     #[cold]
     pub(super) fn catch_up(&self) {
-        let result = if self.gate.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
+        let result = if self.posting.is_alive() { Ok(()) } else { Err(OperationError::CANCELED) };
         let is_done = |index| self.with_queue(|queue| queue.is_done(index));
         let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop_done(is_done) {
@@ -246,7 +249,7 @@ impl<D: Driver> State<D> {
         }
     }
 
-    /// A receive request failed, or was flushed after an error.
+    /// Handles a receive request that failed, or was flushed after an error.
     #[cold]
     pub(crate) fn fail_receive(&self, error: OperationError) {
         if let Some(report) = self.enter_failed(Operation::Receive, error) {
@@ -254,16 +257,17 @@ impl<D: Driver> State<D> {
         }
     }
 
-    /// The first failure ends posting and is reported; those that follow from it are not.
+    /// Ends posting and returns the error to report, for the first failure; `None` for later ones,
+    /// which follow from it.
     fn enter_failed(&self, operation: Operation, error: OperationError) -> Option<EndpointError> {
-        if !self.gate.is_alive() {
+        if !self.posting.is_alive() {
             return None;
         }
-        self.gate.set(Block::Failed, true);
+        self.posting.set(PostBlock::Failed, true);
         D::stop_receiving(self);
         let report = EndpointError {
-            transport: D::NAME,
-            peer: self.peer.get().map_or_else(|| "nobody".to_owned(), |peer| peer.to_string()),
+            transport: D::ID,
+            peer: self.peer.get().map_or_else(|| "an unconnected peer".to_owned(), |peer| peer.to_string()),
             operation,
             cause: error.cause,
             syndrome: error.syndrome,
@@ -273,13 +277,13 @@ impl<D: Driver> State<D> {
         Some(report)
     }
 
-    /// Moves the queue pair to error on the user's behalf, so that everything outstanding completes as
+    /// Moves the queue pair to error for the user, so that all outstanding operations complete as
     /// flushed.
     pub(super) fn cancel_outstanding(&self) -> Result<(), PostError> {
-        self.gate.set(Block::Failed, true);
+        self.posting.set(PostBlock::Failed, true);
         self.canceled.set(true);
         D::stop_receiving(self);
-        if self.gate.has(Block::Unconnected) {
+        if self.posting.has(PostBlock::Unconnected) {
             return Ok(());
         }
         self.with_queue(D::Queue::to_error).map_err(|_| PostError::EndpointFailed)
@@ -335,15 +339,15 @@ impl<D: Driver> State<D> {
 
     // Closing.
 
-    /// Ends the connection for `reason`: the device executes no more of its requests. [`Self::abandon`], in
-    /// progress, finishes what is outstanding.
-    pub(super) fn stop(&self, reason: Block) {
-        self.gate.set(reason, true);
+    /// Ends the connection for `reason`: the device executes no more of its requests.
+    /// [`Self::abandon`], in progress, finishes the outstanding ones.
+    pub(super) fn stop(&self, reason: PostBlock) {
+        self.posting.set(reason, true);
         self.canceled.set(true);
         D::stop(self);
     }
 
-    /// Completes everything outstanding as cancelled.
+    /// Completes all outstanding operations as cancelled.
     pub(super) fn abandon(&self) {
         let mut panics = Panics::default();
         while let Some((entry, slot)) = self.in_flight.pop() {
@@ -352,7 +356,8 @@ impl<D: Driver> State<D> {
     }
 }
 
-/// Reaps a completion also if a callback panics, and lets progress finish the operations left behind.
+/// Reaps a completion even if a callback panics, and then lets progress finish the remaining
+/// operations.
 struct Unwinding<'a, D: Driver> {
     state: &'a State<D>,
     index: u16,
@@ -368,7 +373,7 @@ impl<D: Driver> Drop for Unwinding<'_, D> {
 
 impl<D: Driver> Drop for State<D> {
     fn drop(&mut self) {
-        // The gate adds what it counted to the interface's counters when it is dropped.
+        // Updates the counts, which the drop of the post state adds to the interface's.
         let _ = self.counters();
     }
 }

@@ -1,4 +1,4 @@
-//! Atomics: those of InfiniBand, and all others as masked ones, on devices that have these.
+//! Atomics: those of InfiniBand, and all others as masked atomics, on devices that have these.
 
 use barewire_mlx5::queue::send::{MaskedAdd, MaskedSwap};
 use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
@@ -6,58 +6,50 @@ use barewire_mlx5::{ControlFlags, DataSegment, RemoteAddressSegment, SendQueue};
 use super::post::{NO_FLAGS, Posting};
 use super::{Endpoint, RemoteKey};
 use crate::atomic::{Change, ChangeWord, Fetch, Kind};
-use crate::capability::{Atomic64, AtomicFetch64};
 use crate::completion::{Completion, FetchResult};
 use crate::error::PostError;
 use crate::status::{Post, Posted};
 use crate::transport::common::operation::Done;
 
-impl Atomic64 for Endpoint {
+impl ChangeWord for Endpoint {
+    /// Every device has the atomics of InfiniBand: add, fetch-add and compare-and-swap of 8 bytes.
+    /// The compiler usually knows the change, so the match costs nothing.
     #[inline(always)]
-    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.0.gate.check()?;
-        let remote = atomic_target(remote, *key)?;
-        let local = self.0.unwanted_result();
-        self.post_sized(size_of::<u64>(), |queue| queue.fetch_add(local, remote, operand, NO_FLAGS))?;
-        Ok(Posted::Done)
-    }
-}
-
-impl AtomicFetch64 for Endpoint {
-    #[inline(always)]
-    fn atomic_fetch_add64(
-        &self,
-        operand: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
-            queue.fetch_add(local, remote, operand, flags)
-        })
-    }
-
-    #[inline(always)]
-    fn atomic_compare_swap64(
-        &self,
-        compare: u64,
-        swap: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
-            queue.compare_swap(local, remote, compare, swap, flags)
-        })
+    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
+        let Change { kind, width, operand, compare } = change;
+        match (kind, width, fetch) {
+            (Kind::Add, 8, None) => {
+                self.0.posting.check()?;
+                let remote = target(remote, *key, size_of::<u64>())?;
+                let local = self.0.unwanted_result();
+                self.post_sized(size_of::<u64>(), |queue| queue.fetch_add(local, remote, operand, NO_FLAGS))?;
+                Ok(Posted::Done)
+            }
+            (Kind::Add, 8, Some((result, completion))) => {
+                self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
+                    queue.fetch_add(local, remote, operand, flags)
+                })
+            }
+            (Kind::CompareSwap, 8, Some((result, completion))) => {
+                self.fetch(remote, *key, result, completion, |queue, local, remote, flags| {
+                    queue.compare_swap(local, remote, compare, operand, flags)
+                })
+            }
+            _ => self.change_masked(change, remote, *key, fetch),
+        }
     }
 }
 
 impl Endpoint {
+    #[inline(never)]
     fn change_masked(&self, change: Change, remote: u64, key: RemoteKey, fetch: Fetch<'_>) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        let attributes = &state.shared.attributes;
+        let has = if change.width == 4 { attributes.atomic32 } else { attributes.atomic64 };
+        if !change.need(fetch.is_some()).is_some_and(|need| has.contains(need)) {
+            return Err(PostError::Unsupported);
+        }
+        state.posting.check()?;
         let target = target(remote, key, change.width)?;
         let Some((result, completion)) = fetch else {
             let local = of_width(state.unwanted_result(), change.width);
@@ -82,8 +74,8 @@ impl Endpoint {
         completion: Option<&Completion>,
         run: impl FnOnce(&mut SendQueue, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
     ) -> Post {
-        self.0.gate.check()?;
-        let remote = atomic_target(remote, key)?;
+        self.0.posting.check()?;
+        let remote = target(remote, key, size_of::<u64>())?;
         let local = self.0.next_result();
         let index =
             self.post_sized(size_of::<u64>(), |queue| run(queue, local, remote, ControlFlags::COMPLETION))?;
@@ -91,32 +83,6 @@ impl Endpoint {
         self.await_done(index, done);
         Ok(Posted::InProgress)
     }
-}
-
-impl ChangeWord for Endpoint {
-    fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
-        let attributes = &self.0.shared.attributes;
-        let has = if change.width == 4 { attributes.atomic32 } else { attributes.atomic64 };
-        if !change.need(fetch.is_some()).is_some_and(|need| has.contains(need)) {
-            return Err(PostError::Unsupported);
-        }
-        let Change { kind, width, operand, compare } = change;
-        match (kind, width, fetch) {
-            (Kind::Add, 8, None) => self.atomic_add64(operand, remote, key),
-            (Kind::Add, 8, Some((result, completion))) => {
-                self.atomic_fetch_add64(operand, remote, key, result, completion)
-            }
-            (Kind::CompareSwap, 8, Some((result, completion))) => {
-                self.atomic_compare_swap64(compare, operand, remote, key, result, completion)
-            }
-            _ => self.change_masked(change, remote, *key, fetch),
-        }
-    }
-}
-
-#[inline(always)]
-fn atomic_target(remote: u64, key: RemoteKey) -> Result<RemoteAddressSegment, PostError> {
-    target(remote, key, size_of::<u64>())
 }
 
 #[inline(always)]
@@ -127,12 +93,12 @@ fn target(remote: u64, key: RemoteKey, width: usize) -> Result<RemoteAddressSegm
     Ok(RemoteAddressSegment::new(remote, key.0))
 }
 
-/// The first `width` bytes of a result word. Four are its low half.
+/// Returns the segment of the first `width` bytes of a result word. Four are its low half.
 fn of_width(word: DataSegment, width: usize) -> DataSegment {
     DataSegment::new(word.address.get(), width as u32, word.lkey.get())
 }
 
-/// Posts a change as the masked operation that does the same.
+/// Posts a change as the equivalent masked operation.
 fn masked(
     queue: &mut SendQueue,
     change: Change,
@@ -144,7 +110,7 @@ fn masked(
     let replace = |swap_mask| MaskedSwap { swap: operand, swap_mask, compare: 0, compare_mask: 0 };
     let swap = match kind {
         Kind::Add => return add(queue, width, [operand, 0], local, remote, flags),
-        // Fields of one bit have no carry.
+        // A field of one bit has no carry.
         Kind::Xor => return add(queue, width, [operand, u64::MAX], local, remote, flags),
         Kind::And => replace(!operand),
         Kind::Or => replace(operand),

@@ -1,4 +1,4 @@
-//! The driver of mlx5 devices, for the core of reliable connections.
+//! The driver of mlx5 devices for the core of reliable connections.
 
 use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,9 +10,9 @@ use barewire_mlx5::{
     RemoteAddressSegment, Uar, WqeIndex,
 };
 
-use super::domain::Domain;
+use super::domain::{Domain, SOFT_DEVICE};
 use super::receive::Receiver;
-use super::{NAME, RcMlx5, attributes_of};
+use super::{ID, RcMlx5, attributes_of};
 use crate::address::TransportId;
 use crate::attributes::Flags;
 use crate::config::InterfaceConfig;
@@ -27,25 +27,25 @@ pub(super) type State = rc::State<RcMlx5>;
 /// An interface of this transport, behind its handles.
 pub(super) type Shared = rc::Shared<RcMlx5>;
 
-/// What an interface has of its own.
+/// The driver's state of an interface.
 pub(crate) struct Interface {
-    /// Polled by progress alone.
+    /// Polled only by progress.
     pub(super) completions: UnsafeCell<CompletionQueue>,
     uar: Uar,
     /// Code of the path MTU.
     mtu: u8,
-    /// What a thread can sleep on, if the device has such.
+    /// The completion events, if the device has them.
     notifier: Option<Notifier>,
 }
 
 impl Interface {
     fn notifier(&self) -> Result<&Notifier, EventError> {
         let reason = "this command channel has no completion events";
-        self.notifier.as_ref().ok_or(EventError::Missing { transport: NAME, reason })
+        self.notifier.as_ref().ok_or(EventError::Missing { transport: ID, reason })
     }
 }
 
-/// What an endpoint has of its own.
+/// The driver's state of an endpoint.
 pub(crate) struct Endpoint {
     pub(super) receiver: Receiver,
 }
@@ -141,12 +141,12 @@ impl rc::Port for PortAddress {
 
 const MTUS: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
 
-/// The path MTU of a code in an address, the PRM's.
+/// Returns the path MTU of a code in an address, as the PRM defines it.
 fn mtu_of(code: u8) -> Mtu {
     MTUS.into_iter().find(|mtu| *mtu as u8 == code).unwrap_or(Mtu::Bytes256)
 }
 
-/// The code of the MTU of `bytes`, a power of two from 256 to 4096.
+/// Returns the code of the MTU of `bytes`, a power of two from 256 to 4096.
 fn mtu_code(bytes: u32) -> u8 {
     let place = bytes.ilog2().saturating_sub(8) as usize;
     MTUS.get(place).copied().unwrap_or(Mtu::Bytes4096) as u8
@@ -155,7 +155,7 @@ fn mtu_code(bytes: u32) -> u8 {
 impl rc::Driver for RcMlx5 {
     const ID: TransportId = TransportId::RcMlx5;
     const MTU_CODES: std::ops::RangeInclusive<u8> = Mtu::Bytes256 as u8..=Mtu::Bytes4096 as u8;
-    /// As log2 (3 bits).
+    /// The log2 of the number (3 bits).
     const READS_CODES: std::ops::RangeInclusive<u8> = 0..=7;
 
     type Domain = Domain;
@@ -180,6 +180,7 @@ impl rc::Driver for RcMlx5 {
             .map_err(|e| domain.refused("create a completion queue", e))?;
         let mut attributes = attributes_of(config, context.capabilities());
         attributes.flags.set(Flags::EVENT_FD, notifier.is_some());
+        attributes.flags.set(Flags::SOFTWARE_DEVICE, domain.device() == SOFT_DEVICE);
         let completions = UnsafeCell::new(completions);
         let mtu = mtu_code(config.path_mtu);
         Ok(Opened {
@@ -200,8 +201,8 @@ impl rc::Driver for RcMlx5 {
             access: barewire_mlx5::Access::all(),
             user_index: slot,
         };
-        // SAFETY: the queue is only borrowed mutably while `Progress` polls it, which calls nothing that
-        // comes here.
+        // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
+        // neither runs user code meanwhile, so this function is not called then.
         let completions = unsafe { &*interface.completions.get() };
         let pair =
             RcQueuePair::create(domain.protection(), &interface.uar, completions, completions, &pair_config)
@@ -248,7 +249,8 @@ impl rc::Driver for RcMlx5 {
     }
 
     fn is_drained(shared: &Shared) -> bool {
-        // SAFETY: as in `Progress::take`.
+        // SAFETY: the queue is borrowed mutably only while `Progress` polls it or `arm` uses it;
+        // neither runs user code meanwhile, so this function is not called then.
         unsafe { &*shared.driver.completions.get() }.is_empty()
     }
 
@@ -258,15 +260,15 @@ impl rc::Driver for RcMlx5 {
 
     fn arm(shared: &Shared) -> Result<Option<Instant>, EventError> {
         let notifier = shared.driver.notifier()?;
-        // Requests that wait for completions are no reason to stay awake.
+        // Requests that wait for completions do not prevent a sleep.
         let unsettled = shared.attention.get() && shared.arbiter.is_empty();
-        // SAFETY: as in `Progress::take`: borrowed until the end of this function, which runs no code of the
-        // user's.
+        // SAFETY: only `Progress` polls the queue, and it does not call this function while it
+        // does. The borrow ends with this function, which runs no user code.
         let completions = unsafe { &mut *shared.driver.completions.get() };
         if unsettled || shared.closing.get() > 0 || shared.unwound.get() || !completions.is_empty() {
             return Err(EventError::Busy);
         }
-        // A completion that came since makes it readable, too.
+        // If a completion arrived in the meantime, arming makes the descriptor readable, too.
         notifier.arm(completions);
         Ok(None)
     }

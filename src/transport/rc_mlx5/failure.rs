@@ -1,4 +1,4 @@
-//! The API's causes of the device's syndromes.
+//! Conversion of the device's syndromes to the API's causes.
 
 use barewire_mlx5::Failure;
 use barewire_mlx5::layouts::cqe::Syndrome as Code;
@@ -21,7 +21,7 @@ fn cause(failure: Failure) -> Cause {
     }
 }
 
-/// The error of one operation.
+/// Converts a failure to the error of one operation.
 pub(super) fn error(failure: Failure) -> OperationError {
     OperationError {
         cause: cause(failure),
@@ -29,7 +29,7 @@ pub(super) fn error(failure: Failure) -> OperationError {
     }
 }
 
-/// The operation that a failed send WQE was posted for.
+/// Returns the operation of a failed send WQE.
 pub(super) fn operation(failure: Failure) -> Operation {
     match Opcode::from_bits(failure.opcode) {
         Some(Opcode::RdmaWrite | Opcode::RdmaWriteImmediate) => Operation::Put,

@@ -1,17 +1,17 @@
-//! Devices of this machine.
+//! Opening devices of this machine.
 
 use barewire_mlx5::setup::{self, SetupWay};
 use barewire_verbs as verbs;
 
-use super::NAME;
+use super::ID;
 use super::domain::{Domain, SOFT_DEVICE};
 use crate::attributes::Attributes;
 use crate::config::InterfaceConfig;
 use crate::error::OpenError;
 use crate::transport::common::registered::refused;
 
-/// How devices of this machine are set up: `devx` or `init_obj`; `verbs` leaves them to the transports over
-/// libibverbs. Unset, the first of these that works.
+/// How to set up devices of this machine: `devx` or `init_obj`; `verbs` leaves them to the
+/// transports over libibverbs. Default: the first of the two that works.
 const SETUP: &str = "BAREWIRE_MLX5_SETUP";
 
 /// A port of a device of this machine.
@@ -19,11 +19,11 @@ const SETUP: &str = "BAREWIRE_MLX5_SETUP";
 pub(crate) struct Found {
     /// Name for [`Domain::open`].
     pub(crate) device: String,
-    /// How it is driven, why so, and what it can do; or why it cannot be driven.
+    /// The setup in use, its reason, and the attributes; or why the device cannot be set up.
     pub(crate) setup: Result<(String, Attributes), String>,
 }
 
-/// Every port of every device that libmlx5 drives. Each is opened and closed.
+/// Returns every port of every device that libmlx5 supports. Each is opened and closed.
 pub(crate) fn found() -> Vec<Found> {
     let devices = verbs::devices().unwrap_or_default();
     let ports = devices.iter().filter(|device| device.is_mlx5).flat_map(|device| {
@@ -40,7 +40,7 @@ pub(crate) fn found() -> Vec<Found> {
     found.collect()
 }
 
-/// Opens `NAME:PORT`; port 1 if none is named.
+/// Opens `NAME:PORT`; the default port is 1.
 pub(super) fn open(device: &str) -> Result<Domain, OpenError> {
     let (name, port) = match device.split_once(':') {
         None => (device, Some(1)),
@@ -51,7 +51,7 @@ pub(super) fn open(device: &str) -> Result<Domain, OpenError> {
         let known = known.iter().map(|device| format!("{}:1", device.name));
         let known: Vec<_> = std::iter::once(SOFT_DEVICE.to_owned()).chain(known).collect();
         return Err(OpenError::UnknownDevice {
-            transport: NAME,
+            transport: ID,
             device: device.to_owned(),
             known: known.join(", "),
         });

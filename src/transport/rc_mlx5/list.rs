@@ -38,29 +38,29 @@ impl Endpoint {
         completion: Option<&Completion>,
         run: impl Fn(&mut Batch<'_, BlueFlame>, DataSegment, RemoteAddressSegment, ControlFlags) -> Posting,
     ) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
         for transfer in transfers {
             self.segment(&transfer.local, limit)?;
         }
         let last_flags = if completion.is_some() { ControlFlags::COMPLETION } else { NO_FLAGS };
         let (blocks, room) = self.0.with_queue(|pair| (pair.send.blocks(), pair.send.room()));
-        // Each takes a block.
+        // Each transfer takes one block.
         if transfers.len() > room as usize {
             if transfers.len() > blocks as usize {
                 return Err(PostError::TooManyTransfers { limit: blocks });
             }
-            // Room comes back with completions. What is outstanding may not have asked for one, since other
+            // Completions free room, but the outstanding posts may have requested none, since other
             // posts need less room than this list.
             self.0.signal_last()?;
-            return Err(self.0.gate.refuse());
+            return Err(self.0.posting.refuse());
         }
         let WqeIndex(index) = self.0.with_queue(|pair| {
             let mut batch = pair.send.batch();
             let mut post = |transfer: &Transfer<'_, RemoteKey>, flags| {
                 let remote = RemoteAddressSegment::new(transfer.remote, transfer.key.0);
                 run(&mut batch, data_segment(&transfer.local), remote, flags)
-                    .map_err(|_| self.0.gate.refuse())
+                    .map_err(|_| self.0.posting.refuse())
             };
             for transfer in others {
                 post(transfer, NO_FLAGS)?;
@@ -68,7 +68,7 @@ impl Endpoint {
             post(last, last_flags)
         })?;
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
-        self.0.gate.tally.add_bytes(bytes);
+        self.0.posting.tally.add_bytes(bytes);
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.clone()));
         }

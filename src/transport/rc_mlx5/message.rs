@@ -17,8 +17,8 @@ use crate::transport::rc::{AM_HEADER, MAX_AM, MAX_AM_HEADER, MESSAGE, PooledBuff
 
 impl AmShort for Endpoint {
     #[inline(always)]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        self.0.gate.check()?;
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        self.0.posting.check()?;
         check_id(id)?;
         let prefix = am_prefix(id, header);
         match payload.try_into() {
@@ -26,7 +26,7 @@ impl AmShort for Endpoint {
                 self.post_sized(SHORT_HEADER + size_of::<u64>(), |queue| {
                     queue.send_inline_prefixed_8(prefix, word, NO_FLAGS)
                 })?;
-                Ok(Posted::Done)
+                Ok(())
             }
             Err(_) => self.am_short_other(id, header, payload),
         }
@@ -34,7 +34,7 @@ impl AmShort for Endpoint {
 }
 
 impl AmShortIov for Endpoint {
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
     }
 }
@@ -56,7 +56,7 @@ impl AmBcopy for Endpoint {
 impl AmZcopy for Endpoint {
     #[inline(always)]
     fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         check_id(id)?;
         if header.len() > MAX_AM_HEADER {
             return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
@@ -75,14 +75,14 @@ impl AmZcopy for Endpoint {
 
 impl Endpoint {
     #[inline(never)]
-    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short_other(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         if payload.len() > MAX_AM_SHORT {
             return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
         }
         self.post_sized(SHORT_HEADER + payload.len(), |queue| {
             queue.send_inline_prefixed(am_prefix(id, header), payload, NO_FLAGS)
         })?;
-        Ok(Posted::Done)
+        Ok(())
     }
 
     #[inline(never)]
@@ -124,7 +124,7 @@ impl Endpoint {
     }
 }
 
-/// The bytes in front of the payload of `am_short`.
+/// Returns the bytes in front of the payload of `am_short`.
 #[inline(always)]
 fn am_prefix(id: u8, header: u64) -> [u8; PREFIX] {
     let prefix = (u128::from(id) | u128::from(header) << 32).to_le_bytes();

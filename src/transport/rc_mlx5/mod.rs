@@ -11,8 +11,8 @@
 //! let (interface, mut progress) = Interface::open(&domain, &InterfaceConfig::default())?;
 //! // Two ends, usually in two processes. Each gets the other's addresses.
 //! let (here, there) = (Endpoint::new(&interface)?, Endpoint::new(&interface)?);
-//! here.connect(&interface.device_address(), &there.address())?;
-//! there.connect(&interface.device_address(), &here.address())?;
+//! here.connect(&there.address())?;
+//! there.connect(&here.address())?;
 //!
 //! let memory = domain.allocate(4096, Access::REMOTE_WRITE)?;
 //! let key = domain.unpack_key(&memory.pack_key())?;
@@ -38,6 +38,8 @@ mod post;
 mod progress;
 mod receive;
 mod rma;
+#[cfg(feature = "soft")]
+mod soft;
 
 pub use super::common::registered::RemoteKey;
 pub use domain::{Domain, Memory, SOFT_DEVICE};
@@ -46,16 +48,15 @@ use barewire_mlx5::Capabilities;
 use barewire_mlx5::queue::send::{MAX_RDMA_SEGMENTS, MAX_SEND_INLINE, MAX_SEND_SEGMENTS, MAX_WRITE_INLINE};
 
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
-use crate::address::{DeviceAddress, EndpointAddress, TransportId};
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::address::TransportId;
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::capability::RemoteMemory;
 use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
+use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
-use crate::transport::Transport;
 
-/// The name of the transport.
-pub const NAME: &str = TransportId::RcMlx5.name();
+/// The transport.
+pub(crate) const ID: TransportId = TransportId::RcMlx5;
 
 /// One end of a connection: a queue pair.
 pub type Endpoint = rc::Endpoint<RcMlx5>;
@@ -64,51 +65,15 @@ pub type Interface = rc::Interface<RcMlx5>;
 /// The progress of an interface.
 pub type Progress = rc::Progress<RcMlx5>;
 
-/// The transport as a type, for code that is generic over it.
-#[derive(Debug)]
-pub enum RcMlx5 {}
-
-impl Transport for RcMlx5 {
-    const ID: TransportId = TransportId::RcMlx5;
-    type Domain = Domain;
-    type Memory = Memory;
-    type RemoteKey = RemoteKey;
-    type Interface = Interface;
-    type Progress = Progress;
-    type Endpoint = Endpoint;
-
-    fn attributes(config: &InterfaceConfig) -> Attributes {
-        attributes(config)
-    }
-
-    fn open(device: &str) -> Result<Domain, OpenError> {
-        Domain::open(device)
-    }
-
-    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
-        Interface::open(domain, config)
-    }
-
-    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
-        Endpoint::new(interface)
-    }
-
-    fn connect(
-        endpoint: &Endpoint,
-        device: &DeviceAddress,
-        address: &EndpointAddress,
-    ) -> Result<(), ConnectError> {
-        endpoint.connect(device, address)
-    }
-}
-
+super::object::transport!(RcMlx5: endpoints);
 super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 impl Interface {
     /// Opens an interface.
     ///
     /// # Errors
-    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    /// [`OpenError::Setting`] for a setting with an invalid value, [`OpenError::Device`] if the
+    /// device refuses.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         Self::open_on(domain, config)
     }
@@ -124,8 +89,8 @@ const MAX_RMA_SLICES: usize = MAX_RDMA_SEGMENTS;
 /// The header takes one segment.
 const MAX_AM_SLICES: usize = MAX_SEND_SEGMENTS - 1;
 
-/// What an interface of this transport with these settings can do, on a device with common limits and masked
-/// atomics.
+/// Returns what an interface of this transport with these settings can do, on a device with common
+/// limits and masked atomics.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
     let rma = RmaLimits {
         max_short: 0,
@@ -167,12 +132,16 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::EVENT_FD,
         overhead_ns: 40.0,
         latency_ns: 800.0,
+        latency_per_endpoint_ns: 1.0,
         bandwidth: 12.5e9,
+        shared_duplex: false,
+        place: Place::Network,
+        priority: 30,
         max_endpoints: config.max_endpoints,
     }
 }
 
-/// What it can do on a device with these capabilities.
+/// Returns what an interface can do on a device with these capabilities.
 fn attributes_of(config: &InterfaceConfig, capabilities: &Capabilities) -> Attributes {
     let mut attributes = attributes(config);
     let max_message = usize::try_from(capabilities.max_message).unwrap_or(usize::MAX);

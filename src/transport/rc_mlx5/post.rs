@@ -1,4 +1,4 @@
-//! Parts of the posts of every operation.
+//! Common parts of posts.
 
 use barewire_mlx5 as mlx5;
 use barewire_mlx5::{ControlFlags, DataSegment, SendQueue, WqeIndex};
@@ -22,20 +22,21 @@ impl State {
 }
 
 impl Endpoint {
-    /// Posts an operation of `bytes` bytes, which are within the limits, so that a refusal means a full queue.
+    /// Posts an operation of `bytes` bytes. The limits were checked, so a refusal means a full
+    /// queue.
     #[inline(always)]
     pub(super) fn post_sized(
         &self,
         bytes: usize,
         run: impl FnOnce(&mut SendQueue) -> Posting,
     ) -> Result<u16, PostError> {
-        let gate = &self.0.gate;
-        let index = self.0.post(run).map_err(|_| gate.refuse())?;
-        gate.tally.add_bytes(bytes);
+        let posting = &self.0.posting;
+        let index = self.0.post(run).map_err(|_| posting.refuse())?;
+        posting.tally.add_bytes(bytes);
         Ok(index)
     }
 
-    /// Posts an operation of `bytes` bytes from, or to, the user's memory.
+    /// Posts an operation of `bytes` bytes from or to the user's memory.
     #[inline(always)]
     pub(super) fn zcopy(
         &self,
@@ -52,7 +53,7 @@ impl Endpoint {
         Ok(Posted::InProgress)
     }
 
-    /// The segment of a slice of at most `limit` bytes.
+    /// Returns the segment of a slice of at most `limit` bytes.
     #[inline(always)]
     pub(super) fn segment(&self, slice: &Slice<'_>, limit: usize) -> Result<DataSegment, PostError> {
         if slice.domain != self.0.shared.tag {
@@ -64,8 +65,8 @@ impl Endpoint {
         Ok(data_segment(slice))
     }
 
-    /// The segments of the slices, in `into`, and their bytes. There must be room, and they have at most
-    /// `limit` bytes together.
+    /// Writes the segments of the slices to `into` and returns them with their total length, which
+    /// is at most `limit`. `into` must have room for all.
     #[inline(always)]
     pub(super) fn segments<'s>(
         &self,
@@ -93,10 +94,10 @@ impl Endpoint {
 }
 
 pub(super) const NO_FLAGS: ControlFlags = ControlFlags::empty();
-/// A segment without bytes, which posting leaves out.
+/// An empty segment, which posting omits.
 pub(super) const EMPTY: DataSegment = DataSegment::new(0, 0, 0);
 
-/// The segment of a slice whose length is within a limit.
+/// Returns the segment of a slice whose length was checked.
 #[inline(always)]
 pub(super) fn data_segment(slice: &Slice<'_>) -> DataSegment {
     DataSegment::new(slice.address, slice.length as u32, slice.key)

@@ -1,4 +1,4 @@
-//! Completions: one is taken from the device, and what follows from it.
+//! Completions: taking one from the device and processing it.
 
 use std::ptr::NonNull;
 
@@ -9,10 +9,12 @@ use super::driver::{Shared, State};
 use super::{Progress, failure};
 
 impl Progress {
-    /// There is nothing to do.
+    /// Returns whether there is nothing to do.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
-        // SAFETY: as in `take`.
+        // SAFETY: only `Progress` polls the queue, and `&self` excludes a poll through `&mut self`.
+        // `arm` borrows the queue mutably, but runs no user code, so this function is not called
+        // then.
         let completions = unsafe { &*self.0.driver.completions.get() };
         completions.is_empty() && !self.0.attention.get()
     }
@@ -20,8 +22,9 @@ impl Progress {
     /// Takes one completion.
     #[inline(always)]
     pub(super) fn take(&mut self) -> usize {
-        // SAFETY: progress alone polls, with `&mut self`; `Driver::create` borrows the queue only while it
-        // creates a queue pair, which does not poll. The borrow ends before the event is delivered.
+        // SAFETY: only `Progress` polls, with `&mut self`. `Driver::create`, `is_drained` and `arm`
+        // borrow the queue only while they run, and none of them polls or runs user code. The
+        // borrow ends before the event is delivered.
         let Some(polled) = (unsafe { &mut *self.0.driver.completions.get() }).poll() else { return 0 };
         let (opcode, counter, user_index) = (polled.opcode(), polled.wqe_counter(), polled.user_index());
         if opcode == CqeOpcode::ResponderSend as u8 {
@@ -34,7 +37,8 @@ impl Progress {
         }
     }
 
-    /// A message of `bytes` bytes is in the buffer of the receive WQE `counter`. One event.
+    /// Delivers the message of `bytes` bytes in the buffer of the receive WQE `counter`. Returns 1,
+    /// the number of events.
     #[inline(never)]
     fn deliver(&mut self, user_index: u32, counter: u32, bytes: u32) -> usize {
         let Some(state) = self.0.endpoint(user_index) else { return self.take_first(user_index) };
@@ -42,7 +46,7 @@ impl Progress {
         1
     }
 
-    /// The send WQE `counter` and all before it are done. One event.
+    /// Completes the send WQE `counter` and all before it. Returns 1, the number of events.
     #[inline(never)]
     fn complete(&mut self, user_index: u32, counter: u16) -> usize {
         let Some(state) = self.0.endpoint(user_index) else { return self.take_first(user_index) };
@@ -50,13 +54,14 @@ impl Progress {
         1
     }
 
-    /// The completion has an unknown user index: it is stale, or the first one of an endpoint whose index
-    /// libmlx5 assigned. One event.
+    /// Handles a completion with an unknown user index: it is stale, or the first one of an
+    /// endpoint whose index libmlx5 assigned. Returns 1, the number of events.
     #[cold]
     #[inline(never)]
     fn take_first(&mut self, user_index: u32) -> usize {
         let Some(state) = self.0.learn(user_index) else { return 1 };
-        // SAFETY: as in `take`.
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
+        // this statement, which runs no user code.
         let event = Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe());
         if event.kind == CompletionKind::Receive {
             state.receive(&mut self.0.running(), event.wqe_counter.into(), event.byte_count);
@@ -66,12 +71,13 @@ impl Progress {
         1
     }
 
-    /// The completion is a rare one: an error, or a message that no endpoint of this transport sends. One
-    /// event.
+    /// Handles a rare completion: an error, or a message that no endpoint of this transport sends.
+    /// Returns 1, the number of events.
     #[cold]
     #[inline(never)]
     fn take_other(&mut self) -> usize {
-        // SAFETY: as in `take`.
+        // SAFETY: only `Progress` polls the queue, and it is borrowed here. The reference ends with
+        // this statement, which runs no user code.
         let event = Completion::from(&unsafe { &*self.0.driver.completions.get() }.last_cqe());
         let index = event.user_index;
         let Some(state) = self.0.endpoint(index).or_else(|| self.0.learn(index)) else { return 1 };
@@ -80,8 +86,8 @@ impl Progress {
                 state.fail_send(event.wqe_counter, failure::operation(error), failure::error(error));
             }
             CompletionKind::ReceiveError(error) => state.fail_receive(failure::error(error)),
-            // This transport sends with neither an immediate nor a key; the receive WQE is used up all the
-            // same.
+            // This transport sends neither an immediate nor a key; still, the receive WQE is
+            // consumed.
             CompletionKind::ReceiveImmediate(_)
             | CompletionKind::ReceiveInvalidate(_)
             | CompletionKind::WriteImmediate(_) => {
@@ -94,12 +100,13 @@ impl Progress {
 }
 
 impl Shared {
-    /// The endpoint of the completion that was taken last, found by the number of its queue pair. Where
-    /// libmlx5 assigns the user index, the endpoint's first completion has it.
+    /// Returns the endpoint of the completion that was taken last, found by its QPN. If libmlx5
+    /// assigned the user index, this first completion of the endpoint reveals it.
     #[cold]
     #[inline(never)]
     fn learn(&self, user_index: u32) -> Option<&State> {
-        // SAFETY: as in `Progress::take`.
+        // SAFETY: only `Progress` polls the queue, and its poll has ended. The reference ends with
+        // this statement, which runs no user code.
         let qpn = Completion::from(&unsafe { &*self.driver.completions.get() }.last_cqe()).qpn;
         let endpoints = self.endpoints.borrow();
         let state = endpoints.iter().find(|state| {
@@ -107,8 +114,10 @@ impl Shared {
         })?;
         state.user_index.set(Some(user_index));
         let state = NonNull::from(&**state);
-        self.peers.set(user_index, state);
-        // SAFETY: as in `Shared::endpoint`.
+        self.user_indices.set(user_index, state);
+        // SAFETY: the pointer is to an entry of `endpoints`. Entries are dropped by `bury` and
+        // `close` only, which `Progress` calls with `&mut self` when no caller of this function is
+        // running.
         Some(unsafe { state.as_ref() })
     }
 }

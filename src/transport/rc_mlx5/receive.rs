@@ -1,4 +1,4 @@
-//! Receiving: the buffers in the receive ring, and the messages in them.
+//! Receiving: the buffers in the receive ring, and their messages.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -9,31 +9,33 @@ use barewire_mlx5::{DataSegment, MemoryRegion, ReceiveQueue};
 use super::domain::Domain;
 use super::driver::State;
 use crate::error::MemoryError;
-use crate::message::{Keeper, KeptMessage, Message, Reclaim, write_home};
-use crate::transport::common::handlers::Running;
+use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
+use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::pool::{Lease, Pool};
 use crate::transport::common::registered::{Domain as _, Registered};
 use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
 
-/// Most buffers that are posted with one update of the doorbell record.
+/// Most buffers posted with one update of the doorbell record.
 const BATCH: u32 = 16;
 
 pub(super) struct Receiver {
     pub(super) pool: Pool<Registered<MemoryRegion>, BUFFER>,
     key: u32,
-    /// Start of the buffer in each slot of the ring; `None` once it was kept, and after [`Self::close`].
+    /// Address of the buffer in each slot of the ring; `None` after it was kept, and after
+    /// [`Self::close`].
     slots: Box<[Cell<Option<NonNull<u8>>>]>,
-    /// Slots - 1.
+    /// Number of slots - 1.
     mask: u32,
-    /// The slot that each buffer was put in last.
-    homes: Box<[Cell<u32>]>,
-    /// The doorbell record is updated whenever the producer is a multiple of a power of two; this is one
-    /// less.
+    /// For each buffer, the slot in which it was posted last.
+    last_slots: Box<[Cell<u32>]>,
+    /// The doorbell record is updated whenever the producer index is a multiple of a power of two;
+    /// this is that power - 1.
     batch_mask: u32,
 }
 
 impl Receiver {
-    /// Buffers for a ring of `entries`, a power of two, and `spare` more that stand in for kept ones.
+    /// Creates the buffers for a ring of `entries`, a power of two, and `spare` more that replace
+    /// kept ones.
     pub(super) fn new(domain: &Domain, entries: u32, spare: u32) -> Result<Self, MemoryError> {
         let count = entries as usize + spare as usize;
         let block = domain.blocks(count * BUFFER)?;
@@ -42,40 +44,41 @@ impl Receiver {
             pool: Pool::new(block),
             slots: (0..entries).map(|_| Cell::new(None)).collect(),
             mask: entries - 1,
-            homes: (0..count).map(|_| Cell::new(0)).collect(),
-            // The device never has less than three quarters of the ring because of batching.
+            last_slots: (0..count).map(|_| Cell::new(0)).collect(),
+            // Batching leaves the device at least three quarters of the ring.
             batch_mask: (entries / 4).clamp(1, BATCH) - 1,
         })
     }
 
-    /// The index of WQE `counter` in the ring, which identifies it: one WQE at a time is there.
+    /// Returns the index of WQE `counter` in the ring. It identifies the WQE, since a slot holds
+    /// one at a time.
     #[inline(always)]
     pub(super) fn index(&self, counter: u32) -> u32 {
         counter & self.mask
     }
 
-    /// The slot of WQE `counter`.
+    /// Returns the slot of WQE `counter`.
     #[inline(always)]
     pub(super) fn slot(&self, counter: u32) -> &Cell<Option<NonNull<u8>>> {
-        // SAFETY: the mask keeps the index below the length, a power of two.
+        // SAFETY: `index` masks the counter to less than the length, which is a power of two.
         unsafe { self.slots.get_unchecked(self.index(counter) as usize) }
     }
 
-    /// Takes the buffer of WQE `counter` out of its slot.
+    /// Removes the buffer of WQE `counter` from its slot.
     fn take(&self, counter: u32) -> Option<Lease> {
         self.slot(counter).take().map(|start| self.pool.lease_of(start))
     }
 
-    /// Takes the buffer that starts at `start` out of its slot, if it is in it.
+    /// Removes the buffer at `start` from its slot, if it is there.
     pub(super) fn take_at(&self, start: NonNull<u8>) -> Option<Lease> {
-        let home = self.homes.get(self.pool.lease_of(start).index())?.get();
-        if self.slot(home).get() == Some(start) { self.take(home) } else { None }
+        let slot = self.last_slots.get(self.pool.lease_of(start).index())?.get();
+        if self.slot(slot).get() == Some(start) { self.take(slot) } else { None }
     }
 
-    /// Posts the buffer of WQE `counter` again, whose message has ended.
+    /// Posts the buffer of WQE `counter` again, after its message has ended.
     #[inline(always)]
     fn repost(&self, queue: &mut ReceiveQueue, counter: u32) {
-        // Usually the next slot is the same one, which still has its WQE.
+        // Usually the next slot is the same one, which still holds its WQE.
         if !queue.push_again(counter) {
             return self.repost_elsewhere(queue, counter);
         }
@@ -84,7 +87,7 @@ impl Receiver {
         }
     }
 
-    /// Slots before this one are empty: their buffers were kept.
+    /// Handles empty slots before this one, whose buffers were kept.
     #[cold]
     #[inline(never)]
     fn repost_elsewhere(&self, queue: &mut ReceiveQueue, counter: u32) {
@@ -92,11 +95,11 @@ impl Receiver {
         if let Some(buffer) = self.take(counter) {
             self.post(queue, buffer);
         }
-        // The ring is short of buffers, so that the device gets this one without waiting for a batch.
+        // The ring is short of buffers, so this one is published without waiting for a batch.
         queue.publish();
     }
 
-    /// A buffer was kept: posts another, if there is one.
+    /// Posts a spare buffer in place of a kept one, if there is one.
     #[cold]
     pub(super) fn replace(&self, queue: &mut ReceiveQueue, keeper: &dyn Keeper) {
         queue.reap();
@@ -111,8 +114,8 @@ impl Receiver {
             return self.pool.give(buffer);
         }
         self.slot(producer).set(Some(self.pool.start_of(&buffer)));
-        if let Some(home) = self.homes.get(buffer.index()) {
-            home.set(producer);
+        if let Some(slot) = self.last_slots.get(buffer.index()) {
+            slot.set(producer);
         }
     }
 
@@ -122,14 +125,15 @@ impl Receiver {
             && let Some(buffer) = self.pool.take()
         {
             let buffer = buffer.into_lease();
-            // SAFETY: the first bytes of a buffer, which the device does not write.
-            unsafe { write_home(self.pool.start_of(&buffer), keeper) };
+            // SAFETY: the headroom of a buffer that was taken from the pool, so no one else uses
+            // it, and which the device does not write.
+            unsafe { write_keeper(self.pool.start_of(&buffer), keeper) };
             self.post(queue, buffer);
         }
         queue.publish();
     }
 
-    /// From now on messages that were received but not delivered are dropped.
+    /// Drops messages that were received but not delivered, from now on.
     pub(super) fn close(&self) {
         self.slots.iter().for_each(|slot| slot.set(None));
     }
@@ -138,22 +142,22 @@ impl Receiver {
 impl State {
     /// Delivers the message of `length` bytes in the buffer of receive WQE `counter`.
     #[inline(always)]
-    pub(super) fn receive(&self, running: &mut Running<'_, false>, counter: u32, length: u32) {
-        // The index, so that fewer values outlive the handler.
+    pub(super) fn receive(&self, running: &mut DispatchGuard<'_, false>, counter: u32, length: u32) {
+        // Only the index: fewer values stay live across the handler.
         let counter = self.driver.receiver.index(counter);
         let slot = self.driver.receiver.slot(counter);
         let Some(start) = slot.get() else { return };
-        // Shorter than its header, or longer than a buffer: no endpoint of this transport sent it.
+        // A message shorter than its header, or longer than a buffer, is not of this transport.
         let length = length.wrapping_sub(AM_HEADER as u32) as usize;
         if length > MAX_AM {
             running.count_unhandled();
         } else {
             let unwinding = Received { state: self, counter };
-            // SAFETY: before `DATA` lies the header, and from `DATA` on there are `MAX_AM` bytes. The
-            // receive WQE is completed, so the device writes the buffer only after it is posted again:
-            // below, after the handler has returned and the message has ended, or, if the handler kept
-            // the message, when the kept message is dropped (its slot is empty until then). `refill`
-            // wrote the buffer's home, which names this state.
+            // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on. The
+            // receive WQE is complete, so the device writes the buffer only after it is posted
+            // again: below, after the handler has returned and the message has ended, or, if the
+            // handler kept the message, when the kept message is dropped (the slot is empty until
+            // then). `refill` wrote the headroom, which names this state.
             let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
             running.dispatch(id, message);
             std::mem::forget(unwinding);
@@ -170,18 +174,18 @@ impl State {
         self.with_queue(|pair| self.driver.receiver.repost(&mut pair.receive, counter));
     }
 
-    /// The handler of the message of receive WQE `counter` panicked.
+    /// Handles a panic in the handler of the message of receive WQE `counter`.
     #[cold]
     #[inline(never)]
     fn repost(&self, counter: u32) {
         self.give_back(self.driver.receiver.slot(counter), counter);
     }
 
-    /// The message was kept, or the endpoint was closed.
+    /// Handles an empty slot: the message was kept, or the endpoint was closed.
     #[cold]
     #[inline(never)]
     fn replace(&self) {
-        if self.gate.is_alive() {
+        if self.posting.is_alive() {
             self.with_queue(|pair| self.driver.receiver.replace(&mut pair.receive, self));
         }
     }
@@ -190,11 +194,12 @@ impl State {
 impl Keeper for State {
     #[cold]
     fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let owner: Rc<dyn Reclaim> = self.me.upgrade().expect("a state that is borrowed is alive");
-        // If the handler closed the endpoint before, the slot is empty: the buffer is not given back, and
-        // lives as long as its owner.
+        let owner: Rc<dyn BufferOwner> = self.me.upgrade().expect("a state that is borrowed is alive");
+        // If the handler closed the endpoint first, the slot is empty: the buffer is not returned,
+        // and lives as long as its owner.
         let buffer = self.driver.receiver.take_at(start);
-        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
+        // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
+        // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
 }
@@ -212,10 +217,10 @@ impl Drop for Received<'_> {
     }
 }
 
-impl Reclaim for State {
+impl BufferOwner for State {
     fn reclaim(&self, buffer: Lease) {
         self.driver.receiver.pool.give(buffer);
-        if self.gate.is_alive() {
+        if self.posting.is_alive() {
             self.with_queue(|pair| self.driver.receiver.refill(&mut pair.receive, self));
         }
     }

@@ -14,20 +14,20 @@ use crate::transport::rc::{DATA, SEGMENT};
 
 impl PutShort for Endpoint {
     #[inline(always)]
-    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        // A word stays in registers; the other sizes are out of line.
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+        // A word stays in registers; other sizes are handled out of line.
         match payload.try_into() {
             Ok(word) => {
-                self.0.gate.check()?;
+                self.0.posting.check()?;
                 let remote = RemoteAddressSegment::new(remote, key.0);
                 self.post_sized(size_of::<u64>(), |queue| queue.write_inline_8(word, remote, NO_FLAGS))?;
-                Ok(Posted::Done)
+                Ok(())
             }
             Err(_) => match payload.try_into() {
                 Ok(line) => {
                     if self.put_line(line, remote, key.0) {
-                        self.0.gate.tally.add_bytes(line.len());
-                        Ok(Posted::Done)
+                        self.0.posting.tally.add_bytes(line.len());
+                        Ok(())
                     } else {
                         Err(self.refusal())
                     }
@@ -65,7 +65,7 @@ impl PutZcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         let limit = self.0.shared.attributes.put.max_zcopy;
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
@@ -86,11 +86,11 @@ impl GetBcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
-        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
+        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         let local = self.in_buffer(&buffer, DATA, length);
         let remote = RemoteAddressSegment::new(remote, key.0);
         let index = self.post_sized(length, |queue| queue.read(local, remote, ControlFlags::COMPLETION))?;
@@ -114,7 +114,7 @@ impl GetZcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         let limit = self.0.shared.attributes.get.max_zcopy;
         let remote = RemoteAddressSegment::new(remote, key.0);
         if let [slice] = slices {
@@ -126,34 +126,35 @@ impl GetZcopy for Endpoint {
 }
 
 impl Check for Endpoint {
-    /// By a write of no bytes, which needs no right (IBTA 9.4.3) and fails if there is no response.
+    /// Posts a write of no bytes, which needs no rights (IBTA 9.4.3) and fails if the peer does not
+    /// respond.
     fn check(&self) -> Result<(), PostError> {
         self.put_short_other(&[], 0, 0).map(drop)
     }
 }
 
 impl Endpoint {
-    /// `put_short` of a cache line; `false` if it was refused.
+    /// Implements `put_short` of a cache line. Returns `false` if it was refused.
     #[inline(never)]
     fn put_line(&self, line: &[u8; 64], remote: u64, key: u32) -> bool {
         let remote = RemoteAddressSegment::new(remote, key);
-        self.0.gate.is_open() && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
+        self.0.posting.is_open() && self.0.post(|queue| queue.write_inline_64(line, remote, NO_FLAGS)).is_ok()
     }
 
     #[cold]
     fn refusal(&self) -> PostError {
-        self.0.gate.check().err().unwrap_or_else(|| self.0.gate.refuse())
+        self.0.posting.check().err().unwrap_or_else(|| self.0.posting.refuse())
     }
 
     #[inline(never)]
-    fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Post {
-        self.0.gate.check()?;
+    fn put_short_other(&self, payload: &[u8], remote: u64, key: u32) -> Result<(), PostError> {
+        self.0.posting.check()?;
         if payload.len() > MAX_PUT_SHORT {
             return Err(PostError::too_long(payload.len(), MAX_PUT_SHORT));
         }
         let remote = RemoteAddressSegment::new(remote, key);
         self.post_sized(payload.len(), |queue| queue.write_inline(payload, remote, NO_FLAGS))?;
-        Ok(Posted::Done)
+        Ok(())
     }
 
     #[inline(never)]

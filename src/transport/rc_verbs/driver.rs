@@ -12,12 +12,12 @@ use barewire_verbs::{
 
 use super::progress::CHECK_EVERY;
 use super::receive::Receiver;
-use super::{Grants, INLINE, MAX_ELEMENTS, NAME, RcVerbs, attributes_of};
+use super::{Grants, ID, INLINE, MAX_ELEMENTS, RcVerbs, attributes_of};
 use crate::address::TransportId;
 use crate::config::InterfaceConfig;
 use crate::error::{Cause, ConnectError, OpenError, Operation, OperationError, Source};
 use crate::event::EventError;
-use crate::transport::common::gate::Block;
+use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc;
 use crate::transport::rc::{Created, Limits, MAX_ZCOPY, Opened, Path, QueueFull};
@@ -28,31 +28,32 @@ pub(super) type State = rc::State<RcVerbs>;
 /// An interface of this transport, behind its handles.
 pub(super) type Shared = rc::Shared<RcVerbs>;
 
-/// How long a queue pair in error may take to give back its requests of the shared receive queue.
+/// How long a queue pair in error may take to return its requests of the shared receive queue.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// What an interface has of its own.
+/// The driver's state of an interface.
 pub(crate) struct Interface {
     pub(super) completions: Completions,
-    /// The receive queue of all endpoints, unless each has its own.
+    /// The receive queue of all endpoints, or `None` if each has its own.
     pub(super) receiver: Option<Rc<Receiver>>,
     thread: OneThread,
     grants: Grants,
     /// log2 of the path MTU in bytes.
     log_mtu: u8,
-    /// Reads and atomics in flight of an endpoint, and of its peer.
+    /// Limit of reads and atomics in flight, of an endpoint and of its peer.
     reads: u8,
-    /// Calls of progress without a completion until the device's events are checked.
+    /// Progress calls without a completion until the device's events are checked.
     pub(super) check_in: Cell<u32>,
 }
 
-/// What an endpoint has of its own.
+/// The driver's state of an endpoint.
 pub(crate) struct Endpoint {
-    /// Its own, or the one that all endpoints of the interface share.
+    /// The endpoint's own receiver, or the one that all endpoints of the interface share.
     pub(super) receiver: Rc<Receiver>,
-    /// The device reported that the queue pair took its last request from the shared receive queue.
+    /// Whether the device reported that the queue pair took its last request from the shared
+    /// receive queue.
     last_taken: Cell<bool>,
-    /// When the endpoint was closed. Messages are not delivered from then on.
+    /// When the endpoint was closed. No message is delivered from then on.
     stopped: Cell<Option<Instant>>,
 }
 
@@ -128,7 +129,7 @@ impl rc::Port for PortAddress {
 
 impl rc::Driver for RcVerbs {
     const ID: TransportId = TransportId::RcVerbs;
-    /// As log2 of the bytes.
+    /// log2 of the number of bytes.
     const MTU_CODES: std::ops::RangeInclusive<u8> = 8..=12;
     const READS_CODES: std::ops::RangeInclusive<u8> = 0..=u8::MAX;
 
@@ -211,7 +212,7 @@ impl rc::Driver for RcVerbs {
             packet_sequence_number: path.receive_psn,
             responder_resources: path.reads,
             rnr_timer: config.min_rnr_timer,
-            route: path.port.route(&state.shared.domain, NAME)?,
+            route: path.port.route(&state.shared.domain, ID)?,
         };
         let send = ReadyToSend {
             packet_sequence_number: path.send_psn,
@@ -227,7 +228,7 @@ impl rc::Driver for RcVerbs {
         connected.map_err(|error| State::refused(path, error))
     }
 
-    /// Buffers posted to a queue pair that failed would come back flushed, again and again.
+    /// Buffers posted to a queue pair in error would return flushed, again and again.
     fn stop_receiving(state: &State) {
         if state.shared.driver.receiver.is_none() {
             state.driver.receiver.close();
@@ -250,7 +251,7 @@ impl rc::Driver for RcVerbs {
         if last_taken && state.with_queue(|pair| pair.is_idle()) {
             return true;
         }
-        // Not every device reports it (Soft-RoCE does since Linux 6.4).
+        // Not every device reports the event (Soft-RoCE does since Linux 6.4).
         let is_late = state.driver.stopped.get().is_some_and(|since| since.elapsed() > GRACE);
         if is_late && !last_taken {
             state.driver.receiver.count_lost();
@@ -258,19 +259,19 @@ impl rc::Driver for RcVerbs {
         is_late
     }
 
-    /// How an unresponsive peer was tried, or what is wrong with the own port.
+    /// Describes the retries to an unresponsive peer, or a problem of the local port.
     fn detail(shared: &Shared, cause: Cause) -> Option<String> {
         let config = &shared.config;
         let tried = match cause {
             Cause::PeerUnreachable => format!(
-                "tried {} times, {:.1?} apart at least (retry_count {}, ack_timeout {})",
+                "tried {} times, at least {:.1?} apart (retry_count {}, ack_timeout {})",
                 1 + config.retry_count,
                 Duration::from_nanos(4096) * (1 << config.ack_timeout),
                 config.retry_count,
                 config.ack_timeout,
             ),
             Cause::ReceiverNotReady => {
-                format!("asked again {} times (rnr_retry; min_rnr_timer of the peer)", config.rnr_retry)
+                format!("retried {} times (rnr_retry; min_rnr_timer of the peer)", config.rnr_retry)
             }
             _ => return rdma::port_trouble(&shared.domain),
         };
@@ -308,25 +309,25 @@ impl rc::Driver for RcVerbs {
     }
 }
 
-/// A queue pair that receives from a shared queue.
+/// An endpoint that receives from a shared queue.
 impl State {
-    /// The queue pair has to give back what it took from the shared receive queue, which stays in use. A
-    /// reset would lose it.
+    /// Returns whether the queue pair must return the requests that it took from the shared receive
+    /// queue, which stays in use. A reset would lose them.
     fn drains(&self) -> bool {
-        let ended = self.gate.has(Block::Closed) || self.gate.has(Block::Unconnected);
+        let ended = self.posting.has(PostBlock::Closed) || self.posting.has(PostBlock::Unconnected);
         self.shared.driver.receiver.is_some() && !ended
     }
 
-    /// Whether the device has reported, since the last call, that the queue pair is in error and took its
-    /// last request from the shared receive queue.
+    /// Returns whether the device has reported, since the last call, that the queue pair is in
+    /// error and took its last request from the shared receive queue.
     fn check_last_taken(&self) -> bool {
         let taken = self.shared.domain.has_ended(self.own.qpn);
         self.driver.last_taken.set(taken || self.driver.last_taken.get());
         taken
     }
 
-    /// Fails the endpoint if the device has reported that its queue pair is in error: over a shared receive
-    /// queue no flushed request of its own does.
+    /// Fails the endpoint if the device has reported that its queue pair is in error. With a shared
+    /// receive queue, no flushed receive request reports it.
     #[cold]
     pub(super) fn check_failure(&self) {
         if self.check_last_taken() {
@@ -334,13 +335,13 @@ impl State {
         }
     }
 
-    /// The endpoint was closed: messages are not delivered any more.
+    /// Returns whether the endpoint was closed. Its messages are no longer delivered.
     pub(super) fn is_stopped(&self) -> bool {
         self.driver.stopped.get().is_some()
     }
 }
 
-/// What queue pairs of these settings are granted, found by creating one.
+/// Finds what a queue pair with these settings is granted, by creating one.
 fn grants(
     domain: &Domain,
     thread: &OneThread,

@@ -20,8 +20,8 @@ const PREFIX: usize = AM_HEADER + SHORT_HEADER;
 
 impl AmShort for Endpoint {
     #[inline]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
-        self.0.gate.check()?;
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        self.0.posting.check()?;
         check_id(id)?;
         let limit = self.0.shared.attributes.am.max_short;
         if payload.len() > limit {
@@ -40,12 +40,12 @@ impl AmShort for Endpoint {
             _ => Data::Inline2(prefix, payload),
         };
         self.post(Operation::ActiveMessage, SEND, data, false)?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
 impl AmShortIov for Endpoint {
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         pieces::am_short_iov(self, self.0.shared.attributes.am.max_short, id, header, pieces)
     }
 }
@@ -66,7 +66,7 @@ impl AmBcopy for Endpoint {
 impl AmZcopy for Endpoint {
     #[inline]
     fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         check_id(id)?;
         if header.len() > MAX_AM_HEADER {
             return Err(PostError::too_long(header.len(), MAX_AM_HEADER));

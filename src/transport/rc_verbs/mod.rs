@@ -1,8 +1,9 @@
-//! `rc_verbs`: reliable connected queue pairs of any RDMA device, through libibverbs, for devices that
-//! barewire's own driver does not drive. What it shares with `rc_mlx5` is in `transport::rc`.
+//! `rc_verbs`: reliable connected queue pairs of any RDMA device, through libibverbs, for devices
+//! that barewire's own driver does not support. `transport::rc` has the code that it shares with
+//! `rc_mlx5`.
 //!
-//! The number of a request (`wr_id`) names the endpoint's slot in its upper half; in the lower half the
-//! count and the operation of a send request, or the buffer of a receive request.
+//! The `wr_id` of a request has the endpoint's slot in its upper half. The lower half has the count
+//! and the operation of a send request, or the buffer of a receive request.
 
 mod atomic;
 mod driver;
@@ -15,16 +16,15 @@ mod rma;
 pub use super::rdma::{Domain, Memory, RemoteKey};
 
 use super::rc::{self, AM_HEADER, MAX_AM, MAX_AM_HEADER, MAX_ZCOPY, SEGMENT};
-use crate::address::{DeviceAddress, EndpointAddress, TransportId};
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::address::TransportId;
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::capability::RemoteMemory;
 use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
+use crate::error::OpenError;
 use crate::message::SHORT_HEADER;
-use crate::transport::Transport;
 
-/// The name of the transport.
-pub const NAME: &str = TransportId::RcVerbs.name();
+/// The transport.
+pub(crate) const ID: TransportId = TransportId::RcVerbs;
 
 /// One end of a connection: a queue pair.
 pub type Endpoint = rc::Endpoint<RcVerbs>;
@@ -33,51 +33,15 @@ pub type Interface = rc::Interface<RcVerbs>;
 /// The progress of an interface.
 pub type Progress = rc::Progress<RcVerbs>;
 
-/// The transport as a type, for code that is generic over it.
-#[derive(Debug)]
-pub enum RcVerbs {}
-
-impl Transport for RcVerbs {
-    const ID: TransportId = TransportId::RcVerbs;
-    type Domain = Domain;
-    type Memory = Memory;
-    type RemoteKey = RemoteKey;
-    type Interface = Interface;
-    type Progress = Progress;
-    type Endpoint = Endpoint;
-
-    fn attributes(config: &InterfaceConfig) -> Attributes {
-        attributes(config)
-    }
-
-    fn open(device: &str) -> Result<Domain, OpenError> {
-        Domain::open(device)
-    }
-
-    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
-        Interface::open(domain, config)
-    }
-
-    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
-        Endpoint::new(interface)
-    }
-
-    fn connect(
-        endpoint: &Endpoint,
-        device: &DeviceAddress,
-        address: &EndpointAddress,
-    ) -> Result<(), ConnectError> {
-        endpoint.connect(device, address)
-    }
-}
-
+super::object::transport!(RcVerbs: endpoints);
 super::object::objects!(Interface, Progress, Endpoint);
 
 impl Interface {
     /// Opens an interface.
     ///
     /// # Errors
-    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    /// [`OpenError::Setting`] for a setting with an invalid value, [`OpenError::Device`] if the
+    /// device refuses.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         Self::open_on(domain, config)
     }
@@ -87,12 +51,12 @@ impl RemoteMemory for Endpoint {
     type Key = RemoteKey;
 }
 
-/// Inline bytes that are requested of a queue pair; a device may grant fewer.
+/// Inline bytes to request for a queue pair; a device may grant fewer.
 const INLINE: usize = 240;
-/// Scatter/gather elements that are requested of a queue pair; a device may have fewer.
+/// Scatter/gather elements to request for a queue pair; a device may grant fewer.
 const MAX_ELEMENTS: usize = 12;
 
-/// What a device grants.
+/// The limits that a device grants.
 #[derive(Clone, Copy, Debug)]
 struct Grants {
     inline: usize,
@@ -113,7 +77,8 @@ impl Grants {
     };
 }
 
-/// What an interface of this transport with these settings can do, on a device with common limits.
+/// Returns what an interface of this transport with these settings can do, on a device with common
+/// limits.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
     attributes_of(config, &Grants::COMMON)
 }
@@ -161,7 +126,11 @@ fn attributes_of(config: &InterfaceConfig, grants: &Grants) -> Attributes {
         flags,
         overhead_ns: 75.0,
         latency_ns: 900.0,
+        latency_per_endpoint_ns: 1.0,
         bandwidth: 12.5e9,
+        shared_duplex: false,
+        place: Place::Network,
+        priority: 20,
         max_endpoints: config.max_endpoints,
     }
 }

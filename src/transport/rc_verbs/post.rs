@@ -1,4 +1,4 @@
-//! Parts of the posts of every operation.
+//! Common parts of posts.
 
 use barewire_verbs::{self as verbs, Data, Element};
 
@@ -12,7 +12,7 @@ use crate::transport::common::operation::Done;
 use crate::transport::rc::AM_HEADER;
 
 impl Endpoint {
-    /// Posts an operation within the limits, so that a refusal means a full queue.
+    /// Posts an operation. Its limits were checked, so a refusal means a full queue.
     #[inline(always)]
     pub(super) fn post(
         &self,
@@ -24,12 +24,12 @@ impl Endpoint {
         let header = if matches!(name, Operation::ActiveMessage) { AM_HEADER } else { 0 };
         let bytes = data.length() - header;
         let posted = self.0.with_queue(|pair| pair.post(name, operation, data, completion));
-        let index = posted.map_err(|_| self.0.gate.refuse())?;
-        self.0.gate.tally.posted(bytes);
+        let index = posted.map_err(|_| self.0.posting.refuse())?;
+        self.0.posting.tally.posted(bytes);
         Ok(index)
     }
 
-    /// Posts from, or into, the user's memory.
+    /// Posts an operation from or to the user's memory.
     #[inline(always)]
     pub(super) fn zcopy(
         &self,
@@ -39,8 +39,8 @@ impl Endpoint {
         limits: &RmaLimits,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
-        // Usually there is one, which needs no room for many.
+        self.0.posting.check()?;
+        // Usually there is one slice, which needs no room for many.
         let (mut one, mut many);
         let local = if slices.len() == 1 {
             one = [Element::new(0, 0, 0)];
@@ -56,7 +56,8 @@ impl Endpoint {
         Ok(Posted::InProgress)
     }
 
-    /// The elements of the slices, in `into`. There are at most `most`, with at most `limit` bytes together.
+    /// Writes the elements of the slices to `into` and returns them. There are at most `most`, with
+    /// at most `limit` bytes together.
     #[inline(always)]
     pub(super) fn elements<'s>(
         &self,
@@ -76,7 +77,7 @@ impl Endpoint {
                 return Err(PostError::ForeignMemory);
             }
             total = total.saturating_add(slice.length);
-            // Some devices take an element of no bytes for one of 2 GiB.
+            // Some devices read an element of 0 bytes as one of 2 GiB.
             if slice.length > 0
                 && let Some(element) = into.get_mut(count)
             {

@@ -1,4 +1,4 @@
-//! Completions: one is taken from the queue, and what follows from it.
+//! Completions: taking one from the queue and processing it.
 
 use barewire_verbs::Failure;
 
@@ -7,11 +7,11 @@ use super::driver::State;
 use super::receive::Receiver;
 use crate::transport::rdma::{self, Taken, WrId, WrKind};
 
-/// Calls of progress without a completion from one check of the device's events to the next.
+/// Progress calls without a completion between two checks of the device's events.
 pub(super) const CHECK_EVERY: u32 = 1024;
 
 impl Progress {
-    /// Whether a call of progress would do nothing: only libibverbs knows.
+    /// Always `false`: only libibverbs knows whether a completion is there.
     #[inline]
     #[expect(clippy::unused_self, reason = "as in the other transports")]
     pub(crate) fn is_idle(&self) -> bool {
@@ -35,7 +35,7 @@ impl Progress {
         1
     }
 
-    /// There was nothing to do.
+    /// Handles a progress call without a completion.
     #[inline(always)]
     fn idle(&mut self) -> usize {
         let check_in = &self.0.driver.check_in;
@@ -46,7 +46,8 @@ impl Progress {
         0
     }
 
-    /// Checks for failures without a completion: over a shared receive queue, those of queue pairs.
+    /// Checks for failures that produce no completion: those of queue pairs with a shared receive
+    /// queue.
     #[cold]
     #[inline(never)]
     fn check_events(&mut self) {
@@ -57,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// A receive request is done.
+    /// Handles a completed receive request.
     #[inline(always)]
     fn receive(&self, taken: &Taken, buffer: u32) {
         let shared = &*self.0;
@@ -78,7 +79,7 @@ impl Progress {
         }
     }
 
-    /// A receive request failed, or was flushed after an error.
+    /// Handles a receive request that failed, or was flushed after an error.
     #[cold]
     fn fail_receive(&self, receiver: &Receiver, taken: &Taken, buffer: u32, failure: Failure) {
         if receiver.arrived(buffer).is_some() {
@@ -90,7 +91,7 @@ impl Progress {
         }
     }
 
-    /// The endpoint of this queue pair is being closed.
+    /// Returns whether the endpoint of this queue pair is being closed.
     #[cold]
     fn is_stopped(&self, qpn: u32) -> bool {
         let endpoints = self.0.endpoints.borrow();

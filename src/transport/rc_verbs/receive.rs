@@ -1,10 +1,11 @@
-//! Receiving: the buffers that the device has, those that were kept, and the messages in them.
+//! Receiving: posted buffers, kept buffers, and the messages in them.
 //!
-//! An endpoint has a receiver of its own, or all endpoints of an interface have one over a shared receive
-//! queue. There are no credits: if no buffer is free, the receiving device reports it (RNR NAK), and the
-//! sender's waits as long as the receiver says and sends again. Nothing is lost, and the message takes room in
-//! the send queue only. This also holds for a sender that finds the buffers of a shared queue used up by
-//! others; therefore the queue grows as soon as messages accumulate in it.
+//! An endpoint has its own receiver, or all endpoints of an interface share one over a shared
+//! receive queue. There are no credits: if no buffer is posted, the receiving device reports it
+//! (RNR NAK), and the sending device waits as long as the receiver says and sends again. Nothing is
+//! lost, and the message uses room only in the send queue. A sender also waits when other senders
+//! use up the buffers of a shared queue; therefore the queue grows as soon as messages accumulate
+//! in it.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -12,11 +13,11 @@ use std::rc::{Rc, Weak};
 
 use barewire_verbs::{Element, Receive, ReceiveQueue, SharedReceiveQueue, SharedReceiveQueueRef};
 
-use super::NAME;
+use super::ID;
 use crate::config::{Choice, InterfaceConfig};
 use crate::error::{MemoryError, OpenError};
-use crate::message::{Keeper, KeptMessage, Message, Reclaim, write_home};
-use crate::transport::common::handlers::Running;
+use crate::message::{BufferOwner, Keeper, KeptMessage, Message, write_keeper};
+use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::pool::{Block, Lease};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rc::{AM_HEADER, BUFFER, DATA, MAX_AM, MESSAGE, SEGMENT};
@@ -24,9 +25,10 @@ use crate::transport::rdma::{Domain, Registered, WrId};
 
 /// Most buffers that are posted at a time.
 const BATCH: usize = 16;
-/// Offset of a buffer's number: behind the owner in its headroom, in front of the message.
+/// Offset of a buffer's number: behind the pointer to its owner in the headroom, in front of the
+/// message.
 const NUMBER: usize = 16;
-/// Instead of an endpoint's slot: the request belongs to none.
+/// In place of an endpoint's slot: the request belongs to no endpoint.
 const SHARED: u32 = u32::MAX;
 
 const _: () = assert!(NUMBER >= size_of::<&dyn Keeper>() && NUMBER + size_of::<u32>() <= MESSAGE);
@@ -40,12 +42,12 @@ enum Requests {
 struct Slot {
     start: NonNull<u8>,
     key: u32,
-    /// It is posted.
+    /// Whether it is posted.
     posted: Cell<bool>,
 }
 
 pub(super) struct Receiver {
-    /// `None` when no more are posted. Before the memory, so that it is dropped first.
+    /// `None` when no more are posted. Declared before the memory, so that it is dropped first.
     requests: RefCell<Option<Requests>>,
     /// The endpoint's slot, or [`SHARED`].
     slot: u32,
@@ -53,15 +55,15 @@ pub(super) struct Receiver {
     slots: RefCell<Vec<Slot>>,
     /// Buffers that are neither posted nor kept.
     free: RefCell<Vec<u32>>,
-    /// Requests that are posted, and those that the queue has room for.
+    /// Posted requests, and the capacity of the queue.
     posted: Cell<u32>,
     room: u32,
     /// Buffers that were kept, and the limit of all buffers.
     kept: Cell<u32>,
     most: Cell<u32>,
-    /// Consecutive messages from which on there are too few buffers.
+    /// Number of consecutive messages that shows that there are too few buffers.
     backlog: Cell<u32>,
-    /// The message being handled was kept.
+    /// Whether the message being handled was kept.
     is_kept: Cell<bool>,
     memory: RefCell<Vec<Registered>>,
     domain: Domain,
@@ -69,7 +71,7 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// The receiver of the endpoint in `slot`, whose receive queue this is.
+    /// Creates the receiver of the endpoint in `slot`, whose receive queue this is.
     pub(super) fn own(
         domain: &Domain,
         queue: ReceiveQueue,
@@ -82,21 +84,17 @@ impl Receiver {
         Ok(receiver)
     }
 
-    /// The receiver of all endpoints of an interface, if the settings ask for one and the device has such
-    /// queues.
+    /// Creates the receiver of all endpoints of an interface, if the settings ask for one and the
+    /// device has shared receive queues.
     pub(super) fn shared(domain: &Domain, config: &InterfaceConfig) -> Result<Option<Rc<Self>>, OpenError> {
         let wanted = config.receive_ring.saturating_mul(config.max_endpoints);
         let room = wanted.min(domain.limits().shared_receives);
-        let setting = |reason| OpenError::Setting {
-            transport: NAME,
-            setting: "shared_receive_queue",
-            value: 1,
-            reason,
-        };
+        let setting =
+            |reason| OpenError::Setting { transport: ID, setting: "shared_receive_queue", value: 1, reason };
         let queue = match config.shared_receive_queue {
             Choice::No => return Ok(None),
-            // Before Linux 6.4 Soft-RoCE does not report that a queue pair which receives from a shared queue
-            // has failed.
+            // Before Linux 6.4 Soft-RoCE does not report the failure of a queue pair that receives
+            // from a shared queue.
             Choice::Auto if room < config.receive_ring || domain.context().is_soft_roce() => return Ok(None),
             Choice::Yes if room < config.receive_ring => {
                 return Err(setting(format!("the device has none of {} messages", config.receive_ring)));
@@ -133,7 +131,7 @@ impl Receiver {
         })
     }
 
-    /// The shared queue, if it is one, for creating queue pairs.
+    /// Returns the shared queue, if it is one, for creating queue pairs.
     pub(super) fn reference(&self) -> Option<SharedReceiveQueueRef> {
         match &*self.requests.borrow() {
             Some(Requests::Shared(queue)) => Some(queue.reference()),
@@ -149,11 +147,12 @@ impl Receiver {
         let mut slots = self.slots.borrow_mut();
         for at in 0..count as usize {
             let number = slots.len() as u32;
-            // SAFETY: inside the memory, which is `count` buffers long and stays until `self` goes. Nobody else has a part of it, and the device
-            // writes from `MESSAGE` on.
+            // SAFETY: the buffer lies inside the memory, which is `count` buffers long and lives as
+            // long as `self`. No other code uses the buffer yet, and the device writes only from
+            // `MESSAGE` on.
             let start = unsafe {
                 let start = memory.start().add(at * BUFFER);
-                write_home(start, self);
+                write_keeper(start, self);
                 start.add(NUMBER).cast::<u32>().write(number);
                 start
             };
@@ -174,21 +173,22 @@ impl Receiver {
         if count > 0
             && let Err(error) = self.add(count)
         {
-            tracing::debug!(%error, have, "no more receive buffers");
+            tracing::debug!(%error, have, "could not register more receive buffers");
             self.most.set(have);
         }
     }
 
-    /// While there may be more buffers, a backlog of half of them means that there are too few.
+    /// Sets the backlog at which the queue grows: half of the buffers, as long as there may be
+    /// more.
     ///
-    /// The device reports that, too (`IBV_EVENT_SRQ_LIMIT_REACHED`), but later, and reading the event takes a
-    /// system call.
+    /// The device reports a low queue, too (`IBV_EVENT_SRQ_LIMIT_REACHED`), but later, and reading
+    /// the event takes a system call.
     fn bound_backlog(&self) {
         let have = self.slots.borrow().len() as u32;
         self.backlog.set(if have < self.most.get() { have / 2 } else { u32::MAX });
     }
 
-    /// Grows the queue if so many messages were received without an idle poll between them.
+    /// Grows the queue if `messages` were received without an idle poll between them.
     #[inline(always)]
     pub(super) fn see_backlog(&self, messages: u32) {
         if messages >= self.backlog.get() {
@@ -197,7 +197,8 @@ impl Receiver {
         }
     }
 
-    /// The request of this buffer is done. Returns the start of the buffer, unless it was not posted.
+    /// Handles the completion of this buffer's request. Returns the start of the buffer, unless it
+    /// was not posted.
     #[inline(always)]
     pub(super) fn arrived(&self, number: u32) -> Option<NonNull<u8>> {
         let slots = self.slots.borrow();
@@ -210,7 +211,7 @@ impl Receiver {
         Some(slot.start)
     }
 
-    /// Makes this buffer, whose message has ended, free again. Free buffers are posted in batches.
+    /// Frees this buffer, whose message has ended. Free buffers are posted in batches.
     #[inline(always)]
     pub(super) fn give_back(&self, number: u32) {
         let mut free = self.free.borrow_mut();
@@ -254,7 +255,8 @@ impl Receiver {
         }
     }
 
-    /// A queue pair was destroyed without a report that it took its last request: it may have had one.
+    /// Accounts for a queue pair that was destroyed without reporting its last request: it may have
+    /// taken one.
     pub(super) fn count_lost(&self) {
         self.posted.set(self.posted.get().saturating_sub(1));
         self.refill();
@@ -269,18 +271,25 @@ impl Receiver {
 
     /// Delivers the message of `length` bytes in this buffer, unless it is `muted`.
     #[inline(always)]
-    pub(super) fn deliver(&self, running: &mut Running<'_, false>, number: u32, length: u32, muted: bool) {
+    pub(super) fn deliver(
+        &self,
+        running: &mut DispatchGuard<'_, false>,
+        number: u32,
+        length: u32,
+        muted: bool,
+    ) {
         let Some(start) = self.arrived(number) else { return };
         let returning = Returning { receiver: self, number };
-        // Shorter than its header, or longer than a buffer: no endpoint of this transport sent it.
+        // A message shorter than its header, or longer than a buffer, is not of this transport.
         let length = length.wrapping_sub(AM_HEADER as u32) as usize;
         if length > MAX_AM {
             running.count_unhandled();
         } else if !muted {
-            // SAFETY: before `DATA` lies the header, and from `DATA` on there are `MAX_AM` bytes. The
-            // receive request is completed, so the device writes the buffer only after it is posted
-            // again: by `returning`, which is dropped after the message has ended, or, if the handler
-            // kept the message, by the kept message. `add` wrote the buffer's home, which names `self`.
+            // SAFETY: the header lies before `DATA`, and `MAX_AM` bytes follow from `DATA` on. The
+            // receive request is complete, so the device writes the buffer only after it is posted
+            // again: by `returning`, which is dropped after the message has ended, or, if the
+            // handler kept the message, by the kept message. `add` wrote the headroom, which names
+            // `self`.
             let (id, message) = unsafe { (start.add(MESSAGE).read(), Message::new(start.add(DATA), length)) };
             running.dispatch(id, message);
         }
@@ -317,25 +326,26 @@ impl Drop for Returning<'_> {
 impl Keeper for Receiver {
     #[cold]
     fn keep(&self, start: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let owner: Rc<dyn Reclaim> = self.me.upgrade().expect("a receiver that is borrowed is alive");
-        // SAFETY: `start` is that of a buffer, to which `add` wrote its number. The device does not write that
-        // part.
+        let owner: Rc<dyn BufferOwner> = self.me.upgrade().expect("a receiver that is borrowed is alive");
+        // SAFETY: `start` is the start of a buffer, where `add` wrote its number. The device does
+        // not write that part.
         let number = unsafe { start.add(NUMBER).cast::<u32>().read() };
         let buffer = (!self.is_kept.replace(true)).then(|| Lease::numbered(number));
         self.kept.set(self.kept.get() + 1);
-        // Half of them are kept: there are too few.
+        // Half of the buffers are kept, so there are too few.
         if 2 * self.kept.get() >= self.slots.borrow().len() as u32 {
             self.grow();
         }
         if self.posted.get() as usize <= self.free.borrow().len() {
             self.refill();
         }
-        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
+        // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
+        // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
 }
 
-impl Reclaim for Receiver {
+impl BufferOwner for Receiver {
     fn reclaim(&self, buffer: Lease) {
         self.kept.set(self.kept.get().saturating_sub(1));
         self.give_back(buffer.index() as u32);

@@ -15,14 +15,14 @@ use crate::transport::rdma::{RemoteKey, read, write};
 
 impl PutShort for Endpoint {
     #[inline]
-    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        self.0.gate.check()?;
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+        self.0.posting.check()?;
         let limit = self.0.shared.attributes.put.max_short;
         if payload.len() > limit {
             return Err(PostError::too_long(payload.len(), limit));
         }
         self.post(Operation::Put, write(remote, key.0), Data::Inline(payload), false)?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
@@ -67,11 +67,11 @@ impl GetBcopy for Endpoint {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
-        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
+        let buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         let local = [self.in_buffer(&buffer, DATA, length)];
         let local = if length == 0 { &[] } else { &local[..] };
         let index = self.post(Operation::Get, read(remote, key.0), Data::Elements(local), true)?;
@@ -101,7 +101,8 @@ impl GetZcopy for Endpoint {
 }
 
 impl Check for Endpoint {
-    /// By a write of no bytes, which needs no right (IBTA 9.4.3) and fails if there is no response.
+    /// Posts a write of no bytes, which needs no rights (IBTA 9.4.3) and fails if the peer does not
+    /// respond.
     fn check(&self) -> Result<(), PostError> {
         self.put_short(&[], 0, &RemoteKey(0)).map(drop)
     }
@@ -128,7 +129,7 @@ impl Endpoint {
         limit: usize,
         completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         if transfers.is_empty() {
             return Ok(Posted::Done);
         }
@@ -142,9 +143,9 @@ impl Endpoint {
             if transfers.len() > most as usize {
                 return Err(PostError::TooManyTransfers { limit: most });
             }
-            // Room comes back with completions, and what is outstanding may not have asked for one.
+            // Completions free room, but the outstanding posts may have requested none.
             self.0.signal_last()?;
-            return Err(self.0.gate.refuse());
+            return Err(self.0.posting.refuse());
         }
         let list: Vec<_> = transfers
             .iter()
@@ -152,9 +153,9 @@ impl Endpoint {
             .map(|(transfer, elements)| (operation(transfer.remote, transfer.key.0), elements))
             .collect();
         let posted = self.0.with_queue(|pair| pair.post_all(name, &list, completion.is_some()));
-        let index = posted.map_err(|_| self.0.gate.refuse())?;
+        let index = posted.map_err(|_| self.0.posting.refuse())?;
         let bytes = transfers.iter().map(|transfer| transfer.local.length).sum();
-        self.0.gate.tally.posted_many(transfers.len(), bytes);
+        self.0.posting.tally.posted_many(transfers.len(), bytes);
         if let Some(completion) = completion {
             self.await_done(index, Done::Notify(completion.clone()));
         }

@@ -1,4 +1,4 @@
-//! A completion queue, the completions taken from it, and sleeping until there are more.
+//! A completion queue, the completions polled from it, and notification of new ones.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -19,11 +19,11 @@ const BATCH: usize = 16;
 /// The completion queue of an interface.
 pub(crate) struct Completions {
     queue: CompletionQueue,
-    /// The completions from `next` to `count` were polled and not yet returned.
+    /// The completions from `next` to `count` were polled and not returned yet.
     taken: RefCell<Box<[WorkCompletion; BATCH]>>,
     next: Cell<usize>,
     count: Cell<usize>,
-    /// Messages since the queue was empty last.
+    /// Messages since the queue was last empty.
     messages: Cell<u32>,
     channel: CompletionChannel,
 }
@@ -37,16 +37,16 @@ pub(crate) struct Taken {
     pub(crate) slot: u32,
     pub(crate) kind: WrKind,
     pub(crate) outcome: Result<(), Failure>,
-    /// Bytes of a message; 0 if no endpoint of this crate sends such.
+    /// Bytes of a message; 0 if it is of a kind that this crate never sends.
     pub(crate) length: u32,
-    /// This side's queue pair.
+    /// The local queue pair.
     pub(crate) qpn: u32,
     /// The sender's queue pair, for a datagram.
     pub(crate) from: u32,
 }
 
 impl Completions {
-    /// A completion queue with room for `entries` completions.
+    /// Creates a completion queue with room for `entries` completions.
     pub(crate) fn new(domain: &Domain, entries: u32) -> Result<Self, OpenError> {
         let channel = CompletionChannel::new(domain.context())
             .map_err(|e| domain.refused("create a completion channel", e))?;
@@ -71,7 +71,7 @@ impl Completions {
         let completion = taken.get(next)?;
         self.next.set(next + 1);
         let WrId { slot, kind } = WrId::of(completion.id());
-        // This crate sends with no immediate; the receive request is used up all the same.
+        // This crate sends no immediate; still, the receive request is consumed.
         let is_message = completion.kind() == CompletionKind::Receive && completion.immediate().is_none();
         Some(Taken {
             id: completion.id(),
@@ -84,22 +84,23 @@ impl Completions {
         })
     }
 
-    /// Counts a message. Returns the messages since the queue was empty last.
+    /// Counts a message. Returns the number of messages since the queue was last empty.
     #[inline(always)]
     pub(crate) fn count_message(&self) -> u32 {
         self.messages.set(self.messages.get().wrapping_add(1));
         self.messages.get()
     }
 
-    /// Every polled completion was returned.
+    /// Returns whether every polled completion was returned.
     pub(crate) fn is_empty(&self) -> bool {
         self.next.get() == self.count.get()
     }
 
-    /// Polls the queue, once [`Self::is_empty`]. Returns the number of completions.
+    /// Polls the queue. The caller has checked [`Self::is_empty`]. Returns the number of
+    /// completions.
     #[inline]
     pub(crate) fn fill(&self) -> usize {
-        // A queue that failed has no completions; its device reports it by an event.
+        // A queue that failed has no completions; its device reports the failure by an event.
         let count = self.queue.poll(&mut self.taken.borrow_mut()[..]).map_or(0, <[_]>::len);
         self.count.set(count);
         self.next.set(0);
@@ -109,7 +110,7 @@ impl Completions {
         count
     }
 
-    /// Becomes readable when a completion comes, once armed.
+    /// Returns the descriptor, which becomes readable on a completion once armed.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
@@ -128,7 +129,7 @@ impl Completions {
             return Err(EventError::Busy);
         }
         self.queue.arm(false).map_err(failed("arm a completion queue"))?;
-        // Completions from before it was armed do not notify.
+        // A completion from before the arming does not notify.
         if self.fill() > 0 { Err(EventError::Busy) } else { Ok(()) }
     }
 }

@@ -1,4 +1,4 @@
-//! Details on an unresponsive peer: how it was tried, from where, and what the port counted.
+//! Details on an unresponsive peer: the retries, the route, and the port's counters.
 
 use std::fmt::Write;
 use std::fs;
@@ -8,7 +8,7 @@ use barewire_verbs::PortState;
 
 use super::{Domain, PortAddress};
 
-/// The details in one line. `tried` says how, with the settings that can be changed.
+/// Returns the details in one line. `tried` describes the retries and their settings.
 pub(crate) fn unanswered(domain: &Domain, tried: &str) -> String {
     let number = domain.port().number;
     let mut text = format!("{tried}, from {} on {}", PortAddress::of(domain), domain.device());
@@ -24,17 +24,17 @@ pub(crate) fn unanswered(domain: &Domain, tried: &str) -> String {
     text
 }
 
-/// What is wrong with this side's port, if anything is.
+/// Returns the problem of the local port, if it has one.
 pub(crate) fn port(domain: &Domain) -> Option<String> {
     let device = domain.device();
     match domain.context().query_port(domain.port().number) {
         Ok(port) if port.state == PortState::Active => None,
         Ok(port) => Some(format!("the port of {device} is {:?}: bring its link up", port.state)),
-        Err(error) => Some(format!("the port of {device} cannot be asked: {error}")),
+        Err(error) => Some(format!("the port of {device} cannot be queried: {error}")),
     }
 }
 
-/// The counters of errors of a port that are not zero.
+/// Returns the error counters of a port that are not zero.
 fn errors(folder: &Path) -> Vec<String> {
     const TROUBLE: [&str; 6] = ["err", "timeout", "retry", "seq", "rnr", "discard"];
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

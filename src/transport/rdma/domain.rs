@@ -7,7 +7,7 @@ use barewire_verbs::{
     self as verbs, Context, GidEntry, Limits, LinkLayer, MemoryRegion, Port, ProtectionDomain,
 };
 
-use super::NAME;
+use super::ID;
 use super::events::Events;
 use crate::address::TransportId;
 use crate::error::{KeyError, MemoryError, OpenError};
@@ -16,7 +16,7 @@ use crate::transport::common::registered::{self, Domain as _, Region, RemoteKey,
 
 /// A region registered with the device.
 pub type Memory = registered::Memory<MemoryRegion>;
-/// Registered memory that is cut into buffers.
+/// Registered memory that a pool divides into buffers.
 pub(crate) type Registered = registered::Registered<MemoryRegion>;
 
 /// One port of a device and one protection domain. A clone is another handle to the same one.
@@ -28,7 +28,7 @@ struct Shared {
     context: Context,
     protection: ProtectionDomain,
     port: Port,
-    /// This side's address, unless the port has a LID.
+    /// The local address, unless the port has a LID.
     gid: Option<GidEntry>,
     limits: Limits,
     events: Events,
@@ -41,11 +41,11 @@ struct Shared {
 pub(crate) struct Found {
     /// Name for [`Domain::open`].
     pub(crate) device: String,
-    /// Its address and why this one, or why it cannot be used.
+    /// Its address and the reason for the choice, or why the port cannot be used.
     pub(crate) state: Result<String, String>,
 }
 
-/// Every port of every device. Each is opened and closed.
+/// Returns every port of every device. Each is opened and closed.
 pub(crate) fn found() -> Vec<Found> {
     let devices = verbs::devices().unwrap_or_default();
     let ports = devices.iter().flat_map(|device| {
@@ -60,12 +60,12 @@ pub(crate) fn found() -> Vec<Found> {
 }
 
 impl Domain {
-    /// Opens `NAME:PORT`, a port of a device of this machine; port 1 if none is named. On Ethernet it chooses
-    /// the GID, RoCEv2 over IPv4 if there is one.
+    /// Opens `NAME:PORT`, a port of a device of this machine; the default port is 1. On Ethernet it
+    /// chooses the GID, RoCEv2 over IPv4 if there is one.
     ///
     /// # Errors
-    /// [`OpenError::UnknownDevice`], which names the known ones; [`OpenError::Device`] if the device cannot be
-    /// opened or its port is not active.
+    /// [`OpenError::UnknownDevice`], which names the known ones; [`OpenError::Device`] if the
+    /// device cannot be opened or its port is not active.
     pub fn open(device: &str) -> Result<Self, OpenError> {
         let (name, port) = match device.split_once(':') {
             None => (device, Some(1)),
@@ -75,7 +75,7 @@ impl Domain {
         let Some(port) = port.filter(|_| known.iter().any(|known| known.name == name)) else {
             let known: Vec<_> = known.iter().map(|device| format!("{}:1", device.name)).collect();
             return Err(OpenError::UnknownDevice {
-                transport: NAME,
+                transport: ID,
                 device: device.to_owned(),
                 known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
             });
@@ -107,36 +107,37 @@ impl Domain {
         self.memory(len, access)
     }
 
-    /// Registers memory of the caller's.
+    /// Registers memory of the caller.
     ///
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// Until [`deregister`](crate::Memory::deregister) has returned `Ok`, `[start, start + len)` stays mapped, and this process
-    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
-    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
-    /// life of the process.
+    /// Until [`deregister`](crate::Memory::deregister) has returned `Ok`, `[start, start + len)`
+    /// stays mapped, and this process accesses it only through atomics or this API. Dropping the
+    /// memory deregisters it too, but cannot report that the device refused: memory that was
+    /// dropped must stay mapped for the life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
         len: usize,
         access: Access,
     ) -> Result<Memory, MemoryError> {
-        // SAFETY: the caller's contract: such accesses tolerate a device.
+        // SAFETY: until `deregister` returns `Ok`, the caller keeps the memory mapped and accesses
+        // it only through atomics or this API (contract of this function), which tolerate a device.
         unsafe { self.foreign(start, len, access) }
     }
 
-    /// Makes a key from the bytes of the peer's [`pack_key`](crate::Memory::pack_key).
+    /// Creates a key from the bytes of the peer's [`pack_key`](crate::Memory::pack_key).
     ///
     /// # Errors
-    /// [`KeyError`]: not a key, or of another transport. The peer's device checks whether the key is valid
-    /// when it is used.
+    /// [`KeyError`]: not a key, or a key of another transport. The peer's device checks the key on
+    /// each use.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         RemoteKey::unpack::<MemoryRegion>(bytes)
     }
 
-    /// The device's name and port.
+    /// Returns the names of the device and its port.
     pub fn device(&self) -> &str {
         &self.0.device
     }
@@ -157,13 +158,13 @@ impl Domain {
         &self.0.limits
     }
 
-    /// Reads the device's events. A system call.
+    /// Reads the device's events. Makes a system call.
     pub(crate) fn check_events(&self) {
         self.0.events.check(&self.0.context);
     }
 
-    /// Whether an event [read](Self::check_events) since the last call reports that the queue pair is in error
-    /// and took its last request from a shared receive queue.
+    /// Returns whether an event [read](Self::check_events) since the last call reports that the
+    /// queue pair is in error and took its last request from a shared receive queue.
     pub(crate) fn has_ended(&self, qpn: u32) -> bool {
         self.0.events.has_ended(qpn)
     }
@@ -178,7 +179,7 @@ impl Shared {
     }
 }
 
-// SAFETY: `open` makes the context and the protection domain, which are lent to no other code.
+// SAFETY: `open` creates the context and the protection domain and lends them to no other code.
 unsafe impl registered::Domain for Domain {
     type Region = MemoryRegion;
 
@@ -198,7 +199,7 @@ unsafe impl registered::Domain for Domain {
 impl Region for MemoryRegion {
     type Protection = ProtectionDomain;
 
-    const KEYS: (TransportId, &'static str) = (TransportId::RcVerbs, NAME);
+    const KEYS: TransportId = ID;
 
     unsafe fn register(
         protection: &ProtectionDomain,
@@ -206,7 +207,8 @@ impl Region for MemoryRegion {
         length: usize,
         access: Access,
     ) -> Result<Self, MemoryError> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the memory mapped, and accesses it in ways that tolerate a
+        // device, until the region is deregistered (contract of this function).
         let region = unsafe { Self::register(protection, start, length, device_access(access)) };
         region.map_err(|error| MemoryError::Device { length, source: error.into() })
     }

@@ -1,4 +1,4 @@
-//! Asynchronous events of a device, kept until the interface that they concern asks for them.
+//! Asynchronous events of a device, stored for the interfaces that they concern.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,13 @@ use barewire_verbs::{Context, EventKind};
 /// The events of a device, for every interface on it.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// Queue pairs in error that took their last request from a shared receive queue (IBTA 11.6.3.2).
+    /// Queue pairs in error that took their last request from a shared receive queue (IBTA
+    /// 11.6.3.2).
     ended: Mutex<HashSet<u32>>,
 }
 
 impl Events {
-    /// Reads the device's events. A system call that does not wait.
+    /// Reads the device's events, in system calls that do not wait.
     pub(super) fn check(&self, context: &Context) {
         // A device that was removed has no more events.
         while let Ok(Some(event)) = context.next_event() {
@@ -24,7 +25,8 @@ impl Events {
         }
     }
 
-    /// Whether an event read since the last call reports that this queue pair took its last request.
+    /// Returns whether an event read since the last call reports that this queue pair took its last
+    /// request.
     pub(super) fn has_ended(&self, qpn: u32) -> bool {
         self.ended().remove(&qpn)
     }

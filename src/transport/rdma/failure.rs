@@ -1,4 +1,4 @@
-//! The API's causes of the statuses of libibverbs.
+//! Conversion of the statuses of libibverbs to the API's causes.
 
 use barewire_verbs::{Failure, FailureStatus as Status};
 
@@ -19,7 +19,7 @@ fn cause(status: Status) -> Cause {
     }
 }
 
-/// The error of one operation. The syndrome is the number of the status.
+/// Converts a failure to the error of one operation. The syndrome is the number of the status.
 pub(crate) fn error(failure: Failure) -> OperationError {
     let syndrome = Syndrome { code: failure.status.code() as u8, vendor: failure.vendor as u8 };
     OperationError { cause: cause(failure.status), syndrome: Some(syndrome) }

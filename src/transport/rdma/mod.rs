@@ -1,5 +1,5 @@
-//! What the transports over libibverbs share: a device's port, the route to another port, completions, and
-//! queue pairs whose requests are counted.
+//! Code that the transports over libibverbs share: a device's port, the route to another port,
+//! completions, and queue pairs whose requests are counted.
 
 mod completions;
 mod detail;
@@ -19,5 +19,7 @@ pub(crate) use failure::error;
 pub(crate) use port::PortAddress;
 pub(crate) use queue::{Full, Pair, QueuePair, SEND, WrId, WrKind, read, write};
 
-/// The name of both transports in errors of devices and memory.
-const NAME: &str = "verbs";
+use crate::address::TransportId;
+
+/// The transport that errors of devices and memory name, for both transports.
+const ID: TransportId = TransportId::RcVerbs;

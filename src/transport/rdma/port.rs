@@ -6,6 +6,7 @@ use std::net::Ipv6Addr;
 use barewire_verbs::{Gid, LinkLayer, Route};
 
 use super::Domain;
+use crate::address::TransportId;
 use crate::error::ConnectError;
 
 /// The address of a port.
@@ -17,10 +18,10 @@ pub(crate) struct PortAddress {
 }
 
 impl PortAddress {
-    /// Bytes of an address, the last few reserved.
+    /// Length of an address in bytes, the last few of which are reserved.
     pub(crate) const LENGTH: usize = 24;
 
-    /// The address of this side's port.
+    /// Returns the address of the local port.
     pub(crate) fn of(domain: &Domain) -> Self {
         Self { gid: domain.gid().map_or(Gid([0; 16]), |entry| entry.gid), lid: domain.port().lid }
     }
@@ -38,11 +39,11 @@ impl PortAddress {
         Self { gid: Gid(gid), lid: u16::from_be_bytes([bytes[16], bytes[17]]) }
     }
 
-    /// The route from this side's port.
+    /// Returns the route from the local port.
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] with the reason.
-    pub(crate) fn route(&self, domain: &Domain, transport: &'static str) -> Result<Route, ConnectError> {
+    pub(crate) fn route(&self, domain: &Domain, transport: TransportId) -> Result<Route, ConnectError> {
         let number = domain.port().number;
         let unreachable = |reason: &str| ConnectError::Unreachable {
             transport,
@@ -54,8 +55,8 @@ impl PortAddress {
                 Err(unreachable("it is on InfiniBand, this port is on Ethernet"))
             }
             Some(own) => {
-                let index =
-                    u8::try_from(own.index).map_err(|_| unreachable("the own GID's index is beyond 255"))?;
+                let index = u8::try_from(own.index)
+                    .map_err(|_| unreachable("the local GID's index is beyond 255"))?;
                 Ok(Route::to_gid(number, self.gid, index))
             }
             None if domain.port().link_layer == LinkLayer::Ethernet || self.lid == 0 => {

@@ -1,18 +1,18 @@
-//! A queue pair with the count of its requests.
+//! A queue pair that counts its requests.
 
 use barewire_verbs::{self as verbs, Data, Element, LocalPoster, Operation, Remote, Request, SendFlags};
 
 use crate::error::Operation as Name;
 
-/// A queue pair that stays on its thread, as everything of an interface does.
+/// A queue pair that stays on its thread, like all objects of an interface.
 pub(crate) type QueuePair = verbs::QueuePair<LocalPoster>;
 
-/// Bit of a receive request's `wr_id`.
+/// The bit of a receive request in a `wr_id`.
 const RECEIVE: u64 = 1 << 31;
 /// Shifts of the endpoint's slot, and of a send request's operation, in a `wr_id`.
 const SLOT: u32 = 32;
 const NAME: u32 = 16;
-/// Operations by their number in a `wr_id`.
+/// Operations by their code in a `wr_id`.
 const NAMES: [Name; 8] = [
     Name::Put,
     Name::Get,
@@ -24,7 +24,7 @@ const NAMES: [Name; 8] = [
     Name::Unnamed,
 ];
 
-/// A `wr_id`, which comes back in the completion.
+/// A `wr_id`, which the completion returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrId {
     /// The endpoint's slot.
@@ -51,46 +51,48 @@ impl WrId {
         Self { slot: (id >> SLOT) as u32, kind }
     }
 
-    /// The operation of the send request with this `wr_id`.
+    /// Returns the operation of the send request with this `wr_id`.
     pub(crate) fn name(id: u64) -> Name {
         NAMES.get((id >> NAME) as usize & 0xff).copied().unwrap_or(Name::Unnamed)
     }
 
-    /// The `wr_id` of the receive request with this buffer.
+    /// Returns the `wr_id` of the receive request with this buffer.
     #[inline(always)]
     pub(crate) fn receive(slot: u32, buffer: u32) -> u64 {
         u64::from(slot) << SLOT | RECEIVE | u64::from(buffer)
     }
 }
 
-/// Nothing was posted: the queue is full, or the provider refused.
+/// Nothing was posted: the queue is full, or libibverbs refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// A queue pair whose requests are counted, so that its room and what is done are known without libibverbs.
+/// A queue pair that counts its requests, so that its room and the completed requests are known
+/// without libibverbs.
 pub(crate) struct Pair {
     qp: QueuePair,
     /// The slot in every `wr_id`.
     slot: u64,
     /// Index of the next send request.
     next: u16,
-    /// Index of the first one that is not known to be done.
+    /// Index of the first request that is not known to be complete.
     first: u16,
     room: u32,
     posted: u64,
     requests: u32,
-    /// One of so many consecutive requests asks for a completion.
+    /// One of this many consecutive requests requests a completion.
     period: u32,
     unsignaled: u32,
-    /// With fewer unsignaled requests than this, the next one needs neither a fence nor a completion that its
-    /// poster did not ask for.
+    /// With fewer unsignaled requests than this, the next one needs neither a fence nor a
+    /// completion that its caller did not request.
     plain: u32,
     wants_completion: bool,
     fenced: bool,
 }
 
 impl Pair {
-    /// `requests`, a power of two, is the room of the queue; `slot` the endpoint's.
+    /// Creates the pair. `requests`, a power of two, is the capacity of the queue; `slot` is the
+    /// endpoint's.
     pub(crate) fn new(qp: QueuePair, requests: u32, slot: u32, signal_every: u32) -> Self {
         Self {
             qp,
@@ -100,7 +102,7 @@ impl Pair {
             room: requests,
             posted: 0,
             requests,
-            // Half of the queue at most, so that room comes back in time.
+            // At most half of the queue, so that room is freed in time.
             period: signal_every.clamp(1, requests / 2),
             unsignaled: 0,
             plain: 0,
@@ -113,7 +115,7 @@ impl Pair {
         &self.qp
     }
 
-    /// Posts a send request. Returns its index.
+    /// Posts a send request and returns its index.
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
@@ -148,8 +150,8 @@ impl Pair {
         Ok(index)
     }
 
-    /// The last request was refused. Whether it had a completion or a fence is not known any more: the next
-    /// one has both.
+    /// Handles a refused request. Its completion and fence flags are lost, so the next request has
+    /// both.
     #[cold]
     #[inline(never)]
     fn take_back(&mut self) {
@@ -160,7 +162,7 @@ impl Pair {
         (self.wants_completion, self.fenced, self.plain) = (true, true, 0);
     }
 
-    /// Notes that a request with these flags was posted.
+    /// Records that a request with these flags was posted.
     #[inline(always)]
     fn note(&mut self, flags: SendFlags) {
         self.unsignaled = if flags.contains(SendFlags::SIGNALED) { 0 } else { self.unsignaled + 1 };
@@ -168,8 +170,8 @@ impl Pair {
         self.plain = self.period - 1;
     }
 
-    /// Posts a list with one doorbell. There is room for it. Returns the index of the last request, which
-    /// gives a completion if `completion` is set.
+    /// Posts a list with one doorbell; it must have room. Returns the index of the last request,
+    /// which requests a completion if `completion` is set.
     pub(crate) fn post_all<'a>(
         &mut self,
         name: Name,
@@ -200,46 +202,46 @@ impl Pair {
         if posted == requests.len() { Ok(self.last()) } else { Err(Full) }
     }
 
-    /// Requests that can be posted now.
+    /// Returns how many requests can be posted now.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
         self.room
     }
 
-    /// Requests posted so far.
+    /// Returns the number of requests posted so far.
     pub(crate) fn posted(&self) -> u64 {
         self.posted
     }
 
-    /// Index of the last request; any number before the first.
+    /// Returns the index of the last request; any value before the first.
     pub(crate) fn last(&self) -> u16 {
         self.next.wrapping_sub(1)
     }
 
-    /// Everything posted is done.
+    /// Returns whether all posted requests are complete.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.first == self.next
     }
 
-    /// The last request gives a completion.
+    /// Returns whether the last request requested a completion.
     pub(crate) fn last_is_signaled(&self) -> bool {
         self.unsignaled == 0
     }
 
-    /// The next request gives a completion.
+    /// Makes the next request request a completion.
     pub(crate) fn request_completion(&mut self) {
         self.wants_completion = true;
         self.plain = 0;
     }
 
-    /// The next request waits for the reads and atomics before it.
+    /// Makes the next request wait for earlier reads and atomics.
     pub(crate) fn fence(&mut self) {
         self.fenced = !self.is_idle();
         self.plain = 0;
     }
 
-    /// The request at `index` and all before it are done; their room is free.
+    /// Frees the room of the request at `index` and all before it, which are complete.
     #[inline(always)]
     pub(crate) fn reap(&mut self, index: u16) {
         let done = index.wrapping_add(1).wrapping_sub(self.first);
@@ -250,13 +252,13 @@ impl Pair {
         }
     }
 
-    /// The request at `index` is done.
+    /// Returns whether the request at `index` is complete.
     pub(crate) fn is_done(&self, index: u16) -> bool {
         let outstanding = self.next.wrapping_sub(self.first);
         index.wrapping_sub(self.first) >= outstanding
     }
 
-    /// The queue pair was reset: nothing is outstanding.
+    /// Forgets all outstanding requests, after a reset of the queue pair.
     pub(crate) fn forget(&mut self) {
         (self.first, self.room, self.unsignaled) = (self.next, self.requests, 0);
     }

@@ -1,4 +1,5 @@
-//! How many messages may be on their way: additive increase, multiplicative decrease (Chiu and Jain; TCP's way, RFC 5681).
+//! The congestion window: additive increase, multiplicative decrease (Chiu and Jain; as TCP, RFC
+//! 5681).
 
 use super::WINDOW;
 
@@ -7,15 +8,16 @@ const LEAST: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Congestion {
     window: u32,
-    /// Up to here each acknowledged message makes room for one more, beyond it each window of them.
+    /// Below it, each acknowledged message widens the window by one; above it, each acknowledged
+    /// window does.
     threshold: u32,
-    /// Acknowledged messages that did not widen the window yet.
+    /// Acknowledged messages that have not widened the window yet.
     credit: u32,
 }
 
 impl Congestion {
     pub(super) fn new() -> Self {
-        // A fabric is built not to lose anything: until it does, it gets what the other end can hold.
+        // A fabric normally loses nothing: the window starts at the receiver's limit.
         Self { window: WINDOW, threshold: WINDOW, credit: 0 }
     }
 
@@ -31,14 +33,14 @@ impl Congestion {
         self.window = (self.window + wider).min(WINDOW);
     }
 
-    /// Something was lost, and what came later arrived.
+    /// Handles a loss that later arrivals show.
     pub(super) fn lost(&mut self) {
         self.threshold = (self.window / 2).max(LEAST);
         self.window = self.threshold;
         self.credit = 0;
     }
 
-    /// Nothing arrives any more.
+    /// Handles a timeout: nothing arrives.
     pub(super) fn timed_out(&mut self) {
         self.lost();
         self.window = 1;

@@ -1,14 +1,17 @@
-//! Which endpoints belong together, where one connects to an interface and not to an endpoint.
+//! Pairing of endpoints where one side connects to an interface instead of an endpoint.
 //!
-//! The connections between two interfaces are numbered, from zero. Whoever connects takes the next number and asks for it until there is an
-//! answer. An interface that is asked for a number that it has no endpoint for makes one, which the next call to connect there takes
-//! over. If both sides connect at once, both ask for the same number, and that is the answer.
+//! The connections between two interfaces are numbered from zero. The connecting side takes the
+//! next number and requests it until the peer responds. An interface that receives a request for a
+//! number without endpoint creates one, which the next call to connect in the other direction takes
+//! over. If both sides connect at once, both request the same number, and each request is the
+//! response to the other.
 
 use std::collections::VecDeque;
 
 use super::{Overdue, TICK, Time};
 
-/// Connections that ended whose numbers are remembered, so that a late request for one is not taken for a new one.
+/// Number of ended connections that are remembered, so that a late request for one does not open a
+/// new one.
 const ENDED: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,12 +22,12 @@ struct Entry {
     claimed: bool,
 }
 
-/// What to do to connect to an interface.
+/// How to connect to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Claim {
-    /// The peer asked first: the endpoint at this place is connected.
+    /// The peer requested first: the endpoint in the slot `place` is connected.
     Waiting { place: u32 },
-    /// Ask for this number.
+    /// Request this number.
     New { number: u32 },
 }
 
@@ -36,7 +39,7 @@ pub(in super::super) struct Directory {
 }
 
 impl Directory {
-    /// Someone here connects to `interface`.
+    /// Connects to `interface`, for a caller on this side.
     pub(in super::super) fn claim(&mut self, interface: u64) -> Claim {
         let to_it = |entry: &&mut Entry| entry.interface == interface && !entry.claimed;
         if let Some(entry) = self.entries.iter_mut().filter(to_it).min_by_key(|entry| entry.number) {
@@ -48,28 +51,30 @@ impl Directory {
         Claim::New { number: numbers.map(|(_, number)| number.wrapping_add(1)).max().unwrap_or(0) }
     }
 
-    /// The endpoint at `place` is this connection's; `claimed` by someone here.
+    /// Enters the endpoint in the slot `place` for this connection; `claimed` if this side
+    /// connected.
     pub(in super::super) fn enter(&mut self, interface: u64, number: u32, place: u32, claimed: bool) {
         self.entries.push(Entry { interface, number, place, claimed });
     }
 
-    /// The place of the endpoint that `interface` asks for.
+    /// Returns the slot of the endpoint that `interface` requests.
     pub(in super::super) fn find(&self, interface: u64, number: u32) -> Option<u32> {
         let found = self.entries.iter().find(|entry| (entry.interface, entry.number) == (interface, number));
         found.map(|entry| entry.place)
     }
 
-    /// The connection was there, and is not any more.
+    /// Returns whether the connection existed and has ended.
     pub(in super::super) fn has_ended(&self, interface: u64, number: u32) -> bool {
         self.ended.contains(&(interface, number))
     }
 
-    /// The peer made the endpoint at `place`, and nobody here asked for it.
+    /// Returns whether the endpoint in the slot `place` was created for the peer, and this side has
+    /// not claimed it.
     pub(in super::super) fn is_unclaimed(&self, place: u32) -> bool {
         self.entries.iter().any(|entry| entry.place == place && !entry.claimed)
     }
 
-    /// The endpoint at `place` is gone.
+    /// Removes the endpoint in the slot `place`.
     pub(in super::super) fn leave(&mut self, place: u32) {
         let Some(at) = self.entries.iter().position(|entry| entry.place == place) else { return };
         let gone = self.entries.swap_remove(at);
@@ -80,7 +85,7 @@ impl Directory {
     }
 }
 
-/// An endpoint that asks, again and again.
+/// The retries of an endpoint's request.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Requesting {
     started: Time,
@@ -90,21 +95,21 @@ pub(in super::super) struct Requesting {
 }
 
 impl Requesting {
-    /// Between the first two requests; then twice as long each time, up to a second.
+    /// Time between the first two requests; it doubles each time, up to a second.
     const FIRST: Time = 10 * TICK;
     const MOST: Time = 1000 * TICK;
 
-    /// The first request is sent now; after `whole` it is given up.
+    /// Starts when the first request is sent; after `whole` it gives up.
     pub(in super::super) fn new(now: Time, whole: Time) -> Self {
         Self { started: now, next: now + Self::FIRST, tries: 1, whole }
     }
 
-    /// When to ask again.
+    /// Returns when to send the next request.
     pub(in super::super) fn due(&self) -> Time {
         self.next
     }
 
-    /// Whether to ask again.
+    /// Returns whether to send another request.
     pub(in super::super) fn look(&mut self, now: Time) -> Overdue {
         if now < self.next {
             return Overdue::No;
@@ -130,7 +135,7 @@ mod tests {
         here.enter(7, 0, 3, true);
         assert_eq!(here.find(7, 0), Some(3), "simultaneous: the peer asks for the same");
         assert_eq!((here.find(7, 1), here.find(8, 0)), (None, None));
-        // The peer asks for one more.
+        // The peer requests one more.
         here.enter(7, 1, 4, false);
         assert!(here.is_unclaimed(4) && !here.is_unclaimed(3));
         assert_eq!(here.claim(7), Claim::Waiting { place: 4 });

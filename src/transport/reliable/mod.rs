@@ -1,12 +1,15 @@
-//! Ordered, reliable delivery over datagrams that may be lost, doubled, reordered and late. It knows no device, no memory and no clock: who
-//! uses it gives it packets of their own kinds (`S` sent, `R` received) to hold, the time, and asks what is to be done.
+//! Ordered, reliable delivery over datagrams that may be lost, duplicated, reordered or delayed.
+//! The module is independent of devices, memory and clocks: the caller passes in the time and
+//! packets of its own types (`S` sent, `R` received), and asks what to do next.
 //!
-//! Every packet begins with a [`Header`]. A message has a number, counted from zero at each end; the header says up to which number its
-//! sender has everything of the other side (cumulative acknowledgement), and a packet of its own tells what it has beyond (selective). At most
-//! [`WINDOW`] messages are on their way. One that is overtaken by three later ones, or not acknowledged in time, is sent again. How many
-//! may be on their way at once follows the losses: one more for each round trip, half after a loss (AIMD).
+//! Every packet begins with a [`Header`]. Each end numbers its messages from zero. The header has
+//! the number up to which its sender has received all messages (cumulative acknowledgement); a
+//! separate packet has those beyond it (selective acknowledgement). At most [`WINDOW`] messages are
+//! in flight. A message is sent again when three later ones have arrived, or when it is not
+//! acknowledged in time. The number of messages in flight follows the losses: one more for each
+//! round trip, half after a loss (AIMD).
 //!
-//! There is no thread: timers are deadlines, and whoever has progress looks at them.
+//! There is no thread: timers are deadlines that the caller's progress checks.
 
 mod congestion;
 mod connect;
@@ -24,11 +27,11 @@ pub(super) use receiver::{Accepted, Receiver};
 pub(super) use sender::{Overdue, Patience, Sender};
 pub(super) use sequence::Sequence;
 
-/// Messages on their way at once, at most; also what a receiver holds that came too early.
+/// Most messages in flight; also the most that a receiver holds because they came too early.
 pub(super) const WINDOW: u32 = 64;
 
-/// Nanoseconds since some moment.
+/// Nanoseconds since an arbitrary moment.
 pub(super) type Time = u64;
 
-/// Between looks at the timers.
+/// Time between two checks of the timers.
 pub(super) const TICK: Time = 1_000_000;

@@ -1,12 +1,13 @@
-//! The bytes in front of every packet, and those of the packets that carry no message. Integers are little-endian.
+//! The header of every packet, and the bodies of packets without a message. Integers are
+//! little-endian.
 //!
 //! | byte | meaning |
 //! |---|---|
 //! | 0 | version 1 in the upper half, kind in the lower |
 //! | 1 | handler id of a message, else 0 |
-//! | 2 | flags: 1 asks for an acknowledgement at once |
+//! | 2 | flags: 1 requests an immediate acknowledgement |
 //! | 3 | 0 |
-//! | 4..8 | the endpoint that it is for, by the name that its interface gave it |
+//! | 4..8 | the receiving endpoint, by the name that its interface gave it |
 //! | 8..12 | number of a message, else 0 |
 //! | 12..16 | the number that the sender expects next |
 
@@ -14,29 +15,29 @@ use super::Sequence;
 
 /// Bytes of a header.
 pub(in super::super) const HEADER: usize = 16;
-/// Bytes of a packet that acknowledges.
+/// Bytes of an acknowledgement.
 const ACK: usize = HEADER + 8;
-/// Bytes of a packet that asks for a connection, or answers that.
+/// Bytes of a connection request or its response.
 const REQUEST: usize = HEADER + 16 + ADDRESS;
-/// Bytes of the address in there, which is the transport's matter.
+/// Bytes of the address in it, whose contents the transport defines.
 const ADDRESS: usize = 32;
-/// The flag that asks for an acknowledgement at once.
+/// The flag that requests an immediate acknowledgement.
 pub(in super::super) const ACK_NOW: u8 = 1;
 
 const VERSION: u8 = 1 << 4;
 
-/// What a packet is.
+/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Kind {
     /// An active message.
     Message,
-    /// What arrived, beyond the first gap too.
+    /// Which messages arrived, including those beyond the first gap.
     Acknowledge,
-    /// An endpoint that looks for its other end.
+    /// A request for the peer's endpoint.
     Request,
-    /// That end.
+    /// The response: the peer's endpoint.
     Reply,
-    /// The endpoint is gone.
+    /// The endpoint was closed.
     Bye,
 }
 
@@ -60,7 +61,7 @@ pub(in super::super) struct Header {
 }
 
 impl Header {
-    /// Of a packet that carries no message.
+    /// Returns the header of a packet without a message.
     pub(in super::super) fn control(kind: Kind, to: u32, expected: Sequence) -> Self {
         Self { kind, id: 0, flags: 0, to, sequence: Sequence(0), expected }
     }
@@ -74,7 +75,7 @@ impl Header {
         bytes
     }
 
-    /// A packet's header and what is behind it, if it is one of this version.
+    /// Returns a packet's header and body, if it is of this version.
     pub(in super::super) fn parse(packet: &[u8]) -> Option<(Self, &[u8])> {
         let (bytes, body) = packet.split_first_chunk::<HEADER>()?;
         let kind = *Kind::ALL.get(usize::from(bytes[0].checked_sub(VERSION)?))?;
@@ -95,22 +96,22 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(word.unwrap_or_default())
 }
 
-/// What a receiver has.
+/// The messages that a receiver has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Acknowledged {
-    /// Everything before this number.
+    /// All before this number.
     pub(in super::super) expected: Sequence,
-    /// And of those behind it, one bit each.
+    /// Those behind it, one bit each.
     pub(in super::super) beyond: u64,
 }
 
 impl Acknowledged {
-    /// What a header tells.
+    /// Returns the acknowledgement in a header.
     pub(in super::super) fn of(header: &Header) -> Self {
         Self { expected: header.expected, beyond: 0 }
     }
 
-    /// The packet that tells it to the endpoint `to`.
+    /// Returns the packet that acknowledges to the endpoint `to`.
     pub(in super::super) fn to_packet(self, to: u32) -> [u8; ACK] {
         let mut bytes = [0; ACK];
         bytes[..HEADER].copy_from_slice(&Header::control(Kind::Acknowledge, to, self.expected).to_bytes());
@@ -118,28 +119,28 @@ impl Acknowledged {
         bytes
     }
 
-    /// Of such a packet.
+    /// Parses such a packet.
     pub(in super::super) fn parse(header: &Header, body: &[u8]) -> Option<Self> {
         let beyond = u64::from_le_bytes(*body.first_chunk()?);
         Some(Self { expected: header.expected, beyond })
     }
 }
 
-/// Who wants to be connected, in a request and in its answer.
+/// The sender of a connection request or of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Request {
-    /// The name of the endpoint that asks, or answers.
+    /// The name of the sending endpoint.
     pub(in super::super) from: u32,
-    /// Which connection of the two interfaces it is.
+    /// The number of the connection between the two interfaces.
     pub(in super::super) number: u32,
-    /// The interface that asks or answers.
+    /// The sending interface.
     pub(in super::super) interface: u64,
-    /// Where that is.
+    /// The address of that interface.
     pub(in super::super) address: [u8; ADDRESS],
 }
 
 impl Request {
-    /// The packet, for the endpoint `to` if it is an answer.
+    /// Returns the packet, for the endpoint `to` if it is a response.
     pub(in super::super) fn to_packet(self, kind: Kind, to: u32) -> [u8; REQUEST] {
         let mut bytes = [0; REQUEST];
         let (header, body) = bytes.split_at_mut(HEADER);
@@ -151,7 +152,7 @@ impl Request {
         bytes
     }
 
-    /// Of such a packet's body.
+    /// Parses the body of such a packet.
     pub(in super::super) fn parse(body: &[u8]) -> Option<Self> {
         let body = body.first_chunk::<{ REQUEST - HEADER }>()?;
         let (_, address) = body.split_last_chunk()?;
@@ -192,7 +193,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes are read or refused, and what is read says the same again.
+        /// Any bytes parse or are refused, and what parses has the same bytes again.
         #[test]
         fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let Some((header, body)) = Header::parse(&bytes) else {

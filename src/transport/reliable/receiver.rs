@@ -1,18 +1,18 @@
-//! The receiving end: messages in their order, each once.
+//! The receiving end: delivers each message once, in order.
 
 use super::{Acknowledged, Sequence, WINDOW};
 
-/// Messages that may lack an acknowledgement before one is sent unasked.
+/// Messages without acknowledgement after which one is sent unrequested.
 const OWED: u32 = WINDOW / 4;
 
-/// What became of a packet.
+/// The outcome of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum Accepted<R> {
-    /// It is the next one; [`Receiver::next_held`] may have more.
+    /// It is the next message; [`Receiver::next_held`] may have more.
     Next(R),
     /// It came too early and is held.
     Held,
-    /// It came before, or is too far ahead.
+    /// It is a duplicate, or too far ahead.
     Refused(R),
 }
 
@@ -20,11 +20,11 @@ pub(in super::super) enum Accepted<R> {
 #[derive(Debug)]
 pub(in super::super) struct Receiver<R> {
     expected: Sequence,
-    /// Those that came too early, at their numbers modulo [`WINDOW`].
+    /// Messages that came too early, at their numbers modulo [`WINDOW`].
     held: Box<[Option<R>]>,
     /// Bit `i`: the message `i` behind the expected one is held.
     beyond: u64,
-    /// Messages that came since the last acknowledgement.
+    /// Messages received since the last acknowledgement.
     owed: u32,
     urgent: bool,
 }
@@ -35,12 +35,13 @@ impl<R> Receiver<R> {
         Self { expected: Sequence(0), held, beyond: 0, owed: 0, urgent: false }
     }
 
-    /// The number of the next message.
+    /// Returns the number of the next message.
     pub(in super::super) fn expected(&self) -> Sequence {
         self.expected
     }
 
-    /// Takes a message. One that came too early is refused unless there is `room` to hold it: the next one must find some.
+    /// Accepts a message. One that came too early is refused unless there is `room` to hold it, so
+    /// that the next one finds a buffer.
     pub(in super::super) fn accept(
         &mut self,
         sequence: Sequence,
@@ -55,7 +56,7 @@ impl<R> Receiver<R> {
             self.advance();
             return Accepted::Next(packet);
         }
-        // A gap, or a sender that did not hear of what came: it is told at once.
+        // There is a gap, or the sender missed an acknowledgement: acknowledge at once.
         self.urgent = true;
         if !room || ahead >= WINDOW || self.beyond >> ahead & 1 == 1 {
             return Accepted::Refused(packet);
@@ -67,7 +68,7 @@ impl<R> Receiver<R> {
         Accepted::Held
     }
 
-    /// The next message, if it came before.
+    /// Returns the next message, if it is held.
     pub(in super::super) fn next_held(&mut self) -> Option<R> {
         if self.beyond & 1 == 0 {
             return None;
@@ -82,30 +83,30 @@ impl<R> Receiver<R> {
         self.beyond >>= 1;
     }
 
-    /// The sender is to be told something, some time.
+    /// Returns whether an acknowledgement is due at some time.
     pub(in super::super) fn owes(&self) -> bool {
         self.owed > 0
     }
 
-    /// The sender is to be told now.
+    /// Returns whether an acknowledgement is due now.
     pub(in super::super) fn owes_now(&self) -> bool {
         self.urgent || self.owed >= OWED
     }
 
-    /// A message to the sender tells all there is to tell.
+    /// Records that a message to the sender carried the acknowledgement.
     pub(in super::super) fn told(&mut self) {
         if !self.urgent {
             self.owed = 0;
         }
     }
 
-    /// What is there, to be sent now.
+    /// Returns the acknowledgement, to be sent now.
     pub(in super::super) fn acknowledge(&mut self) -> Acknowledged {
         (self.owed, self.urgent) = (0, false);
         Acknowledged { expected: self.expected, beyond: self.beyond >> 1 }
     }
 
-    /// Gives up what is held; the sender still has it.
+    /// Drops the held messages; the sender still has them.
     pub(in super::super) fn drain(&mut self) -> impl Iterator<Item = R> {
         self.beyond = 0;
         self.held.iter_mut().filter_map(Option::take)

@@ -1,21 +1,21 @@
-//! How long an answer takes, and how long to wait for one (RFC 6298).
+//! Round-trip times, and the retransmission timeout (RFC 6298).
 
 use super::{TICK, Time};
 
-/// Before anything was measured.
+/// The timeout before the first measurement.
 const INITIAL: Time = 50 * TICK;
-/// A peer that shares its core with others answers late now and then.
+/// A peer that shares its core responds late now and then.
 const LEAST: Time = 4 * TICK;
 
 #[derive(Debug)]
 pub(super) struct RoundTrip {
-    /// Smoothed, and its variation, once something was measured.
+    /// Smoothed time and its variation, once measured.
     smoothed: Option<(Time, Time)>,
     most: Time,
 }
 
 impl RoundTrip {
-    /// `most`: the longest wait, however late answers come.
+    /// `most`: the longest timeout.
     pub(super) fn new(most: Time) -> Self {
         Self { smoothed: None, most: most.max(LEAST) }
     }
@@ -27,7 +27,7 @@ impl RoundTrip {
         });
     }
 
-    /// How long to wait for an answer after `tries` times without.
+    /// Returns the timeout after `tries` attempts without a response.
     pub(super) fn timeout(&self, tries: u32) -> Time {
         let once = self.smoothed.map_or(INITIAL, |(mean, variation)| mean + 4 * variation);
         once.max(LEAST).saturating_mul(1 << tries.min(16)).min(self.most)

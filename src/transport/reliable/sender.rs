@@ -1,29 +1,29 @@
-//! The sending end: messages until they are acknowledged.
+//! The sending end: holds messages until they are acknowledged.
 
 use super::congestion::Congestion;
 use super::round_trip::RoundTrip;
 use super::{Acknowledged, Sequence, Time, WINDOW};
 
-/// Later messages that must have arrived before one that did not counts as lost, not as late.
+/// Later messages that must have arrived before a missing one counts as lost.
 const OVERTAKEN: u32 = 3;
 
-/// How long a peer may stay silent.
+/// The timeouts for a silent peer.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Patience {
-    /// The longest wait for an answer before the next try.
+    /// The longest wait for a response before the next try.
     pub(in super::super) between: Time,
-    /// From the first try to giving up.
+    /// Time from the first try to giving up.
     pub(in super::super) whole: Time,
 }
 
-/// What a look at the timer says.
+/// The result of a timer check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Overdue {
-    /// Nothing.
+    /// Nothing to do.
     No,
-    /// Messages are to be sent again.
+    /// Messages must be sent again.
     Lost,
-    /// The peer did not answer any of so many tries.
+    /// The peer has not responded to `tries` tries.
     GivenUp { tries: u32 },
 }
 
@@ -31,38 +31,38 @@ pub(in super::super) enum Overdue {
 struct Slot<S> {
     packet: S,
     sent: Time,
-    /// It was sent more than once, so that nobody knows which time an acknowledgement is for (Karn).
+    /// It was sent more than once, so an acknowledgement gives no round-trip time (Karn).
     again: bool,
 }
 
 /// The sending half of a connection.
 #[derive(Debug)]
 pub(in super::super) struct Sender<S> {
-    /// Those on their way, at their numbers modulo [`WINDOW`].
+    /// Messages in flight, at their numbers modulo [`WINDOW`].
     slots: Box<[Option<Slot<S>>]>,
-    /// The first that is held.
+    /// The first message that is held.
     first: Sequence,
-    /// The first that is not acknowledged: those before are to be taken.
+    /// The first message that is not acknowledged: those before can be taken.
     unacknowledged: Sequence,
     next: Sequence,
     /// Bit `i`: the message `i` behind the first unacknowledged one arrived.
     arrived: u64,
-    /// The same of those that count as lost.
+    /// As `arrived`, for messages that count as lost.
     lost: u64,
-    /// A loss of what was sent before this was answered for.
+    /// Losses of messages before this one have reduced the window already.
     recovered: Sequence,
     congestion: Congestion,
     round_trip: RoundTrip,
     patience: Patience,
     deadline: Option<Time>,
-    /// Since when nothing was acknowledged, and how often it was tried since.
+    /// Since when nothing was acknowledged, and the number of tries since.
     silent_since: Time,
     tries: u32,
     #[cfg(test)]
     resends: u64,
 }
 
-/// As many low bits.
+/// Returns a mask of the lowest `count` bits.
 fn low(count: u32) -> u64 {
     if count >= u64::BITS { u64::MAX } else { (1 << count) - 1 }
 }
@@ -88,43 +88,43 @@ impl<S> Sender<S> {
         }
     }
 
-    /// Messages that are not acknowledged.
+    /// Returns the number of messages that are not acknowledged.
     fn in_flight(&self) -> u32 {
         self.next.since(self.unacknowledged)
     }
 
-    /// Of those, the ones that may still be on their way.
+    /// Returns how many of them are neither known to have arrived nor lost.
     fn on_the_way(&self) -> u32 {
         self.in_flight() - (self.arrived | self.lost).count_ones()
     }
 
-    /// Another message may be sent.
+    /// Returns whether another message may be sent.
     pub(in super::super) fn has_room(&self) -> bool {
         self.next.since(self.first) < WINDOW && self.lost == 0 && self.on_the_way() < self.congestion.window()
     }
 
-    /// Every message was acknowledged, and taken.
+    /// Returns whether every message was acknowledged and taken.
     pub(in super::super) fn is_idle(&self) -> bool {
         self.first == self.next
     }
 
-    /// The number of the next message.
+    /// Returns the number of the next message.
     pub(in super::super) fn next(&self) -> Sequence {
         self.next
     }
 
-    /// Messages before this one are acknowledged, and taken.
+    /// Returns the number before which all messages are acknowledged and taken.
     pub(in super::super) fn first(&self) -> Sequence {
         self.first
     }
 
-    /// Messages sent again so far.
+    /// Returns how many messages were sent again.
     #[cfg(test)]
     pub(in super::super) fn resends(&self) -> u64 {
         self.resends
     }
 
-    /// The next message is sent. There was room.
+    /// Adds the next message, which is sent now. The caller has checked [`Self::has_room`].
     pub(in super::super) fn push(&mut self, packet: S, now: Time) {
         debug_assert!(self.next.since(self.first) < WINDOW);
         if let Some(place) = self.slots.get_mut((self.next.0 % WINDOW) as usize) {
@@ -141,7 +141,8 @@ impl<S> Sender<S> {
         self.deadline = Some(now + self.round_trip.timeout(0));
     }
 
-    /// The peer has this. What is not possible is ignored. [`Self::take_done`] gives what is done.
+    /// Processes an acknowledgement, ignoring impossible values. [`Self::take_done`] then returns
+    /// the acknowledged messages.
     pub(in super::super) fn acknowledged(&mut self, told: Acknowledged, now: Time) {
         let count = told.expected.since(self.unacknowledged);
         if count > self.in_flight() {
@@ -170,7 +171,7 @@ impl<S> Sender<S> {
         }
     }
 
-    /// Those that enough later ones overtook are lost.
+    /// Marks messages as lost that enough later ones have overtaken.
     fn find_lost(&mut self) {
         let mut newly_lost = false;
         for ahead in 0..self.in_flight() {
@@ -181,7 +182,7 @@ impl<S> Sender<S> {
             let bit = 1 << ahead;
             let sequence = self.unacknowledged.plus(ahead);
             let slot = self.slots.get((sequence.0 % WINDOW) as usize);
-            // One that was sent again is late until its time is over.
+            // A message that was sent again counts as lost only after a timeout.
             if (self.arrived | self.lost) & bit == 0 && matches!(slot, Some(Some(Slot { again: false, .. })))
             {
                 self.lost |= bit;
@@ -194,7 +195,7 @@ impl<S> Sender<S> {
         }
     }
 
-    /// Takes a message that is done with, in order.
+    /// Removes and returns the first message if it is acknowledged.
     pub(in super::super) fn take_done(&mut self) -> Option<S> {
         if self.first == self.unacknowledged {
             return None;
@@ -202,7 +203,7 @@ impl<S> Sender<S> {
         self.take_first()
     }
 
-    /// Takes the first message, done or not: the connection is given up.
+    /// Removes and returns the first message, acknowledged or not, when the connection ends.
     pub(in super::super) fn take_first(&mut self) -> Option<S> {
         if self.first == self.next {
             return None;
@@ -216,7 +217,8 @@ impl<S> Sender<S> {
         slot.map(|slot| slot.packet)
     }
 
-    /// The next message that is to be sent again now, with its number; [`Self::resent`] says that it was.
+    /// Returns the next message to send again now, with its number; [`Self::resent`] records that
+    /// it was sent.
     pub(in super::super) fn next_lost(&mut self) -> Option<(Sequence, &mut S)> {
         if self.lost == 0 || self.on_the_way() >= self.congestion.window() {
             return None;
@@ -226,7 +228,7 @@ impl<S> Sender<S> {
         Some((sequence, &mut slot.packet))
     }
 
-    /// What [`Self::next_lost`] gave was sent.
+    /// Records that the message of [`Self::next_lost`] was sent.
     pub(in super::super) fn resent(&mut self) {
         let sequence = self.unacknowledged.plus(self.lost.trailing_zeros());
         self.lost &= self.lost.wrapping_sub(1);
@@ -239,12 +241,12 @@ impl<S> Sender<S> {
         }
     }
 
-    /// When the timer is to be looked at.
+    /// Returns when to check the timer.
     pub(in super::super) fn due(&self) -> Option<Time> {
         self.deadline
     }
 
-    /// Looks at the timer.
+    /// Checks the timer.
     pub(in super::super) fn look(&mut self, now: Time) -> Overdue {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return Overdue::No;
@@ -255,7 +257,8 @@ impl<S> Sender<S> {
             return Overdue::GivenUp { tries: self.tries };
         }
         self.deadline = Some(now + self.round_trip.timeout(self.tries));
-        // A receiver that ran out of room may have dropped what it had told of (RFC 2018, section 8).
+        // A receiver without room may have dropped messages that it had acknowledged selectively
+        // (RFC 2018, section 8).
         (self.arrived, self.lost) = (0, low(self.in_flight()));
         self.congestion.timed_out();
         self.recovered = self.next;

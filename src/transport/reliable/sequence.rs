@@ -1,6 +1,7 @@
-//! Numbers of messages, which wrap.
+//! Message numbers, which wrap.
 
-/// The number of a message. Numbers wrap at 2^32; of two, the one less than 2^31 ahead is the later.
+/// The number of a message. Numbers wrap at 2^32; of two, the later is the one that is less than
+/// 2^31 ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Sequence(pub(in super::super) u32);
 
@@ -9,12 +10,12 @@ impl Sequence {
         Self(self.0.wrapping_add(count))
     }
 
-    /// How far it is behind `first`; a huge number if it is before it.
+    /// Returns the distance from `first`; a huge number if it is before `first`.
     pub(in super::super) fn since(self, first: Self) -> u32 {
         self.0.wrapping_sub(first.0)
     }
 
-    /// It is before `other`.
+    /// Returns whether it is before `other`.
     pub(in super::super) fn is_before(self, other: Self) -> bool {
         self.since(other) > i32::MAX as u32
     }

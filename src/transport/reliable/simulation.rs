@@ -1,4 +1,5 @@
-//! Two ends over a network that loses, doubles, delays and reorders, by seed; and time that passes when we say so.
+//! Two ends over a simulated network that loses, duplicates, delays and reorders packets, by seed,
+//! with a simulated clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,15 +9,15 @@ use super::{
     ACK_NOW, Accepted, Acknowledged, Header, Kind, Overdue, Patience, Receiver, Sender, Sequence, TICK, Time,
 };
 
-/// Chances in 1000, and a delay of up to so many ticks beside the one that each packet takes.
+/// Probabilities in 1/1000, and the largest extra delay of a packet in ticks.
 #[derive(Clone, Copy, Debug)]
 struct Faults {
     lose: u64,
     double: u64,
     late: Time,
-    /// The receiver has no room to hold what came too early.
+    /// The receiver has no room for messages that came too early.
     full: u64,
-    /// The wire takes no packet from this time on, for so long.
+    /// The wire drops all packets from this time on, for this long.
     cut: Option<(Time, Time)>,
 }
 
@@ -33,7 +34,7 @@ impl Random {
     }
 }
 
-/// A message's bytes: the number of the message, so that order and content are one.
+/// A message's bytes are its number, so that checking the content also checks the order.
 type Payload = [u8; 8];
 
 struct End {
@@ -51,7 +52,7 @@ struct World {
     random: Random,
     faults: Faults,
     ends: [End; 2],
-    /// Packets on the way to an end, by time and a number that tells those of one time apart.
+    /// Packets in flight to an end, by time and a number that makes the key unique.
     wire: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
     carried: u64,
 }
@@ -122,7 +123,7 @@ impl World {
         }
     }
 
-    /// What progress of one end does.
+    /// Does what progress of one end does.
     fn turn(&mut self, at: usize) {
         match self.ends[at].sender.look(self.now) {
             Overdue::GivenUp { .. } => {
@@ -150,7 +151,7 @@ impl World {
         }
     }
 
-    /// Goes on until both ends have everything, or one gave up.
+    /// Runs until both ends have everything, or one gave up.
     fn run(&mut self) {
         let wanted = [self.ends[1].to_send.len(), self.ends[0].to_send.len()];
         let finished = |world: &Self| {
@@ -168,7 +169,7 @@ impl World {
                 self.arrive(at, &packet);
             }
             (0..2).for_each(|at| self.turn(at));
-            // To the next thing that happens, or a tick.
+            // Advances to the next event, or by a tick.
             let next = self.wire.first_key_value().map_or(Time::MAX, |(&(time, _), _)| time);
             self.now = next.clamp(self.now + 1, self.now + TICK);
         }
@@ -213,7 +214,7 @@ fn a_cut_that_ends_is_survived_and_one_that_does_not_is_noticed() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever the wire does, short of losing nearly everything: each message arrives once, in order.
+    /// Each message arrives once, in order, over any wire that does not lose nearly everything.
     #[test]
     fn arrives_once_and_in_order(
         seed: u64, lose in 0u64..400, double in 0u64..300, late in 0u64..200_000, full in 0u64..1000, here in 0u64..300, there in 0u64..300,
@@ -223,7 +224,7 @@ proptest! {
         prop_assert!(world.ends.iter().all(|end| end.given_up.is_none()));
     }
 
-    /// Acknowledgements that a stranger makes up give nothing away that was not sent, and break nothing.
+    /// Forged acknowledgements complete nothing that was not sent, and do not panic.
     #[test]
     fn any_acknowledgements(sent in 0u32..64, told in proptest::collection::vec((any::<u32>(), any::<u64>(), any::<bool>()), 1..50)) {
         let mut sender = Sender::new(PATIENCE);
@@ -249,7 +250,7 @@ proptest! {
         }
     }
 
-    /// Numbers that a stranger makes up bring no message twice.
+    /// Forged numbers deliver no message twice.
     #[test]
     fn any_numbers(start: u32, numbers in proptest::collection::vec(0u32..100, 1..200)) {
         let mut receiver = Receiver::new();

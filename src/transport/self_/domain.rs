@@ -1,4 +1,4 @@
-//! Memory of `self`: regions of this process, found by number.
+//! Memory of `self`: regions of this process, found by id.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -10,21 +10,22 @@ use crate::error::{KeyError, MemoryError, OpenError, PostError};
 use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::copy::Bytes;
 use crate::transport::common::pool::Block;
 use crate::transport::common::random;
+use barewire_shared_bytes::SharedBytes;
 
-/// The process's memory as `self` sees it. Cloning gives another handle to the same domain.
+/// The memory of this process. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Told to peers in keys; random, so that a key of another process is not taken for one of ours.
+    /// Part of each key; random, so that a key of another process is recognised as foreign.
     id: u64,
     tag: u32,
     regions: Mutex<Regions>,
-    /// A child by fork takes no lock: a thread that it does not have may hold it.
+    /// A forked child does not lock `regions`: a thread that exists only in the parent may hold the
+    /// lock.
     maker: Maker,
 }
 
@@ -36,7 +37,7 @@ struct Regions {
 
 impl Shared {
     fn regions(&self) -> MutexGuard<'_, Regions> {
-        // Every change is one map operation, so a poisoned map is whole.
+        // Each change is one map operation, so the map is consistent even if the lock is poisoned.
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -49,7 +50,7 @@ impl Domain {
     pub fn open(device: &str) -> Result<Self, OpenError> {
         if device != super::DEVICE {
             return Err(OpenError::UnknownDevice {
-                transport: super::NAME,
+                transport: super::ID,
                 device: device.to_owned(),
                 known: super::DEVICE.to_owned(),
             });
@@ -62,26 +63,32 @@ impl Domain {
         })))
     }
 
+    /// The device's name.
+    #[allow(clippy::unused_self, reason = "the transport has one device")]
+    pub fn device(&self) -> &str {
+        super::DEVICE
+    }
+
     /// Allocates zeroed, page-aligned memory and registers it.
     ///
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::NoMemory`]
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         let allocation = Allocation::new(len)?;
-        let bytes = Bytes::new(allocation.start(), len);
+        let bytes = SharedBytes::new(allocation.start(), len);
         Ok(self.add(bytes, access, Owner::Region(allocation)))
     }
 
-    /// Registers memory that someone else owns.
+    /// Registers memory that the domain does not own.
     ///
     /// # Errors
     /// [`MemoryError::Empty`]
     ///
     /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
-    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
-    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
-    /// life of the process.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
+    /// this process accesses it only through atomics or this API. Dropping the memory deregisters
+    /// it too, but cannot report a refusal: memory that was dropped must stay mapped for the life
+    /// of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -91,10 +98,10 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        Ok(self.add(Bytes::new(start, len), access, Owner::Caller { users: AtomicUsize::new(0) }))
+        Ok(self.add(SharedBytes::new(start, len), access, Owner::Caller { users: AtomicUsize::new(0) }))
     }
 
-    fn add(&self, bytes: Bytes, access: Access, owner: Owner) -> Memory {
+    fn add(&self, bytes: SharedBytes, access: Access, owner: Owner) -> Memory {
         let mut regions = self.0.regions();
         let id = regions.next;
         regions.next += 1;
@@ -104,15 +111,15 @@ impl Domain {
         Memory { id, region, domain: self.clone() }
     }
 
-    /// Makes a key from the bytes of [`Memory::pack_key`].
+    /// Creates a key from the bytes of [`Memory::pack_key`].
     ///
     /// # Errors
-    /// [`KeyError`]: not a key, of another transport or domain, or its region was freed.
+    /// [`KeyError`]: not a key, a key of another transport or domain, or its region was freed.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let packed = Packed::parse(Kind::Key, bytes)?;
         let transport = packed.transport();
         let (TransportId::Self_, Some(body)) = (transport, packed.body::<16>()) else {
-            return Err(KeyError::ForeignTransport { expected: super::NAME, found: transport.name() });
+            return Err(KeyError::ForeignTransport { expected: super::ID, found: transport });
         };
         let (domain, region) = halves(body);
         if domain != self.0.id {
@@ -138,7 +145,7 @@ fn halves(body: &[u8; 16]) -> (u64, u64) {
 
 #[derive(Debug)]
 struct Region {
-    bytes: Bytes,
+    bytes: SharedBytes,
     access: Access,
     tag: u32,
     /// Cleared when the `Memory` is deregistered or dropped.
@@ -148,24 +155,25 @@ struct Region {
 
 #[derive(Debug)]
 enum Owner {
-    /// The memory lives as long as the region, which every key keeps alive.
+    /// Memory of the region, which every key keeps alive.
     #[expect(dead_code, reason = "held for its drop")]
     Region(Allocation),
-    /// The memory is the caller's again when the region has ended and no operation uses it.
+    /// Memory of the caller, reusable once the region has ended and no operation uses it.
     Caller {
-        /// Operations under way through keys, which may be on other threads.
+        /// Operations in progress through keys, which may be on other threads.
         users: AtomicUsize,
     },
 }
 
 impl Region {
-    /// Keeps the memory from being given back to its owner, if the region has not ended.
+    /// Prevents the owner from reusing the memory. `None` if the region has ended.
     #[inline]
     fn hold(&self) -> Option<Hold<'_>> {
         let users = match &self.owner {
             Owner::Region(_) => None,
             Owner::Caller { users } => {
-                // Before the load below, as `end` stores before it loads: one of the two sees the other.
+                // Before the load below, as `end` stores before it loads: at least one of the two
+                // sees the other.
                 users.fetch_add(1, Ordering::SeqCst);
                 Some(users)
             }
@@ -174,11 +182,11 @@ impl Region {
         self.live.load(Ordering::SeqCst).then_some(hold)
     }
 
-    /// Ends the rights of every key. On return no operation uses memory that the caller owns.
+    /// Revokes every key. On return no operation uses memory of the caller.
     fn end(&self) {
         self.live.store(false, Ordering::SeqCst);
         if let Owner::Caller { users } = &self.owner {
-            // For the length of a copy: no code of the user runs under a `Hold`.
+            // Waits for at most one copy per user: no user code runs under a `Hold`.
             while users.load(Ordering::SeqCst) > 0 {
                 std::thread::yield_now();
             }
@@ -186,7 +194,7 @@ impl Region {
     }
 }
 
-/// As long as this lives, the region's memory stays. No code of the user may run meanwhile.
+/// Keeps the region's memory alive. No user code may run meanwhile.
 #[derive(Debug)]
 pub(super) struct Hold<'a>(Option<&'a AtomicUsize>);
 
@@ -199,7 +207,7 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// A region of `self`. Dropping it ends the rights of every key to it.
+/// A region of `self`. Dropping it revokes every key to it.
 #[derive(Debug)]
 pub struct Memory {
     id: u64,
@@ -210,11 +218,11 @@ pub struct Memory {
 impl Memory {
     memory_access!();
 
-    pub(crate) fn bytes(&self) -> &Bytes {
+    pub(crate) fn bytes(&self) -> &SharedBytes {
         &self.region.bytes
     }
 
-    /// `self` has no device keys: slices carry the access rights.
+    /// Returns the access rights: `self` has no device keys, so slices carry these instead.
     pub(crate) fn local_key(&self) -> u32 {
         self.region.access.bits()
     }
@@ -223,18 +231,18 @@ impl Memory {
         self.region.tag
     }
 
-    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
-    /// what was allocated is freed, what was registered is the caller's again.
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
+    /// allocated memory is freed, and registered memory is under the caller's control again.
     ///
     /// # Errors
     /// None: there is no device that could refuse.
     pub fn deregister(self) -> Result<(), MemoryError> {
-        // The drop returns when no operation uses memory that the caller owns.
+        // The drop waits until no operation uses the memory.
         drop(self);
         Ok(())
     }
 
-    /// The bytes from which [`Domain::unpack_key`] makes a key.
+    /// Returns the bytes from which [`Domain::unpack_key`] creates a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let body = u128::from(self.domain.0.id) << 64 | u128::from(self.id);
         Packed::new(Kind::Key, TransportId::Self_, &body.to_be_bytes()).bytes().to_vec()
@@ -251,13 +259,13 @@ impl Drop for Memory {
     }
 }
 
-/// A right to a region of this process.
+/// The right to access a region of this process.
 #[derive(Debug, Clone)]
 pub struct RemoteKey(Arc<Region>);
 
 impl RemoteKey {
-    /// The bytes of the region and the offset of `remote` in them, if the key gives `need` on the range.
-    /// The memory is alive as long as the [`Hold`].
+    /// Returns the bytes of the region and the offset of `remote` in them, if the key grants `need`
+    /// on the range. The memory stays alive as long as the [`Hold`].
     #[inline]
     pub(super) fn resolve(
         &self,
@@ -265,7 +273,7 @@ impl RemoteKey {
         remote: u64,
         length: usize,
         need: Access,
-    ) -> Result<(&Bytes, usize, Hold<'_>), PostError> {
+    ) -> Result<(&SharedBytes, usize, Hold<'_>), PostError> {
         let region = &*self.0;
         if region.tag != domain {
             return Err(PostError::ForeignKey);
@@ -320,19 +328,20 @@ mod tests {
         let domain = Domain::open("memory").unwrap();
         let words = Box::into_raw(Box::new([0_u64; 2]));
         let start = NonNull::new(words).unwrap().cast();
-        // SAFETY: the memory is freed after it was deregistered, and not accessed before.
+        // SAFETY: `words` is freed at the end of the test, after the deregistration, and is not
+        // accessed before.
         let memory = unsafe { domain.register(start, 16, Access::REMOTE_READ) }.unwrap();
         let (at, key) = (memory.address(), domain.unpack_key(&memory.pack_key()).unwrap());
         let (_, _, hold) = key.resolve(domain.tag(), at, 16, Access::REMOTE_READ).unwrap();
         let deregistering = std::thread::spawn(move || memory.deregister().unwrap());
-        // The key ends first, and then the thread waits for the use of it that is under way.
+        // The key ends first; then `deregister` waits for the operation in progress.
         while key.resolve(domain.tag(), at, 16, Access::REMOTE_READ).is_ok() {
             std::thread::yield_now();
         }
         assert!(!deregistering.is_finished());
         drop(hold);
         deregistering.join().unwrap();
-        // SAFETY: allocated above, and no longer registered.
+        // SAFETY: `words` is the pointer of `Box::into_raw` above, and no longer registered.
         drop(unsafe { Box::from_raw(words) });
     }
 }

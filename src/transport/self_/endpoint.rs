@@ -1,104 +1,84 @@
-//! The endpoint: every operation is carried out, by this CPU, before the call returns.
+//! The endpoint: the CPU carries out every operation before the call returns.
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::domain::RemoteKey;
 use super::interface::{Interface, Shared};
-use super::{MAX_IOV, NAME, SEGMENT};
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId};
+use super::{ID, MAX_IOV, SEGMENT};
+use crate::address::{EndpointAddress, Kind, Packed, PeerAddress};
 use crate::atomic::{Change, ChangeWord, Fetch};
 use crate::capability::{
-    AmBcopy, AmShort, AmShortIov, AmZcopy, Atomic64, AtomicFetch64, Check, Flush, GetBcopy, GetZcopy, Lists,
-    PutBcopy, PutShort, PutZcopy, RemoteMemory,
+    AmBcopy, AmShort, AmShortIov, AmZcopy, Check, Flush, GetBcopy, GetZcopy, Lists, PutBcopy, PutShort,
+    PutZcopy, RemoteMemory,
 };
-use crate::completion::{Completion, FetchResult, Unpack};
+use crate::completion::{Completion, Unpack};
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, PostError};
 use crate::memory::{Access, Slice, Transfer};
 use crate::message::{SHORT_HEADER, check_id};
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::common::gate::{Block, Gate};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pieces;
+use crate::transport::common::post_state::{PostBlock, PostState};
 
 pub(super) struct State {
     shared: Rc<Shared>,
     pending: PendingQueue<Endpoint>,
-    pub(super) gate: Gate,
+    pub(super) posting: PostState,
 }
 
 impl State {
-    /// An endpoint to this process never fails.
+    /// An endpoint to its own process never fails.
     #[expect(clippy::unused_self, reason = "as in the other transports")]
     fn error(&self) -> Option<EndpointError> {
         None
     }
 
     pub(super) fn counters(&self) -> Counters {
-        self.gate.tally.read()
+        self.posting.tally.read()
     }
 
     fn may_wait(&self) -> bool {
-        let dead = !self.gate.is_usable() || self.shared.check_open().is_err();
+        let dead = !self.posting.is_usable() || self.shared.check_open().is_err();
         !dead && (!self.pending.is_idle() || self.shared.segments.0.is_empty())
     }
 }
 
-/// An endpoint to the interface it was made on. Cloning gives another handle to the same one.
+/// An endpoint to its own interface. Cloning gives another handle to the same endpoint.
 #[derive(Clone)]
 pub struct Endpoint(Rc<State>);
 
 impl Endpoint {
-    /// Connects to an interface address, which must be the interface's own.
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] for any other interface.
-    pub fn connect_to_interface(
-        interface: &Interface,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
-    ) -> Result<Self, ConnectError> {
-        let own = interface.id();
-        for (packed, what) in [(&device.0, "device"), (&address.0, "interface")] {
-            let transport = packed.transport();
-            let (TransportId::Self_, Some(body)) = (transport, packed.body::<8>()) else {
-                return Err(ConnectError::ForeignTransport { transport: NAME, found: transport.name() });
-            };
-            let id = u64::from_be_bytes(*body);
-            if id != own {
-                return Err(ConnectError::Unreachable {
-                    transport: NAME,
-                    peer: format!("{what} {id:016x}"),
-                    reason: format!("an interface of self reaches only itself, {own:016x}"),
-                });
-            }
-        }
+    pub(super) fn connect(interface: &Interface, peer: &PeerAddress) -> Result<Self, ConnectError> {
+        interface.reaches(peer)?;
         let state = Rc::new(State {
             shared: Rc::clone(&interface.0),
             pending: PendingQueue::new(),
-            gate: Gate::new(&interface.0.past),
+            posting: PostState::new(&interface.0.past),
         });
         interface.0.adopt(&state);
         Ok(Self(state))
     }
 
-    /// This endpoint, in the form that transports which connect endpoints exchange.
-    pub fn address(&self) -> EndpointAddress {
-        EndpointAddress(Packed::new(Kind::Endpoint, TransportId::Self_, &self.0.shared.id().to_be_bytes()))
+    /// Returns the address of the interface, to which peers connect, and of this endpoint.
+    pub fn address(&self) -> PeerAddress {
+        let interface = Interface(Rc::clone(&self.0.shared));
+        let body = interface.id().to_be_bytes();
+        interface.address().with_endpoint(EndpointAddress(Packed::new(Kind::Endpoint, ID, &body)))
     }
 
-    /// Nothing may be posted on a closed or cancelled endpoint, nor ahead of a waiting request.
+    /// Refuses posts on a closed or cancelled endpoint, and ahead of a waiting request.
     #[inline]
     fn check_open(&self) -> Result<(), PostError> {
         self.0.shared.check_open().map_err(|closed| self.why(closed))?;
-        self.0.gate.check()
+        self.0.posting.check()
     }
 
     #[cold]
     fn why(&self, closed: PostError) -> PostError {
-        if self.0.gate.has(Block::Forked) { PostError::Forked } else { closed }
+        if self.0.posting.has(PostBlock::Forked) { PostError::Forked } else { closed }
     }
 
     #[inline]
@@ -106,7 +86,7 @@ impl Endpoint {
         self.0.shared.domain.tag()
     }
 
-    /// The bytes of all slices, if each is of this domain and allows `need`.
+    /// Returns the total length of the slices, if each is of this domain and allows `need`.
     fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
         if slices.len() > MAX_IOV {
             return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
@@ -124,35 +104,19 @@ impl Endpoint {
         Ok(total)
     }
 
-    /// A segment that `fill` writes, to handler `id`.
+    /// Sends a segment that `fill` writes to handler `id`.
     #[inline]
     fn send(
         &self,
         id: u8,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
     ) -> Result<usize, PostError> {
-        let segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
+        let segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.posting.refuse())?;
         self.0.shared.send(id, segment, |segment| {
             let length = fill(segment)?;
-            self.0.gate.tally.posted(length);
+            self.0.posting.tally.posted(length);
             Ok(length)
         })
-    }
-
-    /// Runs `operate` on the word at `remote`.
-    #[inline]
-    fn word<T>(
-        &self,
-        remote: u64,
-        key: &RemoteKey,
-        operate: impl FnOnce(&AtomicU64) -> T,
-    ) -> Result<T, PostError> {
-        self.check_open()?;
-        let (bytes, at, _hold) = key.resolve(self.tag(), remote, 8, Access::REMOTE_ATOMIC)?;
-        // SAFETY: `_hold` keeps the region's bytes alive until `operate` has returned.
-        let word = unsafe { bytes.atomic(at) }.ok_or(PostError::Unaligned)?;
-        self.0.gate.tally.posted(size_of_val(word));
-        Ok(operate(word))
     }
 }
 
@@ -161,10 +125,10 @@ impl ChangeWord for Endpoint {
         self.check_open()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, change.width, Access::REMOTE_ATOMIC)?;
-        // SAFETY: `_hold` keeps the region's bytes alive.
-        let old = unsafe { crate::transport::common::copy::update(bytes, at, change) }
-            .ok_or(PostError::Unaligned)?;
-        self.0.gate.tally.posted(change.width);
+        // SAFETY: `_hold` keeps the region's memory alive until the end of this function.
+        let old =
+            unsafe { bytes.update(at, change.width, |old| change.apply(old)) }.ok_or(PostError::Unaligned)?;
+        self.0.posting.tally.posted(change.width);
         if let Some((result, _)) = fetch {
             result.set(old);
         }
@@ -174,13 +138,14 @@ impl ChangeWord for Endpoint {
 
 impl PutShort for Endpoint {
     #[inline(never)]
-    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         self.check_open()?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, payload.len(), Access::REMOTE_WRITE)?;
-        // SAFETY: `_hold` keeps the region's bytes alive, and the range was checked.
+        // SAFETY: `_hold` keeps the region's memory alive, and `resolve` checked that the range
+        // lies in it.
         unsafe { bytes.write(at, payload) };
-        self.0.gate.tally.posted(payload.len());
-        Ok(Posted::Done)
+        self.0.posting.tally.posted(payload.len());
+        Ok(())
     }
 }
 
@@ -192,14 +157,15 @@ impl PutBcopy for Endpoint {
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
         self.check_open()?;
-        let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
+        let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.posting.refuse())?;
         let buffer = super::data(segment.bytes());
         let length = pack(buffer);
         let packed = buffer.get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at, _hold) = key.resolve(self.tag(), remote, length, Access::REMOTE_WRITE)?;
-        // SAFETY: `_hold` keeps the region's bytes alive, and the range was checked.
+        // SAFETY: `_hold` keeps the region's memory alive, and `resolve` checked that the range
+        // lies in it.
         unsafe { bytes.write(at, packed) };
-        self.0.gate.tally.posted(length);
+        self.0.posting.tally.posted(length);
         Ok(length)
     }
 }
@@ -217,11 +183,12 @@ impl PutZcopy for Endpoint {
         let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_WRITE)?;
         for slice in slices {
             let from = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: `_hold` keeps the target alive and the slice borrows its memory; both ranges were checked.
+            // SAFETY: `_hold` keeps the target alive and `slice` borrows its memory. `resolve`
+            // checked the target's range, and a slice's range is checked on creation.
             unsafe { bytes.copy(at, slice.memory, from, slice.length) };
             at += slice.length;
         }
-        self.0.gate.tally.posted(total);
+        self.0.posting.tally.posted(total);
         Ok(Posted::Done)
     }
 }
@@ -252,15 +219,16 @@ impl GetBcopy for Endpoint {
         _completion: Option<&Completion>,
     ) -> Post {
         self.check_open()?;
-        let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.gate.refuse())?;
+        let mut segment = self.0.shared.segments.0.take().ok_or_else(|| self.0.posting.refuse())?;
         let target = super::data(segment.bytes())
             .get_mut(..length)
             .ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at, hold) = key.resolve(self.tag(), remote, length, Access::REMOTE_READ)?;
-        // SAFETY: `hold` keeps the region's bytes alive, and the range was checked.
+        // SAFETY: `hold` keeps the region's memory alive, and `resolve` checked that the range lies
+        // in it.
         unsafe { bytes.read(at, target) };
         drop(hold);
-        self.0.gate.tally.posted(length);
+        self.0.posting.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)
     }
@@ -279,18 +247,19 @@ impl GetZcopy for Endpoint {
         let (bytes, mut at, _hold) = key.resolve(self.tag(), remote, total, Access::REMOTE_READ)?;
         for slice in slices {
             let to = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: `_hold` keeps the source alive and the slice borrows its memory; both ranges were checked.
+            // SAFETY: `_hold` keeps the source alive and `slice` borrows its memory. `resolve`
+            // checked the source's range, and a slice's range is checked on creation.
             unsafe { slice.memory.copy(to, bytes, at, slice.length) };
             at += slice.length;
         }
-        self.0.gate.tally.posted(total);
+        self.0.posting.tally.posted(total);
         Ok(Posted::Done)
     }
 }
 
 impl AmShort for Endpoint {
     #[inline(never)]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         check_id(id)?;
         if payload.len() > SEGMENT - SHORT_HEADER {
             return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
@@ -302,12 +271,12 @@ impl AmShort for Endpoint {
             segment[SHORT_HEADER..length].copy_from_slice(payload);
             Ok(length)
         })?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
 impl AmShortIov for Endpoint {
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         check_id(id)?;
         self.check_open()?;
         self.send(id, |segment| {
@@ -315,7 +284,7 @@ impl AmShortIov for Endpoint {
             front.copy_from_slice(&header.to_le_bytes());
             Ok(SHORT_HEADER + pieces::gather(payload, pieces)?.len())
         })?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
@@ -354,7 +323,7 @@ impl AmZcopy for Endpoint {
             for slice in slices {
                 let (part, after) = rest.split_at_mut(slice.length);
                 let from = (slice.address - slice.memory.address()) as usize;
-                // SAFETY: the slice borrows its memory, and its range was checked when it was made.
+                // SAFETY: `slice` borrows its memory, and its range was checked on creation.
                 unsafe { slice.memory.read(from, part) };
                 rest = after;
             }
@@ -364,48 +333,11 @@ impl AmZcopy for Endpoint {
     }
 }
 
-impl Atomic64 for Endpoint {
-    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.word(remote, key, |word| word.fetch_add(operand, Ordering::SeqCst))?;
-        Ok(Posted::Done)
-    }
-}
-
-impl AtomicFetch64 for Endpoint {
-    fn atomic_fetch_add64(
-        &self,
-        operand: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        _completion: Option<&Completion>,
-    ) -> Post {
-        result.set(self.word(remote, key, |word| word.fetch_add(operand, Ordering::SeqCst))?);
-        Ok(Posted::Done)
-    }
-
-    fn atomic_compare_swap64(
-        &self,
-        compare: u64,
-        swap: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        _completion: Option<&Completion>,
-    ) -> Post {
-        let found = self.word(remote, key, |word| {
-            word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
-        })?;
-        result.set(found.unwrap_or_else(|found| found));
-        Ok(Posted::Done)
-    }
-}
-
 impl Flush for Endpoint {
     fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
         if mode == FlushMode::Cancel {
             self.0.shared.check_open()?;
-            self.0.gate.set(Block::Failed, true);
+            self.0.posting.set(PostBlock::Failed, true);
         } else {
             self.check_open()?;
         }
@@ -433,6 +365,6 @@ impl RemoteMemory for Endpoint {
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("transport", &NAME).finish_non_exhaustive()
+        f.debug_struct("Endpoint").field("transport", &ID).finish_non_exhaustive()
     }
 }

@@ -10,16 +10,16 @@ use std::time::Instant;
 
 use super::domain::Domain;
 use super::endpoint::{Endpoint, State};
-use super::{BUFFER, NAME};
-use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, TransportId};
+use super::{BUFFER, ID};
+use crate::address::{DeviceAddress, InterfaceAddress, Kind, Packed, PeerAddress, TransportId};
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
-use crate::error::{OpenError, PostError};
+use crate::error::{ConnectError, OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
-use crate::message::{HOME, Keeper, KeptMessage, Message, Reclaim, write_home};
+use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper};
 use crate::panics::Panics;
 use crate::status::{Post, Posted};
 use crate::transport::common::allocation::Allocation;
@@ -28,10 +28,10 @@ use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::random;
 
-/// The buffers that messages travel in.
+/// The buffers of messages.
 pub(super) struct Segments(pub(super) Pool<Allocation, BUFFER>);
 
-impl Reclaim for Segments {
+impl BufferOwner for Segments {
     fn reclaim(&self, buffer: Lease) {
         self.0.give(buffer);
     }
@@ -47,7 +47,7 @@ pub(super) struct Shared {
     id: u64,
     pub(super) domain: Domain,
     pub(super) attributes: Attributes,
-    /// What the endpoints did that are gone.
+    /// Counts of endpoints that were dropped.
     pub(super) past: Past,
     handlers: Handlers,
     pub(super) segments: Rc<Segments>,
@@ -61,20 +61,20 @@ pub(super) struct Shared {
 #[derive(Clone)]
 pub struct Interface(pub(super) Rc<Shared>);
 
-/// The one owner of an interface's progress. Dropping it closes the interface: handlers are dropped and posts
-/// answer [`PostError::Closed`].
+/// The only owner of an interface's progress. Dropping it closes the interface: handlers are
+/// dropped and posts return [`PostError::Closed`].
 pub struct Progress(Rc<Shared>);
 
 crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
-    /// Opens an interface. Messages can only be sent to itself.
+    /// Opens an interface. It can send messages only to itself.
     ///
     /// # Errors
-    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] without memory for the
-    /// segments.
+    /// [`OpenError::Setting`] for a setting with an invalid value, [`OpenError::Device`] if there
+    /// is no memory for the segments.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
-        let count = config.checked_bcopy_buffers(NAME)?;
+        let count = config.checked_bcopy_buffers(ID)?;
         let allocation = Allocation::new(count * BUFFER).map_err(|error| OpenError::Device {
             device: super::DEVICE.to_owned(),
             step: "allocate message segments",
@@ -83,7 +83,7 @@ impl Interface {
         let shared = Rc::new(Shared {
             id: random::number(),
             domain: domain.clone(),
-            attributes: super::attributes(),
+            attributes: super::attributes(config),
             past: Past::default(),
             handlers: Handlers::new(),
             segments: Rc::new(Segments(Pool::new(allocation))),
@@ -96,29 +96,59 @@ impl Interface {
         Ok((Self(Rc::clone(&shared)), Progress(shared)))
     }
 
-    /// What the interface can do.
+    /// Returns what the interface can do.
     pub fn attributes(&self) -> &Attributes {
         &self.0.attributes
     }
 
-    /// The device: this process and domain.
-    pub fn device_address(&self) -> DeviceAddress {
-        DeviceAddress(Packed::new(Kind::Device, TransportId::Self_, &self.0.id.to_be_bytes()))
+    /// Returns the address of the interface.
+    pub fn address(&self) -> PeerAddress {
+        let body = self.0.id.to_be_bytes();
+        PeerAddress::of_interface(
+            DeviceAddress(Packed::new(Kind::Device, ID, &body)),
+            InterfaceAddress(Packed::new(Kind::Interface, ID, &body)),
+        )
     }
 
-    /// The interface.
-    pub fn address(&self) -> InterfaceAddress {
-        InterfaceAddress(Packed::new(Kind::Interface, TransportId::Self_, &self.0.id.to_be_bytes()))
+    /// Opens an endpoint to the interface with this address, which must be this one.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] for any other interface.
+    pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
+        Endpoint::connect(self, peer)
     }
 
-    /// What all endpoints of the interface did so far, also those that are gone.
+    /// Checks that an address is that of this interface.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Unreachable`] for any other interface.
+    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let own = self.id();
+        for (packed, what) in [(&peer.device().0, "device"), (&peer.interface().0, "interface")] {
+            let transport = packed.transport();
+            let (TransportId::Self_, Some(body)) = (transport, packed.body::<8>()) else {
+                return Err(ConnectError::ForeignTransport { transport: ID, found: transport });
+            };
+            let id = u64::from_be_bytes(*body);
+            if id != own {
+                return Err(ConnectError::Unreachable {
+                    transport: ID,
+                    peer: format!("{what} {id:016x}"),
+                    reason: format!("an interface of self reaches only itself, {own:016x}"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the counters of all endpoints of the interface, including dropped ones.
     pub fn counters(&self) -> Counters {
         let endpoints = self.0.endpoints.borrow();
         let live = endpoints.iter().filter_map(Weak::upgrade);
         live.fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Waits for every operation of every endpoint; here they are finished when posted.
+    /// Flushes every endpoint. Operations are complete when posted, so this never waits.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -127,7 +157,7 @@ impl Interface {
         Ok(Posted::Done)
     }
 
-    /// Orders the operations of every endpoint; here they take effect in order.
+    /// Orders the operations of every endpoint; here they take effect in order anyway.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -137,7 +167,7 @@ impl Interface {
         Ok(())
     }
 
-    /// `None`: nothing happens here without a call on this thread.
+    /// Returns `None`: no event occurs without a call on this thread.
     ///
     /// # Errors
     /// None.
@@ -145,13 +175,14 @@ impl Interface {
         Ok(None)
     }
 
-    /// Nothing happens here without a call on this thread: there is nothing to wait for, and no descriptor.
+    /// Returns whether progress has nothing to do. There is no deadline and no descriptor, because
+    /// no event occurs without a call on this thread.
     ///
     /// # Errors
     /// [`EventError::Busy`] if progress has something to do.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
         if self.0.closed.get() {
-            return Err(EventError::Closed { transport: NAME });
+            return Err(EventError::Closed { transport: ID });
         }
         let shared = &*self.0;
         let stuck = shared.arbiter.is_empty() || shared.segments.0.is_empty();
@@ -168,7 +199,7 @@ impl fork::Inherited for Shared {
     fn close_in_child(&self) {
         self.closed.set(true);
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.gate.close_in_child());
+            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.posting.close_in_child());
         }
     }
 }
@@ -178,7 +209,7 @@ impl Shared {
         self.id
     }
 
-    /// Does nothing: progress tests whether handlers were set and requests wait.
+    /// Does nothing: progress checks for new handlers and pending requests itself.
     #[expect(clippy::unused_self, reason = "as in the other transports")]
     pub(super) fn call_attention(&self) {}
 
@@ -187,14 +218,15 @@ impl Shared {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
 
-    /// Counts this endpoint's operations as the interface's.
+    /// Adds this endpoint's operations to the counts of the interface.
     pub(super) fn adopt(&self, state: &Rc<State>) {
         let mut endpoints = self.endpoints.borrow_mut();
         endpoints.retain(|state| state.strong_count() > 0);
         endpoints.push(Rc::downgrade(state));
     }
 
-    /// Lets `fill` write the segment, and delivers the message, now or after the ones before it.
+    /// Sends a message whose segment `fill` writes. It is delivered now, or after earlier queued
+    /// messages.
     #[inline]
     pub(super) fn send(
         &self,
@@ -204,27 +236,28 @@ impl Shared {
     ) -> Result<usize, PostError> {
         let length = fill(super::data(segment.bytes()))?;
         let segment = segment.into_lease();
-        // As many places as segments: this never grows.
+        // The queue's capacity is the number of segments, so it never grows.
         self.queue.borrow_mut().push_back(Queued { id, segment, length });
         self.deliver();
         Ok(length)
     }
 
     fn deliver(&self) {
-        // A handler that posts leaves the delivery to the loop that called it.
-        let Some(mut running) = self.handlers.run() else { return };
+        // Inside a handler, the outermost `deliver` further up the stack delivers the message.
+        let Some(mut running) = self.handlers.enter() else { return };
         loop {
-            running.renew();
+            running.install_pending();
             let next = self.queue.borrow_mut().pop_front();
             let Some(next) = next else { break };
             let start = self.segments.0.start_of(&next.segment);
             let current = Current { segments: &self.segments, segment: Cell::new(Some(next.segment)) };
-            // SAFETY: the segment is filled up to `length`, aligned, and not in the pool, so nothing
-            // writes it until it is given back: by `current`, which is dropped after the message has
-            // ended, or, if the handler kept the message, by the kept message. The home names `current`.
+            // SAFETY: the segment is filled up to `length`, aligned, and not in the pool, so it is
+            // not written until it is returned: by `current`, which is dropped after the message
+            // has ended, or by the kept message, if the handler kept it. `write_keeper` stores the
+            // pointer to `current`.
             let message = unsafe {
-                write_home(start, &current);
-                Message::new(start.add(HOME), next.length)
+                write_keeper(start, &current);
+                Message::new(start.add(HEADROOM), next.length)
             };
             running.dispatch(next.id, message);
         }
@@ -232,15 +265,15 @@ impl Shared {
 
     fn close(&self) {
         if self.closed.replace(true) {
-            // Closed by a fork: the parent delivers and completes.
+            // Closed in a forked child: the parent delivers and completes.
             return;
         }
         let mut panics = Panics::default();
         panics.catch(|| self.arbiter.clear());
         panics.catch(|| self.handlers.close());
-        // If a handler runs, the loop that called it does the rest.
-        if let Some(mut running) = self.handlers.run() {
-            panics.catch(|| running.renew());
+        // Inside a handler, the outermost `deliver` drops the handlers.
+        if let Some(mut running) = self.handlers.enter() {
+            panics.catch(|| running.install_pending());
         }
         let queued = self.queue.take();
         for message in queued {
@@ -249,18 +282,19 @@ impl Shared {
     }
 }
 
-/// The message being handled: gives its segment back unless the handler kept it.
+/// The message being handled. The drop returns its segment unless the handler kept it.
 struct Current<'a> {
     segments: &'a Rc<Segments>,
-    /// `None` once it is kept.
+    /// `None` once the message is kept.
     segment: Cell<Option<Lease>>,
 }
 
 impl Keeper for Current<'_> {
     fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
         let segment = self.segment.take();
-        // SAFETY: `data` lies in the segment, which is now the kept message's alone, and the pool outlives it.
-        unsafe { KeptMessage::new(data, segment, Rc::clone(self.segments) as Rc<dyn Reclaim>) }
+        // SAFETY: `data` lies in the segment, which from now on only the kept message accesses, and
+        // the kept message keeps the pool alive.
+        unsafe { KeptMessage::new(data, segment, Rc::clone(self.segments) as Rc<dyn BufferOwner>) }
     }
 }
 
@@ -273,7 +307,7 @@ impl Drop for Current<'_> {
 }
 
 impl Progress {
-    /// Gives pending requests their turn. Messages are delivered inside sends.
+    /// Runs pending requests. Messages are delivered inside sends.
     pub fn progress(&mut self) -> usize {
         if self.0.closed.get() {
             return 0;
@@ -282,7 +316,7 @@ impl Progress {
         self.0.arbiter.dispatch()
     }
 
-    /// Nothing is there to be done.
+    /// Returns whether there is nothing to do.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.0.arbiter.is_empty() && self.0.queue.try_borrow().is_ok_and(|queue| queue.is_empty())
@@ -297,12 +331,12 @@ impl Drop for Progress {
 
 impl fmt::Debug for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Interface").field("transport", &NAME).field("id", &self.0.id).finish_non_exhaustive()
+        f.debug_struct("Interface").field("transport", &ID).field("id", &self.0.id).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("transport", &NAME).field("id", &self.0.id).finish_non_exhaustive()
+        f.debug_struct("Progress").field("transport", &ID).field("id", &self.0.id).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
-//! `self`: a process talks to itself, through plain memory.
+//! `self`: communication within a process through plain memory.
 //!
-//! A send runs the receiver's handler inside the call. Sends from inside a handler are queued and delivered, in
-//! order, by the outermost call, so a handler never runs inside another.
+//! A send runs the receiver's handler inside the call. Sends from inside a handler are queued, and
+//! the outermost call delivers them in order, so a handler never runs inside another.
 
 mod domain;
 mod endpoint;
@@ -11,70 +11,35 @@ pub use domain::{Domain, Memory, RemoteKey};
 pub use endpoint::Endpoint;
 pub use interface::{Interface, Progress};
 
-use crate::address::{DeviceAddress, InterfaceAddress, TransportId};
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::address::TransportId;
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
-use crate::message::HOME;
-use crate::transport::Transport;
+use crate::message::HEADROOM;
 
-/// The name of the transport.
-pub const NAME: &str = TransportId::Self_.name();
+/// The transport.
+pub(crate) const ID: TransportId = TransportId::Self_;
 /// The name of its one device.
 pub const DEVICE: &str = "memory";
 
 /// Bytes of a message.
 const SEGMENT: usize = 8256;
-/// Bytes of a buffer: data behind what the message's keeper needs.
-const BUFFER: usize = HOME + SEGMENT;
+/// Bytes of a buffer: the headroom, then the data.
+const BUFFER: usize = HEADROOM + SEGMENT;
 const _: () =
     assert!(BUFFER.is_multiple_of(align_of::<usize>()), "buffers that follow each other are aligned");
 
-/// Where data lies in a buffer.
+/// Returns the data part of a buffer.
 fn data(buffer: &mut [u8; BUFFER]) -> &mut [u8; SEGMENT] {
     buffer.last_chunk_mut().expect("a buffer is longer than its data")
 }
-/// Slices per zero-copy operation; there is no reason for a limit but that one is promised.
+/// Slices per zero-copy operation. Nothing here limits them, but the API promises a limit.
 const MAX_IOV: usize = 16;
 
-/// The transport as a type, for code that is generic over it.
-#[derive(Debug)]
-pub enum Self_ {}
-
-impl Transport for Self_ {
-    const ID: TransportId = TransportId::Self_;
-    type Domain = Domain;
-    type Memory = Memory;
-    type RemoteKey = RemoteKey;
-    type Interface = Interface;
-    type Progress = Progress;
-    type Endpoint = Endpoint;
-
-    fn attributes(_: &InterfaceConfig) -> Attributes {
-        attributes()
-    }
-
-    fn open(device: &str) -> Result<Domain, OpenError> {
-        Domain::open(device)
-    }
-
-    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
-        Interface::open(domain, config)
-    }
-
-    fn connect_to_interface(
-        interface: &Interface,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
-    ) -> Result<Endpoint, ConnectError> {
-        Endpoint::connect_to_interface(interface, device, address)
-    }
-}
-
+super::object::transport!(Self_: interfaces);
 super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
-/// What an interface of this transport can do.
-pub fn attributes() -> Attributes {
+/// Returns what an interface of this transport can do.
+pub fn attributes(_: &InterfaceConfig) -> Attributes {
     Attributes {
         put: RmaLimits {
             max_short: usize::MAX,
@@ -117,7 +82,11 @@ pub fn attributes() -> Attributes {
             | Flags::ATOMIC_CPU,
         overhead_ns: 10.0,
         latency_ns: 0.0,
+        latency_per_endpoint_ns: 0.0,
         bandwidth: 6.9e9,
+        shared_duplex: true,
+        place: Place::Process,
+        priority: 60,
         max_endpoints: u32::MAX,
     }
 }

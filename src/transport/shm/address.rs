@@ -1,47 +1,14 @@
-//! The bodies of this transport's addresses and keys. Integers are big-endian.
-
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::io::ErrorKind;
-use std::sync::OnceLock;
+//! The contents of this transport's addresses and keys. Integers are big-endian.
 
 use barewire_shm::PortAddress;
 
-use super::NAME;
+use super::ID;
 use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
-use crate::error::{ConnectError, KeyError, OpenError};
+use crate::error::{ConnectError, KeyError};
 use crate::memory::Access;
-
-/// Identifies the running kernel. Processes with different numbers share no memory.
-static HOST: OnceLock<u64> = OnceLock::new();
-
-fn number_of(boot: &[u8]) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(boot)
-}
-
-/// Reads the number that [`host`] returns. A domain does so when it opens, because without a file
-/// descriptor the number cannot be read.
-pub(crate) fn find_host(transport: &str) -> Result<(), OpenError> {
-    if HOST.get().is_none() {
-        let boot = match std::fs::read("/proc/sys/kernel/random/boot_id") {
-            // Without /proc, every host without it counts as the same one.
-            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            read => read.map_err(|error| OpenError::Device {
-                device: transport.to_owned(),
-                step: "read the boot id of this machine",
-                source: error.into(),
-            })?,
-        };
-        HOST.get_or_init(|| number_of(&boot));
-    }
-    Ok(())
-}
-
-/// Identifies the running kernel, as [`find_host`] has found it.
-pub(crate) fn host() -> u64 {
-    HOST.get().copied().unwrap_or_else(|| number_of(&[]))
-}
+use crate::transport::common::host::host;
 
 pub(super) fn device() -> DeviceAddress {
     DeviceAddress(Packed::new(Kind::Device, TransportId::Shm, &host().to_be_bytes()))
@@ -62,21 +29,21 @@ pub(super) fn endpoint(port: PortAddress) -> EndpointAddress {
     EndpointAddress(Packed::new(Kind::Endpoint, TransportId::Shm, &port_body(port)))
 }
 
-/// `packed`'s body, if it is this transport's.
+/// Returns the body of `packed`, if it is of this transport.
 fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
     match (packed.transport(), packed.body()) {
         (TransportId::Shm, Some(body)) => Ok(body),
-        (other, _) => Err(ConnectError::ForeignTransport { transport: NAME, found: other.name() }),
+        (other, _) => Err(ConnectError::ForeignTransport { transport: ID, found: other }),
     }
 }
 
-/// The port that the addresses name, if it is on this machine.
+/// Returns the port that the addresses name, if it is on this machine.
 pub(super) fn port(device: &DeviceAddress, address: &Packed) -> Result<PortAddress, ConnectError> {
     let theirs = u64::from_be_bytes(*body::<8>(&device.0)?);
     let body = body::<24>(address)?;
     if theirs != host() {
         return Err(ConnectError::Unreachable {
-            transport: NAME,
+            transport: ID,
             peer: format!("machine {theirs:016x}"),
             reason: format!(
                 "it shares no memory with this machine, {:016x}: use a network transport",
@@ -91,20 +58,21 @@ pub(super) fn port(device: &DeviceAddress, address: &Packed) -> Result<PortAddre
     })
 }
 
-/// What a key says. Its region is a secret: see `Debug` of [`RemoteKey`](super::RemoteKey).
+/// The contents of a key. The region's number is a secret: see `Debug` of
+/// [`RemoteKey`](super::RemoteKey).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(super) struct KeyBody {
-    /// The process's regions, and the one among them.
+    /// The set of the process's regions, and the region in it.
     pub(super) region_set: u64,
     pub(super) region: u64,
-    /// Where the region is in its own process.
+    /// Address of the region in its own process.
     pub(super) address: u64,
     pub(super) length: u64,
     pub(super) access: Access,
 }
 
-/// The region of a key to memory that was registered, which peers cannot map.
+/// The region of a key to registered memory, which peers cannot map.
 pub(super) const UNSHARED: u64 = u64::MAX;
 
 impl KeyBody {
@@ -123,7 +91,7 @@ impl KeyBody {
         let packed = Packed::parse(Kind::Key, bytes)?;
         let transport = packed.transport();
         let (TransportId::Shm, Some(body)) = (transport, packed.body::<33>()) else {
-            return Err(KeyError::ForeignTransport { expected: NAME, found: transport.name() });
+            return Err(KeyError::ForeignTransport { expected: ID, found: transport });
         };
         let number = |at: usize| body[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         let access = Access::from_bits(body[32].into()).ok_or(AddressError::Field("access"))?;
@@ -133,7 +101,7 @@ impl KeyBody {
             return Err(AddressError::Field("length").into());
         }
         if key.region == UNSHARED {
-            return Err(KeyError::NotShared { transport: NAME, instead: "cma" });
+            return Err(KeyError::NotShared { transport: ID, instead: TransportId::Cma });
         }
         Ok(key)
     }

@@ -1,4 +1,4 @@
-//! A connection to a peer's port, which all endpoints of one interface to that port share.
+//! A connection to a peer's port, shared by all endpoints of one interface to that port.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::io;
@@ -6,34 +6,47 @@ use std::rc::{Rc, Weak};
 
 use barewire_shm::{LinkError, Peer, PortAddress};
 
-use super::NAME;
+use super::ID;
 use super::interface::Shared;
 use super::state::State;
-use crate::error::{Cause, ConnectError, EndpointError, Operation};
-use crate::transport::common::gate::Block;
+use crate::error::{Cause, ConnectError, EndpointError, Operation, Source};
+use crate::transport::common::post_state::PostBlock;
 
-/// One socket, one lane and one mapping of each region, however many endpoints use them.
+/// One socket, one SPSC ring and one mapping of each region, however many endpoints use them.
 pub(super) struct Connection {
     peer: UnsafeCell<Peer>,
     address: PortAddress,
-    /// Its place among the [`Connections`], under which the driver reports it.
+    /// Slot in [`Connections`], by which the driver reports the connection.
     name: Cell<u32>,
-    /// The socket is connected and in the epoll of the interface.
+    /// The socket is connected and registered with the interface's epoll.
     watched: Cell<bool>,
     endpoints: RefCell<Vec<Weak<State>>>,
 }
 
+/// Connects to the socket of a port and checks the peer's user.
+pub(super) fn connect(shared: &Shared, address: PortAddress) -> Result<Peer, ConnectError> {
+    Peer::connect(address, &shared.config).map_err(|error| match error {
+        error @ (LinkError::System { .. } | LinkError::Segment(_) | LinkError::Descriptors { .. }) => {
+            device_error(address, error.into())
+        }
+        error => {
+            ConnectError::Unreachable { transport: ID, peer: name_of(address), reason: error.to_string() }
+        }
+    })
+}
+
+fn device_error(address: PortAddress, source: Source) -> ConnectError {
+    ConnectError::Device { transport: ID, peer: name_of(address), source }
+}
+
+fn name_of(address: PortAddress) -> String {
+    format!("port {:016x}", address.number)
+}
+
 impl Connection {
-    /// Connects to the port, without waiting for it.
+    /// Starts to connect to the port, without waiting for it.
     pub(super) fn open(shared: &Shared, address: PortAddress) -> Result<Rc<Self>, ConnectError> {
-        let name = || format!("port {:016x}", address.number);
-        let device = |source| ConnectError::Device { transport: NAME, peer: name(), source };
-        let peer = Peer::connect(address, &shared.config).map_err(|error| match error {
-            error @ (LinkError::System { .. } | LinkError::Segment(_) | LinkError::Descriptors { .. }) => {
-                device(error.into())
-            }
-            error => ConnectError::Unreachable { transport: NAME, peer: name(), reason: error.to_string() },
-        })?;
+        let peer = connect(shared, address)?;
         let connection = Rc::new(Self {
             peer: UnsafeCell::new(peer),
             address,
@@ -42,13 +55,13 @@ impl Connection {
             endpoints: RefCell::default(),
         });
         shared.connections.borrow_mut().add(&connection);
-        connection.watch(shared).map_err(|error| device(error.into()))?;
+        connection.watch(shared).map_err(|error| device_error(address, error.into()))?;
         shared.knocking.set(shared.knocking.get() || !connection.watched.get());
         Ok(connection)
     }
 
-    /// Has progress told when the peer says something, once the socket is connected. Until then progress
-    /// asks [`Connections::knocking`].
+    /// Registers the socket with the epoll of the interface, once it is connected. Until then
+    /// progress polls [`Connections::knocking`].
     fn watch(&self, shared: &Shared) -> io::Result<()> {
         if self.watched.get() || !self.with_peer(|peer| peer.is_connected()) {
             return Ok(());
@@ -58,23 +71,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Runs `run` on the driver's end.
+    /// Runs `run` with the driver's end.
     #[inline(always)]
     pub(super) fn with_peer<R>(&self, run: impl FnOnce(&mut Peer) -> R) -> R {
-        // SAFETY: the connection stays on its thread, and every `run` (all are closures of this
-        // transport's modules) calls the driver only, which calls nothing of ours or of the user's.
+        // SAFETY: the connection stays on its thread. Every `run` is a closure of this transport's
+        // modules that calls only the driver, which calls no code of this transport or of the user.
         // So no second reference exists while this one does.
         run(unsafe { &mut *self.peer.get() })
     }
 
-    /// As [`Self::with_peer`], for where a closure would not be inlined.
+    /// As [`Self::with_peer`], for places where a closure would not be inlined.
     ///
     /// # Safety
-    /// The result is used for calls of the driver alone, and dropped.
+    /// The caller uses the result only to call the driver, and drops it before it calls anything
+    /// else.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the contract of this function")]
     pub(super) unsafe fn peer(&self) -> &mut Peer {
-        // SAFETY: as in `with_peer`.
+        // SAFETY: the connection stays on its thread, and the caller uses the reference only to
+        // call the driver, which does not call back (contract of this function). So no second
+        // reference exists.
         unsafe { &mut *self.peer.get() }
     }
 
@@ -82,12 +98,12 @@ impl Connection {
         self.with_peer(|peer| !peer.is_connected() && peer.error().is_none())
     }
 
-    /// Leads to this port, and has not failed.
+    /// Returns whether the connection leads to this port and has not failed.
     fn serves(&self, address: PortAddress) -> bool {
         self.address == address && self.with_peer(|peer| peer.error().is_none())
     }
 
-    /// Adds an endpoint that is to be told when the port answers, and if the connection fails.
+    /// Adds an endpoint, to notify when the port responds or the connection fails.
     pub(super) fn join(&self, state: &Rc<State>) {
         let mut endpoints = self.endpoints.borrow_mut();
         if endpoints.len() == endpoints.capacity() {
@@ -100,7 +116,7 @@ impl Connection {
         self.endpoints.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Takes in what the peer's process said over the socket, or tries again to connect it.
+    /// Processes what the peer sent over the socket, or tries again to connect it.
     pub(super) fn tend(&self, shared: &Shared) {
         let tended = self.with_peer(Peer::tend).is_ok();
         if !tended || self.watch(shared).is_err() {
@@ -110,8 +126,8 @@ impl Connection {
             return;
         }
         for state in self.states() {
-            if state.gate.has(Block::Connecting) {
-                state.gate.set(Block::Connecting, false);
+            if state.posting.has(PostBlock::Connecting) {
+                state.posting.set(PostBlock::Connecting, false);
                 shared.connected.set(shared.connected.get() + 1);
             }
         }
@@ -120,8 +136,8 @@ impl Connection {
         }
     }
 
-    /// Fails every endpoint of the connection, which is lost. `noticed` is the operation that found
-    /// out, and its endpoint. The error handler runs with the next progress.
+    /// Fails every endpoint of the lost connection. `noticed` is the operation that found the
+    /// failure, and its endpoint. The error handler runs with the next progress.
     #[cold]
     pub(super) fn fail(&self, shared: &Shared, noticed: Option<(&State, Operation)>) {
         if self.watched.replace(false) {
@@ -138,7 +154,7 @@ impl Connection {
                 _ => Operation::Unnamed,
             };
             let error = EndpointError {
-                transport: NAME,
+                transport: ID,
                 peer: peer.clone(),
                 operation,
                 cause,
@@ -153,17 +169,17 @@ impl Connection {
     }
 }
 
-/// The connections of an interface, by the names under which the driver reports them.
+/// The connections of an interface, by the slots with which the driver reports them.
 #[derive(Default)]
 pub(super) struct Connections(Vec<Weak<Connection>>);
 
 impl Connections {
-    /// The one that leads to this port, if there is one that works.
+    /// Returns the working connection to this port, if there is one.
     pub(super) fn find(&self, address: PortAddress) -> Option<Rc<Connection>> {
         self.0.iter().filter_map(Weak::upgrade).find(|connection| connection.serves(address))
     }
 
-    /// Those whose sockets are not connected yet.
+    /// Returns the connections whose sockets are not connected yet.
     pub(super) fn knocking(&self) -> Vec<Rc<Connection>> {
         let all = self.0.iter().filter_map(Weak::upgrade);
         all.filter(|connection| connection.is_knocking()).collect()
@@ -184,7 +200,7 @@ impl Connections {
     }
 }
 
-/// An error of the driver in the API's terms.
+/// Converts an error of the driver.
 pub(super) fn cause(error: &LinkError) -> Cause {
     match error {
         LinkError::NotListening | LinkError::Busy { .. } | LinkError::Ended => Cause::PeerUnreachable,

@@ -1,20 +1,22 @@
-//! Memory of `shm`: regions that peers map, memory that they do not, and keys to the regions of peers.
+//! Memory of `shm`: regions that peers can map, memory that they cannot, and keys to regions of
+//! peers.
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use barewire_shared_bytes::SharedBytes;
 use barewire_shm::{Region, RegionSet, SegmentError};
 
-use super::address::{KeyBody, UNSHARED, find_host};
-use super::{DEVICE, NAME};
+use super::address::{KeyBody, UNSHARED};
+use super::{DEVICE, ID};
 use crate::error::{KeyError, MemoryError, OpenError};
 use crate::memory::{Access, domain_tag, memory_access};
-use crate::transport::common::copy::Bytes;
+use crate::transport::common::host::find_host;
 use crate::transport::common::random;
 
-/// The memory that this process shares with others. Cloning gives another handle to the same domain.
+/// The memory that this process shares. Cloning gives another handle to the same domain.
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Shared>);
 
@@ -33,7 +35,7 @@ impl Domain {
     pub fn open(device: &str) -> Result<Self, OpenError> {
         if device != DEVICE {
             return Err(OpenError::UnknownDevice {
-                transport: NAME,
+                transport: ID,
                 device: device.to_owned(),
                 known: DEVICE.to_owned(),
             });
@@ -46,6 +48,12 @@ impl Domain {
         })))
     }
 
+    /// The device's name.
+    #[allow(clippy::unused_self, reason = "the transport has one device")]
+    pub fn device(&self) -> &str {
+        DEVICE
+    }
+
     /// Allocates zeroed, page-aligned memory that peers can map.
     ///
     /// # Errors
@@ -54,11 +62,12 @@ impl Domain {
         self.allocated(len, access, self.0.regions.region(len))
     }
 
-    /// The same in the machine's huge pages, which someone must have reserved (`sysctl vm.nr_hugepages`): fewer entries of the TLB for who
-    /// touches much of it. Peers reach it that called [`accept_huge_pages`](Self::accept_huge_pages).
+    /// As [`Self::allocate`], in huge pages, which must have been reserved
+    /// (`sysctl vm.nr_hugepages`). They need fewer TLB entries. Only peers that called
+    /// [`accept_huge_pages`](Self::accept_huge_pages) can access them.
     ///
     /// # Errors
-    /// As [`Self::allocate`]; [`MemoryError::Device`] says how many pages there are.
+    /// As [`Self::allocate`]; [`MemoryError::Device`] gives the number of reserved pages.
     pub fn allocate_huge(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         self.allocated(len, access, self.0.regions.huge_region(len))
     }
@@ -74,14 +83,14 @@ impl Domain {
             SegmentError::NoMemory { .. } => MemoryError::NoMemory { length: len },
             error => MemoryError::Device { length: len, source: error.into() },
         })?;
-        let bytes = Bytes::new(region.mapped().start(), len);
+        let bytes = SharedBytes::new(region.mapped().start(), len);
         let access = access & Access::all();
         Ok(Memory { bytes, access, region: Some(region), domain: self.clone() })
     }
 
-    /// Lets endpoints of interfaces that are opened from now on reach peers' memory in huge pages
-    /// ([`allocate_huge`](Self::allocate_huge)), which is refused otherwise: a peer that gives a huge page
-    /// back while the machine has none free makes the next access to it here end the process (SIGBUS).
+    /// Lets endpoints of interfaces that are opened from now on access peers' memory in huge pages
+    /// ([`allocate_huge`](Self::allocate_huge)). By default this is refused: if a peer releases a
+    /// huge page while the machine has none free, the next access here ends this process (SIGBUS).
     pub fn accept_huge_pages(&self) {
         self.0.huge_pages.store(true, Ordering::Relaxed);
     }
@@ -90,16 +99,17 @@ impl Domain {
         self.0.huge_pages.load(Ordering::Relaxed)
     }
 
-    /// Takes memory that someone else owns, as a source or target of operations here. Peers cannot reach it.
+    /// Registers memory that the domain does not own, as a source or target of local operations.
+    /// Peers cannot access it.
     ///
     /// # Errors
     /// [`MemoryError::Empty`]
     ///
     /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
-    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
-    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
-    /// life of the process.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
+    /// this process accesses it only through atomics or this API. Dropping the memory deregisters
+    /// it too, but cannot report a refusal: memory that was dropped must stay mapped for the life
+    /// of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -110,15 +120,16 @@ impl Domain {
             return Err(MemoryError::Empty);
         }
         let access = access & Access::all();
-        Ok(Memory { bytes: Bytes::new(start, len), access, region: None, domain: self.clone() })
+        Ok(Memory { bytes: SharedBytes::new(start, len), access, region: None, domain: self.clone() })
     }
 
-    /// Makes a key from the bytes of the peer's [`Memory::pack_key`]. The first operation that uses
-    /// a key to a region asks the peer for the region and returns
+    /// Creates a key from the bytes of the peer's [`Memory::pack_key`]. The first operation with a
+    /// key requests the region from the peer and returns
     /// [`NoResource`](crate::PostError::NoResource) until the peer makes progress.
     ///
     /// # Errors
-    /// [`KeyError`]: not a key, of another transport, or to memory that cannot be shared.
+    /// [`KeyError`]: not a key, a key of another transport, or a key to memory that cannot be
+    /// shared.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         let body = KeyBody::unpack(bytes)?;
         Ok(RemoteKey { id: body.region_set.wrapping_add(body.region), body })
@@ -133,12 +144,12 @@ impl Domain {
     }
 }
 
-/// A region of `shm`. Dropping it ends the rights of every key to it.
+/// A region of `shm`. Dropping it revokes every key to it.
 #[derive(Debug)]
 pub struct Memory {
-    bytes: Bytes,
+    bytes: SharedBytes,
     access: Access,
-    /// `None` for memory of someone else.
+    /// `None` for registered memory.
     region: Option<Region>,
     domain: Domain,
 }
@@ -146,11 +157,11 @@ pub struct Memory {
 impl Memory {
     memory_access!();
 
-    pub(crate) fn bytes(&self) -> &Bytes {
+    pub(crate) fn bytes(&self) -> &SharedBytes {
         &self.bytes
     }
 
-    /// There are no device keys: slices carry the access rights.
+    /// Returns the access rights: there are no device keys, so slices carry these instead.
     pub(crate) fn local_key(&self) -> u32 {
         self.access.bits()
     }
@@ -159,19 +170,19 @@ impl Memory {
         self.domain.tag()
     }
 
-    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
-    /// what was allocated is freed, what was registered is the caller's again.
+    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory:
+    /// allocated memory is freed, and registered memory is under the caller's control again.
     ///
     /// # Errors
     /// None: there is no device that could refuse.
     pub fn deregister(self) -> Result<(), MemoryError> {
-        // Peers reach only memory that was allocated here. A post copies from and to a slice before it
-        // returns, and borrows the memory until then.
+        // Peers access only allocated memory. A post borrows its slices and finishes the copy
+        // before it returns, so no operation uses registered memory now.
         drop(self);
         Ok(())
     }
 
-    /// The bytes from which a peer's [`Domain::unpack_key`] makes a key.
+    /// Returns the bytes from which a peer's [`Domain::unpack_key`] creates a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let key = KeyBody {
             region_set: self.domain.regions().number(),
@@ -184,7 +195,7 @@ impl Memory {
     }
 }
 
-/// A right to a region of a peer.
+/// The right to access a region of a peer.
 #[derive(Clone)]
 pub struct RemoteKey {
     body: KeyBody,
@@ -192,18 +203,19 @@ pub struct RemoteKey {
 }
 
 impl RemoteKey {
-    /// The region's number among all of all processes. In one set the lowest two bits count.
+    /// Identifies the region among all regions of all processes. Within one set only the lowest two
+    /// bits differ.
     #[inline(always)]
     pub(super) fn id(&self) -> u64 {
         self.id
     }
 
-    /// The process's regions, the one among them, and its length.
+    /// Returns the set of the process's regions, the region in it, and its length.
     pub(super) fn region(&self) -> (u64, u64, u64) {
         (self.body.region_set, self.body.region, self.body.length)
     }
 
-    /// Where the region is in its own process.
+    /// Address of the region in its own process.
     pub(super) fn address(&self) -> u64 {
         self.body.address
     }
@@ -213,14 +225,15 @@ impl RemoteKey {
         self.body.access.contains(need)
     }
 
-    /// The offset of an address in the region, if it is there at all.
+    /// Returns the offset of an address from the region's start; the caller checks it against the
+    /// length.
     #[inline(always)]
     pub(super) fn offset(&self, remote: u64) -> u64 {
         remote.wrapping_sub(self.body.address)
     }
 }
 
-/// Without the region's number, which is the secret of its keys.
+/// Omits the region's number, which is the secret of its keys.
 impl fmt::Debug for RemoteKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteKey")

@@ -1,29 +1,29 @@
-//! The endpoint: connecting, waiting and closing. Operations are in [`message`](super::message), [`rma`](super::rma) and
-//! [`atomic`](super::atomic).
+//! The endpoint: connecting, waiting and closing. The operations are in
+//! [`message`](super::message), [`rma`](super::rma) and [`atomic`](super::atomic).
 
 use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use super::NAME;
+use super::ID;
 use super::address;
 use super::domain::RemoteKey;
 use super::interface::Interface;
 use super::state::State;
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, Packed};
+use crate::address::{DeviceAddress, Packed, PeerAddress};
 use crate::capability::{Check, Flush, RemoteMemory};
 use crate::completion::Completion;
 use crate::error::{ConnectError, OpenError, PostError};
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::common::gate::Block;
+use crate::transport::common::post_state::PostBlock;
 
-/// A connection to a peer's interface. Cloning gives another handle to the same one; dropping the last one ends it. Messages that
-/// were sent still arrive.
+/// A connection to a peer's interface. Cloning gives another handle to the same endpoint; dropping
+/// the last one closes it. Messages that were sent still arrive.
 #[derive(Clone)]
 pub struct Endpoint(pub(super) Rc<State>);
 
 impl Endpoint {
-    /// Makes an endpoint to be connected.
+    /// Creates an unconnected endpoint.
     ///
     /// # Errors
     /// [`OpenError::Closed`]
@@ -31,56 +31,44 @@ impl Endpoint {
         interface.0.open_endpoint().map(Self)
     }
 
-    /// Connects to an interface. Until its process answers, posts answer [`PostError::NoResource`].
+    /// Returns the address that the peer passes to [`connect`](Self::connect).
+    pub fn address(&self) -> PeerAddress {
+        Interface(Rc::clone(&self.0.shared)).address().with_endpoint(address::endpoint(self.0.shared.address))
+    }
+
+    /// Connects to the interface of the peer's endpoint. Until the peer responds, posts return
+    /// [`PostError::NoResource`].
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
-    pub fn connect_to_interface(
-        interface: &Interface,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
-    ) -> Result<Self, ConnectError> {
-        let endpoint = Self::new(interface)?;
-        endpoint.reach(device, &address.0)?;
-        Ok(endpoint)
+    /// [`ConnectError::NoEndpoint`], [`ConnectError::ForeignTransport`] for an address of another
+    /// transport, [`ConnectError::Unreachable`] with the reason, [`ConnectError::Connected`] the
+    /// second time, [`ConnectError::Device`] if the kernel refuses.
+    pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        self.reach(peer.device(), &peer.endpoint_for(ID)?.0)
     }
 
-    /// What the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> EndpointAddress {
-        address::endpoint(self.0.shared.address)
-    }
-
-    /// Connects to the interface of the peer's endpoint. Until its process answers, posts answer [`PostError::NoResource`].
-    ///
-    /// # Errors
-    /// [`ConnectError::ForeignTransport`] for an address of another transport, [`ConnectError::Unreachable`] with the reason,
-    /// [`ConnectError::Connected`] the second time, [`ConnectError::Device`] if the system refuses.
-    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
-        self.reach(device, &address.0)
-    }
-
-    fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
+    pub(super) fn reach(&self, device: &DeviceAddress, address: &Packed) -> Result<(), ConnectError> {
         self.0.connect(address::port(device, address)?)
     }
 }
 
 impl Flush for Endpoint {
     fn flush(&self, mode: FlushMode, _completion: Option<&Completion>) -> Post {
-        let gate = &self.0.gate;
+        let posting = &self.0.posting;
         if mode == FlushMode::Cancel {
-            if !gate.is_alive() {
-                gate.check()?;
+            if !posting.is_alive() {
+                posting.check()?;
             }
-            self.0.stop(Block::Failed);
+            self.0.stop(PostBlock::Failed);
         } else {
-            gate.check()?;
+            posting.check()?;
             std::sync::atomic::fence(Ordering::SeqCst);
         }
         Ok(Posted::Done)
     }
 
     fn fence(&self) -> Result<(), PostError> {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         std::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
     }
@@ -88,7 +76,7 @@ impl Flush for Endpoint {
 
 impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
-        self.0.gate.check()
+        self.0.posting.check()
     }
 }
 
@@ -101,7 +89,7 @@ impl RemoteMemory for Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("transport", &NAME)
+            .field("transport", &ID)
             .field("error", &self.0.error())
             .finish_non_exhaustive()
     }

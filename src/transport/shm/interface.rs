@@ -1,4 +1,4 @@
-//! The interface: what its endpoints share.
+//! The interface: the state that its endpoints share.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use barewire_shm::{Place, Port, PortAddress, PortConfig, PortError, Watcher};
 
 use super::address;
-use super::connection::Connections;
+use super::connection::{self, Connections};
 use super::domain::Domain;
 use super::endpoint::Endpoint;
 use super::progress::Progress;
 use super::state::State;
-use super::{NAME, SEGMENT};
-use crate::address::{DeviceAddress, InterfaceAddress};
+use super::{ID, SEGMENT};
+use crate::address::PeerAddress;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::InterfaceConfig;
 use crate::counters::{Counters, Past};
-use crate::error::{OpenError, PostError};
+use crate::error::{ConnectError, OpenError, PostError};
 use crate::event::EventError;
 use crate::fork;
 use crate::status::{Post, Posted};
@@ -31,37 +31,39 @@ use crate::transport::common::pending::Arbiter;
 use crate::transport::common::pool::Pool;
 use crate::transport::common::random;
 
-/// Buffers between two processes: as many as the settings say, up to this. Those used last are used again first.
+/// Buffers between two processes: as many as configured, up to this limit. The most recently used
+/// are reused first.
 const MOST_BUFFERS: u32 = 32;
 
-/// How long a sleeper with requests that wait for room may sleep.
+/// The longest sleep while requests wait for room.
 const ROOM: Duration = Duration::from_micros(100);
-/// As long as one sleeps at most. A peer that breaks the rules can take the bell that another peer's message would ring.
+/// The longest sleep. A misbehaving peer can take the wake-up that another peer's message would
+/// cause.
 const SLEEP: Duration = Duration::from_secs(1);
 
 pub(super) struct Shared {
     /// Progress has something to do besides messages.
     pub(super) attention: Cell<bool>,
-    /// Connections that were made since progress last told.
+    /// Connections that were made since progress last reported.
     pub(super) connected: Cell<usize>,
     pub(super) watcher: Watcher,
     pub(super) handlers: Handlers,
     pub(super) arbiter: Arbiter<Endpoint>,
     endpoints: RefCell<Vec<Weak<State>>>,
-    /// Some connections wait for a place in the queue of their port's socket.
+    /// Some connections wait for a slot in the accept queue of their port's socket.
     pub(super) knocking: Cell<bool>,
     pub(super) connections: RefCell<Connections>,
     /// Endpoints that failed since the error handler last ran.
     pub(super) unreported: RefCell<VecDeque<Weak<State>>>,
-    /// Where buffered puts and gets are packed and unpacked.
+    /// Buffers to pack buffered puts and unpack buffered gets.
     pub(super) buffers: Pool<Allocation, SEGMENT>,
     pub(super) closed: Cell<bool>,
     pub(super) address: PortAddress,
     pub(super) config: PortConfig,
-    /// The domain's tag: whose slices these endpoints take.
+    /// The domain's tag: endpoints accept only slices with it.
     pub(super) tag: u32,
     attributes: Attributes,
-    /// What the endpoints did that are gone.
+    /// Counts of endpoints that were dropped.
     pub(super) past: Past,
 }
 
@@ -72,19 +74,20 @@ pub struct Interface(pub(super) Rc<Shared>);
 crate::transport::common::handle::interface_handlers!();
 
 impl Interface {
-    /// Opens an interface. Its socket is in a directory of this user: the one that `BAREWIRE_SHM_DIR` names,
-    /// `barewire` in `$XDG_RUNTIME_DIR`, or `/tmp/barewire-UID`. Where none of the last two can be had, or
-    /// `BAREWIRE_SHM_DIR` is `abstract`, it has an abstract name.
+    /// Opens an interface. Its socket is in the directory that `BAREWIRE_SHM_DIR` names, or else in
+    /// `barewire` in `$XDG_RUNTIME_DIR`, or in `/tmp/barewire-UID`. If neither of the last two can
+    /// be used, or `BAREWIRE_SHM_DIR` is `abstract`, the socket has an abstract name.
     ///
     /// # Errors
-    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the system refuses.
+    /// [`OpenError::Setting`] for a setting with an invalid value, [`OpenError::Device`] if the
+    /// kernel refuses.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
-        let count = config.checked_bcopy_buffers(NAME)?;
+        let count = config.checked_bcopy_buffers(ID)?;
         let failed =
             |step| move |source| OpenError::Device { device: super::DEVICE.to_owned(), step, source };
         let buffers = Allocation::new(count.min(4) * SEGMENT)
             .map_err(|error| failed("allocate buffers")(error.into()))?;
-        let config = PortConfig {
+        let port_config = PortConfig {
             buffers: config.bcopy_buffers.min(MOST_BUFFERS) as usize,
             place: place(),
             huge_pages: domain.accepts_huge_pages(),
@@ -92,7 +95,7 @@ impl Interface {
         };
         let secret = random::secret().map_err(|error| failed("get a random secret")(error.into()))?;
         let address = PortAddress { number: random::number(), secret: u128::from_ne_bytes(secret) };
-        let port = Port::open(address, &config, domain.regions())
+        let port = Port::open(address, &port_config, domain.regions())
             .map_err(|error: PortError| failed("open a port")(error.into()))?;
         let shared = Rc::new(Shared {
             attention: Cell::new(false),
@@ -107,36 +110,51 @@ impl Interface {
             buffers: Pool::new(buffers),
             closed: Cell::new(false),
             address,
-            config,
+            config: port_config,
             tag: domain.tag(),
-            attributes: super::attributes(),
+            attributes: super::attributes(config),
             past: Past::default(),
         });
         fork::watch(&shared);
         Ok((Self(Rc::clone(&shared)), Progress::new(shared, port)))
     }
 
-    /// What the interface can do.
+    /// Returns what the interface can do.
     pub fn attributes(&self) -> &Attributes {
         &self.0.attributes
     }
 
-    /// The machine.
-    pub fn device_address(&self) -> DeviceAddress {
-        address::device()
+    /// Returns the address of the interface.
+    pub fn address(&self) -> PeerAddress {
+        PeerAddress::of_interface(address::device(), address::interface(self.0.address))
     }
 
-    /// The interface's port.
-    pub fn address(&self) -> InterfaceAddress {
-        address::interface(self.0.address)
+    /// Opens an endpoint to an interface.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`], and [`OpenError::Closed`].
+    pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
+        let endpoint = Endpoint::new(self)?;
+        endpoint.reach(peer.device(), &peer.interface().0)?;
+        Ok(endpoint)
     }
 
-    /// What all endpoints of the interface did so far, also those that are gone.
+    /// Connects to the socket of a peer's port and checks the peer's user.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`]; [`ConnectError::Unreachable`] with the reason, such as
+    /// another machine or container; [`ConnectError::Device`] if the kernel refuses.
+    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let port = address::port(peer.device(), &peer.interface().0)?;
+        connection::connect(&self.0, port).map(drop)
+    }
+
+    /// Returns the counters of all endpoints of the interface, including dropped ones.
     pub fn counters(&self) -> Counters {
         self.0.states().iter().fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// Waits for every operation of every endpoint; here they are finished when posted.
+    /// Flushes every endpoint. Operations are complete when posted, so this never waits.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -157,7 +175,8 @@ impl Interface {
         Ok(())
     }
 
-    /// A descriptor to sleep on (poll(2), epoll(7)) after [`Self::arm`]: readable when there is something to be done.
+    /// Returns the descriptor to wait on (poll(2), epoll(7)) after [`Self::arm`]. It becomes
+    /// readable when progress has something to do.
     ///
     /// # Errors
     /// None.
@@ -165,15 +184,18 @@ impl Interface {
         Ok(Some(self.0.watcher.as_fd()))
     }
 
-    /// Has what comes next make [`Self::event_fd`] readable. Answers when progress is wanted at the latest: nobody tells when a peer makes room
-    /// for requests that wait, and a peer that writes where it may not can silence what others ring, for a second at most. Costs senders nothing until it is called, and one of them a system call then.
+    /// Makes [`Self::event_fd`] readable on the next event. Returns the deadline by which progress
+    /// must be called even without an event: no event reports room for pending requests, and a
+    /// misbehaving peer can suppress wake-ups for up to a second. Senders pay nothing until this is
+    /// called; then one of them makes a system call.
     ///
     /// # Errors
-    /// [`EventError::Busy`] the first time, as progress is to look whether something is there, and while it finds something;
-    /// [`EventError::System`] where the kernel has no membarrier(2), or a filter forbids it.
+    /// [`EventError::Busy`] on the first call and whenever progress may have something to do: call
+    /// progress and try again. [`EventError::System`] if the kernel has no membarrier(2), or a
+    /// filter forbids it.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
         if self.0.closed.get() {
-            return Err(EventError::Closed { transport: NAME });
+            return Err(EventError::Closed { transport: ID });
         }
         let shared = &*self.0;
         let step = "have other processes see that this one sleeps (membarrier)";
@@ -187,7 +209,7 @@ impl Interface {
     }
 }
 
-/// Where sockets are, as the environment has it.
+/// Returns where sockets are placed, from the environment.
 fn place() -> Place {
     match std::env::var_os("BAREWIRE_SHM_DIR") {
         None => Place::Private,
@@ -199,22 +221,22 @@ fn place() -> Place {
 impl fork::Inherited for Shared {
     fn close_in_child(&self) {
         self.closed.set(true);
-        // Progress finds it closed there.
+        // Progress then finds the interface closed.
         self.call_attention();
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.gate.close_in_child());
+            endpoints.iter().filter_map(Weak::upgrade).for_each(|state| state.posting.close_in_child());
         }
     }
 }
 
 impl Shared {
-    /// Asks progress to look at more than messages.
+    /// Makes the next progress do more than check for messages.
     pub(super) fn call_attention(&self) {
         self.attention.set(true);
         self.watcher.call_attention();
     }
 
-    /// Tries again to connect those sockets that found no room.
+    /// Tries again to connect the sockets whose ports had no room.
     #[cold]
     pub(super) fn knock(&self) {
         let knocking = self.connections.borrow().knocking();
@@ -226,7 +248,7 @@ impl Shared {
 
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
         if self.closed.get() {
-            return Err(OpenError::Closed { transport: NAME });
+            return Err(OpenError::Closed { transport: ID });
         }
         let state = Rc::new(State::new(Rc::clone(self)));
         let mut endpoints = self.endpoints.borrow_mut();
@@ -237,7 +259,7 @@ impl Shared {
         Ok(state)
     }
 
-    /// Every endpoint that is open.
+    /// Returns every open endpoint.
     pub(super) fn states(&self) -> Vec<Rc<State>> {
         self.endpoints.borrow().iter().filter_map(Weak::upgrade).collect()
     }
@@ -246,7 +268,7 @@ impl Shared {
 impl fmt::Debug for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Interface")
-            .field("transport", &NAME)
+            .field("transport", &ID)
             .field("address", &self.0.address)
             .finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! Active messages, sent.
+//! Sending active messages.
 
 use barewire_shm::{FastSend, INLINE};
 
@@ -15,22 +15,22 @@ use crate::transport::common::pieces;
 
 impl Endpoint {
     #[inline(always)]
-    fn am_word(&self, id: u8, header: u64, word: u64) -> Post {
+    fn am_word(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
         let state = &*self.0;
-        if state.gate.is_open()
+        if state.posting.is_open()
             && id < MAX_HANDLERS
-            // SAFETY: for calls of the driver alone, and gone with the block.
+            // SAFETY: the reference is used only to call the driver, and ends with the block.
             && let Some(peer) = unsafe { state.peer() }
         {
             match peer.send_now(id, header, word) {
                 FastSend::Sent => {
-                    state.gate.tally.posted(SHORT_HEADER + size_of_val(&word));
-                    return Ok(Posted::Done);
+                    state.posting.tally.posted(SHORT_HEADER + size_of_val(&word));
+                    return Ok(());
                 }
                 FastSend::Wake => {
                     peer.wake();
-                    state.gate.tally.posted(SHORT_HEADER + size_of_val(&word));
-                    return Ok(Posted::Done);
+                    state.posting.tally.posted(SHORT_HEADER + size_of_val(&word));
+                    return Ok(());
                 }
                 FastSend::NotSent => {}
             }
@@ -40,25 +40,25 @@ impl Endpoint {
 
     #[cold]
     #[inline(never)]
-    fn am_word_otherwise(&self, id: u8, header: u64, word: u64) -> Post {
+    fn am_word_otherwise(&self, id: u8, header: u64, word: u64) -> Result<(), PostError> {
         self.am_any(id, header, &word.to_ne_bytes())
     }
 
     #[inline(never)]
-    fn am_any(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_any(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         check_id(id)?;
         if payload.len() > INLINE {
             return self.am_long(id, header, payload);
         }
         state.run(Operation::ActiveMessage, |peer| peer.send(id, header, payload))?;
-        state.gate.tally.posted(SHORT_HEADER + payload.len());
-        Ok(Posted::Done)
+        state.posting.tally.posted(SHORT_HEADER + payload.len());
+        Ok(())
     }
 
     #[inline(never)]
-    fn am_long(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_long(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         if payload.len() > MAX_AM_SHORT {
             return Err(PostError::too_long(payload.len(), MAX_AM_SHORT));
         }
@@ -68,10 +68,10 @@ impl Endpoint {
             buffer[SHORT_HEADER..length].copy_from_slice(payload);
             length
         })?;
-        Ok(Posted::Done)
+        Ok(())
     }
 
-    /// The bytes of all slices, if each is of this domain and allows `need`.
+    /// Returns the total length of the slices, if each is of this domain and allows `need`.
     pub(super) fn total(&self, slices: &[Slice<'_>], need: Access) -> Result<usize, PostError> {
         if slices.len() > MAX_IOV {
             return Err(PostError::TooManySlices { limit: MAX_IOV as u32 });
@@ -92,7 +92,7 @@ impl Endpoint {
 
 impl AmShort for Endpoint {
     #[inline(always)]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         match payload.try_into() {
             Ok(word) => self.am_word(id, header, u64::from_ne_bytes(word)),
             Err(_) => self.am_any(id, header, payload),
@@ -101,7 +101,7 @@ impl AmShort for Endpoint {
 }
 
 impl AmShortIov for Endpoint {
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         pieces::am_short_iov(self, MAX_AM_SHORT, id, header, pieces)
     }
 }
@@ -110,16 +110,16 @@ impl AmBcopy for Endpoint {
     #[inline]
     fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         check_id(id)?;
         let connection = state.connection().ok_or(PostError::NotConnected)?;
         let number = state.run(Operation::ActiveMessage, barewire_shm::Peer::take_buffer)?;
         let mut taken = Taken { connection: &connection, number: Some(number) };
         let start = connection.with_peer(|peer| peer.buffer(number));
-        // SAFETY: the buffer has that many bytes, is initialised, and is this side's alone until it is
-        // sent or put back: the receiver is a process that was admitted, which writes there only when it
-        // gives the buffer back. `connection` keeps the buffer mapped while `pack` runs, also if `pack`
-        // ends the endpoint or drops the worker.
+        // SAFETY: the buffer has that many bytes, is initialised, and is exclusively this side's
+        // until it is sent or returned: the receiver is an authenticated process, which writes
+        // there only to return the buffer. `connection` keeps the buffer mapped while `pack` runs,
+        // even if `pack` closes the endpoint or drops the worker.
         let buffer = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), SEGMENT) };
         let length = pack(buffer);
         if length > SEGMENT {
@@ -127,7 +127,7 @@ impl AmBcopy for Endpoint {
         }
         state.run(Operation::ActiveMessage, |peer| peer.send_buffer(id, number, length as u16))?;
         taken.number = None;
-        state.gate.tally.posted(length);
+        state.posting.tally.posted(length);
         Ok(length)
     }
 }
@@ -154,7 +154,7 @@ impl AmZcopy for Endpoint {
             for slice in slices {
                 let (part, after) = rest.split_at_mut(slice.length);
                 let from = (slice.address - slice.memory.address()) as usize;
-                // SAFETY: the slice borrows its memory, and its range was checked when it was made.
+                // SAFETY: `slice` borrows its memory, and its range was checked on creation.
                 unsafe { slice.memory.read(from, part) };
                 rest = after;
             }
@@ -164,7 +164,7 @@ impl AmZcopy for Endpoint {
     }
 }
 
-/// A buffer that goes back unless it was sent, also when packing panics.
+/// A buffer that the drop returns unless it was sent, also when packing panics.
 struct Taken<'a> {
     connection: &'a Connection,
     number: Option<u8>,

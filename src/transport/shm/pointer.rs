@@ -1,4 +1,4 @@
-//! A peer's memory, mapped.
+//! Direct access to a peer's mapped memory.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -10,11 +10,12 @@ use super::endpoint::Endpoint;
 use crate::error::PostError;
 use crate::memory::Access;
 
-/// A region of a peer in this process's mappings, for who moves data himself. It stays mapped while this value lives, also when the
-/// endpoint is gone, and when the peer is.
+/// A peer's region, mapped into this process, for callers that move data themselves. It stays
+/// mapped while this value lives, even after the endpoint is closed or the peer has exited.
 ///
-/// The peer, and others, access the same bytes at the same time: they are to be reached by atomics, or by volatile accesses and with some
-/// order made by other means; a reference to them (`&[u8]`) would promise what nobody keeps. Rights of the key are the caller's to respect.
+/// The peer and other processes access the same bytes concurrently. Use atomics, or volatile
+/// accesses that are ordered by other means. A reference (`&[u8]`) would be undefined behaviour,
+/// since the bytes can change. The caller must respect the rights of the key.
 #[derive(Clone)]
 pub struct RemotePointer {
     mapped: Mapped,
@@ -23,17 +24,18 @@ pub struct RemotePointer {
 }
 
 impl RemotePointer {
-    /// The first byte of the region, valid for reads and writes of [`Self::size`] bytes.
+    /// Returns the first byte of the region, valid for reads and writes of [`Self::size`] bytes.
     pub fn start(&self) -> NonNull<u8> {
         self.mapped.start()
     }
 
-    /// Bytes.
+    /// Returns the size of the region in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Where the `length` bytes are that operations call `remote`; `None` if they are not all inside.
+    /// Returns the local address of the `length` bytes that operations call `remote`; `None` if
+    /// they are not all in the region.
     pub fn locate(&self, remote: u64, length: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(remote.checked_sub(self.remote)?).ok()?;
         let end = offset.checked_add(length)?;
@@ -51,14 +53,14 @@ impl fmt::Debug for RemotePointer {
 }
 
 impl Endpoint {
-    /// The region of the key, mapped.
+    /// Maps the region of the key.
     ///
     /// # Errors
-    /// [`PostError::NoResource`] until the peer hands the region over; [`PostError::AccessDenied`] for a key that gives no right to
-    /// read; [`PostError`]
+    /// [`PostError::NoResource`] until the peer passes the region on; [`PostError::AccessDenied`]
+    /// for a key without the right to read; other [`PostError`]s as of a get.
     pub fn rkey_ptr(&self, key: &RemoteKey) -> Result<RemotePointer, PostError> {
         let mapped = self.0.map(key, key.address(), 0, Access::REMOTE_READ)?;
-        // No more than the mapping has, as was checked.
+        // `map` has checked that the mapping has at least this size.
         Ok(RemotePointer { mapped, remote: key.address(), size: key.region().2 as usize })
     }
 }

@@ -1,4 +1,4 @@
-//! Progress: messages to their handlers, and what waits its turn.
+//! Progress: dispatch of messages, and everything else that waits.
 
 use std::cell::Cell;
 use std::fmt;
@@ -8,61 +8,61 @@ use std::rc::Rc;
 
 use barewire_shm::{BulkReceiver, Deliver, LinkError, MESSAGE_WORDS, Port};
 
-use super::NAME;
+use super::ID;
 use super::connection::cause;
 use super::interface::Shared;
 use crate::error::{Cause, EndpointError, Operation};
-use crate::message::{Elsewhere, HOME, Keeper, KeptMessage, Message, Reclaim, SHORT_HEADER};
+use crate::message::{BufferOwner, ExternalMessage, HEADROOM, Keeper, KeptMessage, Message, SHORT_HEADER};
 use crate::panics::{self, Panics};
-use crate::transport::common::gate::Block;
 use crate::transport::common::pool::Lease;
+use crate::transport::common::post_state::PostBlock;
 
-/// The one owner of an interface's progress. Dropping it closes the interface: peers are told, handlers are dropped and posts
-/// answer [`PostError::Closed`](crate::PostError::Closed).
+/// The only owner of an interface's progress. Dropping it closes the interface: peers are notified,
+/// handlers are dropped and posts return [`PostError::Closed`](crate::PostError::Closed).
 pub struct Progress {
     port: Port,
     delivery: Delivery,
 }
 
-/// What the port delivers to.
+/// The receiver of what the port delivers.
 struct Delivery {
     scratch: Scratch,
     shared: Rc<Shared>,
 }
 
-/// Where a short message is copied to, behind the home that says who keeps it.
+/// A copy of a short message, behind the headroom that names its keeper.
 #[repr(C)]
 struct Scratch {
-    /// As `write_home` writes it. The field has the pointer's type: integers that are moved lose
-    /// the provenance of a pointer that was written to them.
+    /// Written as `write_keeper` does. The field has the pointer's type, because an integer field
+    /// would lose the pointer's provenance when the struct is moved.
     keeper: NonNull<dyn Keeper>,
-    _rest: [u64; HOME / 8 - 2],
+    _rest: [u64; HEADROOM / 8 - 2],
     words: [u64; MESSAGE_WORDS],
 }
 
-const _: () = assert!(offset_of!(Scratch, keeper) == 0 && offset_of!(Scratch, words) == HOME);
+const _: () = assert!(offset_of!(Scratch, keeper) == 0 && offset_of!(Scratch, words) == HEADROOM);
 
 impl Scratch {
     fn new() -> Self {
         let keeper: &'static dyn Keeper = &Copied;
-        Self { keeper: NonNull::from(keeper), _rest: [0; HOME / 8 - 2], words: [0; MESSAGE_WORDS] }
+        Self { keeper: NonNull::from(keeper), _rest: [0; HEADROOM / 8 - 2], words: [0; MESSAGE_WORDS] }
     }
 
-    /// The first `length` bytes of the words.
+    /// Returns the first `length` bytes of the words.
     ///
     /// # Safety
-    /// The words have `length` bytes.
+    /// The words have at least `length` bytes.
     #[inline(always)]
     unsafe fn message(&self, length: usize) -> Message<'_> {
-        // SAFETY: the words follow the home, whose keeper is a constant, and hold `length` bytes by
-        // the caller's contract. They are borrowed while the message exists, and a kept message is
-        // a copy.
-        unsafe { Message::new(NonNull::from(self).cast::<u8>().add(HOME), length) }
+        // SAFETY: the words follow the headroom, whose keeper is a constant, and hold `length`
+        // bytes (contract of this function). They are borrowed while the message exists, and a kept
+        // message is a copy.
+        unsafe { Message::new(NonNull::from(self).cast::<u8>().add(HEADROOM), length) }
     }
 }
 
 impl Progress {
-    /// Whether a call of progress would do nothing: `progress` tests it at the cost of one load.
+    /// Returns whether `progress` would do nothing; it checks the same with one load.
     #[inline]
     #[expect(clippy::unused_self, reason = "as in the other transports")]
     pub(crate) fn is_idle(&self) -> bool {
@@ -73,20 +73,22 @@ impl Progress {
         Self { port, delivery: Delivery { scratch: Scratch::new(), shared } }
     }
 
-    /// Delivers messages, up to 32 from one sender. Every few calls it looks at all senders, and from time to time at who comes and goes.
-    /// Gives pending requests their turn. Never blocks. Answers how many events there were.
+    /// Delivers messages, up to 32 from one sender. Every few calls it polls all senders, and less
+    /// often checks for new and closed connections. Runs pending requests. Never blocks. Returns
+    /// the number of events.
     #[inline(always)]
     pub fn progress(&mut self) -> usize {
         if self.port.is_due() { self.turn() } else { self.port.take(&mut self.delivery) }
     }
 
-    /// The rest of what there is to be done, every few calls.
+    /// Does everything else, every few calls.
     #[cold]
     #[inline(never)]
     fn turn(&mut self) -> usize {
         let shared = &*self.delivery.shared;
         if shared.closed.get() {
-            // By a fork: the messages are the parent's. The next call comes here, too.
+            // Closed by a fork: the messages are the parent's. Setting the flag makes the next call
+            // return here, too.
             shared.call_attention();
             return 0;
         }
@@ -96,7 +98,7 @@ impl Progress {
             shared.knock();
         }
         let messages = self.port.scan(&mut self.delivery);
-        // Who sleeps until he can post is to wake up.
+        // A connection counts as an event: a caller that sleeps until it can post must wake up.
         events + messages + self.delivery.shared.connected.take()
     }
 
@@ -110,10 +112,11 @@ impl Progress {
     fn settle_once(&self) -> usize {
         let shared = &*self.delivery.shared;
         shared.attention.set(false);
-        // SAFETY: as in `Delivery::dispatch`.
-        unsafe { shared.handlers.run_alone() }.renew();
+        // SAFETY: `Handlers` are run by `Progress` only, which is borrowed mutably here. No handler
+        // is running, and a handler cannot access `Progress`.
+        unsafe { shared.handlers.enter_unchecked() }.install_pending();
         let mut events = 0;
-        // One at a time: a handler that panics takes no other error with it.
+        // Popped one at a time: a handler that panics does not lose the other errors.
         let failed = || shared.unreported.borrow_mut().pop_front();
         while let Some(state) = failed() {
             if let Some(error) = state.upgrade().and_then(|state| state.error()) {
@@ -123,7 +126,7 @@ impl Progress {
         }
         events += shared.arbiter.dispatch();
         if !shared.arbiter.is_empty() {
-            // They wait for what the port does: it is not to be held up.
+            // The requests wait for what the port does, so progress must not skip it.
             shared.watcher.call_attention();
         }
         events
@@ -134,25 +137,28 @@ impl Drop for Progress {
     fn drop(&mut self) {
         let shared = &*self.delivery.shared;
         if shared.closed.replace(true) {
-            // Closed by a fork: the port and its peers are the parent's.
+            // Closed by a fork: the port and its peers belong to the parent.
             return;
         }
         for state in shared.states() {
-            state.stop(Block::Closed);
+            state.stop(PostBlock::Closed);
         }
         let mut panics = Panics::default();
         panics.catch(|| shared.arbiter.clear());
         panics.catch(|| shared.handlers.close());
-        // SAFETY: as in `Delivery::dispatch`.
-        panics.catch(|| unsafe { shared.handlers.run_alone() }.renew());
+        // SAFETY: `Handlers` are run by `Progress` only, which is borrowed mutably here. No handler
+        // is running, and a handler cannot access `Progress`.
+        panics.catch(|| unsafe { shared.handlers.enter_unchecked() }.install_pending());
     }
 }
 
 impl Delivery {
     #[inline(always)]
     fn dispatch(&self, id: u8, message: Message<'_>) {
-        // SAFETY: reached by `Progress` only, by `&mut self` of its own; what runs inside has no way to it.
-        unsafe { self.shared.handlers.run_alone() }.dispatch(id, message);
+        // SAFETY: `Handlers` are run by `Progress` only, which owns this value and is borrowed
+        // mutably by its caller. A handler cannot access `Progress`, so no second right to run
+        // exists.
+        unsafe { self.shared.handlers.enter_unchecked() }.dispatch(id, message);
     }
 }
 
@@ -162,14 +168,14 @@ impl Deliver for Delivery {
         &mut self.scratch.words
     }
 
-    /// Unless there is something else to do first: handlers that were set, for example.
+    /// Stops delivery if something else comes first, such as handlers that were set.
     fn wants_more(&self) -> bool {
         !self.shared.attention.get()
     }
 
     #[inline(always)]
     fn short(&mut self, id: u8, length: usize) {
-        // SAFETY: the words hold the header and `length` bytes, as the driver checked.
+        // SAFETY: the driver has checked that the words hold the header and `length` bytes.
         let message = unsafe { self.scratch.message(SHORT_HEADER + length) };
         self.dispatch(id, message);
     }
@@ -177,12 +183,13 @@ impl Deliver for Delivery {
     #[inline]
     fn buffered(&mut self, id: u8, buffers: &Rc<BulkReceiver>, number: u8, data: NonNull<u8>, length: usize) {
         let buffer = Buffer { buffers, number, kept: Cell::new(false) };
-        let elsewhere = Elsewhere::new(data, &buffer);
-        // SAFETY: the driver checked that the buffer is long enough and that it is this side's turn.
-        // The sender is an admitted process (of this user, with the secret), which writes the buffer
-        // only after it is given back: by `buffer`, which is dropped after the message has ended, or,
-        // if the handler kept the message, by the kept message. `elsewhere` outlives the message.
-        let message = unsafe { Message::elsewhere(&elsewhere, length) };
+        let external = ExternalMessage::new(data, &buffer);
+        // SAFETY: the driver has checked that the buffer is long enough and that it is this side's
+        // turn. The sender is an authenticated process (of this user, with the secret), which
+        // writes the buffer only after it is returned: by `buffer`, which is dropped after the
+        // message has ended, or by the kept message, if the handler kept it. `external` outlives
+        // the message.
+        let message = unsafe { Message::external(&external, length) };
         self.dispatch(id, message);
     }
 
@@ -190,7 +197,7 @@ impl Deliver for Delivery {
     fn broken(&mut self, process: i32, why: LinkError) {
         let peer = if process == 0 { "a peer".to_owned() } else { format!("process {process}") };
         let error = EndpointError {
-            transport: NAME,
+            transport: ID,
             peer: format!("{peer} ({why})"),
             operation: Operation::Receive,
             cause: match why {
@@ -212,25 +219,25 @@ impl Deliver for Delivery {
     }
 }
 
-/// Keeps a short message: as a copy.
+/// The keeper of short messages: it copies them.
 struct Copied;
 
 impl Keeper for Copied {
     fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
         let owner = Rc::new(Copy(data.into()));
         let data: *const [u8] = &raw const *owner.0;
-        // SAFETY: the copy is the owner's, and nobody writes it.
+        // SAFETY: `owner` owns the copy, which is never written.
         unsafe { KeptMessage::new(&*data, None, owner) }
     }
 }
 
 struct Copy(Box<[u8]>);
 
-impl Reclaim for Copy {
+impl BufferOwner for Copy {
     fn reclaim(&self, _: Lease) {}
 }
 
-/// The buffer of the message being handled: given back unless the handler kept it.
+/// The buffer of the message being handled. The drop returns it unless the handler kept it.
 struct Buffer<'a> {
     buffers: &'a Rc<BulkReceiver>,
     number: u8,
@@ -241,8 +248,9 @@ impl Keeper for Buffer<'_> {
     fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
         self.kept.set(true);
         let lease = Lease::numbered(self.number.into());
-        // SAFETY: `data` lies in the buffer, which is now the kept message's alone; the receiver keeps it mapped.
-        unsafe { KeptMessage::new(data, Some(lease), Rc::clone(self.buffers) as Rc<dyn Reclaim>) }
+        // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses. The
+        // receiver, which the kept message keeps alive, keeps it mapped.
+        unsafe { KeptMessage::new(data, Some(lease), Rc::clone(self.buffers) as Rc<dyn BufferOwner>) }
     }
 }
 
@@ -254,7 +262,7 @@ impl Drop for Buffer<'_> {
     }
 }
 
-impl Reclaim for BulkReceiver {
+impl BufferOwner for BulkReceiver {
     fn reclaim(&self, buffer: Lease) {
         self.give(buffer.index() as u8);
     }
@@ -262,7 +270,7 @@ impl Reclaim for BulkReceiver {
 
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("transport", &NAME).field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("Progress").field("transport", &ID).field("port", &self.port).finish_non_exhaustive()
     }
 }
 
@@ -275,7 +283,7 @@ mod tests {
     fn a_message_is_kept_from_a_scratch_that_was_moved() {
         let mut moved = Box::new(Scratch::new());
         moved.words[..2].copy_from_slice(&[1, u64::MAX]);
-        // SAFETY: fewer bytes than the words have.
+        // SAFETY: the words have more than 12 bytes.
         let kept = unsafe { moved.message(12) }.keep();
         drop(moved);
         assert_eq!(kept[..], [1, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);

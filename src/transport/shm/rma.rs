@@ -1,4 +1,4 @@
-//! Puts and gets: copies by this CPU, done when the call returns.
+//! Puts and gets: copies by the CPU, complete when the call returns.
 
 use std::sync::atomic::Ordering;
 
@@ -10,73 +10,76 @@ use crate::completion::{Completion, Unpack};
 use crate::error::PostError;
 use crate::memory::{Access, Slice, Transfer};
 use crate::status::{Post, Posted};
-use crate::transport::common::copy::Bytes;
+use barewire_shared_bytes::SharedBytes;
 
 impl Endpoint {
-    /// The region of a range of the peer's memory, and the offset in it; `None` unless all is as it mostly is. It is mapped as long as
-    /// nothing else is done with this endpoint.
+    /// The fast path: returns the mapped region of a range of the peer's memory and the offset in
+    /// it, or `None` for any other case. The region stays mapped until another call uses this
+    /// endpoint.
     #[inline(always)]
     pub(super) fn reach_mapped(
         &self,
         key: &RemoteKey,
         (remote, length): (u64, usize),
         need: Access,
-    ) -> Option<(Bytes, usize)> {
+    ) -> Option<(SharedBytes, usize)> {
         let state = &*self.0;
-        if !state.gate.is_open() || !key.allows(need) {
+        if !state.posting.is_open() || !key.allows(need) {
             return None;
         }
         let offset = key.offset(remote);
         state.views.find(key, (offset, length)).map(|bytes| (bytes, offset as usize))
     }
 
-    /// The same, after all that can be done for it.
+    /// As [`Self::reach_mapped`], but maps the region first if necessary.
     pub(super) fn reach_memory(
         &self,
         key: &RemoteKey,
         range: (u64, usize),
         need: Access,
-    ) -> Result<(Bytes, usize), PostError> {
+    ) -> Result<(SharedBytes, usize), PostError> {
         if let Some(reached) = self.reach_mapped(key, range, need) {
             return Ok(reached);
         }
         self.0.map(key, range.0, range.1, need)?;
-        // Freed this moment.
+        // Fails only if the peer frees the region at this moment.
         self.reach_mapped(key, range, need).ok_or(PostError::KeyExpired)
     }
 
     #[inline(always)]
-    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
+    fn put_word(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         if let Some((bytes, at)) = self.reach_mapped(key, (remote, size_of::<u64>()), Access::REMOTE_WRITE)
-            // SAFETY: it is mapped for this one store.
+            // SAFETY: the region stays mapped until another call uses this endpoint; only one store
+            // follows.
             && let Some(place) = unsafe { bytes.atomic(at) }
         {
             place.store(word, Ordering::Relaxed);
-            self.0.gate.tally.posted(size_of_val(&word));
-            return Ok(Posted::Done);
+            self.0.posting.tally.posted(size_of_val(&word));
+            return Ok(());
         }
         self.put_word_otherwise(word, remote, key)
     }
 
     #[cold]
     #[inline(never)]
-    fn put_word_otherwise(&self, word: u64, remote: u64, key: &RemoteKey) -> Post {
+    fn put_word_otherwise(&self, word: u64, remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         self.put_any(&word.to_ne_bytes(), remote, key)
     }
 
     #[inline(never)]
-    fn put_any(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+    fn put_any(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         let (bytes, at) = self.reach_memory(key, (remote, payload.len()), Access::REMOTE_WRITE)?;
-        // SAFETY: it is mapped while this runs, and the range was checked.
+        // SAFETY: the region stays mapped until another call uses this endpoint, and `reach_memory`
+        // has checked the range.
         unsafe { bytes.write(at, payload) };
-        self.0.gate.tally.posted(payload.len());
-        Ok(Posted::Done)
+        self.0.posting.tally.posted(payload.len());
+        Ok(())
     }
 }
 
 impl PutShort for Endpoint {
     #[inline(always)]
-    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
         match payload.try_into() {
             Ok(word) => self.put_word(u64::from_ne_bytes(word), remote, key),
             Err(_) => self.put_any(payload, remote, key),
@@ -91,11 +94,11 @@ impl PutBcopy for Endpoint {
         remote: u64,
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
-        self.0.gate.check()?;
-        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
+        self.0.posting.check()?;
+        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         let length = pack(buffer.bytes());
         let packed = buffer.bytes().get(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
-        self.put_short(packed, remote, key).map(|_| length)
+        self.put_short(packed, remote, key).map(|()| length)
     }
 }
 
@@ -111,11 +114,12 @@ impl PutZcopy for Endpoint {
         let (bytes, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_WRITE)?;
         for slice in slices {
             let from = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: as in `put_any`; the slice borrows its memory.
+            // SAFETY: the region stays mapped until another call uses this endpoint, and its range
+            // was checked. `slice` borrows its memory, and its range was checked on creation.
             unsafe { bytes.copy(at, slice.memory, from, slice.length) };
             at += slice.length;
         }
-        self.0.gate.tally.posted(total);
+        self.0.posting.tally.posted(total);
         Ok(Posted::Done)
     }
 }
@@ -129,13 +133,14 @@ impl GetBcopy for Endpoint {
         key: &RemoteKey,
         _completion: Option<&Completion>,
     ) -> Post {
-        self.0.gate.check()?;
-        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.gate.refuse())?;
+        self.0.posting.check()?;
+        let mut buffer = self.0.shared.buffers.take().ok_or_else(|| self.0.posting.refuse())?;
         let target = buffer.bytes().get_mut(..length).ok_or_else(|| PostError::too_long(length, SEGMENT))?;
         let (bytes, at) = self.reach_memory(key, (remote, length), Access::REMOTE_READ)?;
-        // SAFETY: as in `put_any`.
+        // SAFETY: the region stays mapped until another call uses this endpoint, and its range was
+        // checked.
         unsafe { bytes.read(at, target) };
-        self.0.gate.tally.posted(length);
+        self.0.posting.tally.posted(length);
         unpack.call(target);
         Ok(Posted::Done)
     }
@@ -153,11 +158,12 @@ impl GetZcopy for Endpoint {
         let (bytes, mut at) = self.reach_memory(key, (remote, total), Access::REMOTE_READ)?;
         for slice in slices {
             let to = (slice.address - slice.memory.address()) as usize;
-            // SAFETY: as in `put_any`; the slice borrows its memory.
+            // SAFETY: the region stays mapped until another call uses this endpoint, and its range
+            // was checked. `slice` borrows its memory, and its range was checked on creation.
             unsafe { slice.memory.copy(to, &bytes, at, slice.length) };
             at += slice.length;
         }
-        self.0.gate.tally.posted(total);
+        self.0.posting.tally.posted(total);
         Ok(Posted::Done)
     }
 }

@@ -1,4 +1,4 @@
-//! What an endpoint is behind its handles: its connection to a peer's port, and its state.
+//! The state of an endpoint behind its handles, with its connection to a peer's port.
 
 use std::cell::{RefCell, UnsafeCell};
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use barewire_shm::{LIVE, Mapped, Peer, PortAddress, SendError};
 
-use super::NAME;
+use super::ID;
 use super::connection::Connection;
 use super::domain::RemoteKey;
 use super::endpoint::Endpoint;
@@ -15,11 +15,11 @@ use super::views::Views;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, Operation, PostError};
 use crate::memory::Access;
-use crate::transport::common::gate::{Block, Gate};
 use crate::transport::common::pending::PendingQueue;
+use crate::transport::common::post_state::{PostBlock, PostState};
 
 pub(super) struct State {
-    pub(super) gate: Gate,
+    pub(super) posting: PostState,
     connection: UnsafeCell<Option<Rc<Connection>>>,
     pub(super) pending: PendingQueue<Endpoint>,
     pub(super) views: Views,
@@ -28,63 +28,66 @@ pub(super) struct State {
 }
 
 impl State {
-    /// An endpoint that is not connected.
+    /// Creates an unconnected endpoint.
     pub(super) fn new(shared: Rc<Shared>) -> Self {
         let state = Self {
-            gate: Gate::new(&shared.past),
+            posting: PostState::new(&shared.past),
             connection: UnsafeCell::new(None),
             pending: PendingQueue::new(),
             views: Views::default(),
             error: RefCell::default(),
             shared,
         };
-        state.gate.set(Block::Unconnected, true);
+        state.posting.set(PostBlock::Unconnected, true);
         state
     }
 
-    /// The connection, kept while the result lives; `None` if there is none.
+    /// Returns the connection, which lives as long as the result; `None` if there is none.
     pub(super) fn connection(&self) -> Option<Rc<Connection>> {
-        // SAFETY: the state stays on its thread, and the reference ends with this expression, which
-        // calls nothing that could change the place.
+        // SAFETY: the state stays on its thread, and the reference ends with this expression. The
+        // clone only counts a reference, so nothing writes the cell meanwhile.
         unsafe { &*self.connection.get() }.clone()
     }
 
-    /// Runs `run` on the driver's end of the connection; `None` if there is none.
+    /// Runs `run` with the driver's end of the connection; `None` if there is none.
     #[inline(always)]
     fn with_peer<R>(&self, run: impl FnOnce(&mut Peer) -> R) -> Option<R> {
-        // SAFETY: as in `Connection::with_peer`: `run` calls the driver only, so the place does not
-        // change while it is borrowed.
+        // SAFETY: the state stays on its thread. Every `run` is a closure of this module that calls
+        // only the driver, which does not call back, so nothing writes the cell during the borrow.
         unsafe { &*self.connection.get() }.as_ref().map(|connection| connection.with_peer(run))
     }
 
-    /// As [`Self::with_peer`], for where a closure would not be inlined.
+    /// As [`Self::with_peer`], for places where a closure would not be inlined.
     ///
     /// # Safety
-    /// The result is used for calls of the driver alone, and dropped.
+    /// The caller uses the result only to call the driver, and drops it before it calls anything
+    /// else.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the contract of this function")]
     pub(super) unsafe fn peer(&self) -> Option<&mut Peer> {
-        // SAFETY: as in `with_peer`; the caller's promise is the one that `Connection::peer` needs.
+        // SAFETY: the state stays on its thread, and the caller only calls the driver with the
+        // reference (contract of this function), so nothing writes the cell during the borrow.
+        // `Connection::peer` has the same contract.
         unsafe { (*self.connection.get()).as_ref().map(|connection| connection.peer()) }
     }
 
-    /// What an answer of the driver is to the caller; an error that lasts fails the endpoint.
+    /// Converts a refusal of the driver; a permanent error fails the endpoint.
     #[cold]
     pub(super) fn refuse(&self, operation: Operation, error: Option<SendError>) -> PostError {
         match error {
-            Some(SendError::Full) => self.gate.refuse(),
+            Some(SendError::Full) => self.posting.refuse(),
             Some(SendError::Lost) => {
                 if let Some(connection) = self.connection() {
                     connection.fail(&self.shared, Some((self, operation)));
                 }
                 PostError::EndpointFailed
             }
-            // Ended meanwhile, or never connected.
-            None => self.gate.check().err().unwrap_or(PostError::NotConnected),
+            // Closed meanwhile, or never connected.
+            None => self.posting.check().err().unwrap_or(PostError::NotConnected),
         }
     }
 
-    /// Runs an operation of the driver; an error that lasts fails the endpoint.
+    /// Runs an operation of the driver; a permanent error fails the endpoint.
     #[inline(always)]
     pub(super) fn run<R>(
         &self,
@@ -99,8 +102,8 @@ impl State {
     }
 
     pub(super) fn connect(self: &Rc<Self>, address: PortAddress) -> Result<(), ConnectError> {
-        if !self.gate.has(Block::Unconnected) || !self.gate.is_alive() {
-            return Err(ConnectError::Connected { transport: NAME });
+        if !self.posting.has(PostBlock::Unconnected) || !self.posting.is_alive() {
+            return Err(ConnectError::Connected { transport: ID });
         }
         let found = self.shared.connections.borrow().find(address);
         let connection = match found {
@@ -108,45 +111,46 @@ impl State {
             None => Connection::open(&self.shared, address)?,
         };
         connection.join(self);
-        self.gate.set(Block::Connecting, !connection.with_peer(|peer| peer.is_ready()));
-        // SAFETY: the state stays on its thread, and nothing refers to the place now.
+        self.posting.set(PostBlock::Connecting, !connection.with_peer(|peer| peer.is_ready()));
+        // SAFETY: the state stays on its thread, and no reference into the cell exists here.
         unsafe { *self.connection.get() = Some(connection) };
-        self.gate.set(Block::Unconnected, false);
+        self.posting.set(PostBlock::Unconnected, false);
         Ok(())
     }
 
-    /// Takes no posts from now on. False if that was so before.
+    /// Refuses posts from now on. Returns false if they already were.
     pub(super) fn fail(&self, error: EndpointError) -> bool {
-        if !self.gate.is_alive() {
+        if !self.posting.is_alive() {
             return false;
         }
         self.error.replace(Some(error));
-        self.gate.set(Block::Failed, true);
+        self.posting.set(PostBlock::Failed, true);
         true
     }
 
     pub(super) fn counters(&self) -> Counters {
-        self.gate.tally.read()
+        self.posting.tally.read()
     }
 
     pub(super) fn may_wait(&self) -> bool {
-        self.gate.is_usable() && (!self.has_room() || !self.pending.is_idle())
+        self.posting.is_usable() && (!self.has_room() || !self.pending.is_idle())
     }
 
     pub(super) fn error(&self) -> Option<EndpointError> {
         self.error.borrow().clone()
     }
 
-    /// Leaves the connection.
-    pub(super) fn stop(&self, block: Block) {
-        self.gate.set(block, true);
-        // SAFETY: as in `connect`.
+    /// Drops the connection.
+    pub(super) fn stop(&self, block: PostBlock) {
+        self.posting.set(block, true);
+        // SAFETY: the state stays on its thread, and no reference into the cell exists here. `take`
+        // empties the cell before the drop of the connection runs.
         drop(unsafe { &mut *self.connection.get() }.take());
         self.views.clear();
     }
 
-    /// Maps the key's region, or says why a range of it cannot be reached. Also looks whether the
-    /// peer's process is still there, for a caller that posts and never makes progress.
+    /// Maps the key's region, or returns why a range of it cannot be accessed. It also checks
+    /// whether the peer's process is alive, for a caller that posts and never makes progress.
     #[cold]
     pub(super) fn map(
         &self,
@@ -155,11 +159,11 @@ impl State {
         length: usize,
         need: Access,
     ) -> Result<Mapped, PostError> {
-        self.gate.check()?;
+        self.posting.check()?;
         if let Some(connection) = self.connection() {
             connection.tend(&self.shared);
         }
-        self.gate.check()?;
+        self.posting.check()?;
         if !key.allows(need) {
             return Err(PostError::AccessDenied);
         }
@@ -175,7 +179,7 @@ impl State {
         if mapped.life().load(Ordering::Acquire) != LIVE {
             return Err(PostError::KeyExpired);
         }
-        // The key's word for the length of the region is its writer's.
+        // The length in the key is what its sender wrote; the mapping may be smaller.
         if (mapped.size() as u64) < size {
             return Err(PostError::OutOfRange);
         }
@@ -183,9 +187,9 @@ impl State {
         Ok(mapped)
     }
 
-    /// A post would not answer `NoResource`, as far as can be told.
+    /// Returns whether a post is expected not to return `NoResource`.
     pub(super) fn has_room(&self) -> bool {
-        !self.gate.has(Block::Connecting)
+        !self.posting.has(PostBlock::Connecting)
             && self.run(Operation::Unnamed, Peer::has_room).unwrap_or(true)
             && !self.shared.buffers.is_empty()
     }

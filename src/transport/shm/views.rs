@@ -1,44 +1,44 @@
-//! The regions that an endpoint used last, as it maps them.
+//! The mapped regions that an endpoint used last.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use barewire_shared_bytes::SharedBytes;
 use barewire_shm::{LIVE, Mapped};
 
 use super::domain::RemoteKey;
-use crate::transport::common::copy::Bytes;
 
 /// A power of two.
 const PLACES: usize = 4;
 
-/// What may be posted before the connection is looked at, see [`cost`]: a fraction of a millisecond's
-/// worth of posts of any size.
+/// Cost of posts until the connection is checked, see [`cost`]: a fraction of a millisecond of
+/// posts of any size.
 const ALLOWANCE: i64 = 4 << 20;
 
-/// What a post takes of the allowance: its bytes, and what it costs without any.
+/// The part of the allowance that a post takes: its bytes and a fixed amount.
 #[inline(always)]
 fn cost(length: usize) -> i64 {
     (length as i64).saturating_add(32)
 }
 
-/// One region of each of a few classes; the connection has all of them.
+/// A cache with one region per class; the connection has all of them.
 #[derive(Default)]
 pub(super) struct Views {
     places: [View; PLACES],
-    /// What is left of the allowance. Posts to mapped memory succeed whether or not its owner
-    /// lives, so one that finds nothing left takes the way that looks.
+    /// What is left of the allowance. Posts to mapped memory succeed even if its owner has exited,
+    /// so when nothing is left a post takes the path that checks.
     left: Cell<i64>,
 }
 
-/// What the life of a region that is not there is.
+/// The life word of an absent region.
 static NONE: AtomicU64 = AtomicU64::new(0);
 
-/// A region that is mapped while this has it.
+/// A region that stays mapped while the view holds it.
 struct View {
     id: Cell<u64>,
-    bytes: Cell<Bytes>,
-    /// Mapped as the bytes are.
+    bytes: Cell<SharedBytes>,
+    /// Mapped together with the bytes.
     life: Cell<NonNull<AtomicU64>>,
     mapped: RefCell<Option<Mapped>>,
 }
@@ -47,7 +47,7 @@ impl Default for View {
     fn default() -> Self {
         Self {
             id: Cell::new(0),
-            bytes: Cell::new(Bytes::new(NonNull::dangling(), 0)),
+            bytes: Cell::new(SharedBytes::new(NonNull::dangling(), 0)),
             life: Cell::new(NonNull::from(&NONE)),
             mapped: RefCell::new(None),
         }
@@ -57,7 +57,7 @@ impl Default for View {
 impl View {
     #[inline(always)]
     fn is_live(&self) -> bool {
-        // SAFETY: `mapped` keeps it, or it is the one that is always there.
+        // SAFETY: `life` points into the region that `mapped` holds, or to the static `NONE`.
         unsafe { self.life.get().as_ref() }.load(Ordering::Acquire) == LIVE
     }
 }
@@ -68,12 +68,14 @@ impl Views {
         &self.places[id as usize % PLACES]
     }
 
-    /// The key's region, if it is here, lives and has `length` bytes from `offset` on, and the allowance is not spent. It is mapped until
-    /// the next [`Self::add`] or [`Self::clear`].
+    /// Returns the key's region, if it is cached, alive and has `length` bytes from `offset` on,
+    /// and the allowance is not spent. It stays mapped until the next [`Self::add`] or
+    /// [`Self::clear`].
     #[inline(always)]
-    pub(super) fn find(&self, key: &RemoteKey, (offset, length): (u64, usize)) -> Option<Bytes> {
+    pub(super) fn find(&self, key: &RemoteKey, (offset, length): (u64, usize)) -> Option<SharedBytes> {
         let view = self.place(key.id());
-        // Two regions of one id are of different processes, by a chance of one in 2^64: the peer's own one is used.
+        // Regions of different processes share an id with a probability of 2^-64; the peer's own is
+        // used.
         if view.id.get() != key.id() {
             return None;
         }
@@ -86,22 +88,22 @@ impl Views {
         if bytes.contains(offset as usize, length) && view.is_live() { Some(bytes) } else { None }
     }
 
-    /// Takes in the key's region, as the connection maps it; it has as many bytes as the key says, or more. The allowance is new, and lasts
-    /// for a post of `length` bytes at least.
+    /// Caches the key's region, whose mapping has at least as many bytes as the key says. Renews
+    /// the allowance, at least for one post of `length` bytes.
     pub(super) fn add(&self, key: &RemoteKey, mapped: Mapped, length: usize) {
         self.left.set(ALLOWANCE.saturating_add(cost(length)));
         let view = self.place(key.id());
         view.id.set(key.id());
         let size = mapped.size().min(key.region().2 as usize);
-        view.bytes.set(Bytes::new(mapped.start(), size));
+        view.bytes.set(SharedBytes::new(mapped.start(), size));
         view.life.set(NonNull::from(mapped.life()));
         view.mapped.replace(Some(mapped));
     }
 
-    /// Unmaps them.
+    /// Unmaps all regions.
     pub(super) fn clear(&self) {
         for view in &self.places {
-            view.bytes.set(Bytes::new(NonNull::dangling(), 0));
+            view.bytes.set(SharedBytes::new(NonNull::dangling(), 0));
             view.life.set(NonNull::from(&NONE));
             view.mapped.replace(None);
         }

@@ -9,18 +9,38 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::NAME;
-use super::domain::RemoteKey;
+use super::ID;
 use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
 use crate::error::{ConnectError, KeyError};
+
+/// A key to a peer's region: the port and domain that serve it, and the region's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteKey {
+    /// Zero if the peer's domain could not start its thread.
+    pub(super) port: u16,
+    pub(super) domain: u64,
+    pub(super) token: u64,
+}
 
 /// The numbers of one end. Of two ends the one with the smaller numbers connects to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct End {
     pub(super) interface: u64,
     pub(super) endpoint: u64,
+}
+
+impl End {
+    /// The endpoint with this count of endpoints opened before, in a slot of the interface.
+    pub(super) fn new(interface: u64, opened: u32, slot: u32) -> Self {
+        Self { interface, endpoint: u64::from(opened) << 32 | u64::from(slot) }
+    }
+
+    /// The endpoint's slot at its interface.
+    pub(super) fn slot(self) -> u32 {
+        self.endpoint as u32
+    }
 }
 
 pub(super) fn device(address: SocketAddr) -> DeviceAddress {
@@ -47,14 +67,14 @@ pub(super) fn endpoint(end: End) -> EndpointAddress {
 fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
     match (packed.transport(), packed.body::<N>()) {
         (TransportId::Tcp, Some(body)) => Ok(body),
-        (found, _) => Err(ConnectError::ForeignTransport { transport: NAME, found: found.name() }),
+        (found, _) => Err(ConnectError::ForeignTransport { transport: ID, found }),
     }
 }
 
-/// Where the peer's interface listens.
+/// The address that the peer's interface listens on.
 pub(super) fn unpack_device(address: &DeviceAddress) -> Result<SocketAddr, ConnectError> {
     let body = body::<20>(&address.0)?;
-    let wrong = |field| ConnectError::Address { transport: NAME, source: AddressError::Field(field) };
+    let wrong = |field| ConnectError::Address { transport: ID, source: AddressError::Field(field) };
     let (octets, port) = (body.last_chunk::<16>(), u16::from_be_bytes([body[2], body[3]]));
     let Some(octets) = octets else { return Err(wrong("address")) };
     let address = Ipv6Addr::from(*octets);
@@ -88,7 +108,7 @@ pub(super) fn key(key: &RemoteKey) -> Packed {
 pub(super) fn unpack_key(bytes: &[u8]) -> Result<RemoteKey, KeyError> {
     let packed = Packed::parse(Kind::Key, bytes)?;
     let (TransportId::Tcp, Some(body)) = (packed.transport(), packed.body::<18>()) else {
-        return Err(KeyError::ForeignTransport { expected: NAME, found: packed.transport().name() });
+        return Err(KeyError::ForeignTransport { expected: ID, found: packed.transport() });
     };
     let number = |at: usize| body[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
     Ok(RemoteKey { port: u16::from_be_bytes([body[0], body[1]]), domain: number(2), token: number(10) })

@@ -1,20 +1,18 @@
-//! Atomics, which the peer's target carries out with the CPU's own.
+//! Atomics, which the peer's target executes with atomic instructions of its CPU.
 
 use barewire_tcp::request::{Action, Change as Asked, Request};
 
-use super::domain::RemoteKey;
+use super::address::RemoteKey;
 use super::endpoint::Endpoint;
-use super::memory::Done;
-use crate::atomic::{AtomicOp, Change, ChangeWord, Fetch, Kind};
-use crate::capability::{Atomic64, AtomicFetch64, Atomics};
-use crate::completion::{Completion, FetchResult};
+use super::remote_memory::Then;
+use crate::atomic::{Change, ChangeWord, Fetch, Kind};
 use crate::error::{Operation, PostError};
 use crate::status::{Post, Posted};
 
 impl ChangeWord for Endpoint {
     fn change(&self, change: Change, remote: u64, key: &RemoteKey, fetch: Fetch<'_>) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         change.need(fetch.is_some()).ok_or(PostError::Unsupported)?;
         let Change { kind, width, operand, compare } = change;
         if !remote.is_multiple_of(width as u64) {
@@ -27,46 +25,15 @@ impl ChangeWord for Endpoint {
             operand,
             compare,
         };
-        let posted = if fetch.is_some() { Posted::InProgress } else { Posted::Done };
-        let done = fetch.map(|(result, completion)| Done::Fetch {
-            result: result.clone(),
-            completion: completion.cloned(),
-        });
+        let request = Request { token: key.token, address: remote, action };
         state.with_memory(key, 1, Operation::Atomic, |state, memory| {
-            state.request(memory, Request { token: key.token, address: remote, action }, done)?;
-            Ok(posted)
+            let Some((result, completion)) = fetch else {
+                state.request(memory, request, Then::Nothing, None)?;
+                return Ok(Posted::Done);
+            };
+            state.request(memory, request, Then::Fetch(result.clone()), completion)?;
+            Ok(Posted::InProgress)
         })
-    }
-}
-
-impl Atomic64 for Endpoint {
-    fn atomic_add64(&self, operand: u64, remote: u64, key: &RemoteKey) -> Post {
-        self.atomic_post(AtomicOp::Add(operand), remote, key)
-    }
-}
-
-impl AtomicFetch64 for Endpoint {
-    fn atomic_fetch_add64(
-        &self,
-        operand: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.atomic_fetch(AtomicOp::Add(operand), remote, key, result, completion)
-    }
-
-    fn atomic_compare_swap64(
-        &self,
-        compare: u64,
-        swap: u64,
-        remote: u64,
-        key: &RemoteKey,
-        result: &FetchResult,
-        completion: Option<&Completion>,
-    ) -> Post {
-        self.atomic_fetch(AtomicOp::CompareSwap { compare, swap }, remote, key, result, completion)
     }
 }
 

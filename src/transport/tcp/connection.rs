@@ -1,43 +1,43 @@
-//! One TCP connection of an endpoint, from the first attempt to the last byte.
+//! A TCP connection of an endpoint, from the first attempt to the last byte.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use barewire_tcp::connector::{ConnectFailure, Connector};
 use barewire_tcp::outbox::{Outbox, SendError, Spare};
-use barewire_tcp::patience::Patience;
 use barewire_tcp::socket::Socket;
+use barewire_tcp::stall_timer::StallTimer;
 
 use super::poller::{Interest, Poller, Token};
 
-/// How long a connection that was closed in order waits for the peer to close it, too.
+/// How long a connection that this end closed in order waits for the peer to close it.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// The phases of a connection, in this order.
 #[derive(Debug)]
 enum Phase {
-    /// Not wanted yet.
+    /// Not needed yet.
     Idle,
     /// This end connects.
     Connecting(Box<Connector>),
     /// The peer will connect. The timer runs while something waits to be sent.
-    Expected(Option<Patience>),
+    Expected(Option<StallTimer>),
     Open(Socket),
-    /// Closed in order by this end. What the peer still sends is discarded: if unread bytes were left,
-    /// the kernel would reset the connection, and the reset may overtake the last messages.
+    /// Closed in order by this end. What the peer still sends is discarded: if unread bytes were
+    /// left, the kernel would reset the connection, and the reset may overtake the last messages.
     Draining(Socket, Instant),
     /// Closed, by either end.
     Closed,
 }
 
-/// What [`Connection::advance`] found.
+/// The result of [`Connection::advance`].
 #[derive(Debug)]
 pub(super) enum Advance {
-    /// The connection is not being made.
+    /// This end does not connect.
     None,
-    /// It is not made yet.
+    /// The connection is not open yet.
     Unfinished,
-    /// It is open now.
+    /// The connection is open now.
     Opened,
 }
 
@@ -46,11 +46,11 @@ pub(super) enum Advance {
 pub(super) struct Connection {
     phase: Phase,
     outbox: Outbox,
-    /// What the socket is watched for.
+    /// The events that epoll reports.
     interest: Interest,
-    /// The socket took no more; epoll reports when it does.
+    /// The kernel takes no more bytes until epoll reports room.
     is_full: bool,
-    /// No buffer for what is received: the socket is not watched for it.
+    /// There is no buffer to receive into.
     is_paused: bool,
     /// Read without epoll.
     is_direct: bool,
@@ -85,7 +85,7 @@ impl Connection {
         self.phase = Phase::Expected(None);
     }
 
-    /// The peer is expected, and did not connect yet.
+    /// The peer will connect, and has not yet.
     pub(super) fn is_expected(&self) -> bool {
         matches!(self.phase, Phase::Expected(_))
     }
@@ -97,10 +97,10 @@ impl Connection {
             *timer = None;
             return false;
         }
-        timer.get_or_insert_with(|| Patience::new(limit, now)).is_over(now)
+        timer.get_or_insert_with(|| StallTimer::new(limit, now)).is_over(now)
     }
 
-    /// Advances a connection that this end makes.
+    /// Advances a connection that this end opens.
     pub(super) fn advance<T>(&mut self, poller: &Poller<T>, now: Instant) -> Result<Advance, ConnectFailure> {
         let Phase::Connecting(connector) = &mut self.phase else { return Ok(Advance::None) };
         match connector.advance(now)? {
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// The connection is made.
+    /// Adopts the socket of an established connection.
     pub(super) fn open<T>(&mut self, poller: &Poller<T>, socket: Socket) -> io::Result<()> {
         self.interest = Interest::IN;
         self.is_full = false;
@@ -153,8 +153,8 @@ impl Connection {
         self.round == round
     }
 
-    /// Sends what the socket takes, if it is open and is not known to be full. Returns true once nothing
-    /// waits.
+    /// Sends what the socket takes, if it is open and is not known to be full. Returns true once
+    /// nothing waits.
     #[inline]
     pub(super) fn send<T>(
         &mut self,
@@ -209,7 +209,7 @@ impl Connection {
         matches!(self.phase, Phase::Closed)
     }
 
-    /// Closes the connection and discards what waits to be sent.
+    /// Closes the connection, and discards what waits to be sent.
     pub(super) fn close<T>(&mut self, poller: &Poller<T>, spare: &Spare) {
         self.outbox.clear(spare);
         if let Phase::Open(socket) = std::mem::replace(&mut self.phase, Phase::Closed) {
@@ -217,8 +217,8 @@ impl Connection {
         }
     }
 
-    /// Sends what waits and `farewell`, and closes the connection. If the socket takes all of it and the
-    /// peer did not close its end yet, returns the connection as one that drains.
+    /// Sends what waits and `farewell`, and closes the connection. If the socket takes all of it
+    /// and the peer did not close its end yet, returns the connection as one that drains.
     pub(super) fn finish<T>(
         &mut self,
         poller: &Poller<T>,

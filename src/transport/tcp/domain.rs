@@ -1,4 +1,4 @@
-//! The domain: an address of this host, the job's key, and memory that peers reach through a thread.
+//! The domain: an address of this host, the job's key, and memory that a thread serves to peers.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,25 +6,27 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use barewire_shared_bytes::SharedBytes;
 use barewire_tcp::Key;
-use barewire_tcp::door::Limits;
 use barewire_tcp::interfaces::{self, NetworkInterface};
 use barewire_tcp::key::KeyError as NoKey;
+use barewire_tcp::listener::Limits;
 use barewire_tcp::region::{Region, Regions, Rights};
 use barewire_tcp::target::Target;
 use thiserror::Error;
 
-use super::{NAME, address};
+use super::ID;
+use super::address::{self, RemoteKey};
 use crate::config::Choice;
 use crate::error::{KeyError, MemoryError, OpenError, Source};
 use crate::fork::Maker;
 use crate::memory::{Access, domain_tag, memory_access};
 use crate::transport::common::allocation::Allocation;
-use crate::transport::common::copy::Bytes;
 use crate::transport::common::pool::Block;
 use crate::transport::common::random;
 
-/// An address of this host and the memory of those who use it. Cloning gives another handle to the same one.
+/// An address of this host, and the memory that is registered for it. Cloning gives another handle
+/// to the same domain.
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Shared>);
 
@@ -33,16 +35,16 @@ struct Shared {
     device: String,
     address: IpAddr,
     key: Key,
-    /// Told to peers in keys; who connects to the target names it.
+    /// Part of every key: a peer that connects to the target names it.
     number: u64,
     tag: u32,
     regions: Arc<Regions>,
     local: Mutex<Local>,
-    /// A child by fork takes no lock: a thread that it does not have may hold it.
+    /// A child by fork takes no lock, as a thread of the parent may hold it.
     maker: Maker,
-    /// There since memory was registered that peers may reach, or a key was made.
+    /// Started when memory is registered for remote access, or a key is packed.
     target: Mutex<Option<Target>>,
-    /// Connections to the target are to be protected, whether or not the peer asks.
+    /// Connections to the target are protected even if the peer does not request it.
     protected: AtomicBool,
 }
 
@@ -53,10 +55,10 @@ struct Local {
     live: HashMap<u32, Arc<Region>>,
 }
 
-/// There is an address that others reach, and no key that would keep strangers out.
+/// The address is reachable from other hosts, and there is no key.
 #[derive(Debug, Error)]
 #[error(
-    "others reach this address, and there is no key to keep strangers out: make one \
+    "other hosts reach this address, and there is no key to authenticate peers: make one \
      (umask 077; head -c 32 /dev/urandom > job.key) and give every process of the job BAREWIRE_KEY_FILE=job.key"
 )]
 struct Keyless;
@@ -64,29 +66,30 @@ struct Keyless;
 /// The network interfaces of this host.
 ///
 /// # Errors
-/// [`OpenError::Device`] if the system does not list them.
+/// [`OpenError::Device`] if the kernel does not list them.
 pub fn devices() -> Result<Vec<NetworkInterface>, OpenError> {
     interfaces::list().map_err(|e| refused("*", "list the network interfaces", e))
 }
 
-/// The network interface over which the routes of this host lead to `peer`, and the address from which packets leave.
+/// The network interface of the route to `peer`, and the source address of the packets.
 ///
 /// # Errors
 /// [`OpenError::Device`] if there is no route.
 pub fn toward(peer: IpAddr) -> Result<(NetworkInterface, IpAddr), OpenError> {
     let source = interfaces::source_of(peer).map_err(|e| refused(&peer.to_string(), "find a route", e))?;
     let with_source = devices()?.into_iter().find(|interface| interface.addresses.contains(&source));
-    // An address of no interface, as 127.0.0.2 is one.
+    // An address without an interface, such as 127.0.0.2.
     let nameless = || NetworkInterface { name: source.to_string(), addresses: vec![source], reason: None };
     Ok((with_source.unwrap_or_else(nameless), source))
 }
 
 impl Domain {
-    /// Opens a network interface by its name, or an address of this host, with the key that the environment names
-    /// ([`Key::from_env`]). Without one, the loopback is open to this process alone.
+    /// Opens a network interface by its name, or an address of this host, with the key of the
+    /// environment ([`Key::from_env`]). Without one, the loopback accepts only peers of this
+    /// process.
     ///
     /// # Errors
-    /// [`OpenError::UnknownDevice`]; [`OpenError::Device`] if there is no key, or it cannot be used.
+    /// [`OpenError::UnknownDevice`]; [`OpenError::Device`] if there is no usable key.
     pub fn open(device: &str) -> Result<Self, OpenError> {
         let address = find(device)?;
         let no_key = |source: Source| refused(device, "find the job's key", source);
@@ -124,25 +127,26 @@ impl Domain {
     /// Allocates zeroed, page-aligned memory and registers it.
     ///
     /// # Errors
-    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`]; [`MemoryError::Device`] if the thread that serves peers cannot be
-    /// started.
+    /// [`MemoryError::Empty`], [`MemoryError::NoMemory`]; [`MemoryError::Device`] if the thread
+    /// that serves peers cannot be started.
     pub fn allocate(&self, len: usize, access: Access) -> Result<Memory, MemoryError> {
         let allocation = Allocation::new(len)?;
         let start = allocation.start();
-        // SAFETY: the region owns the memory, which nobody accesses but through the region and `Bytes`.
+        // SAFETY: the region owns the memory, which is accessed only through the region and
+        // `SharedBytes` of the same bounds.
         unsafe { self.add(start, len, access, Some(allocation)) }
     }
 
-    /// Registers memory that someone else owns.
+    /// Registers memory of the caller.
     ///
     /// # Errors
     /// [`MemoryError::Empty`], [`MemoryError::Device`]
     ///
     /// # Safety
-    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and this process
-    /// accesses it in no other way than through atomics or this API. Dropping the memory deregisters it
-    /// too, but cannot report that the device refused: memory that was dropped stays as it is for the
-    /// life of the process.
+    /// Until [`Memory::deregister`] has returned `Ok`, `[start, start + len)` stays mapped, and
+    /// this process accesses it in no other way than through atomics or this API. Dropping the
+    /// memory deregisters it too, but cannot report that the device refused: memory that was
+    /// dropped stays as it is for the life of the process.
     pub unsafe fn register(
         &self,
         start: NonNull<u8>,
@@ -152,12 +156,13 @@ impl Domain {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        // SAFETY: the caller's promise; `Memory` revokes the region when it is deregistered or dropped.
+        // SAFETY: the caller's promise; `Memory` revokes the region when it is deregistered or
+        // dropped.
         unsafe { self.add(start, len, access, None) }
     }
 
     /// # Safety
-    /// As [`Self::register`], until the memory is dropped or, if there is an owner, that is.
+    /// As [`Self::register`], until the memory or the owner, if there is one, is dropped.
     unsafe fn add(
         &self,
         start: NonNull<u8>,
@@ -189,13 +194,14 @@ impl Domain {
         };
         local.live.insert(number, Arc::clone(&region));
         drop(local);
-        Ok(Memory { bytes: Bytes::new(start, len), region, token, number, domain: self.clone() })
+        Ok(Memory { bytes: SharedBytes::new(start, len), region, token, number, domain: self.clone() })
     }
 
     /// Makes a key from the bytes of the peer's [`Memory::pack_key`].
     ///
     /// # Errors
-    /// [`KeyError`]: not a key, or of another transport. Whether the key is valid the peer says when it is used.
+    /// [`KeyError`]: not a key, or of another transport. The peer checks the key's validity at each
+    /// use.
     pub fn unpack_key(&self, bytes: &[u8]) -> Result<RemoteKey, KeyError> {
         address::unpack_key(bytes)
     }
@@ -222,7 +228,8 @@ impl Domain {
         }
     }
 
-    /// An interface with this setting is opened, which then holds for the domain's memory, too.
+    /// Applies the setting of an interface to the domain's memory. Returns whether connections are
+    /// protected.
     pub(super) fn protect(&self, integrity: Choice) -> bool {
         let protected = self.wants_protection(integrity);
         if integrity != Choice::Auto {
@@ -238,7 +245,7 @@ impl Domain {
         self.0.tag
     }
 
-    /// The region that a slice of this domain lies in, if it is still there.
+    /// The region of a slice of this domain, unless it was deregistered.
     pub(super) fn region(&self, number: u32) -> Option<Arc<Region>> {
         self.0.local().live.get(&number).cloned()
     }
@@ -250,7 +257,7 @@ impl Domain {
 
 impl Shared {
     fn local(&self) -> MutexGuard<'_, Local> {
-        // Every change is one map operation, so a poisoned map is whole.
+        // Every change is one map operation, so a poisoned map is consistent.
         self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -258,7 +265,7 @@ impl Shared {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that there is a thread that serves peers.
+    /// Starts the thread that serves peers, unless it runs.
     fn serve(&self) -> std::io::Result<()> {
         let mut target = self.target();
         if target.is_none() {
@@ -274,7 +281,7 @@ fn refused(device: &str, step: &'static str, error: impl Into<Source>) -> OpenEr
     OpenError::Device { device: device.to_owned(), step, source: error.into() }
 }
 
-/// The address that a device's name stands for.
+/// The address of a network interface, or the address itself.
 fn find(device: &str) -> Result<IpAddr, OpenError> {
     let interfaces = devices()?;
     if let Some(interface) = interfaces.iter().find(|interface| interface.name == device)
@@ -283,7 +290,7 @@ fn find(device: &str) -> Result<IpAddr, OpenError> {
         return Ok(*address);
     }
     if let Ok(address) = device.parse::<IpAddr>()
-        // Every address of 127.0.0.0/8 is this host's.
+        // All of 127.0.0.0/8 is local.
         && (address.is_loopback() || interfaces.iter().any(|interface| interface.addresses.contains(&address)))
     {
         return Ok(address);
@@ -295,10 +302,10 @@ fn find(device: &str) -> Result<IpAddr, OpenError> {
             format!("{} ({})", interface.name, addresses.join(" "))
         })
         .collect();
-    Err(OpenError::UnknownDevice { transport: NAME, device: device.to_owned(), known: known.join(", ") })
+    Err(OpenError::UnknownDevice { transport: ID, device: device.to_owned(), known: known.join(", ") })
 }
 
-/// A key of this process's own, for its talks with itself.
+/// The key for connections within this process.
 fn process_key() -> Result<Key, NoKey> {
     static KEY: OnceLock<Key> = OnceLock::new();
     if let Some(key) = KEY.get() {
@@ -308,11 +315,11 @@ fn process_key() -> Result<Key, NoKey> {
     Ok(KEY.get_or_init(|| key).clone())
 }
 
-/// A registered region. Dropping it ends the rights of every key to it: what is in flight fails, and memory that was
-/// registered is not touched any more.
+/// A registered region. Dropping it revokes every key to it: operations in flight fail, and the
+/// memory is not accessed any more.
 #[derive(Debug)]
 pub struct Memory {
-    bytes: Bytes,
+    bytes: SharedBytes,
     region: Arc<Region>,
     token: u64,
     number: u32,
@@ -322,7 +329,7 @@ pub struct Memory {
 impl Memory {
     memory_access!();
 
-    pub(crate) fn bytes(&self) -> &Bytes {
+    pub(crate) fn bytes(&self) -> &SharedBytes {
         &self.bytes
     }
 
@@ -334,13 +341,13 @@ impl Memory {
         self.domain.tag()
     }
 
-    /// Deregisters the region. After `Ok` no key and no operation in flight reaches the memory any more:
-    /// what was allocated is freed, what was registered is the caller's again.
+    /// Deregisters the region. After `Ok`, no key and no operation in flight accesses the memory:
+    /// allocated memory is freed, and registered memory belongs to the caller again.
     ///
     /// # Errors
     /// None: there is no device that could refuse.
     pub fn deregister(self) -> Result<(), MemoryError> {
-        // The drop returns when no access to the region is under way any more.
+        // The drop waits for accesses in progress.
         drop(self);
         Ok(())
     }
@@ -348,7 +355,7 @@ impl Memory {
     /// The bytes from which the peer's [`Domain::unpack_key`] makes a key.
     pub fn pack_key(&self) -> Vec<u8> {
         let shared = &*self.domain.0;
-        // Peers are told by the target that they have no right; without one they see that themselves.
+        // Without a target the key has port 0, which posts refuse.
         let _ = shared.serve();
         let port = shared.target().as_ref().map_or(0, |target| target.address().port());
         address::key(&RemoteKey { port, domain: shared.number, token: self.token }).bytes().to_vec()
@@ -365,15 +372,6 @@ impl Drop for Memory {
         shared.local().live.remove(&self.number);
         self.region.revoke();
     }
-}
-
-/// A right to a peer's region: where its process serves it, and the number that it gave the region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RemoteKey {
-    /// Zero if the peer's domain could not serve any memory.
-    pub(super) port: u16,
-    pub(super) domain: u64,
-    pub(super) token: u64,
 }
 
 #[cfg(test)]

@@ -1,27 +1,27 @@
-//! The endpoint: connecting, waiting and closing. Posting is in [`message`](super::message), [`rma`](super::rma) and
-//! [`atomic`](super::atomic).
+//! The endpoint: connecting, waiting and closing. Posting is in [`message`](super::message),
+//! [`rma`](super::rma) and [`atomic`](super::atomic).
 
 use std::fmt;
 use std::rc::Rc;
 
-use super::NAME;
-use super::address;
-use super::domain::RemoteKey;
+use super::ID;
+use super::address::{self, RemoteKey};
 use super::interface::Interface;
-use super::state::{Peer, State};
-use crate::address::{DeviceAddress, EndpointAddress};
+use super::life::Peer;
+use super::state::State;
+use crate::address::PeerAddress;
 use crate::capability::{Check, Flush, RemoteMemory};
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{ConnectError, EndpointError, OpenError, PostError};
 use crate::status::{FlushMode, Post};
-use crate::transport::common::gate::{Block, Gate};
 use crate::transport::common::pending::{HasPending, PendingQueue, Request};
+use crate::transport::common::post_state::{PostBlock, PostState};
 
 /// One end of a connection. Cloning gives another handle to the same one.
 ///
-/// Dropping the last handle closes it: what the system took is delivered, what was outstanding completes as cancelled in the next
-/// progress. Flush first what must arrive.
+/// Dropping the last handle closes it: what the kernel has taken is delivered, and what is
+/// outstanding completes as canceled in the next progress. Flush first what must arrive.
 pub struct Endpoint(pub(super) Rc<State>);
 
 impl Endpoint {
@@ -34,45 +34,50 @@ impl Endpoint {
     }
 
     fn handle(state: Rc<State>) -> Self {
-        state.handles.set(state.handles.get() + 1);
+        state.add_handle();
         Self(state)
     }
 
     /// What the peer passes to [`connect`](Self::connect).
-    pub fn address(&self) -> EndpointAddress {
-        address::endpoint(self.0.own)
+    pub fn address(&self) -> PeerAddress {
+        self.0.shared.peer_address().with_endpoint(address::endpoint(self.0.own()))
     }
 
-    /// Connects to the peer's endpoint. Both ends connect to each other, in any order; posts are possible at once, and are sent when the
-    /// connection is there.
+    /// Connects to the peer's endpoint. Both ends connect to each other, in any order. Posts are
+    /// possible immediately, and are sent when the connection is established.
     ///
     /// # Errors
-    /// [`ConnectError::ForeignTransport`] and [`ConnectError::Address`] for addresses that are not usable here,
-    /// [`ConnectError::Connected`] the second time, [`ConnectError::Unreachable`] if the domain's device does not lead there,
-    /// [`ConnectError::Device`] if the system refuses, for example for want of descriptors.
-    pub fn connect(&self, device: &DeviceAddress, address: &EndpointAddress) -> Result<(), ConnectError> {
+    /// [`ConnectError::NoEndpoint`], [`ConnectError::ForeignTransport`] and
+    /// [`ConnectError::Address`] for addresses that are not usable here,
+    /// [`ConnectError::Connected`] the second time, [`ConnectError::Unreachable`] if the domain's
+    /// device does not lead there, [`ConnectError::Device`] if the kernel refuses, for example
+    /// because the process has no descriptor left.
+    pub fn connect(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
         let state = &*self.0;
-        let peer = Peer { address: address::unpack_device(device)?, end: address::unpack_endpoint(address)? };
-        if !state.gate.has(Block::Unconnected) || !state.gate.is_alive() {
-            return Err(ConnectError::Connected { transport: NAME });
+        let peer = Peer {
+            address: address::unpack_device(peer.device())?,
+            end: address::unpack_endpoint(peer.endpoint_for(ID)?)?,
+        };
+        if !state.posting.has(PostBlock::Unconnected) || !state.posting.is_alive() {
+            return Err(ConnectError::Connected { transport: ID });
         }
         state.connect(peer)
     }
 
     /// Why the endpoint failed, if it did.
     pub fn error(&self) -> Option<EndpointError> {
-        self.0.error()
+        self.0.life.borrow().error()
     }
 
     /// What this endpoint did so far.
     pub fn counters(&self) -> Counters {
-        self.0.gate.tally.read()
+        self.0.posting.tally.read()
     }
 }
 
 impl Check for Endpoint {
     fn check(&self) -> Result<(), PostError> {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         self.0.send_keepalive()
     }
 }
@@ -83,7 +88,7 @@ impl Flush for Endpoint {
     }
 
     fn fence(&self) -> Result<(), PostError> {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         self.0.fence();
         Ok(())
     }
@@ -94,8 +99,8 @@ impl HasPending for Endpoint {
         &self.0.pending
     }
 
-    fn gate(&self) -> &Gate {
-        &self.0.gate
+    fn post_state(&self) -> &PostState {
+        &self.0.posting
     }
 
     fn may_wait(&self) -> bool {
@@ -119,16 +124,12 @@ impl Clone for Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let handles = self.0.handles.get() - 1;
-        self.0.handles.set(handles);
-        if handles == 0 {
-            self.0.shared.close_endpoint(&self.0);
-        }
+        self.0.drop_handle();
     }
 }
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("transport", &NAME).field("own", &self.0.own).finish_non_exhaustive()
+        f.debug_struct("Endpoint").field("transport", &ID).field("own", &self.0.own()).finish_non_exhaustive()
     }
 }

@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::NAME;
+use super::ID;
+use super::agenda::Task;
 use super::interface::{Interface, Shared};
 use super::progress::TICK;
 use super::state::State;
@@ -25,10 +26,11 @@ impl Interface {
     /// connections are made or closed.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if progress has something to do, [`EventError::System`] if there is no descriptor left.
+    /// [`EventError::Busy`] if progress has something to do, [`EventError::System`] if there is no
+    /// descriptor left.
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
         if self.0.closed.get() {
-            return Err(EventError::Closed { transport: NAME });
+            return Err(EventError::Closed { transport: ID });
         }
         let shared = &*self.0;
         let failed = |(step, source)| EventError::System { step, source };
@@ -44,25 +46,21 @@ impl Interface {
 }
 
 impl Shared {
-    /// Progress has something to do without any socket.
+    /// Progress has something to do although no socket is ready.
     fn has_work(&self) -> bool {
-        let some = |list: &std::cell::RefCell<Vec<u32>>| !list.borrow().is_empty();
-        some(&self.dirty) || some(&self.resuming) || some(&self.failed) || some(&self.closing)
+        [Task::Send, Task::Resume, Task::End].iter().any(|task| self.agenda.has(*task))
     }
 
     /// When progress is due although no descriptor is ready.
     fn next_deadline(&self) -> Option<Instant> {
-        let guests = self.door.borrow().deadline();
-        let connecting = !self.connecting.borrow().is_empty();
-        let awaited = || {
-            let waits = |index: &u32| self.endpoint(*index).is_some_and(|state| state.is_waiting_for_peer());
-            self.expecting.borrow().iter().any(waits)
-        };
+        let is_awaited = |slot| self.endpoint(slot).is_some_and(|state| state.is_waiting_for_peer());
         let tick = match () {
-            () if connecting => Some(CONNECTING),
-            () if !self.draining.borrow().is_empty() || awaited() => Some(TICK),
+            () if self.agenda.has(Task::Connect) => Some(CONNECTING),
+            () if !self.draining.borrow().is_empty() => Some(TICK),
+            () if self.agenda.any(Task::AwaitPeer, is_awaited) => Some(TICK),
             () => None,
         };
-        [tick.map(|tick| Instant::now() + tick), guests].into_iter().flatten().min()
+        let handshakes = self.listener.borrow().deadline();
+        [tick.map(|tick| Instant::now() + tick), handshakes].into_iter().flatten().min()
     }
 }

@@ -1,136 +1,118 @@
-//! Waiting for, ordering and giving up what is outstanding.
+//! Sending, and waiting for what is outstanding.
 
+use super::EAGER;
+use super::connection::Connection;
+use super::failure::PendingFailure;
 use super::poller::Token;
-use super::state::{PendingFailure, State, Waiter};
+use super::state::State;
 use crate::completion::Completion;
 use crate::error::{Operation, PostError};
 use crate::panics;
 use crate::status::{FlushMode, Post, Posted};
-use crate::transport::common::gate::Block;
+use crate::transport::common::post_state::PostBlock;
 
 impl State {
-    /// See `Endpoint::flush`. Messages are finished once the system has them; operations on memory once the peer's target has
-    /// carried them out, so that local and remote are the same.
+    /// A message is finished once the kernel has taken it, and an operation on memory once the
+    /// peer's target has carried it out: local and remote completion are the same.
     pub(super) fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
-        if mode == FlushMode::Cancel {
-            return self.cancel(completion);
-        }
-        self.gate.check()?;
-        self.send_all();
-        if self.is_idle() {
-            return Ok(Posted::Done);
-        }
-        if let Some(completion) = completion {
-            self.wait_for_all(completion, false)?;
-        }
-        Ok(Posted::InProgress)
-    }
-
-    fn cancel(&self, completion: Option<&Completion>) -> Post {
-        if self.gate.has(Block::Closed) {
+        let cancels = mode == FlushMode::Cancel;
+        if !cancels {
+            self.posting.check()?;
+            self.send_all();
+        } else if self.posting.has(PostBlock::Closed) {
             return Err(PostError::Closed);
-        }
-        if !self.gate.has(Block::Failed) {
-            self.gate.set(Block::Failed, true);
-            self.canceled.set(true);
-            self.shared.failed.borrow_mut().push(self.index);
-            self.shared.poller.wake();
+        } else {
+            self.cancel();
         }
         if self.is_idle() {
             return Ok(Posted::Done);
         }
         if let Some(completion) = completion {
-            self.wait_for_all(completion, true)?;
+            self.wait_for_all(completion, cancels)?;
         }
         Ok(Posted::InProgress)
     }
 
     /// Counts `completion` down when everything outstanding is finished.
     pub(super) fn wait_for_all(&self, completion: &Completion, cancels: bool) -> Result<(), PostError> {
-        let sent = self.messages.try_borrow().map(|connection| connection.outbox().posted());
-        let (Ok(sent), Some((finished, _))) = (sent, self.requests()) else { return Err(self.refuse()) };
-        let mut flushes = self.flushes.borrow_mut();
-        if flushes.len() >= self.shared.config.send_ring as usize {
-            return Err(self.refuse());
+        let mut waiters = self.waiters.borrow_mut();
+        match self.posted().filter(|_| waiters.flushes() < self.shared.config.send_ring as usize) {
+            Some(posted) => waiters.add_flush(posted, completion.clone(), cancels),
+            None => return Err(self.refuse()),
         }
-        flushes.push_back(Waiter { sent, finished, completion: completion.clone(), cancels });
         Ok(())
     }
 
-    /// [`Self::wait_for_all`] would do.
+    /// Returns true if [`Self::wait_for_all`] would succeed.
     pub(super) fn can_wait(&self) -> bool {
-        (self.gate.is_open() || self.gate.has(Block::Failed))
-            && self.messages.try_borrow().is_ok()
-            && self.requests().is_some()
-            && self.flushes.borrow().len() < self.shared.config.send_ring as usize
+        (self.posting.is_open() || self.posting.has(PostBlock::Failed))
+            && self.posted().is_some()
+            && self.waiters.borrow().flushes() < self.shared.config.send_ring as usize
     }
 
-    /// The system says that one of the connections has room.
+    /// Sends what was posted on `connection`: at once the first time in a round of progress, or if
+    /// much was copied; else in the next round.
+    #[inline]
+    pub(super) fn push(&self, connection: &mut Connection, operation: Operation) {
+        let round = self.shared.round.get();
+        if connection.has_sent_in(round) && connection.outbox().copied() < EAGER {
+            return self.schedule();
+        }
+        if let Err(error) = connection.send(&self.shared.poller, &self.shared.spare, round) {
+            self.fail(PendingFailure::of_sending(operation, &error));
+        }
+        if !self.waiters.borrow().is_empty() {
+            self.schedule();
+        }
+    }
+
+    /// Epoll reported that one of the connections has room.
     pub(super) fn make_room(&self, token: Token) {
         if let Token::Messages(_) = token {
             if let Ok(mut connection) = self.messages.try_borrow_mut() {
                 connection.has_room();
             }
         } else if let Ok(mut memory) = self.memory.try_borrow_mut()
-            && let Some(memory) = memory.as_mut()
+            && let Some(memory) = &mut *memory
         {
-            memory.connection.has_room();
+            memory.connection().has_room();
         }
+        self.send_all();
+        self.replenish();
+        self.settle();
     }
 
-    /// Sends what waits on both connections, as far as they take it.
+    /// Sends what waits on both connections, as far as the kernel takes it.
     pub(super) fn send_all(&self) {
-        let (poller, spare, round) = (&self.shared.poller, &self.shared.spare, self.shared.round.get());
-        if let Ok(mut connection) = self.messages.try_borrow_mut()
-            && let Err(error) = connection.send(poller, spare, round)
-        {
-            self.fail(PendingFailure::of_sending(Operation::ActiveMessage, &error));
+        let send = |connection: &mut Connection, operation| {
+            let sent = connection.send(&self.shared.poller, &self.shared.spare, self.shared.round.get());
+            if let Err(error) = sent {
+                self.fail(PendingFailure::of_sending(operation, &error));
+            }
+        };
+        if let Ok(mut connection) = self.messages.try_borrow_mut() {
+            send(&mut connection, Operation::ActiveMessage);
         }
         if let Ok(mut memory) = self.memory.try_borrow_mut()
-            && let Some(memory) = memory.as_mut()
-            && let Err(error) = memory.connection.send(poller, spare, round)
+            && let Some(memory) = &mut *memory
         {
-            self.fail(PendingFailure::of_sending(Operation::Unnamed, &error));
+            send(memory.connection(), Operation::Unnamed);
         }
-        if self.has_waiters() {
-            self.progress_later();
+        if !self.waiters.borrow().is_empty() {
+            self.schedule();
         }
     }
 
-    /// Completes what has been sent or finished since; if a callback panics, the rest with the next
-    /// progress.
+    /// Completes what is done. If a callback panics, the next progress completes the rest.
     pub(super) fn settle(&self) {
-        panics::or_else(|| self.settle_all(), || self.progress_later());
+        panics::or_else(|| self.settle_all(), || self.schedule());
     }
 
     fn settle_all(&self) {
-        let Ok(connection) = self.messages.try_borrow() else { return };
-        let sent = connection.outbox().sent();
-        drop(connection);
-        loop {
-            let done = self.sending.borrow_mut().pop_front_if(|(end, _)| *end <= sent);
-            let Some((_, completion)) = done else { break };
-            if let Some(completion) = completion {
-                completion.count_down(Ok(()));
-            }
-        }
-        loop {
-            let (_, finished) = self.requests().unwrap_or_default();
-            let done = self
-                .flushes
-                .borrow_mut()
-                .pop_front_if(|waiter| !waiter.cancels && waiter.sent <= sent && waiter.finished <= finished);
-            let Some(waiter) = done else { break };
-            waiter.completion.count_down(Ok(()));
-        }
-    }
-
-    /// What is posted next takes effect after what is outstanding. Operations on memory do so anyway; messages wait.
-    pub(super) fn fence(&self) {
-        if let Some((posted, finished)) = self.requests()
-            && posted > finished
-        {
-            self.fence.set(posted);
+        while let Some(done) = self.done() {
+            let completion = self.waiters.borrow_mut().pop_done(done);
+            let Some(completion) = completion else { break };
+            completion.count_down(Ok(()));
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Active messages, sending side.
+//! Posting active messages.
 
 use barewire_tcp::message::{HEADER_BYTES, Header, Kind, padded};
 
 use super::connection::Connection;
 use super::endpoint::Endpoint;
-use super::state::{PendingFailure, State};
-use super::{COPIED, EAGER, MAX_AM, MAX_AM_HEADER, SEGMENT};
+use super::failure::PendingFailure;
+use super::state::State;
+use super::{COPIED, MAX_AM, MAX_AM_HEADER, SEGMENT};
 use crate::capability::{AmBcopy, AmShort, AmShortIov, AmZcopy};
 use crate::completion::Completion;
 use crate::error::{Cause, Operation, PostError};
@@ -20,9 +21,9 @@ fn check_id(id: u8) -> Result<(), PostError> {
 
 impl AmShort for Endpoint {
     #[inline]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         check_id(id)?;
         if payload.len() > SEGMENT - SHORT_HEADER {
             return Err(PostError::too_long(payload.len(), SEGMENT - SHORT_HEADER));
@@ -34,14 +35,14 @@ impl AmShort for Endpoint {
             body.copy_from_slice(payload);
             Ok(length)
         })?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
 impl AmShortIov for Endpoint {
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         check_id(id)?;
         let payload = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len()));
         if payload > SEGMENT - SHORT_HEADER {
@@ -58,7 +59,7 @@ impl AmShortIov for Endpoint {
             }
             Ok(length)
         })?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
@@ -66,7 +67,7 @@ impl AmBcopy for Endpoint {
     #[inline]
     fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         check_id(id)?;
         let posted = state.post_message(id, SEGMENT, |body| {
             let length = pack(body);
@@ -82,7 +83,7 @@ impl AmBcopy for Endpoint {
 impl AmZcopy for Endpoint {
     fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         check_id(id)?;
         if header.len() > MAX_AM_HEADER {
             return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
@@ -116,7 +117,7 @@ pub(super) fn gather(slices: &[Slice<'_>], mut body: &mut [u8]) {
 }
 
 impl State {
-    /// The bytes of all slices, if each is of this domain.
+    /// Returns the bytes of all slices, if each is of this domain.
     pub(super) fn total(&self, slices: &[Slice<'_>]) -> Result<usize, PostError> {
         if slices.len() > super::MAX_IOV {
             return Err(PostError::TooManySlices { limit: super::MAX_IOV as u32 });
@@ -131,35 +132,26 @@ impl State {
         Ok(total)
     }
 
-    /// Messages may be posted: the link is not gone, and no fence stands before them.
+    /// Checks that the connection is not closed, and that no fence holds messages back.
     #[inline]
     fn may_send(&self, connection: &Connection) -> Result<(), PostError> {
         if connection.is_closed() {
             return Err(self.find_closed(Operation::ActiveMessage));
         }
-        if self.fence.get() > 0 && !self.is_past_fence() {
+        if self.is_fenced() {
             return Err(self.refuse());
         }
         Ok(())
     }
 
-    /// The peer had closed the connection: only who uses it is told.
+    /// The endpoint is used after the peer closed the connection in order.
     #[cold]
-    pub(super) fn find_closed(&self, operation: Operation) -> PostError {
+    fn find_closed(&self, operation: Operation) -> PostError {
         self.fail(PendingFailure::new(operation, Cause::Disconnected, "it had closed the connection"));
         PostError::EndpointFailed
     }
 
-    #[cold]
-    fn is_past_fence(&self) -> bool {
-        let past = self.requests().is_some_and(|(_, finished)| finished >= self.fence.get());
-        if past {
-            self.fence.set(0);
-        }
-        past
-    }
-
-    /// Posts a message of at most `most` bytes; `fill` writes them and says how many.
+    /// Posts a message of the bytes that `fill` writes, at most `most`. `fill` returns how many.
     #[inline]
     fn post_message(
         &self,
@@ -179,42 +171,13 @@ impl State {
         body[length..padded(length)].fill(0);
         head.copy_from_slice(&Header::message(id, length as u32).to_bytes());
         connection.outbox_mut().commit(HEADER_BYTES + padded(length));
-        self.gate.tally.posted(length);
+        self.posting.tally.posted(length);
         self.push(connection, Operation::ActiveMessage);
         Ok(length)
     }
 
-    /// Sends at once the first time in a round of progress, and when much has come together; else soon.
-    #[inline]
-    pub(super) fn push(&self, connection: &mut Connection, operation: Operation) {
-        let round = self.shared.round.get();
-        if connection.has_sent_in(round) && connection.outbox().copied() < EAGER {
-            return self.progress_later();
-        }
-        if let Err(error) = connection.send(&self.shared.poller, &self.shared.spare, round) {
-            self.fail(PendingFailure::of_sending(operation, &error));
-        }
-        if self.has_waiters() {
-            self.progress_later();
-        }
-    }
-
-    /// Progress is to send what waits, and to tell those who wait for it.
-    #[inline]
-    pub(super) fn progress_later(&self) {
-        if !self.dirty.replace(true) {
-            self.shared.dirty.borrow_mut().push(self.index);
-            self.shared.poller.wake();
-        }
-    }
-
-    /// Somebody waits for what is sent.
-    #[inline]
-    pub(super) fn has_waiters(&self) -> bool {
-        !self.sending.borrow().is_empty() || !self.flushes.borrow().is_empty()
-    }
-
-    /// Sends nothing, so that the system learns whether the peer's is there. What waits already asks that.
+    /// Sends an empty message, so that the kernel finds out whether the peer is alive. Bytes that
+    /// wait do that as well.
     pub(super) fn send_keepalive(&self) -> Result<(), PostError> {
         let Ok(mut connection) = self.messages.try_borrow_mut() else { return Ok(()) };
         let connection = &mut *connection;
@@ -240,7 +203,7 @@ impl State {
         let connection = &mut *connection;
         self.may_send(connection)?;
         let spare = &self.shared.spare;
-        if self.sending.borrow().len() >= self.shared.config.send_ring as usize
+        if self.waiters.borrow().sends() >= self.shared.config.send_ring as usize
             || connection.outbox().is_crowded(HEADER_BYTES + header.len() + HEADER_BYTES)
         {
             return Err(self.refuse());
@@ -253,15 +216,15 @@ impl State {
         }
         connection.outbox_mut().push(spare, &[0; HEADER_BYTES][..padded(length) - length]);
         let end = connection.outbox().posted();
-        self.gate.tally.posted(length);
+        self.posting.tally.posted(length);
         let sent = connection.send(&self.shared.poller, spare, self.shared.round.get());
         if let Err(error) = sent {
             self.fail(PendingFailure::of_sending(Operation::ActiveMessage, &error));
         } else if connection.outbox().sent() >= end {
             return Ok(Posted::Done);
         }
-        self.sending.borrow_mut().push_back((end, completion.cloned()));
-        self.progress_later();
+        self.waiters.borrow_mut().add_send(end, completion.cloned());
+        self.schedule();
         Ok(Posted::InProgress)
     }
 }

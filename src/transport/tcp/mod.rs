@@ -1,68 +1,74 @@
-//! `tcp`: sockets, where there is nothing better.
+//! Messages and one-sided operations over TCP sockets.
 //!
-//! A domain is one address of this host with the job's key; an interface listens there and has one epoll descriptor; an endpoint is one
-//! connection for messages, in both directions, and, once it puts, gets or uses atomics, one more to the thread of the peer's
-//! domain that serves its memory (`barewire_tcp::target`). So the peer need not make progress for them, and its worker need not
-//! look at them. Of two endpoints that connect to each other, the one with the smaller numbers asks and the other one waits: there is never
-//! more than one connection between them.
+//! A domain is an address of this host with the job's key. An interface listens on it and has an
+//! epoll descriptor. An endpoint is one connection for messages in both directions and, once it
+//! puts, gets or uses atomics, a second one to the thread that serves the memory of the peer's
+//! domain (`barewire_tcp::target`): the peer need not make progress for these operations. Of two
+//! endpoints that connect to each other, the one with the smaller numbers opens the connection, so
+//! there is only one.
 //!
-//! The first message after a progress call is sent at once; what is posted behind it before the next one is put together and leaves
-//! with 32 KiB or the next progress call; there is no timer. Progress asks the one connection that alone was heard of lately by itself,
-//! which the system need not watch then, and every 32 calls, or where several are heard of, the system which have something (epoll);
-//! [`Worker::wait`](crate::Worker::wait) sleeps on that after a look of `busy_poll`, all connections watched. So an idle connection costs a progress call nothing: 0.2 us with one as with 400 (tests/hot_path/idle.rs
-//! prints it). It has no buffers: it costs a descriptor and 811 bytes here, besides what the system holds for a socket; buffers of 256 KiB
-//! that connections use in turn are kept, 16 for an interface. A peer that knows the key can make this end hold one message of up to 1 MiB for
-//! each connection, and 320 KiB of messages that wait for kept ones to be dropped.
+//! The first message after a progress call is sent immediately. Those posted after it are
+//! coalesced, and sent with the next progress call or once they have 32 KiB; there is no timer. If
+//! one connection alone has been active, progress polls it directly and takes it out of epoll.
+//! Every 32 calls, or when several are active, it uses epoll. An idle connection therefore does not
+//! slow progress (tests/hot_path/idle.rs), and needs a descriptor and less than 1 KiB besides the
+//! kernel's socket: 16 buffers of 256 KiB per interface are shared. A peer that has the key can
+//! make this end hold one message of up to 1 MiB per connection, and 320 KiB of messages that wait
+//! until kept ones are dropped.
 //!
-//! MSG_ZEROCOPY is not used. On the loopback (Linux 6.18, five runs in turns with plain sends of the same memory) the system copied every
-//! one of them all the same (SO_EE_CODE_ZEROCOPY_COPIED), and with the notices the rate was 0.5 to 0.7 of the plain one at 1 MiB; at 16 KiB
-//! two pairs on a busy machine gave 0.8 and 1.1, which decides nothing. A network card was not there to be measured.
+//! MSG_ZEROCOPY is not used. On the loopback, the kernel (Linux 6.18) copied all such sends anyway
+//! (SO_EE_CODE_ZEROCOPY_COPIED), and the notifications reduced the rate at 1 MiB to 0.5 to 0.7 of
+//! that of plain sends. With a network card it was not measured.
 //!
-//! An endpoint is not made from the address of an interface alone (UCX's CONNECT_TO_IFACE): what came in at the other end would be a
-//! connection with a descriptor, buffers and errors that no endpoint there owns and nobody closes.
+//! An endpoint cannot connect to an interface alone (UCX's CONNECT_TO_IFACE): no endpoint of the
+//! peer would own the connection, its buffers and its errors.
 //!
-//! What order is kept: messages among each other, and operations on memory among each other. A message may be handled before a put
-//! that was posted earlier has arrived, unless there is a fence between them. Every connection proves that it knows the job's key
-//! before anything else is looked at.
+//! Messages are ordered among each other, and so are operations on memory. A message may be handled
+//! before an earlier put arrives, unless a fence separates them. No byte of a connection is
+//! processed before the peer has proved the job's key.
 //!
-//! Connections off the loopback, or with [`InterfaceConfig::integrity`], are protected: their bytes are in
-//! records that are encrypted and authenticated (`barewire_tcp::seal`). Nothing takes effect before its
-//! record was verified, so what comes is copied once more, and zero-copy operations are copied as well. Such
-//! a connection that is idle costs about 1.5 KiB more.
+//! Connections off the loopback, or with [`InterfaceConfig::integrity`], are protected: their bytes
+//! are in records that are encrypted and authenticated (`barewire_tcp::seal`). No byte takes effect
+//! before its record is verified, so received bytes and zero-copy operations are copied once more.
+//! Such a connection needs 1.5 KiB more when it is idle.
 
 mod address;
+mod agenda;
 mod atomic;
 mod close;
+mod connect;
 mod connection;
 mod domain;
 mod endpoint;
 mod event;
+mod failure;
 mod flush;
 mod interface;
-mod memory;
+mod life;
 mod message;
 mod poller;
 mod progress;
 mod reader;
 mod receive;
+mod remote_memory;
 mod rma;
 mod state;
+mod waiters;
 
+pub use address::RemoteKey;
 pub use barewire_tcp::Key;
-pub use domain::{Domain, Memory, RemoteKey, devices, toward};
+pub use domain::{Domain, Memory, devices, toward};
 pub use endpoint::Endpoint;
 pub use interface::Interface;
 pub use progress::Progress;
 
-use crate::address::{DeviceAddress, EndpointAddress, TransportId};
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::address::TransportId;
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
 use crate::message::SHORT_HEADER;
-use crate::transport::Transport;
 
-/// The name of the transport.
-pub const NAME: &str = TransportId::Tcp.name();
+/// The transport.
+pub(crate) const ID: TransportId = TransportId::Tcp;
 
 /// Bytes of a short or buffered operation.
 const SEGMENT: usize = 8256;
@@ -74,54 +80,17 @@ const MAX_AM_HEADER: usize = 256;
 const MAX_ZCOPY: usize = 1 << 30;
 /// Slices of a zero-copy operation.
 const MAX_IOV: usize = 16;
-/// Zero-copy operations of at most this many bytes are copied: that costs less than to hand their places to the system.
+/// Zero-copy operations of at most so many bytes are copied: that costs less than a vectored send.
 const COPIED: usize = 2 << 10;
 /// Copied bytes that are sent without waiting for more.
 const EAGER: usize = 32 << 10;
 
-/// The address and port that a device address of this transport holds, if they can be.
+/// The address and port in a device address of this transport, if it is valid.
 pub(crate) fn socket_address(address: &crate::address::DeviceAddress) -> Option<std::net::SocketAddr> {
     address::unpack_device(address).ok()
 }
 
-/// The transport as a type, for code that is generic over it.
-#[derive(Debug)]
-pub enum Tcp {}
-
-impl Transport for Tcp {
-    const ID: TransportId = TransportId::Tcp;
-    type Domain = Domain;
-    type Memory = Memory;
-    type RemoteKey = RemoteKey;
-    type Interface = Interface;
-    type Progress = Progress;
-    type Endpoint = Endpoint;
-
-    fn attributes(config: &InterfaceConfig) -> Attributes {
-        attributes(config)
-    }
-
-    fn open(device: &str) -> Result<Domain, OpenError> {
-        Domain::open(device)
-    }
-
-    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
-        Interface::open(domain, config)
-    }
-
-    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
-        Endpoint::new(interface)
-    }
-
-    fn connect(
-        endpoint: &Endpoint,
-        device: &DeviceAddress,
-        address: &EndpointAddress,
-    ) -> Result<(), ConnectError> {
-        endpoint.connect(device, address)
-    }
-}
-
+super::object::transport!(Tcp: endpoints);
 super::object::objects!(Domain, Memory, Interface, Progress, Endpoint);
 
 /// What an interface of this transport with these settings can do.
@@ -161,7 +130,11 @@ pub fn attributes(config: &InterfaceConfig) -> Attributes {
             | Flags::INTER_NODE,
         overhead_ns: 1_000.0,
         latency_ns: 5_000.0,
+        latency_per_endpoint_ns: 0.0,
         bandwidth: 3.0e9,
+        shared_duplex: false,
+        place: Place::Network,
+        priority: 0,
         max_endpoints: config.max_endpoints,
     }
 }

@@ -1,4 +1,4 @@
-//! Which connections have something: epoll, and the one connection that is read without it.
+//! Which connections are ready: epoll, and the one connection that is polled without it.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
@@ -17,11 +17,11 @@ pub(super) const EVENTS: usize = 64;
 const STREAK: u32 = 16;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// What a descriptor in the epoll instance belongs to.
+/// The owner of a descriptor in the epoll instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token {
-    /// The listening socket and the connections that are not authenticated yet.
-    Door,
+    /// The listener: the socket and the pending handshakes.
+    Listener,
     /// The event descriptor that wakes a sleeping thread.
     Wakeup,
     /// The connection for messages of the endpoint in this slot.
@@ -31,12 +31,12 @@ pub(super) enum Token {
 }
 
 impl Token {
-    const DOOR: u64 = u64::MAX;
+    const LISTENER: u64 = u64::MAX;
     const WAKEUP: u64 = u64::MAX - 1;
 
     const fn to_data(self) -> u64 {
         match self {
-            Self::Door => Self::DOOR,
+            Self::Listener => Self::LISTENER,
             Self::Wakeup => Self::WAKEUP,
             Self::Messages(slot) => (slot as u64) << 1,
             Self::Memory(slot) => (slot as u64) << 1 | 1,
@@ -45,7 +45,7 @@ impl Token {
 
     const fn from_data(data: u64) -> Self {
         match data {
-            Self::DOOR => Self::Door,
+            Self::LISTENER => Self::Listener,
             Self::WAKEUP => Self::Wakeup,
             _ if data & 1 == 0 => Self::Messages((data >> 1) as u32),
             _ => Self::Memory((data >> 1) as u32),
@@ -61,8 +61,9 @@ impl Token {
 
 /// The epoll instance of an interface whose endpoints are `T`.
 ///
-/// If one connection alone has been active, progress reads it directly and it is not watched: an epoll
-/// wakeup takes the socket's lock and delays the reader (measured: 4 % of small-message latency).
+/// If one connection alone has been active, progress reads it directly and it is not watched: an
+/// epoll wakeup takes the socket's lock and delays the reader (measured: 4 % of small-message
+/// latency).
 pub(super) struct Poller<T> {
     epoll: OwnedFd,
     /// The endpoint whose connection for messages is polled directly.
@@ -82,7 +83,7 @@ impl<T> Poller<T> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             direct: RefCell::default(),
-            last: Cell::new(Token::Door),
+            last: Cell::new(Token::Listener),
             streak: Cell::new(0),
             wakeup: OnceCell::new(),
             armed: Cell::new(false),
@@ -95,8 +96,8 @@ impl<T> Poller<T> {
         Ok(epoll::add(&self.epoll, descriptor, data, interest)?)
     }
 
-    /// Changes what a descriptor is watched for. With an empty interest it is removed: epoll reports HUP
-    /// and ERR all the same, again and again.
+    /// Changes what a descriptor is watched for. With an empty interest it is removed: epoll
+    /// reports HUP and ERR all the same, again and again.
     pub(super) fn change(
         &self,
         descriptor: impl AsFd,
@@ -114,17 +115,17 @@ impl<T> Poller<T> {
         Ok(())
     }
 
-    /// Watches a descriptor no more, if it was watched.
+    /// Stops watching a descriptor, if it is watched.
     pub(super) fn remove(&self, descriptor: impl AsFd) {
         let _ = epoll::delete(&self.epoll, descriptor);
     }
 
-    /// Replaces `events` with those that are there now, up to [`EVENTS`]. Does not wait.
+    /// Replaces `events` with the current ones, up to [`EVENTS`]. Does not wait.
     pub(super) fn poll(&self, events: &mut Vec<Event>) {
         events.clear();
-        // A handler that panicked took the vector with it.
+        // The vector is new if a handler panicked.
         events.reserve(EVENTS);
-        // An interruption is as good as no event.
+        // After an interruption there are no events.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&NO_WAIT));
     }
 
@@ -145,9 +146,9 @@ impl<T> Poller<T> {
         self.direct.borrow().clone()
     }
 
-    /// An event of `endpoint` was reported. If its connection for messages has long been the only active
-    /// one, it is polled directly from now on. `poll_directly` turns that on or off for an endpoint, and
-    /// returns false if the connection is in use.
+    /// An event of `endpoint` was reported. If its connection for messages has long been the only
+    /// active one, it is polled directly from now on. `poll_directly` turns that on or off for an
+    /// endpoint, and returns false if the connection is in use.
     pub(super) fn note(&self, token: Token, endpoint: &Rc<T>, poll_directly: impl Fn(&T, bool) -> bool) {
         if self.last.replace(token) != token {
             self.watch_all(&poll_directly);
@@ -162,7 +163,7 @@ impl<T> Poller<T> {
         }
     }
 
-    /// Polls no connection directly any more. Returns false if the connection is in use.
+    /// Polls every connection by epoll. Returns false if the one polled directly is in use.
     pub(super) fn watch_all(&self, poll_directly: impl Fn(&T, bool) -> bool) -> bool {
         self.streak.set(0);
         let done = self.direct().is_none_or(|endpoint| poll_directly(&endpoint, false));
@@ -172,7 +173,14 @@ impl<T> Poller<T> {
         done
     }
 
-    /// The connection that is polled directly is closed.
+    /// `endpoint` ends: its connection is not polled directly any more.
+    pub(super) fn forget(&self, endpoint: &Rc<T>) {
+        if self.direct().is_some_and(|direct| Rc::ptr_eq(&direct, endpoint)) {
+            self.forget_direct();
+        }
+    }
+
+    /// All endpoints end.
     pub(super) fn forget_direct(&self) {
         self.streak.set(0);
         self.direct.take();
@@ -218,7 +226,7 @@ impl<T> Poller<T> {
         }
     }
 
-    /// No thread sleeps any more. Returns true if one might have.
+    /// Returns true if a thread may have slept, which it does no longer.
     #[inline]
     pub(super) fn disarm(&self) -> bool {
         self.armed.replace(false)
@@ -246,7 +254,7 @@ mod tests {
 
     #[test]
     fn tokens_come_back() {
-        for token in [Token::Door, Token::Wakeup, Token::Messages(0), Token::Memory(u32::MAX)] {
+        for token in [Token::Listener, Token::Wakeup, Token::Messages(0), Token::Memory(u32::MAX)] {
             assert_eq!(Token::from_data(token.to_data()), token);
         }
     }

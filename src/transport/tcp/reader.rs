@@ -1,39 +1,74 @@
-//! The receiving side of the message protocol: from bytes to messages. It knows no endpoint, and reads
-//! from any [`Source`].
+//! The receiving side of the message protocol: from the bytes of any [`Source`] to messages.
 
 use std::cell::Cell;
 use std::io;
 use std::ptr::NonNull;
 
 use barewire_tcp::message::{self, Header, MessageError};
+use barewire_tcp::region::Region;
+use barewire_tcp::socket::Socket;
 
 use super::MAX_AM;
 use crate::error::MemoryError;
-use crate::message::HOME;
+use crate::message::HEADROOM;
 use crate::transport::common::allocation::Allocation;
 use crate::transport::common::pool::Block;
 
 /// Bytes that are read at once.
 const READ: usize = 256 << 10;
-/// Bytes in front of the first header: the data of a message begin [`HOME`] bytes behind the place where
-/// the owner of its buffer is noted.
-const LEAD: usize = HOME - message::HEADER_BYTES;
+/// Bytes in front of the first header: a message's data begin [`HEADROOM`] bytes behind the place that
+/// names the owner of its buffer.
+const LEAD: usize = HEADROOM - message::HEADER_BYTES;
 /// Messages that do not fit in this many bytes get a buffer of their own.
 const LARGE: usize = 64 << 10;
-/// Bytes that are read behind a large message: if another one follows, its data are not read into the
-/// scratch memory and copied.
+/// Bytes that are read behind a large message: if another one follows, its data are not read into
+/// the scratch memory and copied.
 const PEEK: usize = 4 << 10;
 
 const _: () = assert!(LEAD.is_multiple_of(message::ALIGNMENT), "data are aligned if headers are");
 
-/// Where bytes come from.
+/// A stream of received bytes.
 pub(super) trait Source {
-    /// Reads into `room`. Returns `None` if there is nothing to read, and zero at the end of the stream.
+    /// Reads into `room`. Returns `None` if there is nothing to read, and zero at the end of the
+    /// stream.
     fn read(&mut self, room: &mut [u8]) -> io::Result<Option<usize>>;
 
-    /// The bytes come in records. All that is there is read at once: epoll does not report the rest of a
-    /// record that was read.
+    /// Reads up to `length` bytes into a region, of a source without records. Returns as
+    /// [`Self::read`].
+    ///
+    /// # Errors
+    /// `None` if the region is revoked or has no such range.
+    fn read_region(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+    ) -> Result<Option<usize>, Option<io::Error>>;
+
+    /// The bytes come in records. A read takes all that is there: epoll does not report the rest of
+    /// a record that was read.
     fn has_records(&self) -> bool;
+}
+
+impl Source for Socket {
+    #[inline]
+    fn read(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        self.receive(room)
+    }
+
+    fn read_region(
+        &mut self,
+        region: &Region,
+        offset: usize,
+        length: usize,
+    ) -> Result<Option<usize>, Option<io::Error>> {
+        region.receive(offset, length, self)
+    }
+
+    #[inline]
+    fn has_records(&self) -> bool {
+        self.is_protected()
+    }
 }
 
 /// Memory into which one connection at a time is read.
@@ -50,8 +85,8 @@ impl Scratch {
         whole(&mut self.0)
     }
 
-    /// Reads up to `most` bytes behind those that are `held`. Returns `None` if there is nothing to read,
-    /// and zero at the end of the stream.
+    /// Reads up to `most` bytes behind those that are `held`. Returns `None` if there is nothing to
+    /// read, and zero at the end of the stream.
     #[inline(always)]
     pub(super) fn fill(
         &mut self,
@@ -78,7 +113,8 @@ impl Scratch {
         self.whole()[LEAD..LEAD + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Drops the first `taken` bytes and moves the next `length` to the front, where they are aligned.
+    /// Drops the first `taken` bytes and moves the next `length` to the front, where they are
+    /// aligned.
     fn drop_front(&mut self, taken: usize, length: usize) {
         self.whole().copy_within(LEAD + taken..LEAD + taken + length, LEAD);
     }
@@ -133,7 +169,7 @@ impl Large {
         self.header
     }
 
-    /// The place [`HOME`] bytes in front of the data, as of [`Messages::take`].
+    /// The place [`HEADROOM`] bytes in front of the data, as of [`Next::Whole`].
     pub(super) fn start(&self) -> NonNull<u8> {
         self.memory.start()
     }
@@ -152,10 +188,12 @@ pub(super) enum Read {
     End,
     /// This many bytes are in the scratch memory.
     Bytes(usize),
+    /// As `Bytes`, behind the bytes of a large message.
+    Large(usize),
 }
 
-/// What one connection has of messages that are not delivered yet.
-#[derive(Debug, Default)]
+/// What one connection has received of messages that are not delivered yet.
+#[derive(Debug)]
 pub(super) struct MessageReader {
     /// The beginning of a message, or messages that wait for buffers.
     held: Vec<u8>,
@@ -163,20 +201,39 @@ pub(super) struct MessageReader {
     large: Option<Large>,
     /// The last message was large.
     follows_large: bool,
-    /// Handlers keep as many messages as there are buffers: nothing is read.
+    /// Messages that handlers keep, and how many they may keep.
+    kept: u32,
+    buffers: u32,
+    /// Nothing is read until a kept message is dropped.
     is_paused: bool,
     has_read: bool,
 }
 
 impl MessageReader {
-    /// Reads once. The messages are then among the bytes of `scratch`, except a [large](Self::has_large)
-    /// one, which is in front of them. Bytes that the caller does not deliver it has to
-    /// [hold](Self::hold).
+    /// The reader of a connection whose handlers may keep as many messages as there are `buffers`.
+    pub(super) fn new(buffers: u32) -> Self {
+        Self {
+            held: Vec::new(),
+            large: None,
+            follows_large: false,
+            kept: 0,
+            buffers,
+            is_paused: false,
+            has_read: false,
+        }
+    }
+
+    /// Reads once, unless it is paused. The messages are then among the bytes of `scratch`, except
+    /// a [large](Read::Large) one, which precedes them. Bytes that the caller does not deliver it
+    /// has to [hold](Self::hold).
     ///
     /// # Errors
     /// Those of the source.
     #[inline(always)]
     pub(super) fn read(&mut self, scratch: &mut Scratch, source: &mut impl Source) -> io::Result<Read> {
+        if self.is_paused {
+            return Ok(Read::Nothing);
+        }
         if source.has_records() {
             return self.read_records(scratch, source);
         }
@@ -184,7 +241,7 @@ impl MessageReader {
             return Ok(match large.read(source)? {
                 None => Read::Nothing,
                 Some(0) => Read::End,
-                Some(_) => Read::Bytes(0),
+                Some(_) => Read::Large(0),
             });
         }
         let most = if self.follows_large { PEEK } else { READ };
@@ -205,12 +262,11 @@ impl MessageReader {
             Some(0) => return Ok(Read::End),
             Some(count) => self.release(count),
         };
-        if let Some(large) = &mut self.large {
-            let taken = large.take(scratch.bytes(length));
-            length -= taken;
-            scratch.drop_front(taken, length);
-        }
-        Ok(Read::Bytes(length))
+        let Some(large) = &mut self.large else { return Ok(Read::Bytes(length)) };
+        let taken = large.take(scratch.bytes(length));
+        length -= taken;
+        scratch.drop_front(taken, length);
+        Ok(Read::Large(length))
     }
 
     /// The held bytes and `count` more are in the scratch memory. Returns how many these are.
@@ -232,17 +288,12 @@ impl MessageReader {
         self.held.extend_from_slice(bytes);
     }
 
-    /// Forgets everything.
+    /// Discards what was received.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self { kept: self.kept, ..Self::new(self.buffers) };
     }
 
     // Large messages.
-
-    #[inline]
-    pub(super) fn has_large(&self) -> bool {
-        self.large.is_some()
-    }
 
     /// Begins a large message with its first bytes.
     ///
@@ -278,26 +329,49 @@ impl MessageReader {
 
     // Waiting for buffers.
 
+    /// Handlers keep as many messages as there are buffers.
     #[inline]
+    pub(super) fn is_out_of_buffers(&self) -> bool {
+        self.kept >= self.buffers
+    }
+
+    /// A handler keeps a message.
+    pub(super) fn keep(&mut self) {
+        self.kept += 1;
+    }
+
+    /// A kept message was dropped. Returns true if the reader can resume.
+    pub(super) fn drop_kept(&mut self) -> bool {
+        self.kept -= 1;
+        self.is_paused
+    }
+
     pub(super) fn is_paused(&self) -> bool {
         self.is_paused
     }
 
+    /// Reads nothing until [`Self::resume`].
     pub(super) fn pause(&mut self) {
         self.is_paused = true;
     }
 
-    /// Returns the held bytes if it was paused, and is so no more.
-    pub(super) fn resume(&mut self) -> Option<Vec<u8>> {
-        std::mem::take(&mut self.is_paused).then(|| std::mem::take(&mut self.held))
+    /// If it was paused, puts the held bytes into `scratch`, and returns as [`Self::read`].
+    pub(super) fn resume(&mut self, scratch: &mut Scratch) -> Read {
+        if !std::mem::take(&mut self.is_paused) {
+            return Read::Nothing;
+        }
+        let held = std::mem::take(&mut self.held);
+        scratch.put(&held);
+        if self.large.is_some() { Read::Large(held.len()) } else { Read::Bytes(held.len()) }
     }
 }
 
 /// What comes next among [`Messages`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A whole message.
-    Whole(Header),
+    /// A whole message, and the place [`HEADROOM`] bytes in front of its data, aligned to 8. The bytes
+    /// there belong to messages that were taken before.
+    Whole(Header, NonNull<u8>),
     /// The beginning of a message for [`MessageReader::begin_large`].
     Large(Header),
     /// The beginning of another message, or nothing.
@@ -314,26 +388,23 @@ pub(super) struct Messages<'a> {
 
 impl Messages<'_> {
     /// # Errors
-    /// The peer does not send messages.
+    /// The bytes are not a message.
     #[inline(always)]
-    pub(super) fn peek(&self) -> Result<Next, MessageError> {
-        let rest = self.rest();
-        let Some(header) = rest.first_chunk() else { return Ok(Next::Incomplete) };
+    pub(super) fn peek(&mut self) -> Result<Next, MessageError> {
+        let Some(start) = self.bytes.get_mut(self.at - LEAD..) else { return Ok(Next::Incomplete) };
+        let Some(header) = start[LEAD..].first_chunk() else { return Ok(Next::Incomplete) };
         let header = Header::parse(*header, MAX_AM as u32)?;
-        Ok(match () {
-            () if header.span() <= rest.len() => Next::Whole(header),
-            () if header.span() > LARGE => Next::Large(header),
-            () => Next::Incomplete,
+        Ok(match start.len() - LEAD {
+            length if header.span() <= length => Next::Whole(header, NonNull::from(start).cast()),
+            _ if header.span() > LARGE => Next::Large(header),
+            _ => Next::Incomplete,
         })
     }
 
-    /// Takes the whole message with this header. Returns the place [`HOME`] bytes in front of its data,
-    /// aligned to 8. What is there belongs to messages that were taken before.
+    /// Takes the whole message with this header.
     #[inline(always)]
-    pub(super) fn take(&mut self, header: Header) -> NonNull<u8> {
-        let start = NonNull::from(&mut self.bytes[self.at - LEAD..]).cast();
+    pub(super) fn take(&mut self, header: Header) {
         self.at += header.span();
-        start
     }
 
     /// The bytes that are not taken.
@@ -349,7 +420,7 @@ impl Messages<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::VecDeque;
 
     use barewire_tcp::message::Kind;
@@ -358,9 +429,9 @@ mod tests {
     use super::*;
 
     /// Bytes in pieces.
-    struct Pieces {
-        pieces: VecDeque<Vec<u8>>,
-        records: bool,
+    pub(in super::super) struct Pieces {
+        pub(in super::super) pieces: VecDeque<Vec<u8>>,
+        pub(in super::super) records: bool,
     }
 
     impl Source for Pieces {
@@ -373,6 +444,18 @@ mod tests {
                 self.pieces.pop_front();
             }
             Ok(Some(count))
+        }
+
+        fn read_region(
+            &mut self,
+            region: &Region,
+            offset: usize,
+            length: usize,
+        ) -> Result<Option<usize>, Option<io::Error>> {
+            let mut bytes = vec![0; length];
+            let count = self.read(&mut bytes)?;
+            region.write(offset, &bytes[..count.unwrap_or(0)]).map_err(|_| None)?;
+            Ok(count)
         }
 
         fn has_records(&self) -> bool {
@@ -393,17 +476,19 @@ mod tests {
     fn copy(header: Header, start: NonNull<u8>) -> (u8, Vec<u8>) {
         let Kind::Message { handler } = header.kind else { panic!("{header:?}") };
         assert!(start.as_ptr().addr().is_multiple_of(8));
-        // SAFETY: the data lie `HOME` bytes behind `start`, and nothing writes to them during the copy.
-        let data = unsafe { std::slice::from_raw_parts(start.as_ptr().add(HOME), header.length as usize) };
+        // SAFETY: the data lie `HEADROOM` bytes behind `start`, and nothing writes to them during the
+        // copy.
+        let data =
+            unsafe { std::slice::from_raw_parts(start.as_ptr().add(HEADROOM), header.length as usize) };
         (handler, data.to_vec())
     }
 
     /// Reads until there is nothing more.
     fn receive(source: &mut Pieces) -> Result<Vec<(u8, Vec<u8>)>, MessageError> {
         let mut scratch = Scratch::new().unwrap();
-        let (mut reader, spare) = (MessageReader::default(), SpareLarge::default());
+        let (mut reader, spare) = (MessageReader::new(1), SpareLarge::default());
         let mut found = Vec::new();
-        while let Read::Bytes(length) = reader.read(&mut scratch, source).unwrap() {
+        while let Read::Bytes(length) | Read::Large(length) = reader.read(&mut scratch, source).unwrap() {
             if let Some(large) = reader.take_large() {
                 found.push(copy(large.header(), large.start()));
                 spare.set(Some(large.into_memory()));
@@ -411,7 +496,10 @@ mod tests {
             let mut messages = scratch.messages(length);
             loop {
                 match messages.peek()? {
-                    Next::Whole(header) => found.push(copy(header, messages.take(header))),
+                    Next::Whole(header, start) => {
+                        found.push(copy(header, start));
+                        messages.take(header);
+                    }
                     Next::Large(header) => {
                         reader.begin_large(&spare, header, messages.rest()).unwrap();
                         messages.discard();
@@ -425,7 +513,7 @@ mod tests {
         Ok(found)
     }
 
-    fn cut(stream: &[u8], sizes: &[usize]) -> VecDeque<Vec<u8>> {
+    pub(in super::super) fn cut(stream: &[u8], sizes: &[usize]) -> VecDeque<Vec<u8>> {
         let (mut rest, mut pieces, mut sizes) = (stream, VecDeque::new(), sizes.iter().cycle());
         while !rest.is_empty() {
             let size = sizes.next().map_or(rest.len(), |size| rest.len().min(*size));
@@ -458,13 +546,31 @@ mod tests {
 
     #[test]
     fn held_bytes_come_back_when_it_resumes() {
-        let mut reader = MessageReader::default();
-        assert_eq!(reader.resume(), None);
+        let (mut scratch, mut reader) = (Scratch::new().unwrap(), MessageReader::new(1));
+        assert_eq!(reader.resume(&mut scratch), Read::Nothing);
         reader.pause();
         reader.hold(b"later");
-        assert!(reader.is_paused());
-        assert_eq!(reader.resume().as_deref(), Some(&b"later"[..]));
-        assert!(!reader.is_paused());
+        let mut source = Pieces { pieces: VecDeque::from([vec![1]]), records: false };
+        assert_eq!(reader.read(&mut scratch, &mut source).unwrap(), Read::Nothing);
+        assert_eq!(reader.resume(&mut scratch), Read::Bytes(5));
+        assert_eq!(scratch.bytes(5), b"later");
+        assert_eq!(reader.read(&mut scratch, &mut source).unwrap(), Read::Bytes(1));
+    }
+
+    #[test]
+    fn kept_messages_use_up_the_buffers() {
+        let mut reader = MessageReader::new(2);
+        reader.keep();
+        assert!(!reader.is_out_of_buffers());
+        reader.keep();
+        assert!(reader.is_out_of_buffers());
+        assert!(!reader.drop_kept(), "it was not paused");
+        reader.keep();
+        reader.pause();
+        assert!(reader.drop_kept() && !reader.is_out_of_buffers());
+        reader.keep();
+        reader.clear();
+        assert!(reader.is_out_of_buffers() && !reader.is_paused());
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-//! Receiving messages: from the connection to the handlers.
+//! Receiving: from the connections to the handlers and completions.
 
 use std::cell::RefCell;
 use std::io;
@@ -6,54 +6,40 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use barewire_tcp::message::{Header, Kind};
-use barewire_tcp::socket::Socket;
 
-use super::reader::{Messages, Next, Read, Scratch, Source};
-use super::state::{PendingFailure, State};
+use super::address::End;
+use super::agenda::Task;
+use super::failure::PendingFailure;
+use super::interface::Shared;
+use super::reader::{Messages, Next, Read, Scratch};
+use super::state::State;
 use crate::error::{Cause, Operation};
-use crate::message::{HOME, Keeper, KeptMessage, Message, Reclaim, write_home};
-use crate::transport::common::handlers::Running;
+use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, Message, write_keeper};
+use crate::panics::Panics;
+use crate::transport::common::handlers::DispatchGuard;
 use crate::transport::common::pool::Lease;
 
-impl Source for Socket {
-    #[inline]
-    fn read(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
-        self.receive(room)
-    }
-
-    #[inline]
-    fn has_records(&self) -> bool {
-        self.is_protected()
-    }
-}
-
 impl State {
-    /// Receives on the connection for messages, and delivers those that are whole. Returns the number of
-    /// events.
+    /// Receives on the connection for messages, and delivers those that are whole. Returns the
+    /// number of events.
     #[inline]
-    pub(super) fn receive(&self, scratch: &mut Scratch, running: &mut Running<'_, true>) -> usize {
-        let mut reader = self.reader.borrow_mut();
-        if reader.is_paused() {
-            return 0;
-        }
+    pub(super) fn receive(&self, scratch: &mut Scratch, running: &mut DispatchGuard<'_, true>) -> usize {
         let read = {
             // Borrowed while a `pack` function makes progress.
             let Ok(mut connection) = self.messages.try_borrow_mut() else { return 0 };
             let Some(socket) = connection.socket() else { return 0 };
-            reader.read(scratch, socket)
+            self.reader.borrow_mut().read(scratch, socket)
         };
-        let has_large = reader.has_large();
-        drop(reader);
         match read {
             Ok(Read::Nothing) => 0,
-            Ok(Read::Bytes(length)) if has_large => self.deliver_large(scratch, length, running),
             Ok(Read::Bytes(length)) => self.deliver(scratch, length, running),
+            Ok(Read::Large(length)) => self.deliver_large(scratch, length, running),
             Ok(Read::End) => self.fail_receiving(None),
             Err(error) => self.fail_receiving(Some(error)),
         }
     }
 
-    /// The connection has ended, or is of no use. This is one event.
+    /// The connection has ended or failed. This is one event.
     #[cold]
     #[inline(never)]
     fn fail_receiving(&self, error: Option<io::Error>) -> usize {
@@ -65,18 +51,14 @@ impl State {
     }
 
     /// Delivers messages that waited for buffers.
-    pub(super) fn resume(&self, scratch: &mut Scratch, running: &mut Running<'_, true>) -> usize {
-        let mut reader = self.reader.borrow_mut();
-        let Some(bytes) = reader.resume() else { return 0 };
-        let has_large = reader.has_large();
-        drop(reader);
-        scratch.put(&bytes);
-        let events = if has_large {
-            self.deliver_large(scratch, bytes.len(), running)
-        } else {
-            self.deliver(scratch, bytes.len(), running)
+    pub(super) fn resume(&self, scratch: &mut Scratch, running: &mut DispatchGuard<'_, true>) -> usize {
+        let read = self.reader.borrow_mut().resume(scratch);
+        let events = match read {
+            Read::Bytes(length) => self.deliver(scratch, length, running),
+            Read::Large(length) => self.deliver_large(scratch, length, running),
+            Read::Nothing | Read::End => return 0,
         };
-        if !self.reader.borrow().is_paused() && self.gate.is_alive() {
+        if !self.reader.borrow().is_paused() && self.posting.is_alive() {
             self.set_paused(false);
         }
         events
@@ -84,20 +66,20 @@ impl State {
 
     /// Delivers the messages among the first `length` bytes, and holds what is not whole.
     #[inline(never)]
-    fn deliver(&self, scratch: &mut Scratch, length: usize, running: &mut Running<'_, true>) -> usize {
+    fn deliver(&self, scratch: &mut Scratch, length: usize, running: &mut DispatchGuard<'_, true>) -> usize {
         let mut delivery = Delivery { state: self, messages: scratch.messages(length) };
         let mut events = 0;
         while let Some((header, start)) = delivery.next() {
             events += 1;
             if let Kind::Message { handler } = header.kind {
-                // SAFETY: `next` has just taken the message with this header, so it lies whole in the
-                // scratch memory, `HOME` bytes behind `start`, and what is written in front of it is the
-                // lead, or bytes of a message that was taken before and has ended. All of it is aligned
-                // to 8, since the memory, the lead and every span are. `delivery` borrows the memory,
-                // so nothing else writes it; a kept message is a copy.
+                // SAFETY: `next` has just taken the message with this header, so it lies whole in
+                // the scratch memory, `HEADROOM` bytes behind `start`, and what is written in front of
+                // it is the lead, or bytes of a message that was taken before and has ended. All of
+                // it is aligned to 8, since the memory, the lead and every span are. `delivery`
+                // borrows the memory, so nothing else writes it; a kept message is a copy.
                 let message = unsafe {
-                    write_home(start, self);
-                    Message::new(start.add(HOME), header.length as usize)
+                    write_keeper(start, self);
+                    Message::new(start.add(HEADROOM), header.length as usize)
                 };
                 self.dispatch(running, handler, message);
             } else if header.kind == Kind::Farewell {
@@ -109,13 +91,18 @@ impl State {
 
     /// Delivers the large message if it is whole, and then those among the first `length` bytes.
     #[inline(never)]
-    fn deliver_large(&self, scratch: &mut Scratch, length: usize, running: &mut Running<'_, true>) -> usize {
+    fn deliver_large(
+        &self,
+        scratch: &mut Scratch,
+        length: usize,
+        running: &mut DispatchGuard<'_, true>,
+    ) -> usize {
         let mut reader = self.reader.borrow_mut();
         let Some(large) = reader.take_large() else {
             reader.hold(scratch.bytes(length));
             return 1;
         };
-        if self.is_out_of_buffers() {
+        if reader.is_out_of_buffers() {
             reader.put_back(large);
             reader.hold(scratch.bytes(length));
             drop(reader);
@@ -125,12 +112,12 @@ impl State {
         drop(reader);
         if let Kind::Message { handler } = large.header().kind {
             let start = large.start();
-            // SAFETY: the memory of a whole large message holds the lead, the header and the data, `HOME`
-            // bytes behind `start`. It is aligned to a page, and `large` owns it until the message has
-            // ended; a kept message is a copy.
+            // SAFETY: the memory of a whole large message holds the lead, the header and the data,
+            // `HEADROOM` bytes behind `start`. It is aligned to a page, and `large` owns it until the
+            // message has ended; a kept message is a copy.
             let message = unsafe {
-                write_home(start, self);
-                Message::new(start.add(HOME), large.header().length as usize)
+                write_keeper(start, self);
+                Message::new(start.add(HEADROOM), large.header().length as usize)
             };
             let held = HeldOnPanic { state: self, bytes: scratch.bytes(length) };
             self.dispatch(running, handler, message);
@@ -141,22 +128,17 @@ impl State {
     }
 
     #[inline]
-    fn dispatch(&self, running: &mut Running<'_, true>, handler: u8, message: Message<'_>) {
-        // The message before may have set handlers.
-        if self.shared.renewed.replace(false) {
-            running.renew();
+    fn dispatch(&self, running: &mut DispatchGuard<'_, true>, handler: u8, message: Message<'_>) {
+        // The handler of the message before may have set handlers.
+        if self.shared.has_new_handlers.get() {
+            self.shared.has_new_handlers.set(false);
+            running.install_pending();
         }
         running.dispatch(handler, message);
     }
 
-    /// Handlers keep as many messages as they may.
-    fn is_out_of_buffers(&self) -> bool {
-        let config = &self.shared.config;
-        self.kept.get() >= config.receive_ring + config.spare_receive_buffers
-    }
-
-    /// Nothing is read until a kept message is dropped: the peer's messages stay with the kernel, and then
-    /// with the peer.
+    /// Reads nothing until a kept message is dropped: the peer's messages stay with the kernel, and
+    /// then with the peer.
     #[cold]
     fn wait_for_buffers(&self) {
         self.reader.borrow_mut().pause();
@@ -169,7 +151,7 @@ impl State {
         }
     }
 
-    /// A large message that is not whole is read into memory of its own.
+    /// Reads the rest of a large message into memory of its own.
     #[cold]
     fn begin_large(&self, header: Header, bytes: &[u8]) {
         let begun = self.reader.borrow_mut().begin_large(&self.shared.spare_large, header, bytes);
@@ -177,9 +159,59 @@ impl State {
             self.fail(PendingFailure::new(Operation::Receive, Cause::LocalOperation, error.to_string()));
         }
     }
+
+    /// A handler panicked: progress delivers the messages behind its message.
+    #[cold]
+    fn resume_after_panic(&self) {
+        self.reader.borrow_mut().pause();
+        self.shared.visit_later(Task::Resume, self.slot());
+    }
+
+    /// Receives on the connection to the peer's memory, and completes what is finished. Returns the
+    /// number of events.
+    pub(super) fn receive_responses(&self, scratch: &mut Scratch) -> usize {
+        let received = match self.memory.try_borrow_mut().as_deref_mut() {
+            Ok(Some(memory)) => memory.receive(scratch),
+            // Not connected, or a `pack` function makes progress.
+            Ok(None) | Err(_) => return 0,
+        };
+        let mut bytes = match received {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return 0,
+            Err(failure) => {
+                self.fail(failure);
+                return 1;
+            }
+        };
+        let mut panics = Panics::default();
+        let mut events = 1;
+        while self.posting.is_alive() {
+            let next = self.memory.borrow_mut().as_mut().map_or(Ok(None), |memory| memory.next(&mut bytes));
+            match next {
+                Ok(Some(finished)) => {
+                    let (number, callbacks) = finished.run(&mut panics);
+                    events += callbacks;
+                    if let Some(number) = number
+                        && let Some(memory) = self.memory.borrow_mut().as_mut()
+                    {
+                        memory.finish(number);
+                        self.replenish();
+                    }
+                }
+                Ok(None) => break,
+                Err(failure) => self.fail(failure),
+            }
+        }
+        if let Some(memory) = self.memory.borrow_mut().as_mut() {
+            memory.hold(bytes);
+        }
+        panics.catch(|| self.settle());
+        events
+    }
 }
 
-/// Messages that are being delivered. Its drop holds what was not delivered, also when a handler panics.
+/// Messages that are being delivered. Its drop holds what was not delivered, also when a handler
+/// panics.
 struct Delivery<'a> {
     state: &'a State,
     messages: Messages<'a>,
@@ -193,18 +225,19 @@ impl Delivery<'_> {
         if next == Ok(Next::Incomplete) {
             return None;
         }
-        if !self.state.gate.is_alive() {
+        if !self.state.posting.is_alive() {
             // Closed by a handler: nothing more is delivered.
             self.messages.discard();
             return None;
         }
         match next {
-            Ok(Next::Whole(header)) => {
-                if self.state.is_out_of_buffers() {
+            Ok(Next::Whole(header, start)) => {
+                if self.state.reader.borrow().is_out_of_buffers() {
                     self.state.wait_for_buffers();
                     return None;
                 }
-                Some((header, self.messages.take(header)))
+                self.messages.take(header);
+                Some((header, start))
             }
             Ok(Next::Incomplete) => None,
             Ok(Next::Large(header)) => {
@@ -248,47 +281,39 @@ impl Drop for HeldOnPanic<'_> {
     }
 }
 
-impl State {
-    /// A handler panicked: progress delivers the messages behind its message.
-    #[cold]
-    fn resume_after_panic(&self) {
-        self.reader.borrow_mut().pause();
-        self.shared.resume_later(self.index);
-    }
-}
-
-/// A message that was kept: a copy, since what comes next is read where it lay.
+/// A message that was kept: a copy, since the next read overwrites the original.
 struct Kept {
-    state: Rc<State>,
-    /// Behind the message's own pointer.
+    shared: Rc<Shared>,
+    own: End,
+    /// The message has its own pointer to it.
     _data: RefCell<Box<[u8]>>,
 }
 
 impl Keeper for State {
     #[cold]
     fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let state = self.me.upgrade().expect("a state that is borrowed is alive");
-        state.kept.set(state.kept.get() + 1);
+        self.reader.borrow_mut().keep();
         let copy: Box<[u8]> = data.into();
         let pointer = NonNull::from(&*copy);
-        let owner: Rc<dyn Reclaim> = Rc::new(Kept { state, _data: RefCell::new(copy) });
-        // SAFETY: the copy is the owner's, which the message keeps; nobody writes it.
+        let (shared, own) = (Rc::clone(&self.shared), self.own());
+        let owner: Rc<dyn BufferOwner> = Rc::new(Kept { shared, own, _data: RefCell::new(copy) });
+        // SAFETY: the copy belongs to the owner, which the message keeps, and nothing writes to it.
         unsafe { KeptMessage::new(pointer.as_ref(), None, owner) }
     }
 }
 
-impl Reclaim for Kept {
+impl BufferOwner for Kept {
     fn reclaim(&self, _: Lease) {}
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.state.kept.set(self.state.kept.get() - 1);
-        if self.state.shared.closed.get() {
-            return;
-        }
-        if self.state.reader.try_borrow().map_or(true, |reader| reader.is_paused()) {
-            self.state.shared.resume_later(self.state.index);
+        let slot = self.own.slot();
+        if let Some(state) = self.shared.endpoint(slot).filter(|state| state.own() == self.own)
+            && state.reader.borrow_mut().drop_kept()
+            && !self.shared.closed.get()
+        {
+            self.shared.visit_later(Task::Resume, slot);
         }
     }
 }

@@ -2,26 +2,19 @@
 
 use std::collections::VecDeque;
 
-use barewire_tcp::connector::ConnectFailure;
-use barewire_tcp::handshake::{Claim, Purpose};
 use barewire_tcp::request::{Action, REQUEST_BYTES, Request};
 
-use super::connection::Connection;
-use super::domain::RemoteKey;
+use super::address::RemoteKey;
 use super::endpoint::Endpoint;
-use super::memory::{Done, Range, RemoteMemoryClient};
 use super::message::gather;
-use super::poller::Token;
-use super::state::{PendingFailure, State};
+use super::remote_memory::{Range, RemoteMemoryClient, Then};
+use super::state::State;
 use super::{COPIED, MAX_ZCOPY, SEGMENT};
 use crate::capability::{GetBcopy, GetZcopy, Lists, PutBcopy, PutShort, PutZcopy};
 use crate::completion::{Completion, Unpack};
 use crate::error::{Operation, PostError};
 use crate::memory::{Slice, Transfer};
 use crate::status::{Post, Posted};
-
-/// Numbers of interface and endpoint that a connection to memory has no use for.
-const NOBODY: u64 = 0;
 
 impl Endpoint {
     fn list(
@@ -38,7 +31,7 @@ impl Endpoint {
         ) -> Post,
     ) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         let Some((last, others)) = transfers.split_last() else { return Ok(Posted::Done) };
         for transfer in transfers {
             state.limited(&[transfer.local])?;
@@ -54,12 +47,12 @@ impl Endpoint {
             return Err(PostError::TooManyTransfers { limit });
         }
         state.with_memory(last.key, transfers.len(), operation, |state, memory| {
+            // Either all are posted or none: every slice is checked, and there is room for all of
+            // them.
             let local: Vec<Slice<'_>> = transfers.iter().map(|transfer| transfer.local).collect();
-            // Every slice is alive before the first is posted.
             state.ranges(&local)?;
-            // Each is copied if it is short, and else takes a request's bytes.
-            if memory.connection.outbox().is_crowded(transfers.len() * (REQUEST_BYTES + COPIED)) {
-                return Err(state.refuse());
+            if memory.is_crowded(transfers.len() * (REQUEST_BYTES + COPIED)) {
+                return Err(PostError::NoResource);
             }
             for transfer in others {
                 let _ = run(state, memory, transfer, transfer.local.length, None)?;
@@ -70,8 +63,8 @@ impl Endpoint {
 }
 
 impl PutShort for Endpoint {
-    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Post {
-        self.0.gate.check()?;
+    fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+        self.0.posting.check()?;
         if payload.len() > SEGMENT {
             return Err(PostError::too_long(payload.len(), SEGMENT));
         }
@@ -79,7 +72,7 @@ impl PutShort for Endpoint {
             place.copy_from_slice(payload);
             Ok(payload.len())
         })?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
@@ -91,7 +84,7 @@ impl PutBcopy for Endpoint {
         key: &RemoteKey,
     ) -> Result<usize, PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         let posted = state.put_copied(SEGMENT, remote, key, |place| {
             let length = pack(place);
             state.packed(length)
@@ -112,7 +105,7 @@ impl PutZcopy for Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         let length = state.limited(slices)?;
         state.with_memory(key, 1, Operation::Put, |state, memory| {
             state.put(memory, slices, length, remote, key, completion)
@@ -146,14 +139,14 @@ impl GetBcopy for Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         if length > SEGMENT {
             return Err(PostError::too_long(length, SEGMENT));
         }
         state.with_memory(key, 1, Operation::Get, |state, memory| {
             let action = Action::Get { length: length as u64 };
-            let done = Done::Unpack { unpack: unpack.clone(), length, completion: completion.cloned() };
-            state.request(memory, Request { token: key.token, address: remote, action }, Some(done))?;
+            let request = Request { token: key.token, address: remote, action };
+            state.request(memory, request, Then::Unpack(unpack.clone(), length), completion)?;
             Ok(Posted::InProgress)
         })
     }
@@ -168,7 +161,7 @@ impl GetZcopy for Endpoint {
         completion: Option<&Completion>,
     ) -> Post {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         let length = state.limited(slices)?;
         state.with_memory(key, 1, Operation::Get, |state, memory| {
             state.get(memory, slices, length, remote, key, completion)
@@ -184,7 +177,8 @@ impl State {
         }
     }
 
-    /// The places of slices. A slice borrows its memory, so it is there.
+    /// Returns the parts of regions that the slices cover. A slice borrows its memory, so it is
+    /// alive.
     pub(super) fn ranges(&self, slices: &[Slice<'_>]) -> Result<VecDeque<Range>, PostError> {
         let filled = slices.iter().filter(|slice| slice.length > 0);
         let range = |slice: &Slice<'_>| {
@@ -195,24 +189,24 @@ impl State {
         filled.map(range).collect()
     }
 
-    /// Runs `run` with the connection to the memory that `key` is for, which is made if there is none yet, if so many requests may be
-    /// posted; then sends what it posted.
+    /// Connects to the memory that `key` is for unless it is connected, runs `post` if so many
+    /// requests may be posted, and sends them.
     pub(super) fn with_memory<T>(
         &self,
         key: &RemoteKey,
         requests: usize,
         operation: Operation,
-        run: impl FnOnce(&Self, &mut RemoteMemoryClient) -> Result<T, PostError>,
+        post: impl FnOnce(&Self, &mut RemoteMemoryClient) -> Result<T, PostError>,
     ) -> Result<T, PostError> {
         if key.port == 0 {
-            // Its domain could not open any memory to peers.
+            // The peer's domain could not serve any memory.
             return Err(PostError::AccessDenied);
         }
-        // Borrowed if this is called by a function that packs for another post.
-        let Ok(mut guard) = self.memory.try_borrow_mut() else { return Err(self.refuse()) };
-        let memory = match &mut *guard {
+        // Borrowed if the function that packs for another post calls this.
+        let Ok(mut memory) = self.memory.try_borrow_mut() else { return Err(self.refuse()) };
+        let memory = match &mut *memory {
             Some(memory) => memory,
-            none => none.insert(self.reach_memory(key, operation)?),
+            none => none.insert(self.connect_memory(key, operation)?),
         };
         if !memory.serves(key) {
             return Err(PostError::ForeignKey);
@@ -220,58 +214,29 @@ impl State {
         if memory.room() < requests as u64 {
             return Err(self.refuse());
         }
-        let value = run(self, memory)?;
-        self.push(&mut memory.connection, operation);
-        Ok(value)
-    }
-
-    #[cold]
-    fn reach_memory(
-        &self,
-        key: &RemoteKey,
-        operation: Operation,
-    ) -> Result<Box<RemoteMemoryClient>, PostError> {
-        let peer = self.peer.get().ok_or(PostError::NotConnected)?;
-        let claim = Claim {
-            purpose: Purpose::Memory,
-            service: key.domain,
-            endpoint: NOBODY,
-            from_service: self.own.interface,
-            from_endpoint: self.own.endpoint,
-        };
-        let mut address = peer.address;
-        address.set_port(key.port);
-        let mut connection = Connection::new(Token::Memory(self.index));
-        match self.shared.connector(address, claim) {
-            Ok(connector) => connection.connect(connector),
-            Err(error) => {
-                self.fail(PendingFailure {
-                    operation,
-                    ..PendingFailure::of_connecting(&ConnectFailure::Io(error))
-                });
-                return Err(PostError::EndpointFailed);
+        match post(self, memory) {
+            Err(PostError::NoResource) => Err(self.refuse()),
+            Err(error) => Err(error),
+            Ok(value) => {
+                self.push(memory.connection(), operation);
+                Ok(value)
             }
         }
-        self.shared.connecting.borrow_mut().push(self.index);
-        self.shared.poller.wake();
-        Ok(Box::new(RemoteMemoryClient::new(connection, key, self.shared.config.send_ring.into())))
     }
 
-    /// Posts a request without data. `done` says what to do when it is finished, if anything.
+    /// Posts a request without data.
     pub(super) fn request(
         &self,
         memory: &mut RemoteMemoryClient,
         request: Request,
-        done: Option<Done>,
+        then: Then,
+        completion: Option<&Completion>,
     ) -> Result<(), PostError> {
-        if !memory.connection.outbox_mut().push(&self.shared.spare, &request.to_bytes()) {
-            return Err(self.refuse());
-        }
-        self.gate.tally.posted(match request.action {
+        memory.request(&self.shared.spare, request, then, completion)?;
+        self.posting.tally.posted(match request.action {
             Action::Put { length } | Action::Get { length } => length as usize,
             Action::Atomic { width, .. } => width.into(),
         });
-        memory.note(done);
         Ok(())
     }
 
@@ -283,31 +248,10 @@ impl State {
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
     ) -> Result<usize, PostError> {
         self.with_memory(key, 1, Operation::Put, |state, memory| {
-            let length = state.append_put(memory, most, remote, key, fill)?;
-            state.gate.tally.posted(length);
-            memory.note(None);
+            let length = memory.put(&state.shared.spare, (key, remote), most, fill, None)?;
+            state.posting.tally.posted(length);
             Ok(length)
         })
-    }
-
-    fn append_put(
-        &self,
-        memory: &mut RemoteMemoryClient,
-        most: usize,
-        remote: u64,
-        key: &RemoteKey,
-        fill: impl FnOnce(&mut [u8]) -> Result<usize, PostError>,
-    ) -> Result<usize, PostError> {
-        let outbox = memory.connection.outbox_mut();
-        let Some(room) = outbox.room(&self.shared.spare, REQUEST_BYTES + most) else {
-            return Err(self.refuse());
-        };
-        let (head, place) = room.split_at_mut(REQUEST_BYTES);
-        let length = fill(&mut place[..most])?;
-        let action = Action::Put { length: length as u64 };
-        head.copy_from_slice(&Request { token: key.token, address: remote, action }.to_bytes());
-        outbox.commit(REQUEST_BYTES + length);
-        Ok(length)
     }
 
     fn put(
@@ -319,24 +263,17 @@ impl State {
         key: &RemoteKey,
         completion: Option<&Completion>,
     ) -> Post {
+        let spare = &self.shared.spare;
         if length <= COPIED {
-            self.append_put(memory, length, remote, key, |place| {
-                gather(slices, place);
+            let fill = |data: &mut [u8]| {
+                gather(slices, data);
                 Ok(length)
-            })?;
+            };
+            memory.put(spare, (key, remote), length, fill, completion)?;
         } else {
-            let ranges = self.ranges(slices)?;
-            let action = Action::Put { length: length as u64 };
-            let request = Request { token: key.token, address: remote, action };
-            if !memory.connection.outbox_mut().push(&self.shared.spare, &request.to_bytes()) {
-                return Err(self.refuse());
-            }
-            for range in ranges {
-                memory.connection.outbox_mut().push_range(range.region, range.offset, range.length);
-            }
+            memory.put_ranges(spare, (key, remote), length, self.ranges(slices)?, completion)?;
         }
-        self.gate.tally.posted(length);
-        memory.note(completion.map(|completion| Done::Notify(Some(completion.clone()))));
+        self.posting.tally.posted(length);
         Ok(Posted::InProgress)
     }
 
@@ -350,8 +287,8 @@ impl State {
         completion: Option<&Completion>,
     ) -> Post {
         let action = Action::Get { length: length as u64 };
-        let done = Done::Scatter { ranges: self.ranges(slices)?, length, completion: completion.cloned() };
-        self.request(memory, Request { token: key.token, address: remote, action }, Some(done))?;
+        let then = Then::Scatter(self.ranges(slices)?, length);
+        self.request(memory, Request { token: key.token, address: remote, action }, then, completion)?;
         Ok(Posted::InProgress)
     }
 }

@@ -1,26 +1,26 @@
-//! The bodies of this transport's addresses. Integers are big-endian.
+//! The contents of this transport's addresses. Integers are big-endian.
 
 use std::fmt;
 
-use super::NAME;
+use super::ID;
 use crate::address::{
     AddressError, DeviceAddress, EndpointAddress, InterfaceAddress, Kind, Packed, TransportId,
 };
 use crate::error::ConnectError;
 use crate::transport::rdma::{Domain, PortAddress};
 
-/// 24-bit numbers.
+/// The bits of a 24-bit number.
 const MASK24: u32 = 0x00ff_ffff;
-/// Bytes of an interface's body.
+/// Bytes of an interface's address.
 const INTERFACE: usize = 16;
 
-/// An interface on its port.
+/// The address of an interface on its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueAddress {
     pub(super) qpn: u32,
     /// log2 of the longest packet in bytes.
     pub(super) log_mtu: u8,
-    /// Its own number, unlike any other's.
+    /// A random number that identifies the interface.
     pub(super) interface: u64,
 }
 
@@ -28,11 +28,11 @@ pub(super) fn device(domain: &Domain) -> DeviceAddress {
     DeviceAddress(Packed::new(Kind::Device, TransportId::UdVerbs, &PortAddress::of(domain).to_bytes()))
 }
 
-/// `packed`'s body, if it is this transport's.
+/// Returns the body of `packed`, if it is of this transport.
 fn body<const N: usize>(packed: &Packed) -> Result<&[u8; N], ConnectError> {
     match (packed.transport(), packed.body()) {
         (TransportId::UdVerbs, Some(body)) => Ok(body),
-        (other, _) => Err(ConnectError::ForeignTransport { transport: NAME, found: other.name() }),
+        (other, _) => Err(ConnectError::ForeignTransport { transport: ID, found: other }),
     }
 }
 
@@ -69,7 +69,7 @@ impl QueueAddress {
         Self::from_bytes(body(&address.0)?).map_err(bad)
     }
 
-    /// With the name of an endpoint there.
+    /// Packs it with the name of an endpoint of the interface.
     pub(super) fn pack_endpoint(self, name: u32) -> EndpointAddress {
         let mut body = [0; 24];
         body[..INTERFACE].copy_from_slice(&self.to_bytes());
@@ -84,7 +84,7 @@ impl QueueAddress {
         Ok((Self::from_bytes(queue).map_err(bad)?, name))
     }
 
-    /// What a request for a connection tells of this side.
+    /// Returns the bytes that describe the local side in a connection request.
     pub(super) fn for_request(self, port: PortAddress) -> [u8; 32] {
         let mut bytes = [0; 32];
         bytes[..PortAddress::LENGTH].copy_from_slice(&port.to_bytes());
@@ -93,7 +93,7 @@ impl QueueAddress {
         bytes
     }
 
-    /// What the request of `interface` tells of it.
+    /// Parses the bytes that describe `interface` in its connection request.
     pub(super) fn of_request(bytes: &[u8; 32], interface: u64) -> Result<(PortAddress, Self), AddressError> {
         let (port, rest) = bytes.split_first_chunk().unwrap_or((&[0; PortAddress::LENGTH], &[]));
         let mut body = [0; INTERFACE];
@@ -106,10 +106,10 @@ impl QueueAddress {
 }
 
 fn bad(source: AddressError) -> ConnectError {
-    ConnectError::Address { transport: NAME, source }
+    ConnectError::Address { transport: ID, source }
 }
 
-/// A peer in words: its port and queue pair, and which of the endpoints there.
+/// A peer in error messages: its port, its queue pair and the endpoint there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerName {
     pub(super) port: PortAddress,

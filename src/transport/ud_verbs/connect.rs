@@ -1,23 +1,23 @@
-//! How two endpoints find each other.
+//! Connecting two endpoints.
 
 use std::rc::Rc;
 
 use barewire_verbs::AddressHandle;
 
-use super::NAME;
+use super::ID;
 use super::address::{self, PeerName, QueueAddress};
 use super::interface::Shared;
 use super::socket::Destination;
 use super::state::{Peer, State};
 use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress};
 use crate::error::ConnectError;
-use crate::transport::common::gate::Block;
+use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rdma::PortAddress;
 use crate::transport::reliable::{Claim, Kind, Request, Requesting};
 
 impl State {
-    /// Connects to an endpoint whose name is known, and which is told this one's.
+    /// Connects to an endpoint whose name is known, and sends it this endpoint's name.
     pub(super) fn connect(
         &self,
         device: &DeviceAddress,
@@ -25,22 +25,22 @@ impl State {
     ) -> Result<(), ConnectError> {
         let port = address::port(device)?;
         let (queue, name) = QueueAddress::unpack_endpoint(address)?;
-        if !self.gate.has(Block::Unconnected) || !self.gate.is_alive() {
-            return Err(ConnectError::Connected { transport: NAME });
+        if !self.posting.has(PostBlock::Unconnected) || !self.posting.is_alive() {
+            return Err(ConnectError::Connected { transport: ID });
         }
         self.peer.replace(Some(self.shared.resolve(port, queue, Some(name))?));
-        self.gate.set(Block::Unconnected, false);
+        self.posting.set(PostBlock::Unconnected, false);
         Ok(())
     }
 
-    /// Asks the peer for its endpoint's name.
+    /// Requests the name of the peer's endpoint.
     pub(super) fn request(&self) {
-        // Without room for it, it is asked again later.
+        // If there is no room, a later retry sends it.
         let packet = self.introduction().to_packet(Kind::Request, 0);
         self.send_control(|_| packet.to_vec());
     }
 
-    /// Tells it this one's.
+    /// Sends this endpoint's name to the peer.
     fn reply(&self) {
         let introduction = self.introduction();
         self.send_control(|to| introduction.to_packet(Kind::Reply, to).to_vec());
@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    /// The peer's endpoint has this name. False if another is known already.
+    /// Stores the name of the peer's endpoint. Returns false if another name is stored already.
     pub(super) fn introduced(&self, name: u32) -> bool {
         let mut peer = self.peer.borrow_mut();
         let Some(peer) = peer.as_mut() else { return false };
@@ -65,8 +65,8 @@ impl State {
             return false;
         }
         self.requesting.set(None);
-        if self.gate.has(Block::Connecting) {
-            self.gate.set(Block::Connecting, false);
+        if self.posting.has(PostBlock::Connecting) {
+            self.posting.set(PostBlock::Connecting, false);
             self.shared.call_attention();
         }
         true
@@ -74,7 +74,7 @@ impl State {
 }
 
 impl Shared {
-    /// The way to a peer.
+    /// Returns the route to a peer.
     fn resolve(
         &self,
         port: PortAddress,
@@ -84,23 +84,24 @@ impl Shared {
         let who = PeerName { port, qpn: queue.qpn };
         if queue.log_mtu < self.own.log_mtu {
             let reason = format!(
-                "it takes packets of {} bytes at most, and those from here have up to {}: open both interfaces with the same path_mtu",
+                "it accepts packets of at most {} bytes, and this interface sends up to {}: open both interfaces with the same path_mtu",
                 1 << queue.log_mtu,
                 1 << self.own.log_mtu
             );
-            return Err(ConnectError::Unreachable { transport: NAME, peer: who.to_string(), reason });
+            return Err(ConnectError::Unreachable { transport: ID, peer: who.to_string(), reason });
         }
-        let route = port.route(&self.domain, NAME)?;
+        let route = port.route(&self.domain, ID)?;
         let handle = AddressHandle::new(self.domain.protection(), &route);
         let handle = handle.map_err(|error| ConnectError::Device {
-            transport: NAME,
+            transport: ID,
             peer: who.to_string(),
             source: error.into(),
         })?;
         Ok(Peer { to: Destination { handle, qpn: queue.qpn }, endpoint, who })
     }
 
-    /// An endpoint to an interface: one that the peer asked for before, or a new one that asks.
+    /// Opens an endpoint to an interface: one that the peer has requested before, or a new one that
+    /// sends a request.
     pub(super) fn connect_to_interface(
         self: &Rc<Self>,
         device: &DeviceAddress,
@@ -112,7 +113,7 @@ impl Shared {
         let number = match claim {
             Claim::Waiting { place } => {
                 return self.at(place).ok_or_else(|| ConnectError::Unreachable {
-                    transport: NAME,
+                    transport: ID,
                     peer: PeerName { port, qpn: queue.qpn }.to_string(),
                     reason: "its endpoint was closed meanwhile: try again".to_owned(),
                 });
@@ -121,7 +122,7 @@ impl Shared {
         };
         let peer = self.resolve(port, queue, None)?;
         let state = self.open_endpoint().map_err(|error| ConnectError::Device {
-            transport: NAME,
+            transport: ID,
             peer: peer.who.to_string(),
             source: error.into(),
         })?;
@@ -131,13 +132,14 @@ impl Shared {
         let whole = self.config.connect_timeout.as_nanos() as u64;
         state.requesting.set(Some(Requesting::new(self.now(), whole)));
         self.timed.set(true);
-        state.gate.set(Block::Connecting, true);
-        state.gate.set(Block::Unconnected, false);
+        state.posting.set(PostBlock::Connecting, true);
+        state.posting.set(PostBlock::Unconnected, false);
         state.request();
         Ok(state)
     }
 
-    /// A peer asks for an endpoint. What cannot be is not answered, so that a stranger learns nothing and costs nothing.
+    /// Handles a peer's request for an endpoint. Invalid requests get no response, so that an
+    /// unauthorised sender learns nothing and costs little.
     pub(super) fn requested(self: &Rc<Self>, request: &Request, qpn: u32) {
         let Ok((port, queue)) = QueueAddress::of_request(&request.address, request.interface) else { return };
         let (found, ended) = {
@@ -159,7 +161,7 @@ impl Shared {
         self.directory.borrow_mut().enter(request.interface, request.number, state.place(), false);
         state.number.set(request.number);
         state.peer.replace(Some(peer));
-        state.gate.set(Block::Unconnected, false);
+        state.posting.set(PostBlock::Unconnected, false);
         state.reply();
     }
 }

@@ -13,20 +13,20 @@ use super::endpoint::Endpoint;
 use super::progress::Progress;
 use super::socket::{Socket, bring_up};
 use super::state::State;
-use super::{BUFFER, INLINE, MAX_MTU, NAME};
-use crate::address::{DeviceAddress, InterfaceAddress};
+use super::{BUFFER, ID, INLINE, MAX_MTU};
+use crate::address::PeerAddress;
 use crate::attributes::Attributes;
 use crate::completion::Completion;
 use crate::config::{InterfaceConfig, check};
 use crate::counters::{Counters, Past};
-use crate::error::{Cause, OpenError, Operation, PostError};
+use crate::error::{Cause, ConnectError, OpenError, Operation, PostError};
 use crate::event::EventError;
 use crate::fork;
 use crate::panics::Panics;
 use crate::status::{Post, Posted};
-use crate::transport::common::gate::Block;
 use crate::transport::common::handlers::Handlers;
 use crate::transport::common::pending::Arbiter;
+use crate::transport::common::post_state::PostBlock;
 use crate::transport::common::random;
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rdma::{Completions, Domain, Pair, QueuePair};
@@ -39,15 +39,15 @@ pub(super) struct Shared {
     pub(super) attention: Cell<bool>,
     /// A callback panicked; see `State::catch_up`.
     pub(super) unwound: Cell<bool>,
-    /// Some endpoint has something to be timed.
+    /// Some endpoint may have a timer.
     pub(super) timed: Cell<bool>,
     pub(super) handlers: Handlers,
     pub(super) arbiter: Arbiter<Endpoint>,
-    /// By their places.
+    /// By slot.
     pub(super) endpoints: RefCell<Vec<Option<Rc<State>>>>,
-    /// Some endpoints are to be dropped.
+    /// Some endpoints wait to be dropped.
     pub(super) closing: Cell<bool>,
-    /// Places of those who owe their peers an acknowledgement.
+    /// Slots of endpoints that must send an acknowledgement.
     pub(super) owing: RefCell<Vec<u32>>,
     failing: RefCell<Vec<(Rc<State>, Operation, Cause)>>,
     pub(super) directory: RefCell<Directory>,
@@ -56,11 +56,11 @@ pub(super) struct Shared {
     pub(super) patience: Patience,
     pub(super) own: QueueAddress,
     pub(super) domain: Domain,
-    /// The domain's tag: whose slices these endpoints take.
+    /// The domain's tag: endpoints accept only slices with it.
     pub(super) tag: u32,
     pub(super) config: InterfaceConfig,
     pub(super) attributes: Attributes,
-    /// What the endpoints did that are gone.
+    /// Counts of endpoints that were dropped.
     pub(super) past: Past,
 }
 
@@ -74,12 +74,13 @@ impl Interface {
     /// Opens an interface.
     ///
     /// # Errors
-    /// [`OpenError::Setting`] for a setting that cannot be, [`OpenError::Device`] if the device refuses.
+    /// [`OpenError::Setting`] for a setting with an invalid value, [`OpenError::Device`] if the
+    /// device refuses.
     pub fn open(domain: &Domain, config: &InterfaceConfig) -> Result<(Self, Progress), OpenError> {
         let receives = check_settings(domain, config)?;
         let mtu = config.path_mtu.min(domain.port().active_mtu).clamp(256, MAX_MTU as u32);
         let sends = domain
-            .blocks(config.checked_bcopy_buffers(NAME)? * BUFFER)
+            .blocks(config.checked_bcopy_buffers(ID)? * BUFFER)
             .map_err(|e| domain.refused("register buffers", e))?;
         let completions = Completions::new(domain, config.send_ring + receives)?;
         let (qp, inline) = queue_pair(domain, &completions, config, receives)?;
@@ -114,22 +115,36 @@ impl Interface {
         Ok((Self(Rc::clone(&shared)), Progress::new(shared)))
     }
 
-    /// What the interface can do.
+    /// Returns what the interface can do.
     pub fn attributes(&self) -> &Attributes {
         &self.0.attributes
     }
 
-    /// The port's GID or LID.
-    pub fn device_address(&self) -> DeviceAddress {
-        address::device(&self.0.domain)
+    /// Returns the address: the port's GID or LID, and the interface's queue pair.
+    pub fn address(&self) -> PeerAddress {
+        PeerAddress::of_interface(address::device(&self.0.domain), self.0.own.pack())
     }
 
-    /// The interface's queue pair.
-    pub fn address(&self) -> InterfaceAddress {
-        self.0.own.pack()
+    /// Opens an endpoint to an interface. The peer opens one in turn, which its next call to
+    /// connect to this interface returns. Until the peer responds, posts return
+    /// [`PostError::NoResource`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`], and [`ConnectError::Open`].
+    pub fn connect(&self, peer: &PeerAddress) -> Result<Endpoint, ConnectError> {
+        self.0.connect_to_interface(peer.device(), peer.interface()).map(Endpoint::handle)
     }
 
-    /// What all endpoints of the interface did so far, also those that are gone.
+    /// Checks that the address is valid. Only a connection can show whether the fabric reaches it.
+    ///
+    /// # Errors
+    /// [`ConnectError::ForeignTransport`], [`ConnectError::Address`]
+    pub fn reaches(&self, peer: &PeerAddress) -> Result<(), ConnectError> {
+        let _ = address::port(peer.device())?;
+        QueueAddress::unpack(peer.interface()).map(drop)
+    }
+
+    /// Returns the counters of all endpoints of the interface, including dropped ones.
     pub fn counters(&self) -> Counters {
         self.0
             .endpoints
@@ -139,7 +154,7 @@ impl Interface {
             .fold(self.0.past.get(), |sum, state| sum + state.counters())
     }
 
-    /// What becomes readable when something completes at an interface that is armed.
+    /// Returns the descriptor that becomes readable on a completion, once the interface is armed.
     ///
     /// # Errors
     /// None.
@@ -147,13 +162,14 @@ impl Interface {
         Ok(Some(self.0.completions.descriptor()))
     }
 
-    /// From now on the [descriptor](Self::event_fd) tells when something comes. Answers when a timer is due, if one runs.
+    /// Makes the [descriptor](Self::event_fd) readable on the next completion. Returns the next
+    /// deadline of a timer, if one runs.
     ///
     /// # Errors
-    /// [`EventError::Busy`] if something is there to be done, [`EventError::System`]
+    /// [`EventError::Busy`] if progress has something to do, [`EventError::System`]
     pub fn arm(&self) -> Result<Option<Instant>, EventError> {
         if self.0.closed.get() {
-            return Err(EventError::Closed { transport: NAME });
+            return Err(EventError::Closed { transport: ID });
         }
         let shared = &self.0;
         if shared.attention.get() || !shared.owing.borrow().is_empty() {
@@ -164,7 +180,8 @@ impl Interface {
         Ok(due.and_then(|due| shared.started.checked_add(Duration::from_nanos(due))))
     }
 
-    /// Waits until what every endpoint has outstanding is acknowledged. The completion is counted down once, when all is.
+    /// Waits until all outstanding messages of every endpoint are acknowledged. The completion is
+    /// counted down once, after the last.
     ///
     /// # Errors
     /// [`PostError::NoResource`], [`PostError::Closed`]
@@ -187,7 +204,7 @@ impl Interface {
         Ok(Posted::InProgress)
     }
 
-    /// On every endpoint, messages posted later are handled after those posted before, as they are anyway.
+    /// On every endpoint, orders later messages after earlier ones, which holds anyway.
     ///
     /// # Errors
     /// [`PostError::Closed`]
@@ -196,42 +213,43 @@ impl Interface {
     }
 }
 
-/// Checks the settings against each other and the device. Answers the room of the receive queue.
+/// Checks the settings against each other and the device. Returns the capacity of the receive
+/// queue.
 fn check_settings(domain: &Domain, config: &InterfaceConfig) -> Result<u32, OpenError> {
     let limits = domain.limits();
     for (setting, value, least) in
         [("send_ring", config.send_ring, 16), ("receive_ring", config.receive_ring, 4)]
     {
-        check(NAME, setting, value, least, limits.requests.min(1 << 15))?;
+        check(ID, setting, value, least, limits.requests.min(1 << 15))?;
         if !value.is_power_of_two() {
             let reason = "it must be a power of two".to_owned();
-            return Err(OpenError::Setting { transport: NAME, setting, value: value.into(), reason });
+            return Err(OpenError::Setting { transport: ID, setting, value: value.into(), reason });
         }
     }
-    check(NAME, "spare_receive_buffers", config.spare_receive_buffers, 0, 32768)?;
-    check(NAME, "signal_every", config.signal_every, 1, 1 << 15)?;
-    check(NAME, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
+    check(ID, "spare_receive_buffers", config.spare_receive_buffers, 0, 32768)?;
+    check(ID, "signal_every", config.signal_every, 1, 1 << 15)?;
+    check(ID, "ack_timeout", config.ack_timeout.into(), 0, 31)?;
     if !config.path_mtu.is_power_of_two() || !(256..=4096).contains(&config.path_mtu) {
         let reason = "it must be 256, 512, 1024, 2048 or 4096".to_owned();
         let value = config.path_mtu.into();
-        return Err(OpenError::Setting { transport: NAME, setting: "path_mtu", value, reason });
+        return Err(OpenError::Setting { transport: ID, setting: "path_mtu", value, reason });
     }
-    check(NAME, "max_endpoints", config.max_endpoints, 1, 1 << 15)?;
+    check(ID, "max_endpoints", config.max_endpoints, 1, 1 << 15)?;
     let most = limits.requests.min(limits.completions.saturating_sub(config.send_ring)).max(4);
     Ok(config.receive_ring.saturating_mul(config.max_endpoints).min(most))
 }
 
-/// Tries come at most as far apart as those of a connection's device would.
+/// Returns the timeouts. Retries are at most as far apart as those of a connected queue pair.
 fn patience(config: &InterfaceConfig) -> Patience {
     let between = match config.ack_timeout {
-        // For ever, in a device's words.
+        // A device reads 0 as no limit.
         0 => 1000 * TICK,
         exponent => 4096_u64 << exponent,
     };
     Patience { between, whole: config.peer_timeout.as_nanos() as Time }
 }
 
-/// The queue pair, ready, and the bytes that its requests carry themselves.
+/// Creates the queue pair, ready to use, and returns it with its limit of inline bytes.
 fn queue_pair(
     domain: &Domain,
     completions: &Completions,
@@ -263,10 +281,10 @@ fn queue_pair(
 impl fork::Inherited for Shared {
     fn close_in_child(&self) {
         self.closed.set(true);
-        // Progress finds it closed there.
+        // Progress then finds the interface closed.
         self.call_attention();
         if let Ok(endpoints) = self.endpoints.try_borrow() {
-            endpoints.iter().flatten().for_each(|state| state.gate.close_in_child());
+            endpoints.iter().flatten().for_each(|state| state.posting.close_in_child());
         }
     }
 }
@@ -276,18 +294,18 @@ impl Shared {
         if self.closed.get() { Err(PostError::Closed) } else { Ok(()) }
     }
 
-    /// Asks progress to look at more than packets.
+    /// Makes the next progress do more than check for packets.
     pub(super) fn call_attention(&self) {
         self.attention.set(true);
     }
 
-    /// Asks progress to finish what a callback that panicked left behind.
+    /// Makes progress finish the operations that were left behind by a callback that panicked.
     pub(super) fn catch_up_later(&self) {
         self.unwound.set(true);
         self.call_attention();
     }
 
-    /// Lets the endpoint fail in progress, where callbacks run.
+    /// Makes progress, where callbacks run, fail the endpoint.
     #[cold]
     pub(super) fn fail_later(&self, state: &Rc<State>, operation: Operation, cause: Cause) {
         self.failing.borrow_mut().push((Rc::clone(state), operation, cause));
@@ -306,7 +324,7 @@ impl Shared {
         self.started.elapsed().as_nanos() as Time
     }
 
-    /// Receive buffers for so many endpoints.
+    /// Registers receive buffers for `endpoints` endpoints.
     fn grow(&self, endpoints: usize) -> Result<(), OpenError> {
         let count = self.config.receive_ring + self.config.spare_receive_buffers;
         self.socket
@@ -314,10 +332,10 @@ impl Shared {
             .map_err(|e| self.domain.refused("register receive buffers", e))
     }
 
-    /// A new endpoint, not connected.
+    /// Creates an unconnected endpoint.
     pub(super) fn open_endpoint(self: &Rc<Self>) -> Result<Rc<State>, OpenError> {
         if self.closed.get() {
-            return Err(OpenError::Closed { transport: NAME });
+            return Err(OpenError::Closed { transport: ID });
         }
         let (free, open) = {
             let endpoints = self.endpoints.borrow();
@@ -325,7 +343,7 @@ impl Shared {
             (free, endpoints.iter().flatten().count())
         };
         if open >= self.config.max_endpoints as usize {
-            return Err(OpenError::TooManyEndpoints { transport: NAME, limit: self.config.max_endpoints });
+            return Err(OpenError::TooManyEndpoints { transport: ID, limit: self.config.max_endpoints });
         }
         self.grow(open + 1)?;
         let name = (random::number() as u32) << 16 | free as u32;
@@ -338,30 +356,31 @@ impl Shared {
         Ok(state)
     }
 
-    /// The endpoint at a place.
+    /// Returns the endpoint in the slot `place`.
     pub(super) fn at(&self, place: u32) -> Option<Rc<State>> {
         self.endpoints.borrow().get(place as usize)?.clone()
     }
 
-    /// The endpoint of this name.
+    /// Returns the endpoint with this name.
     pub(super) fn named(&self, name: u32) -> Option<Rc<State>> {
         self.at(name & u32::from(u16::MAX)).filter(|state| state.name == name)
     }
 
-    /// Every endpoint that is open.
+    /// Returns every open endpoint.
     pub(super) fn states(&self) -> Vec<Rc<State>> {
         self.endpoints.borrow().iter().flatten().cloned().collect()
     }
 
-    /// Nobody has a handle of `state` any more: what was outstanding is finished by progress.
+    /// Called when the last handle of `state` is dropped: progress finishes the outstanding
+    /// operations.
     pub(super) fn close_endpoint(&self, state: &State) {
         if !self.closed.get() {
-            state.stop(Block::Failed);
+            state.stop(PostBlock::Failed);
             self.close_later(state);
         }
     }
 
-    /// Progress drops the endpoint.
+    /// Makes progress drop the endpoint.
     pub(super) fn close_later(&self, state: &State) {
         state.closing.set(true);
         self.closing.set(true);
@@ -372,7 +391,7 @@ impl Shared {
 impl fmt::Debug for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Interface")
-            .field("transport", &NAME)
+            .field("transport", &ID)
             .field("device", &self.0.domain.device())
             .finish_non_exhaustive()
     }

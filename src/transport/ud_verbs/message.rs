@@ -1,4 +1,4 @@
-//! Active messages, sent.
+//! Sending active messages.
 
 use super::endpoint::Endpoint;
 use super::socket::SendBuffer;
@@ -18,26 +18,26 @@ impl Endpoint {
         &self.0.shared.attributes.am
     }
 
-    /// A buffer for a message that can be sent now.
+    /// Takes a buffer for a message that can be sent now.
     #[inline]
     fn start(&self, id: u8) -> Result<SendBuffer<'_>, PostError> {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         check_id(id)?;
         self.check()?;
-        self.0.shared.socket.take().ok_or_else(|| self.0.gate.refuse())
+        self.0.shared.socket.take().ok_or_else(|| self.0.posting.refuse())
     }
 
-    /// A message can be sent, as far as it does not depend on buffers.
+    /// Checks that a message can be sent, apart from buffers.
     #[inline]
     fn check(&self) -> Result<(), PostError> {
         let state = &*self.0;
-        state.gate.check()?;
+        state.posting.check()?;
         if state.has_peer_left() {
             state.shared.fail_later(&self.0, Operation::ActiveMessage, Cause::Disconnected);
             return Err(PostError::EndpointFailed);
         }
         if !state.sender.borrow().has_room() || !state.shared.socket.has_room() {
-            return Err(state.gate.refuse());
+            return Err(state.posting.refuse());
         }
         Ok(())
     }
@@ -55,19 +55,19 @@ impl Endpoint {
         let sent = Sent { buffer, length: HEADER + length, last: None, completion };
         self.0.transmit(id, sent).map_err(|buffer| {
             self.0.shared.socket.retire_buffer(buffer, None);
-            self.0.gate.refuse()
+            self.0.posting.refuse()
         })?;
-        self.0.gate.tally.posted(length);
+        self.0.posting.tally.posted(length);
         Ok(())
     }
 }
 
 impl AmShort for Endpoint {
     #[inline(never)]
-    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Post {
+    fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
         let limit = self.limits().max_short;
         if payload.len() > limit {
-            self.0.gate.check()?;
+            self.0.posting.check()?;
             return Err(PostError::too_long(payload.len(), limit));
         }
         let mut buffer = self.start(id)?;
@@ -79,12 +79,12 @@ impl AmShort for Endpoint {
             }
         }
         self.finish(id, buffer, SHORT_HEADER + payload.len(), None)?;
-        Ok(Posted::Done)
+        Ok(())
     }
 }
 
 impl AmShortIov for Endpoint {
-    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Post {
+    fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
         pieces::am_short_iov(self, self.limits().max_short, id, header, pieces)
     }
 }
@@ -108,7 +108,7 @@ impl AmBcopy for Endpoint {
 impl AmZcopy for Endpoint {
     #[inline(never)]
     fn am_zcopy(&self, id: u8, header: &[u8], slices: &[Slice<'_>], completion: Option<&Completion>) -> Post {
-        self.0.gate.check()?;
+        self.0.posting.check()?;
         if header.len() > MAX_AM_HEADER {
             return Err(PostError::too_long(header.len(), MAX_AM_HEADER));
         }
@@ -131,7 +131,7 @@ impl AmZcopy for Endpoint {
         for slice in slices {
             let offset = slice.memory.offset_of(slice.address, slice.length).ok_or(PostError::OutOfRange)?;
             if let Some(place) = buffer.bytes().get_mut(at..at + slice.length) {
-                // SAFETY: the slice borrows the memory, and lies inside of it.
+                // SAFETY: the slice borrows its memory, and its range was checked on creation.
                 unsafe { slice.memory.read(offset, place) };
             }
             at += slice.length;

@@ -1,18 +1,20 @@
-//! `ud_verbs`: active messages over unreliable datagrams of any RDMA device, through libibverbs, made reliable by ourselves
-//! (the module `reliable`).
+//! `ud_verbs`: active messages over unreliable datagrams of any RDMA device, through libibverbs.
+//! The module `reliable` makes them reliable.
 //!
-//! An interface is one queue pair, however many peers it has: what a connection needs is a window of messages, not a queue pair of its own at
-//! either end. It is for many peers, and for devices where connections are dear. There are no puts, gets or atomics, and a message fits a
-//! packet of the port's MTU.
+//! An interface is one queue pair, however many peers it has: a connection needs a window of
+//! messages, but no queue pair at either end. The transport is meant for many peers, and for
+//! devices where connections are expensive. There are no puts, gets or atomics, and a message fits
+//! a packet of the port's MTU.
 //!
-//! What is sent is kept until the peer acknowledged it, in a buffer of the interface, as it may have to be sent again; `am_zcopy` gathers its
-//! slices there, too. Receive buffers come with the endpoints, [`InterfaceConfig::receive_ring`] for each, up to
-//! [`InterfaceConfig::max_endpoints`] times that; what finds none is lost, and sent again.
+//! A sent message stays in a buffer of the interface until the peer acknowledges it, since it may
+//! have to be sent again; `am_zcopy` gathers its slices there, too. Each endpoint adds
+//! [`InterfaceConfig::receive_ring`] receive buffers, up to [`InterfaceConfig::max_endpoints`]
+//! times that; a message that finds none is lost and sent again.
 //!
-//! Timers are looked at in progress. A peer whose process makes no progress acknowledges nothing: after
-//! [`InterfaceConfig::peer_timeout`] of silence it counts as gone.
+//! Progress runs the timers. A peer whose process makes no progress acknowledges nothing: after
+//! [`InterfaceConfig::peer_timeout`] of silence its endpoint fails.
 //!
-//! What it has compiles, and what it lacks does not:
+//! The operations that the transport has compile, and others do not:
 //!
 //! ```
 //! use barewire::capability::AmShort;
@@ -46,27 +48,26 @@ pub use interface::Interface;
 pub use progress::Progress;
 
 use super::reliable::HEADER;
-use crate::address::{DeviceAddress, EndpointAddress, InterfaceAddress, TransportId};
-use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, RmaLimits};
+use crate::address::TransportId;
+use crate::attributes::{AmLimits, AtomicOperations, Attributes, Flags, Place, RmaLimits};
 use crate::config::InterfaceConfig;
-use crate::error::{ConnectError, OpenError};
 use crate::message::SHORT_HEADER;
-use crate::transport::Transport;
 
-/// The name of the transport.
-pub const NAME: &str = TransportId::UdVerbs.name();
+/// The transport.
+pub(crate) const ID: TransportId = TransportId::UdVerbs;
 
 /// Bytes in front of a datagram in its buffer, which may hold a global routing header (IBTA 8.3).
 const ROUTE: usize = 40;
-/// Where a message's data is in a buffer: behind the route and the header, in a cache line of its own.
+/// Offset of a message's data in a buffer: behind the routing header and the packet header, at the
+/// start of a cache line.
 const DATA: usize = 64;
-/// Where a packet is in a buffer.
+/// Offset of a packet in a buffer.
 const PACKET: usize = DATA - HEADER;
-/// The longest packet there is.
+/// The longest packet of any port.
 const MAX_MTU: usize = 4096;
 /// Bytes of a buffer, in whole cache lines.
 const BUFFER: usize = (PACKET + MAX_MTU).next_multiple_of(64);
-/// Bytes that a request is asked to carry itself; a device may grant fewer.
+/// Inline bytes to request; a device may grant fewer.
 const INLINE: usize = 128;
 /// Slices of one message.
 const MAX_IOV: usize = 16;
@@ -74,55 +75,11 @@ const MAX_AM_HEADER: usize = 256;
 /// Queue key of every queue pair of this transport.
 const QUEUE_KEY: u32 = 0x0062_7701;
 
-/// The transport as a type, for code that is generic over it.
-#[derive(Debug)]
-pub enum UdVerbs {}
-
-impl Transport for UdVerbs {
-    const ID: TransportId = TransportId::UdVerbs;
-    type Domain = Domain;
-    type Memory = Memory;
-    type RemoteKey = RemoteKey;
-    type Interface = Interface;
-    type Progress = Progress;
-    type Endpoint = Endpoint;
-
-    fn attributes(config: &InterfaceConfig) -> Attributes {
-        attributes(config)
-    }
-
-    fn open(device: &str) -> Result<Domain, OpenError> {
-        Domain::open(device)
-    }
-
-    fn open_interface(domain: &Domain, config: &InterfaceConfig) -> Result<(Interface, Progress), OpenError> {
-        Interface::open(domain, config)
-    }
-
-    fn open_endpoint(interface: &Interface) -> Result<Endpoint, OpenError> {
-        Endpoint::new(interface)
-    }
-
-    fn connect(
-        endpoint: &Endpoint,
-        device: &DeviceAddress,
-        address: &EndpointAddress,
-    ) -> Result<(), ConnectError> {
-        endpoint.connect(device, address)
-    }
-
-    fn connect_to_interface(
-        interface: &Interface,
-        device: &DeviceAddress,
-        address: &InterfaceAddress,
-    ) -> Result<Endpoint, ConnectError> {
-        Endpoint::connect_to_interface(interface, device, address)
-    }
-}
-
+super::object::transport!(UdVerbs: endpoints, interfaces);
 super::object::objects!(Interface, Progress, Endpoint);
 
-/// What an interface of this transport with these settings can do, on a port with the largest MTU.
+/// Returns what an interface of this transport with these settings can do, on a port with the
+/// largest MTU.
 pub fn attributes(config: &InterfaceConfig) -> Attributes {
     attributes_of(config, config.path_mtu as usize)
 }
@@ -156,7 +113,11 @@ fn attributes_of(config: &InterfaceConfig, mtu: usize) -> Attributes {
             | Flags::INTER_NODE,
         overhead_ns: 100.0,
         latency_ns: 1200.0,
+        latency_per_endpoint_ns: 0.0,
         bandwidth: 12.5e9,
+        shared_duplex: false,
+        place: Place::Network,
+        priority: 10,
         max_endpoints: config.max_endpoints,
     }
 }

@@ -1,4 +1,4 @@
-//! Progress: packets taken from the queue, what follows from them, and timers.
+//! Progress: taking packets from the queue and processing them, and timers.
 
 use std::fmt;
 use std::rc::Rc;
@@ -6,24 +6,25 @@ use std::rc::Rc;
 use super::interface::Shared;
 use super::socket::Delivered;
 use super::state::{CatchUp, Held, State};
-use super::{NAME, PACKET, ROUTE};
+use super::{ID, PACKET, ROUTE};
 use crate::message::Message;
 use crate::panics::{self, Panics};
-use crate::transport::common::gate::Block;
-use crate::transport::common::handlers::Running;
+use crate::transport::common::handlers::DispatchGuard;
+use crate::transport::common::post_state::PostBlock;
 use crate::transport::rdma::WrKind;
 use crate::transport::reliable::{ACK_NOW, Accepted, Acknowledged, Header, Kind, Request, TICK, Time};
 
-/// The one owner of an interface's progress. Dropping it closes the interface: outstanding operations complete as
-/// cancelled, handlers are dropped and posts answer [`PostError::Closed`](crate::PostError::Closed).
+/// The only owner of an interface's progress. Dropping it closes the interface: outstanding
+/// operations complete as cancelled, handlers are dropped and posts return
+/// [`PostError::Closed`](crate::PostError::Closed).
 pub struct Progress {
     shared: Rc<Shared>,
-    /// When the timers are looked at next.
+    /// When to check the timers next.
     look: Time,
 }
 
 impl Progress {
-    /// Whether a call of progress would do nothing: only libibverbs knows.
+    /// Always `false`: only libibverbs knows whether a completion is there.
     #[inline]
     #[expect(clippy::unused_self, reason = "as in the other transports")]
     pub(crate) fn is_idle(&self) -> bool {
@@ -34,9 +35,10 @@ impl Progress {
         Self { shared, look: 0 }
     }
 
-    /// Takes one packet and does what follows: delivers messages, or finishes operations. Before it, what waits gets its turn: pending
-    /// requests, handlers that were set, endpoints to be closed; and when there is no packet, acknowledgements and timers. Never blocks.
-    /// Answers how many events there were; zero says that there was nothing to do.
+    /// Takes one packet and processes it: delivers messages, or finishes operations. Before that,
+    /// it runs pending requests, installs new handlers and closes endpoints; if there is no packet,
+    /// it sends acknowledgements and checks timers. Never blocks. Returns the number of events;
+    /// zero means that there was nothing to do.
     pub fn progress(&mut self) -> usize {
         if self.shared.attention.get() { self.settle() } else { self.take() }
     }
@@ -65,11 +67,12 @@ impl Progress {
         1
     }
 
-    /// Nothing came: those who sent are told what arrived, and those who do not answer are asked again.
+    /// Without a packet: sends the acknowledgements that are due and checks the timers.
     fn rest(&mut self) {
         let shared = &*self.shared;
         if shared.socket.is_starved() {
-            // Handlers kept the rest: the next messages find no buffer while later ones are held.
+            // Handlers kept the other buffers. Dropping messages that came too early frees buffers
+            // for those that must come first.
             for state in shared.states() {
                 state.drop_held();
             }
@@ -97,12 +100,13 @@ impl Progress {
         }
     }
 
-    /// WrKind progress does besides packets, and then takes one.
+    /// Does everything besides packets, then takes a packet.
     #[cold]
     #[inline(never)]
     fn settle(&mut self) -> usize {
         if self.shared.closed.get() {
-            // The parent's. The call for attention stays, so that every progress ends here.
+            // The interface belongs to the parent. `attention` stays set, so that every progress
+            // returns here.
             return 0;
         }
         let shared = Rc::clone(&self.shared);
@@ -114,7 +118,8 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if self.shared.closed.get() {
-            // By a fork: the device is the parent's, and so is everything that would be destroyed.
+            // Closed by a fork: the device and all objects that would be destroyed belong to the
+            // parent.
             return std::mem::forget(Rc::clone(&self.shared));
         }
         self.shared.close();
@@ -125,7 +130,7 @@ impl Shared {
     /// See `Progress::settle`.
     fn settle(&self) -> usize {
         let shared = self;
-        shared.running().renew();
+        shared.running().install_pending();
         shared.attention.set(false);
         shared.fail_now();
         if shared.unwound.replace(false) {
@@ -150,19 +155,23 @@ impl Shared {
         events
     }
 
-    fn running(&self) -> Running<'_, false> {
-        // SAFETY: called by `Progress` only, with `&mut self`, and dropped before the next call.
-        unsafe { self.handlers.run_alone() }
+    fn running(&self) -> DispatchGuard<'_, false> {
+        // SAFETY: only `Progress` calls this, with `&mut self`, and drops the result before the
+        // next call. A handler cannot access `Progress`, so no second right exists.
+        unsafe { self.handlers.enter_unchecked() }
     }
 
-    /// A datagram of `length` bytes, its route included, came into a buffer, from the queue pair `from`.
+    /// Handles a datagram of `length` bytes, including its routing header, from the queue pair
+    /// `from`.
     fn arrived(self: &Rc<Self>, buffer: u32, length: usize, from: u32) {
         let Some(start) = self.socket.arrived(buffer) else { return };
-        // Until the message is handed on, or held.
+        // Owns the buffer until the message is delivered or held.
         let delivered = Delivered::new(&self.socket, buffer);
         let most = ROUTE + (1 << self.own.log_mtu);
         let length = length.min(most).saturating_sub(ROUTE);
-        // SAFETY: the device wrote the buffer and is done with it; behind `PACKET` there are as many bytes as the longest packet has.
+        // SAFETY: the receive is complete, so the device does not write the buffer until it is
+        // posted again, which `delivered` does. `length` was checked: that many bytes lie in the
+        // buffer from `PACKET` on, and they are initialised.
         let packet = unsafe { std::slice::from_raw_parts(start.add(PACKET).as_ptr(), length) };
         let Some((header, body)) = Header::parse(packet) else {
             return self.running().count_unhandled();
@@ -173,7 +182,7 @@ impl Shared {
             }
             return;
         }
-        // Endpoints go and come; what is for one that is gone is nobody's.
+        // Packets for an endpoint that was closed are dropped.
         let Some(state) = self.named(header.to).filter(|state| state.is_peer(from)) else { return };
         match header.kind {
             Kind::Message => {
@@ -193,7 +202,7 @@ impl Shared {
             Kind::Bye => {
                 state.peer_closed();
                 if self.directory.borrow().is_unclaimed(state.place()) {
-                    state.stop(Block::Failed);
+                    state.stop(PostBlock::Failed);
                     self.close_later(&state);
                 }
             }
@@ -201,10 +210,10 @@ impl Shared {
         }
     }
 
-    /// A message, its data `length` bytes.
+    /// Handles a message with `length` bytes of data.
     fn message(&self, state: &State, header: &Header, delivered: Delivered<'_>, length: usize) {
         state.acknowledged(Acknowledged::of(header));
-        if !state.gate.is_alive() {
+        if !state.posting.is_alive() {
             return;
         }
         let held = Held { buffer: delivered.into_number(), id: header.id, length };
@@ -212,7 +221,7 @@ impl Shared {
         let accepted = state.receiver.borrow_mut().accept(header.sequence, held, ask, room);
         match accepted {
             Accepted::Next(held) => {
-                // Also when a handler panics, what is behind is delivered, in the next turn.
+                // After a panic of a handler, the next progress delivers the messages behind it.
                 let catch_up = CatchUp(state);
                 self.deliver(state, &held);
                 self.deliver_held(state);
@@ -224,7 +233,7 @@ impl Shared {
         self.owe(state);
     }
 
-    /// Delivers what came too early, and does not any more.
+    /// Delivers held messages that are next in order.
     fn deliver_held(&self, state: &State) {
         loop {
             let held = state.receiver.borrow_mut().next_held();
@@ -233,22 +242,23 @@ impl Shared {
         }
     }
 
-    /// Hands a message to its handler.
+    /// Passes a message to its handler.
     fn deliver(&self, state: &State, held: &Held) {
         let delivered = Delivered::new(&self.socket, held.buffer);
         if state.is_canceled() || self.closed.get() {
             return;
         }
         if let Some(data) = delivered.data() {
-            // SAFETY: the packet has that many bytes behind its header. The device writes the buffer
-            // only after it is posted again: by `delivered`, which is dropped after the message has
-            // ended, or, if the handler kept the message, by the kept message. `data` wrote the home.
+            // SAFETY: the packet has that many bytes behind its header. The device writes the
+            // buffer only after it is posted again: by `delivered`, which is dropped after the
+            // message has ended, or, if the handler kept the message, by the kept message. `data`
+            // wrote the headroom.
             let message = unsafe { Message::new(data, held.length) };
             self.running().dispatch(held.id, message);
         }
     }
 
-    /// The peer is to be told, now or when nothing else is to be done.
+    /// Sends an acknowledgement now, or when progress has nothing else to do.
     fn owe(&self, state: &State) {
         let (owes, now) = {
             let receiver = state.receiver.borrow();
@@ -271,7 +281,7 @@ impl Shared {
         }
     }
 
-    /// Finishes and drops the endpoints that were closed; their number.
+    /// Finishes and drops closed endpoints; returns their number.
     fn bury(&self) -> usize {
         let closing: Vec<_> = self.states().into_iter().filter(|state| state.closing.get()).collect();
         let mut panics = Panics::default();
@@ -294,7 +304,7 @@ impl Shared {
         let states = self.states();
         self.endpoints.take();
         for state in &states {
-            state.stop(Block::Closed);
+            state.stop(PostBlock::Closed);
         }
         self.socket.drain(&self.completions);
         self.socket.stop();
@@ -304,12 +314,12 @@ impl Shared {
         }
         panics.catch(|| self.arbiter.clear());
         panics.catch(|| self.handlers.close());
-        panics.catch(|| self.running().renew());
+        panics.catch(|| self.running().install_pending());
     }
 }
 
 impl State {
-    /// This is the queue pair of its peer.
+    /// Returns whether this is the queue pair of the endpoint's peer.
     fn is_peer(&self, qpn: u32) -> bool {
         self.peer.borrow().as_ref().is_some_and(|peer| peer.to.qpn == qpn)
     }
@@ -318,7 +328,7 @@ impl State {
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Progress")
-            .field("transport", &NAME)
+            .field("transport", &ID)
             .field("device", &self.shared.domain.device())
             .finish_non_exhaustive()
     }

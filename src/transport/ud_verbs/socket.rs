@@ -1,4 +1,4 @@
-//! The queue pair of an interface with the memory of its packets.
+//! The queue pair of an interface and the memory of its packets.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -11,15 +11,15 @@ use barewire_verbs::{
 
 use super::{BUFFER, DATA, PACKET, QUEUE_KEY, ROUTE};
 use crate::error::{MemoryError, Operation as Name};
-use crate::message::{HOME, Keeper, KeptMessage, Reclaim, write_home};
+use crate::message::{BufferOwner, HEADROOM, Keeper, KeptMessage, write_keeper};
 use crate::transport::common::pool::{Buffer, Lease, Pool};
 use crate::transport::common::registered::Domain as _;
 use crate::transport::rdma::{Completions, Domain, Full, Pair, QueuePair, Registered, Taken, WrKind};
 
-/// Where a receive buffer is: which block, and which buffer of it.
+/// Shift of the block in the number of a receive buffer; the lower bits are its index in the block.
 const BLOCK: u32 = 16;
 
-/// WrKind the device gets for its last requests when the interface closes.
+/// How long the device gets for the last requests when the interface closes.
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// Receive buffers that were registered together.
@@ -29,7 +29,7 @@ struct Block {
     count: u32,
 }
 
-/// WrKind the device may still look at, until it is done with a request.
+/// An object that the device may still use until a request is complete.
 enum Retired {
     Buffer(Lease),
     /// Held for its drop.
@@ -41,7 +41,7 @@ enum Retired {
 /// Brings a new queue pair into service.
 ///
 /// # Errors
-/// WrKind the device says.
+/// The refusal of the device.
 pub(super) fn bring_up(qp: &QueuePair, port: u8) -> Result<(), verbs::Error> {
     let values = Initialize { port, partition_index: 0, access: Rights::empty(), queue_key: QUEUE_KEY };
     let send =
@@ -51,26 +51,26 @@ pub(super) fn bring_up(qp: &QueuePair, port: u8) -> Result<(), verbs::Error> {
     qp.ready_to_send(&send)
 }
 
-/// Where a packet goes.
+/// The destination of a packet.
 pub(super) struct Destination {
     pub(super) handle: AddressHandle,
     pub(super) qpn: u32,
 }
 
 pub(super) struct Socket {
-    /// Before the memory that it uses, so that it goes first.
+    /// Declared before the memory that it uses, so that it is dropped first.
     pair: RefCell<Pair>,
     sends: Pool<Registered, BUFFER>,
     sends_key: u32,
     retired: RefCell<Vec<(u16, Retired)>>,
     blocks: RefCell<Vec<Block>>,
-    /// Receive requests that the queue has room for, and those that it has.
+    /// Free room of the receive queue, and the number of posted requests.
     room: Cell<u32>,
     posted: Cell<u32>,
-    /// Bytes that a request carries itself.
+    /// Inline bytes of a request.
     inline: usize,
     mtu: u32,
-    /// The device gave up the queue pair.
+    /// The queue pair is in error.
     broken: Cell<bool>,
     stopped: Cell<bool>,
     me: Weak<Self>,
@@ -79,7 +79,8 @@ pub(super) struct Socket {
 pub(super) type SendBuffer<'a> = Buffer<'a, Registered, BUFFER>;
 
 impl Socket {
-    /// `receives` is the room of the receive queue, `mtu` the longest packet.
+    /// Creates the socket. `receives` is the capacity of the receive queue, `mtu` the longest
+    /// packet.
     pub(super) fn new(pair: Pair, sends: Registered, receives: u32, inline: usize, mtu: u32) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
             pair: RefCell::new(pair),
@@ -99,26 +100,26 @@ impl Socket {
 
     // Sending.
 
-    /// A packet can be posted.
+    /// Returns whether a packet can be posted.
     pub(super) fn has_room(&self) -> bool {
         !self.broken.get() && self.pair.borrow().room() > 0
     }
 
-    /// A message can be posted.
+    /// Returns whether a message can be posted.
     pub(super) fn can_send(&self) -> bool {
         self.has_room() && !self.sends.is_empty()
     }
 
-    /// The next request gives a completion.
+    /// Makes the next request request a completion.
     pub(super) fn request_completion(&self) {
         self.pair.borrow_mut().request_completion();
     }
 
-    /// A buffer for a message.
+    /// Takes a buffer for a message.
     pub(super) fn take(&self) -> Option<SendBuffer<'_>> {
         let buffer = self.sends.take()?;
         if self.sends.is_empty() {
-            // So that buffers come back.
+            // The completion returns buffers.
             self.pair.borrow_mut().request_completion();
         }
         Some(buffer)
@@ -128,8 +129,8 @@ impl Socket {
         self.sends.adopt(buffer)
     }
 
-    /// Sends the packet of `length` bytes in a buffer. Answers the count of the request that the device reads it by, if it does not have
-    /// it already.
+    /// Sends the packet of `length` bytes in a buffer. Returns the index of the request while the
+    /// device reads the buffer, or `None` for inline data.
     pub(super) fn send(
         &self,
         to: &Destination,
@@ -168,7 +169,8 @@ impl Socket {
         self.pair.borrow_mut().post(Name::ActiveMessage, operation, data, false)
     }
 
-    /// The message in this buffer is done with; `last` is the request that the device reads it by.
+    /// Frees a buffer whose message has ended; `last` is the request with which the device reads
+    /// it.
     pub(super) fn retire_buffer(&self, buffer: Lease, last: Option<u16>) {
         match last {
             Some(last) if !self.pair.borrow().is_done(last) => {
@@ -178,13 +180,13 @@ impl Socket {
         }
     }
 
-    /// A peer is gone; requests to it may not be.
+    /// Frees the destination of a closed endpoint, once requests to it are complete.
     pub(super) fn retire_destination(&self, to: Destination) {
         let last = self.pair.borrow().last();
         self.retired.borrow_mut().push((last, Retired::Handle { _handle: to.handle }));
     }
 
-    /// The device is done with request `index` and everything before it.
+    /// Handles the completion of request `index` and everything before it.
     pub(super) fn complete(&self, index: u16) {
         self.pair.borrow_mut().reap(index);
         if self.retired.borrow().is_empty() {
@@ -200,7 +202,8 @@ impl Socket {
 
     // Receiving.
 
-    /// Registers more receive buffers, unless there are `blocks` of them already or the queue is full.
+    /// Registers more receive buffers, unless there are `blocks` blocks already or the queue is
+    /// full.
     pub(super) fn grow(&self, domain: &Domain, blocks: usize, count: u32) -> Result<(), MemoryError> {
         if self.blocks.borrow().len() < blocks && self.room.get() > 0 {
             let memory = domain.blocks(count as usize * BUFFER)?;
@@ -211,18 +214,19 @@ impl Socket {
         Ok(())
     }
 
-    /// Messages that came too early may be held: the device has buffers enough for others.
+    /// Returns whether messages that came too early may be held: enough buffers are posted for
+    /// others.
     pub(super) fn has_spare(&self) -> bool {
         let all: u32 = self.blocks.borrow().iter().map(|block| block.count).sum();
         4 * self.posted.get() > all
     }
 
-    /// The device has no buffer at all.
+    /// Returns whether no buffer is posted.
     pub(super) fn is_starved(&self) -> bool {
         self.posted.get() == 0
     }
 
-    /// Posts as many free buffers as the queue takes.
+    /// Posts as many free buffers as the queue accepts.
     fn refill(&self) {
         let blocks = self.blocks.borrow();
         for (at, block) in blocks.iter().enumerate() {
@@ -242,7 +246,7 @@ impl Socket {
     fn post_receive(&self, number: u32, start: NonNull<u8>, key: u32) -> bool {
         let address = start.addr().get() as u64 + (PACKET - ROUTE) as u64;
         let element = Element::new(address, ROUTE as u32 + self.mtu, key);
-        // One that is posted to a queue pair in error comes back, again and again.
+        // A buffer posted to a queue pair in error would return flushed, again and again.
         let usable = !self.stopped.get() && !self.broken.get();
         let posted = usable && self.pair.borrow().receive(number, element).is_ok();
         if posted {
@@ -252,7 +256,7 @@ impl Socket {
         posted
     }
 
-    /// A datagram came into this buffer: where the buffer starts.
+    /// Handles a datagram in this buffer. Returns the start of the buffer.
     pub(super) fn arrived(&self, number: u32) -> Option<NonNull<u8>> {
         self.room.set(self.room.get() + 1);
         self.posted.set(self.posted.get().saturating_sub(1));
@@ -266,7 +270,7 @@ impl Socket {
         (index < block.count).then(|| (block.pool.start_of(&Lease::numbered(index)), block.key))
     }
 
-    /// WrKind was in this buffer is done with: it goes back to the device.
+    /// Posts this buffer again, whose content is no longer needed.
     pub(super) fn give_back(&self, number: u32) {
         let Some((start, key)) = self.start(number) else { return };
         if self.room.get() == 0 || !self.post_receive(number, start, key) {
@@ -280,7 +284,7 @@ impl Socket {
         }
     }
 
-    /// Gives the device a moment to send what was posted last.
+    /// Waits for a moment, so that the device can send what was posted last.
     pub(super) fn drain(&self, completions: &Completions) {
         let end = Instant::now() + MOMENT;
         let is_told = self.pair.borrow().last_is_signaled();
@@ -293,7 +297,7 @@ impl Socket {
         }
     }
 
-    /// A request failed, and the queue pair with it.
+    /// Handles a failed request: the queue pair is in error.
     #[cold]
     pub(super) fn fail(&self) {
         self.broken.set(true);
@@ -303,17 +307,17 @@ impl Socket {
         self.broken.get()
     }
 
-    /// Sets the queue pair up again, as nothing that was in it is more than lost: once what it had came back. A port that went down and
-    /// came back is such a case.
+    /// Sets the queue pair up again once all its requests have returned, such as after its port was
+    /// down. Packets are lost at most.
     #[cold]
     pub(super) fn heal(&self, port: u8) {
         let mut pair = self.pair.borrow_mut();
         if self.posted.get() > 0 {
-            // Whatever it has left comes back flushed.
+            // Outstanding requests return flushed.
             let _ = pair.qp().fail();
             return;
         }
-        // Refused as long as the device is not up again.
+        // Refused as long as the port is down.
         if pair.qp().reset().and_then(|()| bring_up(pair.qp(), port)).is_err() {
             return;
         }
@@ -328,7 +332,7 @@ impl Socket {
         self.refill();
     }
 
-    /// Takes the queue pair from the device's hands.
+    /// Resets the queue pair: the device accesses its memory no more.
     pub(super) fn stop(&self) {
         self.stopped.set(true);
         // A device that refuses keeps the queue pair until it is destroyed, and its memory with it.
@@ -336,14 +340,14 @@ impl Socket {
     }
 }
 
-impl Reclaim for Socket {
+impl BufferOwner for Socket {
     fn reclaim(&self, buffer: Lease) {
         self.give(buffer.index() as u32);
         self.refill();
     }
 }
 
-/// The message being handled: its buffer goes back to the device unless the handler kept it.
+/// The message being handled. The drop posts its buffer again unless the handler kept it.
 pub(super) struct Delivered<'a> {
     socket: &'a Socket,
     number: u32,
@@ -355,19 +359,21 @@ impl<'a> Delivered<'a> {
         Self { socket, number, kept: Cell::new(false) }
     }
 
-    /// Its buffer is somebody else's matter.
+    /// Passes the buffer on to the caller.
     pub(super) fn into_number(self) -> u32 {
         self.kept.set(true);
         self.number
     }
 
-    /// Where its data is, once it is noted there who keeps it.
+    /// Writes the headroom of the data, which names the keeper, and returns the address of the
+    /// data.
     pub(super) fn data(&self) -> Option<NonNull<u8>> {
         let (start, _) = self.socket.start(self.number)?;
-        // SAFETY: the home lies in the buffer, in front of the data, where the packet's header was; buffers and `DATA - HOME` are aligned to
-        // 8. The device gave the buffer back, and gets it again when this is dropped.
+        // SAFETY: the headroom lies in the buffer, in front of the data, where the packet's header
+        // was; buffers and `DATA - HEADROOM` are aligned to 8. The receive is complete, so the
+        // device does not write the buffer until the drop of `self` posts it again.
         unsafe {
-            write_home(start.add(DATA - HOME), self);
+            write_keeper(start.add(DATA - HEADROOM), self);
             Some(start.add(DATA))
         }
     }
@@ -376,9 +382,11 @@ impl<'a> Delivered<'a> {
 impl Keeper for Delivered<'_> {
     #[cold]
     fn keep(&self, _: NonNull<u8>, data: &[u8]) -> KeptMessage {
-        let owner: Rc<dyn Reclaim> = self.socket.me.upgrade().expect("a socket that is borrowed is alive");
+        let owner: Rc<dyn BufferOwner> =
+            self.socket.me.upgrade().expect("a socket that is borrowed is alive");
         let buffer = (!self.kept.replace(true)).then(|| Lease::numbered(self.number));
-        // SAFETY: `data` lies in the buffer, which is now the kept message's alone, and its owner outlives it.
+        // SAFETY: `data` lies in the buffer, which from now on only the kept message accesses, and
+        // the kept message keeps its owner alive.
         unsafe { KeptMessage::new(data, buffer, owner) }
     }
 }
@@ -393,4 +401,4 @@ impl Drop for Delivered<'_> {
     }
 }
 
-const _: () = assert!((DATA - HOME).is_multiple_of(8) && DATA - HOME >= PACKET - ROUTE);
+const _: () = assert!((DATA - HEADROOM).is_multiple_of(8) && DATA - HEADROOM >= PACKET - ROUTE);

@@ -1,4 +1,4 @@
-//! What an endpoint is behind its handles: a window of messages each way, and what becomes of them.
+//! The state of an endpoint behind its handles: a window of messages in each direction.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,14 +8,14 @@ use super::address::PeerName;
 use super::endpoint::Endpoint;
 use super::interface::Shared;
 use super::socket::Destination;
-use super::{NAME, PACKET};
+use super::{ID, PACKET};
 use crate::completion::Completion;
 use crate::counters::Counters;
 use crate::error::{Cause, EndpointError, Operation, OperationError};
 use crate::panics::Panics;
-use crate::transport::common::gate::{Block, Gate};
 use crate::transport::common::pending::PendingQueue;
 use crate::transport::common::pool::Lease;
+use crate::transport::common::post_state::{PostBlock, PostState};
 use crate::transport::rdma;
 use crate::transport::reliable::{
     ACK_NOW, Acknowledged, HEADER, Header, Kind, Overdue, Receiver, Requesting, Sender, Sequence, Time,
@@ -24,69 +24,70 @@ use crate::transport::reliable::{
 /// A message that is not acknowledged yet.
 pub(super) struct Sent {
     pub(super) buffer: Lease,
-    /// Of the packet.
+    /// Length of the packet.
     pub(super) length: usize,
-    /// The request that the device reads the buffer by, if it does.
+    /// The request with which the device reads the buffer, if it does.
     pub(super) last: Option<u16>,
     pub(super) completion: Option<Completion>,
 }
 
-/// A message that came and is not delivered yet.
+/// A received message that is not delivered yet.
 pub(super) struct Held {
     pub(super) buffer: u32,
     pub(super) id: u8,
-    /// Of its data.
+    /// Length of its data.
     pub(super) length: usize,
 }
 
 /// The other end.
 pub(super) struct Peer {
     pub(super) to: Destination,
-    /// The endpoint's name there, once it is known.
+    /// The name of the peer's endpoint, once it is known.
     pub(super) endpoint: Option<u32>,
     pub(super) who: PeerName,
 }
 
 pub(super) struct State {
-    pub(super) gate: Gate,
+    pub(super) posting: PostState,
     pub(super) peer: RefCell<Option<Peer>>,
     pub(super) sender: RefCell<Sender<Sent>>,
     pub(super) receiver: RefCell<Receiver<Held>>,
     /// Flushes, each with the first message that it does not wait for.
     flushes: RefCell<VecDeque<(Sequence, Completion)>>,
     pub(super) pending: PendingQueue<Endpoint>,
-    /// `Endpoint`s that name this state. The last one to go closes it.
+    /// Number of `Endpoint`s that refer to this state. The drop of the last one closes it.
     pub(super) handles: Cell<u32>,
-    /// How the peer's packets name it: its place in the lower half, a number of its own in the upper.
+    /// The name by which the peer's packets address it: its slot in the lower half, a number of its
+    /// own in the upper.
     pub(super) name: u32,
-    /// Of the connection between two interfaces, where it is not one between endpoints.
+    /// Number of the connection between two interfaces, if it is not one between endpoints.
     pub(super) number: Cell<u32>,
     pub(super) requesting: Cell<Option<Requesting>>,
-    /// It is in the list of those who owe an acknowledgement.
+    /// The interface's list of endpoints that must send an acknowledgement has it.
     pub(super) owing: Cell<bool>,
-    /// To be dropped by progress.
+    /// Progress must drop it.
     pub(super) closing: Cell<bool>,
     /// The peer closed its end: the next message fails.
     peer_left: Cell<bool>,
-    /// Errors from now on are our own doing.
+    /// Set once this side ended the connection: later errors are reported as cancelled.
     canceled: Cell<bool>,
     error: RefCell<Option<EndpointError>>,
     pub(super) shared: Rc<Shared>,
 }
 
-/// Flushes that wait at once.
+/// Most flushes that can wait.
 const MAX_FLUSHES: usize = 1024;
 
 impl State {
-    /// What was done so far.
+    /// Returns the counters.
     pub(super) fn counters(&self) -> Counters {
-        self.gate.tally.read()
+        self.posting.tally.read()
     }
 
-    /// An endpoint that is not connected.
+    /// Creates an unconnected endpoint.
     pub(super) fn new(shared: Rc<Shared>, name: u32) -> Rc<Self> {
         let state = Self {
-            gate: Gate::new(&shared.past),
+            posting: PostState::new(&shared.past),
             peer: RefCell::new(None),
             sender: RefCell::new(Sender::new(shared.patience)),
             receiver: RefCell::new(Receiver::new()),
@@ -103,7 +104,7 @@ impl State {
             error: RefCell::new(None),
             shared,
         };
-        state.gate.set(Block::Unconnected, true);
+        state.posting.set(PostBlock::Unconnected, true);
         Rc::new(state)
     }
 
@@ -119,20 +120,21 @@ impl State {
         self.error.borrow().clone()
     }
 
-    /// A message would be taken now, but for the gate.
+    /// Returns whether a message could be sent now, apart from the post state.
     pub(super) fn has_room(&self) -> bool {
         self.shared.socket.can_send() && self.sender.borrow().has_room()
     }
 
-    /// A request may wait: some post would be refused for want of resources, and nothing else.
+    /// Returns whether a request may be queued: some post would be refused for lack of resources,
+    /// and for no other reason.
     pub(super) fn may_wait(&self) -> bool {
-        let short = !self.has_room() || self.gate.has(Block::Connecting) || !self.can_flush();
-        self.gate.is_usable() && (short || !self.pending.is_idle())
+        let short = !self.has_room() || self.posting.has(PostBlock::Connecting) || !self.can_flush();
+        self.posting.is_usable() && (short || !self.pending.is_idle())
     }
 
     // Sending.
 
-    /// Sends the message that lies in `sent`'s buffer, for the first time. There is room.
+    /// Sends the message in `sent`'s buffer for the first time. It must have room.
     pub(super) fn transmit(&self, id: u8, mut sent: Sent) -> Result<(), Lease> {
         let mut sender = self.sender.borrow_mut();
         match self.transmit_once(sender.next(), Some(id), &mut sent) {
@@ -145,7 +147,8 @@ impl State {
         }
     }
 
-    /// `id` if it is the first time; else it is in the buffer already.
+    /// Sends the message once. `id` is `Some` for the first time; later the header is in the buffer
+    /// already.
     fn transmit_once(&self, sequence: Sequence, id: Option<u8>, sent: &mut Sent) -> Result<(), ()> {
         let peer = self.peer.borrow();
         let (Some(peer), mut receiver) = (peer.as_ref(), self.receiver.borrow_mut()) else { return Err(()) };
@@ -171,7 +174,7 @@ impl State {
         Ok(())
     }
 
-    /// Sends again what was lost, as far as there is room.
+    /// Sends lost messages again, as far as there is room.
     pub(super) fn resend(&self) {
         let mut sender = self.sender.borrow_mut();
         while self.shared.socket.has_room()
@@ -179,7 +182,7 @@ impl State {
             && self.transmit_once(sequence, None, sent).is_ok()
         {
             sender.resent();
-            self.gate.tally.retried();
+            self.posting.tally.retried();
         }
     }
 
@@ -190,12 +193,12 @@ impl State {
         self.shared.socket.send_bytes(&peer.to, &packet(peer.endpoint.unwrap_or_default())).is_ok()
     }
 
-    /// Tells the peer what came, if it is owed that. False if there was no room for it.
+    /// Sends an acknowledgement, if one is due. Returns false if there was no room.
     pub(super) fn acknowledge(&self) -> bool {
         let peer = self.peer.borrow();
         let mut receiver = self.receiver.borrow_mut();
         let Some(Peer { to, endpoint: Some(endpoint), .. }) = peer.as_ref() else { return true };
-        if !receiver.owes() || !self.gate.is_alive() {
+        if !receiver.owes() || !self.posting.is_alive() {
             return true;
         }
         if !self.shared.socket.has_room() {
@@ -206,7 +209,7 @@ impl State {
 
     // What progress does.
 
-    /// The peer has this: finishes what is done, and sends again what is lost.
+    /// Processes the peer's acknowledgement: finishes messages, and sends lost ones again.
     pub(super) fn acknowledged(&self, told: Acknowledged) {
         if !self.is_idle() {
             self.sender.borrow_mut().acknowledged(told, self.shared.now());
@@ -215,7 +218,7 @@ impl State {
         }
     }
 
-    /// Finishes what is acknowledged, also what a callback that panicked left behind.
+    /// Finishes acknowledged messages, including those left behind by a callback that panicked.
     pub(super) fn finish(&self) {
         let catch_up = CatchUp(self);
         loop {
@@ -249,7 +252,7 @@ impl State {
         }
     }
 
-    /// Looks at the timers. Answers whether something is still to be timed.
+    /// Checks the timers. Returns whether one is still running.
     pub(super) fn look(&self, now: Time) -> bool {
         if let Some(mut requesting) = self.requesting.get() {
             let overdue = requesting.look(now);
@@ -270,16 +273,16 @@ impl State {
                 self.fail(Operation::ActiveMessage, Cause::PeerUnreachable, Some(tries));
             }
         }
-        self.gate.is_alive() && (self.requesting.get().is_some() || !self.is_idle())
+        self.posting.is_alive() && (self.requesting.get().is_some() || !self.is_idle())
     }
 
-    /// When it wants to be looked at.
+    /// Returns the next deadline.
     pub(super) fn due(&self) -> Option<Time> {
         let requesting = self.requesting.get().map(|requesting| requesting.due());
         [requesting, self.sender.borrow().due()].into_iter().flatten().min()
     }
 
-    /// The peer closed its end. What it did not acknowledge it will not.
+    /// Handles the closing of the peer's end. It acknowledges nothing more.
     pub(super) fn peer_closed(&self) {
         if self.requesting.get().is_some() {
             return self.fail(Operation::Connect, Cause::Disconnected, None);
@@ -290,22 +293,26 @@ impl State {
         }
     }
 
-    /// The peer is not there any more: a message fails at once.
+    /// Returns whether the peer closed its end, so that a message fails at once.
     pub(super) fn has_peer_left(&self) -> bool {
         self.peer_left.get()
     }
 
     // Failing and closing.
 
-    /// The first failure shuts the gate and is reported; what is outstanding fails with it.
+    /// Handles the first failure: refuses further posts, reports it and fails the outstanding
+    /// messages.
     #[cold]
     pub(super) fn fail(&self, operation: Operation, cause: Cause, tries: Option<u32>) {
-        if !self.gate.is_alive() {
+        if !self.posting.is_alive() {
             return;
         }
-        self.gate.set(Block::Failed, true);
-        let who =
-            self.peer.borrow().as_ref().map_or_else(|| "nobody".to_owned(), |peer| peer.who.to_string());
+        self.posting.set(PostBlock::Failed, true);
+        let who = self
+            .peer
+            .borrow()
+            .as_ref()
+            .map_or_else(|| "an unconnected peer".to_owned(), |peer| peer.who.to_string());
         let shared = &self.shared;
         let detail = tries.map(|tries| {
             let (setting, time) = match operation {
@@ -314,14 +321,14 @@ impl State {
             };
             rdma::unanswered(&shared.domain, &format!("tried {tries} times in {time:?} ({setting})"))
         });
-        let report = EndpointError { transport: NAME, peer: who, operation, cause, syndrome: None, detail };
+        let report = EndpointError { transport: ID, peer: who, operation, cause, syndrome: None, detail };
         self.error.replace(Some(report.clone()));
         let mut panics = Panics::default();
         panics.catch(|| self.give_up(OperationError { cause, syndrome: None }));
         panics.catch(|| self.shared.handlers.dispatch_error(&report));
     }
 
-    /// Everything outstanding ends with `error`.
+    /// Ends all outstanding messages with `error`.
     pub(super) fn give_up(&self, error: OperationError) {
         let mut panics = Panics::default();
         self.requesting.set(None);
@@ -338,17 +345,17 @@ impl State {
         self.drop_held();
     }
 
-    /// Gives the buffers of messages that came too early back to the device.
+    /// Returns the buffers of messages that came too early to the device.
     pub(super) fn drop_held(&self) {
         for held in self.receiver.borrow_mut().drain() {
             self.shared.socket.give_back(held.buffer);
         }
     }
 
-    /// What a callback that panicked left behind.
+    /// Finishes the operations that were left behind by a callback that panicked.
     #[cold]
     pub(super) fn catch_up(&self) {
-        if self.gate.is_alive() {
+        if self.posting.is_alive() {
             self.finish();
         } else {
             let cause = self.error.borrow().as_ref().map_or(Cause::Canceled, |error| error.cause);
@@ -356,31 +363,31 @@ impl State {
         }
     }
 
-    /// From here on nothing is sent or taken. What is outstanding is finished by `abandon`, in progress.
-    pub(super) fn stop(&self, reason: Block) {
-        let tell = self.gate.is_alive() && !self.gate.has(Block::Unconnected);
-        self.gate.set(reason, true);
+    /// Stops sending and receiving. `abandon`, in progress, finishes the outstanding messages.
+    pub(super) fn stop(&self, reason: PostBlock) {
+        let tell = self.posting.is_alive() && !self.posting.has(PostBlock::Unconnected);
+        self.posting.set(reason, true);
         self.canceled.set(true);
         if tell {
-            // If it gets lost, the peer finds out by itself.
+            // If this packet is lost, the peer's timer finds out.
             self.shared.socket.request_completion();
             self.send_control(|to| Header::control(Kind::Bye, to, Sequence(0)).to_bytes().to_vec());
         }
     }
 
-    /// It was given up on this side.
+    /// Returns whether this side ended the connection.
     pub(super) fn is_canceled(&self) -> bool {
         self.canceled.get()
     }
 
-    /// Completes whatever is left as cancelled.
+    /// Completes all outstanding messages as cancelled.
     pub(super) fn abandon(&self) {
         self.give_up(OperationError::CANCELED);
     }
 
     // Flushing.
 
-    /// Another flush can wait.
+    /// Returns whether another flush can wait.
     pub(super) fn can_flush(&self) -> bool {
         self.flushes.borrow().len() < MAX_FLUSHES
     }
@@ -392,7 +399,7 @@ impl State {
     }
 }
 
-/// A callback panicked: progress finishes what it left behind.
+/// After a panic of a callback, makes progress finish the remaining operations.
 pub(super) struct CatchUp<'a>(pub(super) &'a State);
 
 impl Drop for CatchUp<'_> {

@@ -17,12 +17,12 @@ DEVICE is 'software' (with --address ADDRESS, where the software HCA shall be) o
 #[derive(Debug)]
 pub(crate) struct Arguments {
     pub(crate) device: String,
-    /// Of the software HCA.
+    /// Address of the software HCA.
     pub(crate) address: Option<IpAddr>,
     pub(crate) role: Role,
 }
 
-/// Who waits for whom. Who connects says what is done.
+/// Which side listens. The connecting side selects the operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Role {
     Listen { address: IpAddr, port: u16 },

@@ -1,18 +1,18 @@
-//! Lengths, bytes and operands, which both processes know without telling each other.
+//! Lengths, bytes and operands, which both processes compute independently.
 
 use crate::link::Plan;
 use crate::script::Kind;
 use crate::side::SLOT;
 
-/// In places that no operation may touch.
+/// The filler of memory that no operation may change.
 pub(crate) const GUARD: u8 = 0xee;
-/// What an atomic's target holds at first.
+/// The initial value of the target of atomics.
 pub(crate) const START: u64 = 0x0123_4567_89ab_cdef;
-/// Bytes of a packet's payload: the path MTU of both sides.
+/// Payload bytes of a packet: the path MTU of both sides.
 const MTU: u64 = 1024;
 const LONGEST: u64 = 9 * MTU;
 
-/// Of operation `number` of a kind: its random number.
+/// The random number of operation `number` of a kind.
 fn random(plan: Plan, kind: Kind, number: u64) -> u64 {
     let mut state = plan.seed ^ (kind as u64) << 56 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for _ in 0..2 {
@@ -23,7 +23,7 @@ fn random(plan: Plan, kind: Kind, number: u64) -> u64 {
     state
 }
 
-/// Bytes of operation `number`: short ones, those around one packet, those of several packets, and nothing at all.
+/// Length of operation `number`: short, about one packet, several packets, or zero.
 pub(crate) fn length(plan: Plan, kind: Kind, number: u64) -> usize {
     let random = random(plan, kind, number);
     let value = random >> 8;
@@ -33,7 +33,7 @@ pub(crate) fn length(plan: Plan, kind: Kind, number: u64) -> usize {
         2 => MTU - 4 + value % 9,
         _ => value % (LONGEST + 1),
     };
-    // No read of nothing: there is no response to tell that it was one.
+    // No read of zero bytes: its completion cannot be verified.
     (if kind == Kind::Read { length.max(1) } else { length }) as usize
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn immediate(plan: Plan, kind: Kind, number: u64) -> Option<u32> {
     has.then(|| random(plan, kind, number) as u32)
 }
 
-/// A whole slot with the bytes of operation `number` and nothing behind them.
+/// A whole slot with the bytes of operation `number`, padded with the filler.
 pub(crate) fn slot(plan: Plan, kind: Kind, number: u64) -> Vec<u8> {
     let mut slot = vec![GUARD; SLOT];
     let mut state = random(plan, kind, number) | 1;
@@ -60,16 +60,16 @@ pub(crate) fn slot(plan: Plan, kind: Kind, number: u64) -> Vec<u8> {
     slot
 }
 
-/// What atomic `number` is given, and what it leaves behind, where it finds `value`.
+/// The operands of atomic `number`, and the result on the value that it finds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Atomic {
-    /// Added, or put in place.
+    /// The number to add, or the new value.
     pub(crate) operand: u64,
     pub(crate) compare: u64,
     pub(crate) after: u64,
 }
 
-/// Every third compare-and-swap shall not swap.
+/// Every third compare-and-swap does not swap.
 pub(crate) fn atomic(plan: Plan, kind: Kind, number: u64, value: u64) -> Atomic {
     let operand = random(plan, kind, number);
     match kind {

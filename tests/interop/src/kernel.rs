@@ -1,4 +1,4 @@
-//! A device of the kernel, by libibverbs as its manual pages tell.
+//! A device of the kernel, used through libibverbs as its manual pages describe.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::CStr;
@@ -21,14 +21,14 @@ use crate::side::{
 };
 
 const PORT: u8 = 1;
-/// Shortly before the numbers wrap.
+/// Shortly before the sequence numbers wrap.
 const PSN: u32 = 0xff_ffc0;
 const PAGE: usize = 4096;
-/// Bytes in front of an IPv4 address in a GID (RFC 4291, 2.5.5.2).
+/// The prefix of an IPv4 address in a GID (RFC 4291, 2.5.5.2).
 const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
-/// A queue pair with all that it needs. The pointers are what libibverbs gave, and are its own until `drop` gives them back; null while
-/// `open` is at work.
+/// A queue pair with the objects it depends on. The pointers come from libibverbs and belong to
+/// this value until `drop` frees them; they are null during `open`.
 pub(crate) struct Kernel {
     context: *mut ibv_context,
     domain: *mut ibv_pd,
@@ -46,7 +46,7 @@ fn layout() -> Layout {
     Layout::from_size_align(MEMORY, PAGE).expect("a size and an alignment that fit")
 }
 
-/// What libibverbs gave, or why not.
+/// Maps a null pointer of libibverbs to an error.
 fn given<T>(what: &str, pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() {
         return Err(format!("cannot make {what}: {}", io::Error::last_os_error()).into());
@@ -54,7 +54,7 @@ fn given<T>(what: &str, pointer: *mut T) -> Result<*mut T> {
     Ok(pointer)
 }
 
-/// For the functions that return an error number.
+/// Maps the result of functions that return an error number.
 fn done(what: &str, status: i32) -> Result<()> {
     match status {
         0 => Ok(()),
@@ -64,11 +64,12 @@ fn done(what: &str, status: i32) -> Result<()> {
 
 fn open_device(name: &str) -> Result<*mut ibv_context> {
     let mut count = 0;
-    // SAFETY: `count` is a place for the number.
+    // SAFETY: `count` is valid for writes.
     let list = given("a list of devices", unsafe { ibv_get_device_list(&raw mut count) })?;
     let mut context = ptr::null_mut();
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` devices and is alive; a device's name ends with a NUL.
+        // SAFETY: the list has `count` devices and has not been freed; the name of a device ends
+        // with a NUL.
         unsafe {
             let device = *list.add(index);
             if CStr::from_ptr(ibv_get_device_name(device)).to_bytes() == name.as_bytes() {
@@ -76,20 +77,20 @@ fn open_device(name: &str) -> Result<*mut ibv_context> {
             }
         }
     }
-    // SAFETY: given back once; an open device does without it.
+    // SAFETY: freed once; an open device does not need the list.
     unsafe { ibv_free_device_list(list) };
     given(&format!("a context of {name}"), context)
 }
 
-/// The device's first GID that is an IPv4 address.
+/// The first GID of the device that is an IPv4 address.
 fn ipv4_gid(context: *mut ibv_context) -> Result<(u8, [u8; 16])> {
     for index in 0..=u8::MAX {
         let mut gid = ibv_gid { raw: [0; 16] };
-        // SAFETY: the context is open, `gid` is a place for a GID.
+        // SAFETY: the context is open, and `gid` is valid for writes.
         if unsafe { ibv_query_gid(context, PORT, i32::from(index), &raw mut gid) } != 0 {
             break;
         }
-        // SAFETY: every value of the union is sixteen bytes.
+        // SAFETY: every bit pattern of the union is sixteen bytes.
         let gid = unsafe { gid.raw };
         if gid.starts_with(&IPV4_MAPPED) {
             return Ok((index, gid));
@@ -100,7 +101,7 @@ fn ipv4_gid(context: *mut ibv_context) -> Result<(u8, [u8; 16])> {
 
 impl Kernel {
     pub(crate) fn open(name: &str) -> Result<Self> {
-        // SAFETY: the layout has a size.
+        // SAFETY: the layout has a nonzero size.
         let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout()) }) else {
             handle_alloc_error(layout())
         };
@@ -118,8 +119,8 @@ impl Kernel {
         new.context = open_device(name)?;
         (new.gid_index, new.gid) = ipv4_gid(new.context)?;
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | remote_access();
-        // SAFETY: all of it is alive until `drop`, where it goes in the other order; the memory as well, and it is reached through copies
-        // of raw memory only.
+        // SAFETY: all objects live until `drop`, which frees them in reverse order. The memory
+        // lives as long, and is accessed through copies by raw pointers only.
         unsafe {
             new.domain = given("a protection domain", ibv_alloc_pd(new.context))?;
             let none = ptr::null_mut();
@@ -127,7 +128,7 @@ impl Kernel {
             new.completions = given("a completion queue", completions)?;
             let region = ibv_reg_mr(new.domain, memory.as_ptr().cast(), MEMORY, access as i32);
             new.region = given("a memory region", region)?;
-            // SAFETY: numbers and pointers, for which zero is a value.
+            // SAFETY: the structure consists of numbers and pointers, for which zero is valid.
             let mut wanted: ibv_qp_init_attr = MaybeUninit::zeroed().assume_init();
             (wanted.send_cq, wanted.recv_cq) = (new.completions, new.completions);
             wanted.qp_type = ibv_qp_type::IBV_QPT_RC;
@@ -145,25 +146,26 @@ impl Kernel {
         Ok(new)
     }
 
-    /// Moves the queue pair to `state`, with what `fill` sets and names.
+    /// Moves the queue pair to `state`, with the attributes that `fill` sets and names.
     fn modify(
         &mut self,
         state: ibv_qp_state::Type,
         fill: impl FnOnce(&mut ibv_qp_attr) -> ibv_qp_attr_mask,
     ) -> Result<()> {
-        // SAFETY: numbers, and unions of numbers, for which zero is a value.
+        // SAFETY: the structure consists of numbers, and unions of numbers, for which zero is
+        // valid.
         let mut attributes: ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
         attributes.qp_state = state;
         let mask = fill(&mut attributes) | ibv_qp_attr_mask::IBV_QP_STATE;
-        // SAFETY: the queue pair is alive; the attributes are only read.
+        // SAFETY: the queue pair has not been destroyed, and the attributes are only read.
         let status = unsafe { ibv_modify_qp(self.pair, &raw mut attributes, mask.0 as i32) };
         done("ibv_modify_qp", status)
     }
 
-    /// The segment of `place`, which must be inside of the memory.
+    /// The segment of `place`, which must lie in the memory.
     fn segment(&self, place: Place) -> Result<ibv_sge> {
         self.at(place.offset, place.length)?;
-        // SAFETY: the region is alive.
+        // SAFETY: the region has not been deregistered.
         let lkey = unsafe { (*self.region).lkey };
         Ok(ibv_sge { addr: self.address() + place.offset as u64, length: place.length as u32, lkey })
     }
@@ -172,10 +174,10 @@ impl Kernel {
         self.memory.addr().get() as u64
     }
 
-    /// Where `length` bytes at `offset` are.
+    /// The address of `length` bytes at `offset`.
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8> {
         match offset.checked_add(length) {
-            // SAFETY: inside of the allocation.
+            // SAFETY: the offset lies in the allocation, as just checked.
             Some(end) if end <= MEMORY => Ok(unsafe { self.memory.as_ptr().add(offset) }),
             _ => Err(format!("{length} bytes at {offset} are not in the memory").into()),
         }
@@ -191,7 +193,7 @@ fn remote_access() -> u32 {
 
 impl Side for Kernel {
     fn endpoint(&self) -> Endpoint {
-        // SAFETY: queue pair and region are alive.
+        // SAFETY: queue pair and region have not been destroyed.
         let (qpn, rkey) = unsafe { ((*self.pair).qp_num, (*self.region).rkey) };
         Endpoint { qpn, psn: PSN, gid: self.gid, address: self.address(), rkey }
     }
@@ -234,7 +236,8 @@ impl Side for Kernel {
 
     fn post(&mut self, operation: &Operation) -> Result<()> {
         let peer = self.peer.ok_or("not connected")?;
-        // SAFETY: numbers, pointers, and unions of them, for which zero is a value.
+        // SAFETY: the structure consists of numbers, pointers, and unions of them, for which zero
+        // is valid.
         let mut request: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
         let local = match *operation {
             Operation::Send { local, immediate } => {
@@ -251,7 +254,7 @@ impl Side for Kernel {
                     request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
                     request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
                 }
-                // The request is zero, so that every member of its union is a value.
+                // The request is zero, so every member of its union is valid.
                 request.wr.rdma =
                     rdma_sys::rdma_t { remote_addr: peer.address + remote as u64, rkey: peer.rkey };
                 local
@@ -288,8 +291,8 @@ impl Side for Kernel {
         request.num_sge = i32::from(local.length > 0);
         request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
         let mut refused = ptr::null_mut();
-        // SAFETY: the queue pair is alive; request and segment are read before the call returns; the segment is in registered memory that
-        // stays until the queue pair is gone.
+        // SAFETY: the queue pair has not been destroyed; request and segment are read before the
+        // call returns; the segment lies in registered memory that outlives the queue pair.
         done("ibv_post_send", unsafe { ibv_post_send(self.pair, &raw mut request, &raw mut refused) })
     }
 
@@ -298,13 +301,15 @@ impl Side for Kernel {
         let mut request =
             ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: &raw mut segment, num_sge: 1 };
         let mut refused = ptr::null_mut();
-        // SAFETY: as for `ibv_post_send`.
+        // SAFETY: the queue pair has not been destroyed; request and segment are read before the
+        // call returns; the segment lies in registered memory that outlives the queue pair.
         done("ibv_post_recv", unsafe { ibv_post_recv(self.pair, &raw mut request, &raw mut refused) })
     }
 
     fn poll(&mut self) -> Result<Option<Done>> {
         let mut entry = MaybeUninit::<ibv_wc>::zeroed();
-        // SAFETY: the queue is alive, and there is room for the one entry asked for.
+        // SAFETY: the queue has not been destroyed, and `entry` has room for the one requested
+        // entry.
         let count = unsafe { ibv_poll_cq(self.completions, 1, entry.as_mut_ptr()) };
         if count == 0 {
             return Ok(None);
@@ -312,16 +317,16 @@ impl Side for Kernel {
         if count < 0 {
             return Err(format!("ibv_poll_cq: {count}").into());
         }
-        // SAFETY: filled in, and zero before.
+        // SAFETY: the structure was zeroed and then filled in.
         let entry = unsafe { entry.assume_init() };
         if entry.status != ibv_wc_status::IBV_WC_SUCCESS {
-            // SAFETY: the function has a text for every number.
+            // SAFETY: the function returns a static text for every number.
             let status = unsafe { CStr::from_ptr(ibv_wc_status_str(entry.status)) }.to_string_lossy();
             return Err(format!("{status} (vendor {:#x})", entry.vendor_err).into());
         }
         let received = entry.opcode & ibv_wc_opcode::IBV_WC_RECV != 0;
         let has_immediate = entry.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-        // SAFETY: both members are numbers of the same size.
+        // SAFETY: both members of the union are numbers of the same size.
         let immediate = unsafe { entry.imm_data_invalidated_rkey_union.imm_data };
         let immediate = has_immediate.then(|| u32::from_be(immediate));
         Ok(Some(if received { Done::Received { length: entry.byte_len, immediate } } else { Done::Posted }))
@@ -329,14 +334,14 @@ impl Side for Kernel {
 
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let place = self.at(offset, bytes.len())?;
-        // SAFETY: `at` has checked the place; the bytes are Rust's own and elsewhere.
+        // SAFETY: `at` has checked the range; the bytes are a Rust slice outside it.
         unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let place = self.at(offset, bytes.len())?;
-        // SAFETY: `at` has checked the place; the bytes are Rust's own and elsewhere.
+        // SAFETY: `at` has checked the range; the bytes are a Rust slice outside it.
         unsafe { place.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -348,8 +353,9 @@ impl Side for Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // SAFETY: each was given by libibverbs, is given back once, and after what was made of it. If one is refused, what it uses is
-        // refused too. The memory goes last, and stays if the device still has it.
+        // SAFETY: each object came from libibverbs and is freed once, after the objects that depend
+        // on it. If one is not destroyed, neither are those that it depends on. The memory is freed
+        // last, and leaked if the device still has it.
         unsafe {
             let _ = self.pair.is_null() || ibv_destroy_qp(self.pair) == 0;
             let released = self.region.is_null() || ibv_dereg_mr(self.region) == 0;

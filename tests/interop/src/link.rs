@@ -1,4 +1,4 @@
-//! The TCP connection over which the two processes talk, beside the wire that is tested. A message is
+//! The TCP connection between the two processes, separate from the wire under test. A message is
 //! its kind (u16) and its length in bytes (u16), little-endian, and then its bytes.
 
 use std::io::{self, Read, Write};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use crate::Result;
 use crate::side::Endpoint;
 
-/// Bytes of the longest message.
+/// Most bytes of a message.
 const LIMIT: usize = 4096;
-/// For a peer that is slow, not for one that is gone.
+/// Time limit for a slow peer.
 const PATIENCE: Duration = Duration::from_mins(2);
 
 const PLAN: u16 = 1;
@@ -19,12 +19,12 @@ const READY: u16 = 3;
 const DONE: u16 = 4;
 const GIVEN_UP: u16 = 5;
 
-/// What is done.
+/// The operations of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Of each kind and direction.
+    /// Number of operations of each kind and direction.
     pub(crate) operations: u64,
-    /// Of lengths and contents.
+    /// Seed of lengths and contents.
     pub(crate) seed: u64,
 }
 
@@ -56,7 +56,7 @@ impl Link {
         Ok(Self { stream })
     }
 
-    /// Tells the peer who we are; gives who it is.
+    /// Sends the endpoint of this side, and returns that of the peer.
     pub(crate) fn introduce(&mut self, own: Endpoint) -> Result<Endpoint> {
         let [high, low] = [own.gid.first_chunk(), own.gid.last_chunk()]
             .map(|half: Option<&[u8; 8]>| u64::from_be_bytes(*half.expect("half of sixteen")));
@@ -84,7 +84,7 @@ impl Link {
         self.expect(DONE).map(drop)
     }
 
-    /// Tells the peer why it shall not wait for us any more, as far as it still listens.
+    /// Sends the reason for ending early, if the connection still works.
     pub(crate) fn give_up(&mut self, reason: &str) {
         let _ = self.send(GIVEN_UP, &reason.as_bytes()[..reason.len().min(LIMIT)]);
     }
@@ -113,7 +113,7 @@ impl Link {
     }
 }
 
-/// Repeats until it succeeds, or [`PATIENCE`] is over.
+/// Repeats `attempt` until it succeeds, or [`PATIENCE`] has passed.
 fn until<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,12 +1,14 @@
-//! Two processes, each with a reliable connected queue pair of its own make, do the same script to each other: one on the software HCA
-//! with barewire's driver, the other on a device of the kernel (Soft-RoCE) with libibverbs. Neither has a line of code of the other.
+//! Two processes, each with an independent implementation of a reliable connected queue pair, run
+//! the same script against each other: one on the software HCA with barewire's driver, the other on
+//! a device of the kernel (Soft-RoCE) with libibverbs. They share no code.
 //!
 //! ```text
 //! barewire-interop rxe0 --listen 10.98.0.1 --port 7001
 //! barewire-interop software --address 10.98.0.2 --connect 10.98.0.1 --port 7001 --operations 500
 //! ```
 //!
-//! `cargo xtask vm` runs it in a guest. `BAREWIRE_HCA_FAULTS` and `BAREWIRE_HCA_PCAP` work as everywhere.
+//! `cargo xtask vm` runs it in a guest. `BAREWIRE_HCA_FAULTS` and `BAREWIRE_HCA_PCAP` have their
+//! usual effect.
 
 mod arguments;
 mod content;

@@ -1,4 +1,4 @@
-//! What is done: every kind of operation in both directions, window by window, each checked at both ends.
+//! The operations: every kind in both directions, window by window, each checked at both ends.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use crate::content::{self, GUARD};
 use crate::link::{Link, Plan};
 use crate::side::{Done, LOCAL, Operation, Place, SLOT, Side, TARGET, WINDOW};
 
-/// For a completion of a device that is slow, not for one that is lost.
+/// Time limit for completions of a slow device.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Every so many windows the receives come late, so that the sender is told to wait.
+/// Every this many windows the receives are posted late, so that the sender gets an RNR NAK.
 const LATE: u64 = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Kind {
         matches!(self, Self::FetchAdd | Self::CompareSwap)
     }
 
-    /// It takes a receive WQE of the peer's.
+    /// Returns whether the operation consumes a receive WQE of the peer.
     fn is_received(self) -> bool {
         matches!(self, Self::Send | Self::WriteImmediate)
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Does all of `plan`, first what this side asks for if it `begins`, else what the peer does.
+/// Runs all operations of `plan`, first those of this side if `begins`, else those of the peer.
 pub(crate) fn run(side: &mut dyn Side, link: &mut Link, plan: Plan, begins: bool) -> Result<()> {
     for active in [begins, !begins] {
         for kind in KINDS {
@@ -78,7 +78,7 @@ struct Phase<'a> {
     link: &'a mut Link,
     plan: Plan,
     kind: Kind,
-    /// What the target of atomics holds.
+    /// The expected value of the target of atomics.
     value: u64,
 }
 
@@ -89,7 +89,7 @@ fn place(area: usize, number: u64) -> usize {
 }
 
 impl Phase<'_> {
-    /// This side posts.
+    /// Posts operations of this side.
     fn ask(&mut self, window: Window) -> Result<()> {
         let takes_bytes = self.kind == Kind::Read || self.kind.is_atomic();
         for number in window.clone() {
@@ -122,7 +122,7 @@ impl Phase<'_> {
         self.link.tell_done()
     }
 
-    /// The peer posts.
+    /// Serves operations of the peer.
     fn serve(&mut self, window: Window) -> Result<()> {
         for number in window.clone() {
             let bytes = if self.kind == Kind::Read { self.slot(number) } else { vec![GUARD; SLOT] };
@@ -163,7 +163,8 @@ impl Phase<'_> {
             .try_for_each(|number| self.compare(place(TARGET, number), &self.slot(number), number))
     }
 
-    /// For sends into the places that are compared; for writes with immediates elsewhere.
+    /// Posts receives: for sends to the memory that is compared, for writes with immediates
+    /// elsewhere.
     fn post_receives(&mut self, window: Window) -> Result<()> {
         let area = if self.kind == Kind::Send { TARGET } else { LOCAL };
         window.into_iter().try_for_each(|number| {

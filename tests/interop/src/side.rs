@@ -1,39 +1,40 @@
-//! What the script asks of a side, whatever it is made of.
+//! The operations that the script requires of a side.
 
 use crate::Result;
 
-/// Operations that are outstanding at a time.
+/// Most outstanding operations.
 pub(crate) const WINDOW: usize = 16;
-/// Bytes of one operation's place in memory: more than the longest message, so that there is something behind it to be left alone.
+/// Size of the memory of one operation: more than the longest message, so that bytes after it can
+/// be checked.
 pub(crate) const SLOT: usize = 16 << 10;
-/// Where the places begin that this side's own operations use.
+/// Start of the memory for operations of this side.
 pub(crate) const LOCAL: usize = 0;
-/// Where those begin that the peer's operations use.
+/// Start of the memory for operations of the peer.
 pub(crate) const TARGET: usize = WINDOW * SLOT;
-/// Bytes of a side's registered memory.
+/// Size of a side's registered memory in bytes.
 pub(crate) const MEMORY: usize = 2 * TARGET;
 
-/// Retries of a side, for a machine that may stand still for a second: 268 ms each, seven times.
+/// Retries of a side, for a machine that may pause for a second: 268 ms each, seven times.
 pub(crate) const ACK_TIMEOUT: u8 = 16;
 pub(crate) const RETRIES: u8 = 7;
 /// Reads and atomics outstanding, as log2: fewer than [`WINDOW`].
 pub(crate) const LOG_READS: u8 = 2;
-/// How long a sender shall wait while there is no receive WQE: 0.64 ms (IBTA table 45).
+/// How long a sender waits without a receive WQE: 0.64 ms (IBTA table 45).
 pub(crate) const MIN_RNR_NAK: u8 = 12;
 
-/// What the peer must know of a side.
+/// The information that the peer needs about a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) qpn: u32,
-    /// Of the first packet that this side sends.
+    /// Sequence number of the first packet that this side sends.
     pub(crate) psn: u32,
     pub(crate) gid: [u8; 16],
-    /// Where its memory begins.
+    /// Start of its memory.
     pub(crate) address: u64,
     pub(crate) rkey: u32,
 }
 
-/// A part of a side's own memory.
+/// A range of a side's own memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) offset: usize,
@@ -50,12 +51,12 @@ pub(crate) enum Operation {
     CompareSwap { local: Place, remote: usize, compare: u64, swap: u64 },
 }
 
-/// What completed well. Sends and receives each complete in order.
+/// A successful completion. Sends and receives each complete in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// An operation of ours.
+    /// An operation of this side.
     Posted,
-    /// A message of the peer's, or its write with an immediate.
+    /// A message of the peer, or its write with an immediate.
     Received { length: u32, immediate: Option<u32> },
 }
 
@@ -63,14 +64,14 @@ pub(crate) enum Done {
 pub(crate) trait Side {
     fn endpoint(&self) -> Endpoint;
 
-    /// From here on operations go to `peer`.
+    /// Connects to `peer`, the target of all operations.
     fn connect(&mut self, peer: &Endpoint) -> Result<()>;
 
     fn post(&mut self, operation: &Operation) -> Result<()>;
 
     fn post_receive(&mut self, place: Place) -> Result<()>;
 
-    /// The next completion; a bad one is an error.
+    /// The next completion; an unsuccessful one is an error.
     fn poll(&mut self) -> Result<Option<Done>>;
 
     /// Copies to this side's memory.
@@ -79,6 +80,6 @@ pub(crate) trait Side {
     /// Copies from this side's memory.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()>;
 
-    /// What the device thinks of it all, in the end.
+    /// Checks the device at the end.
     fn finish(&mut self) -> Result<()>;
 }

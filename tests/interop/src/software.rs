@@ -1,4 +1,4 @@
-//! The software HCA, by barewire's driver.
+//! The software HCA, used through barewire's driver.
 
 use std::net::IpAddr;
 
@@ -14,10 +14,10 @@ use crate::side::{
     ACK_TIMEOUT, Done, Endpoint, LOG_READS, MEMORY, MIN_RNR_NAK, Operation, Place, RETRIES, Side, WINDOW,
 };
 
-/// The device's name on the command line.
+/// The name of the device on the command line.
 pub(crate) const NAME: &str = "software";
 
-/// Shortly before the numbers wrap.
+/// Shortly before the sequence numbers wrap.
 const PSN: u32 = 0xff_ff80;
 const SIGNALLED: ControlFlags = ControlFlags::COMPLETION;
 
@@ -45,7 +45,7 @@ impl Software {
         Ok(Self { pair, completions, memory, gid: context.port_address().gid, peer: None, device })
     }
 
-    /// No segment for no bytes: a length of zero means something else.
+    /// Zero bytes are no segment: a length of zero has another meaning.
     fn segments(&self, place: Place) -> Result<Vec<DataSegment>> {
         if place.length == 0 {
             return Ok(Vec::new());

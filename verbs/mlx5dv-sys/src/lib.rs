@@ -5,6 +5,7 @@
 //! machines without it and with any version from rdma-core 44 on. The bindings are checked in;
 //! `tests/regenerate.rs` generates them again and compares. Without the feature `rdma-sys`, whose
 //! types they refer to, this crate is empty.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg(feature = "rdma-sys")]
 
 #[allow(

@@ -11,7 +11,7 @@ use crate::channel::{Command, CommandChannel, CompletionEvents, Object, Uar};
 use crate::error::Error;
 use crate::queue::completion::CompletionQueue;
 
-/// What the queue holds on to; dropped in this order.
+/// The resources of a queue, dropped in this order.
 #[derive(Debug)]
 struct Held {
     _object: Box<dyn Object>,
@@ -19,7 +19,8 @@ struct Held {
     _uar: Arc<dyn Uar>,
 }
 
-/// Makes a queue of `entries` CQEs, a power of two, without overrun checks, that `events` tells of.
+/// Creates a queue of `entries` CQEs, a power of two, without overrun checks, whose events go to
+/// `events`.
 pub(crate) fn create_cq(
     channel: &dyn CommandChannel,
     uar: &Arc<dyn Uar>,
@@ -31,10 +32,10 @@ pub(crate) fn create_cq(
         None => channel.event_queue()?,
     };
     let ring_bytes = entries as usize * size_of::<Cqe64>();
-    // The doorbell record lies behind the ring, in a cache line of its own.
+    // The doorbell record follows the ring, in a separate cache line.
     let memory = QueueMemory::allocate(channel, ring_bytes + 64, "a completion queue")?;
     let ring = memory.start().cast();
-    // SAFETY: inside the allocation.
+    // SAFETY: the allocation has 64 bytes after the ring.
     let doorbell_record = unsafe { memory.start().add(ring_bytes) }.cast();
 
     let mut create = Command::<CreateCqIn>::new();
@@ -52,7 +53,7 @@ pub(crate) fn create_cq(
         .set(Cqc::DBR_UMEM_VALID, true)
         .set(Cqc::DBR_UMEM_ID, memory.umem_id())
         .set(Cqc::DBR_ADDR, ring_bytes as u64);
-    // SAFETY: `entries` CQEs at the start of the allocation, which nobody else uses yet.
+    // SAFETY: the allocation starts with room for `entries` CQEs, and nothing else uses it yet.
     unsafe { CompletionQueue::initialise(ring, entries) };
     let (object, answer) = create.create(channel)?;
     if let Some(events) = events {

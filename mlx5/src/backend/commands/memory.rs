@@ -1,4 +1,4 @@
-//! Keys to memory of users (CREATE_MKEY).
+//! Memory keys (CREATE_MKEY).
 
 use core::ptr::NonNull;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::pages::PAGE;
 use crate::values::Access;
 
-/// A key to memory, and the memory's umem.
+/// An mkey and the UMEM that it refers to.
 #[derive(Debug)]
 pub(crate) struct Key {
     object: Box<dyn Object>,
@@ -17,17 +17,19 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Takes key and memory from the device. On an error the device may still use the memory.
+    /// Destroys the mkey and deregisters the memory. On an error the device may still use the
+    /// memory.
     pub(crate) fn release(mut self) -> Result<(), Error> {
         drop(self.object);
         self.umem.deregister()
     }
 }
 
-/// Registers memory and makes a key to it. `variant` becomes the key's low byte.
+/// Registers memory and creates an mkey for it. `variant` becomes the low byte of the key.
 ///
 /// # Safety
-/// That of [`CommandChannel::register_umem`], until [`Key::release`] has returned `Ok`.
+/// The contract of [`CommandChannel::register_umem`] holds until [`Key::release`] has returned
+/// `Ok`.
 pub(crate) unsafe fn create_key(
     channel: &dyn CommandChannel,
     domain: u32,
@@ -36,13 +38,14 @@ pub(crate) unsafe fn create_key(
     access: Access,
     variant: u8,
 ) -> Result<(Key, u32), Error> {
-    // SAFETY: the caller's contract.
+    // SAFETY: this function has the contract of `register_umem`.
     let mut umem = unsafe { channel.register_umem(start, length) }?;
     let address = start.addr().get() as u64;
     match create_mkey(channel, domain, &*umem, address, length, access, variant) {
         Ok((object, key)) => Ok((Key { object, umem }, key)),
         Err(error) => {
-            // No key names it yet, so that this is not refused. If it is, the first error is reported.
+            // No mkey refers to the UMEM yet, so this succeeds. If not, the first error is the one
+            // to report.
             let _ = umem.deregister();
             Err(error)
         }
@@ -58,7 +61,7 @@ fn create_mkey(
     access: Access,
     variant: u8,
 ) -> Result<(Box<dyn Object>, u32), Error> {
-    // Translation entries of 8 bytes, counted in octwords of 16.
+    // A translation entry has 8 bytes; the device counts octwords of 16.
     let first_page = address / PAGE as u64;
     let last_page = (address + length as u64 - 1) / PAGE as u64;
     let octwords = (last_page - first_page + 1).div_ceil(2) as u32;

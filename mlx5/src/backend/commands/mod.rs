@@ -1,4 +1,4 @@
-//! Objects made by PRM commands.
+//! Objects created by PRM commands.
 
 mod cq;
 mod memory;
@@ -19,14 +19,14 @@ pub(crate) use cq::create_cq;
 pub(crate) use memory::{Key, create_key};
 pub(crate) use rc::create_pair;
 
-/// QUERY_HCA_CAP: the general page, and the atomic one if there is one.
+/// Queries the general capability page, and the atomic page if the device has one (QUERY_HCA_CAP).
 pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities, Error> {
     let answer = capability_page(channel, CapabilityPage::General)?;
     let general = answer.fields().nested(QueryHcaCapOut::GENERAL);
     let entries = |log: u8| 1 << log.min(31);
     let atomics = general.get(HcaCap::ATOMIC);
     Ok(Capabilities {
-        // Doorbell records count 16 bits, so that half of that is the most a ring can tell apart.
+        // Doorbell records count modulo 2^16; a ring of more than half of that would be ambiguous.
         max_queue_entries: entries(general.get(HcaCap::LOG_MAX_QP_SZ)).min(1 << 15),
         max_cq_entries: entries(general.get(HcaCap::LOG_MAX_CQ_SZ)).min(1 << 22),
         max_message: 1 << general.get(HcaCap::LOG_MAX_MSG),
@@ -40,7 +40,7 @@ pub(crate) fn capabilities(channel: &dyn CommandChannel) -> Result<Capabilities,
     })
 }
 
-/// The atomic page: every masked operation, of either size, in the byte order that software has.
+/// Returns whether the device has every masked operation, of both sizes, in host byte order.
 fn masked_atomics(channel: &dyn CommandChannel) -> Result<bool, Error> {
     const OPERATIONS: u16 = ATOMIC_MASKED_COMPARE_SWAP | ATOMIC_MASKED_FETCH_ADD;
     const SIZES: u16 = (size_of::<u32>() | size_of::<u64>()) as u16;
@@ -60,7 +60,8 @@ fn capability_page(
     query.send(channel)
 }
 
-/// The port that the channel's system chose, or else port 1 with entry 0 of its address table (QUERY_ROCE_ADDRESS).
+/// The port that the channel selected, or else port 1 with entry 0 of its address table
+/// (QUERY_ROCE_ADDRESS).
 pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
     if let Some(port) = channel.port() {
         return Ok(port);
@@ -77,7 +78,7 @@ pub(crate) fn port(channel: &dyn CommandChannel) -> Result<Port, Error> {
     Ok(Port { number: 1, gid_index: 0, address })
 }
 
-/// ALLOC_PD. Answers the object and its number.
+/// Allocates a protection domain (ALLOC_PD). Returns the object and its number.
 pub(crate) fn allocate_pd(channel: &dyn CommandChannel) -> Result<(Box<dyn Object>, u32), Error> {
     let (object, answer) = Command::<AllocPdIn>::new().create(channel)?;
     let number = answer.fields().get(AllocPdOut::PD);

@@ -1,4 +1,5 @@
-//! Reliable connected queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP, 2RST_QP, QUERY_QP).
+//! Reliable connected queue pairs (CREATE_QP, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, 2ERR_QP,
+//! 2RST_QP, QUERY_QP).
 
 use barewire_layouts::command::Request;
 use barewire_layouts::command::capability::PortType;
@@ -15,10 +16,10 @@ use crate::channel::{Command, CommandChannel, Object, Uar};
 use crate::error::Error;
 use crate::values::{Access, Port};
 
-/// UDP port of RoCEv2 (IBTA annex A17), here also as the source port.
+/// UDP port of RoCEv2 (IBTA annex A17), used as the source port as well.
 const ROCE_PORT: u16 = 4791;
 
-/// A queue pair; dropped in this order.
+/// A queue pair and its memory, dropped in this order.
 #[derive(Debug)]
 struct CommandPair {
     object: Box<dyn Object>,
@@ -26,7 +27,7 @@ struct CommandPair {
     number: u32,
 }
 
-/// Makes a queue pair in the reset state that rings the register of `uar`.
+/// Creates a queue pair in the reset state that uses the doorbell register of `uar`.
 pub(crate) fn create_pair(
     channel: &dyn CommandChannel,
     domain: u32,
@@ -34,7 +35,7 @@ pub(crate) fn create_pair(
     [send_cqn, receive_cqn]: [u32; 2],
     sizes: &PairSizes,
 ) -> Result<PairInfo, Error> {
-    // The receive ring, then the send ring, then the doorbell record in a cache line of its own.
+    // Layout: the receive ring, the send ring, then the doorbell record in a separate cache line.
     let receive_bytes = sizes.receive_entries as usize * size_of::<DataSegment>();
     let send_bytes = sizes.send_blocks as usize * WQEBB;
     let memory = QueueMemory::allocate(channel, receive_bytes + send_bytes + 64, "a queue pair")?;
@@ -63,7 +64,7 @@ pub(crate) fn create_pair(
         .set(Qpc::DBR_ADDR, record_offset as u64);
     let (object, answer) = create.create(channel)?;
     let number = answer.fields().get(CreateQpOut::QPN);
-    // SAFETY: the offsets lie inside the allocation.
+    // SAFETY: both offsets lie inside the allocation, whose size includes the rings and the record.
     let (send_ring, record) =
         unsafe { (memory.start().add(receive_bytes), memory.start().add(record_offset)) };
     Ok(PairInfo {

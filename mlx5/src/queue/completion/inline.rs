@@ -1,4 +1,4 @@
-//! Data that came in the CQE itself.
+//! Data that a CQE carries.
 
 use core::fmt;
 use core::ops::Deref;
@@ -7,7 +7,8 @@ use barewire_layouts::cqe::{CqeFormat, CqeOpcode};
 
 use super::slot::Slot;
 
-/// Up to 64 bytes that a completion carried: see [`super::CompletionQueue::inline_data`]. A copy, as the entry is the device's again soon.
+/// Up to 64 bytes that a completion carried: see [`super::CompletionQueue::inline_data`]. It is a
+/// copy, because the device reuses the entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct InlineData {
     bytes: [u8; 64],
@@ -15,7 +16,8 @@ pub struct InlineData {
 }
 
 impl InlineData {
-    /// What `slot` carries, if it does. No more than the slot can hold, whatever its byte count says.
+    /// The data in `slot`, if it has any. Limited to the size of the slot, whatever the byte count
+    /// of the CQE is.
     pub(super) fn of(slot: &impl Slot) -> Option<Self> {
         let cqe = slot.cqe();
         if cqe.opcode() > CqeOpcode::ResponderSendInvalidate as u8 {

@@ -1,8 +1,10 @@
-//! How a completion ring is laid out: plain, or with blocks of compressed CQEs that are expanded one by one.
+//! Layouts of a completion ring: plain, or with blocks of compressed CQEs that are expanded one by
+//! one.
 //!
-//! A block takes as many slots as it has completions, but the device writes only some of them. Expanding marks the slot behind the
-//! one just taken as ours and as compressed. So the next poll finds the rest of the block by the one test it does anyway, and when the
-//! block is through, all its slots have the validity of their lap, which the next lap tells from its own.
+//! A block takes as many slots as it has completions, but the device writes only some of them. Each
+//! expansion marks the slot after the one just taken as owned by the driver and compressed. The
+//! next poll therefore finds the rest of the block by its usual test, and at the end of the block
+//! all its slots have the validity of their lap.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -18,19 +20,19 @@ pub(super) mod sealed {
     use super::{CompletionQueue, Cqe64, NonNull, Slot};
 
     pub trait Sealed: Sized {
-        /// The bits of a CQE's last word that say whether it is the driver's.
+        /// The bits of a CQE's last word that determine whether the driver owns it.
         const VALIDITY: u64;
-        /// There may be blocks.
+        /// The layout has compressed blocks.
         const EXPANDS: bool;
 
-        /// What these bits are on the lap after `lap`.
+        /// The value of these bits on the lap after `lap`.
         fn next_lap(lap: u64) -> u64;
 
-        /// A CQE that is not compressed was taken.
+        /// Called when a plain CQE has been taken.
         fn took_plain(&mut self);
 
-        /// Takes the next completion of the block that is in the next slot, or that is being
-        /// expanded. Returns where the completion is.
+        /// Takes the next completion of the block in the next slot, or of the block that is being
+        /// expanded. Returns the address of the completion.
         fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>) -> NonNull<Cqe64>
         where
             Self: super::Layout;
@@ -40,10 +42,11 @@ pub(super) mod sealed {
     }
 }
 
-/// How a completion ring is laid out: [`Plain`], [`Compressed`] or [`Enhanced`]. Chosen by type when the queue is created.
+/// The layout of a completion ring: [`Plain`], [`Compressed`] or [`Enhanced`]. Selected by type
+/// when the queue is created.
 pub trait Layout: sealed::Sealed + fmt::Debug + Send + 'static {}
 
-/// One CQE for a completion.
+/// One CQE per completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plain;
 
@@ -55,7 +58,7 @@ pub struct Compressed(Block);
 #[derive(Clone, Copy, Debug)]
 pub struct Enhanced {
     block: Block,
-    /// The block's title is that of the block before: no plain CQE came between.
+    /// The title of the block is that of the previous block: no plain CQE came between.
     titled: bool,
 }
 
@@ -71,7 +74,7 @@ struct Block {
     array: MiniArray,
     /// The next mini CQE of the array.
     at: usize,
-    /// Completions that are still to come.
+    /// Completions that are left in the block.
     left: u32,
     /// Index of the next receive WQE.
     counter: u16,
@@ -100,7 +103,7 @@ impl Block {
     }
 
     fn next(&mut self, owner: u8) {
-        // `at` is in the array as both layouts see to it; what a faulty block would give is a zero.
+        // Both layouts keep `at` inside the array; for a malformed block the completion is zero.
         let mini = self.array.get(self.at).copied().unwrap_or_default();
         self.expanded = Aligned(MiniCqe::expand(mini, &self.title, self.format, self.counter, owner));
         self.counter = self.counter.wrapping_add(1);
@@ -134,7 +137,7 @@ impl sealed::Sealed for Plain {
     fn took_plain(&mut self) {}
 
     fn expand<S: Slot>(queue: &mut CompletionQueue<S, Self>) -> NonNull<Cqe64> {
-        // Never called: `EXPANDS` says so.
+        // Unreachable: `EXPANDS` is false.
         let cqe = queue.next_cqe();
         queue.advance();
         cqe

@@ -1,49 +1,50 @@
-//! What a CQE says.
+//! The contents of a CQE.
 
 use core::fmt;
 
 use barewire_layouts::cqe::{Cqe64, CqeOpcode, ErrorCqe, Syndrome};
 
-/// What completed.
+/// The kind of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionKind {
-    /// A send queue's WQE, and with it everything before it on that queue.
+    /// A WQE of a send queue, and with it all WQEs before it on that queue.
     Send,
     /// A receive WQE, by a send.
     Receive,
     /// A receive WQE, by a send with an immediate.
     ReceiveImmediate(u32),
-    /// A receive WQE, by a send that invalidated this key of ours.
+    /// A receive WQE, by a send that invalidated this local key.
     ReceiveInvalidate(u32),
-    /// A receive WQE, by an RDMA write with an immediate: its buffer was not touched.
+    /// A receive WQE, by an RDMA write with an immediate. Its buffer is unchanged.
     WriteImmediate(u32),
     /// A send queue's WQE failed; the queue pair is in error.
     SendError(Failure),
     /// A receive WQE failed; the queue pair is in error.
     ReceiveError(Failure),
-    /// A CQE that is no completion of a WQE, by its opcode ([`CqeOpcode`]): the queue was resized here, a signature did not match, a
-    /// receive WQE was given back, or an opcode that this driver does not know. It was taken like any other.
+    /// A CQE that does not complete a WQE, by its opcode ([`CqeOpcode`]): the queue was resized, a
+    /// signature did not match, a receive WQE was returned, or the opcode is unknown to this
+    /// driver. It is consumed like any other.
     Other(u8),
 }
 
-/// Why a WQE failed, as the device says it.
+/// The reason why a WQE failed, as the device reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The syndrome byte: see [`Self::syndrome`].
     pub code: u8,
-    /// The vendor's finer reason.
+    /// The vendor's error syndrome, with more detail.
     pub vendor_code: u8,
     /// Opcode byte of the send WQE: see `layouts::wqe::Opcode`. 0 for a receive WQE.
     pub opcode: u8,
 }
 
 impl Failure {
-    /// The syndrome, if it is a known one.
+    /// The syndrome, if it is a known value.
     pub fn syndrome(self) -> Option<Syndrome> {
         Syndrome::from_bits(self.code)
     }
 
-    /// `true` if the WQE itself was not executed: the queue pair was in error before its turn came.
+    /// Returns `true` if the WQE was not executed because the queue pair was in error.
     pub fn is_flush(self) -> bool {
         self.code == Syndrome::WorkRequestFlushed as u8
     }
@@ -65,7 +66,7 @@ impl fmt::Display for Failure {
 /// One completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What completed.
+    /// The kind of the completion.
     pub kind: CompletionKind,
     /// Number of the queue pair.
     pub qpn: u32,
@@ -73,7 +74,7 @@ pub struct Completion {
     pub wqe_counter: u16,
     /// Bytes received, or transferred by a read or atomic.
     pub byte_count: u32,
-    /// What the queue pair was created with as `user_index` (24 bits).
+    /// The `user_index` of the queue pair (24 bits).
     pub user_index: u32,
 }
 

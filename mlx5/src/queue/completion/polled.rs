@@ -1,4 +1,4 @@
-//! A completion that was taken, while it still lies in the ring.
+//! A completion that was taken and is still in the ring.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -10,19 +10,19 @@ use barewire_layouts::cqe::{Cqe64, CqeOpcode};
 use super::entry::{self, Aligned, LAST};
 use super::outcome::{self, Completion, CompletionKind};
 
-/// A completion as [`super::CompletionQueue::poll`] returns it. Each field is loaded from the ring by
-/// the method that returns it, so that unused fields cost nothing; [`Self::completion`] loads them
-/// all.
+/// A completion that [`super::CompletionQueue::poll`] returned. Each field is loaded from the ring
+/// by the method that returns it, so unused fields cost nothing; [`Self::completion`] loads all of
+/// them.
 ///
-/// In a queue that is too small for what completes to it, the device may write the entry meanwhile.
-/// The fields may then belong to different completions.
+/// In a queue that is too small for its completions, the device may write the entry at the same
+/// time. The fields may then belong to different completions.
 #[derive(Clone, Copy)]
 pub struct Polled<'q> {
     cqe: NonNull<Cqe64>,
-    /// The last word as the poll saw it. Only the opcode is taken from it: the other fields are
-    /// loaded after the poll's barrier.
+    /// The last word as the poll loaded it. Only the opcode is taken from it; the other fields are
+    /// loaded after the barrier of the poll.
     last: u64,
-    /// The queue is not polled while the completion is in use.
+    /// Borrows the queue, so that it is not polled while the completion is in use.
     queue: PhantomData<&'q ()>,
 }
 
@@ -31,16 +31,16 @@ impl Polled<'_> {
     /// The contract of [`entry::load`] holds for `cqe` for the lifetime of the result.
     #[inline(always)]
     pub(super) unsafe fn new(cqe: NonNull<Cqe64>) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: `cqe` satisfies the contract of `entry::load` by the caller's contract.
         let last = unsafe { entry::load(cqe, LAST, Ordering::Relaxed) };
-        // SAFETY: as above.
+        // SAFETY: this function has the contract of `with_last`.
         unsafe { Self::with_last(cqe, last) }
     }
 
     /// A CQE whose opcode is the one in `last`.
     ///
     /// # Safety
-    /// As [`Self::new`].
+    /// The contract of [`Self::new`].
     #[inline(always)]
     pub(super) unsafe fn with_last(cqe: NonNull<Cqe64>, last: u64) -> Self {
         Self { cqe, last, queue: PhantomData }
@@ -52,7 +52,8 @@ impl Polled<'_> {
         (self.last >> 60) as u8
     }
 
-    /// `true` for a WQE of a send queue that succeeded, and with it everything before it on that queue.
+    /// Returns `true` for a WQE of a send queue that succeeded, and with it all WQEs before it on
+    /// that queue.
     #[inline(always)]
     pub fn is_send(self) -> bool {
         self.opcode() == CqeOpcode::Requester as u8
@@ -67,11 +68,11 @@ impl Polled<'_> {
     /// Bytes received, or transferred by a read or atomic.
     #[inline(always)]
     pub fn byte_count(self) -> u32 {
-        // The second half of its word.
+        // The field is the second half of its word.
         u64::from_be(self.word::<5>()) as u32
     }
 
-    /// What the queue pair was created with as `user_index` (24 bits).
+    /// The `user_index` of the queue pair (24 bits).
     #[inline(always)]
     pub fn user_index(self) -> u32 {
         u32::from_be(self.word::<4>() as u32) & 0x00ff_ffff
@@ -83,10 +84,11 @@ impl Polled<'_> {
         u32::from_be(self.word::<LAST>() as u32) & 0x00ff_ffff
     }
 
-    /// What completed.
+    /// The kind of the completion.
     #[inline(always)]
     pub fn kind(self) -> CompletionKind {
-        // The two of a loop that posts and receives first; a table of jumps for the others is out of the way.
+        // The two kinds of a loop that posts and receives come first; the jump table for the others
+        // is out of the way.
         match self.opcode() {
             opcode if opcode == CqeOpcode::ResponderSend as u8 => CompletionKind::Receive,
             opcode if opcode == CqeOpcode::Requester as u8 => CompletionKind::Send,
@@ -94,7 +96,7 @@ impl Polled<'_> {
         }
     }
 
-    /// All of it, as a value of its own.
+    /// Loads all fields.
     #[inline(always)]
     pub fn completion(self) -> Completion {
         Completion {
@@ -106,9 +108,9 @@ impl Polled<'_> {
         }
     }
 
-    /// A copy of the CQE: a datagram's sender ([`Cqe64::packet`]), the timestamp.
+    /// A copy of the CQE, with the sender of a datagram ([`Cqe64::packet`]) and the timestamp.
     pub fn cqe(self) -> Cqe64 {
-        // SAFETY: the contract of `new`.
+        // SAFETY: `cqe` is valid for the lifetime of `self` by the contract of `new`.
         unsafe { entry::copy(self.cqe) }
     }
 
@@ -116,7 +118,8 @@ impl Polled<'_> {
     #[inline(always)]
     fn word<const AT: usize>(self) -> u64 {
         const { assert!(AT <= LAST) };
-        // SAFETY: the contract of `new`.
+        // SAFETY: `cqe` is valid for the lifetime of `self` by the contract of `new`, and `AT` is
+        // at most `LAST`.
         unsafe { entry::load(self.cqe, AT, Ordering::Relaxed) }
     }
 }
@@ -124,7 +127,7 @@ impl Polled<'_> {
 impl From<&Cqe64> for Completion {
     fn from(cqe: &Cqe64) -> Self {
         let mut copy = Aligned(*cqe);
-        // SAFETY: an aligned local, which nothing else accesses and which outlives the value.
+        // SAFETY: an aligned local that nothing else accesses and that outlives the value.
         unsafe { Polled::new(NonNull::from(&mut copy).cast()) }.completion()
     }
 }

@@ -1,4 +1,4 @@
-//! The entries of a completion ring: 64 bytes, or 128 of which the second half is the CQE.
+//! The entries of a completion ring: 64 bytes, or 128 with the CQE in the second half.
 
 use core::fmt;
 
@@ -6,18 +6,20 @@ use barewire_layouts::cqe::{Cqe64, Cqe128, HARDWARE_OP_OWN};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod sealed {
-    /// Any bytes are an entry.
+    /// Any bytes are a valid entry.
     pub trait Sealed: super::FromBytes + super::IntoBytes {}
 
     impl Sealed for super::Cqe64 {}
     impl Sealed for super::Cqe128 {}
 }
 
-/// An entry of a completion ring: [`Cqe64`] or [`Cqe128`]. Chosen by type when the queue is created (PRM: CQC, cqe_sz).
+/// An entry of a completion ring: [`Cqe64`] or [`Cqe128`]. Selected by type when the queue is
+/// created (PRM: CQC, cqe_sz).
 pub trait Slot: sealed::Sealed + Copy + fmt::Debug + 'static {
-    /// Where in it the CQE lies, in bytes.
+    /// Offset of the CQE in bytes.
     const CQE: usize;
-    /// As the driver gives it to the device: owner bit set on the first lap, and a lap number that is none of the first laps.
+    /// The initial value: owner bit set for the first lap, and a lap number that differs from those
+    /// of the first laps.
     const INITIAL: Self;
 
     /// The CQE.

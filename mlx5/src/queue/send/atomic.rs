@@ -1,6 +1,7 @@
-//! Atomics: of 8 bytes, and extended ones of 4 or 8 bytes under masks.
+//! Atomics: standard ones of 8 bytes, and masked ones of 4 or 8 bytes.
 //!
-//! A device offers the latter by its capabilities (PRM: atomic capabilities, masked compare-swap and fetch-add).
+//! A device reports the latter in its capabilities (PRM: atomic capabilities, masked compare-swap
+//! and fetch-add).
 
 use barewire_layouts::be::{Be32, Be64};
 use barewire_layouts::wqe::{
@@ -17,32 +18,34 @@ use crate::wqe::Unit;
 const BYTES_4: u8 = extended_atomic_modifier(2);
 const BYTES_8: u8 = extended_atomic_modifier(3);
 
-/// What a masked compare-and-swap compares and swaps: `(remote & compare_mask) == (compare & compare_mask)` replaces the bits of
-/// `swap_mask` by those of `swap`.
+/// Operands of a masked compare-and-swap: if `(remote & compare_mask) == (compare & compare_mask)`,
+/// the bits of `swap_mask` are replaced by those of `swap`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MaskedSwap<T> {
     /// The value to compare with.
     pub compare: T,
-    /// The bits that are compared.
+    /// The bits to compare.
     pub compare_mask: T,
     /// The value to swap in.
     pub swap: T,
-    /// The bits that are swapped.
+    /// The bits to swap.
     pub swap_mask: T,
 }
 
-/// What a masked fetch-and-add adds.
+/// Operands of a masked fetch-and-add.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MaskedAdd<T> {
     /// The value to add.
     pub operand: T,
-    /// A set bit is the highest of a field, whose carry is dropped: `1 << 31` and `1 << 15` make two 16-bit fields. Zero: one field.
+    /// Each set bit is the highest bit of a field, whose carry is dropped: `1 << 31` and `1 << 15`
+    /// make two 16-bit fields. Zero: one field.
     pub field_boundary: T,
 }
 
 /// Atomics of 8 bytes.
 impl<D: Doorbell> SendQueue<D> {
-    /// Adds `operand` to the remote 8 bytes (aligned to 8); what was there before lands in `local` (8 bytes, host order).
+    /// Adds `operand` to the remote 8 bytes (aligned to 8). The previous value is written to
+    /// `local` (8 bytes, host order).
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -59,8 +62,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<4>(Opcode::AtomicFetchAdd, 0, flags, units)
     }
 
-    /// Puts `swap` into the remote 8 bytes (aligned to 8) if they are `compare`; what was there before lands in `local` (8 bytes, host
-    /// order).
+    /// Replaces the remote 8 bytes (aligned to 8) by `swap` if they equal `compare`. The previous
+    /// value is written to `local` (8 bytes, host order).
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -79,7 +82,8 @@ impl<D: Doorbell> SendQueue<D> {
     }
 }
 
-/// Extended atomics. `remote` must be aligned to the operation's size; what was there before lands in `local`, 4 or 8 bytes long.
+/// Extended atomics. `remote` must be aligned to the size of the operation. The previous value is
+/// written to `local`, 4 or 8 bytes long.
 impl<D: Doorbell> SendQueue<D> {
     /// Masked compare-and-swap of the remote 4 bytes.
     ///
@@ -168,7 +172,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_extended(Opcode::MaskedFetchAdd, BYTES_8, flags, units)
     }
 
-    /// An extended atomic of one block.
+    /// Posts an extended atomic of one block.
     #[inline(always)]
     fn post_extended(
         &mut self,

@@ -1,4 +1,4 @@
-//! Batches: many WQEs, one doorbell.
+//! Batches: several WQEs with one doorbell.
 
 use core::ops::Deref;
 
@@ -8,8 +8,8 @@ use super::{Destination, MaskedAdd, MaskedSwap, PREFIX, PostError, SendQueue, Wq
 use crate::doorbell::{Deferred, Doorbell};
 
 impl<D: Doorbell> SendQueue<D> {
-    /// Starts a batch: what is posted through it becomes visible to the device when the batch is dropped, with one doorbell record and one
-    /// doorbell of 8 bytes for all of it.
+    /// Starts a batch. WQEs posted through it become visible to the device when the batch is
+    /// dropped, with one update of the doorbell record and one doorbell of 8 bytes for all of them.
     #[inline]
     pub fn batch(&mut self) -> Batch<'_, D> {
         let start = self.producer;
@@ -17,11 +17,11 @@ impl<D: Doorbell> SendQueue<D> {
     }
 }
 
-/// WQEs with one doorbell for all of them: see [`SendQueue::batch`].
+/// Posts WQEs with one doorbell for all of them: see [`SendQueue::batch`].
 ///
-/// It has the posting functions of [`SendQueue`], and lends the queue for reading. It does not lend
-/// it mutably, so that queues of different kinds, such as one whose register is shared and one that
-/// rings without a lock, cannot be exchanged:
+/// It has the posting functions of [`SendQueue`] and dereferences to the queue. It does not provide
+/// mutable access, so that queues of different doorbell types, such as one with a shared register
+/// and one without a lock, cannot be exchanged:
 ///
 /// ```compile_fail,E0308
 /// use barewire_mlx5::SendQueue;
@@ -47,26 +47,26 @@ impl<D: Doorbell> SendQueue<D> {
 #[derive(Debug)]
 pub struct Batch<'q, D: Doorbell> {
     queue: &'q mut SendQueue<D>,
-    /// The producer when the batch began.
+    /// The producer at the start of the batch.
     start: u64,
 }
 
 impl<D: Doorbell> Batch<'_, D> {
-    /// The queue as one that does not ring. It must not be public: see the type.
+    /// The queue with a doorbell type that does not ring. It must not be public: see the type.
     #[inline(always)]
     fn deferred(&mut self) -> &mut SendQueue<Deferred> {
-        // SAFETY: `SendQueue<D>` has the same fields in the same places for every `D`: it is `repr(C)`, and `D` is only in a
-        // `PhantomData` of the `repr(transparent)` register. The callers, below, post through it and nothing else, so that the
-        // queue keeps its register and its lock.
+        // SAFETY: `SendQueue<D>` has the same layout for every `D`: it is `repr(C)`, and `D` occurs
+        // only in a `PhantomData` of the `repr(transparent)` register. The callers, below, only
+        // post through the reference, so the queue keeps its register and its lock.
         unsafe { &mut *core::ptr::from_mut(&mut *self.queue).cast() }
     }
 
-    /// As [`SendQueue::fence`].
+    /// See [`SendQueue::fence`].
     pub fn fence(&mut self) {
         self.deferred().fence();
     }
 
-    /// As [`SendQueue::request_completion`].
+    /// See [`SendQueue::request_completion`].
     pub fn request_completion(&mut self) {
         self.deferred().request_completion();
     }
@@ -79,7 +79,7 @@ macro_rules! posts {
             #[doc = concat!("As [`SendQueue::", stringify!($name), "`].")]
             ///
             /// # Errors
-            /// As there.
+            /// Those of the function of [`SendQueue`].
             #[inline(always)]
             pub fn $name$(<$generic: $bound>)?(
                 &mut self,

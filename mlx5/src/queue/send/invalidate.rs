@@ -1,4 +1,4 @@
-//! Taking memory keys back: a peer's with a send, an own one with a WQE of its own.
+//! Invalidation of memory keys: a peer's by a send, a local one by a separate WQE.
 
 use barewire_layouts::wqe::{ControlFlags, DS, DataSegment, MkeyContextSegment, Opcode, UmrControlSegment};
 use zerocopy::transmute;
@@ -7,7 +7,7 @@ use super::{PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
 use crate::wqe::{Body, Sink, Unit};
 
-/// The segments behind the control segment of a local invalidation.
+/// The segments after the control segment of a local invalidation.
 #[derive(Clone, Copy)]
 struct Invalidation;
 
@@ -29,7 +29,8 @@ impl Body for Invalidation {
 
 /// Invalidation of memory keys.
 impl<D: Doorbell> SendQueue<D> {
-    /// Send gathered from up to [`super::MAX_SEGMENTS`] segments that invalidates the peer's key `rkey` when it is received.
+    /// Sends up to [`super::MAX_SEGMENTS`] segments as one message that invalidates the peer's key
+    /// `rkey` on arrival.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -43,7 +44,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_segments(Opcode::SendInvalidate, rkey, flags, None, local)
     }
 
-    /// Inline send of up to [`super::MAX_SEND_INLINE`] bytes that invalidates the peer's key `rkey` when it is received.
+    /// Sends up to [`super::MAX_SEND_INLINE`] inline bytes as a message that invalidates the peer's
+    /// key `rkey` on arrival.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`].
@@ -57,10 +59,10 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_inline(Opcode::SendInvalidate, rkey, flags, None, payload)
     }
 
-    /// Invalidates the key `key` of a memory window of this queue pair.
+    /// Invalidates `key`, the key of a memory window of this queue pair.
     ///
-    /// It is a user-mode registration, as libmlx5 posts it. What is posted next must wait for it: give that
-    /// [`ControlFlags::SMALL_FENCE`], unless it has [`ControlFlags::FENCE`].
+    /// It is a user-mode registration, like the one that libmlx5 posts. The next WQE must wait for
+    /// it: post that one with [`ControlFlags::SMALL_FENCE`] or [`ControlFlags::FENCE`].
     ///
     /// # Errors
     /// [`PostError::QueueFull`].

@@ -8,9 +8,10 @@ use super::{MAX_SEND_INLINE, PREFIX, PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
 use crate::wqe::{Inline, Unit};
 
-/// Sends, for queues of connected queue pairs.
+/// Sends of connected queue pairs.
 impl<D: Doorbell> SendQueue<D> {
-    /// Send of a payload of up to [`MAX_SEND_INLINE`] bytes that travels in the WQE; reusable at once.
+    /// Sends up to [`MAX_SEND_INLINE`] bytes that are copied to the WQE; `payload` can be reused on
+    /// return.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`].
@@ -19,7 +20,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_inline(Opcode::Send, 0, flags, None, payload)
     }
 
-    /// Inline send of `prefix` and 8 bytes as one message.
+    /// Sends `prefix` and 8 bytes inline as one message.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -35,11 +36,12 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<3>(Opcode::Send, 0, flags, [header, word, Unit::zero()])
     }
 
-    /// Inline send of `prefix` and `payload` as one message of up to [`MAX_SEND_INLINE`] bytes. A 12-byte prefix fills the inline
-    /// header's 16-byte unit, so that the payload starts on the next one.
+    /// Sends `prefix` and `payload` inline as one message of up to [`MAX_SEND_INLINE`] bytes. A
+    /// 12-byte prefix fills the 16-byte unit of the inline header, so the payload starts at the
+    /// next unit.
     ///
     /// # Errors
-    /// As [`Self::send_inline`].
+    /// Those of [`Self::send_inline`].
     #[inline(always)]
     pub fn send_inline_prefixed(
         &mut self,
@@ -47,7 +49,7 @@ impl<D: Doorbell> SendQueue<D> {
         payload: &[u8],
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        // As in `write_inline`: a word stays in a register.
+        // An 8-byte payload stays in a CPU register, as in `write_inline`.
         if let Ok(word) = payload.try_into() {
             return self.send_inline_prefixed_8(prefix, word, flags);
         }
@@ -69,10 +71,10 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_wqe(Opcode::Send, 0, flags, Inline::prefixed(low, high, payload))
     }
 
-    /// Like [`Self::send_inline`]; the peer's completion carries `immediate`.
+    /// Like [`Self::send_inline`], and the peer's completion carries `immediate`.
     ///
     /// # Errors
-    /// As [`Self::send_inline`].
+    /// Those of [`Self::send_inline`].
     #[inline]
     pub fn send_inline_immediate(
         &mut self,
@@ -83,7 +85,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_inline(Opcode::SendImmediate, immediate, flags, None, payload)
     }
 
-    /// Send of one local segment.
+    /// Sends one local segment.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -96,7 +98,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<2>(Opcode::Send, 0, flags, [Unit::local(&local), Unit::zero(), Unit::zero()])
     }
 
-    /// Send of a header and one local segment; what is empty of both is left out.
+    /// Sends a header and one local segment as one message; empty parts are skipped.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -115,7 +117,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<3>(Opcode::Send, 0, flags, units)
     }
 
-    /// Send gathered from up to [`super::MAX_SEGMENTS`] segments.
+    /// Sends up to [`super::MAX_SEGMENTS`] segments as one message.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -124,10 +126,10 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_segments(Opcode::Send, 0, flags, None, local)
     }
 
-    /// Like [`Self::send_gather`]; the peer's completion carries `immediate`.
+    /// Like [`Self::send_gather`], and the peer's completion carries `immediate`.
     ///
     /// # Errors
-    /// As [`Self::send_gather`].
+    /// Those of [`Self::send_gather`].
     #[inline]
     pub fn send_immediate(
         &mut self,

@@ -1,10 +1,10 @@
 //! The send queue: posting WQEs.
 //!
-//! A post tests the room, builds the WQE in registers, stores it to the ring, moves the doorbell record and stores it to the
-//! BlueFlame register.
+//! A post checks for room, builds the WQE in CPU registers, and stores it to the ring, then to the
+//! BlueFlame register after updating the doorbell record.
 //!
-//! The functions are safe: what a device can reach is decided when memory is registered, and that is where the `unsafe` contract
-//! lies ([`crate::memory`]). A wrong address or key gives an error completion.
+//! The functions are safe: registration determines what a device can access, and has the `unsafe`
+//! contract ([`crate::memory`]). A wrong address or key results in an error completion.
 
 use core::any::Any;
 use core::fmt;
@@ -34,7 +34,8 @@ pub use atomic::{MaskedAdd, MaskedSwap};
 pub use batch::Batch;
 pub use ud::Destination;
 
-/// Blocks of the longest WQE that is pushed whole: what one half of a BlueFlame register holds. Longer segment lists are fetched.
+/// Blocks of the longest WQE that fits one half of a BlueFlame register. The device fetches longer
+/// ones.
 pub const MAX_WQE_BLOCKS: u32 = 4;
 const MAX_WQE_BYTES: usize = MAX_WQE_BLOCKS as usize * WQEBB;
 /// Longest payload of an inline RDMA write, in bytes.
@@ -43,31 +44,33 @@ pub const MAX_WRITE_INLINE: usize = MAX_WQE_BYTES - 2 * DS - size_of::<InlineHea
 pub const MAX_SEND_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<InlineHeader>();
 /// Bytes that fill the unit of an inline header: see [`SendQueue::send_inline_prefixed`].
 pub const PREFIX: usize = DS - size_of::<InlineHeader>();
-/// As [`SendParts::signal_period`]: no completion but those that the poster asks for, who then sees to it that room comes back.
+/// A value of [`SendParts::signal_period`]: no completions except those that posts request. The
+/// caller must request enough to regain room.
 pub const UNMODERATED: u32 = 1 << 31;
 /// Most scatter/gather elements of an operation.
 pub const MAX_SEGMENTS: usize = 16;
-/// Most scatter/gather elements of an RDMA read or write that is pushed whole.
+/// Most scatter/gather elements of an RDMA read or write that fits the BlueFlame register.
 pub const MAX_RDMA_SEGMENTS: usize = MAX_WQE_BYTES / DS - 2;
-/// Most scatter/gather elements of a send that is pushed whole.
+/// Most scatter/gather elements of a send that fits the BlueFlame register.
 pub const MAX_SEND_SEGMENTS: usize = MAX_WQE_BYTES / DS - 1;
 
-/// Why nothing was posted.
+/// The reason why nothing was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
     /// The ring is full. Poll the completion queue, reap, and post again.
     #[error("the send queue is full: reap completions, then post again")]
     QueueFull,
-    /// Inline payload or segment list longer than a WQE takes.
+    /// The inline payload or segment list does not fit a WQE.
     #[error("payload or segment list is longer than a WQE of {MAX_WQE_BYTES} bytes takes")]
     TooLong,
 }
 
-/// Where a WQE starts, in blocks modulo 2^16. A completion carries the same number as `wqe_counter`.
+/// Position of a WQE in the ring, in blocks modulo 2^16. Its completion carries the same number as
+/// `wqe_counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WqeIndex(pub u16);
 
-/// What a send queue is built from. See [`SendQueue::from_parts`].
+/// The parts of a send queue. See [`SendQueue::from_parts`].
 #[derive(Debug)]
 pub struct SendParts {
     /// The ring: `blocks` blocks of 64 bytes.
@@ -80,51 +83,55 @@ pub struct SendParts {
     pub register: NonNull<u8>,
     /// Queue pair number (24 bits).
     pub qpn: u32,
-    /// A completion is asked for at least once in this many blocks: a power of two, at most an eighth of the ring, or [`UNMODERATED`].
+    /// At least one completion is requested in this many blocks: a power of two, at most an eighth
+    /// of the ring, or [`UNMODERATED`].
     pub signal_period: u32,
-    /// Keeps ring, record and register alive, and the device's object with them.
+    /// Keeps the ring, the record, the register and the device's object alive.
     pub keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// A send queue. `D` says how the doorbell is rung.
+/// A send queue. `D` determines how the doorbell is rung.
 ///
-/// It stays on its thread: queues of a thread share the registers of a UAR page without a lock.
-/// Fields in front are what every post touches (one cache line); behind them is what is rarer.
+/// The queue stays on its thread: queues of a thread share the registers of a UAR page without a
+/// lock. Fields that every post accesses come first, in one cache line.
 #[repr(C, align(64))]
 pub struct SendQueue<D: Doorbell = BlueFlame> {
     ring: Ring,
     doorbell_record: RecordWord,
     register: Register<D>,
-    /// What every control segment has: the queue pair number.
+    /// The part that all control segments have in common: the queue pair number.
     template: Unit,
     /// Blocks posted. The device sees the low 16 bits.
     producer: u64,
-    /// The `producer` at which the ring is full: blocks known to be free again, and a ring of them.
+    /// The `producer` at which the ring is full: blocks known to be free, plus the size of the
+    /// ring.
     limit: u32,
-    /// Low half of the `producer` behind the block at which a post has more to do: ask for a completion, or wait.
+    /// Low half of the `producer` after the block at which a post has additional work: to request a
+    /// completion, or to set a fence.
     special: u32,
-    /// Flags of the WQE posted next, beside its own.
+    /// Additional flags of the next WQE.
     next_flags: ControlFlags,
-    /// Signal period - 1.
+    /// The signal period less one.
     signal_mask: u32,
-    /// The WQE of more than one block that was posted last: its index and where it ends.
+    /// Start and end of the last posted WQE of more than one block.
     long: (u64, u64),
-    /// Blocks posted that were not the first of their WQE.
+    /// Posted blocks that were not the first of their WQE.
     further: u64,
     /// The register, if it is shared: see [`SharedRegister`].
     shared: Option<Arc<SharedRegister>>,
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the pointers are not tied to a thread. The ring and the record are this queue's own. The
-// register is another's, too; `ring` writes it under the lock of `shared` only, which every value of
-// this type has: `build` gets it, and safe code cannot exchange queues of different doorbells.
+// SAFETY: the pointers are not tied to a thread, and nothing else writes the ring and the record.
+// Other queues write the register as well, but `ring` writes it only under the lock of `shared`.
+// Every value of this type has that lock: `build` requires it, and safe code cannot exchange queues
+// of different doorbell types.
 unsafe impl<W: Width> Send for SendQueue<BlueFlameShared<W>> {}
 
 const _: () =
     assert!(core::mem::offset_of!(SendQueue, next_flags) == 64, "what every post touches is one cache line");
 
-/// In `long` before the first: no index.
+/// The value of `long` before the first such WQE: no index.
 const NONE: (u64, u64) = (u64::MAX, u64::MAX);
 
 impl<D: Doorbell> fmt::Debug for SendQueue<D> {
@@ -139,43 +146,47 @@ impl<D: Doorbell> fmt::Debug for SendQueue<D> {
 }
 
 impl<D: Doorbell> SendQueue<D> {
-    /// Builds a queue over memory that a device, or a test, looks at.
+    /// Builds a queue over memory that a device, or a test, reads.
     ///
     /// # Safety
-    /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `blocks * 64` bytes and 64-byte aligned; the doorbell record
-    /// word is valid and 4-byte aligned; `register` is valid for writes of 512 bytes and 512-byte aligned; and nothing but this queue
-    /// writes any of them, save that a register may be shared if its other users are on the same thread.
-    /// A device that is part of this process, as the software HCA is, accesses ring and register by
-    /// atomics of whole aligned 8-byte words, unless it does so while the queue is not used. `blocks` and `signal_period` are as [`SendParts`] says.
-    /// The CPU has the instructions of `D::Width`. `D` is not [`BlueFlameShared`], whose queues come from [`Self::from_parts_shared`].
+    /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `blocks * 64` bytes
+    /// and 64-byte aligned; the doorbell record word is valid and 4-byte aligned; `register` is
+    /// valid for writes of 512 bytes and 512-byte aligned; and nothing but this queue writes any of
+    /// them, except that other users on the same thread may write the register. A device in this
+    /// process, such as the software HCA, accesses ring and register by atomics of whole aligned
+    /// 8-byte words, except while the queue is not in use. `blocks` and `signal_period` are as
+    /// [`SendParts`] requires. The CPU supports the instructions of `D::Width`. `D` is not
+    /// [`BlueFlameShared`], for which [`Self::from_parts_shared`] is used.
     pub unsafe fn from_parts(parts: SendParts) -> Self {
         const { assert!(!D::LOCKED, "a shared register needs its lock") };
-        // SAFETY: the caller's contract.
+        // SAFETY: this function has the contract of `build`, and `D` is not locked.
         unsafe { Self::build(parts, None) }
     }
 
-    /// As [`Self::from_parts`], for a queue that rings through a register which others ring through, too; `parts.register` is not written.
+    /// Like [`Self::from_parts`], for a queue that shares its register with others.
+    /// `parts.register` is ignored.
     ///
     /// # Safety
-    /// As there.
+    /// The contract of [`Self::from_parts`].
     pub unsafe fn from_parts_shared(parts: SendParts, register: Arc<SharedRegister>) -> Self {
         const { assert!(D::LOCKED, "only a locked doorbell takes the lock") };
-        // SAFETY: the caller's contract.
+        // SAFETY: this function has the contract of `build`, and the register is shared.
         unsafe { Self::build(parts, Some(register)) }
     }
 
     /// # Safety
-    /// As [`Self::from_parts`]; `shared` is there if `D` is locked.
+    /// The contract of [`Self::from_parts`]; `shared` is `Some` if `D` is locked.
     pub(crate) unsafe fn build(parts: SendParts, shared: Option<Arc<SharedRegister>>) -> Self {
         debug_assert_eq!(D::LOCKED, shared.is_some());
         debug_assert!(parts.signal_period.is_power_of_two());
         debug_assert!(parts.signal_period <= parts.blocks / 8 || parts.signal_period == UNMODERATED);
         Self {
-            // SAFETY: the caller's contract covers ring, record and register.
+            // SAFETY: the ring is valid and aligned by the caller's contract.
             ring: unsafe { Ring::new(parts.ring, parts.blocks) },
-            // SAFETY: as above.
+            // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(parts.doorbell_record) },
-            // SAFETY: as above.
+            // SAFETY: the register is valid and aligned, and the CPU supports the width, by the
+            // caller's contract.
             register: unsafe { Register::new(parts.register) },
             template: Unit::from_words(u64::from((parts.qpn << 8).to_be()) << 32, 0),
             producer: 0,
@@ -190,7 +201,7 @@ impl<D: Doorbell> SendQueue<D> {
         }
     }
 
-    /// Does nothing but complete after everything before it.
+    /// Posts a NOP, which completes after all WQEs before it.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -199,13 +210,15 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<1>(Opcode::Nop, 0, flags, [Unit::zero(); 3])
     }
 
-    /// The WQE posted next waits for the RDMA reads and atomics before it, as if it were posted with [`ControlFlags::FENCE`]. It costs
-    /// those behind it nothing: a post finds out by the test that it does anyway.
+    /// Makes the next WQE wait for the RDMA reads and atomics before it, as if it were posted with
+    /// [`ControlFlags::FENCE`]. Later posts pay nothing, because the test that every post does
+    /// detects it.
     pub fn fence(&mut self) {
         self.flag_next(ControlFlags::FENCE);
     }
 
-    /// The WQE posted next asks for a completion, as if it were posted with [`ControlFlags::COMPLETION`]. As cheap as [`Self::fence`].
+    /// Makes the next WQE request a completion, as if it were posted with
+    /// [`ControlFlags::COMPLETION`]. As cheap as [`Self::fence`].
     pub fn request_completion(&mut self) {
         self.flag_next(ControlFlags::COMPLETION);
     }
@@ -215,52 +228,55 @@ impl<D: Doorbell> SendQueue<D> {
         self.special = self.producer.wrapping_add(1) as u32;
     }
 
-    /// Takes the `wqe_counter` of a completion of this queue: that WQE and everything before it is done, its room is free again.
+    /// Frees the WQE of `wqe_counter`, from a completion of this queue, and all WQEs before it.
     #[inline]
     pub fn reap(&mut self, wqe_counter: u16) {
         let index = self.index_of(wqe_counter);
-        // Of WQEs of several blocks, only the last one's end is known. The rest of another comes back with the next completion.
+        // Only the end of the last WQE of several blocks is known. The rest of an older one is
+        // freed by the next completion.
         let end = if index == self.long.0 { self.long.1 } else { index.wrapping_add(1) };
         self.limit = (end as u32).wrapping_add(self.blocks());
     }
 
-    /// The counter value of which `counter` is the low half: of the last 2^16 that were posted.
+    /// The counter value whose low half is `counter`, among the last 2^16 that were posted.
     #[inline(always)]
     fn index_of(&self, counter: u16) -> u64 {
         self.producer.wrapping_sub((self.producer as u16).wrapping_sub(counter).into())
     }
 
-    /// `true` once the WQE at `index` is known to be done. Holds for WQEs that are not older than the ring.
+    /// Returns `true` once the WQE at `index` is known to be complete. Valid for WQEs that are not
+    /// older than the ring.
     #[inline]
     pub fn is_done(&self, index: WqeIndex) -> bool {
         let behind = (self.producer as u16).wrapping_sub(index.0);
         u32::from(behind) > self.outstanding()
     }
 
-    /// `true` when everything that was posted is known to be done.
+    /// Returns `true` if all posted WQEs are known to be complete.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.outstanding() == 0
     }
 
-    /// Index of the WQE posted last; `None` before the first.
+    /// Index of the last posted WQE; `None` before the first.
     #[inline]
     pub fn last_index(&self) -> Option<WqeIndex> {
         (self.producer > 0).then(|| WqeIndex(self.last() as u16))
     }
 
-    /// `blocks` blocks of the ring from that of `index` on, as they lie there: what the device was given, for reports of errors.
+    /// The bytes of `blocks` blocks of the ring from `index` on, for error reports.
     pub fn ring_bytes(&self, WqeIndex(index): WqeIndex, blocks: u32) -> Vec<u8> {
         self.ring.bytes(index.into(), blocks.min(self.ring.blocks()))
     }
 
-    /// `true` if the WQE posted last asked for a completion, or nothing was posted yet. If not, what was posted since the last completion
-    /// request is not reaped before another one: post a signalled [`Self::nop`] to learn of it.
+    /// Returns `true` if the last posted WQE requested a completion, or nothing was posted yet. If
+    /// not, WQEs posted since the last such request are freed only after another one: post a
+    /// signalled [`Self::nop`].
     pub fn last_is_signaled(&self) -> bool {
         self.producer == 0 || self.ring.flags(self.last()) & ControlFlags::COMPLETION.bits() != 0
     }
 
-    /// Blocks posted so far: the same number later says that nothing was posted since.
+    /// Blocks posted so far. An unchanged value means that nothing was posted.
     #[inline]
     pub fn posted(&self) -> u64 {
         self.producer
@@ -290,9 +306,9 @@ impl<D: Doorbell> SendQueue<D> {
         u32::from_be((self.template.low() >> 32) as u32) >> 8
     }
 
-    /// Forgets everything posted; for a queue pair that was moved to the reset state.
+    /// Discards everything posted, after the queue pair was moved to the reset state.
     pub(crate) fn reset(&mut self) {
-        // The WQEs stay counted.
+        // `wqes` keeps its value.
         self.further = self.further.wrapping_sub(self.producer);
         self.producer = 0;
         self.limit = self.blocks();
@@ -302,22 +318,22 @@ impl<D: Doorbell> SendQueue<D> {
         self.doorbell_record.store(0);
     }
 
-    /// Blocks that are not known to be done.
+    /// Blocks that are not known to be complete.
     #[inline(always)]
     fn outstanding(&self) -> u32 {
         self.blocks().wrapping_sub(self.room())
     }
 
-    /// Counter value at which the WQE posted last starts.
+    /// Counter value of the start of the last posted WQE.
     #[inline(always)]
     fn last(&self) -> u64 {
         if self.long.1 == self.producer { self.long.0 } else { self.producer.wrapping_sub(1) }
     }
 }
 
-/// How everything is posted.
+/// The implementation that all posts share.
 impl<D: Doorbell> SendQueue<D> {
-    /// Posts a WQE of one block: a control segment and `UNITS - 1` of `units`.
+    /// Posts a WQE of one block: a control segment and the first `UNITS - 1` of `units`.
     #[inline(always)]
     fn post_block<const UNITS: usize>(
         &mut self,
@@ -329,7 +345,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_blocks::<1, UNITS>(opcode, 0, immediate, flags, [[Unit::zero(), a, b, c]])
     }
 
-    /// Posts a WQE of `UNITS` units, all known: `blocks` with a place in front for the control segment. `modifier` is the opcode's.
+    /// Posts a WQE of `UNITS` units: `blocks`, whose first unit is replaced by the control segment.
+    /// `modifier` modifies the opcode.
     #[inline(always)]
     fn post_blocks<const BLOCKS: usize, const UNITS: usize>(
         &mut self,
@@ -350,7 +367,7 @@ impl<D: Doorbell> SendQueue<D> {
         Ok(WqeIndex(index as u16))
     }
 
-    /// Posts a WQE whose data lies in it.
+    /// Posts a WQE that contains its payload.
     #[inline(always)]
     fn post_inline(
         &mut self,
@@ -366,7 +383,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_wqe(opcode, immediate, flags, Inline::new(remote, payload))
     }
 
-    /// Posts a WQE whose data lies elsewhere. Empty segments are left out.
+    /// Posts a WQE that refers to its payload by segments. Empty segments are skipped.
     #[inline(always)]
     fn post_segments(
         &mut self,
@@ -408,7 +425,7 @@ impl<D: Doorbell> SendQueue<D> {
         Ok(WqeIndex(index as u16))
     }
 
-    /// Where a WQE of so many blocks starts, if there is room.
+    /// Position for a WQE of `blocks` blocks, if there is room.
     #[inline(always)]
     fn reserve(&self, blocks: u32) -> Result<u64, PostError> {
         let full = if blocks == 1 { self.limit == self.producer as u32 } else { self.room() < blocks };
@@ -445,8 +462,9 @@ impl<D: Doorbell> SendQueue<D> {
         control
     }
 
-    /// What the WQE that ends at `next` does beside its own: it waits, if it was told to, and asks for a completion if it steps over a
-    /// multiple of the signal period. So room comes back without a counter of unsignalled WQEs.
+    /// Additional flags of the WQE that ends at `next`: a fence if one was requested, and a
+    /// completion if the WQE crosses a multiple of the signal period. No counter of unsignalled
+    /// WQEs is needed.
     #[inline(always)]
     fn special_flags(&mut self, next: u32, blocks: u32) -> ControlFlags {
         let mut flags = self.next_flags;
@@ -458,7 +476,7 @@ impl<D: Doorbell> SendQueue<D> {
         flags
     }
 
-    /// Makes the WQE at `index` visible in the doorbell record, in order.
+    /// Publishes the WQE at `index` in the doorbell record, with the barriers around it.
     #[inline(always)]
     fn publish(&mut self, index: u64, blocks: u32) {
         let end = index.wrapping_add(blocks.into());
@@ -479,12 +497,13 @@ impl<D: Doorbell> SendQueue<D> {
             return ring(&mut self.register);
         }
         if let Some(shared) = &self.shared {
-            // SAFETY: the CPU has the instructions, by the contract of `from_parts`.
+            // SAFETY: the CPU supports the instructions of `D::Width` by the contract of
+            // `from_parts`.
             unsafe { shared.ring(ring) };
         }
     }
 
-    /// Moves the doorbell record to the producer, with what must come before and after it.
+    /// Stores the producer to the doorbell record, with the barriers before and after.
     #[inline(always)]
     fn record(&mut self) {
         barrier::wqe_before_doorbell_record();
@@ -499,7 +518,7 @@ fn flags_word(flags: ControlFlags, immediate: u32) -> u64 {
     u64::from(u32::from(flags.bits()).to_be()) | u64::from(immediate.to_be()) << 32
 }
 
-/// Once in a lap at most: kept out of the way.
+/// Out of line: needed at most once per lap.
 #[cold]
 #[inline(never)]
 fn emit_wrapped(control: Unit, body: impl Body, mut sink: Wrapping) {

@@ -8,9 +8,9 @@ use super::{PREFIX, PostError, SendQueue, WqeIndex};
 use crate::doorbell::Doorbell;
 use crate::wqe::Unit;
 
-/// RDMA writes and reads, for queues of connected queue pairs.
+/// RDMA writes and reads of connected queue pairs.
 impl<D: Doorbell> SendQueue<D> {
-    /// RDMA write of 8 bytes that travel in the WQE.
+    /// Writes 8 bytes that are copied to the WQE.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -25,7 +25,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<3>(Opcode::RdmaWrite, 0, flags, [Unit::remote(&remote), data, Unit::zero()])
     }
 
-    /// RDMA write of a cache line that travels in the WQE, of two blocks.
+    /// Writes a cache line that is copied to the WQE of two blocks.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -53,7 +53,8 @@ impl<D: Doorbell> SendQueue<D> {
         )
     }
 
-    /// RDMA write of a payload of up to [`super::MAX_WRITE_INLINE`] bytes that travels in the WQE; reusable at once.
+    /// Writes up to [`super::MAX_WRITE_INLINE`] bytes that are copied to the WQE; `payload` can be
+    /// reused on return.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`].
@@ -64,11 +65,11 @@ impl<D: Doorbell> SendQueue<D> {
         remote: RemoteAddressSegment,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        // Usual sizes have code in which nothing depends on the length any more.
+        // Common sizes have code in which nothing depends on the length.
         if let Ok(word) = payload.try_into() {
             return self.write_inline_8(word, remote, flags);
         }
-        // As numbers, which travel in registers.
+        // As integers, which are passed in registers.
         let (address, rkey) = (remote.address.get(), remote.rkey.get());
         match payload.try_into() {
             Ok(line) => self.write_line(line, address, rkey, flags),
@@ -98,10 +99,11 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_inline(Opcode::RdmaWrite, 0, flags, Some(RemoteAddressSegment::new(address, rkey)), payload)
     }
 
-    /// Like [`Self::write_inline`], and consumes a receive WQE at the peer, whose completion carries `immediate`.
+    /// Like [`Self::write_inline`], and consumes a receive WQE of the peer, whose completion
+    /// carries `immediate`.
     ///
     /// # Errors
-    /// As [`Self::write_inline`].
+    /// Those of [`Self::write_inline`].
     #[inline]
     pub fn write_inline_immediate(
         &mut self,
@@ -113,7 +115,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_inline(Opcode::RdmaWriteImmediate, immediate, flags, Some(remote), payload)
     }
 
-    /// RDMA write of one local segment. Its memory must stay registered and unchanged until the completion.
+    /// Writes one local segment. Its memory must stay registered and unchanged until the
+    /// completion.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -127,7 +130,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_rdma(Opcode::RdmaWrite, local, remote, flags)
     }
 
-    /// RDMA write gathered from up to [`super::MAX_SEGMENTS`] segments.
+    /// Writes up to [`super::MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -141,10 +144,11 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_segments(Opcode::RdmaWrite, 0, flags, Some(remote), local)
     }
 
-    /// Like [`Self::write_gather`], and consumes a receive WQE at the peer, whose completion carries `immediate`.
+    /// Like [`Self::write_gather`], and consumes a receive WQE of the peer, whose completion
+    /// carries `immediate`.
     ///
     /// # Errors
-    /// As [`Self::write_gather`].
+    /// Those of [`Self::write_gather`].
     #[inline]
     pub fn write_immediate(
         &mut self,
@@ -156,7 +160,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_segments(Opcode::RdmaWriteImmediate, immediate, flags, Some(remote), local)
     }
 
-    /// RDMA read into one local segment.
+    /// Reads into one local segment.
     ///
     /// # Errors
     /// [`PostError::QueueFull`].
@@ -170,7 +174,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_rdma(Opcode::RdmaRead, local, remote, flags)
     }
 
-    /// RDMA read scattered over up to [`super::MAX_SEGMENTS`] segments.
+    /// Reads into up to [`super::MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -192,7 +196,7 @@ impl<D: Doorbell> SendQueue<D> {
         remote: RemoteAddressSegment,
         flags: ControlFlags,
     ) -> Result<WqeIndex, PostError> {
-        // A byte count of zero means 2 GiB to the device: an empty segment must not be written.
+        // A byte count of zero means 2 GiB to the device, so an empty segment must not be written.
         if local.byte_count.get() == 0 {
             cold_path();
             return self.post_empty(opcode, remote, flags);
@@ -200,7 +204,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_block::<3>(opcode, 0, flags, [Unit::remote(&remote), Unit::local(&local), Unit::zero()])
     }
 
-    /// An RDMA operation of no bytes. Inlined, lest the answers of two ways be packed to be told apart again.
+    /// Posts an RDMA operation of no bytes. Inlined: otherwise the two `Result`s are re-encoded at
+    /// the join.
     #[inline(always)]
     fn post_empty(
         &mut self,

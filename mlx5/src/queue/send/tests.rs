@@ -1,4 +1,5 @@
-//! The arithmetic of room, for every state of a small ring, before and after its counters wrap.
+//! Tests the arithmetic of room for every state of a small ring, before and after its counters
+//! wrap.
 
 use super::*;
 
@@ -7,11 +8,11 @@ const BLOCKS: u32 = 16;
 #[repr(align(512))]
 struct Memory([u64; 256]);
 
-/// A queue in no memory that matters: nothing is posted.
+/// A queue for tests that do not post, so the memory is not used.
 fn queue(memory: &mut Memory, signal_period: u32) -> SendQueue {
     let start = NonNull::from(&mut memory.0).cast::<u8>();
-    // SAFETY: the ring and the register are bytes 0 to 1023 and 1024 to 1535 of the memory, the record is behind them; tests
-    // drop the queue before the memory.
+    // SAFETY: the ring is bytes 0 to 1023 of the memory, the register bytes 1024 to 1535, and the
+    // record follows; tests drop the queue before the memory.
     unsafe {
         SendQueue::from_parts(SendParts {
             ring: start,
@@ -25,13 +26,13 @@ fn queue(memory: &mut Memory, signal_period: u32) -> SendQueue {
     }
 }
 
-/// Values of the counter around the wraps of its low 16 and 32 bits, and the first of all.
+/// Counter values around the wraps of the low 16 and 32 bits, and around zero.
 fn counters() -> impl Iterator<Item = u64> {
     let around = |wrap: u64| wrap - 2 * u64::from(BLOCKS)..=wrap + 2 * u64::from(BLOCKS);
     (0..=40).chain(around(1 << 16)).chain(around(3 << 16)).chain(around(1 << 32)).chain(around(5 << 32))
 }
 
-/// WQEs of several blocks that the queue may remember as its last, if so many blocks were posted.
+/// The possible values of `long` after `producer` blocks.
 fn longs(producer: u64, most: u32) -> impl Iterator<Item = (u64, u64)> {
     let oldest = producer.saturating_sub(u64::from(2 * BLOCKS));
     let lengths = move |start| (2..=u64::from(most)).map(move |length| (start, start + length));
@@ -64,7 +65,7 @@ fn room_is_right_in_every_state() {
                 for index in producer.saturating_sub(u64::from(BLOCKS))..producer {
                     assert_eq!(queue.is_done(WqeIndex(index as u16)), index < freed);
                 }
-                // Any WQE that is outstanding may be the next to complete.
+                // Any outstanding WQE may be the next to complete.
                 for index in freed..producer {
                     queue.reap(index as u16);
                     let end = if index == long.0 { long.1 } else { index + 1 };
@@ -86,7 +87,7 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
             for blocks in 1..=MAX_WQE_BLOCKS {
                 for fenced in [false, true] {
                     let end = producer + u64::from(blocks);
-                    // As the posts before left it.
+                    // The state that earlier posts would have left.
                     queue.special = (producer as u32 | queue.signal_mask).wrapping_add(1);
                     (queue.producer, queue.limit) = (producer, (producer as u32).wrapping_add(BLOCKS));
                     if fenced {
@@ -98,7 +99,7 @@ fn completions_are_asked_for_once_a_period_in_every_state() {
                     let is_last = |block: u64| (block + 1).is_multiple_of(period.into());
                     wanted.set(ControlFlags::COMPLETION, (producer..end).any(is_last));
                     let mut words = [Unit::zero()];
-                    // SAFETY: a unit.
+                    // SAFETY: `words` has the size and alignment of a unit.
                     let high = unsafe {
                         control.store(NonNull::from(&mut words[0]));
                         words.as_ptr().cast::<[u64; 2]>().read()[1]

@@ -20,7 +20,8 @@ mod sealed {
     }
 }
 
-/// Where a datagram goes: a full [`AddressVector`], for InfiniBand or RoCE, or a [`CompactAddressVector`].
+/// The destination of a datagram: a full [`AddressVector`], for InfiniBand or RoCE, or a
+/// [`CompactAddressVector`].
 pub trait Destination: sealed::Sealed {
     /// Longest payload of an inline send to it, in bytes.
     const MAX_INLINE: usize = MAX_WQE_BYTES - DS - size_of::<Self>() - size_of::<InlineHeader>();
@@ -48,7 +49,7 @@ impl sealed::Sealed for CompactAddressVector {
 
 impl Destination for CompactAddressVector {}
 
-/// An address vector, then what any send has.
+/// An address vector, then the segments of a send.
 #[derive(Clone, Copy)]
 struct Datagram<U, B> {
     address: U,
@@ -70,7 +71,7 @@ impl<U: AsRef<[[u8; DS]]> + Copy, B: Body> Body for Datagram<U, B> {
     }
 }
 
-/// Datagrams, for queues of UD queue pairs.
+/// Datagrams of UD queue pairs.
 impl<D: Doorbell> SendQueue<D> {
     /// Sends one local segment to `destination`.
     ///
@@ -86,7 +87,7 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_datagram(Opcode::Send, 0, flags, destination, &[local])
     }
 
-    /// Sends to `destination` what up to [`MAX_SEGMENTS`] segments name.
+    /// Sends up to [`MAX_SEGMENTS`] segments to `destination` as one datagram.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`] for too many segments.
@@ -100,10 +101,10 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_datagram(Opcode::Send, 0, flags, destination, local)
     }
 
-    /// Like [`Self::send_gather_to`]; the receiver's completion carries `immediate`.
+    /// Like [`Self::send_gather_to`], and the receiver's completion carries `immediate`.
     ///
     /// # Errors
-    /// As [`Self::send_gather_to`].
+    /// Those of [`Self::send_gather_to`].
     #[inline]
     pub fn send_immediate_to<A: Destination>(
         &mut self,
@@ -115,7 +116,8 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_datagram(Opcode::SendImmediate, immediate, flags, destination, local)
     }
 
-    /// Sends to `destination` a payload of up to [`Destination::MAX_INLINE`] bytes that travels in the WQE; reusable at once.
+    /// Sends up to [`Destination::MAX_INLINE`] bytes, which are copied to the WQE, to
+    /// `destination`; `payload` can be reused on return.
     ///
     /// # Errors
     /// [`PostError::QueueFull`], or [`PostError::TooLong`].
@@ -129,10 +131,10 @@ impl<D: Doorbell> SendQueue<D> {
         self.post_inline_datagram(Opcode::Send, 0, flags, destination, payload)
     }
 
-    /// Like [`Self::send_inline_to`]; the receiver's completion carries `immediate`.
+    /// Like [`Self::send_inline_to`], and the receiver's completion carries `immediate`.
     ///
     /// # Errors
-    /// As [`Self::send_inline_to`].
+    /// Those of [`Self::send_inline_to`].
     #[inline]
     pub fn send_inline_immediate_to<A: Destination>(
         &mut self,

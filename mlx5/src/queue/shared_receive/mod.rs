@@ -1,13 +1,17 @@
 //! The shared receive queue (SRQ): one pool of buffers for many queue pairs.
 //!
-//! Its WQEs complete in any order, as the queue pairs' messages do, so that the ring alone does not say which entry is free:
-//! - in a [`List`] every WQE names the next, and the device follows. A completed WQE is released to the end of the list, whatever its
-//!   place in memory was. The device stands on the last WQE that it was given and reads there where to go on, so one always stays
-//!   behind: `entries - 1` can be posted.
-//! - in a [`Cyclic`] queue the device takes the WQEs in order. A completed WQE is free again when all before it are.
+//! Its WQEs complete in any order, because several queue pairs receive from it:
 //!
-//! Sources: rdma-core srq.c (`mlx5_post_srq_recv`, `mlx5_free_srq_wqe`), UCX `uct_rc_mlx5_iface_srq_post_recv` and
-//! `uct_rc_mlx5_iface_release_srq_seg`; PRM: RMP context, wq_type.
+//! - In a [`List`] every WQE names the next, and the device follows the links. A completed WQE is
+//!   appended to the end of the list, whatever its position in memory is. The device stops at the
+//!   last WQE it owns and reads the next link there, so one WQE always stays behind: `entries - 1`
+//!   can be posted.
+//! - In a [`Cyclic`] queue the device takes the WQEs in order. A completed WQE is free once all
+//!   before it are.
+//!
+//! Sources: rdma-core srq.c (`mlx5_post_srq_recv`, `mlx5_free_srq_wqe`), UCX
+//! `uct_rc_mlx5_iface_srq_post_recv` and `uct_rc_mlx5_iface_release_srq_seg`; PRM: RMP context,
+//! wq_type.
 
 mod topology;
 
@@ -25,30 +29,32 @@ use topology::{Posted, Wqes};
 
 pub use topology::{Cyclic, List, Topology};
 
-/// What a shared receive queue is built from. See [`SharedReceiveQueue::from_parts`].
+/// The parts of a shared receive queue. See [`SharedReceiveQueue::from_parts`].
 #[derive(Debug)]
 pub struct SharedReceiveParts {
     /// The ring: `entries` WQEs of [`wqe_bytes`] bytes.
     pub ring: NonNull<u8>,
     /// WQEs in the ring, a power of two from 2 to 2^15.
     pub entries: u32,
-    /// Segments that every WQE shall have room for, at least 1.
+    /// Segments that every WQE must have room for, at least 1.
     pub segments: usize,
     /// The receive word of the doorbell record.
     pub doorbell_record: NonNull<u32>,
-    /// Keeps ring and record alive, and the device's object with them.
+    /// Keeps the ring, the record and the device's object alive.
     pub keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// Bytes of a WQE with room for `segments` segments: header and segments, rounded up to a power of two (PRM: WQ context, log_wq_stride).
+/// Size in bytes of a WQE with room for `segments` segments: header and segments, rounded up to a
+/// power of two (PRM: WQ context, log_wq_stride).
 pub const fn wqe_bytes(segments: usize) -> usize {
     (DS + segments * DS).next_power_of_two()
 }
 
 /// A shared receive queue over memory that a device, or a test, reads.
 ///
-/// Queue pairs that receive from it complete with the index of the WQE ([`crate::Completion::wqe_counter`]), which is to be given to
-/// [`Self::release`] when the message was looked at.
+/// Completions of queue pairs that receive from it carry the index of the WQE
+/// ([`crate::Completion::wqe_counter`]). Pass it to [`Self::release`] when the message has been
+/// processed.
 pub struct SharedReceiveQueue<T: Topology = List> {
     wqes: Wqes,
     segments: usize,
@@ -62,7 +68,8 @@ pub struct SharedReceiveQueue<T: Topology = List> {
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the queue is the only one that writes ring and record; the pointers are not tied to a thread.
+// SAFETY: the queue is the only writer of ring and record, and the pointers are not tied to a
+// thread.
 unsafe impl<T: Topology> Send for SharedReceiveQueue<T> {}
 
 impl<T: Topology> fmt::Debug for SharedReceiveQueue<T> {
@@ -77,37 +84,40 @@ impl<T: Topology> fmt::Debug for SharedReceiveQueue<T> {
 }
 
 impl<T: Topology> SharedReceiveQueue<T> {
-    /// Builds a queue and writes the headers of its WQEs. To be done before the device learns of the ring.
+    /// Builds a queue and writes the headers of its WQEs. Must be called before the ring is passed
+    /// to the device.
     ///
     /// # Safety
-    /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `entries` times [`wqe_bytes`] bytes and aligned to 16, the
-    /// doorbell record word is valid and 4-byte aligned, and nothing but this queue writes them. A device
-    /// that is part of this process reads the ring by atomic loads of whole aligned 8-byte words, unless
-    /// it does so while the queue is not used. `entries` and `segments` are as [`SharedReceiveParts`]
-    /// says.
+    /// Until `parts.keep` is dropped: `ring` is valid for reads and writes of `entries` times
+    /// [`wqe_bytes`] bytes and aligned to 16, the doorbell record word is valid and 4-byte aligned,
+    /// and nothing but this queue writes them. A device in this process reads the ring by atomic
+    /// loads of whole aligned 8-byte words, except while the queue is not in use. `entries` and
+    /// `segments` are as [`SharedReceiveParts`] requires.
     pub unsafe fn from_parts(parts: SharedReceiveParts) -> Self {
         let SharedReceiveParts { ring, entries, segments, doorbell_record, keep } = parts;
         debug_assert!(entries.is_power_of_two() && (2..=1 << 15).contains(&entries) && segments > 0);
         let stride = wqe_bytes(segments);
         Self {
-            // SAFETY: the caller's contract covers the ring.
+            // SAFETY: the ring is valid and aligned by the caller's contract.
             wqes: unsafe { Wqes::new(ring, entries, stride) },
-            // All that the stride has room for: where the list is shorter its end is written.
+            // All that the stride has room for: a shorter list gets an end marker.
             segments: stride / DS - 1,
             topology: T::new(entries),
             room: T::capacity(entries),
             counter: 0,
             posted: Posted::new(entries),
-            // SAFETY: the caller's contract covers the record.
+            // SAFETY: the record word is valid and aligned by the caller's contract.
             doorbell_record: unsafe { RecordWord::new(doorbell_record) },
             _keep: keep,
         }
     }
 
-    /// Writes a receive WQE that scatters a message over `buffers`; the device sees it after [`Self::publish`]. Returns its index, by
-    /// which its completion will name it, or `None` if the queue is full. Empty buffers are left out.
+    /// Writes a receive WQE that scatters a message over `buffers`; the device sees it after
+    /// [`Self::publish`]. Returns its index, which its completion carries. Empty buffers are
+    /// skipped.
     ///
-    /// More buffers than a WQE has room for, or none that is not empty, are refused like a full queue.
+    /// Returns `None` if the queue is full, if there are more buffers than a WQE has room for, or
+    /// if all are empty.
     #[inline]
     pub fn push(&mut self, buffers: &[DataSegment]) -> Option<u16> {
         if self.room == 0 {
@@ -119,7 +129,8 @@ impl<T: Topology> SharedReceiveQueue<T> {
         }
         self.room -= 1;
         let index = self.topology.take(&self.wqes);
-        // SAFETY: behind its header a WQE has room for `segments` segments, valid for writes by the contract of `from_parts`.
+        // SAFETY: after its header a WQE has room for `segments` segments, valid for writes by the
+        // contract of `from_parts`.
         unsafe {
             let list = self.wqes.wqe(index).add(size_of::<SharedReceiveHeader>()).cast();
             write_scatter(list, self.segments, buffers);
@@ -129,17 +140,19 @@ impl<T: Topology> SharedReceiveQueue<T> {
         Some(index as u16)
     }
 
-    /// Gives everything that was pushed to the device.
+    /// Makes all pushed WQEs visible to the device.
     #[inline]
     pub fn publish(&mut self) {
         barrier::wqe_before_doorbell_record();
         self.doorbell_record.store(self.counter & 0xffff);
     }
 
-    /// The WQE that a completion names is done and its buffers are the caller's again. In a [`Cyclic`] queue `wqe_counter` counts on
-    /// beyond the ring's size, in a [`List`] it is the index itself; either is taken modulo the size.
+    /// Releases the WQE that a completion names. Its buffers belong to the caller again.
+    /// `wqe_counter` is taken modulo the size of the ring: in a [`Cyclic`] queue it counts beyond
+    /// the size, in a [`List`] it is the index.
     ///
-    /// Returns the WQE's index. `None`, and nothing changes, if that WQE is not the device's: it was released already, or never posted.
+    /// Returns the index of the WQE, or `None` without effect if the device does not own that WQE:
+    /// it was already released, or never posted.
     #[inline]
     pub fn release(&mut self, wqe_counter: u16) -> Option<u16> {
         let index = u32::from(wqe_counter) & self.wqes.mask();
@@ -156,13 +169,13 @@ impl<T: Topology> SharedReceiveQueue<T> {
         self.room
     }
 
-    /// WQEs of the ring.
+    /// WQEs in the ring.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.wqes.mask() + 1
     }
 
-    /// Segments that a WQE has room for: what was asked for, or more.
+    /// Segments that a WQE has room for: at least the requested number.
     #[inline]
     pub fn segments(&self) -> usize {
         self.segments

@@ -1,4 +1,4 @@
-//! In which order the device takes the WQEs of a shared receive queue, and which are free.
+//! The order in which the device takes the WQEs of a shared receive queue, and the free ones.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -8,33 +8,34 @@ use zerocopy::transmute;
 
 use crate::store;
 
-/// In which order the device takes the WQEs: [`List`] or [`Cyclic`]. Chosen by type when the queue is created.
+/// The order in which the device takes the WQEs: [`List`] or [`Cyclic`]. Selected by type when the
+/// queue is created.
 pub trait Topology: Order {}
 
-/// What a topology does: of this crate only.
+/// The operations of a topology, private to this crate.
 pub trait Order: fmt::Debug + Sized + Send + 'static {
     /// The state of a queue of `entries` WQEs in which nothing is posted.
     fn new(entries: u32) -> Self;
 
-    /// WQEs that may be posted at once.
+    /// The most WQEs that may be posted at a time.
     fn capacity(entries: u32) -> u32;
 
-    /// Takes a free WQE: the next one that the device will look at. There is one.
+    /// Takes a free WQE: the next in the device's order. The caller has checked that there is one.
     fn take(&mut self, wqes: &Wqes) -> u32;
 
-    /// Gives back WQE `index`; returns how many became free by that.
+    /// Releases WQE `index`. Returns the number of WQEs that this frees.
     fn release(&mut self, wqes: &Wqes, posted: &Posted, index: u32) -> u32;
 }
 
 impl Topology for List {}
 impl Topology for Cyclic {}
 
-/// A linked list: what `ibv_create_srq` makes (PRM: wq_type, linked list).
+/// A linked list, as `ibv_create_srq` creates it (PRM: wq_type, linked list).
 #[derive(Clone, Copy, Debug)]
 pub struct List {
     /// The next WQE to post.
     head: u32,
-    /// The WQE that released ones are put behind.
+    /// The WQE after which released ones are appended.
     tail: u32,
 }
 
@@ -43,7 +44,7 @@ pub struct List {
 pub struct Cyclic {
     /// WQEs posted, free running.
     producer: u32,
-    /// WQEs free again, free running.
+    /// WQEs freed, free running.
     consumer: u32,
 }
 
@@ -57,9 +58,9 @@ pub struct Wqes {
 
 impl Wqes {
     /// # Safety
-    /// `start` is valid for reads and writes of `entries` WQEs of `stride` bytes and aligned to 16 for as long as the value is used, and nothing
-    /// but its owner writes there. A device that is part of this process reads there by atomic loads of
-    /// whole aligned words. `entries` is a power of two.
+    /// `start` is valid for reads and writes of `entries` WQEs of `stride` bytes and aligned to 16
+    /// for as long as the value is used, and nothing but its owner writes there. A device in this
+    /// process reads it by atomic loads of whole aligned words. `entries` is a power of two.
     pub(super) unsafe fn new(start: NonNull<u8>, entries: u32, stride: usize) -> Self {
         let wqes = Self { start, mask: entries - 1, stride };
         for index in 0..entries {
@@ -68,32 +69,33 @@ impl Wqes {
         wqes
     }
 
-    /// WQEs less one.
+    /// Number of WQEs less one.
     pub(super) fn mask(&self) -> u32 {
         self.mask
     }
 
-    /// WQE `index`, modulo their number.
+    /// The address of WQE `index`, modulo their number.
     pub(super) fn wqe(&self, index: u32) -> NonNull<u8> {
         // SAFETY: the mask keeps the WQE inside the ring.
         unsafe { self.start.add((index & self.mask) as usize * self.stride) }
     }
 
-    /// The WQE that the header of WQE `index` leads to.
+    /// The index of the WQE to which WQE `index` links.
     fn next(&self, index: u32) -> u32 {
         // SAFETY: every WQE starts with a header, valid for reads by the contract of `new`.
         let header = unsafe { self.wqe(index).cast::<SharedReceiveHeader>().read() };
         u32::from(header.next_wqe_index.get())
     }
 
-    /// Makes the header of WQE `index` lead to `next`.
+    /// Links WQE `index` to `next`.
     fn lead(&self, index: u32, next: u32) {
-        // SAFETY: as above, and for writes; WQEs are aligned to 16.
+        // SAFETY: every WQE starts with a header, valid for writes by the contract of `new`; WQEs
+        // are aligned to 16.
         unsafe { store::words(self.wqe(index), transmute!(SharedReceiveHeader::new(next as u16))) };
     }
 }
 
-/// One bit for each WQE: it is the device's. A completion that names another WQE is not believed.
+/// One bit per WQE: set while the device owns it. A completion that names another WQE is ignored.
 #[derive(Debug)]
 pub struct Posted(Box<[u64]>);
 
@@ -108,7 +110,7 @@ impl Posted {
         }
     }
 
-    /// Returns whether it was set.
+    /// Clears the bit. Returns whether it was set.
     pub(super) fn clear(&mut self, index: u32) -> bool {
         let was = self.contains(index);
         if let Some(word) = self.0.get_mut(index as usize / 64) {
@@ -165,7 +167,7 @@ impl Order for Cyclic {
     #[inline]
     fn release(&mut self, wqes: &Wqes, posted: &Posted, _index: u32) -> u32 {
         let before = self.consumer;
-        // Every WQE is stepped over once a lap, so that this is a step for each release on the whole.
+        // Every WQE is passed once per lap, so the amortised cost is one step per release.
         while self.consumer != self.producer && !posted.contains(self.consumer & wqes.mask) {
             self.consumer = self.consumer.wrapping_add(1);
         }

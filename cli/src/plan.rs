@@ -1,0 +1,60 @@
+//! `barewire plan`: which lanes two addresses get, and why other pairs are rejected.
+
+use crate::args::PlanArgs;
+use crate::error::{Error, local};
+use crate::output::Output;
+use barewire_wireup::address::{Abilities, PMI1_VALUE, WorkerAddress};
+use barewire_wireup::node::{Node, Rules};
+use barewire_wireup::plan::{Limits, Needs, plan};
+
+pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Error> {
+    match &args.addresses[..] {
+        [] => own(args, out),
+        [own, peer] => between(&parse("A", own)?, &parse("B", peer)?, out),
+        _ => Err(Error::Usage("plan needs the addresses of both sides, or none".to_owned())),
+    }
+}
+
+fn parse(name: &str, text: &str) -> Result<WorkerAddress, Error> {
+    text.trim().parse().map_err(|error| Error::Usage(format!("address {name}: {error}")))
+}
+
+/// Plans offline, from the two addresses alone.
+fn between(own: &WorkerAddress, peer: &WorkerAddress, out: &mut Output) -> Result<(), Error> {
+    // A software device is in an address only if its user named it.
+    let names_software = |address: &WorkerAddress| {
+        address.entries().any(|entry| entry.summary.abilities.contains(Abilities::SOFTWARE))
+    };
+    let limits = Limits::default().software(names_software(own) && names_software(peer));
+    let plan = plan(own, peer, Needs::default(), &limits, &mut |_| Ok(()));
+    out.line(plan.to_string().trim_end())?;
+    let lacking = plan.lacking();
+    if lacking.is_empty() { Ok(()) } else { Err(Error::Local(format!("no lane for {lacking}"))) }
+}
+
+/// Prints the address of a node on this machine, and what is not in it. The address is of this run, so that
+/// peers cannot connect to it, but its interfaces are those that a program gets.
+fn own(args: &PlanArgs, out: &mut Output) -> Result<(), Error> {
+    let node = Node::open(&Rules::default().only(args.devices.iter().cloned()))
+        .map_err(|error| local("node", &error))?;
+    let address = node.address();
+    out.line(&address)?;
+    out.line("")?;
+    for (index, entry) in address.entries().enumerate() {
+        let summary = &entry.summary;
+        let device = entry.device_address.map_or_else(String::new, |device| format!(" {device}"));
+        let latency = format!("{:.2} us", summary.latency_ns / 1e3);
+        let bandwidth = format!("{:.1} GB/s", summary.bandwidth / 1e9);
+        let transport = entry.transport_name();
+        out.line(format!("{index:>3}  {transport:8}  {latency:>10}  {bandwidth:>10} {device}"))?;
+    }
+    let length = address.as_bytes().len();
+    out.line(format!("{length} bytes"))?;
+    if length > PMI1_VALUE {
+        out.line(format!("longer than {PMI1_VALUE} bytes: it takes several keys under PMI-1"))?;
+    }
+    for absent in node.absent() {
+        out.line(format!("absent {}: {}", absent.what, absent.reason))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! A range of shared bytes, with its bounds.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crate::words::{WORD, Words};
+
+const HALF: usize = WORD / 2;
+
+/// A range of shared bytes. It does not keep the memory alive; each unsafe method requires that.
+///
+/// Every access through this type to one byte has the same size, if all ranges over the memory have
+/// the same bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedBytes {
+    start: NonNull<u8>,
+    len: usize,
+    words: Words,
+}
+
+// SAFETY: an address range. All accesses are atomic, and each unsafe method asks for live memory.
+unsafe impl Send for SharedBytes {}
+// SAFETY: as above.
+unsafe impl Sync for SharedBytes {}
+
+impl SharedBytes {
+    /// Returns the range of `len` bytes at `start`.
+    #[inline]
+    pub fn new(start: NonNull<u8>, len: usize) -> Self {
+        Self { start, len, words: Words::of(start.addr().get(), len) }
+    }
+
+    /// Returns the first byte.
+    #[inline]
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Returns the address of the first byte.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.start.addr().get() as u64
+    }
+
+    /// Returns the number of bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether the range is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns whether `[offset, offset + length)` lies inside.
+    #[inline]
+    pub fn contains(&self, offset: usize, length: usize) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.len)
+    }
+
+    /// Returns the offset of `length` bytes at `address`, if they lie inside.
+    #[inline]
+    pub fn offset_of(&self, address: u64, length: usize) -> Option<usize> {
+        let offset = usize::try_from(address.checked_sub(self.address())?).ok()?;
+        self.contains(offset, length).then_some(offset)
+    }
+
+    /// Copies `source` to `offset`.
+    ///
+    /// # Safety
+    /// The memory is alive, and `contains(offset, source.len())`.
+    #[inline(always)]
+    pub unsafe fn write(&self, offset: usize, source: &[u8]) {
+        // SAFETY: the caller's promise.
+        match (source.try_into(), unsafe { self.atomic(offset) }) {
+            (Ok(bytes), Some(word)) => word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed),
+            // SAFETY: handed on.
+            _ => unsafe { self.write_any(offset, source) },
+        }
+    }
+
+    /// # Safety
+    /// The contract of [`Self::write`].
+    #[inline(never)]
+    unsafe fn write_any(&self, offset: usize, source: &[u8]) {
+        debug_assert!(self.contains(offset, source.len()));
+        // SAFETY: the caller guarantees that the range is inside live memory. All whole words of
+        // the memory lie inside it.
+        unsafe { self.words.write(self.start.add(offset), source) };
+    }
+
+    /// Copies from `offset` into `target`.
+    ///
+    /// # Safety
+    /// The memory is alive, and `contains(offset, target.len())`.
+    pub unsafe fn read(&self, offset: usize, target: &mut [u8]) {
+        debug_assert!(self.contains(offset, target.len()));
+        // SAFETY: the caller guarantees that the range is inside live memory. All whole words of
+        // the memory lie inside it.
+        unsafe { self.words.read(self.start.add(offset), target) };
+    }
+
+    /// Copies between two shared ranges through a small buffer on the stack.
+    ///
+    /// # Safety
+    /// Both are alive and contain the ranges named.
+    pub unsafe fn copy(&self, offset: usize, source: &SharedBytes, from: usize, length: usize) {
+        let mut buffer = [0u8; 512];
+        let mut done = 0;
+        while done < length {
+            let part = (length - done).min(buffer.len());
+            // SAFETY: parts of the ranges that the caller vouches for.
+            unsafe {
+                source.read(from + done, &mut buffer[..part]);
+                self.write(offset + done, &buffer[..part]);
+            }
+            done += part;
+        }
+    }
+
+    /// The 8-byte word at `offset` for atomics.
+    ///
+    /// Returns `None` where the address is not a multiple of 8 or the word is not inside.
+    ///
+    /// # Safety
+    /// The memory is alive for `'a`.
+    #[inline]
+    pub unsafe fn atomic<'a>(&self, offset: usize) -> Option<&'a AtomicU64> {
+        if !self.contains(offset, WORD) {
+            return None;
+        }
+        // SAFETY: the byte at `offset` is inside the range.
+        let at = unsafe { self.start.as_ptr().add(offset) };
+        // SAFETY: the word is aligned and inside live memory, and whole aligned words are accessed
+        // as such.
+        (at.addr() % WORD == 0).then(|| unsafe { AtomicU64::from_ptr(at.cast()) })
+    }
+
+    /// Loads the byte at `offset` with acquire ordering.
+    ///
+    /// # Safety
+    /// The memory is alive, and `contains(offset, 1)`.
+    #[inline]
+    pub unsafe fn load_u8(&self, offset: usize) -> u8 {
+        // SAFETY: inside the range by the caller's contract.
+        let at = unsafe { self.start.add(offset) };
+        // SAFETY: the whole words lie inside live memory.
+        match unsafe { self.words.around(at) } {
+            Some((word, skip)) => word.load(Ordering::Acquire).to_ne_bytes()[skip],
+            // SAFETY: inside live memory; bytes outside the words are accessed singly.
+            None => unsafe { AtomicU8::from_ptr(at.as_ptr()) }.load(Ordering::Acquire),
+        }
+    }
+
+    /// Replaces the value of `width` bytes (4 or 8) at `offset` by the result of `change`, in one
+    /// atomic step. Returns the old value.
+    ///
+    /// Returns `None` if the width is another one, the address is not a multiple of it, or the
+    /// aligned 8 bytes around it are not inside.
+    ///
+    /// # Safety
+    /// The memory is alive.
+    #[inline]
+    pub unsafe fn update(&self, offset: usize, width: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
+        if width == WORD {
+            // SAFETY: the memory is alive by the caller's contract.
+            let word = unsafe { self.atomic(offset) }?;
+            let old = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
+            return old.ok();
+        }
+        let skip = self.start.addr().get().checked_add(offset)? % WORD;
+        if width != HALF || !skip.is_multiple_of(HALF) {
+            return None;
+        }
+        let half = |whole: u64| {
+            let word = whole.to_ne_bytes();
+            u32::from_ne_bytes(core::array::from_fn(|i| word[skip + i])).into()
+        };
+        let merge = |whole: u64| {
+            let mut word = whole.to_ne_bytes();
+            word[skip..skip + HALF].copy_from_slice(&(change(half(whole)) as u32).to_ne_bytes());
+            Some(u64::from_ne_bytes(word))
+        };
+        // SAFETY: the memory is alive by the caller's contract.
+        let word = unsafe { self.atomic(offset.checked_sub(skip)?) }?;
+        word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, merge).ok().map(half)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_checked_without_overflow() {
+        let mut byte = 0u64;
+        let bytes = SharedBytes::new(NonNull::from(&mut byte).cast(), 8);
+        assert!(bytes.contains(8, 0) && !bytes.contains(8, 1) && !bytes.contains(usize::MAX, 2));
+        assert_eq!(bytes.offset_of(bytes.address() + 8, 0), Some(8));
+        assert_eq!(bytes.offset_of(bytes.address() - 1, 1), None);
+        assert_eq!(bytes.offset_of(u64::MAX, 1), None);
+    }
+}

@@ -1,0 +1,498 @@
+//! Accepting connections: no byte of a peer is processed further before it has proved the job's
+//! key.
+//!
+//! The cost of connections that have not proved the key (pending handshakes) is bounded:
+//!
+//! * Each has a descriptor and less than 300 bytes, for at most [`Limits::timeout`].
+//! * All listeners of the process together have at most one in sixteen of its descriptors, and at
+//!   most 64. When these are in use, a listener with more than an equal share of them drops its
+//!   oldest handshake for a new one; one with less still accepts, so the bound is twice that
+//!   number.
+//! * A call of [`Listener::work`] spends at most about 0.1 ms of CPU time on handshakes, and all
+//!   calls together 1/48 of the elapsed time. The cost of authenticated connections is returned.
+//!
+//! An honest peer needs one round trip, and tries again if its handshake was dropped.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use socket2::Socket as Raw;
+
+use crate::handshake::{Acceptor, CLAIM_BYTES, Claim, HELLO_BYTES, HandshakeError, Session, Verdict};
+use crate::key::{Key, random};
+use crate::socket::{Socket, abort, open, send_whole};
+use crate::stall_timer::StallTimer;
+
+/// Connections that the kernel queues until they are accepted.
+const BACKLOG: i32 = 256;
+/// Events that one call takes from the kernel.
+const EVENTS: usize = 64;
+/// Pending handshakes of the process, unless its limit of descriptors allows fewer.
+const MOST_HANDSHAKES: usize = 64;
+/// One in so many descriptors of the process may belong to a pending handshake.
+const DESCRIPTORS: u64 = 16;
+/// How long no connection is accepted after there was no descriptor for one.
+const PAUSE: Duration = Duration::from_millis(20);
+/// One part in so many of the elapsed time may be spent on handshakes.
+const SHARE: u32 = 48;
+/// CPU time that one call may spend on handshakes.
+const SLICE: Duration = Duration::from_micros(100);
+/// CPU time that can accumulate.
+const BURST: Duration = Duration::from_micros(400);
+/// Excess CPU time that is paid back. More than this was an interrupt's, or the hypervisor's.
+const MOST_DEBT: Duration = Duration::from_millis(1);
+/// CPU time that new connections leave to pending handshakes.
+const RESERVE: Duration = Duration::from_micros(40);
+/// Returned for a connection that is authenticated: more than its handshake costs.
+const REFUND: Duration = Duration::from_micros(100);
+/// The token of the listening socket; handshakes have their numbers.
+const LISTENER: u64 = u64::MAX;
+
+/// Limits of a connection and of its handshake.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Pending handshakes at once.
+    pub handshakes: usize,
+    /// How long a handshake may take, measured by a [`StallTimer`].
+    pub timeout: Duration,
+    /// How long the connection may then last without a sign of the peer.
+    pub peer_timeout: Duration,
+    /// Request records that are encrypted and authenticated ([`seal`](crate::seal)). A connection
+    /// has them if either end requests them.
+    pub protected: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshakes: MOST_HANDSHAKES,
+            timeout: Duration::from_secs(5),
+            peer_timeout: Duration::from_secs(30),
+            protected: true,
+        }
+    }
+}
+
+/// A connection whose peer proved the key.
+#[derive(Debug)]
+pub struct Authenticated {
+    socket: Raw,
+    peer: SocketAddr,
+    timeout: Duration,
+    session: Session,
+    /// What the peer requests.
+    pub claim: Claim,
+}
+
+impl Authenticated {
+    /// Accepts it.
+    ///
+    /// # Errors
+    /// The connection has failed already.
+    pub fn welcome(self) -> io::Result<Socket> {
+        let seal = self.session.seal_accepting()?;
+        send_whole(&self.socket, &self.session.verdict(Verdict::Welcome))?;
+        Socket::new(self.socket, self.peer, self.timeout, seal)
+    }
+
+    /// Closes it, with a reason for the peer.
+    pub fn refuse(self, verdict: Verdict) {
+        let _ = send_whole(&self.socket, &self.session.verdict(verdict));
+    }
+}
+
+/// Pending handshakes of the process.
+static HANDSHAKES: AtomicUsize = AtomicUsize::new(0);
+/// Listeners of the process.
+static LISTENERS: AtomicUsize = AtomicUsize::new(0);
+
+/// One more in a count until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(&'static AtomicUsize);
+
+impl Counted {
+    pub(crate) fn among(count: &'static AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The CPU time that this thread has used.
+fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// The CPU time that handshakes may still cost: a part of the elapsed time, up to [`BURST`].
+#[derive(Debug)]
+struct Allowance {
+    left: Duration,
+    /// The excess of past calls, which reduces what is added; up to [`MOST_DEBT`].
+    debt: Duration,
+    /// When time was added last.
+    at: Instant,
+}
+
+impl Allowance {
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.at);
+        self.at = self.at.max(now);
+        let added = passed / SHARE;
+        self.left = (self.left + added.saturating_sub(self.debt)).min(BURST);
+        self.debt = self.debt.saturating_sub(added);
+    }
+
+    fn spend(&mut self, spent: Duration) {
+        self.debt = (self.debt + spent.saturating_sub(self.left)).min(MOST_DEBT);
+        self.left = self.left.saturating_sub(spent);
+    }
+
+    /// When `wanted` is available, if nothing is spent until then.
+    fn until(&self, wanted: Duration) -> Instant {
+        self.at + (wanted + self.debt).saturating_sub(self.left) * SHARE
+    }
+}
+
+/// What one call may spend.
+#[derive(Debug, Clone, Copy)]
+struct Slice {
+    begun: Duration,
+    most: Duration,
+}
+
+impl Slice {
+    /// At most `reserve` is left.
+    fn is_spent(&self, reserve: Duration) -> bool {
+        cpu_time().saturating_sub(self.begun) + reserve >= self.most
+    }
+}
+
+/// A connection that has not proved the key yet.
+#[derive(Debug)]
+struct PendingHandshake {
+    socket: Raw,
+    _counted: Counted,
+    peer: SocketAddr,
+    /// The listener's clock when it was accepted.
+    since: Duration,
+    /// Once the hello arrived.
+    acceptor: Option<Acceptor>,
+    held: [u8; CLAIM_BYTES],
+    count: usize,
+}
+
+/// The state of a handshake after bytes were received.
+enum Step {
+    Pending,
+    Failed,
+    Authenticated(Claim, Session),
+}
+
+/// A listening socket with its pending handshakes.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Raw,
+    address: SocketAddr,
+    key: Key,
+    limits: Limits,
+    clock: StallTimer,
+    /// Watches the listening socket and the handshakes: readable if there is something to do.
+    epoll: OwnedFd,
+    /// By age.
+    handshakes: BTreeMap<u64, PendingHandshake>,
+    next: u64,
+    /// No connection is accepted before.
+    paused: Option<Instant>,
+    allowance: Allowance,
+    /// Pending handshakes that all listeners may have.
+    budget: usize,
+    _counted: Counted,
+    /// Connections that did not prove the key.
+    refused: u64,
+}
+
+impl Listener {
+    /// Listens on a free port of `address`.
+    ///
+    /// # Errors
+    /// The address is not one of this host, or there are no descriptors.
+    pub fn open(address: IpAddr, key: Key, limits: Limits) -> io::Result<Self> {
+        Self::open_at(SocketAddr::new(address, 0), key, limits)
+    }
+
+    /// As [`Self::open`], on the port that `address` names.
+    ///
+    /// # Errors
+    /// As there, and the port may be in use.
+    pub fn open_at(address: SocketAddr, key: Key, limits: Limits) -> io::Result<Self> {
+        let socket = open(address)?;
+        // Otherwise the port stays in use for a minute after each run.
+        socket.set_reuse_address(address.port() != 0)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        let address = socket.local_addr()?.as_socket().ok_or(ErrorKind::AddrNotAvailable)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let budget = descriptors.map_or(MOST_HANDSHAKES, |limit| (limit / DESCRIPTORS) as usize);
+        Ok(Self {
+            socket,
+            address,
+            key,
+            limits,
+            clock: StallTimer::new(limits.timeout, Instant::now()),
+            epoll,
+            handshakes: BTreeMap::new(),
+            next: 0,
+            paused: None,
+            allowance: Allowance { left: BURST, debt: Duration::ZERO, at: Instant::now() },
+            budget: budget.clamp(1, MOST_HANDSHAKES),
+            _counted: Counted::among(&LISTENERS),
+            refused: 0,
+        })
+    }
+
+    /// The address that the socket listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Connections so far that did not prove the key.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Pending handshakes.
+    pub fn handshakes(&self) -> usize {
+        self.handshakes.len()
+    }
+
+    /// Sets whether new connections are [protected](Limits::protected).
+    pub fn protect(&mut self, on: bool) {
+        self.limits.protected = on;
+    }
+
+    /// Returns true if [`Self::work`] need not be called before the descriptor is readable.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.handshakes.is_empty() && self.paused.is_none()
+    }
+
+    /// When [`Self::work`] must be called although the descriptor is not readable.
+    pub fn deadline(&self) -> Option<Instant> {
+        let oldest = self.handshakes.first_key_value().map(|(_, handshake)| {
+            let left = (handshake.since + self.limits.timeout).saturating_sub(self.clock.spent());
+            self.clock.next_update(left)
+        });
+        [oldest, self.paused].into_iter().flatten().min()
+    }
+
+    /// Accepts connections and advances handshakes. Connections whose peers prove the key are added
+    /// to `authenticated`.
+    pub fn work(&mut self, now: Instant, authenticated: &mut Vec<Authenticated>) {
+        self.allowance.refill(now);
+        self.expire(now);
+        if self.paused.is_some() {
+            // To check for events costs time, too: the allowance would never grow.
+            return;
+        }
+        if self.allowance.left <= RESERVE {
+            return self.pause();
+        }
+        let slice = Slice { begun: cpu_time(), most: self.allowance.left.min(SLICE) };
+        self.attend(now, slice, authenticated);
+        let spent = cpu_time().saturating_sub(slice.begun);
+        self.allowance.spend(spent);
+        if self.allowance.left <= RESERVE {
+            self.pause();
+        }
+    }
+
+    /// Accepts no connections until there is time for several.
+    fn pause(&mut self) {
+        if self.paused.is_none() && self.watch_listener(false) {
+            self.paused = Some(self.allowance.until(SLICE));
+        }
+    }
+
+    fn attend(&mut self, now: Instant, slice: Slice, authenticated: &mut Vec<Authenticated>) {
+        let mut events = Vec::with_capacity(EVENTS);
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none)).is_err() {
+            return;
+        }
+        // Pending handshakes first: new connections may replace them.
+        let mut is_readable = false;
+        for event in events {
+            match event.data.u64() {
+                LISTENER => is_readable = true,
+                _ if slice.is_spent(Duration::ZERO) => return,
+                number => self.advance(number, authenticated),
+            }
+        }
+        if is_readable {
+            self.accept(now, slice);
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let clock = self.clock.update(now);
+        while let Some(oldest) = self.handshakes.first_entry()
+            && clock.saturating_sub(oldest.get().since) >= self.limits.timeout
+        {
+            oldest.remove();
+            self.refused += 1;
+        }
+        if self.paused.is_some_and(|until| now >= until) && self.watch_listener(true) {
+            self.paused = None;
+        }
+    }
+
+    fn watch_listener(&self, on: bool) -> bool {
+        let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        epoll::modify(&self.epoll, &self.socket, epoll::EventData::new_u64(LISTENER), flags).is_ok()
+    }
+
+    fn accept(&mut self, now: Instant, slice: Slice) {
+        while !slice.is_spent(RESERVE) {
+            match rustix::net::acceptfrom_with(
+                &self.socket,
+                rustix::net::SocketFlags::NONBLOCK | rustix::net::SocketFlags::CLOEXEC,
+            ) {
+                Ok((fd, address)) => {
+                    // Without an address it is closed already.
+                    if let Some(peer) = address.and_then(|address| SocketAddr::try_from(address).ok()) {
+                        self.add(Raw::from(fd), peer);
+                    } else {
+                        self.refused += 1;
+                    }
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
+                // No descriptor or no memory: drops the oldest handshake, or else waits.
+                Err(_) => {
+                    if self.handshakes.pop_first().is_some() {
+                        self.refused += 1;
+                    } else if self.watch_listener(false) {
+                        self.paused = Some(now + PAUSE);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, socket: Raw, peer: SocketAddr) {
+        let share = self.budget / LISTENERS.load(Ordering::Relaxed).max(1);
+        let count = self.handshakes.len();
+        let is_full = count >= self.limits.handshakes.max(1)
+            || HANDSHAKES.load(Ordering::Relaxed) >= self.budget && count >= share;
+        if is_full && self.handshakes.pop_first().is_some() {
+            self.refused += 1;
+        }
+        let number = self.next;
+        let data = epoll::EventData::new_u64(number);
+        if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
+            self.next += 1;
+            let handshake = PendingHandshake {
+                socket,
+                _counted: Counted::among(&HANDSHAKES),
+                peer,
+                since: self.clock.spent(),
+                acceptor: None,
+                held: [0; CLAIM_BYTES],
+                count: 0,
+            };
+            self.handshakes.insert(number, handshake);
+        }
+    }
+
+    fn advance(&mut self, number: u64, authenticated: &mut Vec<Authenticated>) {
+        let Some(handshake) = self.handshakes.get_mut(&number) else { return };
+        let step = handshake.receive(&self.key, self.limits.protected);
+        if matches!(step, Step::Pending) {
+            return;
+        }
+        let Some(PendingHandshake { socket, peer, .. }) = self.handshakes.remove(&number) else { return };
+        if let Step::Authenticated(claim, session) = step {
+            self.allowance.left = (self.allowance.left + REFUND).min(BURST);
+            // Its new owner watches it.
+            let _ = epoll::delete(&self.epoll, &socket);
+            let timeout = self.limits.peer_timeout;
+            authenticated.push(Authenticated { socket, peer, timeout, session, claim });
+        } else {
+            abort(&socket);
+            self.refused += 1;
+        }
+    }
+}
+
+impl PendingHandshake {
+    /// Receives bytes of the handshake, and not one that follows it.
+    fn receive(&mut self, key: &Key, protected: bool) -> Step {
+        loop {
+            let wanted = if self.acceptor.is_some() { CLAIM_BYTES } else { HELLO_BYTES };
+            let read = rustix::net::recv(
+                &self.socket,
+                &mut self.held[self.count..wanted],
+                rustix::net::RecvFlags::DONTWAIT,
+            );
+            match read {
+                Ok((0, _)) => return Step::Failed,
+                Ok((count, _)) => self.count += count,
+                Err(Errno::AGAIN) => return Step::Pending,
+                Err(Errno::INTR) => {}
+                Err(_) => return Step::Failed,
+            }
+            if self.count < wanted {
+                continue;
+            }
+            self.count = 0;
+            if let Some(acceptor) = &self.acceptor {
+                return match acceptor.admit(key, &self.held) {
+                    Ok((claim, session)) => Step::Authenticated(claim, session),
+                    Err(_) => Step::Failed,
+                };
+            }
+            match self.challenge(key, protected) {
+                Some(acceptor) => self.acceptor = Some(acceptor),
+                None => return Step::Failed,
+            }
+        }
+    }
+
+    fn challenge(&self, key: &Key, protected: bool) -> Option<Acceptor> {
+        let hello = self.held.first_chunk::<HELLO_BYTES>()?;
+        match Acceptor::challenge(key, hello, random().ok()?, protected) {
+            Ok((acceptor, challenge)) => {
+                send_whole(&self.socket, &challenge).ok()?;
+                Some(acceptor)
+            }
+            Err(HandshakeError::Version(_)) => {
+                // The peer can then report both versions.
+                let _ = send_whole(&self.socket, &Acceptor::another_version());
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable if [`Listener::work`] has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

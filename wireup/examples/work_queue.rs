@@ -1,0 +1,120 @@
+//! Rank 0 hands out tasks, and the other ranks do them. The last rank leaves in the middle of a
+//! task, which another rank then does. `barewire run -n 4 target/debug/examples/work_queue`, or
+//! `mpirun -n 4 ...`
+
+use barewire_bootstrap::{Bootstrap, all_gather, detect};
+use barewire_wireup::address::WorkerAddress;
+use barewire_wireup::link::{CloseMode, Link, Options, State};
+use barewire_wireup::node::{Node, Rules};
+use barewire_wireup::tag::{Buffer, FULL_MASK, Limits, Mode, Request, TagLink, Tags};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+const TIMEOUT: Duration = Duration::from_mins(1);
+const TASKS: u64 = 300;
+/// There is no task to report, or to do.
+const NONE: u64 = u64::MAX;
+/// Tags of a worker's result, which also asks for a task, and of a task.
+const READY: u64 = 1;
+const TASK: u64 = 2;
+
+fn main() -> Result<()> {
+    let mut job = detect()?;
+    let mut node = Node::open(&Rules::default())?;
+    let tags = Tags::over(&mut node, Limits::default())?;
+    let addresses = all_gather(&mut *job, "address", node.address().as_bytes(), TIMEOUT)?;
+    match job.rank() {
+        0 => lead(&mut node, &tags, &addresses[1..]),
+        _ => work(job, &mut node, &tags, &addresses[0]),
+    }
+}
+
+fn connect(node: &mut Node, tags: &Tags, address: &[u8]) -> Result<(Link, TagLink)> {
+    let link = node.connect(&WorkerAddress::from_bytes(address)?, Options::default())?;
+    Ok((link.clone(), tags.link(&link)?))
+}
+
+fn until(node: &mut Node, tags: &Tags, done: impl Fn() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !done() {
+        tags.progress(node);
+        (start.elapsed() < TIMEOUT).then_some(()).ok_or("the peer does not reply")?;
+    }
+    Ok(())
+}
+
+fn complete(node: &mut Node, tags: &Tags, request: &Request) -> Result<()> {
+    until(node, tags, || request.poll().is_some())?;
+    Ok(request.poll().transpose().map(|_| ())?)
+}
+
+fn word(buffer: &Buffer, offset: usize) -> Result<u64> {
+    Ok(u64::from_le_bytes(buffer.to_vec()[offset..offset + 8].try_into()?))
+}
+
+fn lead(node: &mut Node, tags: &Tags, addresses: &[Vec<u8>]) -> Result<()> {
+    let links: Vec<_> =
+        addresses.iter().map(|address| connect(node, tags, address)).collect::<Result<_>>()?;
+    // The task of each worker; `None` for one that has left.
+    let mut current = vec![Some(NONE); links.len()];
+    let (mut tasks, mut idle) = ((0..TASKS).collect::<VecDeque<u64>>(), VecDeque::new());
+    let (mut done, mut sum) = (0, 0);
+    let report = Buffer::new(16)?;
+    while done < TASKS && current.iter().any(Option::is_some) {
+        tags.progress(node);
+        for (worker, (_, link)) in links.iter().enumerate() {
+            if let (Some(error), Some(task)) = (tags.failure(link), current[worker]) {
+                println!("rank {} has left with task {task}: {error}", worker + 1);
+                current[worker] = None;
+                tasks.extend((task != NONE).then_some(task));
+            }
+        }
+        if let Some(found) = tags.probe(READY, FULL_MASK) {
+            let from = found.envelope().link;
+            complete(node, tags, &found.receive(&report))?;
+            done += u64::from(word(&report, 0)? != NONE);
+            sum += word(&report, 8)?;
+            idle.extend(links.iter().position(|(_, link)| link.key() == from));
+        }
+        while !tasks.is_empty()
+            && let Some(worker) = idle.pop_front()
+        {
+            if current[worker].is_some()
+                && let Some(task) = tasks.pop_front()
+            {
+                current[worker] = Some(task);
+                drop(tags.send(&links[worker].1, TASK, &task.to_le_bytes(), Mode::Auto));
+            }
+        }
+    }
+    println!("{done} tasks, sum {sum}");
+    for ((link, tag_link), _) in links.iter().zip(&current).filter(|(_, task)| task.is_some()) {
+        drop(tags.send(tag_link, TASK, &NONE.to_le_bytes(), Mode::Auto));
+        until(node, tags, || matches!(link.state(), State::Closed(_) | State::Failed(_)))?;
+    }
+    Ok(())
+}
+
+fn work(job: Box<dyn Bootstrap>, node: &mut Node, tags: &Tags, leader: &[u8]) -> Result<()> {
+    let (link, leader) = connect(node, tags, leader)?;
+    let buffer = Buffer::new(8)?;
+    let mut report = [NONE, 0];
+    for number in 0.. {
+        let task = tags.receive(TASK, FULL_MASK, &buffer);
+        drop(tags.send(&leader, READY, &report.map(u64::to_le_bytes).concat()[..], Mode::Auto));
+        complete(node, tags, &task)?;
+        report = [word(&buffer, 0)?, 0];
+        if report[0] == NONE {
+            break;
+        }
+        if number == 3 && job.size() > 2 && job.rank() + 1 == job.size() {
+            // After a crash the launcher would end the whole job, so it is left in order.
+            drop(job);
+            std::process::exit(0);
+        }
+        report[1] = report[0] * report[0];
+    }
+    link.close(CloseMode::Flush);
+    until(node, tags, || matches!(link.state(), State::Closed(_) | State::Failed(_)))
+}

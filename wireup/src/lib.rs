@@ -1,0 +1,35 @@
+//! Connects processes that have only each other's address.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`address`] | a process's devices and interfaces as bytes |
+//! | [`node`] | the interfaces of a process |
+//! | [`link`] | the lanes to one peer, with the operations of an endpoint |
+//! | `peers` | the ranks of a parallel program, with the feature `bootstrap` |
+//! | [`plan`] | the lanes that two addresses get, and why other pairs are rejected |
+//! | [`protocol`] | the state machine that connects and closes the lanes of a link |
+//! | [`tag`] | tag matching and rendezvous over messages |
+//!
+//! `plan` and `protocol` are pure: no socket, no clock and no endpoint, so that a run can be repeated.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![deny(unsafe_code)]
+
+pub mod address;
+pub mod link;
+pub mod node;
+#[cfg(feature = "bootstrap")]
+pub mod peers;
+pub mod plan;
+pub mod protocol;
+pub mod tag;
+
+pub use link::{CloseMode, Link, State};
+pub use node::{Node, Rules};
+#[cfg(feature = "bootstrap")]
+pub use peers::Peers;
+pub use plan::Kind;
+
+/// Programs of several ranks, step by step.
+#[cfg(feature = "bootstrap")]
+#[doc = include_str!("../docs/ranks.md")]
+pub mod guide {}

@@ -1,0 +1,304 @@
+//! A link: the lanes to one peer, with the operations of an endpoint.
+
+mod operations;
+mod queue;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::fmt;
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use barewire::{Counters, Domain, Endpoint, EndpointError, FlushMode};
+use thiserror::Error;
+
+use crate::address::Uuid;
+use crate::node::Shared;
+use crate::plan::{Kind, Kinds, Lane, Needs, shares};
+use crate::protocol::{Cause, LinkId};
+pub use crate::protocol::{Side, State};
+use queue::Queue;
+
+/// What a caller asks of a link.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// What the link is for.
+    pub needs: Needs,
+    /// How long connecting may take; that of the [rules](crate::node::Rules) without one.
+    pub deadline: Option<Duration>,
+}
+
+impl Options {
+    /// With other needs.
+    #[must_use]
+    pub fn needs(self, needs: Needs) -> Self {
+        Self { needs, ..self }
+    }
+
+    /// With a deadline for connecting.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+}
+
+/// How a link is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseMode {
+    /// What was posted before arrives first.
+    Flush,
+    /// What is outstanding completes as cancelled.
+    Cancel,
+}
+
+/// Why a link failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The protocol of the two nodes ended it.
+    #[error("link to {peer}: {cause}")]
+    Protocol {
+        /// The peer's node.
+        peer: Uuid,
+        /// Why.
+        cause: Cause,
+    },
+    /// A lane failed.
+    #[error("link to {peer}: lane {lane} ({kinds}) failed: {error}")]
+    Lane {
+        /// The peer's node.
+        peer: Uuid,
+        /// Its place in [`Link::lanes`].
+        lane: usize,
+        /// What it was for.
+        kinds: Kinds,
+        /// What happened to the endpoint.
+        error: Box<EndpointError>,
+    },
+    /// No lane for messages could be connected.
+    #[error("link to {peer}: {reason}")]
+    Connect {
+        /// The peer's node.
+        peer: Uuid,
+        /// Why, for each pair that was tried.
+        reason: String,
+    },
+}
+
+/// A connected lane.
+#[derive(Debug)]
+pub struct LaneInfo {
+    pub(crate) lane: Lane,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) domain: Domain,
+}
+
+impl LaneInfo {
+    /// What the plan says of it.
+    pub fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// The endpoint, for operations at its own cost.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Where memory for operations on this lane is allocated, and the peer's keys are unpacked.
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+}
+
+/// The lanes of a connected link. They are set once and never replaced.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    messages: Endpoint,
+    memory: Option<Endpoint>,
+    atomics: Option<Endpoint>,
+    bulk: Option<Endpoint>,
+    all: Vec<LaneInfo>,
+}
+
+impl Lanes {
+    /// The lanes of a link; `None` without one for messages.
+    pub(crate) fn new(all: Vec<LaneInfo>) -> Option<Self> {
+        let of = |kind| {
+            let lanes = all.iter().filter(|info| info.lane.kinds.contains(kind));
+            let fastest = lanes.max_by(|a, b| a.lane.bandwidth.total_cmp(&b.lane.bandwidth));
+            fastest.map(|info| info.endpoint.clone())
+        };
+        Some(Self {
+            messages: of(Kind::Messages)?,
+            memory: of(Kind::Memory),
+            atomics: of(Kind::Atomics),
+            bulk: of(Kind::Bulk),
+            all,
+        })
+    }
+
+    pub(crate) fn messages(&self) -> &Endpoint {
+        &self.messages
+    }
+
+    #[inline(always)]
+    fn endpoint(&self, kind: Kind) -> Option<&Endpoint> {
+        match kind {
+            Kind::Messages => Some(&self.messages),
+            Kind::Memory => self.memory.as_ref(),
+            Kind::Atomics => self.atomics.as_ref(),
+            Kind::Bulk => self.bulk.as_ref(),
+            Kind::Control => None,
+        }
+    }
+}
+
+/// What a link and its node share.
+pub(crate) struct Inner {
+    pub(crate) lanes: OnceCell<Lanes>,
+    pub(crate) peer: Uuid,
+    pub(crate) id: LinkId,
+    pub(crate) needs: Cell<Needs>,
+    pub(crate) state: Cell<State>,
+    pub(crate) error: RefCell<Option<LinkError>>,
+    pub(crate) queue: Queue,
+    pub(crate) close: Cell<Option<CloseMode>>,
+    node: Weak<Shared>,
+}
+
+impl Inner {
+    pub(crate) fn new(node: &Rc<Shared>, id: LinkId, peer: Uuid, needs: Needs) -> Self {
+        Self {
+            lanes: OnceCell::new(),
+            peer,
+            id,
+            needs: Cell::new(needs),
+            state: Cell::new(State::Idle),
+            error: RefCell::default(),
+            queue: Queue::default(),
+            close: Cell::new(None),
+            node: Rc::downgrade(node),
+        }
+    }
+
+    /// The link is on its way to be connected.
+    pub(crate) fn may_connect(&self) -> bool {
+        let coming = matches!(self.state.get(), State::Idle | State::Offered | State::Answered);
+        coming && self.lanes.get().is_none()
+    }
+
+    /// The first lane that failed.
+    pub(crate) fn failed_lane(&self) -> Option<LinkError> {
+        let lanes = &self.lanes.get()?.all;
+        lanes.iter().enumerate().find_map(|(lane, info)| {
+            let error = Box::new(info.endpoint.error()?);
+            Some(LinkError::Lane { peer: self.peer, lane, kinds: info.lane.kinds, error })
+        })
+    }
+
+    /// Has each lane check whether the peer is alive. One that is not fails in a later progress.
+    pub(crate) fn check(&self) {
+        for info in self.lanes.get().iter().flat_map(|lanes| &lanes.all) {
+            // A transport that cannot check reports the end of a peer by itself, or at the next post.
+            let _ = info.endpoint.check();
+        }
+    }
+
+    /// Ends the lanes: what is outstanding completes as cancelled, and later posts are refused.
+    pub(crate) fn cancel(&self) {
+        self.queue.clear();
+        for info in self.lanes.get().iter().flat_map(|lanes| &lanes.all) {
+            // An endpoint that failed before needs no cancelling.
+            let _ = info.endpoint.flush(FlushMode::Cancel, None);
+        }
+    }
+}
+
+/// The lanes to one peer. A clone is another handle to the same link.
+///
+/// Until the link is connected, every post returns [`NoResource`](barewire::PostError::NoResource), and
+/// [pending requests](Self::pending_add) wait in order. The lanes are then the same for the life of
+/// the link. Dropping the handles does not close it: call [`close`](Self::close).
+#[derive(Clone)]
+pub struct Link(pub(crate) Rc<Inner>);
+
+impl Link {
+    /// The state.
+    pub fn state(&self) -> State {
+        self.0.state.get()
+    }
+
+    /// Why the link failed, if it did.
+    pub fn error(&self) -> Option<LinkError> {
+        self.0.error.borrow().clone()
+    }
+
+    /// The peer's node.
+    pub fn peer(&self) -> Uuid {
+        self.0.peer
+    }
+
+    /// The number of this link in its node, for messages that have to name it.
+    pub fn id(&self) -> LinkId {
+        self.0.id
+    }
+
+    /// The lanes; none before the link is connected.
+    pub fn lanes(&self) -> &[LaneInfo] {
+        self.0.lanes.get().map_or(&[], |lanes| &lanes.all)
+    }
+
+    /// The endpoint of a kind of traffic; of bulk the fastest. A loop that posts to it pays for no link.
+    pub fn lane(&self, kind: Kind) -> Option<&Endpoint> {
+        self.0.lanes.get()?.endpoint(kind)
+    }
+
+    /// Where memory for the operations of a kind is allocated, and the peer's keys are unpacked.
+    pub fn domain(&self, kind: Kind) -> Option<&Domain> {
+        let lanes = self.lanes().iter().filter(|info| info.lane.kinds.contains(kind));
+        lanes.max_by(|a, b| a.lane.bandwidth.total_cmp(&b.lane.bandwidth)).map(LaneInfo::domain)
+    }
+
+    /// Returns the rails of a bulk transfer of `length` bytes, each with the part that it should
+    /// carry. The parts are proportional to the bandwidths. Each rail has another domain, in which
+    /// its part has to be registered and the peer's key to it unpacked.
+    pub fn rails(&self, length: usize) -> Vec<(&LaneInfo, Range<usize>)> {
+        let rails = self.lanes().iter().filter(|info| info.lane.kinds.contains(Kind::Bulk));
+        let rails: Vec<_> = rails.collect();
+        let bandwidths: Vec<_> = rails.iter().map(|info| info.lane.bandwidth).collect();
+        let parts = rails.into_iter().zip(shares(&bandwidths, length));
+        parts.filter(|(_, part)| !part.is_empty()).collect()
+    }
+
+    /// What all lanes did.
+    pub fn counters(&self) -> Counters {
+        self.lanes().iter().map(|info| info.endpoint.counters()).reduce(|a, b| a + b).unwrap_or_default()
+    }
+
+    /// Closes the link, and informs the peer, whose user finds [`State::Closed`]. It is closed once
+    /// [`state`](Self::state) says so; the node has to make progress.
+    ///
+    /// With [`CloseMode::Flush`], what was posted and what waits is sent first, also if the link is not
+    /// connected yet. A later call can still cancel.
+    pub fn close(&self, mode: CloseMode) {
+        if matches!(self.0.state.get(), State::Closed(_) | State::Failed(_)) {
+            return;
+        }
+        self.0.close.set(Some(mode));
+        if let Some(node) = self.0.node.upgrade() {
+            node.close_later(&self.0);
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lanes: Vec<_> = self.lanes().iter().map(|info| info.lane.transport).collect();
+        f.debug_struct("Link")
+            .field("peer", &self.0.peer)
+            .field("state", &self.0.state.get())
+            .field("lanes", &lanes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,223 @@
+//! The operations of a link: those of its lanes.
+
+use barewire::{
+    AtomicOp, AtomicWord, Completion, Endpoint, FetchResult, FlushMode, Post, PostError, Posted, RemoteKey,
+    Slice, Unpack,
+};
+
+use super::{Inner, Lanes, Link};
+use crate::plan::Kind;
+
+impl Link {
+    #[inline(always)]
+    fn connected(&self) -> Result<&Lanes, PostError> {
+        match self.0.lanes.get() {
+            Some(lanes) => Ok(lanes),
+            None => Err(self.0.waits()),
+        }
+    }
+
+    #[inline(always)]
+    fn of_kind(&self, kind: Kind) -> Result<&Endpoint, PostError> {
+        self.connected()?.endpoint(kind).ok_or(PostError::Unsupported)
+    }
+
+    /// Sends `header` and `payload` to the peer's handler `id`, 0 to 29, on the messages lane. As
+    /// [`Endpoint::am_short`].
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::NoResource`] until the link is connected.
+    #[inline(always)]
+    pub fn am_short(&self, id: u8, header: u64, payload: &[u8]) -> Result<(), PostError> {
+        self.connected()?.messages.am_short(id, header, payload)
+    }
+
+    /// As [`Endpoint::am_short_iov`], on the messages lane.
+    ///
+    /// # Errors
+    /// As [`am_short`](Self::am_short).
+    pub fn am_short_iov(&self, id: u8, header: u64, pieces: &[&[u8]]) -> Result<(), PostError> {
+        self.connected()?.messages.am_short_iov(id, header, pieces)
+    }
+
+    /// As [`Endpoint::am_bcopy`], on the messages lane.
+    ///
+    /// # Errors
+    /// As [`am_short`](Self::am_short).
+    #[inline]
+    pub fn am_bcopy(&self, id: u8, pack: impl FnOnce(&mut [u8]) -> usize) -> Result<usize, PostError> {
+        self.connected()?.messages.am_bcopy(id, pack)
+    }
+
+    /// As [`Endpoint::am_zcopy`], on the messages lane.
+    ///
+    /// # Errors
+    /// As [`am_short`](Self::am_short).
+    #[inline]
+    pub fn am_zcopy(
+        &self,
+        id: u8,
+        header: &[u8],
+        slices: &[Slice<'_>],
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.connected()?.messages.am_zcopy(id, header, slices, completion)
+    }
+
+    /// As [`Endpoint::put_short`], on the memory lane.
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::NoResource`] until the link is connected,
+    /// [`PostError::Unsupported`] without a memory lane.
+    #[inline(always)]
+    pub fn put_short(&self, payload: &[u8], remote: u64, key: &RemoteKey) -> Result<(), PostError> {
+        self.of_kind(Kind::Memory)?.put_short(payload, remote, key)
+    }
+
+    /// As [`Endpoint::put_bcopy`], on the memory lane.
+    ///
+    /// # Errors
+    /// As [`put_short`](Self::put_short).
+    #[inline]
+    pub fn put_bcopy(
+        &self,
+        pack: impl FnOnce(&mut [u8]) -> usize,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<usize, PostError> {
+        self.of_kind(Kind::Memory)?.put_bcopy(pack, remote, key)
+    }
+
+    /// As [`Endpoint::get_bcopy`], on the memory lane.
+    ///
+    /// # Errors
+    /// As [`put_short`](Self::put_short).
+    #[inline]
+    pub fn get_bcopy(
+        &self,
+        unpack: &Unpack,
+        length: usize,
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.of_kind(Kind::Memory)?.get_bcopy(unpack, length, remote, key, completion)
+    }
+
+    /// As [`Endpoint::put_zcopy`], on the fastest bulk lane.
+    ///
+    /// # Errors
+    /// As [`put_short`](Self::put_short), for the bulk lane.
+    #[inline]
+    pub fn put_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.of_kind(Kind::Bulk)?.put_zcopy(slices, remote, key, completion)
+    }
+
+    /// As [`Endpoint::get_zcopy`], on the fastest bulk lane.
+    ///
+    /// # Errors
+    /// As [`put_short`](Self::put_short), for the bulk lane.
+    #[inline]
+    pub fn get_zcopy(
+        &self,
+        slices: &[Slice<'_>],
+        remote: u64,
+        key: &RemoteKey,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.of_kind(Kind::Bulk)?.get_zcopy(slices, remote, key, completion)
+    }
+
+    /// As [`Endpoint::atomic_post`], on the atomics lane.
+    ///
+    /// # Errors
+    /// As [`put_short`](Self::put_short), for the atomics lane.
+    #[inline]
+    pub fn atomic_post<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+    ) -> Result<(), PostError> {
+        self.of_kind(Kind::Atomics)?.atomic_post(op, remote, key)
+    }
+
+    /// As [`Endpoint::atomic_fetch`], on the atomics lane.
+    ///
+    /// # Errors
+    /// As [`put_short`](Self::put_short), for the atomics lane.
+    #[inline]
+    pub fn atomic_fetch<W: AtomicWord>(
+        &self,
+        op: AtomicOp<W>,
+        remote: u64,
+        key: &RemoteKey,
+        result: &FetchResult,
+        completion: Option<&Completion>,
+    ) -> Post {
+        self.of_kind(Kind::Atomics)?.atomic_fetch(op, remote, key, result, completion)
+    }
+
+    /// Waits for what was posted so far on every lane; see [`FlushMode`]. The completion is counted down
+    /// once, when all lanes are finished.
+    ///
+    /// # Errors
+    /// [`PostError`] of the first lane that refuses. The completion is not counted down then.
+    pub fn flush(&self, mode: FlushMode, completion: Option<&Completion>) -> Post {
+        let lanes = &self.connected()?.all;
+        if let [only] = &lanes[..] {
+            return only.endpoint.flush(mode, completion);
+        }
+        // One more than lanes, so that no lane ends the count before the last one was flushed.
+        let all = completion.cloned().map(|completion| {
+            Completion::new(lanes.len() as u32 + 1, move |result| completion.count_down(result))
+        });
+        let count_down = || all.iter().for_each(|all| all.count_down(Ok(())));
+        let mut result = Ok(Posted::Done);
+        for info in lanes {
+            match info.endpoint.flush(mode, all.as_ref()) {
+                Ok(Posted::InProgress) => result = Ok(Posted::InProgress),
+                // If no lane reports to the completion, the caller can have the error.
+                Err(error) if result == Ok(Posted::Done) => return Err(error),
+                // Nothing is outstanding, or the lane failed, and its operations have reported it.
+                Ok(Posted::Done) | Err(_) => count_down(),
+            }
+        }
+        // Without a lane in progress the last count is missing, and the completion is not touched.
+        if result == Ok(Posted::InProgress) {
+            count_down();
+        }
+        result
+    }
+
+    /// Operations posted later take effect after those posted before, on whichever lane. Between lanes
+    /// there is no order, so with several lanes this succeeds once what was posted before has taken
+    /// effect.
+    ///
+    /// # Errors
+    /// [`PostError::NoResource`] while operations of other lanes are outstanding: progress, and try
+    /// again. [`PostError`]
+    pub fn fence(&self) -> Result<(), PostError> {
+        match &self.connected()?.all[..] {
+            [only] => only.endpoint.fence(),
+            _ => match self.flush(FlushMode::Remote, None)? {
+                Posted::Done => Ok(()),
+                Posted::InProgress => Err(PostError::NoResource),
+            },
+        }
+    }
+}
+
+impl Inner {
+    /// Why a link without lanes refuses posts.
+    #[cold]
+    fn waits(&self) -> PostError {
+        if self.may_connect() { PostError::NoResource } else { PostError::EndpointFailed }
+    }
+}

@@ -1,0 +1,129 @@
+//! Sleeping until something happens to a node.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use barewire::EventError;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use super::Node;
+
+/// The descriptors of the worker and the control connections, and a timer, behind one descriptor.
+pub(super) struct Events {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+}
+
+fn system<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> EventError {
+    move |error| EventError::System { step, source: error.into() }
+}
+
+impl Events {
+    fn new(sources: &[BorrowedFd<'_>]) -> Result<Self, EventError> {
+        let failed = |error: rustix::io::Errno| system("make an event set")(error);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
+        for source in sources.iter().copied().chain([timer.as_fd()]) {
+            epoll::add(&epoll, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                .map_err(failed)?;
+        }
+        Ok(Self { epoll, timer })
+    }
+
+    fn wake_in(&self, rest: Option<Duration>) -> Result<(), EventError> {
+        // Zero would be never.
+        let value = timespec(rest.map_or(Duration::ZERO, |rest| rest.max(Duration::from_nanos(1))));
+        let timer = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer).map_err(system("set the timer"))?;
+        Ok(())
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    // Longer than anyone waits.
+    let seconds = time.as_secs().min(u32::MAX.into());
+    Timespec { tv_sec: seconds as _, tv_nsec: time.subsec_nanos().into() }
+}
+
+impl Node {
+    /// A descriptor that becomes readable when something happens to an armed node, for `poll`, `epoll`
+    /// and reactors. Nothing is to be read from it. It is the same for the node's whole life.
+    ///
+    /// # Errors
+    /// [`EventError::Missing`] if one of the transports has none, [`EventError::System`]
+    pub fn event_fd(&mut self) -> Result<BorrowedFd<'_>, EventError> {
+        Ok(self.event_set()?.epoll.as_fd())
+    }
+
+    fn event_set(&mut self) -> Result<&Events, EventError> {
+        if self.events.is_none() {
+            let streams = self.shared.streams.borrow();
+            let worker = self.worker.event_fd()?;
+            let sources: Vec<_> = [worker].into_iter().chain(streams.as_ref().map(AsFd::as_fd)).collect();
+            let events = Events::new(&sources)?;
+            drop(streams);
+            self.events = Some(events);
+        }
+        self.events.as_ref().ok_or(EventError::Busy)
+    }
+
+    /// From now on [`event_fd`](Self::event_fd) reports what happens, until [`progress`](Self::progress)
+    /// is called: then arm again. It also reports the next deadline.
+    ///
+    /// # Errors
+    /// [`EventError::Busy`] if there is something to do: call progress, and arm again.
+    /// [`EventError::Missing`], [`EventError::System`]
+    pub fn arm(&mut self) -> Result<(), EventError> {
+        self.event_set()?;
+        // The first progress after an event checks clock and streams, whatever round it is.
+        self.rest = 0;
+        if self.shared.busy.get() {
+            return Err(EventError::Busy);
+        }
+        self.worker.arm()?;
+        let now = Instant::now();
+        let timer = self.shared.machine.borrow().next_timer();
+        let timer = timer.map(|timer| timer.saturating_sub(self.shared.now()));
+        let streams = self.shared.streams.borrow().as_ref().and_then(|streams| streams.deadline(now));
+        let streams = streams.map(|time| time.saturating_duration_since(now));
+        let dials = self.shared.dial_deadline().map(|time| time.saturating_duration_since(now));
+        let rest = [timer, streams, dials].into_iter().flatten().min();
+        self.event_set()?.wake_in(rest)
+    }
+
+    /// Makes progress, and sleeps until there is some to make. Returns the number of events; zero if
+    /// `timeout` passed.
+    ///
+    /// # Errors
+    /// [`EventError::Missing`], [`EventError::System`]
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, EventError> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let events = self.progress();
+            if events > 0 {
+                return Ok(events);
+            }
+            let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if rest == Some(Duration::ZERO) {
+                return Ok(0);
+            }
+            match self.arm() {
+                Ok(()) => {
+                    let rest = rest.map(timespec);
+                    let events = self.event_set()?;
+                    match poll(&mut [PollFd::new(&events.epoll, PollFlags::IN)], rest.as_ref()) {
+                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                        Err(error) => return Err(system("sleep")(error)),
+                    }
+                }
+                Err(EventError::Busy) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! A node: the interfaces of a process, and its links to other nodes.
+
+#[cfg(feature = "tokio")]
+mod asynchronous;
+mod blocking;
+mod drive;
+mod event;
+mod lanes;
+mod listen;
+mod open;
+mod rules;
+mod stream;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use barewire::{Absent, HandlerError, Message, Worker};
+use barewire_tcp::Key;
+use thiserror::Error;
+
+use crate::address::{Scope, Uuid, WorkerAddress};
+use crate::link::{CloseMode, Inner, Link, Options, State};
+use crate::plan::{Kinds, Limits, Needs, Plan};
+use crate::protocol::{Config, LinkId, Links};
+#[cfg(feature = "tokio")]
+pub use asynchronous::AsyncNode;
+use drive::Peer;
+use event::Events;
+use listen::Dialing;
+pub use listen::{Dial, DialError, ListenError, Listener, MAX_DATA, Request};
+use open::Opened;
+pub use rules::Rules;
+use stream::{Name, Streams};
+
+/// The handler of control messages, on every interface.
+pub(crate) const CONTROL: u8 = 30;
+/// Ids from here on belong to this layer.
+const FIRST_RESERVED: u8 = CONTROL;
+/// Bytes of the longest control message over a lane.
+const SEGMENT: usize = 4096;
+/// Progress calls between two checks of the clock.
+const ROUND: u32 = 256;
+/// The same while links are being connected or closed.
+const SHORT_ROUND: u32 = 16;
+
+/// Why a node could not be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// No interface could be opened.
+    #[error("no interface could be opened:\n{}", list(.absent))]
+    Nothing {
+        /// What there is, and why it was not opened.
+        absent: Vec<Absent>,
+    },
+    /// The job's key cannot be read.
+    #[error("the job's key: {0}")]
+    Key(String),
+    /// A system call failed.
+    #[error("could not {step}: {source}")]
+    System {
+        /// What was tried.
+        step: &'static str,
+        /// The error.
+        source: std::io::Error,
+    },
+}
+
+fn list(absent: &[Absent]) -> String {
+    let lines = absent.iter().map(|absent| format!("  {}: {}", absent.what, absent.reason));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Why a link cannot be connected.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// There is no lane for what the link needs.
+    #[error("no lane for {}\n{plan}not opened here:\n{}", .lacking, list(.absent))]
+    NoLane {
+        /// The kinds without a lane.
+        lacking: Kinds,
+        /// Each pair, with the reason why it is not a lane.
+        plan: Box<Plan>,
+        /// What this node could not open, or its rules exclude.
+        absent: Vec<Absent>,
+    },
+    /// This node has 2^32 links.
+    #[error("the node has too many links")]
+    TooManyLinks,
+    /// The client that requested the link has disconnected.
+    #[error("the client has disconnected")]
+    Gone,
+}
+
+/// A link that a peer connected, and this side did not ask for.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Incoming {
+    /// The link, which is connected.
+    pub link: Link,
+    /// The peer's address.
+    pub address: WorkerAddress,
+}
+
+type OnPeer = Box<dyn FnMut(Incoming)>;
+
+/// What a node shares with its links and handlers.
+pub(crate) struct Shared {
+    uuid: Uuid,
+    start: Instant,
+    rules: Rules,
+    interfaces: Vec<Opened>,
+    address: WorkerAddress,
+    absent: Vec<Absent>,
+    machine: RefCell<Links>,
+    links: RefCell<HashMap<LinkId, Rc<Inner>>>,
+    making: RefCell<HashMap<LinkId, lanes::Making>>,
+    peers: RefCell<HashMap<Uuid, Peer>>,
+    streams: RefCell<Option<Streams>>,
+    /// Control messages of the node to itself.
+    inbox: RefCell<VecDeque<Box<[u8]>>>,
+    /// Links that the user closed, until CLOSE is sent, and when that is too late.
+    closing: RefCell<Vec<(Rc<Inner>, Instant)>>,
+    /// Links whose requests wait, although they are connected.
+    waiting: RefCell<Vec<Rc<Inner>>>,
+    /// An endpoint of some lane failed.
+    failed: Cell<bool>,
+    /// Progress has something to do.
+    busy: Cell<bool>,
+    on_peer: RefCell<Option<OnPeer>>,
+    /// Calls of servers that did not decide yet.
+    dials: RefCell<HashMap<Name, Rc<RefCell<Dialing>>>>,
+}
+
+/// The interfaces of a process, and its links to other nodes.
+///
+/// A node stays on one thread, as a [`Worker`] does, and starts none. Nothing blocks but
+/// [`wait`](Self::wait): the node has to make progress.
+///
+/// ```
+/// use barewire_wireup::link::{Options, State};
+/// use barewire_wireup::node::{Node, Rules};
+/// use std::{cell::Cell, rc::Rc};
+///
+/// // Two nodes of one process. Between processes, the bytes of the address travel by any means.
+/// let rules = Rules::default().only(["shm"]);
+/// let (mut here, mut there) = (Node::open(&rules)?, Node::open(&rules)?);
+/// let sum = Rc::new(Cell::new(0));
+/// let total = Rc::clone(&sum);
+/// there.set_handler(3, move |message| total.set(total.get() + message.data().len()))?;
+///
+/// let link = here.connect(&there.address(), Options::default())?;
+/// while link.state() != State::Connected {
+///     here.progress();
+///     there.progress();
+/// }
+/// link.am_short(3, 7, b"hello")?;
+/// while sum.get() == 0 {
+///     there.progress();
+/// }
+/// assert_eq!(sum.get(), 8 + 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Node {
+    worker: Worker,
+    shared: Rc<Shared>,
+    events: Option<Events>,
+    /// Progress calls until the clock is checked.
+    rest: u32,
+}
+
+impl Node {
+    /// Opens the interfaces that the rules name. What cannot be opened is [absent](Self::absent).
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn open(rules: &Rules) -> Result<Self, OpenError> {
+        let system = |step| move |source| OpenError::System { step, source };
+        let uuid = Uuid::random().map_err(system("get a random uuid"))?;
+        let key = match &rules.key {
+            Some(key) => Some(key.clone()),
+            None => Key::from_env().map_err(|error| OpenError::Key(error.to_string()))?,
+        };
+        let mut worker = Worker::new();
+        let (mut interfaces, absent) = open::open_all(&mut worker, rules, key.as_ref());
+        if interfaces.is_empty() {
+            return Err(OpenError::Nothing { absent });
+        }
+        let mut streams = None;
+        if let Some(key) = key {
+            let mut open = Streams::new(key, rules.deadline).map_err(system("make an event set"))?;
+            for one in &mut interfaces {
+                let Some(device) = one.entry.device_address.and_then(|device| device.socket_address()) else {
+                    continue;
+                };
+                let listening = open.listen(SocketAddr::new(device.ip(), 0), None);
+                let address = listening.map_err(system("listen for control connections"))?;
+                one.entry.control = NonZeroU16::new(address.port());
+            }
+            streams = Some(open);
+        }
+        let entries: Vec<_> = interfaces.iter().map(|one| one.entry.clone()).collect();
+        let address = WorkerAddress::new(uuid, &entries);
+        let mut config = Config::new(uuid.0, address.as_bytes().to_vec());
+        config.deadline = rules.deadline;
+        config.half_open = rules.half_open;
+        config.liveness = rules.liveness;
+        let lengths = interfaces.iter().map(|one| one.entry.summary.max_message).filter(|length| *length > 0);
+        config.segment = lengths.min().unwrap_or(SEGMENT).min(SEGMENT);
+        let shared = Rc::new(Shared {
+            uuid,
+            start: Instant::now(),
+            rules: rules.clone(),
+            interfaces,
+            address,
+            absent,
+            machine: RefCell::new(Links::new(config)),
+            links: RefCell::default(),
+            making: RefCell::default(),
+            peers: RefCell::default(),
+            streams: RefCell::new(streams),
+            inbox: RefCell::default(),
+            closing: RefCell::default(),
+            waiting: RefCell::default(),
+            failed: Cell::new(false),
+            busy: Cell::new(false),
+            on_peer: RefCell::default(),
+            dials: RefCell::default(),
+        });
+        shared.set_handlers();
+        Ok(Self { worker, shared, events: None, rest: 0 })
+    }
+
+    /// The bytes by which other nodes connect to this one.
+    pub fn address(&self) -> WorkerAddress {
+        self.shared.address.clone()
+    }
+
+    /// The part of the address that `scope` names.
+    pub fn scoped_address(&self, scope: Scope) -> WorkerAddress {
+        self.shared.address.scoped(scope)
+    }
+
+    /// This node.
+    pub fn uuid(&self) -> Uuid {
+        self.shared.uuid
+    }
+
+    /// What could not be opened, or is not to be, and why.
+    pub fn absent(&self) -> &[Absent] {
+        &self.shared.absent
+    }
+
+    /// The lanes that a link to the address would have. Tries whether peers on this node can be
+    /// reached, and has no other effect.
+    pub fn plan(&self, peer: &WorkerAddress, needs: Needs) -> Plan {
+        self.shared.plan(peer, needs, &[])
+    }
+
+    /// Connects a link to a node. It is connected once [`Link::state`] says so; both nodes have to make
+    /// progress.
+    ///
+    /// The n-th link that one of two nodes makes is the n-th of the other, so both may call this. A
+    /// link that only one side makes is announced to the other by [`on_peer`](Self::on_peer). For links
+    /// of a node to itself, the first call returns one end and the second the other.
+    ///
+    /// # Errors
+    /// [`ConnectError::NoLane`] with the reason for each pair; [`ConnectError::TooManyLinks`]
+    pub fn connect(&mut self, peer: &WorkerAddress, options: Options) -> Result<Link, ConnectError> {
+        self.shared.connect(peer, options)
+    }
+
+    /// Sets the function that gets the links that peers make and this side did not ask for. Without
+    /// one, such a link waits for a call of [`connect`](Self::connect).
+    pub fn on_peer(&mut self, handler: impl FnMut(Incoming) + 'static) {
+        self.shared.on_peer.replace(Some(Box::new(handler)));
+    }
+
+    /// Sets the handler of active messages `id`, 0 to 29, on every interface. A handler that has to
+    /// know the sender puts the link's number into its header.
+    ///
+    /// # Errors
+    /// [`HandlerError::UnknownHandlerId`] for 30 and more.
+    pub fn set_handler(
+        &mut self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError> {
+        if id >= FIRST_RESERVED {
+            return Err(HandlerError::UnknownHandlerId(id));
+        }
+        self.set_any_handler(id, handler)
+    }
+
+    /// The interfaces, with their domains, as lanes number them.
+    pub(crate) fn interfaces(&self) -> impl Iterator<Item = (&barewire::Interface, &barewire::Domain)> {
+        self.shared.interfaces.iter().map(|one| (&one.interface, &one.domain))
+    }
+
+    /// As [`set_handler`](Self::set_handler), for every id.
+    pub(crate) fn set_any_handler(
+        &mut self,
+        id: u8,
+        handler: impl FnMut(Message<'_>) + 'static,
+    ) -> Result<(), HandlerError> {
+        let handler = Rc::new(RefCell::new(handler));
+        for one in &self.shared.interfaces {
+            let handler = Rc::clone(&handler);
+            // Interfaces make progress one after the other, so a handler runs once at a time.
+            one.interface.set_handler(id, move |message| (handler.borrow_mut())(message))?;
+        }
+        Ok(())
+    }
+
+    /// Delivers messages, finishes operations, and connects and closes links. Never blocks. Returns the
+    /// number of events.
+    #[inline]
+    pub fn progress(&mut self) -> usize {
+        let events = self.worker.progress();
+        if self.rest == 0 || self.shared.busy.get() {
+            return events + self.attend();
+        }
+        self.rest -= 1;
+        events
+    }
+
+    /// What is not done in each progress.
+    #[cold]
+    fn attend(&mut self) -> usize {
+        let events = self.shared.attend();
+        self.rest = if self.shared.is_unsettled() { SHORT_ROUND } else { ROUND };
+        events
+    }
+
+    /// Returns all links, those that peers connected included.
+    pub fn links(&self) -> Vec<Link> {
+        self.shared.links.borrow().values().map(|inner| Link(Rc::clone(inner))).collect()
+    }
+}
+
+impl Shared {
+    pub(crate) fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn limits(&self) -> Limits {
+        // A software device is among the interfaces only if the user named it.
+        Limits::default().rails(self.rules.rails).software(true)
+    }
+
+    fn connect(self: &Rc<Self>, peer: &WorkerAddress, options: Options) -> Result<Link, ConnectError> {
+        let plan = self.plan(peer, options.needs, &[]);
+        let lacking = plan.lacking();
+        if !lacking.is_empty() {
+            return Err(ConnectError::NoLane { lacking, plan: Box::new(plan), absent: self.absent.clone() });
+        }
+        let uuid = peer.uuid();
+        self.remember(peer);
+        let id = self.machine.borrow_mut().open(uuid.0).ok_or(ConnectError::TooManyLinks)?;
+        let mut links = self.links.borrow_mut();
+        let inner = links.entry(id).or_insert_with(|| Rc::new(Inner::new(self, id, uuid, options.needs)));
+        let link = Link(Rc::clone(inner));
+        drop(links);
+        if link.0.may_connect() {
+            link.0.needs.set(options.needs);
+            link.0.state.set(State::Offered);
+            // A link that was opened exists.
+            let _ = self.machine.borrow_mut().connect(id, options.deadline, self.now());
+        }
+        self.busy.set(true);
+        Ok(link)
+    }
+
+    pub(crate) fn close_later(&self, inner: &Rc<Inner>) {
+        let mut closing = self.closing.borrow_mut();
+        if !closing.iter().any(|(known, _)| Rc::ptr_eq(known, inner)) {
+            closing.push((Rc::clone(inner), Instant::now() + self.rules.deadline));
+        }
+        self.busy.set(true);
+    }
+
+    /// Links are being connected or closed.
+    fn is_unsettled(&self) -> bool {
+        self.machine.borrow().half_open() > 0
+            || !self.closing.borrow().is_empty()
+            || !self.waiting.borrow().is_empty()
+            || !self.dials.borrow().is_empty()
+            || self
+                .links
+                .borrow()
+                .values()
+                .any(|inner| inner.may_connect() || inner.state.get() == State::Closing)
+    }
+}
+
+/// Cancels what is outstanding. Peers notice by their own means; close links first to inform them.
+impl Drop for Node {
+    fn drop(&mut self) {
+        for link in self.links() {
+            link.0.close.set(Some(CloseMode::Cancel));
+            link.0.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("address", &self.shared.address)
+            .field("links", &self.shared.links.borrow().len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,121 @@
+//! The ranks of a parallel program as peers.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use barewire_bootstrap::{Bootstrap, all_gather};
+use thiserror::Error;
+
+use crate::address::{AddressError, Uuid, WorkerAddress};
+use crate::link::{Link, Options};
+use crate::node::{ConnectError, Node};
+
+/// Why the ranks of a job have not found each other.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ExchangeError {
+    /// The launcher's key-value exchange failed.
+    #[error(transparent)]
+    Bootstrap(#[from] barewire_bootstrap::Error),
+    /// A rank published bytes that are not the address of a node.
+    #[error("the address of rank {rank}: {source}")]
+    Address {
+        /// The rank.
+        rank: u32,
+        /// What is wrong with it.
+        source: AddressError,
+    },
+}
+
+/// The addresses of all ranks, and the links to those that were used.
+///
+/// Links are made at first use, by whichever side uses them first. There is one link between two
+/// ranks, also if both connect at the same time.
+///
+/// ```
+/// use barewire_wireup::link::State;
+/// use barewire_wireup::node::{Node, Rules};
+/// use barewire_wireup::peers::Peers;
+/// use std::time::Duration;
+///
+/// let mut job = barewire_bootstrap::detect()?;
+/// let mut node = Node::open(&Rules::default())?;
+/// let peers = Peers::exchange(&mut node, &mut *job, Duration::from_secs(30))?;
+/// let next = peers.link(&mut node, (peers.rank() + 1) % peers.size())?;
+/// while next.state() != State::Connected {
+///     node.progress();
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Peers {
+    rank: u32,
+    addresses: Vec<WorkerAddress>,
+    links: Rc<RefCell<HashMap<Uuid, Link>>>,
+}
+
+impl Peers {
+    /// Exchanges the addresses of all ranks. Every rank has to call this, and waits for the others.
+    ///
+    /// From then on, the node's [`on_peer`](Node::on_peer) handler is that of the returned value.
+    ///
+    /// # Errors
+    /// [`ExchangeError`]
+    pub fn exchange(
+        node: &mut Node,
+        job: &mut dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Self, ExchangeError> {
+        let all = all_gather(job, "barewire-node", node.address().as_bytes(), timeout)?;
+        let parse = |(rank, bytes): (u32, Vec<u8>)| {
+            WorkerAddress::from_bytes(&bytes).map_err(|source| ExchangeError::Address { rank, source })
+        };
+        let addresses = (0..).zip(all).map(parse).collect::<Result<_, _>>()?;
+        let links: Rc<RefCell<HashMap<Uuid, Link>>> = Rc::default();
+        let known = Rc::clone(&links);
+        node.on_peer(move |incoming| {
+            known.borrow_mut().entry(incoming.link.peer()).or_insert(incoming.link);
+        });
+        Ok(Self { rank: job.rank(), addresses, links })
+    }
+
+    /// Returns the rank of this process.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Returns the number of ranks.
+    pub fn size(&self) -> u32 {
+        self.addresses.len() as u32
+    }
+
+    /// Returns the address of a rank; `None` if there are not so many.
+    pub fn address(&self, rank: u32) -> Option<&WorkerAddress> {
+        self.addresses.get(usize::try_from(rank).ok()?)
+    }
+
+    /// Returns the link to a rank, and connects it at the first call. It is connected once its state
+    /// says so, and accepts [pending requests](Link::pending_add) before.
+    ///
+    /// # Errors
+    /// [`ConnectError`]
+    ///
+    /// # Panics
+    /// Panics if there is no such rank.
+    pub fn link(&self, node: &mut Node, rank: u32) -> Result<Link, ConnectError> {
+        let address = self.address(rank);
+        let address = address.unwrap_or_else(|| panic!("there is no rank {rank} of {}", self.size()));
+        if let Some(link) = self.links.borrow().get(&address.uuid()) {
+            return Ok(link.clone());
+        }
+        let link = node.connect(address, Options::default())?;
+        if rank == self.rank {
+            // A link to oneself has two ends, both of which have to be asked for.
+            let _other = node.connect(address, Options::default())?;
+        }
+        self.links.borrow_mut().insert(address.uuid(), link.clone());
+        Ok(link)
+    }
+}

@@ -1,0 +1,410 @@
+//! What each message does.
+
+use std::time::Duration;
+
+use super::action::{Action, Turn};
+use super::id::{LinkId, is_newer};
+use super::lanes::{Answer, Offer};
+use super::link::{Live, Place, Stage, State, Whose};
+use super::links::{Links, micros};
+use super::message::{Kind, Message, MessageError};
+use super::pieces::Assembly;
+use super::reason::{Cause, Reason};
+
+/// Offers at most that are refused in part, before the link fails.
+const MAX_RETRIES: u8 = 64;
+
+/// What an OFFER means for the link of its number.
+enum Verdict {
+    /// A duplicate, or an offer that does not stand.
+    Ignore,
+    /// The ANSWER was perhaps lost.
+    Repeat,
+    /// The peer's offer stands, or continues to arrive.
+    Take,
+    /// The peer opened another link of this number, because its half of this one is closed.
+    Separate,
+}
+
+impl Links {
+    /// Takes one control message.
+    ///
+    /// # Errors
+    /// [`MessageError`] if the bytes are not a message; they have no effect, except that an OFFER
+    /// of another version is refused.
+    pub fn receive(&mut self, bytes: &[u8], now: Duration) -> Result<(), MessageError> {
+        let message = match Message::from_bytes(bytes) {
+            Ok(message) => message,
+            Err(error) => {
+                if let Some(offer) = Message::foreign_offer(bytes) {
+                    self.reply(&offer, Kind::Refuse, Reason::Version);
+                }
+                return Err(error);
+            }
+        };
+        let now = micros(now);
+        let meant = message.receiver == self.uuid;
+        match message.kind {
+            Kind::Offer if !meant => self.reply(&message, Kind::Refuse, Reason::Restarted),
+            Kind::Refuse | Kind::Gone if !meant => {}
+            Kind::Offer => self.on_offer(&message, now),
+            Kind::Refuse => self.on_refuse(&message),
+            Kind::Gone => self.on_gone(&message, now),
+            _ => match self.addressed(&message).filter(|_| meant) {
+                Some(link) => self.on_message(link, &message, now)?,
+                None if message.kind == Kind::Pong => {}
+                None => self.reply(&message, Kind::Gone, Reason::None),
+            },
+        }
+        self.admit();
+        Ok(())
+    }
+
+    /// Returns the link that a message is for, if the sender is its peer.
+    fn addressed(&self, message: &Message<'_>) -> Option<LinkId> {
+        let link = LinkId::from_bits(message.to);
+        let slot = self.table.get(link).filter(|slot| slot.peer == message.uuid)?;
+        let live = slot.live.as_ref()?;
+        let answers = matches!(message.kind, Kind::Answer | Kind::Close);
+        let first = live.stage == Stage::Offered
+            && answers
+            && (live.peer_link == 0 || is_newer(message.from, live.peer_link));
+        (live.peer_link == message.from || first).then_some(link)
+    }
+
+    /// Responds to a message that has no link here, as the process that it was meant for.
+    pub(super) fn reply(&mut self, to: &Message<'_>, kind: Kind, reason: Reason) {
+        let address = match to.kind {
+            Kind::Offer => address_in(to),
+            Kind::Ping => to.bytes.to_vec(),
+            _ => Vec::new(),
+        };
+        let message = Message {
+            kind,
+            sn: to.sn,
+            from: to.to,
+            to: to.from,
+            uuid: to.receiver,
+            receiver: to.uuid,
+            attempt: to.attempt,
+            reason,
+            offset: 0,
+            total: 0,
+            bytes: &[],
+        };
+        self.act(Action::Send { to: to.uuid, link: None, address, message: message.to_bytes() });
+    }
+
+    fn on_message(&mut self, link: LinkId, message: &Message<'_>, now: u64) -> Result<(), MessageError> {
+        if let Some(live) = self.live(link) {
+            (live.heard, live.missed) = (now, 0);
+        }
+        match message.kind {
+            Kind::Answer => return self.on_answer(link, message),
+            Kind::Done => self.on_done(link, message.attempt, now),
+            Kind::Close => self.on_close(link, message, now),
+            Kind::Closed => self.on_closed(link, now),
+            Kind::Ping => {
+                self.imply_done(link, now);
+                self.send(link, Kind::Pong, 0, Reason::None, &[]);
+            }
+            Kind::Pong | Kind::Offer | Kind::Refuse | Kind::Gone => {}
+        }
+        Ok(())
+    }
+
+    fn on_offer(&mut self, message: &Message<'_>, now: u64) {
+        // To itself, the links 2n and 2n + 1 are the two ends.
+        let sn = if message.uuid == self.uuid { message.sn ^ 1 } else { message.sn };
+        let Some(link) = self.table.find(&message.uuid, sn) else {
+            return self.on_new_offer(message, sn, now);
+        };
+        match self.judge(link, message) {
+            // Once for all parts of a message.
+            Verdict::Repeat if message.offset == 0 => self.transmit(link, now),
+            Verdict::Repeat | Verdict::Ignore => {}
+            Verdict::Take => self.take_offer(link, message, now),
+            Verdict::Separate => {
+                self.table.unpair(link);
+                if let Some(live) = self.live(link) {
+                    live.suspect = true;
+                    let connected = live.stage == Stage::Connected;
+                    self.arm(link, if connected { now } else { u64::MAX });
+                }
+                self.on_new_offer(message, sn, now);
+            }
+        }
+    }
+
+    fn judge(&self, link: LinkId, message: &Message<'_>) -> Verdict {
+        let Some(slot) = self.table.get(link) else { return Verdict::Ignore };
+        let Some(live) = &slot.live else { return Verdict::Take };
+        let same = message.from == live.peer_link;
+        let newer = live.peer_link == 0 || is_newer(message.from, live.peer_link);
+        // To itself, the even link's offer stands.
+        let ours = (self.uuid, slot.sn & 1) < (message.uuid, 1 & !slot.sn);
+        match live.stage {
+            Stage::Preparing | Stage::Offered if same || !newer || ours => Verdict::Ignore,
+            Stage::Waiting | Stage::Preparing | Stage::Offered => Verdict::Take,
+            Stage::Completing | Stage::Connected if same || !newer => Verdict::Ignore,
+            Stage::Completing | Stage::Connected => Verdict::Separate,
+            Stage::Closing => Verdict::Ignore,
+            _ if !same => {
+                if newer {
+                    Verdict::Take
+                } else {
+                    Verdict::Ignore
+                }
+            }
+            Stage::Arriving if message.attempt == live.peer_attempt => Verdict::Take,
+            Stage::Answered if message.attempt == live.peer_attempt => Verdict::Repeat,
+            _ if (message.attempt.wrapping_sub(live.peer_attempt) as i8) > 0 => Verdict::Take,
+            _ => Verdict::Ignore,
+        }
+    }
+
+    /// Takes an OFFER for a link that does not exist here.
+    fn on_new_offer(&mut self, message: &Message<'_>, sn: u32, now: u64) {
+        let patience = self.patience;
+        let Some(link) = self.table.add(message.uuid, sn, false) else { return };
+        if let Some(slot) = self.table.get_mut(link) {
+            slot.live = Some(Box::new(Live::new(Stage::Arriving, patience, now)));
+        }
+        if self.count(link) {
+            self.take_offer(link, message, now);
+        } else {
+            self.end(link, State::Failed(Cause::Local(Reason::Busy)));
+            self.reply(message, Kind::Refuse, Reason::Busy);
+        }
+    }
+
+    /// Takes a part of the peer's OFFER, which stands.
+    fn take_offer(&mut self, link: LinkId, message: &Message<'_>, now: u64) {
+        let patience = self.patience;
+        let Some(slot) = self.table.get_mut(link) else { return };
+        let live = slot.live.get_or_insert_with(|| Box::new(Live::new(Stage::Arriving, patience, now)));
+        let continues = live.stage == Stage::Arriving
+            && (live.peer_link, live.peer_attempt) == (message.from, message.attempt);
+        if !continues {
+            live.stage = Stage::Arriving;
+            live.peer_link = message.from;
+            live.peer_attempt = message.attempt;
+            live.turn = 0;
+            live.body = Box::default();
+            live.assembly = None;
+            if matches!(live.place, Place::Waiting(..)) {
+                self.leave(link);
+            }
+        }
+        if message.bytes.len() == usize::from(message.total) {
+            return self.offer_arrived(link, message.bytes, now);
+        }
+        if !self.store(link, message.total) {
+            self.reply(message, Kind::Refuse, Reason::Busy);
+            return self.end(link, State::Failed(Cause::Local(Reason::Busy)));
+        }
+        let Some(live) = self.live(link) else { return };
+        let assembly = live.assembly.get_or_insert_with(|| Box::new(Assembly::new(message)));
+        if assembly.suits(message) && assembly.add(message) {
+            let body = live.assembly.take().map(|assembly| assembly.into_body()).unwrap_or_default();
+            self.offer_arrived(link, &body, now);
+        } else {
+            self.arm(link, u64::MAX);
+        }
+    }
+
+    fn offer_arrived(&mut self, link: LinkId, body: &[u8], now: u64) {
+        let patience = self.patience;
+        let Some(live) = self.live(link) else { return };
+        live.assembly = None;
+        if !live.wanted {
+            // Refused before the peer's deadline, the peer learns the reason.
+            let theirs = body.first_chunk().map_or(0, |bytes| u64::from(u32::from_be_bytes(*bytes)));
+            live.patience = patience.min(theirs.saturating_mul(1000));
+            live.deadline = now.saturating_add(live.patience / 4 * 3);
+        }
+        if matches!(live.place, Place::Active(_)) {
+            return self.ask_for_answer(link, body);
+        }
+        live.stage = Stage::Queued;
+        live.body = body.into();
+        let ticket = self.theirs.wait(link);
+        let Some(live) = self.live(link) else { return };
+        live.place = Place::Waiting(Whose::Theirs, ticket);
+        if !self.store(link, body.len() as u16) {
+            self.dismiss(link, Reason::Busy);
+            return self.end(link, State::Failed(Cause::Local(Reason::Busy)));
+        }
+        self.arm(link, u64::MAX);
+    }
+
+    pub(super) fn ask_for_answer(&mut self, link: LinkId, body: &[u8]) {
+        self.store(link, 0);
+        let Ok(received) = Offer::from_body(body) else {
+            self.dismiss(link, Reason::Malformed);
+            return self.end(link, State::Failed(Cause::Local(Reason::Malformed)));
+        };
+        let turn = self.next_turn();
+        let Some(slot) = self.table.get_mut(link) else { return };
+        let (peer, Some(live)) = (slot.peer, slot.live.as_deref_mut()) else { return };
+        live.stage = Stage::Answering;
+        live.turn = turn;
+        live.shown = true;
+        live.lanes = received.offer.lanes.len() as u8;
+        let (address, offer) = (received.address, received.offer);
+        self.act(Action::Answer { link, turn: Turn(turn), peer, address, offer });
+        self.arm(link, u64::MAX);
+    }
+
+    fn on_answer(&mut self, link: LinkId, message: &Message<'_>) -> Result<(), MessageError> {
+        let Some(live) = self.live(link) else { return Ok(()) };
+        if message.attempt != live.attempt {
+            return Ok(());
+        }
+        match live.stage {
+            Stage::Offered => {}
+            // The DONE was lost. One is sent for all parts of the ANSWER.
+            Stage::Connected | Stage::Closing if message.offset == 0 => {
+                self.send_done(link);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        }
+        if message.bytes.len() == usize::from(message.total) {
+            return self.answer_arrived(link, message.from, message.bytes);
+        }
+        match &live.assembly {
+            Some(assembly) if assembly.suits(message) => {}
+            Some(assembly) if is_newer(assembly.from, message.from) => return Ok(()),
+            _ => live.assembly = Some(Box::new(Assembly::new(message))),
+        }
+        let Some(assembly) = live.assembly.as_mut() else { return Ok(()) };
+        if assembly.add(message) {
+            let body = live.assembly.take().map(|assembly| assembly.into_body()).unwrap_or_default();
+            return self.answer_arrived(link, message.from, &body);
+        }
+        Ok(())
+    }
+
+    fn answer_arrived(&mut self, link: LinkId, from: u64, body: &[u8]) -> Result<(), MessageError> {
+        let turn = self.next_turn();
+        let Some(live) = self.live(link) else { return Ok(()) };
+        live.peer_link = from;
+        live.assembly = None;
+        let answer = match Answer::from_body(body) {
+            Ok(answer) if answer.lanes.len() == usize::from(live.lanes) => answer,
+            other => {
+                self.dismiss(link, Reason::Malformed);
+                self.end(link, State::Failed(Cause::Local(Reason::Malformed)));
+                let what = "the answer has another number of lanes than the offer";
+                return other.and(Err(MessageError::Body { kind: Kind::Answer, what }));
+            }
+        };
+        let refused: Vec<_> = (0..)
+            .zip(&answer.lanes)
+            .filter_map(|(index, lane)| lane.as_ref().err().map(|reason| (index, *reason)))
+            .collect();
+        if let Some((_, reason)) = refused.first().copied() {
+            live.retries = live.retries.saturating_add(1);
+            if live.retries > MAX_RETRIES {
+                self.dismiss(link, reason);
+                self.end(link, State::Failed(Cause::Refused(reason)));
+            } else {
+                self.prepare(link, refused);
+            }
+            return Ok(());
+        }
+        live.stage = Stage::Completing;
+        live.turn = turn;
+        live.body = Box::default();
+        self.act(Action::Complete { link, turn: Turn(turn), answer });
+        self.arm(link, u64::MAX);
+        Ok(())
+    }
+
+    pub(super) fn send_done(&mut self, link: LinkId) {
+        let attempt = self.live(link).map_or(0, |live| live.attempt);
+        self.send(link, Kind::Done, attempt, Reason::None, &[]);
+    }
+
+    fn on_done(&mut self, link: LinkId, attempt: u8, now: u64) {
+        let Some(live) = self.live(link) else { return };
+        match live.stage {
+            Stage::Answered if attempt == live.peer_attempt => self.imply_done(link, now),
+            Stage::Closing if attempt == 0 && live.closing.drained => {
+                live.closing.released = true;
+                self.settle(link, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Connects a link whose peer is connected.
+    pub(super) fn imply_done(&mut self, link: LinkId, now: u64) {
+        if self.live(link).is_some_and(|live| live.stage == Stage::Answered && live.complete) {
+            self.connected(link, now);
+        }
+    }
+
+    fn on_refuse(&mut self, message: &Message<'_>) {
+        let link = LinkId::from_bits(message.to);
+        let Some(slot) = self.table.get(link).filter(|slot| slot.peer == message.uuid) else { return };
+        let Some(live) = &slot.live else { return };
+        let ours = live.stage == Stage::Offered && message.attempt == live.attempt;
+        let theirs = live.stage.answers() && message.from == live.peer_link;
+        if ours || theirs {
+            self.end(link, State::Failed(Cause::Refused(message.reason)));
+        }
+    }
+
+    fn on_gone(&mut self, message: &Message<'_>, now: u64) {
+        let link = LinkId::from_bits(message.to);
+        let Some(slot) = self.table.get(link).filter(|slot| slot.peer == message.uuid) else { return };
+        let Some(live) = slot.live.as_ref().filter(|live| live.peer_link == message.from) else { return };
+        match live.stage {
+            // The response to the ANSWER of an earlier offer says nothing about this one.
+            stage if stage.answers() && ![0, live.peer_attempt].contains(&message.attempt) => {}
+            stage if stage.answers() => self.fall_back(link, Cause::Reset, now),
+            Stage::Closing if live.closing.is_done() => self.end(link, State::Failed(Cause::Reset)),
+            Stage::Completing | Stage::Connected | Stage::Closing => {
+                self.end(link, State::Failed(Cause::Reset));
+            }
+            _ => {}
+        }
+    }
+
+    /// The peer's offer came to nothing. A link that the user wants connected is offered by this
+    /// side, and one that the user opened is silent again.
+    pub(super) fn fall_back(&mut self, link: LinkId, cause: Cause, now: u64) {
+        let Some(slot) = self.table.get(link) else { return };
+        let Some(live) = slot.live.as_ref() else { return };
+        if !slot.requested {
+            return self.end(link, State::Failed(cause));
+        }
+        let (wanted, shown, patience) = (live.wanted, live.shown, live.patience);
+        self.leave(link);
+        self.disarm(link);
+        if shown {
+            self.act(Action::Discard { link });
+        }
+        if wanted {
+            if let Some(live) = self.live(link) {
+                live.peer_link = 0;
+                live.body = Box::default();
+                live.assembly = None;
+            }
+            self.wait_in_line(link, patience, now);
+        } else if let Some(slot) = self.table.get_mut(link) {
+            slot.live = None;
+        }
+    }
+}
+
+/// Returns the sender's address in an OFFER, or nothing if this part does not have it.
+fn address_in(offer: &Message<'_>) -> Vec<u8> {
+    let address = || {
+        let (length, rest) = offer.bytes.get(4..)?.split_first_chunk()?;
+        rest.get(..usize::from(u16::from_be_bytes(*length)))
+    };
+    address().filter(|_| offer.offset == 0).unwrap_or_default().to_vec()
+}

@@ -1,0 +1,318 @@
+//! The memory of requests.
+#![allow(unsafe_code, reason = "registers memory that the buffer owns: see `Inner`")]
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
+
+use barewire::{Access, Domain, Memory, MemoryError};
+
+use super::protocol::Payload;
+
+/// Memory that messages are sent from and received into. Clones are handles to the same memory.
+///
+/// A request holds a handle until it is complete, so dropping a buffer early does no harm. Like
+/// [`Memory`], a buffer is read and written by copies: devices and peers may access it at the same
+/// time. It is registered with a device when a rendezvous first needs it there, and stays
+/// registered until it is dropped, so that using a buffer again costs no registration.
+///
+/// ```
+/// use barewire_wireup::tag::Buffer;
+/// let buffer = Buffer::from_bytes(b"hello")?;
+/// assert_eq!((buffer.len(), &buffer.to_vec()[..]), (5, &b"hello"[..]));
+/// # Ok::<(), barewire::MemoryError>(())
+/// ```
+#[derive(Clone)]
+pub struct Buffer(Rc<Inner>);
+
+/// The memory, and its registrations with devices.
+///
+/// Invariant: `words` is freed only if every registration of it was deregistered successfully. It
+/// is leaked otherwise.
+struct Inner {
+    words: Rc<[AtomicU64]>,
+    length: usize,
+    /// The registration with the transport `self`, for copies. Its key is never packed. Taken when
+    /// the buffer is dropped.
+    local: Option<Memory>,
+    registrations: RefCell<Vec<Registration>>,
+    /// Announcements under way.
+    shares: Cell<u32>,
+    /// A peer has a key that it must lose before the last share ends.
+    stale: Cell<bool>,
+}
+
+struct Registration {
+    domain: Rc<Domain>,
+    memory: Memory,
+    /// The packed key; `None` if peers cannot use the registration.
+    key: Option<Vec<u8>>,
+}
+
+thread_local! {
+    static LOCAL: RefCell<Option<Domain>> = const { RefCell::new(None) };
+}
+
+/// The domain through which buffers are read and written.
+fn local_domain() -> Result<Domain, MemoryError> {
+    LOCAL.with_borrow_mut(|local| {
+        if local.is_none() {
+            *local = "self/memory".parse().ok().and_then(|device| Domain::open(&device).ok());
+        }
+        local.clone().ok_or(MemoryError::Empty)
+    })
+}
+
+impl Buffer {
+    /// Zeroed memory of `length` bytes.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoMemory`]
+    pub fn new(length: usize) -> Result<Self, MemoryError> {
+        let words = (0..length.div_ceil(size_of::<u64>()).max(1)).map(|_| AtomicU64::new(0)).collect();
+        let mut inner = Inner {
+            words,
+            length,
+            local: None,
+            registrations: RefCell::default(),
+            shares: Cell::new(0),
+            stale: Cell::new(false),
+        };
+        inner.local = Some(inner.register(&local_domain()?, Access::LOCAL_WRITE)?);
+        Ok(Self(Rc::new(inner)))
+    }
+
+    /// A copy of `bytes`.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoMemory`]
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, MemoryError> {
+        let buffer = Self::new(bytes.len())?;
+        buffer.write(0, bytes)?;
+        Ok(buffer)
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.0.length
+    }
+
+    /// True for a buffer of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.length == 0
+    }
+
+    fn check(&self, offset: usize, length: usize) -> Result<(), MemoryError> {
+        let region = self.0.length;
+        let inside = offset.checked_add(length).is_some_and(|end| end <= region);
+        if inside { Ok(()) } else { Err(MemoryError::OutOfRange { offset, length, region }) }
+    }
+
+    /// Copies `source` to `offset`.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]
+    pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), MemoryError> {
+        self.check(offset, source.len())?;
+        self.0.local()?.write(offset, source)
+    }
+
+    /// Copies from `offset` into `target`.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]
+    pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), MemoryError> {
+        self.check(offset, target.len())?;
+        self.0.local()?.read(offset, target)
+    }
+
+    /// A copy of all bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.0.length];
+        Payload::read(self, 0, &mut bytes);
+        bytes
+    }
+
+    /// Address of the first byte, as peers name it.
+    pub(super) fn address(&self) -> u64 {
+        self.0.words.as_ptr().addr() as u64
+    }
+
+    /// Lets `access` have the registration with `domain`, and the key that peers read the memory
+    /// with (`None` if they cannot). Registers the memory first if it is not registered there.
+    pub(super) fn registered<R>(
+        &self,
+        domain: &Rc<Domain>,
+        access: impl FnOnce(&Memory, Option<&[u8]>) -> R,
+    ) -> Result<R, MemoryError> {
+        let mut registrations = self.0.registrations.borrow_mut();
+        let found = registrations.iter().position(|registration| Rc::ptr_eq(&registration.domain, domain));
+        let at = found.unwrap_or(registrations.len());
+        if found.is_none() {
+            let memory = self.0.register(domain, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+            let key = usable_key(domain, &memory);
+            registrations.push(Registration { domain: Rc::clone(domain), memory, key });
+        }
+        let registration = &registrations[at];
+        Ok(access(&registration.memory, registration.key.as_deref()))
+    }
+
+    /// Gives peers the right to write the memory, over `domain`, and the key for it. `None` if
+    /// peers cannot reach the memory there.
+    pub(super) fn grant(&self, domain: &Domain) -> Option<(Grant, Vec<u8>)> {
+        let memory = self.0.register(domain, Access::LOCAL_WRITE | Access::REMOTE_WRITE).ok()?;
+        let key = usable_key(domain, &memory);
+        let grant = Grant { memory: Some(memory), buffer: Rc::clone(&self.0) };
+        Some((grant, key?))
+    }
+}
+
+/// The packed key of `memory`, if a peer can do something with it.
+fn usable_key(domain: &Domain, memory: &Memory) -> Option<Vec<u8>> {
+    let key = memory.pack_key();
+    domain.unpack_key(&key).is_ok().then_some(key)
+}
+
+impl Inner {
+    fn local(&self) -> Result<&Memory, MemoryError> {
+        self.local.as_ref().ok_or(MemoryError::Empty)
+    }
+
+    fn register(&self, domain: &Domain, access: Access) -> Result<Memory, MemoryError> {
+        let start = NonNull::from(&*self.words).cast::<u8>();
+        let length = size_of_val(&*self.words);
+        // SAFETY: the range is the allocation of `self.words`, which is not freed until every
+        // registration was deregistered with `Ok` (the invariant of `Inner`; a `Grant` keeps the
+        // `Inner`). Nothing reads or writes the words: this process accesses the range only through
+        // the methods of `Memory`. A pointer to atomics may be written through.
+        unsafe { domain.register(start, length, access) }
+    }
+
+    /// Deregisters `memory`, a registration of the words. If the device refuses, they are leaked.
+    fn deregister(&self, memory: Memory) {
+        if memory.deregister().is_err() {
+            std::mem::forget(Rc::clone(&self.words));
+        }
+    }
+
+    fn deregister_all(&self) {
+        for registration in self.registrations.take() {
+            self.deregister(registration.memory);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.deregister_all();
+        if let Some(local) = self.local.take() {
+            self.deregister(local);
+        }
+    }
+}
+
+/// The right of a peer to write a buffer. It ends when this is dropped.
+pub struct Grant {
+    /// Taken when it is dropped.
+    memory: Option<Memory>,
+    buffer: Rc<Inner>,
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.buffer.deregister(memory);
+        }
+    }
+}
+
+impl Payload for Buffer {
+    type Grant = Grant;
+
+    fn len(&self) -> usize {
+        self.0.length
+    }
+
+    fn read(&self, offset: usize, target: &mut [u8]) {
+        let length = target.len().min(self.0.length.saturating_sub(offset));
+        // Inside, by the length.
+        let _ = Buffer::read(self, offset, &mut target[..length]);
+    }
+
+    fn write(&self, offset: usize, source: &[u8]) {
+        let length = source.len().min(self.0.length.saturating_sub(offset));
+        // Inside, by the length.
+        let _ = Buffer::write(self, offset, &source[..length]);
+    }
+
+    fn share(&self) {
+        self.0.shares.set(self.0.shares.get() + 1);
+    }
+
+    fn unshare(&self, revoke: bool) {
+        let inner = &self.0;
+        let left = inner.shares.get().saturating_sub(1);
+        inner.shares.set(left);
+        if revoke {
+            inner.stale.set(true);
+        }
+        if left == 0 && inner.stale.replace(false) {
+            inner.deregister_all();
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("length", &self.0.length).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_outside_are_refused() {
+        let buffer = Buffer::from_bytes(&[1, 2, 3]).unwrap();
+        assert!(buffer.write(2, &[0, 0]).is_err() && buffer.read(usize::MAX, &mut [0]).is_err());
+        Payload::write(&buffer, 2, &[9, 9]);
+        let mut target = [7; 3];
+        Payload::read(&buffer, 1, &mut target);
+        assert_eq!((buffer.to_vec(), target), (vec![1, 2, 9], [2, 9, 7]));
+        assert!(Buffer::new(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_registration_is_kept_until_it_is_stale_and_unused() {
+        let domain = Rc::new(Domain::open(&"tcp/lo".parse().unwrap()).unwrap());
+        let buffer = Buffer::from_bytes(&[5; 100]).unwrap();
+        let key = |buffer: &Buffer| {
+            buffer.registered(&domain, |_, key| key.map(<[u8]>::to_vec)).unwrap().expect("shared")
+        };
+        let first = key(&buffer);
+        assert_eq!(key(&buffer), first);
+        buffer.share();
+        buffer.share();
+        buffer.unshare(true);
+        assert_eq!(key(&buffer), first, "another announcement uses it");
+        buffer.unshare(false);
+        assert_ne!(key(&buffer), first, "revoked");
+    }
+
+    #[test]
+    fn memory_that_peers_cannot_map_has_no_key() {
+        let shm = Rc::new(Domain::open(&"shm/memory".parse().unwrap()).unwrap());
+        let buffer = Buffer::new(10).unwrap();
+        assert!(buffer.registered(&shm, |_, key| key.is_none()).unwrap());
+        assert!(buffer.grant(&shm).is_none());
+    }
+}

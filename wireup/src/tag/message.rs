@@ -1,0 +1,531 @@
+//! The messages of the tag protocol as bytes.
+//!
+//! Every message begins with a [`Header`]. Its first word is what `am_short` takes as its header:
+//! the tag, or for messages about a request the request's number at their receiver. All numbers are
+//! little endian.
+//!
+//! | offset | size | field |
+//! |---:|---:|---|
+//! | 0 | 8 | word: a tag, or a request of the receiver of this message |
+//! | 8 | 1 | kind |
+//! | 9 | 1 | version, 1 |
+//! | 10 | 2 | messages that the receiver of this header may have sent so far, modulo 2^16 |
+//! | 12 | 4 | the link, as its receiver numbers it |
+//! | 16 | 4 | bytes that the receiver of this header may have sent so far, modulo 2^32 |
+//! | 20 | 4 | tag messages sent on this link before this one, modulo 2^32 |
+//!
+//! The body depends on the kind; see [`Message`].
+
+use thiserror::Error;
+
+/// Bytes of a [`Header`].
+pub const HEADER: usize = 24;
+/// The version of this layout.
+pub const VERSION: u8 = 1;
+/// Lanes that a rendezvous can name.
+pub const MAX_LANES: usize = 8;
+/// Longest key of a lane, in bytes.
+pub const MAX_KEY: usize = 255;
+
+/// The part that all messages have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// A tag, or the number of a request.
+    pub word: u64,
+    /// What follows.
+    pub kind: Kind,
+    /// The credit of the receiver of this header.
+    pub credit: Credit,
+    /// The link, as the receiver of this header numbers it.
+    pub link: u32,
+    /// Messages of this link before this one.
+    pub number: u32,
+}
+
+/// How much a sender may have sent since the beginning of the link. The counters wrap, and a header
+/// that repeats them changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Credit {
+    /// Eager messages.
+    pub messages: u16,
+    /// Bytes of their payload.
+    pub bytes: u32,
+}
+
+/// The kind of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A message with its payload.
+    Eager = 1,
+    /// The same, to be acknowledged when it is matched.
+    Synchronous = 2,
+    /// A message whose payload waits at the sender.
+    Announce = 3,
+    /// The receiver is ready for a payload: the sender puts it or sends fragments.
+    Request = 4,
+    /// A fragment of a payload.
+    Fragment = 5,
+    /// All of a payload was put.
+    Put = 6,
+    /// A send is finished: matched, fetched, failed or withdrawn.
+    Finished = 7,
+    /// The sender withdraws an announced message.
+    Withdraw = 8,
+    /// Nothing but the credit of the header.
+    Credit = 9,
+}
+
+impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Eager,
+        Self::Synchronous,
+        Self::Announce,
+        Self::Request,
+        Self::Fragment,
+        Self::Put,
+        Self::Finished,
+        Self::Withdraw,
+        Self::Credit,
+    ];
+}
+
+/// Why received bytes are no message of this protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// The message ends too early.
+    #[error("the message ends after {0} bytes")]
+    Short(usize),
+    /// Another version.
+    #[error(
+        "the message has version {0} of the tag protocol, not {VERSION}: use the same release at both ends"
+    )]
+    Version(u8),
+    /// A kind or a code that does not exist.
+    #[error("unknown code {0}")]
+    Unknown(u8),
+    /// Bytes after the end.
+    #[error("{0} bytes after the end of the message")]
+    Excess(usize),
+    /// More lanes than a message can name, or a lane twice.
+    #[error("lane {0} is named twice, or is beyond the {MAX_LANES} that a message can name")]
+    Lanes(u8),
+}
+
+impl Header {
+    /// As bytes.
+    #[inline]
+    pub fn to_bytes(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.tail());
+        bytes
+    }
+
+    /// Everything after the word: what `am_short` sends in front of the payload.
+    #[inline]
+    pub fn tail(&self) -> [u8; HEADER - 8] {
+        let mut bytes = [0; HEADER - 8];
+        bytes[0] = self.kind as u8;
+        bytes[1] = VERSION;
+        bytes[2..4].copy_from_slice(&self.credit.messages.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.link.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.credit.bytes.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.number.to_le_bytes());
+        bytes
+    }
+
+    /// The header and the body behind it.
+    ///
+    /// # Errors
+    /// [`MessageError::Short`], [`MessageError::Version`], [`MessageError::Unknown`]
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), MessageError> {
+        let mut reader = Reader::new(bytes);
+        let word = reader.u64()?;
+        let kind = reader.u8()?;
+        let version = reader.u8()?;
+        if version != VERSION {
+            return Err(MessageError::Version(version));
+        }
+        let kind =
+            Kind::ALL.into_iter().find(|&known| known as u8 == kind).ok_or(MessageError::Unknown(kind))?;
+        let messages = reader.u16()?;
+        let link = reader.u32()?;
+        let credit = Credit { messages, bytes: reader.u32()? };
+        let number = reader.u32()?;
+        Ok((Self { word, kind, credit, link, number }, reader.rest))
+    }
+}
+
+/// A message's kind and body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// `word` is the tag.
+    Eager {
+        /// The payload, to the end of the message.
+        payload: &'a [u8],
+    },
+    /// `word` is the tag.
+    Synchronous {
+        /// The sender's request.
+        request: u64,
+        /// The payload, to the end of the message.
+        payload: &'a [u8],
+    },
+    /// `word` is the tag.
+    Announce {
+        /// The sender's request.
+        request: u64,
+        /// Bytes of the payload.
+        length: u64,
+        /// Where the payload is, for gets.
+        place: Place<'a>,
+    },
+    /// `word` is the request of the sender of the payload.
+    Request {
+        /// The receiver's request.
+        request: u64,
+        /// Bytes wanted: the first of the payload.
+        length: u64,
+        /// Where to put them; nowhere if fragments are wanted.
+        place: Place<'a>,
+    },
+    /// `word` is the request of the receiver of the payload.
+    Fragment {
+        /// Where in the payload.
+        offset: u64,
+        /// The bytes, to the end of the message.
+        payload: &'a [u8],
+    },
+    /// `word` is the request of the receiver of the payload.
+    Put {
+        /// Whether the puts succeeded.
+        outcome: Outcome,
+    },
+    /// `word` is the request of the sender of the payload.
+    Finished {
+        /// How.
+        outcome: Outcome,
+    },
+    /// `word` is the request of the sender, as in its `Announce`.
+    Withdraw,
+    /// `word` is 0.
+    Credit,
+}
+
+/// How a transfer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Outcome {
+    /// The payload arrived, or as much of it as the receiver had room for.
+    Done = 0,
+    /// The message was withdrawn before it was matched.
+    Withdrawn = 1,
+    /// The data could not be moved.
+    Failed = 2,
+}
+
+/// Memory of a peer: its address, and a key for each lane that can reach it. Without keys, no lane
+/// can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Place<'a> {
+    /// Address of the first byte.
+    pub address: u64,
+    /// A number of keys; each is a lane (1 byte), a length (1 byte) and that many bytes. Validated.
+    keys: &'a [u8],
+}
+
+impl<'a> Place<'a> {
+    /// A place from keys that a [`KeyList`] collected.
+    pub fn new(address: u64, keys: &'a KeyList) -> Self {
+        Self { address, keys: &keys.0 }
+    }
+
+    /// The lanes and their keys.
+    pub fn keys(&self) -> impl Iterator<Item = (u8, &'a [u8])> + use<'a> {
+        let mut rest = self.keys;
+        std::iter::from_fn(move || {
+            let (&[lane, length], after) = rest.split_first_chunk()?;
+            let (key, after) = after.split_at_checked(usize::from(length))?;
+            rest = after;
+            Some((lane, key))
+        })
+    }
+
+    fn parse(reader: &mut Reader<'a>) -> Result<Self, MessageError> {
+        let address = reader.u64()?;
+        let keys = std::mem::take(&mut reader.rest);
+        let mut reader = Reader { rest: keys, length: reader.length };
+        let mut seen = 0_u8;
+        while !reader.rest.is_empty() {
+            let lane = reader.u8()?;
+            let bit = 1_u8.checked_shl(u32::from(lane)).ok_or(MessageError::Lanes(lane))?;
+            if seen & bit != 0 {
+                return Err(MessageError::Lanes(lane));
+            }
+            seen |= bit;
+            let length = reader.u8()?;
+            reader.bytes(usize::from(length))?;
+        }
+        Ok(Self { address, keys })
+    }
+}
+
+/// Keys for the lanes of a link, as a [`Place`] has them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KeyList(Vec<u8>);
+
+impl From<Place<'_>> for KeyList {
+    fn from(place: Place<'_>) -> Self {
+        Self(place.keys.to_vec())
+    }
+}
+
+impl KeyList {
+    /// The lanes and their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (u8, &[u8])> {
+        Place { address: 0, keys: &self.0 }.keys()
+    }
+
+    /// True without keys.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds the key for a lane. Returns false, and adds nothing, if the key is longer than
+    /// [`MAX_KEY`], or the lane is beyond [`MAX_LANES`] or was added before.
+    pub fn add(&mut self, lane: usize, key: &[u8]) -> bool {
+        let (Ok(number), Ok(length)) = (u8::try_from(lane), u8::try_from(key.len())) else { return false };
+        let place = Place { address: 0, keys: &self.0 };
+        if lane >= MAX_LANES || place.keys().any(|(there, _)| there == number) {
+            return false;
+        }
+        self.0.extend_from_slice(&[number, length]);
+        self.0.extend_from_slice(key);
+        true
+    }
+}
+
+impl<'a> Message<'a> {
+    /// The body of a message of `kind`.
+    ///
+    /// # Errors
+    /// [`MessageError`]
+    pub fn parse(kind: Kind, body: &'a [u8]) -> Result<Self, MessageError> {
+        let mut reader = Reader::new(body);
+        let message = match kind {
+            Kind::Eager => Self::Eager { payload: std::mem::take(&mut reader.rest) },
+            Kind::Synchronous => {
+                let request = reader.u64()?;
+                Self::Synchronous { request, payload: std::mem::take(&mut reader.rest) }
+            }
+            Kind::Announce => {
+                let (request, length) = (reader.u64()?, reader.u64()?);
+                Self::Announce { request, length, place: Place::parse(&mut reader)? }
+            }
+            Kind::Request => {
+                let (request, length) = (reader.u64()?, reader.u64()?);
+                Self::Request { request, length, place: Place::parse(&mut reader)? }
+            }
+            Kind::Fragment => {
+                let offset = reader.u64()?;
+                Self::Fragment { offset, payload: std::mem::take(&mut reader.rest) }
+            }
+            Kind::Put => Self::Put { outcome: reader.outcome()? },
+            Kind::Finished => Self::Finished { outcome: reader.outcome()? },
+            Kind::Withdraw => Self::Withdraw,
+            Kind::Credit => Self::Credit,
+        };
+        if reader.rest.is_empty() { Ok(message) } else { Err(MessageError::Excess(reader.rest.len())) }
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Eager { .. } => Kind::Eager,
+            Self::Synchronous { .. } => Kind::Synchronous,
+            Self::Announce { .. } => Kind::Announce,
+            Self::Request { .. } => Kind::Request,
+            Self::Fragment { .. } => Kind::Fragment,
+            Self::Put { .. } => Kind::Put,
+            Self::Finished { .. } => Kind::Finished,
+            Self::Withdraw => Kind::Withdraw,
+            Self::Credit => Kind::Credit,
+        }
+    }
+
+    /// Bytes of the fixed part, in front of the payload or the keys.
+    pub const fn prefix(kind: Kind) -> usize {
+        match kind {
+            Kind::Eager | Kind::Withdraw | Kind::Credit => 0,
+            Kind::Synchronous | Kind::Fragment => 8,
+            Kind::Announce | Kind::Request => 24,
+            Kind::Put | Kind::Finished => 1,
+        }
+    }
+
+    /// Writes the body to the start of `target`. Returns its length; `None` if `target` is too
+    /// short.
+    pub fn write(&self, target: &mut [u8]) -> Option<usize> {
+        let mut writer = Writer { target, at: 0 };
+        match *self {
+            Self::Eager { payload } => writer.bytes(payload)?,
+            Self::Synchronous { request: number, payload } | Self::Fragment { offset: number, payload } => {
+                writer.bytes(&number.to_le_bytes())?;
+                writer.bytes(payload)?;
+            }
+            Self::Announce { request, length, place } | Self::Request { request, length, place } => {
+                for word in [request, length, place.address] {
+                    writer.bytes(&word.to_le_bytes())?;
+                }
+                writer.bytes(place.keys)?;
+            }
+            Self::Put { outcome } | Self::Finished { outcome } => writer.bytes(&[outcome as u8])?,
+            Self::Withdraw | Self::Credit => {}
+        }
+        Some(writer.at)
+    }
+}
+
+struct Writer<'a> {
+    target: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn bytes(&mut self, bytes: &[u8]) -> Option<()> {
+        let end = self.at.checked_add(bytes.len())?;
+        self.target.get_mut(self.at..end)?.copy_from_slice(bytes);
+        self.at = end;
+        Some(())
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+    /// Of the whole, for errors.
+    length: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes, length: bytes.len() }
+    }
+
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8], MessageError> {
+        let (bytes, rest) = self.rest.split_at_checked(count).ok_or(MessageError::Short(self.length))?;
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
+        let (bytes, rest) = self.rest.split_first_chunk().ok_or(MessageError::Short(self.length))?;
+        self.rest = rest;
+        Ok(*bytes)
+    }
+
+    fn u8(&mut self) -> Result<u8, MessageError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn u16(&mut self) -> Result<u16, MessageError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, MessageError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, MessageError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn outcome(&mut self) -> Result<Outcome, MessageError> {
+        match self.u8()? {
+            0 => Ok(Outcome::Done),
+            1 => Ok(Outcome::Withdrawn),
+            2 => Ok(Outcome::Failed),
+            code => Err(MessageError::Unknown(code)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLE: Header = Header {
+        word: 0x0807_0605_0403_0201,
+        kind: Kind::Announce,
+        credit: Credit { messages: 0x0c0b, bytes: 0x1413_1211 },
+        link: 0x100f_0e0d,
+        number: 0x1817_1615,
+    };
+
+    #[test]
+    fn the_header_has_the_documented_bytes() {
+        let mut golden: [u8; HEADER] = std::array::from_fn(|at| at as u8 + 1);
+        (golden[8], golden[9]) = (3, 1);
+        assert_eq!(SAMPLE.to_bytes(), golden);
+        assert_eq!(SAMPLE.tail(), golden[8..]);
+        assert_eq!(Header::parse(&golden), Ok((SAMPLE, &[][..])));
+        for length in 0..HEADER {
+            assert_eq!(Header::parse(&golden[..length]), Err(MessageError::Short(length)));
+        }
+        golden[9] = 2;
+        assert_eq!(Header::parse(&golden), Err(MessageError::Version(2)));
+        (golden[8], golden[9]) = (10, 1);
+        assert_eq!(Header::parse(&golden), Err(MessageError::Unknown(10)));
+    }
+
+    #[test]
+    fn bodies_have_the_documented_bytes() {
+        let mut keys = KeyList::default();
+        assert!(keys.add(2, b"key") && keys.add(0, b""));
+        assert!(!keys.add(2, b"again") && !keys.add(MAX_LANES, b"") && !keys.add(1, &[0; 256]));
+        let place = Place::new(0x33, &keys);
+        assert_eq!(place.keys().collect::<Vec<_>>(), [(2, &b"key"[..]), (0, b"")]);
+        let rendezvous = |keys: &[u8]| {
+            let mut bytes = vec![0; 24];
+            (bytes[0], bytes[8], bytes[16]) = (0x11, 0x22, 0x33);
+            bytes.extend_from_slice(keys);
+            bytes
+        };
+        let named = rendezvous(&[2, 3, b'k', b'e', b'y', 0, 0]);
+        let none = Place { address: 0x33, keys: &[] };
+        let cases = [
+            (Message::Eager { payload: b"ab" }, b"ab".to_vec()),
+            (Message::Synchronous { request: 7, payload: b"c" }, b"\x07\0\0\0\0\0\0\0c".to_vec()),
+            (Message::Announce { request: 0x11, length: 0x22, place }, named.clone()),
+            (Message::Request { request: 0x11, length: 0x22, place: none }, rendezvous(&[])),
+            (Message::Fragment { offset: 9, payload: b"" }, b"\x09\0\0\0\0\0\0\0".to_vec()),
+            (Message::Put { outcome: Outcome::Failed }, vec![2]),
+            (Message::Finished { outcome: Outcome::Withdrawn }, vec![1]),
+            (Message::Withdraw, vec![]),
+            (Message::Credit, vec![]),
+        ];
+        for (message, golden) in cases {
+            let mut bytes = vec![0; golden.len()];
+            assert_eq!((message.write(&mut bytes), &bytes), (Some(golden.len()), &golden));
+            assert_eq!(Message::parse(message.kind(), &golden), Ok(message.clone()));
+            assert!(Message::prefix(message.kind()) <= golden.len());
+            if !golden.is_empty() {
+                assert_eq!(message.write(&mut bytes[1..]), None);
+            }
+        }
+        for length in 0..named.len() {
+            let parsed = Message::parse(Kind::Announce, &named[..length]);
+            // The keys end with the message: it is complete after the fixed part and after each
+            // key.
+            assert_eq!(parsed.is_ok(), [24, 29].contains(&length), "{length}: {parsed:?}");
+        }
+        let twice = rendezvous(&[1, 0, 1, 0]);
+        assert_eq!(Message::parse(Kind::Request, &twice), Err(MessageError::Lanes(1)));
+        let beyond = rendezvous(&[8, 0]);
+        assert_eq!(Message::parse(Kind::Request, &beyond), Err(MessageError::Lanes(8)));
+        assert_eq!(Message::parse(Kind::Credit, b"x"), Err(MessageError::Excess(1)));
+        assert_eq!(Message::parse(Kind::Put, &[3]), Err(MessageError::Unknown(3)));
+    }
+}

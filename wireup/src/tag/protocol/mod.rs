@@ -1,0 +1,760 @@
+//! The tag protocol as a state machine without endpoints, clock and devices.
+//!
+//! Into the [`Machine`] go requests of the user, messages of peers, and the results of data
+//! movement; out of it come [messages to send](Machine::next), [data to move](Machine::action) and
+//! the results of requests. The binding in [`tags`](super) connects it to endpoints, the tests to
+//! another machine.
+//!
+//! | step | sender | receiver |
+//! |---|---|---|
+//! | eager | `Eager` or `Synchronous` | copies it; `Finished` for `Synchronous` when matched |
+//! | rendezvous | `Announce` | when matched, one of the three below |
+//! | by get | | gets, then `Finished` |
+//! | by put | puts, then `Put` | `Request` with a key |
+//! | by fragments | `Fragment` until all is sent | `Request` without a key |
+//!
+//! A send is eager if its length is at most the link's threshold and the [`Window`] has room.
+//! Otherwise it is announced, and only the announcement waits at the receiver. At most
+//! [`MAX_ANNOUNCED`] announcements of a link are unanswered; later sends of the link wait at the
+//! sender, in order. So the memory that a peer can occupy is bounded.
+
+mod arrival;
+mod credit;
+mod receive;
+mod send;
+#[cfg(test)]
+mod simulation;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::task::Waker;
+
+use barewire::Cause;
+use thiserror::Error;
+
+pub use arrival::Violation;
+pub use credit::Window;
+
+use super::matcher::Matcher;
+use super::message::{Credit, HEADER, Header, KeyList, Kind, Message, Outcome, Place};
+use super::slab::{Key, Slab};
+
+/// Announcements of one link that may be unanswered.
+pub const MAX_ANNOUNCED: u16 = 256;
+
+/// The memory of a request. Clones are handles to the same memory.
+pub trait Payload: Clone + fmt::Debug {
+    /// The right of a peer to write the memory. The right ends when this is dropped.
+    type Grant: fmt::Debug;
+    /// Bytes.
+    fn len(&self) -> usize;
+    /// True for no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Copies from `offset`, as far as there are bytes.
+    fn read(&self, offset: usize, target: &mut [u8]);
+    /// Copies to `offset`, as far as there is room.
+    fn write(&self, offset: usize, source: &[u8]);
+    /// A peer may read the memory until [`unshare`](Self::unshare).
+    fn share(&self);
+    /// Ends one [`share`](Self::share). With `revoke`, the peers' keys must be useless once the last
+    /// one has ended.
+    fn unshare(&self, revoke: bool);
+}
+
+/// What a message is matched by, and what is known of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Envelope {
+    /// The message's tag.
+    pub tag: u64,
+    /// Bytes of the message.
+    pub length: usize,
+    /// The link that it came from or goes to.
+    pub link: Key,
+}
+
+/// How a send travels, and when it is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Eager up to the threshold, rendezvous beyond. Complete when the buffer may be changed.
+    #[default]
+    Auto,
+    /// Eager up to the longest message of the link, without regard to the threshold.
+    Eager,
+    /// As `Auto`, but complete only when a receive has matched the message.
+    Synchronous,
+}
+
+/// Why a request did not succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TagError {
+    /// The message is longer than the receive's buffer. The buffer's content is unspecified.
+    #[error("the message has {length} bytes, more than the buffer: receive it with a longer one")]
+    Truncated {
+        /// Bytes of the message.
+        length: usize,
+    },
+    /// The request was cancelled.
+    #[error("the request was cancelled")]
+    Canceled,
+    /// A lane of the link failed.
+    #[error("the link has failed ({0}): {hint}", hint = .0.hint())]
+    LinkFailed(Cause),
+    /// The peer does not follow the protocol; the link is closed.
+    #[error(
+        "the peer sent a message that the tag protocol does not allow; use the same release at both ends"
+    )]
+    Protocol,
+    /// The link, or the `Tags`, was closed here.
+    #[error("the link was closed")]
+    Closed,
+    /// There is no memory for a copy of the data.
+    #[error("there is no memory for a copy of the data")]
+    NoMemory,
+    /// The data of a rendezvous could not be moved here. The link is usable.
+    #[error("the data could not be moved ({0}): {hint}", hint = .0.hint())]
+    Transfer(Cause),
+    /// The data of a rendezvous could not be moved by the peer. The link is usable.
+    #[error("the peer could not move the data: see the result of the request there")]
+    PeerTransfer,
+}
+
+/// The result of a request.
+pub type TagResult = Result<Envelope, TagError>;
+
+/// What a link's lanes can do, for the choice of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkLimits {
+    /// Longest message of the control lane in bytes, with its header.
+    pub message: usize,
+    /// Longest eager send in [`Mode::Auto`], in bytes.
+    pub threshold: usize,
+}
+
+impl LinkLimits {
+    /// Longest payload of a message of `kind`.
+    fn payload(self, kind: Kind) -> usize {
+        let overhead = HEADER + Message::prefix(kind);
+        self.message.saturating_sub(overhead)
+    }
+}
+
+/// What each side sends to the other to open a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opening {
+    /// The sender's number of the link.
+    pub link: u32,
+    /// Eager messages that the sender of this accepts before it grants more.
+    pub window: Window,
+}
+
+impl Opening {
+    /// As bytes: link (4), messages (2), bytes (4), little endian.
+    pub fn to_bytes(&self) -> [u8; 10] {
+        let mut bytes = [0; 10];
+        bytes[..4].copy_from_slice(&self.link.to_le_bytes());
+        bytes[4..6].copy_from_slice(&self.window.messages.to_le_bytes());
+        bytes[6..].copy_from_slice(&self.window.bytes.to_le_bytes());
+        bytes
+    }
+
+    /// The opening that [`to_bytes`](Self::to_bytes) made. All bytes are one.
+    pub fn from_bytes(bytes: [u8; 10]) -> Self {
+        let [a, b, c, d, low, high, bytes @ ..] = bytes;
+        let window = Window { messages: u16::from_le_bytes([low, high]), bytes: u32::from_le_bytes(bytes) };
+        Self { link: u32::from_le_bytes([a, b, c, d]), window }
+    }
+}
+
+/// A bound on what all links together may leave here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The window of each link.
+    pub window: Window,
+    /// Messages of all links together.
+    pub total_messages: usize,
+    /// Bytes of all links together.
+    pub total_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { window: Window::default(), total_messages: 1 << 16, total_bytes: 256 << 20 }
+    }
+}
+
+/// What waits at this end, how messages were received, and what was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct TagCounters {
+    /// Eager messages that wait for a receive.
+    pub unexpected_messages: usize,
+    /// Bytes of their payload.
+    pub unexpected_bytes: usize,
+    /// Announcements that wait for a receive.
+    pub announced: usize,
+    /// Messages received by a get from the sender.
+    pub fetched: u64,
+    /// Messages that the sender put.
+    pub put: u64,
+    /// Messages received in fragments.
+    pub fragmented: u64,
+    /// Messages for links that do not exist.
+    pub stray: u64,
+}
+
+/// Data to move.
+#[derive(Debug, Clone)]
+pub enum Action<B> {
+    /// Get `length` bytes from `address` of the peer into the buffer; report to [`Machine::moved`].
+    Fetch(Transfer<B>),
+    /// Put the first `length` bytes of the buffer to `address` of the peer, visibly; report to
+    /// [`Machine::moved`].
+    Put(Transfer<B>),
+    /// Give the peer the right to write the first `length` bytes of the buffer; report to
+    /// [`Machine::exposed`].
+    Expose {
+        /// The request, for the report.
+        request: Key,
+        /// The link.
+        link: Key,
+        /// The memory.
+        buffer: B,
+        /// Bytes.
+        length: usize,
+    },
+}
+
+/// A movement of data between a buffer and a peer's memory.
+#[derive(Debug, Clone)]
+pub struct Transfer<B> {
+    /// The request, for the report.
+    pub request: Key,
+    /// The link.
+    pub link: Key,
+    /// The memory here.
+    pub buffer: B,
+    /// Bytes.
+    pub length: usize,
+    /// The memory there.
+    pub address: u64,
+    /// Keys to it, by lane.
+    pub keys: KeyList,
+}
+
+/// How a movement of data ended. No operation of it is under way any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moved {
+    /// All of it is there.
+    Done,
+    /// It failed.
+    Failed(Cause),
+    /// No lane can do it. Nothing was moved.
+    Unsupported,
+}
+
+/// A message to send: its header, and its body.
+#[derive(Debug, Clone)]
+pub struct Outgoing<B> {
+    /// The header.
+    pub header: Header,
+    /// The body.
+    pub body: Body<B>,
+}
+
+impl<B: Payload> Outgoing<B> {
+    /// Writes the message to the start of `target`. `place` is where the peer reaches the buffer of
+    /// an announcement. Returns the length; `None` if `target` is too short.
+    pub fn write(&self, place: Place<'_>, target: &mut [u8]) -> Option<usize> {
+        let (header, rest) = target.split_first_chunk_mut()?;
+        *header = self.header.to_bytes();
+        let length = match &self.body {
+            Body::Payload { number, buffer, offset, length, .. } => {
+                let prefix = number.map(u64::to_le_bytes);
+                let prefix = prefix.as_ref().map_or(&[][..], |bytes| &bytes[..]);
+                let (front, rest) = rest.split_at_mut_checked(prefix.len())?;
+                front.copy_from_slice(prefix);
+                buffer.read(*offset, rest.get_mut(..*length)?);
+                prefix.len() + length
+            }
+            Body::Announce { request, buffer } => {
+                let (request, length) = (request.to_u64(), buffer.len() as u64);
+                Message::Announce { request, length, place }.write(rest)?
+            }
+            Body::Control(control) => control.message().write(rest)?,
+        };
+        Some(HEADER + length)
+    }
+}
+
+/// The body of an outgoing message.
+#[derive(Debug, Clone)]
+pub enum Body<B> {
+    /// A part of a request's buffer, behind a number for `Synchronous` and `Fragment`.
+    Payload {
+        /// The request.
+        request: Key,
+        /// The number in front: a request or an offset.
+        number: Option<u64>,
+        /// The memory.
+        buffer: B,
+        /// First byte in it.
+        offset: usize,
+        /// Bytes.
+        length: usize,
+    },
+    /// An announcement. The binding adds the place of the buffer.
+    Announce {
+        /// The request.
+        request: Key,
+        /// The memory.
+        buffer: B,
+    },
+    /// A control message.
+    Control(Control),
+}
+
+/// A message without payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Control {
+    /// `Request`: where to put a payload, or nowhere.
+    Request {
+        /// The sender's request.
+        to: u64,
+        /// The receiver's request.
+        request: u64,
+        /// Bytes wanted.
+        length: u64,
+        /// Address of the buffer.
+        address: u64,
+        /// Keys, by lane.
+        keys: KeyList,
+    },
+    /// `Put`
+    Put {
+        /// The receiver's request.
+        to: u64,
+        /// How the puts ended.
+        outcome: Outcome,
+    },
+    /// `Finished`
+    Finished {
+        /// The sender's request.
+        to: u64,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// `Withdraw`
+    Withdraw {
+        /// The sender's request.
+        request: u64,
+    },
+    /// `Credit`
+    Credit,
+}
+
+impl Control {
+    fn message(&self) -> Message<'_> {
+        match self {
+            Self::Request { request, length, address, keys, .. } => {
+                Message::Request { request: *request, length: *length, place: Place::new(*address, keys) }
+            }
+            Self::Put { outcome, .. } => Message::Put { outcome: *outcome },
+            Self::Finished { outcome, .. } => Message::Finished { outcome: *outcome },
+            Self::Withdraw { .. } => Message::Withdraw,
+            Self::Credit => Message::Credit,
+        }
+    }
+
+    fn kind_and_word(&self) -> (Kind, u64) {
+        match *self {
+            Self::Request { to, .. } => (Kind::Request, to),
+            Self::Put { to, .. } => (Kind::Put, to),
+            Self::Finished { to, .. } => (Kind::Finished, to),
+            Self::Withdraw { request } => (Kind::Withdraw, request),
+            Self::Credit => (Kind::Credit, 0),
+        }
+    }
+}
+
+/// One link.
+#[derive(Debug)]
+struct Link {
+    limits: LinkLimits,
+    /// The peer's number of the link, once it is known.
+    peer: Option<u32>,
+    /// Eager messages that the peer accepts, and that were sent.
+    granted: Credit,
+    sent: Credit,
+    /// Messages sent.
+    number: u32,
+    /// Sends that have not left, in order.
+    waiting: VecDeque<Key>,
+    /// Announcements that the peer has not answered.
+    announced: u16,
+    control: VecDeque<Control>,
+    /// Sends that leave in fragments.
+    fragments: VecDeque<Key>,
+    /// A fragment was sent last: a waiting send is next.
+    fragment_was_last: bool,
+    /// The window of the peer, what it may have sent in total, what it knows of that, and what it
+    /// sent.
+    window: Window,
+    allowed: Credit,
+    reported: Credit,
+    received: Credit,
+    /// Messages received.
+    next_number: u32,
+    /// Announcements of the peer that wait for a receive, by the peer's request.
+    kept_announcements: HashMap<u64, Key>,
+    failure: Option<TagError>,
+    /// In the machine's list of links that may have something to send.
+    is_ready: bool,
+}
+
+impl Link {
+    /// A header for the next message.
+    #[inline]
+    fn header(&self, peer: u32, kind: Kind, word: u64) -> Header {
+        Header { word, kind, credit: self.allowed, link: peer, number: self.number }
+    }
+
+    #[inline]
+    fn note_sent(&mut self, header: &Header) {
+        self.number = self.number.wrapping_add(1);
+        self.reported = header.credit;
+    }
+
+    /// An eager message of the peer left this end's memory. Returns whether a message has to report
+    /// it.
+    #[inline]
+    fn release(&mut self, length: usize) -> bool {
+        self.allowed.add(length);
+        let due = self.allowed.is_due(self.reported, self.window)
+            && self.failure.is_none()
+            && !self.control.contains(&Control::Credit);
+        if due {
+            self.control.push_back(Control::Credit);
+        }
+        due
+    }
+
+    fn has_something_to_send(&self) -> bool {
+        !(self.control.is_empty() && self.waiting.is_empty() && self.fragments.is_empty())
+    }
+}
+
+/// A message that waits for a receive.
+#[derive(Debug)]
+enum Kept {
+    Eager { link: Key, payload: Box<[u8]>, acknowledge: Option<u64> },
+    Announced(Announced),
+}
+
+/// An announcement of a peer.
+#[derive(Debug)]
+struct Announced {
+    link: Key,
+    request: u64,
+    length: usize,
+    address: u64,
+    keys: KeyList,
+}
+
+impl Kept {
+    fn link(&self) -> Key {
+        match self {
+            Self::Eager { link, .. } | Self::Announced(Announced { link, .. }) => *link,
+        }
+    }
+
+    fn length(&self) -> usize {
+        match self {
+            Self::Eager { payload, .. } => payload.len(),
+            Self::Announced(announced) => announced.length,
+        }
+    }
+}
+
+/// A request of the user.
+#[derive(Debug)]
+struct Request<B: Payload> {
+    state: State<B>,
+    waker: Option<Waker>,
+    /// The user dropped the handle.
+    detached: bool,
+}
+
+#[derive(Debug)]
+enum State<B: Payload> {
+    Send(send::Send<B>),
+    Receive(receive::Receive<B>),
+    Complete(TagResult),
+}
+
+/// Matching and the protocol of all links of a node.
+#[derive(Debug)]
+pub struct Machine<B: Payload> {
+    limits: Limits,
+    /// Sum of the windows given to links.
+    promised: (usize, usize),
+    links: Slab<Link>,
+    requests: Slab<Request<B>>,
+    matcher: Matcher<Key, Kept>,
+    /// Messages that the user has claimed and not received.
+    claimed: Slab<(u64, Kept)>,
+    actions: VecDeque<Action<B>>,
+    /// Links that may have something to send.
+    ready: VecDeque<Key>,
+    wakers: Vec<Waker>,
+    counters: TagCounters,
+}
+
+impl<B: Payload> Machine<B> {
+    /// A machine without links.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits: Limits { window: limits.window.clamped(), ..limits },
+            promised: (0, 0),
+            links: Slab::default(),
+            requests: Slab::default(),
+            matcher: Matcher::default(),
+            claimed: Slab::default(),
+            actions: VecDeque::new(),
+            ready: VecDeque::new(),
+            wakers: Vec::new(),
+            counters: TagCounters::default(),
+        }
+    }
+
+    /// Adds a link. The peer gets the returned [`Opening`]; `None` if there are 2^24 links already.
+    ///
+    /// If the windows of the links together would exceed [`Limits`], the window is
+    /// [`Window::CLOSED`].
+    pub fn open(&mut self) -> Option<(Key, Opening)> {
+        let mut window = self.limits.window;
+        let messages = self.promised.0 + usize::from(window.messages);
+        let bytes = self.promised.1 + window.bytes as usize;
+        if messages > self.limits.total_messages || bytes > self.limits.total_bytes {
+            window = Window::CLOSED;
+        } else {
+            self.promised = (messages, bytes);
+        }
+        let link = self.links.insert(Link {
+            limits: LinkLimits { message: 0, threshold: 0 },
+            peer: None,
+            granted: Credit::default(),
+            sent: Credit::default(),
+            number: 0,
+            waiting: VecDeque::new(),
+            announced: 0,
+            control: VecDeque::new(),
+            fragments: VecDeque::new(),
+            fragment_was_last: false,
+            window,
+            allowed: window.into(),
+            reported: window.into(),
+            received: Credit::default(),
+            next_number: 0,
+            kept_announcements: HashMap::new(),
+            failure: None,
+            is_ready: false,
+        });
+        let Some(number) = wire_number(link) else {
+            self.links.remove(link);
+            return None;
+        };
+        Some((link, Opening { link: number, window }))
+    }
+
+    /// Sets what the lanes of a link can do, before it is [connected](Self::connect).
+    pub fn set_limits(&mut self, link: Key, limits: LinkLimits) {
+        if let Some(entry) = self.links.get_mut(link) {
+            entry.limits = limits;
+        }
+    }
+
+    /// Connects a link to the peer that sent `peer`. Requests may have been made before.
+    pub fn connect(&mut self, link: Key, peer: Opening) {
+        if let Some(entry) = self.links.get_mut(link) {
+            entry.peer = Some(peer.link);
+            entry.granted = peer.window.clamped().into();
+        }
+        self.make_ready(link);
+    }
+
+    /// Ends a link: its requests complete with `error`, those whose data is under way when it
+    /// stops. Messages that arrived completely can still be received.
+    pub fn fail(&mut self, link: Key, error: TagError) {
+        let Some(entry) = self.links.get_mut(link) else { return };
+        if entry.failure.is_some() {
+            return;
+        }
+        entry.failure = Some(error);
+        entry.waiting.clear();
+        entry.control.clear();
+        entry.fragments.clear();
+        for key in std::mem::take(&mut entry.kept_announcements).into_values() {
+            self.matcher.take(key);
+            self.counters.announced -= 1;
+        }
+        let requests: Vec<Key> = self.requests.iter().map(|(key, _)| key).collect();
+        for key in requests {
+            match self.requests.get_mut(key).map(|request| &mut request.state) {
+                Some(State::Send(send)) if send.link() == link => self.fail_send(key, error),
+                Some(State::Receive(receive)) if receive.link() == Some(link) => {
+                    self.fail_receive(key, error);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Fails a link, and drops it with the messages that were not received.
+    pub fn close(&mut self, link: Key) {
+        self.fail(link, TagError::Closed);
+        let kept: Vec<Key> =
+            self.matcher.messages().filter(|(_, kept)| kept.link() == link).map(|(key, _)| key).collect();
+        for key in kept {
+            if let Some((_, kept)) = self.matcher.take(key) {
+                self.discard_kept(kept);
+            }
+        }
+        if let Some(entry) = self.links.remove(link) {
+            self.promised.0 -= usize::from(entry.window.messages);
+            self.promised.1 -= entry.window.bytes as usize;
+        }
+    }
+
+    /// Why the link failed, if it did.
+    pub fn failure(&self, link: Key) -> Option<TagError> {
+        self.links.get(link).map_or(Some(TagError::Closed), |entry| entry.failure)
+    }
+
+    /// The next movement of data to start.
+    pub fn action(&mut self) -> Option<Action<B>> {
+        self.actions.pop_front()
+    }
+
+    /// A link that may have a message to [send](Self::next). It is returned again only after an
+    /// event that may have given it another one: the caller tries again itself after a post without
+    /// resources.
+    pub fn ready(&mut self) -> Option<Key> {
+        let link = self.ready.pop_front()?;
+        if let Some(entry) = self.links.get_mut(link) {
+            entry.is_ready = false;
+        }
+        Some(link)
+    }
+
+    fn make_ready(&mut self, link: Key) {
+        if let Some(entry) = self.links.get_mut(link)
+            && !entry.is_ready
+            && entry.has_something_to_send()
+        {
+            entry.is_ready = true;
+            self.ready.push_back(link);
+        }
+    }
+
+    /// Tasks to wake. The caller wakes them when it no longer borrows the machine.
+    pub fn take_wakers(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.wakers)
+    }
+
+    /// What waits here.
+    pub fn counters(&self) -> TagCounters {
+        self.counters
+    }
+
+    /// The result of a request that is complete. Repeated calls return it again.
+    pub fn result(&self, request: Key) -> Option<TagResult> {
+        match self.requests.get(request)?.state {
+            State::Complete(result) => Some(result),
+            _ => None,
+        }
+    }
+
+    /// Wakes `waker` when the request is complete.
+    pub fn wake(&mut self, request: Key, waker: &Waker) {
+        if let Some(request) = self.requests.get_mut(request) {
+            match &mut request.waker {
+                Some(present) => present.clone_from(waker),
+                empty => *empty = Some(waker.clone()),
+            }
+        }
+    }
+
+    /// The user needs the result of a request no more. The request itself goes on.
+    pub fn detach(&mut self, request: Key) {
+        let Some(entry) = self.requests.get_mut(request) else { return };
+        if matches!(entry.state, State::Complete(_)) {
+            self.requests.remove(request);
+        } else {
+            (entry.detached, entry.waker) = (true, None);
+        }
+    }
+
+    /// Asks for the cancellation of a request. Returns whether the request may end as cancelled;
+    /// its result tells.
+    ///
+    /// A receive that is matched, and a send that has left or has been matched, go on. An announced
+    /// send ends when the peer confirms.
+    pub fn cancel(&mut self, request: Key) -> bool {
+        match self.requests.get(request).map(|entry| &entry.state) {
+            Some(State::Send(_)) => self.cancel_send(request),
+            Some(State::Receive(_)) => self.cancel_receive(request),
+            _ => false,
+        }
+    }
+
+    /// Requests that the user has or that are under way.
+    pub fn requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn insert(&mut self, state: State<B>) -> Key {
+        self.requests.insert(Request { state, waker: None, detached: false })
+    }
+
+    fn complete(&mut self, request: Key, result: TagResult) {
+        let Some(entry) = self.requests.get_mut(request) else { return };
+        debug_assert!(!matches!(entry.state, State::Complete(_)), "a request completes once");
+        self.wakers.extend(entry.waker.take());
+        if entry.detached {
+            self.requests.remove(request);
+        } else {
+            entry.state = State::Complete(result);
+        }
+    }
+
+    /// Queues a control message, unless the link failed.
+    fn control(&mut self, link: Key, message: Control) {
+        if let Some(entry) = self.links.get_mut(link)
+            && entry.failure.is_none()
+        {
+            entry.control.push_back(message);
+        }
+        self.make_ready(link);
+    }
+
+    /// A movement of data ended.
+    pub fn moved(&mut self, request: Key, moved: Moved) {
+        match self.requests.get(request).map(|entry| &entry.state) {
+            Some(State::Send(_)) => self.put_ended(request, moved),
+            Some(State::Receive(_)) => self.fetch_ended(request, moved),
+            _ => {}
+        }
+    }
+}
+
+const SLOT_BITS: u32 = 24;
+const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
+
+/// A link's number in headers: 24 bits of its slot, and 8 bits of its generation against late
+/// messages.
+fn wire_number(link: Key) -> Option<u32> {
+    (link.slot() <= SLOT_MASK).then(|| link.generation() << SLOT_BITS | link.slot())
+}

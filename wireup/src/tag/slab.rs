@@ -1,0 +1,130 @@
+//! Objects under numbers that are not reused: a late message to a freed object finds nothing.
+
+/// The number of an object: its slot, and how often the slot was used before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    slot: u32,
+    generation: u32,
+}
+
+impl Key {
+    /// The number as it is sent to the peer.
+    pub fn to_u64(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    pub(super) fn slot(self) -> u32 {
+        self.slot
+    }
+
+    pub(super) fn generation(self) -> u32 {
+        self.generation
+    }
+
+    /// The number that [`to_u64`](Self::to_u64) made. Any value is a key; most name nothing.
+    pub fn from_u64(value: u64) -> Self {
+        Self { slot: value as u32, generation: (value >> 32) as u32 }
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// A table whose free slots are used again. A slot is retired once its generations are used up.
+#[derive(Debug)]
+pub(super) struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+    used: usize,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), used: 0 }
+    }
+}
+
+impl<T> Slab<T> {
+    pub(super) fn len(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> Key {
+        self.used += 1;
+        if let Some(slot) = self.free.pop()
+            && let Some(entry) = self.slots.get_mut(slot as usize)
+        {
+            entry.value = Some(value);
+            return Key { slot, generation: entry.generation };
+        }
+        let slot = self.slots.len() as u32;
+        self.slots.push(Slot { generation: 0, value: Some(value) });
+        Key { slot, generation: 0 }
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&T> {
+        self.slots.get(key.slot as usize).filter(|slot| slot.generation == key.generation)?.value.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)?.value.as_mut()
+    }
+
+    /// The object in a slot, if the slot is in use.
+    pub(super) fn at(&self, slot: u32) -> Option<(Key, &T)> {
+        let entry = self.slots.get(slot as usize)?;
+        Some((Key { slot, generation: entry.generation }, entry.value.as_ref()?))
+    }
+
+    pub(super) fn at_mut(&mut self, slot: u32) -> Option<&mut T> {
+        self.slots.get_mut(slot as usize)?.value.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> Option<T> {
+        let slot = self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)?;
+        let value = slot.value.take()?;
+        self.used -= 1;
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(key.slot);
+        }
+        Some(value)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+        self.slots.iter().zip(0..).filter_map(|(slot, number)| {
+            let value = slot.value.as_ref()?;
+            Some((Key { slot: number, generation: slot.generation }, value))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_number_finds_nothing() {
+        let mut slab = Slab::default();
+        let first = slab.insert('a');
+        assert_eq!((slab.get(first), slab.len()), (Some(&'a'), 1));
+        assert_eq!(slab.remove(first), Some('a'));
+        let second = slab.insert('b');
+        assert_eq!((second.slot, slab.get(first)), (first.slot, None));
+        assert_eq!(slab.remove(first), None);
+        assert_eq!(Key::from_u64(second.to_u64()), second);
+        assert_eq!(slab.iter().collect::<Vec<_>>(), [(second, &'b')]);
+    }
+
+    #[test]
+    fn a_slot_is_retired_after_its_last_generation() {
+        let mut slab = Slab::default();
+        let key = slab.insert(0);
+        slab.slots[0].generation = u32::MAX;
+        assert_eq!(slab.remove(Key { generation: u32::MAX, ..key }), Some(0));
+        assert_eq!(slab.insert(1).slot, 1);
+    }
+}

@@ -1,0 +1,620 @@
+//! The tag protocol over endpoints.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::task::Waker;
+
+use barewire::{Cause, HandlerError, Interface, PendingResult, PostError};
+use thiserror::Error;
+
+use super::buffer::Buffer;
+use super::lanes::Lanes;
+use super::links::{self, Greeting, Greetings};
+use super::message::{HEADER, Header, KeyList, Place};
+use super::protocol::{
+    Action, Body, Envelope, Limits, Machine, Mode, Moved, Opening, Outgoing, Payload, TagCounters, TagError,
+    TagResult, Transfer,
+};
+use super::request::{Found, Request};
+use super::slab::{Key, Slab};
+use super::transfer::{Mover, Progress};
+use crate::link::Link;
+
+/// The handler of active messages that tags use on every interface.
+pub const HANDLER: u8 = 31;
+/// Longest eager payload that is sent as a short message.
+const SHORT: usize = 112;
+/// `am_short` carries the first word of the header as its own.
+const TAIL: usize = HEADER - size_of::<u64>();
+/// A transport may have no room for a message, and still none to wait for. Then another event must
+/// help.
+const ATTEMPTS: usize = 16;
+
+/// There are 2^24 links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("there are too many links: close some")]
+pub struct TooManyLinks;
+
+/// Sends and receives of messages that are matched by tags, over any number of links. Cloning gives
+/// another handle.
+///
+/// Everything happens inside [`Worker::progress`](barewire::Worker::progress) and the calls of this
+/// API, on one thread.
+#[derive(Clone)]
+pub struct Tags(pub(super) Rc<Inner>);
+
+/// The tagged messages to and from one peer. Cloning gives another handle.
+#[derive(Clone)]
+pub struct TagLink(pub(super) Rc<Attached>);
+
+pub(super) struct Attached {
+    pub(super) key: Key,
+    opening: Opening,
+    /// Set once the link is connected.
+    lanes: OnceCell<Connected>,
+    /// The link of a node, if it is one's.
+    pub(super) link: Option<Link>,
+    /// A pending request of the endpoint sends what waits.
+    waits: Cell<bool>,
+}
+
+/// The lanes of a link.
+struct Connected {
+    lanes: Lanes,
+    /// Longest payload of a short message.
+    short: usize,
+}
+
+/// What is sent: bytes, which are copied if they cannot leave at once, or a buffer, which is not.
+#[derive(Debug, Clone, Copy)]
+pub enum Data<'a> {
+    /// Bytes.
+    Bytes(&'a [u8]),
+    /// A buffer.
+    Buffer(&'a Buffer),
+}
+
+impl<'a> From<&'a [u8]> for Data<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Data<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl<'a> From<&'a Buffer> for Data<'a> {
+    fn from(buffer: &'a Buffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl Data<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Buffer(buffer) => buffer.len(),
+        }
+    }
+
+    #[inline]
+    fn copy_to(&self, target: &mut [u8]) {
+        match self {
+            Self::Bytes(bytes) => target.copy_from_slice(bytes),
+            Self::Buffer(buffer) => Payload::read(*buffer, 0, target),
+        }
+    }
+}
+
+impl TagLink {
+    /// What the peer passes to [`Tags::connect`].
+    pub fn opening(&self) -> Opening {
+        self.0.opening
+    }
+
+    /// Identifies the link in an [`Envelope`].
+    pub fn key(&self) -> Key {
+        self.0.key
+    }
+
+    /// The lanes; `None` before the link is connected.
+    pub fn lanes(&self) -> Option<&Lanes> {
+        self.0.lanes.get().map(|connected| &connected.lanes)
+    }
+}
+
+impl fmt::Debug for TagLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TagLink").field("opening", &self.0.opening).finish_non_exhaustive()
+    }
+}
+
+impl Tags {
+    /// Tags without links, with bounds on what peers may leave here unreceived.
+    pub fn new(limits: Limits) -> Self {
+        Self(Rc::new_cyclic(|this| Inner {
+            this: this.clone(),
+            machine: RefCell::new(Machine::new(limits)),
+            greetings: Greetings::default(),
+            links: RefCell::default(),
+            movers: RefCell::default(),
+            changed: RefCell::default(),
+            stalled: RefCell::default(),
+            running: Cell::new(false),
+            again: Cell::new(false),
+        }))
+    }
+
+    /// Receives tagged messages on an interface: sets its handler of [`HANDLER`].
+    ///
+    /// # Errors
+    /// [`HandlerError::Closed`]
+    pub fn serve(&self, interface: &Interface) -> Result<(), HandlerError> {
+        let tags = Rc::downgrade(&self.0);
+        interface.set_handler(HANDLER, move |message| {
+            if let Some(tags) = tags.upgrade() {
+                tags.arrived(message.data());
+            }
+        })
+    }
+
+    /// Adds a link over connected endpoints. It carries messages once both ends have called
+    /// [`connect`](Self::connect); requests can be made before.
+    ///
+    /// # Errors
+    /// [`TooManyLinks`]
+    pub fn attach(&self, lanes: Lanes) -> Result<TagLink, TooManyLinks> {
+        let link = self.open(None)?;
+        self.0.set_lanes(&link.0, lanes);
+        Ok(link)
+    }
+
+    /// Adds a link that has no lanes yet.
+    pub(super) fn open(&self, link: Option<Link>) -> Result<TagLink, TooManyLinks> {
+        let (key, opening) = self.0.machine.borrow_mut().open().ok_or(TooManyLinks)?;
+        let (lanes, waits) = (OnceCell::new(), Cell::new(false));
+        let attached = Rc::new(Attached { key, opening, lanes, link, waits });
+        self.0.links.borrow_mut().insert(key, Rc::clone(&attached));
+        Ok(TagLink(attached))
+    }
+
+    /// Connects a link to the peer's, whose [`TagLink::opening`] is `peer`.
+    pub fn connect(&self, link: &TagLink, peer: Opening) {
+        self.0.connect(link.0.key, peer);
+    }
+
+    /// Sends a message.
+    ///
+    /// The request is complete when the data may be changed; for [`Mode::Synchronous`] when a
+    /// receive has matched it. Messages of a link are matched in the order in which they were sent.
+    #[inline]
+    pub fn send<'a>(&self, link: &TagLink, tag: u64, data: impl Into<Data<'a>>, mode: Mode) -> Request {
+        let (data, attached) = (data.into(), &*link.0);
+        let length = data.len();
+        let header = self.0.machine.borrow().eager(attached.key, tag, length, mode);
+        if let Some(header) = header
+            && attached.post_eager(&header, data).is_ok()
+        {
+            self.0.machine.borrow_mut().eager_sent(attached.key, &header, length);
+            return Request::complete(Ok(Envelope { tag, length, link: attached.key }));
+        }
+        self.0.send_later(attached.key, tag, data, mode)
+    }
+
+    /// Receives a message whose tag equals `tag` in the bits of `mask`, from any link.
+    ///
+    /// A message goes to the receive that was posted first of those that match it.
+    pub fn receive(&self, tag: u64, mask: u64, buffer: &Buffer) -> Request {
+        let key = self.0.machine.borrow_mut().receive(tag, mask, buffer.clone());
+        self.0.run();
+        Request::open(&self.0, key)
+    }
+
+    /// The message that a [`receive`](Self::receive) would get now. It stays for any receive.
+    pub fn peek(&self, tag: u64, mask: u64) -> Option<Envelope> {
+        self.0.machine.borrow().peek(tag, mask)
+    }
+
+    /// Takes the message that a [`receive`](Self::receive) would get now.
+    pub fn probe(&self, tag: u64, mask: u64) -> Option<Found> {
+        let (claim, envelope) = self.0.machine.borrow_mut().claim(tag, mask)?;
+        Some(Found::new(&self.0, claim, envelope))
+    }
+
+    /// Fails the links that have a failed endpoint: their requests complete with
+    /// [`TagError::LinkFailed`]. For the [error handlers](Interface::set_error_handler) of
+    /// interfaces.
+    pub fn check(&self) {
+        let links: Vec<_> = self.0.links.borrow().values().cloned().collect();
+        for link in links {
+            if let Some(error) = link.failure() {
+                self.0.machine.borrow_mut().fail(link.key, error);
+            }
+        }
+        self.0.run();
+    }
+
+    /// Why a link carries no more messages, if it failed or was closed.
+    pub fn failure(&self, link: &TagLink) -> Option<TagError> {
+        self.0.machine.borrow().failure(link.0.key)
+    }
+
+    /// Closes a link. Its requests complete with [`TagError::Closed`], and messages that were not
+    /// received are dropped. The peer is not notified.
+    pub fn close(&self, link: &TagLink) {
+        self.0.links.borrow_mut().remove(&link.0.key);
+        self.0.machine.borrow_mut().close(link.0.key);
+        self.0.run();
+    }
+
+    /// What waits for receives here.
+    pub fn counters(&self) -> TagCounters {
+        self.0.machine.borrow().counters()
+    }
+}
+
+impl fmt::Debug for Tags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tags").field("counters", &self.counters()).finish_non_exhaustive()
+    }
+}
+
+impl Attached {
+    /// Posts an eager message of [`Machine::eager`].
+    #[inline]
+    fn post_eager(&self, header: &Header, data: Data<'_>) -> Result<(), PostError> {
+        let Connected { lanes, short } = self.lanes.get().ok_or(PostError::NotConnected)?;
+        let endpoint = &lanes.messages.endpoint;
+        let length = data.len();
+        if length <= *short {
+            let mut message = [0; TAIL + SHORT];
+            let (tail, rest) = message.split_at_mut(TAIL);
+            tail.copy_from_slice(&header.tail());
+            data.copy_to(&mut rest[..length]);
+            return endpoint.am_short(HANDLER, header.word, &message[..TAIL + length]);
+        }
+        let pack = |target: &mut [u8]| {
+            target[..HEADER].copy_from_slice(&header.to_bytes());
+            data.copy_to(&mut target[HEADER..HEADER + length]);
+            HEADER + length
+        };
+        endpoint.am_bcopy(HANDLER, pack).map(|_| ())
+    }
+
+    pub(super) fn opening(&self) -> Opening {
+        self.opening
+    }
+
+    pub(super) fn lanes(&self) -> Result<&Lanes, PostError> {
+        self.lanes.get().map(|connected| &connected.lanes).ok_or(PostError::NotConnected)
+    }
+
+    /// Why the link has ended.
+    fn failure(&self) -> Option<TagError> {
+        if let Some(cause) = self.lanes().ok().and_then(Lanes::failure) {
+            return Some(TagError::LinkFailed(cause));
+        }
+        self.link.as_ref().and_then(links::failure)
+    }
+
+    /// Posts a message of [`Machine::next`].
+    fn post(&self, outgoing: &Outgoing<Buffer>) -> Result<(), PostError> {
+        let lanes = self.lanes()?;
+        let mut keys = KeyList::default();
+        let mut address = 0;
+        if let Body::Announce { buffer, .. } = &outgoing.body
+            && !buffer.is_empty()
+        {
+            address = buffer.address();
+            for (number, lane) in lanes.usable().filter(|(_, lane)| lane.attributes.get.max_zcopy > 0) {
+                // Without a key, the receiver uses another lane, or asks for fragments.
+                let _ =
+                    buffer.registered(&lane.domain, |_, key| key.is_some_and(|key| keys.add(number, key)));
+            }
+        }
+        let place = Place::new(address, &keys);
+        let pack = |target: &mut [u8]| outgoing.write(place, target).unwrap_or(0);
+        lanes.messages.endpoint.am_bcopy(HANDLER, pack).map(|_| ())
+    }
+
+    /// Gives the peer the right to write `buffer` over the fastest lane that can.
+    fn expose(&self, buffer: &Buffer) -> Option<(<Buffer as Payload>::Grant, u64, KeyList)> {
+        let mut lanes: Vec<_> =
+            self.lanes().ok()?.usable().filter(|(_, lane)| lane.attributes.put.max_zcopy > 0).collect();
+        lanes.sort_by(|(_, a), (_, b)| b.attributes.bandwidth.total_cmp(&a.attributes.bandwidth));
+        lanes.into_iter().find_map(|(number, lane)| {
+            let (grant, key) = buffer.grant(&lane.domain)?;
+            let mut keys = KeyList::default();
+            keys.add(number, &key).then(|| (grant, buffer.address(), keys))
+        })
+    }
+
+    fn cause(&self, error: PostError) -> Cause {
+        let failed = self.lanes().ok().and_then(Lanes::failure);
+        failed.unwrap_or(match error {
+            PostError::Closed | PostError::Forked => Cause::Canceled,
+            _ => Cause::LocalOperation,
+        })
+    }
+}
+
+/// The state behind [`Tags`]. Posts, and calls of wakers, happen while nothing of it is borrowed.
+pub(super) struct Inner {
+    pub(super) this: Weak<Self>,
+    machine: RefCell<Machine<Buffer>>,
+    links: RefCell<HashMap<Key, Rc<Attached>>>,
+    pub(super) greetings: Greetings,
+    movers: RefCell<Slab<Mover>>,
+    /// Movers whose operations have ended.
+    changed: RefCell<Vec<Key>>,
+    /// Links and movers that had no resources and could not wait for them.
+    stalled: RefCell<Vec<Stalled>>,
+    /// [`run`](Self::run) is on the stack, and was called again.
+    running: Cell<bool>,
+    again: Cell<bool>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stalled {
+    Link(Key),
+    Mover(Key),
+}
+
+/// Whether everything that can leave has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Enough,
+    Exhausted,
+}
+
+impl Inner {
+    pub(super) fn result(&self, request: Key) -> Option<TagResult> {
+        self.machine.borrow().result(request)
+    }
+
+    pub(super) fn cancel(&self, request: Key) -> bool {
+        let may_end = self.machine.borrow_mut().cancel(request);
+        self.run();
+        may_end
+    }
+
+    pub(super) fn wake(&self, request: Key, waker: &Waker) {
+        self.machine.borrow_mut().wake(request, waker);
+    }
+
+    pub(super) fn detach(&self, request: Key) {
+        self.machine.borrow_mut().detach(request);
+    }
+
+    pub(super) fn receive_claimed(&self, claim: Key, buffer: &Buffer) -> Option<Key> {
+        let request = self.machine.borrow_mut().receive_claimed(claim, buffer.clone());
+        self.run();
+        request
+    }
+
+    pub(super) fn discard(&self, claim: Key) {
+        self.machine.borrow_mut().discard(claim);
+        self.run();
+    }
+
+    #[inline(never)]
+    fn send_later(&self, link: Key, tag: u64, data: Data<'_>, mode: Mode) -> Request {
+        let Some(this) = self.this.upgrade() else { return Request::complete(Err(TagError::Closed)) };
+        let buffer = match data {
+            Data::Bytes(bytes) => Buffer::from_bytes(bytes),
+            Data::Buffer(buffer) => Ok(buffer.clone()),
+        };
+        let Ok(buffer) = buffer else { return Request::complete(Err(TagError::NoMemory)) };
+        let key = self.machine.borrow_mut().send(link, tag, buffer, mode);
+        self.run();
+        Request::open(&this, key)
+    }
+
+    pub(super) fn arrived(&self, message: &[u8]) {
+        if let Some(greeting) = Greeting::parse(message) {
+            return self.greeted(greeting);
+        }
+        // A violation has failed the link, which its requests report.
+        let _ = self.machine.borrow_mut().arrived(message);
+        self.run();
+    }
+
+    /// Does what the machine wants done, until it wants nothing more or resources are missing.
+    pub(super) fn run(&self) {
+        if self.running.replace(true) {
+            return self.again.set(true);
+        }
+        loop {
+            self.again.set(false);
+            for stalled in self.stalled.take() {
+                match stalled {
+                    Stalled::Link(link) => self.pump(link),
+                    Stalled::Mover(mover) => self.advance(mover),
+                }
+            }
+            for mover in self.changed.take() {
+                self.advance(mover);
+            }
+            while let Some(action) = self.next_action() {
+                self.start(action);
+            }
+            while let Some(link) = self.next_ready() {
+                self.pump(link);
+            }
+            let wakers = self.machine.borrow_mut().take_wakers();
+            for waker in wakers {
+                waker.wake();
+            }
+            if !self.again.get() && self.changed.borrow().is_empty() {
+                break;
+            }
+        }
+        self.running.set(false);
+    }
+
+    fn next_action(&self) -> Option<Action<Buffer>> {
+        self.machine.borrow_mut().action()
+    }
+
+    fn next_ready(&self) -> Option<Key> {
+        self.machine.borrow_mut().ready()
+    }
+
+    /// The link is connected: its lanes are known.
+    pub(super) fn set_lanes(&self, attached: &Attached, lanes: Lanes) {
+        self.machine.borrow_mut().set_limits(attached.key, lanes.limits());
+        let short = lanes.messages.attributes.am.max_short.saturating_sub(TAIL).min(SHORT);
+        // Set once.
+        let _ = attached.lanes.set(Connected { lanes, short });
+    }
+
+    pub(super) fn connect(&self, link: Key, peer: Opening) {
+        self.machine.borrow_mut().connect(link, peer);
+        self.run();
+    }
+
+    pub(super) fn attached(&self, link: Key) -> Option<Rc<Attached>> {
+        self.links.borrow().get(&link).cloned()
+    }
+
+    /// Sends what waits on a link. Without resources, a pending request of the endpoint continues.
+    fn pump(&self, link: Key) {
+        let Some(attached) = self.attached(link) else { return };
+        if attached.waits.get() {
+            return;
+        }
+        for _ in 0..ATTEMPTS {
+            if self.send_waiting(&attached) == Room::Enough {
+                return;
+            }
+            let tags = self.this.clone();
+            attached.waits.set(true);
+            let added = attached.lanes().map(|lanes| {
+                lanes.messages.endpoint.pending_add(move |_| {
+                    tags.upgrade().map_or(PendingResult::Done, |tags| tags.resume_link(link))
+                })
+            });
+            if let Ok(Ok(())) = added {
+                return;
+            }
+            attached.waits.set(false);
+        }
+        self.stalled.borrow_mut().push(Stalled::Link(link));
+    }
+
+    /// Posts until nothing waits or resources are missing.
+    fn send_waiting(&self, attached: &Attached) -> Room {
+        let link = attached.key;
+        loop {
+            let Some(outgoing) = self.machine.borrow_mut().next(link) else { return Room::Enough };
+            match attached.post(&outgoing) {
+                Ok(()) => self.machine.borrow_mut().sent(link, &outgoing),
+                Err(PostError::NoResource) => return Room::Exhausted,
+                Err(error) => {
+                    let error = TagError::LinkFailed(attached.cause(error));
+                    self.machine.borrow_mut().fail(link, error);
+                    self.again.set(true);
+                    return Room::Enough;
+                }
+            }
+        }
+    }
+
+    /// The turn of a link's pending request.
+    fn resume_link(&self, link: Key) -> PendingResult {
+        let Some(attached) = self.attached(link) else { return PendingResult::Done };
+        if self.send_waiting(&attached) == Room::Exhausted {
+            self.run();
+            return PendingResult::Again;
+        }
+        attached.waits.set(false);
+        self.run();
+        PendingResult::Done
+    }
+
+    fn start(&self, action: Action<Buffer>) {
+        match action {
+            Action::Expose { request, link, buffer, .. } => {
+                let granted = self.attached(link).and_then(|attached| attached.expose(&buffer));
+                self.machine.borrow_mut().exposed(request, granted);
+            }
+            Action::Fetch(transfer) => self.start_mover(transfer, false),
+            Action::Put(transfer) => self.start_mover(transfer, true),
+        }
+    }
+
+    fn start_mover(&self, transfer: Transfer<Buffer>, puts: bool) {
+        let request = transfer.request;
+        // The key of the mover is known only when it is in the table.
+        let slot: Rc<Cell<Option<Key>>> = Rc::default();
+        let (tags, own) = (self.this.clone(), Rc::clone(&slot));
+        let ended = move || {
+            if let (Some(tags), Some(mover)) = (tags.upgrade(), own.get()) {
+                tags.changed.borrow_mut().push(mover);
+                tags.run();
+            }
+        };
+        let attached = self.attached(transfer.link);
+        let mover = attached.and_then(|attached| Mover::new(transfer, puts, attached.lanes().ok()?, ended));
+        let Some(mover) = mover else {
+            return self.machine.borrow_mut().moved(request, Moved::Unsupported);
+        };
+        let key = self.movers.borrow_mut().insert(mover);
+        slot.set(Some(key));
+        self.advance(key);
+    }
+
+    /// Posts what a mover has to post. Without resources, a pending request of the endpoint
+    /// continues.
+    fn advance(&self, mover: Key) {
+        for _ in 0..ATTEMPTS {
+            if self.post_part(mover) == Room::Enough {
+                return;
+            }
+            let Some(endpoint) = self.movers.borrow().get(mover).map(|mover| mover.endpoint().clone()) else {
+                return;
+            };
+            let tags = self.this.clone();
+            let added = endpoint.pending_add(move |_| {
+                tags.upgrade().map_or(PendingResult::Done, |tags| tags.resume_mover(mover))
+            });
+            if added.is_ok() {
+                return;
+            }
+        }
+        self.stalled.borrow_mut().push(Stalled::Mover(mover));
+    }
+
+    fn post_part(&self, mover: Key) -> Room {
+        let mut movers = self.movers.borrow_mut();
+        let Some(entry) = movers.get_mut(mover) else { return Room::Enough };
+        match entry.advance() {
+            Progress::Blocked => Room::Exhausted,
+            Progress::Posted => Room::Enough,
+            Progress::Ended(moved) => {
+                let ended = movers.remove(mover);
+                drop(movers);
+                if let Some(ended) = ended {
+                    self.machine.borrow_mut().moved(ended.transfer.request, moved);
+                    self.again.set(true);
+                }
+                Room::Enough
+            }
+        }
+    }
+
+    /// The turn of a mover's pending request.
+    fn resume_mover(&self, mover: Key) -> PendingResult {
+        let nested = self.running.replace(true);
+        let room = self.post_part(mover);
+        self.running.set(nested);
+        self.run();
+        if room == Room::Exhausted { PendingResult::Again } else { PendingResult::Done }
+    }
+}

@@ -1,0 +1,106 @@
+//! The examples under `barewire run` and, where it is installed, under Open MPI's `mpirun`.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_mins(2);
+
+/// The folder in which Cargo places binaries of this build.
+fn folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().and_then(|deps| deps.parent()).unwrap().to_owned()
+}
+
+fn example(name: &str) -> PathBuf {
+    folder().join("examples").join(name)
+}
+
+/// Runs a command to its end, and returns what it printed.
+fn run(command: &mut Command) -> String {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > DEADLINE {
+            child.kill().unwrap();
+            panic!("{command:?} does not end: {:?}", child.wait_with_output());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?}: {status}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
+/// Starts four ranks that find each other over TCP, as `barewire run` does.
+fn by_environment(name: &str) -> Vec<String> {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    drop(listener);
+    let rank = |rank: u32| {
+        let mut command = Command::new(example(name));
+        let key = "5a".repeat(32);
+        for (name, value) in [
+            ("RANK", rank.to_string().as_str()),
+            ("WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &port),
+            ("BAREWIRE_KEY", &key),
+        ] {
+            command.env(name, value);
+        }
+        thread::spawn(move || run(&mut command))
+    };
+    let ranks: Vec<_> = (0..4).map(rank).collect();
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+fn has_mpirun() -> bool {
+    Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+fn by_mpirun(name: &str) -> Option<String> {
+    if !has_mpirun() {
+        println!("not run: mpirun is not installed (Debian: openmpi-bin)");
+        return None;
+    }
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "4"]).arg(example(name));
+    Some(run(&mut command))
+}
+
+fn check(name: &str, ending: &str) {
+    for (rank, printed) in by_environment(name).into_iter().enumerate() {
+        assert_eq!(printed, format!("rank {rank} of 4: {ending}\n"));
+    }
+    if let Some(printed) = by_mpirun(name) {
+        assert_eq!(printed.lines().filter(|line| line.ends_with(ending)).count(), 4, "{printed}");
+    }
+}
+
+#[test]
+fn halo() {
+    check("halo", "200 steps are equal to a serial run");
+}
+
+#[test]
+fn allreduce() {
+    check("allreduce", "the sums of 10000 elements are right");
+}
+
+/// One of the ranks leaves in the middle of a task, which another one does.
+#[test]
+fn work_queue() {
+    let squares: u64 = (0..300).map(|task| task * task).sum();
+    let complete = |printed: &str| {
+        assert!(printed.contains("rank 3 has left with task "), "{printed}");
+        assert!(printed.ends_with(&format!("300 tasks, sum {squares}\n")), "{printed}");
+    };
+    complete(&by_environment("work_queue")[0]);
+    if let Some(printed) = by_mpirun("work_queue") {
+        complete(&printed);
+    }
+}

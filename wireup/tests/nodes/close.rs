@@ -1,0 +1,47 @@
+//! Closing: what was sent arrives, and the peer is informed.
+
+use barewire_wireup::link::{CloseMode, Side as End, State};
+
+use crate::support::{SETS, pair, send, until, until_connected};
+
+#[test]
+fn what_was_sent_before_the_close_arrives_and_the_peer_is_informed() {
+    for names in SETS {
+        let mut sides = pair(names);
+        let [here, there] = &mut sides;
+        let link = here.connect(there);
+        until_connected(&mut sides, &[&link]);
+        until(&mut sides, "announced", |sides| sides[1].incoming.borrow().len() == 1);
+        let back = sides[1].incoming.borrow()[0].clone();
+        for number in 0..50 {
+            send(&mut sides, &link, number);
+        }
+        link.close(CloseMode::Flush);
+        until(&mut sides, "closed", |_| back.state() == State::Closed(End::Peer));
+        assert_eq!(sides[1].received.borrow().len(), 50, "{names:?}");
+        until(&mut sides, "closed here", |_| link.state() == State::Closed(End::Here));
+        assert!(sides.iter().all(|side| side.node.links().is_empty()), "{names:?}");
+        assert!(link.am_short(3, 0, &[]).is_err() && back.am_short(3, 0, &[]).is_err());
+    }
+}
+
+#[test]
+fn a_link_can_be_closed_at_every_moment() {
+    for names in SETS {
+        for steps in 0..20 {
+            for mode in [CloseMode::Flush, CloseMode::Cancel] {
+                let mut sides = pair(names);
+                let [here, there] = &mut sides;
+                let link = here.connect(there);
+                for _ in 0..steps {
+                    for side in &mut sides {
+                        side.node.progress();
+                    }
+                }
+                link.close(mode);
+                until(&mut sides, "closed", |_| matches!(link.state(), State::Closed(_) | State::Failed(_)));
+                until(&mut sides, "gone at the peer", |sides| sides[1].node.links().is_empty());
+            }
+        }
+    }
+}

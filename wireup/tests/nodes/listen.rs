@@ -1,0 +1,120 @@
+//! Listening: accept, reject, private data, and clients that vanish or are silent.
+
+use std::cell::RefCell;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use barewire_tcp::Key;
+use barewire_wireup::link::{Link, Options, State};
+use barewire_wireup::node::{Dial, DialError, Listener, MAX_DATA, Node, Request};
+
+use crate::support::{Side, pair, rules, send, until};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Makes progress until the client has an answer; the server decides by `decide`.
+fn answer(
+    sides: &mut [Side],
+    listener: &Listener,
+    dial: &Dial,
+    mut decide: impl FnMut(Request),
+) -> Result<Link, DialError> {
+    until(sides, "an answer", |_| {
+        while let Some(request) = listener.next() {
+            decide(request);
+        }
+        dial.poll().is_some()
+    });
+    dial.poll().unwrap()
+}
+
+#[test]
+fn a_client_is_accepted_with_its_private_data_and_both_send() {
+    for names in [&["shm"][..], &["tcp/lo"]] {
+        let mut sides = pair(names);
+        let listener = sides[1].node.listen(ANY).unwrap();
+        let dial = sides[0].node.dial(listener.address(), b"who I am", Options::default()).unwrap();
+        let accepted = RefCell::new(None);
+        let link = answer(&mut sides, &listener, &dial, |request| {
+            assert_eq!(request.data(), b"who I am");
+            accepted.replace(Some(request.accept(Options::default()).unwrap()));
+        });
+        let (link, back) = (link.unwrap(), accepted.take().unwrap());
+        until(&mut sides, "connected", |_| {
+            link.state() == State::Connected && back.state() == State::Connected
+        });
+        send(&mut sides, &link, 1);
+        send(&mut sides, &back, 2);
+        until(&mut sides, "received", |sides| sides.iter().all(|side| side.received.borrow().len() == 1));
+    }
+}
+
+#[test]
+fn a_rejected_client_gets_the_reason_once() {
+    let mut sides = pair(&["shm"]);
+    let listener = sides[1].node.listen(ANY).unwrap();
+    let dial = sides[0].node.dial(listener.address(), &[], Options::default()).unwrap();
+    let outcome = answer(&mut sides, &listener, &dial, |request| request.reject("not today"));
+    assert_eq!(outcome.unwrap_err(), DialError::Rejected("not today".to_owned()));
+    // A request that is dropped is rejected, too.
+    let dial = sides[0].node.dial(listener.address(), &[], Options::default()).unwrap();
+    let outcome = answer(&mut sides, &listener, &dial, drop);
+    assert!(matches!(outcome.unwrap_err(), DialError::Rejected(_)));
+    assert!(sides[0].node.dial(listener.address(), &[0; MAX_DATA + 1], Options::default()).is_err());
+}
+
+#[test]
+fn nobody_and_strangers_are_errors_and_the_server_goes_on() {
+    let mut sides = pair(&["shm"]);
+    let listener = sides[1].node.listen(ANY).unwrap();
+    let gone = sides[0].node.listen(ANY).unwrap().address();
+    let dial = sides[0].node.dial(gone, &[], Options::default()).unwrap();
+    let outcome = answer(&mut sides, &listener, &dial, drop);
+    assert!(matches!(outcome.unwrap_err(), DialError::Connection(_)));
+    // Without the key, and without a word.
+    let _silent = TcpStream::connect(listener.address()).unwrap();
+    let mut stranger = Node::open(&rules(&["shm"]).key(Key::from_bytes([8; 32]))).unwrap();
+    let dial = stranger.dial(listener.address(), &[], Options::default()).unwrap();
+    until(&mut sides, "refused", |_| {
+        stranger.progress();
+        dial.poll().is_some()
+    });
+    assert!(matches!(dial.poll().unwrap().unwrap_err(), DialError::Connection(_)));
+    let dial = sides[0].node.dial(listener.address(), &[], Options::default()).unwrap();
+    let accept = |request: Request| drop(request.accept(Options::default()).unwrap());
+    assert!(answer(&mut sides, &listener, &dial, accept).is_ok());
+}
+
+#[test]
+fn a_server_that_does_not_decide_is_left_at_the_deadline() {
+    let mut sides = pair(&["shm"]);
+    let listener = sides[1].node.listen(ANY).unwrap();
+    let soon = Options::default().deadline(Duration::from_millis(300));
+    let dial = sides[0].node.dial(listener.address(), &[], soon).unwrap();
+    until(&mut sides, "the deadline", |_| dial.poll().is_some());
+    assert!(matches!(dial.poll().unwrap().unwrap_err(), DialError::Deadline | DialError::Connection(_)));
+    // The client left, so that its request can be accepted no more, or leads nowhere.
+    drop(sides.into_iter().next());
+}
+
+#[test]
+fn a_hundred_clients_at_once_are_all_accepted() {
+    let mut sides = pair(&["shm"]);
+    let listener = sides[1].node.listen(ANY).unwrap();
+    let dials: Vec<_> = (0..100u32)
+        .map(|number| {
+            let data = number.to_be_bytes();
+            sides[0].node.dial(listener.address(), &data, Options::default()).unwrap()
+        })
+        .collect();
+    let accepted = RefCell::new(Vec::new());
+    until(&mut sides, "connected", |_| {
+        while let Some(request) = listener.next() {
+            accepted.borrow_mut().push(request.accept(Options::default()).unwrap());
+        }
+        let connected = |link: &Link| link.state() == State::Connected;
+        dials.iter().all(|dial| dial.poll().is_some_and(|outcome| connected(&outcome.unwrap())))
+            && accepted.borrow().iter().all(connected)
+    });
+    assert_eq!(accepted.borrow().len(), 100);
+}

@@ -1,0 +1,10 @@
+//! Nodes that connect by each other's address.
+
+mod asymmetric;
+mod close;
+mod connect;
+mod failure;
+mod listen;
+mod memory;
+mod processes;
+mod support;

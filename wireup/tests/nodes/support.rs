@@ -1,0 +1,80 @@
+//! Two nodes of one process, and what arrives at them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use barewire_tcp::Key;
+use barewire_wireup::link::{Link, Options, State};
+use barewire_wireup::node::{Node, Rules};
+
+/// Longer than a loaded machine needs for anything here.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(100);
+/// The handler of the tests.
+pub(crate) const ID: u8 = 3;
+
+pub(crate) fn rules(names: &[&str]) -> Rules {
+    Rules::default().only(names.iter().copied()).key(Key::from_bytes([7; 32])).deadline(DEADLINE)
+}
+
+/// Every set of transports over which two nodes of this machine connect.
+pub(crate) const SETS: [&[&str]; 5] =
+    [&["shm"], &["tcp/lo"], &["shm", "cma", "tcp/lo"], &["soft0:1", "tcp/lo"], &["soft0:1", "shm"]];
+
+/// A node that keeps the headers of the messages that it received.
+pub(crate) struct Side {
+    pub(crate) node: Node,
+    pub(crate) received: Rc<RefCell<Vec<u64>>>,
+    pub(crate) incoming: Rc<RefCell<Vec<Link>>>,
+}
+
+impl Side {
+    pub(crate) fn new(rules: &Rules) -> Self {
+        let mut node = Node::open(rules).unwrap();
+        let received = Rc::new(RefCell::new(Vec::new()));
+        let headers = Rc::clone(&received);
+        node.set_handler(ID, move |message| headers.borrow_mut().push(message.split_short().unwrap().0))
+            .unwrap();
+        let incoming = Rc::new(RefCell::new(Vec::new()));
+        let links = Rc::clone(&incoming);
+        node.on_peer(move |peer| links.borrow_mut().push(peer.link));
+        Self { node, received, incoming }
+    }
+
+    pub(crate) fn connect(&mut self, other: &Self) -> Link {
+        self.node.connect(&other.node.address(), Options::default()).unwrap()
+    }
+}
+
+pub(crate) fn pair(names: &[&str]) -> [Side; 2] {
+    [Side::new(&rules(names)), Side::new(&rules(names))]
+}
+
+/// Makes progress on all nodes until `done`.
+pub(crate) fn until(sides: &mut [Side], what: &str, mut done: impl FnMut(&[Side]) -> bool) {
+    let start = Instant::now();
+    while !done(sides) {
+        for side in &mut *sides {
+            side.node.progress();
+        }
+        assert!(start.elapsed() < DEADLINE, "not within the deadline: {what}");
+    }
+}
+
+pub(crate) fn until_connected(sides: &mut [Side], links: &[&Link]) {
+    until(sides, "connected", |_| {
+        for link in links {
+            assert!(!matches!(link.state(), State::Failed(_) | State::Closed(_)), "{:?}", link.error());
+        }
+        links.iter().all(|link| link.state() == State::Connected)
+    });
+}
+
+/// Sends, with progress while there is no room.
+pub(crate) fn send(sides: &mut [Side], link: &Link, header: u64) {
+    until(sides, "room to send", |_| match link.am_short(ID, header, &[0; 8]) {
+        Ok(()) => true,
+        Err(barewire::PostError::NoResource) => false,
+        Err(error) => panic!("{error}: {:?}", link.error()),
+    });
+}

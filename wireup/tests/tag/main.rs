@@ -1,0 +1,8 @@
+//! Tagged messages over real endpoints of every transport that needs no device.
+
+mod failure;
+mod matching;
+mod nodes;
+mod requests;
+mod schemes;
+mod support;

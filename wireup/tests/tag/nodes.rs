@@ -1,0 +1,145 @@
+//! Tags over the links of nodes.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use barewire_tcp::Key;
+use barewire_wireup::link::{CloseMode, Link, Options, State};
+use barewire_wireup::node::{Node, Rules};
+use barewire_wireup::tag::{Buffer, FULL_MASK, Limits, Mode, Request, TagError, Tags};
+
+use crate::support::bytes;
+
+/// Generous: the machine may be busy.
+const DEADLINE: Duration = Duration::from_mins(1);
+const SETS: [&[&str]; 4] = [&["shm"], &["shm", "cma"], &["tcp/lo"], &["soft0:1", "tcp/lo"]];
+const LENGTHS: [usize; 5] = [0, 8, 5000, 100_000, 2_000_000];
+
+struct Side {
+    node: Node,
+    tags: Tags,
+    incoming: Rc<RefCell<Vec<Link>>>,
+}
+
+impl Side {
+    fn new(names: &[&str]) -> Self {
+        let names = names.iter().copied();
+        let rules = Rules::default().only(names).key(Key::from_bytes([7; 32])).deadline(DEADLINE);
+        let mut node = Node::open(&rules).expect("a node");
+        let tags = Tags::over(&mut node, Limits::default()).expect("tags");
+        let incoming: Rc<RefCell<Vec<Link>>> = Rc::default();
+        let links = Rc::clone(&incoming);
+        node.on_peer(move |peer| links.borrow_mut().push(peer.link));
+        Self { node, tags, incoming }
+    }
+
+    fn connect(&mut self, other: &Self) -> Link {
+        self.node.connect(&other.node.address(), Options::default()).expect("a link")
+    }
+}
+
+fn until(sides: &mut [Side; 2], what: &str, mut done: impl FnMut(&[Side; 2]) -> bool) {
+    let start = Instant::now();
+    while !done(sides) {
+        for side in &mut *sides {
+            side.tags.progress(&mut side.node);
+        }
+        assert!(start.elapsed() < DEADLINE, "{what}: {:?} {:?}", sides[0].tags, sides[1].tags);
+    }
+}
+
+fn finish(sides: &mut [Side; 2], requests: &[Request]) {
+    until(sides, "the requests", |_| requests.iter().all(|request| request.poll().is_some()));
+    for request in requests {
+        assert!(request.poll().is_some_and(|result| result.is_ok()), "{request:?}");
+    }
+}
+
+#[test]
+fn requests_made_before_the_link_is_connected_are_done_after_it() {
+    for names in SETS {
+        let mut sides = [Side::new(names), Side::new(names)];
+        let (here, there) = {
+            let [here, there] = &mut sides;
+            (here.connect(there), there.connect(here))
+        };
+        let mut requests = Vec::new();
+        let mut targets = Vec::new();
+        for round in 0..2 {
+            for (side, link) in sides.iter().zip([&here, &there]) {
+                if round == 0 {
+                    let tag_link = side.tags.link(link).expect("a link");
+                    for (tag, length) in LENGTHS.into_iter().enumerate() {
+                        let data = &bytes(tag, length)[..];
+                        requests.push(side.tags.send(&tag_link, tag as u64, data, Mode::Auto));
+                    }
+                } else {
+                    for (tag, length) in LENGTHS.into_iter().enumerate() {
+                        let target = Buffer::new(length).expect("memory");
+                        requests.push(side.tags.receive(tag as u64, FULL_MASK, &target));
+                        targets.push((tag, target));
+                    }
+                }
+            }
+        }
+        finish(&mut sides, &requests);
+        for (tag, target) in targets {
+            assert!(target.to_vec() == bytes(tag, target.len()), "{names:?} {tag}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_is_informed_of_the_link_replies_over_it() {
+    for names in SETS {
+        let mut sides = [Side::new(names), Side::new(names)];
+        let link = {
+            let [here, there] = &mut sides;
+            here.connect(there)
+        };
+        let ours = sides[0].tags.link(&link).expect("a link");
+        let first = sides[0].tags.send(&ours, 1, b"who is there", Mode::Synchronous);
+        until(&mut sides, "the link", |sides| !sides[1].incoming.borrow().is_empty());
+        let incoming = sides[1].incoming.borrow_mut().remove(0);
+        let theirs = sides[1].tags.link(&incoming).expect("a link");
+        let (question, answer) = (Buffer::new(20).expect("memory"), Buffer::new(20).expect("memory"));
+        let requests = [
+            first,
+            sides[1].tags.receive(1, FULL_MASK, &question),
+            sides[1].tags.send(&theirs, 2, b"me", Mode::Auto),
+            sides[0].tags.receive(2, FULL_MASK, &answer),
+        ];
+        finish(&mut sides, &requests);
+        assert_eq!((&question.to_vec()[..12], &answer.to_vec()[..2]), (&b"who is there"[..], &b"me"[..]));
+    }
+}
+
+#[test]
+fn closing_a_link_ends_the_requests_of_both_sides() {
+    for names in SETS {
+        let mut sides = [Side::new(names), Side::new(names)];
+        let links = {
+            let [here, there] = &mut sides;
+            [here.connect(there), there.connect(here)]
+        };
+        let pending = [0, 1].map(|at: usize| {
+            let tag_link = sides[at].tags.link(&links[at]).expect("a link");
+            sides[at].tags.send(&tag_link, 1, &bytes(1, 50_000)[..], Mode::Synchronous)
+        });
+        until(&mut sides, "connected", |sides| {
+            links.iter().all(|link| link.state() == State::Connected)
+                && sides.iter().all(|side| side.tags.counters().announced == 1)
+        });
+        links[0].close(CloseMode::Cancel);
+        until(&mut sides, "the results", |_| pending.iter().all(|request| request.poll().is_some()));
+        for request in &pending {
+            let result = request.poll();
+            assert!(
+                matches!(result, Some(Err(TagError::Closed | TagError::LinkFailed(_)))),
+                "{names:?} {result:?}"
+            );
+        }
+        assert!(sides.iter().all(|side| side.tags.counters().announced == 0));
+    }
+}
