@@ -1,5 +1,5 @@
-//! Rank 0 hands out tasks, and the other ranks do them. The last rank leaves in the middle of a
-//! task, which another rank then does. `barewire run -n 4 target/debug/examples/work_queue`, or
+//! Rank 0 hands out tasks, and the other ranks do them. The last rank leaves in the middle of its
+//! first task, which another rank then does. `barewire run -n 4 target/debug/examples/work_queue`, or
 //! `mpirun -n 4 ...`
 
 use barewire_bootstrap::{Bootstrap, all_gather, detect};
@@ -58,8 +58,8 @@ fn lead(node: &mut Node, tags: &Tags, addresses: &[Vec<u8>]) -> Result<()> {
         addresses.iter().map(|address| connect(node, tags, address)).collect::<Result<_>>()?;
     // The task of each worker; `None` for one that has left.
     let mut current = vec![Some(NONE); links.len()];
-    let (mut tasks, mut idle) = ((0..TASKS).collect::<VecDeque<u64>>(), VecDeque::new());
-    let (mut done, mut sum) = (0, 0);
+    let (mut tasks, mut idle) = ((0..TASKS).collect::<VecDeque<u64>>(), Vec::new());
+    let (mut done, mut sum, mut started) = (0, 0, false);
     let report = Buffer::new(16)?;
     while done < TASKS && current.iter().any(Option::is_some) {
         tags.progress(node);
@@ -67,6 +67,7 @@ fn lead(node: &mut Node, tags: &Tags, addresses: &[Vec<u8>]) -> Result<()> {
             if let (Some(error), Some(task)) = (tags.failure(link), current[worker]) {
                 println!("rank {} has left with task {task}: {error}", worker + 1);
                 current[worker] = None;
+                idle.retain(|&other| other != worker);
                 tasks.extend((task != NONE).then_some(task));
             }
         }
@@ -77,15 +78,12 @@ fn lead(node: &mut Node, tags: &Tags, addresses: &[Vec<u8>]) -> Result<()> {
             sum += word(&report, 8)?;
             idle.extend(links.iter().position(|(_, link)| link.key() == from));
         }
-        while !tasks.is_empty()
-            && let Some(worker) = idle.pop_front()
-        {
-            if current[worker].is_some()
-                && let Some(task) = tasks.pop_front()
-            {
-                current[worker] = Some(task);
-                drop(tags.send(&links[worker].1, TASK, &task.to_le_bytes(), Mode::Auto));
-            }
+        // The first tasks wait for every worker that is left, so that each gets one.
+        started |= idle.len() == current.iter().flatten().count();
+        let ready = if started { idle.len().min(tasks.len()) } else { 0 };
+        for (worker, task) in idle.drain(..ready).zip(tasks.drain(..ready)) {
+            current[worker] = Some(task);
+            drop(tags.send(&links[worker].1, TASK, &task.to_le_bytes(), Mode::Auto));
         }
     }
     println!("{done} tasks, sum {sum}");
@@ -100,7 +98,7 @@ fn work(job: Box<dyn Bootstrap>, node: &mut Node, tags: &Tags, leader: &[u8]) ->
     let (link, leader) = connect(node, tags, leader)?;
     let buffer = Buffer::new(8)?;
     let mut report = [NONE, 0];
-    for number in 0.. {
+    loop {
         let task = tags.receive(TASK, FULL_MASK, &buffer);
         drop(tags.send(&leader, READY, &report.map(u64::to_le_bytes).concat()[..], Mode::Auto));
         complete(node, tags, &task)?;
@@ -108,7 +106,7 @@ fn work(job: Box<dyn Bootstrap>, node: &mut Node, tags: &Tags, leader: &[u8]) ->
         if report[0] == NONE {
             break;
         }
-        if number == 3 && job.size() > 2 && job.rank() + 1 == job.size() {
+        if job.size() > 2 && job.rank() + 1 == job.size() {
             // After a crash the launcher would end the whole job, so it is left in order.
             drop(job);
             std::process::exit(0);
